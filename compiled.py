@@ -31,8 +31,6 @@ from vector import cycles, step_environments
 if products.missing():
     raise RuntimeError(products.missing())
 TOGETHER = 64  # steps that pass the network together: of one segment, or of several short ones
-# Operations of a minibatch, gradient and all, for each learner: for fewer, waking a thread takes longer than it saves.
-WORTH_A_LEARNER = 5e7
 
 
 @distinct_driver
@@ -148,7 +146,7 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
                  squash, masked,
                  masks, seed, first_agent, counter, samples, logprobs, values, bootstraps):
     """All T steps of the agents in [begin, end), from row 0 of the storage on: what
-    Autograd._rollout does step by step. Returns the share of the time that the environments took.
+    Acting._rollout does step by step. Returns the share of the time that the environments took.
 
     environments: addresses of ocean_step and of the environments, the first and the last of them,
     int64 addresses of their rows (T,); network, state a layer (n, H), and scratch as in
@@ -427,7 +425,7 @@ class Learner:
 
     def __init__(self, weights, name, steps, together, gradients="gradients"):
         self.weights, self.name, self.T, self.together, self.gradients = weights, name, steps, together, gradients
-        policy, arena, rows = weights.policy, weights.arena, steps * together
+        arena, rows = weights.arena, steps * together
         D, H, L, width = weights.D, weights.H, len(weights.layers), weights.width
         self.shapes = {"seen": [(rows, D)], "x": [(rows, H)] * (L + 1), "hgp": [(rows, weights.inner)] * L,
                        "states": [(rows + together if weights.recurrent else 0, H)] * L,
@@ -438,9 +436,6 @@ class Learner:
             for i, shape in enumerate(shapes):
                 arena.register(f"{name}/{key}{i}", shape)
         arena.register(f"{name}/parts", (max(steps, together), kernels.SUMS), torch.float64)
-        if gradients != "gradients":  # the trainer registers "gradients" itself
-            for key, parameter in policy.named_parameters():
-                arena.register(f"{gradients}/policy.{key}", parameter.shape, group=gradients)
 
     def bind(self):
         arena = self.weights.arena
@@ -449,7 +444,6 @@ class Learner:
         self.scratch = tuple(group if key in ("x", "hgp", "states") else group[0]
                              for key, group in arrays.items())
         self.parts = host(arena[f"{self.name}/parts"])
-        self.gradient = arena.flat(self.gradients)
         own = lambda key: host(arena[f"{self.gradients}/policy.{key}"])  # noqa: E731
         pair = lambda key: (own(f"{key}.weight"), own(f"{key}.bias"))  # noqa: E731
         weights = self.weights
@@ -502,24 +496,16 @@ class Compiled(engines.Restated, engines.Autograd):
     learning its share of the minibatch's segments."""
 
     name, Sample = "compiled", Sample
-    through_torch = False
-
-    def __init__(self, policy, vecenv, config, segments, first_agent=0):
-        super().__init__(policy, vecenv, config, segments, first_agent)
-        operations = 6 * self.segments * self.horizon * sum(weight.numel() for weight in policy.parameters())
-        self.num_learners = int(max(1, min(operations // WORTH_A_LEARNER, vecenv.num_threads)))
-        self._start_pool()
+    through_torch, side_by_side = False, True
+    worth_a_learner = 5e7  # for fewer operations, waking a thread takes longer than it saves
 
     def register(self, arena):
         super().register(arena)
         self.products = Weights(self.policy, arena, "products", self.precision)
         self.actors = [Actor(self.products, f"actor {w}", self.largest)
                        for w in range(self.vecenv.num_workers)]
-        self.learners = []
-        for w in range(self.num_learners):  # learner 0 adds to the trainer's own gradients
-            self.learners.append(Learner(self.products, f"learner {w}", self.horizon,
-                                         max(1, TOGETHER // self.horizon),
-                                         f"gradients {w}" if w else "gradients"))
+        self.learners = [Learner(self.products, f"learner {w}", self.horizon, max(1, TOGETHER // self.horizon), group)
+                         for w, group in enumerate(self._groups())]
 
     def bind(self):
         super().bind()
@@ -603,16 +589,12 @@ class Compiled(engines.Restated, engines.Autograd):
         """The workers are the threads."""
         return self.vecenv.threads_per_worker
 
-    def learn(self, index):
+    def _prepare(self, index):
         self.products.refresh()
-        self.in_parallel(self._learn, range(self.num_learners))
-        for learner in self.learners[1:]:  # in this order: an exact resume rests on it (runs.py)
-            self.learners[0].gradient.add_(learner.gradient)
 
-    def _learn(self, worker):
-        """One worker's segments of the minibatch."""
+    def _learn(self, worker, index):
         s, learner, M = self.storage, self.learners[worker], self.segments
-        learner.gradient.zero_()
+        self.gradients[worker].zero_()
         learner.parts.fill(0)
         log_std = self.policy.decoder.log_std
         rollout = (self.samples, self.logprobs, self.values, self.advantages,
@@ -621,7 +603,7 @@ class Compiled(engines.Restated, engines.Autograd):
             M * worker // self.num_learners, M * (worker + 1) // self.num_learners,
             learner.together,
             host(self.flat_observations), self.initial, host(s["resets"]),
-            host(self.index), self.products.arrays, self.products.back, learner.scratch,
+            host(index), self.products.arrays, self.products.back, learner.scratch,
             learner.added,
             np.zeros(0, f32) if log_std is None else host(log_std), self._squash(), *self._masks(),
             np.empty(0, np.int64) if self.heads is None else host(self.heads),

@@ -19,6 +19,7 @@ import contextlib
 import math
 import subprocess
 import sys
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
 from types import SimpleNamespace
 
@@ -62,22 +63,41 @@ def _flags(tensor):
     return tensor if tensor.is_cuda else tensor.numpy()
 
 
-class Autograd:
-    """Any nn.Module (models.py says what it must have) through its own forward and torch's
-    autograd, on a CPU.
+def _held(policy):
+    """[(what a module holds, its version if it is a tensor), ...] of all modules, what is in their lists and dicts
+    included: another list if a pass has left something behind."""
+    found = []
+    for module in policy.modules():
+        for value in vars(module).values():
+            inner = value.values() if isinstance(value, dict) else value
+            found += [value, *(inner if isinstance(value, dict | list | set | deque) else ())]
+    return [(one, one._version if isinstance(one, torch.Tensor) and not one.is_inference() else None) for one in found]
 
-    config: PuffeRL's, checked. segments: how many of this process's agents' segments a minibatch
-    has. first_agent: of this process among all ranks, for the random numbers.
 
-    A subclass overrides `register`, `bind`, `_act` and `learn`, and any other method that it can do
-    faster. It reads from the arena what the trainer writes (index, segment_weights, advantages,
-    settings), and writes there what the trainer reads (logprobs, values, bootstraps, new_values,
-    new_ratios, sums), all in the shapes that docs/design.md has.
-    """
+def leaves_nothing(policy, go):
+    """Whether go(), a pass through the network, leaves nothing behind in it and draws no random numbers of torch's, and
+    no hook wants whole gradients, so that threads can run it side by side. Buffers and torch's generator are
+    afterwards what they were."""
+    random, before = torch.get_rng_state(), _held(policy)
+    buffers = [(buffer, buffer.clone()) for buffer in policy.buffers()]
+    go()
+    after, drawn = _held(policy), not torch.equal(random, torch.get_rng_state())
+    torch.set_rng_state(random)
+    with torch.no_grad():
+        for buffer, value in buffers:
+            buffer.copy_(value)
+    hooked = any(weight._post_accumulate_grad_hooks for weight in policy.parameters())
+    return not drawn and not hooked and len(before) == len(after) and all(
+        one is other and version == later for (one, version), (other, later) in zip(before, after, strict=True))
+
+
+class Acting:
+    """How any nn.Module (models.py says what it must have) acts on a CPU: the first half of an engine, whose
+    arguments `Autograd` explains."""
 
     name, rollout_name, torch_device = "autograd", "plain", torch.device("cpu")
     through_torch = True  # the network runs as torch modules, on a CPU
-    in_parts = True  # a minibatch goes through the network in parts small enough for a cache
+    side_by_side = False  # the rollout's workers run in threads of their own
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
         self.policy, self.vecenv, self.config = policy, vecenv, config
@@ -93,14 +113,7 @@ class Autograd:
         self.heads = torch.tensor(vecenv.action_heads) if self.chooses else None
         # numbers in the decoder's output: the logits or means, and the value
         self.width = 1 + (sum(vecenv.action_heads) if self.chooses else vecenv.action_dims)
-        self.forward = (torch.compile(policy, mode=config["compile_mode"]) if config["compile"]
-                        else policy)
-        self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
-        name = named(config["loss"] or "").replace(":", ".").rpartition(".")[2]
-        self.extra_names = [f"own_{name}"] if name else []
-        self.tiles = self._find_tiles()
-        self.at_once = self._at_once()  # how many steps go through the network together
-        self.pool, self.num_learners = None, 1
+        self.tiles, self.pool = self._find_tiles(), None
 
     def _find_tiles(self):
         """products.Tiles, through which the network's linear maps go, or None: they go through torch. A network with
@@ -114,40 +127,22 @@ class Autograd:
                     for weight in module.parameters(recurse=False) if weight.dim() > 1 and len(weight) > 1)
         return products.Tiles if every or self.vecenv.num_threads == 1 else None
 
-    def _at_once(self):
-        """Steps that go through the network at once in learning: train.max_minibatch_size. If it is
-        not set, a CPU takes equal parts that a cache may hold. The whole minibatch goes at once if
-        parts would give another result: with train.loss, or a layer that takes moments of its
-        batch."""
-        whole, most = self.segments * self.horizon, self.config["max_minibatch_size"]
-        if most or not self.in_parts or self.extra_loss or any(
-                isinstance(module, nn.modules.batchnorm._NormBase)
-                for module in self.policy.modules()):
-            return min(whole, most or whole)
-        widths = [len(weight) for weight in self.policy.parameters() if weight.dim() > 1]
-        widest = max(math.prod(self.vecenv.observation_shape), *widths, 1)
-        parts = -(-whole // max(self.horizon, PASS // widest))
-        return -(-self.segments // parts) * self.horizon
-
     # -- memory
     # ----------------------------------------------------------------------------------------------
 
     def register(self, arena):
         """Ask the arena for everything that lives as long as the engine."""
-        T, N, M = self.horizon, self.num_agents, self.segments
+        T, N = self.horizon, self.num_agents
         self.arena = arena
         arrays = vars(self.vecenv.allocate(T))
         self.host = {name: None if array is None else torch.from_numpy(array)
                      for name, array in arrays.items()}
-        for name, shape in (("logprobs", (T, N)), ("values", (T + 1, N)), ("bootstraps", (T, N)),
-                            ("new_values", (T, M)), ("new_ratios", (T, M))):
+        for name, shape in (("logprobs", (T, N)), ("values", (T + 1, N)), ("bootstraps", (T, N))):
             arena.register(name, shape)
         if models.squash_of(self.policy) is not None:
             arena.register("samples", (T, N, self.vecenv.action_dims))
         # the number of each step, in the arena because a captured CUDA graph reads it there
         arena.register("steps", (T,), torch.int64)
-        # the sums of the loss's statistics, and one of train.loss
-        arena.register("sums", (self.num_learners, kernels.SUMS + 1), torch.float64)
         state = self.policy.initial_state(N) if hasattr(self.policy, "initial_state") else {}
         self.state = dict.fromkeys(state)
         self.largest = max(agents.stop - agents.start for agents in self.vecenv.ranges)
@@ -165,9 +160,6 @@ class Autograd:
         # The loss needs what was drawn: the actions, or with squash the samples before the tanh.
         self.samples = self.storage["actions"] if self.squash is None else arena["samples"]
         self.logprobs, self.values, self.bootstraps = arena["logprobs"], arena["values"], arena["bootstraps"]
-        self.new_values, self.new_ratios, self.sums = arena["new_values"], arena["new_ratios"], arena["sums"]
-        self.index, self.advantages = arena["index"], arena["advantages"]
-        self.loss_settings, self.segment_weights = arena["settings"], arena["segment_weights"]
         self.state, names = {name: arena[f"state/{name}"] for name in self.state}, list(self.state)
         self.initial_state = {name: arena[f"initial_state/{name}"] for name in names}
         self.scratch = [{name: arena[f"scratch {w}/{name}"] for name in names}
@@ -202,7 +194,7 @@ class Autograd:
             self._begin(number)
             seconds = self._run_workers()
         # Workers run side by side, so this is the mean over those that had environments to step.
-        return sum(seconds) / (max(1, sum(one > 0 for one in seconds)) if self.pool else 1)
+        return sum(seconds) / (max(1, sum(one > 0 for one in seconds)) if self.side_by_side else 1)
 
     def _begin(self, number):
         """Everything stands at step 0 of a rollout."""
@@ -310,13 +302,13 @@ class Autograd:
     def _threads(self, rows):
         """torch's threads within an operation: all cores if a pass of `rows` rows is large enough,
         else one, because threads would wait longer than they work; one also with `self.tiles`,
-        because torch's threads spin on the cores that these want. A network that uses a weight
-        more than once a row, as a convolution does, says its `operations` a row."""
-        if self.tiles:
-            return 1
-        weights = sum(parameter.numel() for parameter in self.policy.parameters())
-        operations = rows * getattr(self.policy, "operations", 2 * weights)
-        return self.vecenv.num_threads if operations > WORTH_THREADS else 1
+        because torch's threads spin on the cores that these want."""
+        return self.vecenv.num_threads if not self.tiles and self._operations(rows) > WORTH_THREADS else 1
+
+    def _operations(self, rows):
+        """Of a pass of `rows` rows. A network that uses a weight more than once a row, as a convolution does, says its
+        `operations` a row."""
+        return rows * getattr(self.policy, "operations", 2 * sum(weight.numel() for weight in self.policy.parameters()))
 
     def _tiles(self, rows):
         """What a pass of `rows` rows goes through: `self.tiles`, if that is enough rows for it."""
@@ -327,8 +319,111 @@ class Autograd:
         enabled = self.precision != torch.float32
         return torch.autocast(self.torch_device.type, self.precision, enabled=enabled, **options)
 
-    # -- learning
-    # ----------------------------------------------------------------------------------------------
+    def on_host(self, name):
+        """One of the rollout's arrays, to log figures of."""
+        return self.host[name]
+
+    def return_range(self, running, low, high):
+        """kernels.return_range of the last rollout."""
+        arrays = (self.host[name].numpy() for name in ("rewards", "valid", "resets"))
+        return kernels.return_range(*arrays, running.numpy(), low, high)
+
+    def usage(self):
+        """{"GPU": "87%", ...} for a dashboard."""
+        return {}
+
+    def _start_pool(self):
+        """Threads for the rollout's workers and the learners."""
+        self.pool = ThreadPoolExecutor(max(self.vecenv.num_workers, self.num_learners), "worker",
+                                       kernels.set_threads, (self.vecenv.threads_per_worker,))
+        # A waiting worker gets the interpreter's lock after 0.2 ms instead of 5, by which rollouts
+        # take a tenth less time.
+        self.interval = sys.getswitchinterval()
+        sys.setswitchinterval(2e-4)
+
+    def release(self):
+        """Stop the workers."""
+        if self.pool is not None:
+            self.pool.shutdown()
+            sys.setswitchinterval(self.interval)
+
+
+class Autograd(Acting):
+    """Any nn.Module (models.py says what it must have) through its own forward and torch's
+    autograd, on a CPU.
+
+    config: PuffeRL's, checked. segments: how many of this process's agents' segments a minibatch
+    has. first_agent: of this process among all ranks, for the random numbers.
+
+    A subclass overrides `register`, `bind`, `_act` and `learn`, and any other method that it can do
+    faster. It reads from the arena what the trainer writes (index, segment_weights, advantages,
+    settings), and writes there what the trainer reads (logprobs, values, bootstraps, new_values,
+    new_ratios, sums), all in the shapes that docs/design.md has.
+    """
+
+    in_parts = True  # a minibatch goes through the network in parts small enough for a cache
+    worth_a_learner = 3e8  # operations of a minibatch, gradient and all, for each thread that learns a share of it
+
+    def __init__(self, policy, vecenv, config, segments, first_agent=0):
+        super().__init__(policy, vecenv, config, segments, first_agent)
+        self.forward = (torch.compile(policy, mode=config["compile_mode"]) if config["compile"]
+                        else policy)
+        self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
+        name = named(config["loss"] or "").replace(":", ".").rpartition(".")[2]
+        self.extra_names = [f"own_{name}"] if name else []
+        self.num_learners, self.tried = self._count_learners(), False
+        self.at_once = self._at_once()  # how many steps go through the network together
+        if self.side_by_side or self.num_learners > 1:
+            self._start_pool()
+
+    def _undivided(self):
+        """Whether a minibatch goes through the network as a whole, because parts would give another result (with
+        train.loss, or a layer that takes moments of its batch) or be slower."""
+        return bool(not self.in_parts or self.extra_loss or any(
+            isinstance(module, nn.modules.batchnorm._NormBase) for module in self.policy.modules()))
+
+    def _count_learners(self):
+        """How many threads learn, each from its share of a minibatch. torch.compile is for one."""
+        if self._undivided() or self.config["compile"]:
+            return 1
+        worth = 3 * self._operations(self.segments * self.horizon) // self.worth_a_learner
+        return int(max(1, min(worth, self.vecenv.num_threads, self.segments)))
+
+    def _at_once(self):
+        """Steps that go through the network at once in learning: train.max_minibatch_size. If it is
+        not set, equal parts of a learner's share that a cache may hold."""
+        whole, most = self.segments * self.horizon, self.config["max_minibatch_size"]
+        if most or self._undivided():
+            return min(whole, most or whole)
+        widths = [len(weight) for weight in self.policy.parameters() if weight.dim() > 1]
+        widest = max(math.prod(self.vecenv.observation_shape), *widths, 1)
+        share = -(-self.segments // self.num_learners)
+        parts = -(-share * self.horizon // max(self.horizon, PASS // widest))
+        return -(-share // parts) * self.horizon
+
+    def register(self, arena):
+        super().register(arena)
+        for name in ("new_values", "new_ratios"):
+            arena.register(name, (self.horizon, self.segments))
+        # the sums of the loss's statistics, and one of train.loss
+        arena.register("sums", (self.num_learners, kernels.SUMS + 1), torch.float64)
+        for group in self._groups()[1:]:  # the trainer registers the first learner's itself
+            for name, parameter in self.policy.named_parameters():
+                arena.register(f"{group}/policy.{name}", parameter.shape, group=group)
+
+    def bind(self):
+        super().bind()
+        arena = self.arena
+        self.new_values, self.new_ratios, self.sums = arena["new_values"], arena["new_ratios"], arena["sums"]
+        self.index, self.advantages = arena["index"], arena["advantages"]
+        self.loss_settings, self.segment_weights = arena["settings"], arena["segment_weights"]
+        self.gradients = [arena.flat(group) for group in self._groups()]
+        self.own = [[(parameter, arena[f"{group}/policy.{name}"]) for name, parameter in self.policy.named_parameters()]
+                    for group in self._groups()]
+
+    def _groups(self):
+        """Each learner's gradients, by the name of their group in the arena."""
+        return ["gradients", *(f"gradients {worker}" for worker in range(1, self.num_learners))]
 
     @contextlib.contextmanager
     def learning(self):
@@ -345,34 +440,70 @@ class Autograd:
         """Compute the minibatch's loss, this process's share of it. Its gradients replace those in
         the arena, its statistics go to `sums`, and the values and ratios of the segments in `index`
         go to new_values and new_ratios."""
-        self.arena.flat("gradients").zero_()
-        step = self.at_once // self.horizon
-        with self._tiles(self.at_once):
-            for start in range(0, self.segments, step):
-                self._learn_part(index[start : start + step], start)
+        self._prepare(index)
+        self.in_parallel(lambda worker: self._learn(worker, index), range(self.num_learners))
+        for gradient in self.gradients[1 : self.num_learners]:  # in this order: an exact resume rests on it (runs.py)
+            self.gradients[0].add_(gradient)
 
-    def _learn_part(self, part, start):
-        """Add the gradients of the minibatch's segments `part`, of which `start` others come before."""
+    def _prepare(self, index):
+        """Before the learners begin: the first time, whether there may be several."""
+        if self.num_learners > 1 and not self.tried and not leaves_nothing(
+                self.policy, lambda: self._pass(*self._inputs(index[:1]))):
+            self.num_learners = 1
+            self.at_once = self._at_once()
+        self.tried = True
+
+    def _learn(self, worker, index):
+        """One learner's share of the minibatch."""
+        M, step = self.segments, self.at_once // self.horizon
+        first, last = M * worker // self.num_learners, M * (worker + 1) // self.num_learners
+        threads = self.vecenv.num_threads // self.num_learners
+        self.gradients[worker].zero_()
+        with (kernels.threads(threads), torch_threads(min(threads, self._threads(self.at_once))),
+              self._tiles(self.at_once)):
+            for start in range(first, last, step):
+                self._learn_part(index[start : min(start + step, last)], start, worker)
+
+    def _inputs(self, part):
+        """observations and state of these segments, as a network takes them over time."""
         s, T = self.storage, self.horizon
         state = {name: tensor[:, part] for name, tensor in self.initial_state.items()}
         state |= {name: s[name][:T].index_select(1, part) for name in ("resets", "valid")}
-        observations = s["observations"][:T].index_select(1, part)
-        with self._autocast():
+        return s["observations"][:T].index_select(1, part), state
+
+    def _pass(self, observations, state):
+        """logits and value of these segments, as the network gave them, outputs (T, n, A + 1) and log_std."""
+        # Threads share the cache of cast weights, which one empties while another sums up their gradients.
+        with self._autocast(cache_enabled=self.num_learners == 1):
             logits, value = models.over_time(self.policy, observations, state, self.forward)
-            outputs, log_std = models.join_outputs(logits, value)
+            return logits, value, *models.join_outputs(logits, value)
+
+    def _learn_part(self, part, start, worker):
+        """Add the gradients of the minibatch's segments `part`, of which `start` others come before, to those of a
+        learner."""
+        observations, state = self._inputs(part)
+        logits, value, outputs, log_std = self._pass(observations, state)
         outputs = outputs.float().contiguous()
         grads = [torch.empty_like(outputs), None]
         if log_std is not None:
             log_std = log_std.float().contiguous()
             grads[1] = torch.empty_like(log_std)
         fixed = None if log_std is None else log_std.detach()
-        self._loss(outputs.detach(), grads[0], start, self.sums[0, : kernels.SUMS],
+        self._loss(outputs.detach(), grads[0], start, self.sums[worker, : kernels.SUMS],
                    fixed, grads[1])
         pairs = list(zip((outputs, log_std), grads, strict=True))
         if self.extra_loss is not None:
             pairs.append((self._extra(part, observations, logits, value), None))
         leaves = [(x, grad) for x, grad in pairs if x is not None and x.requires_grad]
-        torch.autograd.backward([x for x, _ in leaves], [grad for _, grad in leaves])
+        losses, slopes = [x for x, _ in leaves], [grad for _, grad in leaves]
+        if worker == 0:
+            torch.autograd.backward(losses, slopes)
+            return
+        own = [(parameter, total) for parameter, total in self.own[worker] if parameter.requires_grad]
+        grads = torch.autograd.grad(losses, [parameter for parameter, _ in own], slopes, allow_unused=True)
+        for (_, total), grad in zip(own, grads, strict=True):
+            if grad is not None:
+                total.add_(grad)
 
     def _extra(self, index, observations, logits, value):
         """train.loss of these segments, in proportion to the minibatch that they are a part of. It
@@ -412,46 +543,16 @@ class Autograd:
             log_std=log_std, grad_log_std=grad_log_std, squash=self.squash, masks=s["action_masks"],
             index=self.index, start=start)
 
-    # -- the rest
-    # ----------------------------------------------------------------------------------------------
-
     def outdated(self, thoroughly=False):
         """Why this engine no longer computes what the network does; None, as it runs it."""
 
     def take_over(self, engine):
         """Take over the memory that another engine, now released, has registered."""
         self.arena, self.host, self.largest = engine.arena, engine.host, engine.largest
+        self.num_learners = min(self.num_learners, engine.num_learners)
         self.state = dict.fromkeys(engine.state)
         self.bind()
         return self
-
-    def on_host(self, name):
-        """One of the rollout's arrays, to log figures of."""
-        return self.host[name]
-
-    def return_range(self, running, low, high):
-        """kernels.return_range of the last rollout."""
-        arrays = (self.host[name].numpy() for name in ("rewards", "valid", "resets"))
-        return kernels.return_range(*arrays, running.numpy(), low, high)
-
-    def usage(self):
-        """{"GPU": "87%", ...} for a dashboard."""
-        return {}
-
-    def _start_pool(self):
-        """Threads for the rollout's workers and the learners."""
-        self.pool = ThreadPoolExecutor(max(self.vecenv.num_workers, self.num_learners), "worker",
-                                       kernels.set_threads, (self.vecenv.threads_per_worker,))
-        # A waiting worker gets the interpreter's lock after 0.2 ms instead of 5, by which rollouts
-        # take a tenth less time.
-        self.interval = sys.getswitchinterval()
-        sys.setswitchinterval(2e-4)
-
-    def release(self):
-        """Stop the workers."""
-        if self.pool is not None:
-            self.pool.shutdown()
-            sys.setswitchinterval(self.interval)
 
     def forget(self):
         """Forget what was captured; see fused.py."""

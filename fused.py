@@ -204,7 +204,7 @@ class Graphs(engines.Autograd):
     """
 
     name, rollout_name = "autograd", "graphs"
-    through_torch = False  # on a GPU, which has bfloat16
+    through_torch, side_by_side = False, True  # on a GPU, which has bfloat16
     in_parts = False  # a GPU is faster with all of a minibatch at once
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
@@ -214,7 +214,6 @@ class Graphs(engines.Autograd):
         self.together = vecenv.device == self.torch_device  # the environments live where the policy does
         self.alone = self.together and vecenv.in_graphs  # and nothing of a rollout is on the host
         policy.to(self.torch_device)
-        self._start_pool()
         self.worker_of = {}  # buffer -> the worker that serves it
         self.parts = {}  # of an epoch's learning, by name: (name, function, arguments)
         self.learned, self.learning_now, self.captured = 0, False, False

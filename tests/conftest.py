@@ -45,8 +45,9 @@ def launcher():
 @pytest.fixture(autouse=True)
 def several_learners(monkeypatch):
     """The tests' networks are small, and threads that learn side by side are to be tested."""
-    if "compiled" in sys.modules:
-        monkeypatch.setattr(sys.modules["compiled"], "WORTH_A_LEARNER", 1)
+    for module, engine in (("engines", "Autograd"), ("compiled", "Compiled")):
+        if module in sys.modules:
+            monkeypatch.setattr(getattr(sys.modules[module], engine), "worth_a_learner", 1)
 
 
 STARTED = []

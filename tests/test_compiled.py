@@ -95,7 +95,7 @@ def test_a_small_minibatch_has_fewer_learners_than_threads(monkeypatch, shares, 
     vecenv = vector.make("squared", 8, num_threads=2)
     policy = models.MinGRUPolicy(vecenv, 8)
     operations = 6 * 32 * sum(weight.numel() for weight in policy.parameters())
-    monkeypatch.setattr(compiled, "WORTH_A_LEARNER", operations / shares)
+    monkeypatch.setattr(compiled.Compiled, "worth_a_learner", operations / shares)
     trainer = pufferl.PuffeRL({"horizon": 8, "minibatch_size": 32, "data_dir": None}, vecenv, policy)
     assert trainer.engine.num_learners == learners
     trainer.evaluate()

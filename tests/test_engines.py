@@ -5,6 +5,7 @@ import contextlib
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import gymnasium
@@ -466,6 +467,71 @@ def test_a_minibatch_goes_through_in_parts_of_equal_size(monkeypatch):
         trainer = make_trainer(change, engine="autograd", **settings)
         assert trainer.engine.at_once == 64
         trainer.release()
+
+
+class Leaves(models.FeedForward):
+    """A network whose forward may leave something behind."""
+
+    left = ""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.register_buffer("passes", torch.zeros(()))
+        self.count, self.seen, self.last = 0, [], {"x": None}
+
+    def forward(self, observations, state=None):
+        if self.left == "attribute":
+            self.count += 1
+        elif self.left == "list":
+            self.seen.append(len(observations))
+        elif self.left == "dict":
+            self.last["x"] = observations
+        elif self.left == "buffer":
+            self.passes += 1
+        elif self.left == "random":
+            observations = observations + torch.rand(()) / 10
+        return super().forward(observations, state)
+
+
+def leaving(left, threads, hook=False):
+    """(the trainer of a Leaves after an epoch, its weights)."""
+    torch.manual_seed(0)
+    vecenv = vector.make("squared", num_envs=8, seed=1, num_threads=threads)
+    policy = Leaves(vecenv, 16)
+    policy.left = left
+    if hook:
+        next(policy.parameters()).register_post_accumulate_grad_hook(lambda weight: None)
+    settings = {"horizon": 8, "minibatch_size": 32, "data_dir": None, "log_interval": 1e9, "learning_rate": 0.01,
+                "total_timesteps": 10**5}
+    trainer = pufferl.PuffeRL(settings, vecenv, policy)
+    assert trainer.engine.name == "autograd" and trainer.engine.num_learners == threads
+    return trainer, learn(trainer, 1)
+
+
+@pytest.mark.parametrize("left", ["attribute", "list", "dict", "buffer", "random", "hook", ""])
+def test_threads_share_a_network_whose_forward_leaves_nothing_behind(left):
+    """Another one has one learner, which gives the same bits as one thread does."""
+    trainer, weights = leaving(left, 2, hook=left == "hook")
+    assert trainer.engine.num_learners == (1 if left else 2)
+    one, expected = leaving(left, 1)
+    if left:
+        assert torch.equal(weights, expected)
+    else:
+        torch.testing.assert_close(weights, expected, atol=2e-4, rtol=1e-3)
+        assert torch.equal(leaving(left, 2)[1], weights), "sums have one order"
+    if left == "buffer":
+        assert trainer.policy.passes == one.policy.passes > 0, "the trial is not counted"
+
+
+def test_learners_of_ones_own_network_learn_side_by_side(monkeypatch):
+    both, learn_part = threading.Barrier(2, timeout=60), engines.Autograd._learn_part
+
+    def wait_and_learn(*arguments):
+        both.wait()
+        learn_part(*arguments)
+
+    monkeypatch.setattr(engines.Autograd, "_learn_part", wait_and_learn)
+    leaving("", 2)
 
 
 def own_network(threads, change=lambda policy: None):
