@@ -446,9 +446,11 @@ class Autograd(Acting):
             self.gradients[0].add_(gradient)
 
     def _prepare(self, index):
-        """Before the learners begin: the first time, whether there may be several."""
-        if self.num_learners > 1 and not self.tried and not leaves_nothing(
-                self.policy, lambda: self._pass(*self._inputs(index[:1]))):
+        """Before the learners begin: the first time, whether there may be several. What one pass leaves behind, such as
+        a mask of the right size, the next may find."""
+        part = index[: self.at_once // self.horizon]
+        if self.num_learners > 1 and not self.tried and not any(leaves_nothing(
+                self.policy, lambda: self._pass(*self._inputs(part))) for _ in range(2)):
             self.num_learners = 1
             self.at_once = self._at_once()
         self.tried = True
