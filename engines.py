@@ -63,6 +63,20 @@ def _flags(tensor):
     return tensor if tensor.is_cuda else tensor.numpy()
 
 
+def known(policy):
+    """Whether threads may run a network side by side, by what it is made of: modules of models.py, pictures.py and
+    torch, without hooks and dropout. A forward of one's own may do what only one thread can, as to fill a cache."""
+    def plain(module):
+        place = type(module).__module__
+        return ((place in ("models", "pictures") or place.startswith("torch.nn.modules."))
+                and not any(callable(value) and value is not models.flattened for value in vars(module).values())
+                and not any(getattr(module, hooks) for hooks in HOOKS) and not getattr(module, "dropout", 0)
+                and not isinstance(module, nn.modules.dropout._DropoutNd))
+
+    return all(map(plain, policy.modules())) and not any(
+        weight._backward_hooks or weight._post_accumulate_grad_hooks for weight in policy.parameters())
+
+
 def _held(policy):
     """[(what a module holds, its version if it is a tensor), ...] of all modules, what is in their lists and dicts
     included: another list if a pass has left something behind."""
@@ -75,19 +89,19 @@ def _held(policy):
 
 
 def leaves_nothing(policy, go):
-    """Whether go(), a pass through the network, leaves nothing behind in it and draws no random numbers of torch's, and
-    no hook wants whole gradients, so that threads can run it side by side. Buffers and torch's generator are
-    afterwards what they were."""
+    """Whether go(), a pass through the network, leaves nothing behind in it and draws no random numbers of torch's, so
+    that threads can run it side by side: models.py may have been edited. Changed buffers and torch's generator are
+    afterwards what they were, nothing else is."""
     random, before = torch.get_rng_state(), _held(policy)
-    buffers = [(buffer, buffer.clone()) for buffer in policy.buffers()]
+    buffers = [(buffer, buffer.clone(), buffer._version) for buffer in policy.buffers()]
     go()
     after, drawn = _held(policy), not torch.equal(random, torch.get_rng_state())
     torch.set_rng_state(random)
     with torch.no_grad():
-        for buffer, value in buffers:
-            buffer.copy_(value)
-    hooked = any(weight._post_accumulate_grad_hooks for weight in policy.parameters())
-    return not drawn and not hooked and len(before) == len(after) and all(
+        for buffer, value, version in buffers:
+            if buffer._version != version:
+                buffer.copy_(value)
+    return not drawn and len(before) == len(after) and all(
         one is other and version == later for (one, version), (other, later) in zip(before, after, strict=True))
 
 
@@ -383,8 +397,10 @@ class Autograd(Acting):
             isinstance(module, nn.modules.batchnorm._NormBase) for module in self.policy.modules()))
 
     def _count_learners(self):
-        """How many threads learn, each from its share of a minibatch. torch.compile is for one."""
-        if self._undivided() or self.config["compile"]:
+        """How many threads learn, each from its share of a minibatch. torch.compile is for one, and so is any network
+        that is not `known`, or train.max_minibatch_size, which bounds what is in memory."""
+        if self._undivided() or self.config["compile"] or (
+                self.through_torch and (self.config["max_minibatch_size"] or not known(self.policy))):
             return 1
         worth = 3 * self._operations(self.segments * self.horizon) // self.worth_a_learner
         return int(max(1, min(worth, self.vecenv.num_threads, self.segments)))
@@ -446,14 +462,14 @@ class Autograd(Acting):
             self.gradients[0].add_(gradient)
 
     def _prepare(self, index):
-        """Before the learners begin: the first time, whether there may be several. What one pass leaves behind, such as
-        a mask of the right size, the next may find."""
-        part = index[: self.at_once // self.horizon]
-        if self.num_learners > 1 and not self.tried and not any(leaves_nothing(
-                self.policy, lambda: self._pass(*self._inputs(part))) for _ in range(2)):
+        """Before the learners begin: whether there may still be several. The first time, a pass is watched."""
+        if self.num_learners == 1:
+            return
+        part, tried, self.tried = index[: self.at_once // self.horizon], self.tried, True
+        if not known(self.policy) or not (tried or leaves_nothing(
+                self.policy, lambda: self._pass(*self._inputs(part)))):
             self.num_learners = 1
             self.at_once = self._at_once()
-        self.tried = True
 
     def _learn(self, worker, index):
         """One learner's share of the minibatch."""
@@ -475,7 +491,7 @@ class Autograd(Acting):
 
     def _pass(self, observations, state):
         """logits and value of these segments, as the network gave them, outputs (T, n, A + 1) and log_std."""
-        # Threads share the cache of cast weights, which one empties while another sums up their gradients.
+        # autocast's cache of cast weights belongs to all threads: one would use, or empty, another's.
         with self._autocast(cache_enabled=self.num_learners == 1):
             logits, value = models.over_time(self.policy, observations, state, self.forward)
             return logits, value, *models.join_outputs(logits, value)
@@ -502,6 +518,8 @@ class Autograd(Acting):
             torch.autograd.backward(losses, slopes)
             return
         own = [(parameter, total) for parameter, total in self.own[worker] if parameter.requires_grad]
+        if not own:
+            return
         grads = torch.autograd.grad(losses, [parameter for parameter, _ in own], slopes, allow_unused=True)
         for (_, total), grad in zip(own, grads, strict=True):
             if grad is not None:
