@@ -593,15 +593,14 @@ class Compiled(engines.Restated, engines.Autograd):
         self.products.refresh()
 
     def _learn(self, worker, index):
-        s, learner, M = self.storage, self.learners[worker], self.segments
+        s, learner = self.storage, self.learners[worker]
         self.gradients[worker].zero_()
         learner.parts.fill(0)
         log_std = self.policy.decoder.log_std
         rollout = (self.samples, self.logprobs, self.values, self.advantages,
                    self.segment_weights, s["valid"], self.loss_settings)
         _learn_cpu(
-            M * worker // self.num_learners, M * (worker + 1) // self.num_learners,
-            learner.together,
+            *self._share(worker), learner.together,
             host(self.flat_observations), self.initial, host(s["resets"]),
             host(index), self.products.arrays, self.products.back, learner.scratch,
             learner.added,

@@ -65,21 +65,30 @@ def _flags(tensor):
 
 def known(policy):
     """Whether threads may run a network side by side, by what it is made of: modules of models.py, pictures.py and
-    torch, without hooks and dropout. A forward of one's own may do what only one thread can, as to fill a cache."""
+    torch, without hooks and dropout. A forward of one's own may do what only one thread can, such as fill a cache."""
     def plain(module):
         place = type(module).__module__
         return ((place in ("models", "pictures") or place.startswith("torch.nn.modules."))
-                and not any(callable(value) and value is not models.flattened for value in vars(module).values())
-                and not any(getattr(module, hooks) for hooks in HOOKS) and not getattr(module, "dropout", 0)
+                and not _replaced(module) and not _hooked(module) and not getattr(module, "dropout", 0)
                 and not isinstance(module, nn.modules.dropout._DropoutNd))
 
-    return all(map(plain, policy.modules())) and not any(
+    return all(map(plain, policy.modules())) and not _hooked(nn.modules.module, "_global") and not any(
         weight._backward_hooks or weight._post_accumulate_grad_hooks for weight in policy.parameters())
+
+
+def _replaced(module):
+    """The names of methods that somebody has put on this one module."""
+    return [name for name, value in vars(module).items() if callable(value) and value is not models.flattened]
+
+
+def _hooked(owner, prefix=""):
+    """Whether a module has hooks; with "_global", whether torch's file of modules has some for all of them."""
+    return any(getattr(owner, prefix + hooks) for hooks in HOOKS)
 
 
 def _held(policy):
     """[(what a module holds, its version if it is a tensor), ...] of all modules, what is in their lists and dicts
-    included: another list if a pass has left something behind."""
+    included, to be compared with the same after a pass."""
     found = []
     for module in policy.modules():
         for value in vars(module).values():
@@ -94,24 +103,29 @@ def leaves_nothing(policy, go):
     afterwards what they were, nothing else is."""
     random, before = torch.get_rng_state(), _held(policy)
     buffers = [(buffer, buffer.clone(), buffer._version) for buffer in policy.buffers()]
-    go()
-    after, drawn = _held(policy), not torch.equal(random, torch.get_rng_state())
-    torch.set_rng_state(random)
-    with torch.no_grad():
-        for buffer, value, version in buffers:
-            if buffer._version != version:
-                buffer.copy_(value)
+    try:
+        go()
+        after, drawn = _held(policy), not torch.equal(random, torch.get_rng_state())
+    finally:
+        torch.set_rng_state(random)
+        with torch.no_grad():
+            for buffer, value, version in buffers:
+                if buffer._version != version:
+                    buffer.copy_(value)
     return not drawn and len(before) == len(after) and all(
         one is other and version == later for (one, version), (other, later) in zip(before, after, strict=True))
 
 
 class Acting:
-    """How any nn.Module (models.py says what it must have) acts on a CPU: the first half of an engine, whose
-    arguments `Autograd` explains."""
+    """How any nn.Module (models.py says what it must have) acts on a CPU: the first half of an engine.
+
+    config: PuffeRL's, checked. segments: how many of this process's agents' segments a minibatch
+    has. first_agent: of this process among all ranks, for the random numbers.
+    """
 
     name, rollout_name, torch_device = "autograd", "plain", torch.device("cpu")
     through_torch = True  # the network runs as torch modules, on a CPU
-    side_by_side = False  # the rollout's workers run in threads of their own
+    side_by_side = False  # whether the rollout's workers run in threads of their own
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
         self.policy, self.vecenv, self.config = policy, vecenv, config
@@ -363,13 +377,9 @@ class Acting:
 
 
 class Autograd(Acting):
-    """Any nn.Module (models.py says what it must have) through its own forward and torch's
-    autograd, on a CPU.
+    """Any nn.Module through its own forward and torch's autograd, on a CPU: it acts as `Acting` does, and learns.
 
-    config: PuffeRL's, checked. segments: how many of this process's agents' segments a minibatch
-    has. first_agent: of this process among all ranks, for the random numbers.
-
-    A subclass overrides `register`, `bind`, `_act` and `learn`, and any other method that it can do
+    A subclass overrides `register`, `bind`, `_act`, and `learn` or `_learn`, and any other method that it can do
     faster. It reads from the arena what the trainer writes (index, segment_weights, advantages,
     settings), and writes there what the trainer reads (logprobs, values, bootstraps, new_values,
     new_ratios, sums), all in the shapes that docs/design.md has.
@@ -385,16 +395,16 @@ class Autograd(Acting):
         self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
         name = named(config["loss"] or "").replace(":", ".").rpartition(".")[2]
         self.extra_names = [f"own_{name}"] if name else []
-        self.num_learners, self.tried = self._count_learners(), False
-        self.at_once = self._at_once()  # how many steps go through the network together
+        self.tried = False  # whether a pass was watched
+        self._set_learners(self._count_learners())
         if self.side_by_side or self.num_learners > 1:
             self._start_pool()
 
     def _undivided(self):
-        """Whether a minibatch goes through the network as a whole, because parts would give another result (with
-        train.loss, or a layer that takes moments of its batch) or be slower."""
-        return bool(not self.in_parts or self.extra_loss or any(
-            isinstance(module, nn.modules.batchnorm._NormBase) for module in self.policy.modules()))
+        """Whether a minibatch goes through the network as a whole: on a GPU, and if parts would give another result
+        (with train.loss, or a layer that takes moments of its batch)."""
+        return not self.in_parts or self.extra_loss is not None or any(
+            isinstance(module, nn.modules.batchnorm._NormBase) for module in self.policy.modules())
 
     def _count_learners(self):
         """How many threads learn, each from its share of a minibatch. torch.compile is for one, and so is any network
@@ -405,9 +415,13 @@ class Autograd(Acting):
         worth = 3 * self._operations(self.segments * self.horizon) // self.worth_a_learner
         return int(max(1, min(worth, self.vecenv.num_threads, self.segments)))
 
+    def _set_learners(self, count):
+        self.num_learners = count
+        self.at_once = self._at_once()  # how many steps go through the network together
+
     def _at_once(self):
         """Steps that go through the network at once in learning: train.max_minibatch_size. If it is
-        not set, equal parts of a learner's share that a cache may hold."""
+        not set, equal parts of a learner's share that a cache may hold, or all of a minibatch that is not divided."""
         whole, most = self.segments * self.horizon, self.config["max_minibatch_size"]
         if most or self._undivided():
             return min(whole, most or whole)
@@ -443,7 +457,10 @@ class Autograd(Acting):
 
     @contextlib.contextmanager
     def learning(self):
-        """Within it, the threads are those of learning."""
+        """Within it, the threads are those of learning; several learners only if nothing has been put on the network
+        meanwhile that is for one."""
+        if self.through_torch and self.num_learners > 1 and not known(self.policy):
+            self._set_learners(1)
         with kernels.threads(self.vecenv.num_threads), torch_threads(self._threads(self.at_once)):
             yield
 
@@ -462,19 +479,20 @@ class Autograd(Acting):
             self.gradients[0].add_(gradient)
 
     def _prepare(self, index):
-        """Before the learners begin: whether there may still be several. The first time, a pass is watched."""
-        if self.num_learners == 1:
+        """Before the learners begin. At a run's first minibatch a pass is watched: it may be for one learner."""
+        if self.num_learners == 1 or self.tried:
             return
-        part, tried, self.tried = index[: self.at_once // self.horizon], self.tried, True
-        if not known(self.policy) or not (tried or leaves_nothing(
-                self.policy, lambda: self._pass(*self._inputs(part)))):
-            self.num_learners = 1
-            self.at_once = self._at_once()
+        part, self.tried = index[: self.at_once // self.horizon], True
+        if not leaves_nothing(self.policy, lambda: self._pass(*self._inputs(part))):
+            self._set_learners(1)
+
+    def _share(self, worker):
+        """(the first, the one behind the last) of a learner's segments of the minibatch."""
+        return self.segments * worker // self.num_learners, self.segments * (worker + 1) // self.num_learners
 
     def _learn(self, worker, index):
         """One learner's share of the minibatch."""
-        M, step = self.segments, self.at_once // self.horizon
-        first, last = M * worker // self.num_learners, M * (worker + 1) // self.num_learners
+        step, (first, last) = self.at_once // self.horizon, self._share(worker)
         threads = self.vecenv.num_threads // self.num_learners
         self.gradients[worker].zero_()
         with (kernels.threads(threads), torch_threads(min(threads, self._threads(self.at_once))),
@@ -569,7 +587,7 @@ class Autograd(Acting):
     def take_over(self, engine):
         """Take over the memory that another engine, now released, has registered."""
         self.arena, self.host, self.largest = engine.arena, engine.host, engine.largest
-        self.num_learners = min(self.num_learners, engine.num_learners)
+        self._set_learners(min(self.num_learners, engine.num_learners))
         self.state = dict.fromkeys(engine.state)
         self.bind()
         return self
@@ -789,15 +807,14 @@ def edited(policy, engine):
         name = path or "the network"
         if type(module) not in DEFAULT:
             return f"{name} is a {type(module).__name__} now"
-        replaced = [key for key, value in vars(module).items() if callable(value)
-                    and value is not models.flattened]
+        replaced = _replaced(module)
         replaced += [key for key, value in OWN[type(module)].items()
                      if getattr(type(module), key) is not value]
         if replaced:
             return f"{replaced[0]} of {name} is another one"
-        if any(getattr(module, hooks) for hooks in HOOKS):
+        if _hooked(module):
             return f"{name} has hooks"
-    if any(getattr(torch.nn.modules.module, "_global" + hooks) for hooks in HOOKS):
+    if _hooked(nn.modules.module, "_global"):
         return "torch has hooks for every module"
     return None
 
