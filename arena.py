@@ -15,7 +15,7 @@ import time
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -73,17 +73,27 @@ reduction_driver = kept(fastmath=REDUCTION)
 
 
 class Compiling(event.Listener):
-    """Seconds that numba has compiled for a CPU in this process."""
+    """Seconds in which kernels were compiled in this process."""
 
     def __init__(self):
         self.seconds, self.announce = 0.0, lambda: None  # called once it takes a while
         self._depth, self._begun = 0, 0.0
 
+    @contextmanager
+    def counted(self):
+        """Within it, a compiler is at work that sends no events of its own, as those for a GPU."""
+        with _one_compiler:
+            self.on_start(None)
+            try:
+                yield
+            finally:
+                self.on_end(None)
+
     def on_start(self, _):
         now = time.perf_counter()
         if self._depth == 0:
             self._begun = now
-        if self.seconds + now - self._begun > 0.5:  # the small ones that are never kept take less
+        if self.seconds + now - self._begun > 1.5:  # what is never kept, or only read, takes less
             announce, self.announce = self.announce, lambda: None
             announce()
         self._depth += 1
@@ -94,12 +104,13 @@ class Compiling(event.Listener):
             self.seconds += time.perf_counter() - self._begun
 
 
+_one_compiler = threading.RLock()
 compiling = Compiling()
 event.register("numba:compile", compiling)
 
 
 def clock():
-    """Seconds, without those in which kernels were compiled for a CPU."""
+    """Seconds, without those in which kernels were compiled."""
     return time.perf_counter() - compiling.seconds
 
 
@@ -278,7 +289,8 @@ def run(function, lanes, cost, *arguments):
 
 
 # --------------------------------------------------------------------------------------------------
-# CUDA: numba compiles a driver at its first launch; nothing of CUDA is imported before
+# CUDA: numba compiles a driver at its first launch, and keeps the result as it does for a CPU;
+# nothing of CUDA is imported before
 
 # Whether the CUDA drivers run in numba's simulator, on CPU tensors, as in the tests.
 SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
@@ -302,24 +314,48 @@ def cuda_kernel(function):
     return kernel
 
 
+def _kept_kernel(function):
+    """The kernel of `cuda_kernel`, compiled by its first launch, or taken from __pycache__, where it
+    is until the function's own file or one of FILES is edited."""
+    import numba_cuda
+
+    kernel, code = cuda_kernel(function), getattr(function, "py_func", function).__code__  # imports cuda
+    if not os.path.exists(code.co_filename):  # typed into a prompt
+        return cuda.jit(kernel, lto=False)
+    if config.CACHE_DIR:  # `kept` found no other folder, or the user names one
+        from numba.cuda.core import config as cuda_config
+
+        cuda_config.CACHE_DIR = config.CACHE_DIR
+    kernel.__qualname__ = f"{function.__module__}.{kernel.__name__}"  # the file's name
+    # The code that tests/ptx.py has run, and not what nvJitLink would make of it once more.
+    compiled = cuda.jit(kernel, lto=False, cache=True)
+    # numba's own key has the function that the kernel calls, whose pickle differs in each process.
+    cache, edited = compiled._cache, os.stat(code.co_filename)
+    place = numba_cuda.__version__, code.co_filename, code.co_firstlineno
+    cache._index_key = lambda signature, codegen: (signature, codegen.magic_tuple(), place)
+    cache._cache_file._source_stamp = edited.st_mtime, edited.st_size, SOURCES
+    return compiled
+
+
 def _launch(function, lanes, arguments):
     if lanes == 0:
         return
     if not SIMULATOR and any(isinstance(argument, np.ndarray) for argument in arguments):
         raise ValueError("kernels: some of these tensors are on a GPU and some on the CPU; put all "
                          "on one device.")
-    if function not in _kernels:
-        kernel = cuda_kernel(function)  # imports cuda
-        warnings.filterwarnings("ignore", "Grid size")  # ours are what the batch is
-        # The code that tests/ptx.py has run, and not what nvJitLink would make of it once more.
-        _kernels[function] = cuda.jit(kernel) if SIMULATOR else cuda.jit(kernel, lto=False)
+    is_new = function not in _kernels
+    if is_new:
+        warnings.filterwarnings("ignore", ".*Grid size")  # ours are what the batch is; it may begin with a colour
+        kernel = cuda_kernel(function) if SIMULATOR else None  # imports cuda
+        _kernels[function] = cuda.jit(kernel) if SIMULATOR else _kept_kernel(function)
     stream = 0
     if not SIMULATOR:
         handle = torch.cuda.current_stream().cuda_stream
         if handle not in _streams:
             _streams[handle] = cuda.external_stream(handle)
         stream = _streams[handle]
-    _kernels[function][-(-lanes // THREADS), THREADS, stream](lanes, arguments)
+    with compiling.counted() if is_new else nullcontext():
+        _kernels[function][-(-lanes // THREADS), THREADS, stream](lanes, arguments)
 
 
 def flat_run(function, lanes, sizes, *arguments):

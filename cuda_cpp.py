@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from arena import compiling
+
 # -default-device: NVRTC before 13.5 takes a lambda for a function of the host without it.
 OPTIONS = ("-std=c++17", "-default-device", "-prec-div=false")  # a float's division within 2 units in the last place
 
@@ -284,7 +286,8 @@ class Module:
         if blocks == 0:
             return
         if name not in self._kernels:
-            self._kernels[name] = self._load(name)
+            with compiling.counted():
+                self._kernels[name] = self._load(name)
         kernel = self._kernels[name]
         if shared > kernel.max_dynamic_shared_size_bytes:  # 48 KB, unless a kernel asks for more
             kernel.max_dynamic_shared_size_bytes = shared

@@ -607,13 +607,14 @@ STEPS, AGENTS = 16, 5  # how many are compared
 def difference(policy, vecenv, sample, device="cpu"):
     """How a fast engine's results differ from the policy's own forward, forward_eval and autograd,
     in words; None if they do not. Compared are some agents' steps with resets and dead rows, and a
-    gradient, in float32; the weights are unchanged afterwards. sample(policy, arena, steps,
+    gradient, in float32 (without TF32); the weights are unchanged afterwards. sample(policy, arena, steps,
     rows): the engine's network (compiled.Sample, fused.Sample)."""
     parameters = dict(policy.named_parameters())
     kept = {name: (parameter.detach().clone(), parameter.grad)
             for name, parameter in parameters.items()}
     norms = [(module, module.shift.clone(), module.scale.clone()) for module in policy.modules()
              if isinstance(module, models.Normalizer)]
+    tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
 
     def weigh(scale, nudge=0.0):
         for name, parameter in parameters.items():
@@ -645,6 +646,7 @@ def difference(policy, vecenv, sample, device="cpu"):
     except Exception as error:  # its forward may have other arguments or results
         return f"it does not run as the default network does: {type(error).__name__}: {error}"
     finally:
+        torch.backends.cuda.matmul.allow_tf32 = tf32
         for name, parameter in parameters.items():
             parameter.data.copy_(kept[name][0])
             parameter.grad = kept[name][1]

@@ -219,6 +219,9 @@ def one_graph(device, bench_train, torch, key="minibatch", repeats=20):
     def replay():
         with device.main():
             for _ in range(repeats):
+                if key == "minibatch":
+                    device.play("renew", None)  # the epoch's count of minibatches begins anew
+                    torch.cuda.synchronize()
                 device.play(key, None)
                 torch.cuda.synchronize()  # so that one replay can be told from the next
 

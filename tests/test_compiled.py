@@ -110,6 +110,32 @@ def test_what_is_kept_of_a_driver_depends_on_what_it_inlines():
     assert all(driver._cache._cache_file._source_stamp[-1] == arena.SOURCES for driver in drivers)
 
 
+def test_kernels_of_a_gpu_are_kept_until_their_file_is_edited(tmp_path):
+    pytest.importorskip("numba_cuda")
+    file, script = tmp_path / "own.py", tmp_path / "script.py"
+    file.write_text("def fill(begin, end, a):\n    a[begin] = 1\n")
+    script.write_text(f"""if True:
+        import sys, types
+        sys.path[:0] = [{str(tmp_path)!r}, {str(arena.FOLDER)!r}]
+        import arena, own
+        cache = arena._kept_kernel(own.fill)._cache
+        code = types.SimpleNamespace(magic_tuple=lambda: ("a GPU",))
+        cache._impl.rebuild = lambda context, kept: kept
+        print(cache._load_overload("signature", types.SimpleNamespace(codegen=lambda: code)))
+        kernel = types.SimpleNamespace(codegen=code, _reduce_states=lambda: sys.argv[1])
+        cache._save_overload("signature", kernel)
+        """)
+
+    def run(what):
+        done = subprocess.run([sys.executable, script, what], capture_output=True, text=True, check=True,
+                              env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kept"), "NUMBA_ENABLE_CUDASIM": "0"})
+        return done.stdout.split()[-1]
+
+    assert [run("first"), run("second"), run("third")] == ["None", "first", "second"]
+    file.write_text(file.read_text().replace("= 1", "= 10"))
+    assert run("fourth") == "None"
+
+
 @pytest.mark.slow  # everything is compiled three times
 def test_an_edited_cell_is_what_runs(tmp_path):
     root = Path(compiled.__file__).parent
