@@ -309,7 +309,7 @@ class Graphs(engines.Autograd):
         so the final values of environments that may do so are worked out after each step."""
         for t in range(self.horizon + 1):
             if t > 0 and self.vecenv.truncates:
-                cut = self.storage["truncations"][t - 1] > self.storage["terminals"][t - 1]
+                cut = (self.storage["truncations"][t - 1] > self.storage["terminals"][t - 1]).view(torch.uint8)
                 self.bootstraps[t - 1].copy_(self._values_of_cut(worker, slice(None), cut))
             self._step(worker, 0, t)
             if t < self.horizon:
@@ -354,10 +354,11 @@ class Graphs(engines.Autograd):
 
     def _values_of_cut(self, worker, agents, cut):
         """V of the final observations of the agents in a slice, from the state before the reset, 0 if not cut (n,)."""
-        outputs = self._final_outputs(worker, agents, *(flags[agents] for flags in self.flags))
+        outputs = self._final_outputs(worker, agents, cut, *(flags[agents] for flags in self.flags))
         return outputs[:, -1].masked_fill(cut == 0, 0.0)  # a NaN may be among them
 
-    def _final_outputs(self, worker, agents, resets, valid):
+    def _final_outputs(self, worker, agents, cut, resets, valid):
+        """outputs (n, A + 1) for the final observations; those of agents that were not cut off are not read."""
         state = self._copy_state(worker, {name: tensor[:, agents] for name, tensor in self.state.items()})
         return self._act(worker, self.storage["final_observations"][agents], state, resets, valid)[0]
 
@@ -545,9 +546,10 @@ class PolicyStep:
         properties = torch.cuda.get_device_properties(device)
         return cls.size(policy, precision) <= getattr(properties, "shared_memory_per_block_optin", 48 << 10)
 
-    def __call__(self, observations, state, resets, valid, outputs, *, commit=True, drawn=None):
+    def __call__(self, observations, state, resets, valid, outputs, *, commit=True, only=None, drawn=None):
         """Write and return outputs (n, A + 1): logits or means, then the value. observations (n, ...) of a type in
         SEEN; state (layers, n, H), each layer contiguous, is updated in place if `commit`; resets, valid (n,) uint8.
+        only (n,) uint8: outputs are needed of the agents with a flag alone; the others' are these or what was there.
         drawn: the arguments of `kernels.sample` behind its first one; nothing is drawn without. Raises ValueError or
         TypeError for a wrong shape or dtype."""
         name, like, norm = "policy_step", outputs, self.policy.normalizer
@@ -564,6 +566,7 @@ class PolicyStep:
         flags = checked(name, "resets", resets, (n,), np.uint8), checked(name, "valid", valid, (n,), np.uint8)
         weights = checked(name, "weights", self.addresses, (2 * L + 4,), np.int64)
         outputs = checked(name, "outputs", outputs, (n, width))
+        which = flags[0] if only is None else checked(name, "only", only, (n,), np.uint8)
         if drawn is None:  # arrays that are not read
             drawing = 0, 0, weights, 0, weights, False, flags[0], outputs, 0, *(outputs for _ in range(5))
         else:
@@ -576,7 +579,7 @@ class PolicyStep:
         kernels.CUDA.launch(
             name, min(-(-n // rows), processors * at_once), 256, n, inputs, H, L, width, rows,
             self.precision != torch.float32, weights, kind, seen, norm is not None, *moments, state.stride(0), commit,
-            first, *flags, outputs, drawn is not None, *drawing, shared=shared)
+            first, *flags, only is not None, which, outputs, drawn is not None, *drawing, shared=shared)
         return like
 
     @staticmethod
@@ -854,11 +857,11 @@ class Fused(engines.Restated, Graphs):
         drawn = {**self._drawn(row, agents), "log_std": None if log_std is None else log_std.data}
         return actor.step(*seen, drawn=drawn)
 
-    def _final_outputs(self, worker, agents, resets, valid):
+    def _final_outputs(self, worker, agents, cut, resets, valid):
         actor, final = self.actors[worker], self.storage["final_observations"][agents]
         if actor.in_one is None:
-            return super()._final_outputs(worker, agents, resets, valid)
-        return actor.step(final, self.state["mingru"][:, agents], resets, valid, commit=False)
+            return super()._final_outputs(worker, agents, cut, resets, valid)
+        return actor.step(final, self.state["mingru"][:, agents], resets, valid, commit=False, only=cut)
 
     def _rollout_in_graphs(self, buffer):
         """All steps of one buffer without the interpreter."""

@@ -22,7 +22,7 @@ template <int V, class Type> CELL void write(Type *to, const float (&values)[V])
 // --------------------------------------------------------------------------------------------------------------------
 // MinGRU. The initial states are those in states[0], or the drawn columns of `initial`. A thread has V channels of one
 // segment and goes along its steps. There are few threads for a memory that answers so late, so each asks for the numbers
-// of DEPTH steps before it computes the first.
+// of DEPTH steps before it computes the first. V is 1 if two channels a thread would leave too few threads, or H is odd.
 
 #define DEPTH 4
 
@@ -117,35 +117,35 @@ template <int V, class Real> CELL void mingru_scan_grad_lane(
 extern "C" __global__ void mingru_scan(i64 T, i64 M, i64 N, i64 H, const float *hgp, const float *x, float *states,
                                        const u8 *resets, const u8 *valid, const i64 *index, i64 start,
                                        const float *initial, bool drawn, float *out) {
-    if (H % 2) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+    if (H % 2 || M * H < MANY) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
     else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
 }
 
 extern "C" __global__ void mingru_scan_half(i64 T, i64 M, i64 N, i64 H, const u16 *hgp, const u16 *x, float *states,
                                             const u8 *resets, const u8 *valid, const i64 *index, i64 start,
                                             const float *initial, bool drawn, u16 *out) {
-    if (H % 2) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+    if (H % 2 || M * H < MANY) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
     else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
 }
 
 extern "C" __global__ void mingru_scan_half_last(i64 T, i64 M, i64 N, i64 H, const u16 *hgp, const u16 *x,
                                                  float *states, const u8 *resets, const u8 *valid, const i64 *index,
                                                  i64 start, const float *initial, bool drawn, float *out) {
-    if (H % 2) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+    if (H % 2 || M * H < MANY) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
     else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
 }
 
 extern "C" __global__ void mingru_scan_grad(i64 T, i64 M, i64 N, i64 H, float *hgp, const float *x,
                                             const float *states, const u8 *resets, const u8 *valid, const i64 *index,
                                             i64 start, float *grad_out, float *sums) {
-    if (H % 2) mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
+    if (H % 2 || M * H < MANY) mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
     else mingru_scan_grad_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
 }
 
 extern "C" __global__ void mingru_scan_grad_half(i64 T, i64 M, i64 N, i64 H, u16 *hgp, const u16 *x,
                                                  const float *states, const u8 *resets, const u8 *valid,
                                                  const i64 *index, i64 start, u16 *grad_out, float *sums) {
-    if (H % 2) mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
+    if (H % 2 || M * H < MANY) mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
     else mingru_scan_grad_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
 }
 
@@ -153,8 +153,8 @@ extern "C" __global__ void mingru_scan_grad_half(i64 T, i64 M, i64 N, i64 H, u16
 // A rollout's step of the whole default network. A block copies all weights into its shared memory and then takes one
 // tile of `rows` agents after the other. What flows between the layers stays there, a column's rows side by side.
 
-#define EACH 8    // rows whose sums one thread has
-#define IN_WAY 8  // numbers that a thread asks for before it puts the first in its place
+#define EACH 8     // rows whose sums one thread has
+#define IN_WAY 16  // numbers that a thread asks for before it puts the first in its place
 
 CELL i64 fours(i64 n) { return (n + 3) / 4 * 4; }
 // The length of a row of n weights: threads that read four numbers each of neighbouring rows then meet no bank twice.
@@ -248,15 +248,20 @@ template <class Real> CELL float rounded(float x) { return widen(rounded_to<Real
 // weights: addresses of the encoder's weight and bias, each layer's, and the decoder's; all but the decoder's are
 // bfloat16 if `half`, as is then what flows, but for the last layer's output. state: its first layer, the others
 // state_stride further on each; it changes only if `commit`. log_std is read, and a Gaussian drawn from, if there are
-// no heads; squash_row as in ppo_loss_continuous. Without `drawn` nothing after `outputs` is written.
+// no heads; squash_row as in ppo_loss_continuous. Without `drawn` nothing after `outputs` is written. If `restricted`,
+// a block that has no agent with a flag in `only` does nothing.
 extern "C" __global__ void __launch_bounds__(256, 1)
 policy_step(i64 n, i64 inputs, i64 hidden, i64 layers, i64 width, i64 rows, bool half, const i64 *weights, i64 kind,
             const void *observations, bool normalised, const float *shift, const float *scale, i64 state_stride,
-            bool commit, float *state, const u8 *resets, const u8 *valid, float *outputs, bool drawn, u64 seed,
-            i64 first_agent, const i64 *counter, i64 head_count, const i64 *heads, bool masked, const u8 *masks,
-            const float *log_std, i64 squash_row, const float *squash, void *actions, float *samples,
-            float *logprobs, float *values) {
+            bool commit, float *state, const u8 *resets, const u8 *valid, bool restricted, const u8 *only,
+            float *outputs, bool drawn, u64 seed, i64 first_agent, const i64 *counter, i64 head_count,
+            const i64 *heads, bool masked, const u8 *masks, const float *log_std, i64 squash_row, const float *squash,
+            void *actions, float *samples, float *logprobs, float *values) {
     SHARED_MEMORY(float, memory);
+    bool any = !restricted;
+    for (i64 i = blockIdx.x * rows + threadIdx.x; restricted && threadIdx.x < rows && i < n; i += gridDim.x * rows)
+        any |= only[i] != 0;
+    if (!__syncthreads_or(any)) return;
     int D = (int)inputs, H = (int)hidden, pitch = (int)rows + 4, wide = weight_pitch(D), narrow = weight_pitch(H);
     float *even = memory, *odd = even + fours(D > H ? D : H) * pitch;  // fused.PolicyStep.size counts these as well
     float *decoder = odd + fours(H) * pitch, *left = decoder + width * narrow, *biases = left + rows * width;
@@ -404,6 +409,55 @@ template <int COUNT> CELL bool grid_sums(double (&mine)[COUNT], double *parts, i
     __syncthreads();
     return true;
 }
+
+// --------------------------------------------------------------------------------------------------------------------
+// Advantages and priorities: a warp for each segment in `index`. Its lanes read 32 steps at once. Then the last lane hands
+// its result to the one before, and so on.
+
+extern "C" __global__ void advantage(i64 T, i64 N, i64 count, const i64 *index, const float *values,
+                                     const float *rewards, const u8 *terminals, const u8 *truncations,
+                                     const float *bootstraps, const float *ratios, const u8 *valid, float gamma,
+                                     float gae_lambda, float rho_clip, float c_clip, float reward_clip,
+                                     float *advantages) {
+    i64 m = global_thread() / 32;
+    int lane = threadIdx.x % 32;
+    if (m >= count || (m > 0 && index[m - 1] == index[m])) return;  // a segment drawn twice
+    i64 n = index[m];
+    float next_advantage = 0.0f, next_value = values[T * N + n];
+    for (i64 end = T; end > 0; end -= 32) {
+        int steps = end < 32 ? (int)end : 32;
+        i64 place = (end - steps + lane) * N + n;
+        float value = 0.0f, reward = 0.0f, bootstrap = 0.0f, ratio = 0.0f, own = 0.0f;
+        bool done = false, live = false;
+        if (lane < steps) {
+            value = values[place], reward = rewards[place], bootstrap = bootstraps[place], ratio = ratios[place];
+            done = terminals[place] != 0 || truncations[place] != 0, live = valid[place] != 0;
+        }
+        for (int turn = steps - 1; turn >= 0; turn--) {
+            auto [result, following] =
+                advantage_cell(value, reward, done, bootstrap, ratio, live, next_advantage, next_value, gamma,
+                               gae_lambda, rho_clip, c_clip, reward_clip);
+            next_advantage = __shfl_sync(~0u, result, turn), next_value = __shfl_sync(~0u, following, turn);
+            if (lane == turn) own = result;
+        }
+        if (lane < steps) advantages[place] = live ? own : 0.0f;
+    }
+}
+
+extern "C" __global__ void priorities(i64 T, i64 N, i64 count, const float *advantages, const u8 *valid, double alpha,
+                                      const i64 *index, double *masses) {
+    i64 m = global_thread() / 32;
+    if (m >= count) return;
+    i64 n = index[m];
+    double total = 0.0, live = 0.0;
+    for (i64 t = threadIdx.x % 32; t < T; t += 32)
+        if (valid[t * N + n] != 0) total += fabs((double)advantages[t * N + n]), live = 1.0;
+    total = warp_sum(total), live = warp_sum(live);
+    if (threadIdx.x % 32 == 0) masses[n] = live > 0.0 ? pow(total, alpha) + 1e-6 : 0.0;
+}
+
+// --------------------------------------------------------------------------------------------------------------------
+// Sums of a minibatch
 
 extern "C" __global__ void advantage_moments(i64 T, i64 M, i64 N, const float *advantages, const u8 *valid,
                                              const i64 *index, double *parts, int *ticket, double *moments) {
@@ -663,15 +717,15 @@ draw(i64 N, i64 M, i64 first, u64 seed, const i64 *counter, const float *beta, c
 // Until all blocks are here; `round` counts the times. There must be no more blocks than run at once. What the others
 // have written is then read by __ldcg.
 CELL void meet(int *arrived, int &round) {
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
         int expected = ++round * gridDim.x;
+        __threadfence();  // for all of the block, whose writes came before the barrier
         atomicAdd(arrived, 1);
-        while (atomicAdd(arrived, 0) < expected) __nanosleep(32);
+        while (*(volatile int *)arrived < expected) __nanosleep(20);
+        __threadfence();
     }
     __syncthreads();
-    __threadfence();
 }
 
 struct Tiles { float left[32][33], right[32][33], scale; };

@@ -364,7 +364,7 @@ def _advantage_lanes(begin, end, values, rewards, terminals, truncations, bootst
                 out[i] = a if live[i] != 0 else ZERO
 
 
-@driver  # the segments in `index`; on a GPU always this one
+@driver  # the segments in `index`, on a CPU
 def _advantage_columns_lanes(begin, end, index, values, rewards, terminals, truncations, bootstraps, ratios, valid,
                              gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages):
     T = rewards.shape[0]
@@ -380,7 +380,7 @@ def _advantage_columns_lanes(begin, end, index, values, rewards, terminals, trun
             next_advantage, next_value = advantage_cell(value, reward, done != 0, bootstrap, ratio, live,
                                                         next_advantage, next_value,
                                                         gamma, gae_lambda, rho_clip, c_clip, reward_clip)
-            if t > 0:  # reads come before this step's write, so that a GPU need not wait for it
+            if t > 0:
                 value, reward, done = values[t - 1, n], rewards[t - 1, n], terminals[t - 1, n] | truncations[t - 1, n]
                 bootstrap, ratio, following = bootstraps[t - 1, n], ratios[t - 1, n], valid[t - 1, n]
             advantages[t, n] = next_advantage if live else ZERO
@@ -411,8 +411,11 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         checked("advantage", "advantages", advantages, (T, N)))
     if index is None and not on_gpu(values):
         run(_advantage_lanes, N, T, *arrays)
+        return
+    index = check_index("advantage", index, 0, 0, N, values)
+    if on_gpu(values):
+        CUDA.launch("advantage", -(-len(index) // 4), 128, T, N, len(index), index, *arrays)
     else:
-        index = check_index("advantage", index, 0, 0, N, values)
         run(_advantage_columns_lanes, len(index), 9 * T, index, *arrays)
 
 
@@ -474,9 +477,13 @@ def priorities(advantages, valid, masses, *, alpha, index=None):
     """
     T, N = check_sizes("priorities", "advantages", advantages, 2)
     index = check_index("priorities", index, 0, 0, N, masses)
-    run(_priorities_lanes, len(index), 2 * T, checked("priorities", "advantages", advantages, (T, N)),
-        checked("priorities", "valid", valid, (T + 1, N), np.uint8), float(alpha), index,
-        checked("priorities", "masses", masses, (N,), np.float64))
+    arrays = (checked("priorities", "advantages", advantages, (T, N)),
+              checked("priorities", "valid", valid, (T + 1, N), np.uint8), float(alpha), index,
+              checked("priorities", "masses", masses, (N,), np.float64))
+    if on_gpu(masses):
+        CUDA.launch("priorities", -(-len(index) // 4), 128, T, N, len(index), *arrays)
+    else:
+        run(_priorities_lanes, len(index), 2 * T, *arrays)
 
 
 @cell
@@ -775,17 +782,18 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, s
     _launch_scan("mingru_scan", T, M, N, H, (*arrays[:7], arrays[2] if states else initial, not states, arrays[7]))
 
 
+MANY = 1 << 16  # channels of all segments, from which on a GPU's thread has two
 SCANS = {"ff": "", "bb": "_half", "bf": "_half_last"}  # read, written (f: float32, b: bfloat16)
 
 
 def _launch_scan(name, T, M, N, H, arrays, out=9):
-    """Launch a scan of kernels.cu; each thread has two channels if their number is even, or one."""
+    """Launch a scan of kernels.cu; each thread has two channels if these are many, and their number is even."""
     gates, inputs, out = ("b" if arrays[i].dtype == u16 else "f" for i in (0, 1, out))
     kind = SCANS.get(gates + out)
     if gates != inputs or kind is None or f"{name}{kind}" not in CUDA.signatures:
         raise TypeError(f"kernels.{name}: hgp, x and the output are {gates}, {inputs} and {out} (f: float32, b: "
                         "bfloat16); on a GPU all have one type, but the scan's output may always be float32.")
-    lanes = M * H // (1 if H % 2 else 2)
+    lanes = M * H // (1 if H % 2 or M * H < MANY else 2)
     CUDA.launch(f"{name}{kind}", -(-lanes // 64), 64, T, M, N, H, *arrays)
 
 

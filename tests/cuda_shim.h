@@ -184,6 +184,15 @@ template <class... P> inline int kinds(void (*)(P...), char *out) {
 }  // namespace shim
 
 inline void __syncthreads() { shim::wait(shim::AT_BLOCK); }
+inline int __syncthreads_or(int any) {
+    static int found;
+    shim::wait(shim::AT_BLOCK), found = 0;
+    shim::wait(shim::AT_BLOCK), found |= any != 0;
+    shim::wait(shim::AT_BLOCK);
+    int result = found;
+    shim::wait(shim::AT_BLOCK);
+    return result;
+}
 inline void __syncwarp(unsigned = ~0u) { shim::exchange(0, shim::current); }
 inline void __threadfence() {}
 inline void __nanosleep(unsigned) { shim::wait(shim::SPINS); }

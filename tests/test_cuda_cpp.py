@@ -151,7 +151,7 @@ def test_what_c_cannot_say_is_an_error(function):
 # ---------------------------------------------------------------------------------------------------------------------
 # The file
 
-DOUBLES = {"advantage_moments", "gradient_norm", "clip", "add_rows", "add_rows_half", "ppo_loss_discrete",
+DOUBLES = {"priorities", "advantage_moments", "gradient_norm", "clip", "add_rows", "add_rows_half", "ppo_loss_discrete",
            "ppo_loss_continuous", "draw", "newton_schulz"}  # kernels that add up in double
 
 
@@ -300,11 +300,11 @@ class Actor:
         if kind == "squashed":
             self.options["squash"] = models.squash_of(models.squash(policy, BOX))
 
-    def step(self, drawn=True, commit=True):
+    def step(self, drawn=True, commit=True, only=None):
         """(outputs, what was drawn, the state of all agents) of one step from where it began."""
         before = self.all_states.clone()
         written = {name: tensor if tensor is None else tensor.clone() for name, tensor in self.written.items()}
-        outputs = self.layers.step(self.observations, self.state, *self.flags, commit=commit,
+        outputs = self.layers.step(self.observations, self.state, *self.flags, commit=commit, only=only,
                                    drawn={**written, **self.options} if drawn else None)
         after = self.all_states.clone()
         self.all_states.copy_(before)
@@ -416,6 +416,24 @@ def test_a_step_is_the_same_whatever_is_side_by_side(simulated, monkeypatch, pre
     for outputs, written, states in found:
         assert torch.equal(outputs, found[0][0]) and torch.equal(states, found[0][2])
         assert all(tensor is None or torch.equal(tensor, found[0][1][name]) for name, tensor in written.items())
+
+
+def test_a_step_for_some_agents_leaves_out_tiles_without_any(simulated, monkeypatch):
+    """65 agents are tiles of 32, 32 and 1, three on two blocks."""
+    monkeypatch.setattr(fused, "TILES", (32,))
+    properties = torch.cuda.get_device_properties(None)
+    properties.multi_processor_count, properties.shared_memory_per_multiprocessor = 2, 1
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    actor = Actor(65, 5, 8, 2)
+    expected = actor.step(drawn=False, commit=False)[0]
+    for agent, written in ((None, ()), (3, (0, 2)), (64, (0, 2)), (40, (1,))):
+        only = torch.zeros(65, dtype=torch.uint8)
+        if agent is not None:
+            only[agent] = 1
+        actor.layers.chunk(65).flat_outputs.fill_(math.nan)
+        outputs = actor.step(drawn=False, commit=False, only=only)[0]
+        for tile, rows in enumerate((slice(32), slice(32, 64), slice(64, 65))):
+            assert torch.equal(outputs[rows], expected[rows]) if tile in written else outputs[rows].isnan().all()
 
 
 def test_what_a_step_refuses(simulated):

@@ -24,8 +24,8 @@ LAYERS = [  # docs/design.md; a file imports from those before its own
     {"pufferlib"},
 ]
 WITHIN = {  # what else a file may import, of its own layer
-    "cuda_cpp": {"arena"}, "recurrent": {"products"}, "configuration": {"vector"}, "compiled": {"engines"}, "fused": {"engines", "compiled"},
-    "sweep": {"watch"}, "ocean": set(),
+    "cuda_cpp": {"arena"}, "recurrent": {"products"}, "configuration": {"vector"}, "compiled": {"engines"},
+    "fused": {"engines", "compiled"}, "sweep": {"watch"}, "ocean": set(),
 }
 UPWARD = {  # a room above that a function reaches: (file, room): the function
     ("protein", "sweep"): {"__main__", "__init__", "optimize"},

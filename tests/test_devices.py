@@ -330,7 +330,7 @@ def test_what_the_compiler_for_a_gpu_made_trains_as_well(device, case, launcher,
     there, other, _ = run(4, **CASES[case], cudagraphs=2)
     torch.testing.assert_close(there[0], here[0], rtol=1e-2, atol=1e-3)
     torch.testing.assert_close(there[2], here[2], rtol=1e-2, atol=1e-3)
-    assert len(launcher.counts) >= (9 if case == "breakout" else 7)
+    assert len(launcher.counts) >= (7 if case == "breakout" else 5)
     assert other == pytest.approx(losses, rel=1e-2, abs=1e-3)
 
 
