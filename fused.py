@@ -179,6 +179,11 @@ def find_gpu(workers):
         raise ConfigError("train.device = cuda needs numba-cuda, but numba.cuda is numba's own here: pip install -r "
                           "requirements-cuda.txt (on PYTHONPATH instead of in site-packages it does not take its "
                           "place, until a sitecustomize.py there imports _numba_cuda_redirector).")
+    try:
+        from numba.cuda.np import arrayobj  # noqa: F401, which every kernel needs
+    except AttributeError as error:
+        raise ConfigError(f"train.device = cuda: this numba-cuda does not run with numpy {np.__version__} ({error}): "
+                          "pip install 'numpy<2.5', or a newer numba-cuda.") from None
     if importlib.util.find_spec("cupy") is None:
         raise ConfigError("train.device = cuda needs CuPy, which compiles kernels.cu: pip install -r "
                           "requirements-cuda.txt, or pip install cupy-cuda13x (cupy-cuda12x for CUDA 12).")

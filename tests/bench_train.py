@@ -169,7 +169,7 @@ def gpu_product_seconds(shapes):
 def gpu_events(function):
     """(what the GPU did in function(), in the order in which it began: torch's
     profiler events, seconds)."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         begun = time.perf_counter()
         function()
         torch.cuda.synchronize()

@@ -12,6 +12,7 @@ import json
 import math
 import shutil
 import subprocess
+import sys
 import traceback
 import types
 
@@ -382,6 +383,14 @@ def test_a_network_whose_graph_differs_runs_without(device, capsys):
     _, _, replays = run(4, network=Counts, cudagraphs=2)
     assert "differ" in capsys.readouterr().err
     assert replays is None or replays == 3  # the comparison's own
+
+
+def test_a_numpy_that_numba_cuda_does_not_know_is_named():
+    pytest.importorskip("numba_cuda")
+    script = ("import numpy, torch, fused; del numpy.row_stack; torch.cuda.is_available = lambda: True\n"
+              "try: fused.find_gpu(1)\nexcept fused.ConfigError as error: print(error)")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=arena.FOLDER, check=True)
+    assert "does not run with numpy" in done.stdout and "numpy<2.5" in done.stdout
 
 
 def test_what_is_not_finite_is_named_and_changes_no_weight(device):
