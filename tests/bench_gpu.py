@@ -136,7 +136,7 @@ STEPS = [
     Step("tests-captures", 150,
          tests("-m", "gpu and not slow", "tests/test_devices.py", "-k", CAPTURES), some_passed),
     Step("kernels", 180, ["tests/bench_kernels.py", "--device", "cuda"], near_a_copy),
-    Step("launches", 180, of_this_file("launches")),
+    Step("epoch", 180, of_this_file("epoch")),
     *train_speed(),
     *learning(),
     Step("tests-slow", 300, tests("-m", "gpu and slow", "tests/test_devices.py"), some_passed),
@@ -189,56 +189,59 @@ def versions():
         sys.exit("numba.cuda is numba's own, not numba-cuda's (fused.find_gpu says what to do)")
 
 
-def launches():
-    """What the GPU does in one minibatch and in one step of the rollout, each of which is one graph, and for how long
-    it does nothing within it."""
-    import torch
-
+def epoch():
+    """What the GPU does in an epoch of Breakout, environments and all, with the minibatches of its config and with
+    large ones."""
     sys.path.insert(0, str(ROOT))
     import bench_train
 
-    found, steps = {}, {}
-    for size in (65536, 8192):
-        trainer = bench_train.make_trainer(bench_train.Arguments(device="cuda",
-                                                                 minibatch_size=size))
+    found = {}
+    for size in (8192, 65536):
+        trainer = bench_train.make_trainer(
+            bench_train.Arguments(device="cuda", env_device="cuda", minibatch_size=size))
         bench_train.warm_up(trainer)
-        found[size] = one_graph(trainer.engine.device, bench_train, torch)
-        steps[trainer.engine.largest] = one_graph(trainer.engine.device, bench_train, torch, ("step", 0, 1))
+        found[size] = one_epoch(bench_train, trainer)
         trainer.release()
-        print(f"minibatch of {size:,}: {found[size]}")
-    print(f"step of the rollout, by its agents: {steps}")
-    print(json.dumps({"minibatch": found, "step": steps}))
+        print(f"minibatches of {size:,}: {found[size]['milliseconds']:.2f} ms, of which nothing runs in "
+              f"{found[size]['idle']:.2f} while the profiler looks")
+        for name, times, milliseconds in found[size]["kernels"]:
+            print(f"    {milliseconds:7.3f} ms {times:5} times {1000 * milliseconds / times:8.2f} us  {name}")
+    print(json.dumps({"epoch": found}))
 
 
-def one_graph(device, bench_train, torch, key="minibatch", repeats=20):
-    """{"launches", "microseconds" from its beginning to its end, "gaps": share of them in which nothing runs,
-    "longest": [(name, microseconds), ...]} of the graph of a minibatch, or of another key; medians."""
-    if key not in device._graphs:
-        sys.exit(f"{key} was not captured as a graph; see what is printed above")
+PRODUCTS = re.compile(r"gemm|cutlass|cublas|nvjet|splitK", re.I)
 
-    def replay():
-        with device.main():
-            for _ in range(repeats):
-                if key == "minibatch":
-                    device.play("renew", None)  # the epoch's count of minibatches begins anew
-                    torch.cuda.synchronize()
-                device.play(key, None)
-                torch.cuda.synchronize()  # so that one replay can be told from the next
 
-    replay()
-    events, _ = bench_train.gpu_events(replay)
-    count, rest = divmod(len(events), repeats)
-    if rest or not count:
-        sys.exit(f"{len(events)} events in {repeats} replays: they cannot be told apart")
-    each = [events[first : first + count] for first in range(0, len(events), count)]
-    spans = [max(event.time_range.end for event in part) - part[0].time_range.start
-             for part in each]
-    gaps = [1 - bench_train.busy_us(part) / span for part, span in zip(each, spans, strict=True)]
-    longest = sorted(((event.time_range.elapsed_us(), event.name) for event in each[-1]),
-                     reverse=True)[:8]
-    return {"launches": count, "microseconds": statistics.median(spans),
-            "gaps": statistics.median(gaps),
-            "longest": [(name[:100], round(microseconds, 1)) for microseconds, name in longest]}
+def kernel_name(event):
+    """A kernel's own name; those of one sort together."""
+    if PRODUCTS.search(event):
+        return "products"
+    if "at::" in event:
+        return "torch's own"
+    return re.sub(r"\[abi.*|[<(].*", "", event).split("::")[-1].strip() or event
+
+
+def one_epoch(bench_train, trainer, repeats=8):
+    """{"milliseconds": the least that an epoch took, "idle": those in which nothing ran, "kernels": [[name, how often,
+    milliseconds], ...]}; the two latter of another epoch, profiled."""
+    def run():
+        trainer.evaluate()
+        trainer.train()
+
+    seconds = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begun)
+    events, _ = bench_train.gpu_events(run)
+    found = {}
+    for event in events:
+        entry = found.setdefault(kernel_name(event.name), [0, 0.0])
+        entry[0] += 1
+        entry[1] += event.time_range.elapsed_us() / 1000
+    span = max(event.time_range.end for event in events) - events[0].time_range.start
+    return {"milliseconds": 1000 * min(seconds), "idle": (span - bench_train.busy_us(events)) / 1000,
+            "kernels": sorted(([name, *entry] for name, entry in found.items()), key=lambda row: -row[2])}
 
 
 def resume(*options):
@@ -486,13 +489,11 @@ def summary(results):
                      f"{sum(share >= GOAL for share in shares)} of {len(shares)} at {GOAL:.0%} or "
                      f"more, the slowest at {min(shares):.0%}; a copy "
                      f"{found['copy_gb_per_second']:,.0f} GB/s"))
-    if found := passed(results, "launches"):
-        for size, graph in found["minibatch"].items():
-            rows.append((f"a minibatch of {int(size):,}", f"{graph['launches']} launches in one graph, "
-                         f"{graph['microseconds']:,.0f} µs, nothing runs in {graph['gaps']:.0%} of it"))
-        for agents, graph in found.get("step", {}).items():
-            rows.append((f"a step of the rollout of {int(agents):,} agents", f"{graph['launches']} launches in one "
-                         f"graph, {graph['microseconds']:,.0f} µs, copies from and to the host among them"))
+    if found := passed(results, "epoch"):
+        for size, one in found["epoch"].items():
+            most = ", ".join(f"{name} {milliseconds:.1f}" for name, _, milliseconds in one["kernels"][:4])
+            rows.append((f"an epoch of Breakout with minibatches of {int(size):,}",
+                         f"{one['milliseconds']:.1f} ms; most take {most}; nothing runs in {one['idle']:.1f}"))
     for name, place in (("resume-host", "on the host"), ("resume-cuda", "on the GPU")):
         if found := passed(results, name):
             rows.append(("killed and resumed, beside the same run undisturbed, "
@@ -532,6 +533,12 @@ def page(results):
         lines += [f"| {name} | {row['microseconds']} | {row['gb_per_second']:,.0f} | "
                   f"{row['share_of_copy_of_its_size']:.0%} |"
                   for name, row in found["kernels"].items()]
+    if found := passed(results, "epoch"):
+        for size, one in found["epoch"].items():
+            lines += ["", f"## An epoch with minibatches of {int(size):,}", "",
+                      "| kernel | times | ms | µs each |", "| --- | --- | --- | --- |"]
+            lines += [f"| {name} | {times} | {milliseconds:.2f} | {1000 * milliseconds / times:.1f} |"
+                      for name, times, milliseconds in one["kernels"]]
     for name, result in results.items():
         if result.get("tail"):  # indented, since a fence could be within it
             lines += ["", f"## The end of what {name} said", ""]
@@ -539,7 +546,7 @@ def page(results):
     return "\n".join(lines) + "\n"
 
 
-NONE_YET = "**No figure of this trainer on a GPU has been measured yet**, so `--train.device auto` is the CPU.\n"
+NONE_YET = "**No figure of this trainer on a GPU has been measured yet.**\n"
 
 
 def section(folder=ROOT / "docs/gpu"):
@@ -558,7 +565,7 @@ def main():
     parser.add_argument("--readme", action="store_true", help="put the table into README.md")
     if sys.argv[1:2] == ["--run"]:  # the inside of a step
         name, *options = sys.argv[2:]
-        return {"versions": versions, "launches": launches, "resume": resume}[name](*options)
+        return {"versions": versions, "epoch": epoch, "resume": resume}[name](*options)
     a = parser.parse_args()
     if a.readme:
         before, _, after = (ROOT / "README.md").read_text().partition(BEGIN)

@@ -1,7 +1,6 @@
 """`make gpu` without a GPU: its runner and report, tested with stand-ins for the real steps, and what
 it says if there is no GPU."""
 
-import contextlib
 import json
 import os
 import re
@@ -23,8 +22,7 @@ KERNELS = {"copy_gb_per_second": 4000.0, "kernels": {
 TRAIN = {"sps": 12345678.0, "num_layers": 4, "hidden_size": 32, "shares": {"busy": 0.625}}
 SOLVED = {"environments": {"breakout": {
     "0": {"threshold": 800.0, "seconds": 7.25, "score": 858.0, "end_seconds": 9.0}}}}
-LAUNCHES = {"minibatch": {"8192": {"launches": 61, "microseconds": 250.0, "gaps": 0.25, "longest": []}},
-            "step": {"1024": {"launches": 5, "microseconds": 12.5, "gaps": 0.25, "longest": []}}}
+EPOCH = {"epoch": {"8192": {"milliseconds": 29.4, "idle": 2.8, "kernels": [["draw", 45, 0.45], ["clip", 45, 0.25]]}}}
 GARBAGE = bytes(range(256)) * 9 + b"\x1b[31m{not JSON}\n```\n"
 VERSIONS = {"gpu": "Some GPU", "cores": 16, "torch": "2.11.0", "driver": "580.1, 700 W",
             "sees_it": True}
@@ -134,14 +132,15 @@ def test_tests_that_only_skip_have_not_passed(tmp_path):
 
 def test_a_part_keeps_what_the_others_left(tmp_path):
     bench_gpu.run_all([stand_in("versions", VERSIONS), stand_in("kernels", KERNELS)], tmp_path)
-    bench_gpu.run_all([stand_in("launches", LAUNCHES)], tmp_path)
+    bench_gpu.run_all([stand_in("epoch", EPOCH)], tmp_path)
     steps, page = report(tmp_path)
-    assert list(steps) == ["versions", "kernels", "launches"]
+    assert list(steps) == ["versions", "kernels", "epoch"]
     assert steps["kernels"]["result"] == "below 70% of a copy of their size: draw 20%"
     assert "| draw | 20.0 | 10 | 20% |" in page and "1 of 3 at 70% or more, the slowest at 20%" in page
-    assert "| a step of the rollout of 1,024 agents | 5 launches in one graph, 12 µs, " in page
+    assert "minibatches of 8,192 | 29.4 ms; most take draw 0.5, clip 0.2; nothing runs in 2.8 |" in page
+    assert "| draw | 45 | 0.45 | 10.0 |" in page
     other = {"result": "passed", "seconds": 1, "figures": {"kernels": 3}}
-    broken = {"steps": {**steps, "kernels": other, "launches": 5}}
+    broken = {"steps": {**steps, "kernels": other, "epoch": 5}}
     (tmp_path / "report.json").write_text(json.dumps(broken))
     assert list(bench_gpu.kept(tmp_path)) == ["versions"]
     for garbage in ("{", "[]", '{"steps": 1}', "null"):
@@ -254,28 +253,24 @@ def test_streams_have_queues_of_their_own_unless_the_user_says_otherwise():
         assert done.stdout.split() == [kept, "False"], done.stderr
 
 
-def test_a_graphs_launches_and_gaps_are_counted():
-    """Three kernels in 10 µs, of which the second lies within the first and 2 µs are idle."""
+def test_an_epochs_kernels_and_gaps_are_counted():
+    """Three kernels in 10 µs, of which the second lies within the first and 2 µs are idle; two are products."""
     import bench_train
 
     def event(start, end, name):
         span = types.SimpleNamespace(start=start, end=end, elapsed_us=lambda: end - start)
         return types.SimpleNamespace(time_range=span, name=name)
 
-    def replays(count):
-        kernels = (0.0, 5.0, "one"), (1.0, 4.0, "two"), (7.0, 10.0, "x" * 200)
-        return [event(1000 * i + a, 1000 * i + b, name) for i in range(count)
-                for a, b, name in kernels]
-
-    synchronize = types.SimpleNamespace(cuda=types.SimpleNamespace(synchronize=lambda: None))
-    device = types.SimpleNamespace(_graphs={"minibatch": None}, main=contextlib.nullcontext,
-                                   play=lambda *call: None)
-    traced = types.SimpleNamespace(gpu_events=lambda function: (replays(4), 1.0),
+    events = [event(0.0, 5.0, "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_64x64>"),
+              event(1.0, 4.0, "nvjet_sm90_tst"), event(7.0, 10.0, "arena::_gather_cuda[abi:v11][abi:cw51]")]
+    calls = []
+    trainer = types.SimpleNamespace(evaluate=lambda: calls.append("evaluate"), train=lambda: calls.append("train"))
+    traced = types.SimpleNamespace(gpu_events=lambda function: (function(), (events, 1.0))[1],
                                    busy_us=bench_train.busy_us)
-    found = bench_gpu.one_graph(device, traced, synchronize, repeats=4)
-    assert found == {"launches": 3, "microseconds": 10.0, "gaps": pytest.approx(0.2),
-                     "longest": [("one", 5.0), ("x" * 100, 3.0), ("two", 3.0)]}
-    with pytest.raises(SystemExit, match="cannot be told apart"):
-        bench_gpu.one_graph(device, traced, synchronize, repeats=5)
-    with pytest.raises(SystemExit, match="was not captured"):
-        bench_gpu.one_graph(types.SimpleNamespace(_graphs={}), traced, synchronize)
+    found = bench_gpu.one_epoch(traced, trainer, repeats=2)
+    assert calls == ["evaluate", "train"] * 3 and found["milliseconds"] >= 0.0
+    assert found["idle"] == pytest.approx(0.002)
+    assert found["kernels"] == [["products", 2, pytest.approx(0.008)], ["_gather_cuda", 1, pytest.approx(0.003)]]
+    names = {"policy_step": "policy_step", "void at::native::copy<4, float>(int)": "torch's own",
+             "Memcpy DtoH (Device -> Pageable)": "Memcpy DtoH", "void mine::scan<2>(int)": "scan"}
+    assert {name: bench_gpu.kernel_name(name) for name in names} == names
