@@ -331,9 +331,16 @@ def _kept_kernel(function):
     compiled = cuda.jit(kernel, lto=False, cache=True)
     # numba's own key has the function that the kernel calls, whose pickle differs in each process.
     cache, edited = compiled._cache, os.stat(code.co_filename)
-    place = numba_cuda.__version__, code.co_filename, code.co_firstlineno
+    place = numba_cuda.__version__, code.co_filename, code.co_firstlineno, code.co_code, repr(code.co_consts)
     cache._index_key = lambda signature, codegen: (signature, codegen.magic_tuple(), place)
     cache._cache_file._source_stamp = edited.st_mtime, edited.st_size, SOURCES
+    load = cache._load_overload
+
+    def load_own(signature, context):
+        kept = load(signature, context)  # another one's, if two processes wrote the index at once
+        return kept if kept is not None and kept.signature.args == tuple(signature) else None
+
+    cache._load_overload = load_own
     return compiled
 
 

@@ -135,7 +135,7 @@ def show(name):
                       configuration.solved(name), False)
     args = configuration.load_config(name)
     if entry.sees is None:
-        one = {"num_envs": 1, "num_workers": None, "batch_size": None, "total_agents": None, "device": "host"}
+        one = {"num_envs": 1, "num_workers": None, "batch_size": None, "total_agents": None}
         backend = "auto" if env_name.endswith(".h") else "serial"
         vecenv = configuration.load_env(name,
                                         {**args, "vec": {**args["vec"], **one, "backend": backend},

@@ -212,7 +212,7 @@ class Train:
     seed: int = 0
     """Seed of the weights, the environments, the actions and the draws."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the network runs and learns. auto: cuda for environments in C if there is a GPU (docs/gpu.md), else cpu."""
+    """Where the network runs and learns. auto is cpu: on a GPU little was measured yet (docs/gpu.md)."""
     engine: Literal["auto", "compiled", "fused", "autograd"] = "auto"
     """How the network acts and learns (engines.py). autograd: any network, by its own forward. compiled (on a CPU, also
     feed-forward), fused (on a GPU): the default one. auto takes these if their results equal the network's own."""
@@ -652,8 +652,7 @@ def load_config(env_name, argv=()):
     apply_saved(argv, env_name, schema, values)
     if argv:
         values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
-    reasons, env, vec, train = {}, values["env"], values["vec"], values["train"]
-    steps, base = train["total_timesteps"], values.pop("base")
+    reasons, steps, env, vec = {}, values["train"]["total_timesteps"], values["env"], values["vec"]
     name = find_config(env_name)[0]
     creator = load_creator(name)
     if env.get("num_envs") == "auto":
@@ -664,10 +663,9 @@ def load_config(env_name, argv=()):
         if creator is not None and vec["total_agents"] is None:
             vec["num_envs"], agents = choose_copies(creator, env, steps)
             reasons["vec.num_envs"] = f"{steps:,} steps, {agents} agent{'s' * (agents > 1)} each"
-    if (train["device"] == "auto" and not (creator or name == "default" or base["resume"])
-            and ocean.device.has_gpu(train["gpus"])):
-        train["device"], reasons["train.device"] = "cuda", "an environment in C, and there is a GPU"
-    check_counts(args := {"config_name": env_name, "env_name": name, **base, **values, "auto": reasons})
+    base = values.pop("base")
+    args = {"config_name": env_name, "env_name": name, **base, **values, "auto": reasons}
+    check_counts(args)
     if sizes:
         typed = any(option.partition("=")[0] == "--train.horizon" for option in argv)
         known = {"horizon": args["train"]["horizon"]} if typed or "batch_size" not in sizes else {}
@@ -688,7 +686,8 @@ def check_counts(values):
         if train["gpus"] > 1 or train["gpus"] < 1:
             gpus = torch.cuda.device_count()
             reason = f"{why} and {gpus or 'no'} GPU{'s' * (gpus > 1)}"
-            processes.check_count("train.gpus", train["gpus"], (train["device"] == "cuda" and gpus) or most, reason)
+            most_ranks = gpus if gpus and train["device"] == "cuda" else most
+            processes.check_count("train.gpus", train["gpus"], most_ranks, reason)
         processes.check_count("vec.num_threads", vec["num_threads"], most, why)
         if vec["backend"] != "ray":  # Ray's workers may be on other machines
             processes.check_count("vec.num_workers", vec["num_workers"], most, why)

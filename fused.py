@@ -181,7 +181,7 @@ def find_gpu(workers):
                           "place, until a sitecustomize.py there imports _numba_cuda_redirector).")
     try:
         from numba.cuda.np import arrayobj  # noqa: F401, which every kernel needs
-    except AttributeError as error:
+    except (AttributeError, ImportError) as error:
         raise ConfigError(f"train.device = cuda: this numba-cuda does not run with numpy {np.__version__} ({error}): "
                           "pip install 'numpy<2.5', or a newer numba-cuda.") from None
     if importlib.util.find_spec("cupy") is None:

@@ -411,8 +411,8 @@ template <int COUNT> CELL bool grid_sums(double (&mine)[COUNT], double *parts, i
 }
 
 // --------------------------------------------------------------------------------------------------------------------
-// Advantages and priorities: a warp for each segment in `index`. Its lanes read 32 steps at once. Then the last lane hands
-// its result to the one before, and so on.
+// Advantages and priorities: a warp for each segment in `index`; eight neighbours, a block, share what the memory brings.
+// A warp's lanes read 32 steps at once. Then the last lane hands its result to the one before, and so on.
 
 extern "C" __global__ void advantage(i64 T, i64 N, i64 count, const i64 *index, const float *values,
                                      const float *rewards, const u8 *terminals, const u8 *truncations,

@@ -414,7 +414,7 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         return
     index = check_index("advantage", index, 0, 0, N, values)
     if on_gpu(values):
-        CUDA.launch("advantage", -(-len(index) // 4), 128, T, N, len(index), index, *arrays)
+        CUDA.launch("advantage", -(-len(index) // 8), 256, T, N, len(index), index, *arrays)
     else:
         run(_advantage_columns_lanes, len(index), 9 * T, index, *arrays)
 
@@ -481,7 +481,7 @@ def priorities(advantages, valid, masses, *, alpha, index=None):
               checked("priorities", "valid", valid, (T + 1, N), np.uint8), float(alpha), index,
               checked("priorities", "masses", masses, (N,), np.float64))
     if on_gpu(masses):
-        CUDA.launch("priorities", -(-len(index) // 4), 128, T, N, len(index), *arrays)
+        CUDA.launch("priorities", -(-len(index) // 8), 256, T, N, len(index), *arrays)
     else:
         run(_priorities_lanes, len(index), 2 * T, *arrays)
 
@@ -782,7 +782,7 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, s
     _launch_scan("mingru_scan", T, M, N, H, (*arrays[:7], arrays[2] if states else initial, not states, arrays[7]))
 
 
-MANY = 1 << 16  # channels of all segments, from which on a GPU's thread has two
+MANY = 1 << 16  # with so many channels of all segments together, or more, a thread of a GPU has two
 SCANS = {"ff": "", "bb": "_half", "bf": "_half_last"}  # read, written (f: float32, b: bfloat16)
 
 

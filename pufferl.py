@@ -90,7 +90,7 @@ from configuration import (  # load_* for scripts
     sizes_of,
 )
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
-from vector import Tensors, make  # make for scripts too: make("breakout", num_envs=256)
+from vector import Native, Tensors, make  # make for scripts too: make("breakout", num_envs=256)
 
 processes.keep_memory()
 
@@ -1044,6 +1044,8 @@ def describe(trainer, args, facts):
            f"{plural(trainer.vecenv.num_threads, 'thread')}{steps}; engine {trainer.engine.name}, "
            f"rollout {trainer.engine.rollout_name}; {folder}")
     yield f"network: {models.describe(trainer.policy)}{speed}"
+    if args["train"]["device"] == "auto" and isinstance(trainer.vecenv, Native) and ocean.device.has_gpu():
+        yield "a GPU is here: --train.device cuda trains this many times as fast (docs/gpu.md)"
     for name, reason in args["auto"].items():
         section, _, key = name.partition(".")
         if reason is not None:

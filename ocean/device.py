@@ -10,7 +10,6 @@ header stays as it is. A struct that holds nothing but plain data is copied to t
 """
 
 import importlib.util
-import os
 import re
 import sys
 
@@ -34,13 +33,11 @@ class NotCompiled(RuntimeError):
     """A header that the C compiler takes and the GPU's does not; the message holds the compiler's own."""
 
 
-def has_gpu(processes=1):
-    """Whether each of so many processes of a run may have a GPU of this machine, and what compiles for it is there."""
+def has_gpu():
+    """Whether this machine has a GPU and the packages that compile for it."""
     import torch
 
-    if not torch.cuda.is_available() or not all(map(importlib.util.find_spec, ("cupy", "numba_cuda"))):
-        return False
-    return torch.cuda.device_count() >= max(processes, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    return all(map(importlib.util.find_spec, ("cupy", "numba_cuda"))) and torch.cuda.is_available()
 
 
 def why_not(library):

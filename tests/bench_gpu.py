@@ -546,7 +546,7 @@ def page(results):
     return "\n".join(lines) + "\n"
 
 
-NONE_YET = "**No figure of this trainer on a GPU has been measured yet.**\n"
+NONE_YET = "**No figure of this trainer on a GPU has been measured yet**, so `--train.device auto` is the CPU.\n"
 
 
 def section(folder=ROOT / "docs/gpu"):

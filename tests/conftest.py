@@ -4,7 +4,6 @@ to fail because of a change; `pytest --hypothesis-profile=explore` draws new one
 
 import contextlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,12 +18,6 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("repeatable")
-
-
-def pytest_configure(config):
-    """Tests that are not for a GPU see none, because train.device auto would take it."""
-    if re.search(r"not gpu|cudasim", config.option.markexpr):
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture(scope="module")

@@ -114,24 +114,20 @@ def test_auto_is_a_value(text, kind, value):
     assert configuration.coerce(text, kind, "here") == value
 
 
-def test_auto_takes_a_gpu_for_environments_in_c(monkeypatch):
-    def device(name, *options):
-        return pufferl.load_config(name, options)["train"]["device"]
+def test_a_run_on_the_cpu_says_that_there_is_a_gpu(monkeypatch):
+    def said(*options):
+        args = pufferl.load_config("squared", options)
+        trainer, facts = pufferl.make_trainer("squared", {**args, "data_dir": None})
+        lines = list(pufferl.describe(trainer, args, facts))
+        trainer.close()
+        return [line for line in lines if "a GPU is here" in line]
 
-    assert device("squared") == "auto", "which is cpu"
+    assert not said()
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in ("cupy", "numba_cuda") or find_spec(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *package: (
+        name in ("cupy", "numba_cuda") or find_spec(name, *package)))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert pufferl.load_config("squared")["auto"] == {"train.device": "an environment in C, and there is a GPU"}
-    assert [device("squared", *options) for options in (
-        (), ("--train.gpus", "2"), ("--train.gpus", "3"), ("--train.device", "cpu"))] == ["cuda", "cuda", "auto", "cpu"]
-    assert device("gym/CartPole-v1") == device("default") == "auto", "not measured"
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")  # torchrun's
-    assert device("squared") == "auto"
-    monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cupy" else find_spec(name))
-    assert device("squared") == "auto", "CuPy is missing"
+    assert said() and not said("--train.device", "cpu")
 
 
 def test_auto_is_for_settings_that_have_it():

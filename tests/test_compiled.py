@@ -120,20 +120,22 @@ def test_kernels_of_a_gpu_are_kept_until_their_file_is_edited(tmp_path):
         import arena, own
         cache = arena._kept_kernel(own.fill)._cache
         code = types.SimpleNamespace(magic_tuple=lambda: ("a GPU",))
-        cache._impl.rebuild = lambda context, kept: kept
-        print(cache._load_overload("signature", types.SimpleNamespace(codegen=lambda: code)))
-        kernel = types.SimpleNamespace(codegen=code, _reduce_states=lambda: sys.argv[1])
-        cache._save_overload("signature", kernel)
+        cache._impl.rebuild = lambda context, kept: types.SimpleNamespace(**kept)
+        kept = cache._load_overload(("int64",), types.SimpleNamespace(codegen=lambda: code))
+        print(kept and kept.what)
+        signature = types.SimpleNamespace(args=(sys.argv[2],))
+        left = {{"what": sys.argv[1], "signature": signature}}
+        cache._save_overload(("int64",), types.SimpleNamespace(codegen=code, _reduce_states=lambda: left))
         """)
 
-    def run(what):
-        done = subprocess.run([sys.executable, script, what], capture_output=True, text=True, check=True,
+    def run(what, signature="int64"):
+        done = subprocess.run([sys.executable, script, what, signature], capture_output=True, text=True, check=True,
                               env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kept")})
         return done.stdout.split()[-1]
 
-    assert [run("first"), run("second"), run("third")] == ["None", "first", "second"]
+    assert [run("first"), run("second"), run("third", "float64"), run("fourth")] == ["None", "first", "second", "None"]
     file.write_text(file.read_text().replace("= 1", "= 10"))
-    assert run("fourth") == "None"
+    assert run("fifth") == "None"
 
 
 @pytest.mark.slow  # everything is compiled three times
