@@ -614,7 +614,8 @@ def difference(policy, vecenv, sample, device="cpu"):
             for name, parameter in parameters.items()}
     norms = [(module, module.shift.clone(), module.scale.clone()) for module in policy.modules()
              if isinstance(module, models.Normalizer)]
-    tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
+    products = torch.backends.cuda.matmul
+    precision, products.fp32_precision = products.fp32_precision, "ieee"
 
     def weigh(scale, nudge=0.0):
         for name, parameter in parameters.items():
@@ -646,7 +647,7 @@ def difference(policy, vecenv, sample, device="cpu"):
     except Exception as error:  # its forward may have other arguments or results
         return f"it does not run as the default network does: {type(error).__name__}: {error}"
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
+        products.fp32_precision = precision
         for name, parameter in parameters.items():
             parameter.data.copy_(kept[name][0])
             parameter.grad = kept[name][1]

@@ -59,6 +59,21 @@ def test_the_default_network_is_compiled(env, normalize, capsys):
     trainer.release()
 
 
+@pytest.mark.parametrize("precision", ["none", "tf32"])
+def test_a_comparison_is_without_tf32_and_leaves_what_the_user_chose(precision, monkeypatch):
+    chosen, seen, given = torch.backends.cuda.matmul, [], engines._given
+    monkeypatch.setattr(engines, "_given", lambda *call: (seen.append(chosen.fp32_precision), given(*call))[1])
+    trainer = make_trainer()
+    try:
+        chosen.fp32_precision = precision
+        assert trainer.engine.difference(trainer.policy, trainer.vecenv) is None
+        assert chosen.fp32_precision == precision and set(seen[-2:]) == {"ieee"}
+    finally:
+        chosen.fp32_precision = "none"
+        trainer.release()
+
+
+
 def without_memory(vecenv, hidden_size, num_layers, normalize):
     policy = models.FeedForward(vecenv, hidden_size)
     return models.Normalized(vecenv, policy) if normalize else policy
