@@ -77,12 +77,12 @@ class Compiling(event.Listener):
 
     def __init__(self):
         self.seconds, self.announce = 0.0, lambda: None  # called once it takes a while
-        self._depth, self._begun = 0, 0.0
+        self._depth, self._begun, self._one_at_a_time = 0, 0.0, threading.RLock()
 
     @contextmanager
     def counted(self):
         """Within it, a compiler is at work that sends no events of its own, as those for a GPU."""
-        with _one_compiler:
+        with self._one_at_a_time:
             self.on_start(None)
             try:
                 yield
@@ -104,7 +104,6 @@ class Compiling(event.Listener):
             self.seconds += time.perf_counter() - self._begun
 
 
-_one_compiler = threading.RLock()
 compiling = Compiling()
 event.register("numba:compile", compiling)
 
@@ -317,9 +316,12 @@ def cuda_kernel(function):
 def _kept_kernel(function):
     """The kernel of `cuda_kernel`, compiled by its first launch, or taken from __pycache__, where it
     is until the function's own file or one of FILES is edited."""
+    kernel = cuda_kernel(function)  # imports cuda
+    if SIMULATOR:
+        return cuda.jit(kernel)
     import numba_cuda
 
-    kernel, code = cuda_kernel(function), getattr(function, "py_func", function).__code__  # imports cuda
+    code = getattr(function, "py_func", function).__code__
     if not os.path.exists(code.co_filename):  # typed into a prompt
         return cuda.jit(kernel, lto=False)
     if config.CACHE_DIR:  # `kept` found no other folder, or the user names one
@@ -353,8 +355,7 @@ def _launch(function, lanes, arguments):
     is_new = function not in _kernels
     if is_new:
         warnings.filterwarnings("ignore", ".*Grid size")  # ours are what the batch is; it may begin with a colour
-        kernel = cuda_kernel(function) if SIMULATOR else None  # imports cuda
-        _kernels[function] = cuda.jit(kernel) if SIMULATOR else _kept_kernel(function)
+        _kernels[function] = _kept_kernel(function)
     stream = 0
     if not SIMULATOR:
         handle = torch.cuda.current_stream().cuda_stream

@@ -112,40 +112,42 @@ template <int V, class Real> CELL void mingru_scan_grad_lane(
     write<V>(sum, sum_h), write<V>(sum + H, sum_g), write<V>(sum + 2 * H, sum_p);
 }
 
+CELL bool one_channel(i64 M, i64 H) { return H % 2 || M * H < MANY; }  // a thread; kernels._launch_scan counts them
+
 // Gates, inputs and outputs are float32, bfloat16, or bfloat16 with a float32 output, as the last layer's is.
 
 extern "C" __global__ void mingru_scan(i64 T, i64 M, i64 N, i64 H, const float *hgp, const float *x, float *states,
                                        const u8 *resets, const u8 *valid, const i64 *index, i64 start,
                                        const float *initial, bool drawn, float *out) {
-    if (H % 2 || M * H < MANY) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+    if (one_channel(M, H)) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
     else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
 }
 
 extern "C" __global__ void mingru_scan_half(i64 T, i64 M, i64 N, i64 H, const u16 *hgp, const u16 *x, float *states,
                                             const u8 *resets, const u8 *valid, const i64 *index, i64 start,
                                             const float *initial, bool drawn, u16 *out) {
-    if (H % 2 || M * H < MANY) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+    if (one_channel(M, H)) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
     else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
 }
 
 extern "C" __global__ void mingru_scan_half_last(i64 T, i64 M, i64 N, i64 H, const u16 *hgp, const u16 *x,
                                                  float *states, const u8 *resets, const u8 *valid, const i64 *index,
                                                  i64 start, const float *initial, bool drawn, float *out) {
-    if (H % 2 || M * H < MANY) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+    if (one_channel(M, H)) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
     else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
 }
 
 extern "C" __global__ void mingru_scan_grad(i64 T, i64 M, i64 N, i64 H, float *hgp, const float *x,
                                             const float *states, const u8 *resets, const u8 *valid, const i64 *index,
                                             i64 start, float *grad_out, float *sums) {
-    if (H % 2 || M * H < MANY) mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
+    if (one_channel(M, H)) mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
     else mingru_scan_grad_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
 }
 
 extern "C" __global__ void mingru_scan_grad_half(i64 T, i64 M, i64 N, i64 H, u16 *hgp, const u16 *x,
                                                  const float *states, const u8 *resets, const u8 *valid,
                                                  const i64 *index, i64 start, u16 *grad_out, float *sums) {
-    if (H % 2 || M * H < MANY) mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
+    if (one_channel(M, H)) mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
     else mingru_scan_grad_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
 }
 

@@ -1044,8 +1044,8 @@ def describe(trainer, args, facts):
            f"{plural(trainer.vecenv.num_threads, 'thread')}{steps}; engine {trainer.engine.name}, "
            f"rollout {trainer.engine.rollout_name}; {folder}")
     yield f"network: {models.describe(trainer.policy)}{speed}"
-    if args["train"]["device"] == "auto" and isinstance(trainer.vecenv, Native) and ocean.device.has_gpu():
-        yield "a GPU is here: --train.device cuda trains this many times as fast (docs/gpu.md)"
+    if args["train"]["device"] == "auto" and isinstance(trainer.vecenv, Native) and torch.cuda.is_available():
+        yield "a GPU is here: --train.device cuda trains on it, Breakout many times as fast (docs/gpu.md)"
     for name, reason in args["auto"].items():
         section, _, key = name.partition(".")
         if reason is not None:

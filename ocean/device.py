@@ -33,13 +33,6 @@ class NotCompiled(RuntimeError):
     """A header that the C compiler takes and the GPU's does not; the message holds the compiler's own."""
 
 
-def has_gpu():
-    """Whether this machine has a GPU and the packages that compile for it."""
-    import torch
-
-    return all(map(importlib.util.find_spec, ("cupy", "numba_cuda"))) and torch.cuda.is_available()
-
-
 def why_not(library):
     """Why an environment cannot step on a GPU here, as the end of a sentence; None if nothing is known against it."""
     if library.has_heap:

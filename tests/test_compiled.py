@@ -115,7 +115,7 @@ def test_kernels_of_a_gpu_are_kept_until_their_file_is_edited(tmp_path):
     file, script = tmp_path / "own.py", tmp_path / "script.py"
     file.write_text("def fill(begin, end, a):\n    a[begin] = 1\n")
     script.write_text(f"""if True:
-        import importlib, sys, types
+        import sys, types
         sys.path[:0] = [{str(tmp_path)!r}, {str(arena.FOLDER)!r}]
         import arena, own
         code = types.SimpleNamespace(magic_tuple=lambda: ("a GPU",))

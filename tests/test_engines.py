@@ -73,7 +73,6 @@ def test_a_comparison_is_without_tf32_and_leaves_what_the_user_chose(precision, 
         trainer.release()
 
 
-
 def without_memory(vecenv, hidden_size, num_layers, normalize):
     policy = models.FeedForward(vecenv, hidden_size)
     return models.Normalized(vecenv, policy) if normalize else policy
