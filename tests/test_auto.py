@@ -606,7 +606,8 @@ def test_an_environment_that_one_process_cannot_hold_twice_is_not_measured(tmp_p
 
 
 @pytest.mark.parametrize(("name", "option", "gamma"), [("PointMass", "--env.length=25", 0.96),
-                                                     ("PointMass", "--env.length=500", 0.99),
+                                                     pytest.param("PointMass", "--env.length=500", 0.99,
+                                                                  marks=pytest.mark.slow),
                                                      ("Catch", "--env.size=7", 0.99)])
 def test_episodes_that_are_all_cut_off_soon_shorten_the_view(tmp_path, name, option, gamma):
     name = f"{ROOT}/tests/brought.py:{name}"

@@ -155,7 +155,8 @@ DOUBLES = {"priorities", "advantage_moments", "gradient_norm", "clip", "add_rows
            "ppo_loss_continuous", "draw", "newton_schulz"}  # kernels that add up in double
 
 
-@pytest.fixture(scope="module", params=GENERATIONS)
+@pytest.fixture(scope="module",
+                params=[GENERATIONS[0], *(pytest.param(g, marks=pytest.mark.slow) for g in GENERATIONS[1:])])
 def compiled(request):
     if nvrtc.library() is None:
         pytest.skip("there is no libnvrtc: pip install -r requirements-test.txt")

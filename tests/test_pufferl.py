@@ -1192,7 +1192,7 @@ def run(*arguments, cwd, **kwargs):
     )
 
 
-def test_command_line_trains_evaluates_resumes_and_explains(tmp_path):
+def test_command_line_trains_evaluates_and_resumes(tmp_path, monkeypatch, capsys):
     small = ["--env.num-envs", "64", "--train.minibatch-size", "1024",
              "--train.total-timesteps", "40000"]
     trained = run("train", "squared", *small, cwd=tmp_path)
@@ -1204,29 +1204,21 @@ def test_command_line_trains_evaluates_resumes_and_explains(tmp_path):
     assert list((folder / "tensorboard").glob("events.*"))
     assert json.loads((folder / "config.json").read_text())["env"]["num_envs"] == 64
 
-    played = run("eval", "squared", "--load-model-path", "latest", "--eval.episodes", "20",
-                 cwd=tmp_path)
-    assert played.returncode == 0, played.stderr
-    assert "score" in played.stdout and "20 episodes" in played.stdout
+    monkeypatch.chdir(tmp_path)
+    pufferl.main(["eval", "squared", "--load-model-path", "latest", "--eval.episodes", "20"])
+    played = capsys.readouterr().out
+    assert "score" in played and "20 episodes" in played
 
-    resumed = run("train", "squared", *small[:-1], "60000", "--resume", "latest", cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert "resumed" in resumed.stdout and "step 40,960" in resumed.stdout
+    pufferl.main(["train", "squared", *small[:-1], "60000", "--resume", "latest"])
+    resumed = capsys.readouterr().out
+    assert "resumed" in resumed and "step 40,960" in resumed
     assert len(list((tmp_path / "experiments").iterdir())) == 1
     (tmp_path / "kept").mkdir()
     moved = folder.rename(tmp_path / "kept" / "mine")
     state = str(moved / "trainer_state.pt")
-    resumed = run("train", "squared", "--resume", state, "--train.total-timesteps", "60000",
-                  cwd=tmp_path)
-    assert resumed.returncode == 0 and f"resumed {moved} at step 6" in resumed.stdout, (
-        resumed.stderr)
+    pufferl.main(["train", "squared", "--resume", state, "--train.total-timesteps", "60000"])
+    assert f"resumed {moved} at step 6" in capsys.readouterr().out
     assert list((tmp_path / "kept").iterdir()) == [moved]
-
-    helped = run("train", "squared", "--help", cwd=tmp_path)
-    assert (helped.returncode == 0 and "--train.learning-rate" in helped.stdout
-            and "--env.distance" in helped.stdout)
-    wrong = run("train", "squarde", cwd=tmp_path)
-    assert wrong.returncode != 0 and "squared" in wrong.stderr and "Traceback" not in wrong.stderr
 
 
 @pytest.mark.parametrize(("verb", "rest"), [
@@ -1264,28 +1256,29 @@ def test_every_verb_has_help(verb, capsys):
     assert len(capsys.readouterr().out) > 200
 
 
+def test_help_explains_each_setting_of_the_trainer_and_of_the_environment(capsys):
+    with pytest.raises(SystemExit):
+        pufferl.main(["train", "squared", "--help"])
+    told = capsys.readouterr().out
+    assert "--train.learning-rate" in told and "--env.distance" in told
+
+
 def test_a_header_that_does_not_compile_is_an_error_in_a_line(tmp_path):
     (tmp_path / "broken.h").write_text("this is no C")
     with pytest.raises(SystemExit, match=r"(?s)pufferl\.py: .*broken\.h"):
         pufferl.main(["train", str(tmp_path / "broken.h")])
 
 
-def test_a_run_brings_its_own_network_and_refuses_another(tmp_path):
+def test_a_run_brings_its_own_network_and_refuses_another(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     small = ["--env.num-envs", "64", "--train.total-timesteps", "4096", "--logger", "none"]
-    trained = run("train", "squared", *small, "--policy.hidden-size", "24", "--env.distance", "2",
-                  cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
-    played = run("eval", "squared", "--load-model-path", "latest", "--eval.episodes", "4",
-                 cwd=tmp_path)
-    assert played.returncode == 0, played.stderr
-    refused = run("train", "squared", "--resume", "latest", "--policy.hidden-size", "32",
-                  cwd=tmp_path)
-    assert (refused.returncode != 0 and "another network" in refused.stderr
-            and "Traceback" not in refused.stderr)
-    resumed = run("train", "squared", "--resume", "latest", "--train.total-timesteps", "8192",
-                  cwd=tmp_path)
-    assert resumed.returncode == 0 and "resumed" in resumed.stdout, (
-        "the refusal must leave the run as it was")
+    pufferl.main(["train", "squared", *small, "--policy.hidden-size", "24", "--env.distance", "2"])
+    pufferl.main(["eval", "squared", "--load-model-path", "latest", "--eval.episodes", "4"])
+    with pytest.raises(SystemExit, match="another network"):
+        pufferl.main(["train", "squared", "--resume", "latest", "--policy.hidden-size", "32"])
+    capsys.readouterr()
+    pufferl.main(["train", "squared", "--resume", "latest", "--train.total-timesteps", "8192"])
+    assert "resumed" in capsys.readouterr().out, "the refusal must leave the run as it was"
     model = max(tmp_path.glob("experiments/*/model_*.pt"))
     assert model.stat().st_size < 100_000, "weights alone, not the arena behind them"
 

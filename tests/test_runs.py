@@ -174,7 +174,7 @@ def interrupted(tmp_path, *command, wait=1.0):
 
 
 def test_a_second_signal_leaves_at_once(tmp_path):
-    long = ["--vec.total-agents", "8192", "--train.horizon", "2048", "--train.minibatch-size",
+    long = ["--vec.total-agents", "2048", "--train.horizon", "2048", "--train.minibatch-size",
             "65536", "--logger", "none"]
     process, output, _ = interrupted(tmp_path, "train", "squared", *long)
     assert process.returncode == -signal.SIGINT, output

@@ -439,6 +439,7 @@ def start_sweep(folder, count, workers=2, seconds=1.0):
         env={**os.environ, "FAKE_SECONDS": str(seconds)})
 
 
+@pytest.mark.slow
 def test_kill_and_interrupt_lose_nothing(tmp_path):
     """kill -9, then Ctrl-C, then to the end: every trial once, running ones
     resumed where they stood."""

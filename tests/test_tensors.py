@@ -360,7 +360,7 @@ def trained(epochs, mode, **settings):
     return arrays, trainer.arena.flat("weights").clone(), losses, entry
 
 
-@pytest.mark.parametrize("cudagraphs", [-1, 2])
+@pytest.mark.parametrize("cudagraphs", [pytest.param(-1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
 @pytest.mark.parametrize("network", [models.MinGRUPolicy, models.FeedForward])
 def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
@@ -859,17 +859,14 @@ def test_a_run_resumes_with_new_episodes(tmp_path, capsys):
     assert torch.equal(*ends) and not torch.equal(ends[0], weights)
 
 
-def test_train_and_eval_by_the_command_line(tmp_path):
+def test_train_and_eval_by_the_command_line(tmp_path, monkeypatch, capsys):
     """A short run, and the mean of one episode in each of 16 of them."""
+    monkeypatch.chdir(ROOT)
     options = ["--env.num-envs", "16", "--data-dir", str(tmp_path)]
-    train = [sys.executable, "pufferl.py", "train", CARTPOLE, *options,
-             "--train.total-timesteps", "4000"]
-    subprocess.run(train, cwd=ROOT, check=True, capture_output=True, timeout=300)
-    evaluate = [sys.executable, "pufferl.py", "eval", CARTPOLE, *options,
-                "--load-model-path", "latest", "--eval.episodes", "16"]
-    result = subprocess.run(evaluate, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert "16 episodes" in result.stdout and "episode_return" in result.stdout, result.stdout
+    pufferl.main(["train", CARTPOLE, *options, "--train.total-timesteps", "4000"])
+    pufferl.main(["eval", CARTPOLE, *options, "--load-model-path", "latest", "--eval.episodes", "16"])
+    told = capsys.readouterr().out
+    assert "16 episodes" in told and "episode_return" in told, told
 
 
 @pytest.mark.slow
