@@ -37,6 +37,8 @@ from configuration import ConfigError, load_attribute, named
 
 # Operations of a pass through the network above which threads share each matrix product.
 WORTH_THREADS = 1e8
+# Operations of a buffer's step above which each worker of a rollout runs the network in a thread of its own.
+WORTH_A_WORKER = 5e7
 # The most numbers in a tensor of one pass, 8 MB: larger ones leave the caches (and above 16 MB are mapped anew).
 PASS = 2**21
 ROLLOUT = ("observations", "resets", "valid", "action_masks")  # what a policy sees at a step
@@ -63,12 +65,14 @@ def _flags(tensor):
     return tensor if tensor.is_cuda else tensor.numpy()
 
 
-def known(policy):
+def thread_safe(policy):
     """Whether threads may run a network side by side, by what it is made of: modules of models.py, pictures.py and
-    torch, without hooks and dropout. A forward of one's own may do what only one thread can, such as fill a cache."""
+    torch, without hooks and dropout, and modules of one's own that say `thread_safe = True`. Any other forward may do
+    what only one thread can, such as fill a cache."""
     def plain(module):
         place = type(module).__module__
-        return ((place in ("models", "pictures") or place.startswith("torch.nn.modules."))
+        ours = place in ("models", "pictures") or place.startswith("torch.nn.modules.")
+        return ((ours or getattr(module, "thread_safe", False))
                 and not _replaced(module) and not _hooked(module) and not getattr(module, "dropout", 0)
                 and not isinstance(module, nn.modules.dropout._DropoutNd))
 
@@ -99,8 +103,8 @@ def _held(policy):
 
 def leaves_nothing(policy, go):
     """Whether go(), a pass through the network, leaves nothing behind in it and draws no random numbers of torch's, so
-    that threads can run it side by side: models.py may have been edited. Changed buffers and torch's generator are
-    afterwards what they were, nothing else is."""
+    that threads can run it side by side. Changed buffers and torch's generator are afterwards what they were, nothing
+    else is."""
     random, before = torch.get_rng_state(), _held(policy)
     buffers = [(buffer, buffer.clone(), buffer._version) for buffer in policy.buffers()]
     try:
@@ -142,6 +146,15 @@ class Acting:
         # numbers in the decoder's output: the logits or means, and the value
         self.width = 1 + (sum(vecenv.action_heads) if self.chooses else vecenv.action_dims)
         self.tiles, self.pool = self._find_tiles(), None
+        self.watched = False  # whether a step was
+        if self.through_torch:
+            self.side_by_side = self._worth_workers() and thread_safe(policy)
+
+    def _worth_workers(self):
+        """Whether threads that each run the network for buffers of their own are worth it. Products that go through
+        torch have its threads already."""
+        return bool(self.tiles and self.vecenv.num_buffers >= self.vecenv.num_workers > 1
+                    and self._operations(self.vecenv.agents_per_batch) >= WORTH_A_WORKER)
 
     def _find_tiles(self):
         """products.Tiles, through which the network's linear maps go, or None: they go through torch. A network with
@@ -236,9 +249,28 @@ class Acting:
 
     def _run_workers(self):
         """The rollout; returns the seconds that each worker spent in environments."""
-        threads = self._threads(self.vecenv.agents_per_batch)
+        workers, threads = range(self.vecenv.num_workers), self._threads(self.vecenv.agents_per_batch)
+        if self.side_by_side and self._still_for_threads():
+            return self.in_parallel(self._rollout_in_a_thread, workers)
         with kernels.threads(self.vecenv.num_threads), torch_threads(threads):
-            return [self._rollout(worker) for worker in range(self.vecenv.num_workers)]
+            return [self._rollout(worker) for worker in workers]
+
+    @torch.no_grad()
+    def _still_for_threads(self):
+        """Whether nothing has been put on the network meanwhile that is for one thread. Before a run's first rollout a
+        step is watched as well: models.py may have been edited, or a network said more than it keeps."""
+        safe = thread_safe(self.policy)
+        if safe and not self.watched:
+            row, agents, self.watched = self.rows[0][0], self.vecenv.ranges[0], True
+            state = self._copy_state(0, {name: tensor[:, agents] for name, tensor in self.state.items()})
+            seen = torch.zeros_like(row["observations"]), state, row["resets"], row["valid"]
+            safe = leaves_nothing(self.policy, lambda: self._act(0, *seen))
+        self.side_by_side = safe
+        return safe
+
+    def _rollout_in_a_thread(self, worker):
+        with torch_threads(1):
+            return self._rollout(worker)
 
     def in_parallel(self, function, workers):
         """[function(worker), ...], each in a thread of its own, of which the first is this one: to
@@ -387,6 +419,7 @@ class Autograd(Acting):
 
     in_parts = True  # a minibatch goes through the network in parts small enough for a cache
     worth_a_learner = 3e8  # operations of a minibatch, gradient and all, for each thread that learns a share of it
+    held_back = False  # whether one thread learns only because the network is not `thread_safe`
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
         super().__init__(policy, vecenv, config, segments, first_agent)
@@ -408,12 +441,13 @@ class Autograd(Acting):
 
     def _count_learners(self):
         """How many threads learn, each from its share of a minibatch. torch.compile is for one, and so is any network
-        that is not `known`, or train.max_minibatch_size, which bounds what is in memory."""
-        if self._undivided() or self.config["compile"] or (
-                self.through_torch and (self.config["max_minibatch_size"] or not known(self.policy))):
+        that is not `thread_safe`, or train.max_minibatch_size, which bounds what is in memory."""
+        if self._undivided() or self.config["compile"] or (self.through_torch and self.config["max_minibatch_size"]):
             return 1
         worth = 3 * self._operations(self.segments * self.horizon) // self.worth_a_learner
-        return int(max(1, min(worth, self.vecenv.num_threads, self.segments)))
+        count = int(max(1, min(worth, self.vecenv.num_threads, self.segments)))
+        self.held_back = count > 1 and self.through_torch and not thread_safe(self.policy)
+        return 1 if self.held_back else count
 
     def _set_learners(self, count):
         self.num_learners = count
@@ -459,7 +493,7 @@ class Autograd(Acting):
     def learning(self):
         """Within it, the threads are those of learning; several learners only if nothing has been put on the network
         meanwhile that is for one."""
-        if self.through_torch and self.num_learners > 1 and not known(self.policy):
+        if self.through_torch and self.num_learners > 1 and not thread_safe(self.policy):
             self._set_learners(1)
         with kernels.threads(self.vecenv.num_threads), torch_threads(self._threads(self.at_once)):
             yield
@@ -479,7 +513,8 @@ class Autograd(Acting):
             self.gradients[0].add_(gradient)
 
     def _prepare(self, index):
-        """Before the learners begin. At a run's first minibatch a pass is watched: it may be for one learner."""
+        """Before the learners begin. At a run's first minibatch a pass is watched, as a step is in
+        `_still_for_threads`."""
         if self.num_learners == 1 or self.tried:
             return
         part, self.tried = index[: self.at_once // self.horizon], True

@@ -19,6 +19,10 @@ network, copy `FeedForward` and edit it. All the trainer asks of an nn.Module is
     forward_eval(observations, state) -> logits, value      over (N, ...), optional: the rollout's form
     initial_state(num_agents) -> dict                       optional: recurrent tensors, each (layers, N, size); the
                                                             trainer reads the shapes, and begins with zeros
+    thread_safe = True                                      optional, in the class of each module of your own: forward
+                                                            keeps nothing from call to call and draws no random
+                                                            numbers, so threads may run it side by side (faster on
+                                                            a CPU)
 
 where `logits` is one tensor, a list with one a head, or a torch.distributions.Normal, and `value`
 is (..., 1) or (...). `state` is a dict: the recurrent tensors (write the new ones into it),

@@ -1044,6 +1044,9 @@ def describe(trainer, args, facts):
            f"{plural(trainer.vecenv.num_threads, 'thread')}{steps}; engine {trainer.engine.name}, "
            f"rollout {trainer.engine.rollout_name}; {folder}")
     yield f"network: {models.describe(trainer.policy)}{speed}"
+    if trainer.engine.held_back:
+        yield (f"one thread of {trainer.vecenv.num_threads} learns: thread_safe = True in the network's classes lets "
+               "all learn, if forward keeps nothing from call to call (docs/speed.md)")
     if args["train"]["device"] == "auto" and isinstance(trainer.vecenv, Native) and torch.cuda.is_available():
         yield "a GPU is here: --train.device cuda trains on it, Breakout many times as fast (docs/gpu.md)"
     for name, reason in args["auto"].items():

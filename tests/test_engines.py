@@ -564,6 +564,59 @@ def test_one_thread_learns_what_nobody_knows():
     assert learners(lambda policy: policy.encoder[0].register_forward_hook(lambda *_: None)) == 1
     assert learners(lambda policy: next(policy.parameters()).register_hook(lambda grad: grad)) == 1
     assert learners(lambda policy: policy.encoder.requires_grad_(False)) == 2
+    Own.thread_safe = True
+    assert learners(kind=Own) == 2
+    assert learners(lambda policy: policy.register_forward_hook(lambda *_: None), kind=Own) == 1
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_a_run_says_that_one_thread_learns(safe, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(f"import models\nclass Mine(models.FeedForward):\n    thread_safe = {safe}\n")
+    options = ["--policy.name", f"{tmp_path}/mine.py:Mine", "--rnn.name", "none", "--vec.num-threads", "2",
+               "--train.total-timesteps", "1024", "--env.num-envs", "16", "--train.minibatch-size", "256",
+               "--data-dir", "none"]
+    pufferl.main(["train", "squared", *options])
+    assert ("one thread of 2 learns: thread_safe = True" in capsys.readouterr().out) != safe
+
+
+def acting(kind=models.FeedForward, between=lambda policy: None, workers=2):
+    """(the engine after two rollouts, between which something was done to the network; its actions and values)."""
+    torch.manual_seed(0)
+    vecenv = vector.make("squared", num_envs=8, seed=1, num_threads=workers, num_buffers=2)
+    policy = kind(vecenv, 16)
+    trainer = pufferl.PuffeRL({"horizon": 8, "minibatch_size": 32, "data_dir": None, "engine": "autograd",
+                               "total_timesteps": 10**5}, vecenv, policy)
+    trainer.evaluate()
+    between(policy)
+    trainer.evaluate()
+    engine = trainer.engine
+    trainer.release()
+    return engine, torch.cat([engine.storage["actions"].float().flatten(), engine.values.flatten()])
+
+
+class Counts(models.FeedForward):
+    """It says more than it keeps."""
+
+    thread_safe, count = True, 0
+
+    def encode_observations(self, observations, state=None):
+        self.count += 1
+        return super().encode_observations(observations)
+
+
+def test_workers_act_side_by_side(monkeypatch):
+    """Each with buffers of its own, if the network may be run so; the results are those of one thread."""
+    monkeypatch.setattr(engines, "WORTH_A_WORKER", 1)
+    _, expected = acting(workers=1)
+    both, step = threading.Barrier(2, timeout=60), engines.Acting.step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines.Acting, "step", lambda *arguments: (both.wait(), step(*arguments)))
+        engine, found = acting()
+    assert engine.side_by_side and torch.equal(found, expected)
+    hooked, found = acting(between=lambda policy: policy.register_forward_hook(lambda *_: None))
+    assert not hooked.side_by_side and torch.equal(found, expected)
+    counted, found = acting(kind=Counts)
+    assert not counted.side_by_side and torch.equal(found, expected)
 
 
 def test_learners_learn_side_by_side(monkeypatch):
