@@ -66,23 +66,37 @@ def _flags(tensor):
 
 
 def thread_safe(policy):
-    """Whether threads may run a network side by side, by what it is made of: modules of models.py, pictures.py and
-    torch, without hooks and dropout, and modules of one's own that say `thread_safe = True`. Any other forward may do
-    what only one thread can, such as fill a cache."""
-    def plain(module):
-        place = type(module).__module__
-        ours = place in ("models", "pictures") or place.startswith("torch.nn.modules.")
-        return ((ours or getattr(module, "thread_safe", False))
-                and not _replaced(module) and not _hooked(module) and not getattr(module, "dropout", 0)
-                and not isinstance(module, nn.modules.dropout._DropoutNd))
+    """Whether threads may run a network side by side: its modules are those of models.py, pictures.py and torch, or say
+    `thread_safe = True`, and nothing is `_for_one_thread`."""
+    return not unsaid(policy) and not _for_one_thread(policy)
 
-    return all(map(plain, policy.modules())) and not _hooked(nn.modules.module, "_global") and not any(
+
+def unsaid(policy):
+    """The names of the classes of one's own that do not say `thread_safe = True`: their forward may do what only one
+    thread can, such as fill a cache."""
+    def said(module):
+        place = type(module).__module__
+        return (place in ("models", "pictures") or place.startswith("torch.nn.modules.")
+                or getattr(module, "thread_safe", False))
+
+    return sorted({type(module).__name__ for module in policy.modules() if not said(module)})
+
+
+def _for_one_thread(policy):
+    """Whether a network has hooks, replaced methods or dropout, or a mode of torch watches this thread's operations."""
+    def bound(module):
+        return (_replaced(module) or _hooked(module) or getattr(module, "dropout", 0)
+                or isinstance(module, nn.modules.dropout._DropoutNd))
+
+    return bool(any(map(bound, policy.modules())) or _hooked(nn.modules.module, "_global") or any(
         weight._backward_hooks or weight._post_accumulate_grad_hooks for weight in policy.parameters())
+        or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
 
 
 def _replaced(module):
-    """The names of methods that somebody has put on this one module."""
-    return [name for name, value in vars(module).items() if callable(value) and value is not models.flattened]
+    """The names of methods that somebody has put on this one module, in the place of its class's."""
+    return [name for name, value in vars(module).items()
+            if callable(value) and value is not models.flattened and hasattr(type(module), name)]
 
 
 def _hooked(owner, prefix=""):
@@ -103,8 +117,7 @@ def _held(policy):
 
 def leaves_nothing(policy, go):
     """Whether go(), a pass through the network, leaves nothing behind in it and draws no random numbers of torch's, so
-    that threads can run it side by side. Changed buffers and torch's generator are afterwards what they were, nothing
-    else is."""
+    that threads can run it side by side. Changed buffers and torch's generator are put back; other changes stay."""
     random, before = torch.get_rng_state(), _held(policy)
     buffers = [(buffer, buffer.clone(), buffer._version) for buffer in policy.buffers()]
     try:
@@ -146,15 +159,19 @@ class Acting:
         # numbers in the decoder's output: the logits or means, and the value
         self.width = 1 + (sum(vecenv.action_heads) if self.chooses else vecenv.action_dims)
         self.tiles, self.pool = self._find_tiles(), None
-        self.watched = False  # whether a step was
+        self.watched = False  # whether a step was watched
         if self.through_torch:
             self.side_by_side = self._worth_workers() and thread_safe(policy)
 
     def _worth_workers(self):
-        """Whether threads that each run the network for buffers of their own are worth it. Products that go through
-        torch have its threads already."""
-        return bool(self.tiles and self.vecenv.num_buffers >= self.vecenv.num_workers > 1
+        """Whether threads that each run the network for buffers of their own are worth it, and give the same result.
+        torch's own threads share the products that go through torch."""
+        return bool(self.tiles and self.vecenv.num_buffers >= self.vecenv.num_workers > 1 and not self._takes_moments()
                     and self._operations(self.vecenv.agents_per_batch) >= WORTH_A_WORKER)
+
+    def _takes_moments(self):
+        """Whether a layer normalises by the moments of its batch."""
+        return any(isinstance(module, nn.modules.batchnorm._NormBase) for module in self.policy.modules())
 
     def _find_tiles(self):
         """products.Tiles, through which the network's linear maps go, or None: they go through torch. A network with
@@ -257,13 +274,13 @@ class Acting:
 
     @torch.no_grad()
     def _still_for_threads(self):
-        """Whether nothing has been put on the network meanwhile that is for one thread. Before a run's first rollout a
-        step is watched as well: models.py may have been edited, or a network said more than it keeps."""
+        """Whether the network is still `thread_safe`. In a run's first rollout a step is watched as well: models.py may
+        have been edited, or a network may say `thread_safe` and keep something all the same."""
         safe = thread_safe(self.policy)
         if safe and not self.watched:
             row, agents, self.watched = self.rows[0][0], self.vecenv.ranges[0], True
             state = self._copy_state(0, {name: tensor[:, agents] for name, tensor in self.state.items()})
-            seen = torch.zeros_like(row["observations"]), state, row["resets"], row["valid"]
+            seen = row["observations"].clone(), state, row["resets"], row["valid"]
             safe = leaves_nothing(self.policy, lambda: self._act(0, *seen))
         self.side_by_side = safe
         return safe
@@ -367,8 +384,10 @@ class Acting:
 
     def _operations(self, rows):
         """Of a pass of `rows` rows. A network that uses a weight more than once a row, as a convolution does, says its
-        `operations` a row."""
-        return rows * getattr(self.policy, "operations", 2 * sum(weight.numel() for weight in self.policy.parameters()))
+        `operations` a row, a number."""
+        said = getattr(self.policy, "operations", None)
+        return rows * (said if isinstance(said, int | float) else
+                       2 * sum(weight.numel() for weight in self.policy.parameters()))
 
     def _tiles(self, rows):
         """What a pass of `rows` rows goes through: `self.tiles`, if that is enough rows for it."""
@@ -419,7 +438,7 @@ class Autograd(Acting):
 
     in_parts = True  # a minibatch goes through the network in parts small enough for a cache
     worth_a_learner = 3e8  # operations of a minibatch, gradient and all, for each thread that learns a share of it
-    held_back = False  # whether one thread learns only because the network is not `thread_safe`
+    held_back = ()  # the classes that would have to say `thread_safe`, if one thread learns for no other reason
 
     def __init__(self, policy, vecenv, config, segments, first_agent=0):
         super().__init__(policy, vecenv, config, segments, first_agent)
@@ -436,18 +455,19 @@ class Autograd(Acting):
     def _undivided(self):
         """Whether a minibatch goes through the network as a whole: on a GPU, and if parts would give another result
         (with train.loss, or a layer that takes moments of its batch)."""
-        return not self.in_parts or self.extra_loss is not None or any(
-            isinstance(module, nn.modules.batchnorm._NormBase) for module in self.policy.modules())
+        return not self.in_parts or self.extra_loss is not None or self._takes_moments()
 
     def _count_learners(self):
-        """How many threads learn, each from its share of a minibatch. torch.compile is for one, and so is any network
-        that is not `thread_safe`, or train.max_minibatch_size, which bounds what is in memory."""
+        """How many threads learn, each from its share of a minibatch. One learns with torch.compile, with a network
+        that is not `thread_safe`, and with train.max_minibatch_size, which bounds what is in memory."""
         if self._undivided() or self.config["compile"] or (self.through_torch and self.config["max_minibatch_size"]):
             return 1
         worth = 3 * self._operations(self.segments * self.horizon) // self.worth_a_learner
         count = int(max(1, min(worth, self.vecenv.num_threads, self.segments)))
-        self.held_back = count > 1 and self.through_torch and not thread_safe(self.policy)
-        return 1 if self.held_back else count
+        if count == 1 or not self.through_torch or thread_safe(self.policy):
+            return count
+        self.held_back = [] if _for_one_thread(self.policy) else unsaid(self.policy)
+        return 1
 
     def _set_learners(self, count):
         self.num_learners = count

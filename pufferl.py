@@ -1045,8 +1045,9 @@ def describe(trainer, args, facts):
            f"rollout {trainer.engine.rollout_name}; {folder}")
     yield f"network: {models.describe(trainer.policy)}{speed}"
     if trainer.engine.held_back:
-        yield (f"one thread of {trainer.vecenv.num_threads} learns: thread_safe = True in the network's classes lets "
-               "all learn, if forward keeps nothing from call to call (docs/speed.md)")
+        yield (f"one thread of {trainer.vecenv.num_threads} learns. If forward keeps nothing from call to call and "
+               f"draws no random numbers, write thread_safe = True into {', '.join(trainer.engine.held_back)}: "
+               "then each learns (docs/speed.md)")
     if args["train"]["device"] == "auto" and isinstance(trainer.vecenv, Native) and torch.cuda.is_available():
         yield "a GPU is here: --train.device cuda trains on it, Breakout many times as fast (docs/gpu.md)"
     for name, reason in args["auto"].items():

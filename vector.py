@@ -682,14 +682,14 @@ class Emulated(Vector):
     """
 
     has_valid = True
-    threads_per_worker = 1
+    num_workers = threads_per_worker = 1  # one thread acts, `num_threads` learn
 
     def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0,
                  num_threads=None, name=None, timeout=60.0):
         processes, per_batch = _divide(len(creators), num_workers, batch_size)
         self.seed, self.name, self._creators = seed, name or type(self).__name__.lower(), creators
         self.timeout, self._next_look, self._starting = timeout, 0.0, set()
-        self.num_threads = self.num_workers = num_threads or physical_cores()  # one acts, all learn
+        self.num_threads = num_threads or physical_cores()
         self._driver = driver = emulation.create(*creators[0], seed)
         self.single_observation_space = driver.single_observation_space
         self.single_action_space = driver.single_action_space
@@ -764,8 +764,6 @@ class Emulated(Vector):
     def wait(self, worker=0):
         """(buffer, t) of the first buffer that is ready to act on, or None when all have been given
         with t = T, which each is once, for the value of the last row."""
-        if worker > 0:
-            return None
         while not self._ready:
             if not self._busy:
                 return None

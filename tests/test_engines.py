@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch.utils.flop_counter import FlopCounterMode
 
 import configuration
 import engines
@@ -539,7 +540,7 @@ def test_threads_share_a_network_whose_forward_leaves_nothing_behind(left):
         assert trainer.policy.passes == one.policy.passes > 0, "the trial is not counted"
 
 
-def test_one_thread_learns_what_nobody_knows():
+def test_one_thread_learns_what_is_not_thread_safe():
     """A forward of one's own, a hook, dropout, and all that train.max_minibatch_size bounds."""
     class Own(models.FeedForward):
         pass
@@ -576,7 +577,7 @@ def test_a_run_says_that_one_thread_learns(safe, tmp_path, capsys):
                "--train.total-timesteps", "1024", "--env.num-envs", "16", "--train.minibatch-size", "256",
                "--data-dir", "none"]
     pufferl.main(["train", "squared", *options])
-    assert ("one thread of 2 learns: thread_safe = True" in capsys.readouterr().out) != safe
+    assert ("write thread_safe = True into Mine" in capsys.readouterr().out) != safe
 
 
 def acting(kind=models.FeedForward, between=lambda policy: None, workers=2):
@@ -592,6 +593,31 @@ def acting(kind=models.FeedForward, between=lambda policy: None, workers=2):
     engine = trainer.engine
     trainer.release()
     return engine, torch.cat([engine.storage["actions"].float().flatten(), engine.values.flatten()])
+
+
+class FromOne(models.FeedForward):
+    """It refuses what no environment gives, and keeps a function."""
+
+    thread_safe = True
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.activation = torch.tanh
+
+    def encode_observations(self, observations, state=None):
+        assert observations.flatten(1).any(-1).all(), "squared shows where the agent is"
+        return self.activation(super().encode_observations(observations))
+
+
+class Normed(models.FeedForward):
+    """Threads would write its moments at once."""
+
+    thread_safe = True
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.encoder.append(nn.BatchNorm1d(16))
+        self.eval()
 
 
 class Counts(models.FeedForward):
@@ -617,6 +643,27 @@ def test_workers_act_side_by_side(monkeypatch):
     assert not hooked.side_by_side and torch.equal(found, expected)
     counted, found = acting(kind=Counts)
     assert not counted.side_by_side and torch.equal(found, expected)
+    assert acting(kind=FromOne)[0].side_by_side
+    assert not acting(kind=Normed)[0].side_by_side
+
+
+def test_only_who_could_say_thread_safe_is_told_to():
+    def held_back(kind, change=lambda policy: None):
+        vecenv = vector.make("squared", num_envs=8, seed=1, num_threads=2)
+        policy = kind(vecenv, 16)
+        change(policy)
+        settings = {"horizon": 8, "minibatch_size": 32, "data_dir": None, "engine": "autograd"}
+        trainer = pufferl.PuffeRL(settings, vecenv, policy)
+        trainer.release()
+        return list(trainer.engine.held_back)
+
+    class Own(models.FeedForward):
+        operations = "not a number"
+
+    assert held_back(Own) == ["Own"] and held_back(FromOne) == held_back(models.FeedForward) == []
+    assert held_back(Own, lambda policy: policy.register_forward_hook(lambda *_: None)) == []
+    with FlopCounterMode(display=False):
+        assert not engines.thread_safe(models.FeedForward(vector.make("squared", num_envs=2), 16))
 
 
 def test_learners_learn_side_by_side(monkeypatch):
