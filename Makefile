@@ -22,7 +22,8 @@ HAS_VENV = $(RUN) --version
 install = $(UV) pip install --python $(1)/bin/python $(2)
 QUICKLY :=
 endif
-# Python must keep what it compiles, else each start compiles 1,000 modules of torch anew. Many containers set this variable, which forbids it.
+# Python must keep what it compiles, else each start compiles 1,000 modules of torch anew. Many containers set this
+# variable, which forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Where there is an NVIDIA GPU, what it needs is installed as well; without one, torch's build for a CPU, which is
