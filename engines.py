@@ -85,8 +85,9 @@ def unsaid(policy):
 def _for_one_thread(policy):
     """Whether a network has hooks, replaced methods or dropout, or a mode of torch watches this thread's operations."""
     def bound(module):
-        return (_replaced(module) or _hooked(module) or getattr(module, "dropout", 0)
-                or isinstance(module, nn.modules.dropout._DropoutNd))
+        own = getattr(module, "thread_safe", False)  # which may keep a function, such as torch.tanh
+        return (any(not own or hasattr(type(module), name) for name in _replaced(module)) or _hooked(module)
+                or getattr(module, "dropout", 0) or isinstance(module, nn.modules.dropout._DropoutNd))
 
     return bool(any(map(bound, policy.modules())) or _hooked(nn.modules.module, "_global") or any(
         weight._backward_hooks or weight._post_accumulate_grad_hooks for weight in policy.parameters())
@@ -94,9 +95,8 @@ def _for_one_thread(policy):
 
 
 def _replaced(module):
-    """The names of methods that somebody has put on this one module, in the place of its class's."""
-    return [name for name, value in vars(module).items()
-            if callable(value) and value is not models.flattened and hasattr(type(module), name)]
+    """The names of methods that somebody has put on this one module."""
+    return [name for name, value in vars(module).items() if callable(value) and value is not models.flattened]
 
 
 def _hooked(owner, prefix=""):

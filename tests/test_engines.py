@@ -540,20 +540,26 @@ def test_threads_share_a_network_whose_forward_leaves_nothing_behind(left):
         assert trainer.policy.passes == one.policy.passes > 0, "the trial is not counted"
 
 
+def by_autograd(kind=models.FeedForward, change=lambda policy: None, threads=2, **settings):
+    """A trainer of a small network that was changed first."""
+    torch.manual_seed(0)
+    vecenv = vector.make("squared", num_envs=8, seed=1, num_threads=threads, num_buffers=2)
+    policy = kind(vecenv, 16)
+    change(policy)
+    settings |= {"horizon": 8, "minibatch_size": 32, "data_dir": None, "engine": "autograd", "total_timesteps": 10**5}
+    return pufferl.PuffeRL(settings, vecenv, policy)
+
+
 def test_one_thread_learns_what_is_not_thread_safe():
     """A forward of one's own, a hook, dropout, and all that train.max_minibatch_size bounds."""
     class Own(models.FeedForward):
         pass
 
     def learners(change=lambda policy: None, kind=models.FeedForward, **settings):
-        vecenv = vector.make("squared", num_envs=8, seed=1, num_threads=2)
-        policy = kind(vecenv, 16)
-        change(policy)
-        settings |= {"horizon": 8, "minibatch_size": 32, "data_dir": None, "engine": "autograd"}
-        trainer = pufferl.PuffeRL(settings, vecenv, policy)
+        trainer = by_autograd(kind, change, **settings)
         trainer.evaluate()
         trainer.train()
-        change(policy)  # later, too
+        change(trainer.policy)  # later, too
         trainer.evaluate()
         trainer.train()
         trainer.release()
@@ -582,13 +588,9 @@ def test_a_run_says_that_one_thread_learns(safe, tmp_path, capsys):
 
 def acting(kind=models.FeedForward, between=lambda policy: None, workers=2):
     """(the engine after two rollouts, between which something was done to the network; its actions and values)."""
-    torch.manual_seed(0)
-    vecenv = vector.make("squared", num_envs=8, seed=1, num_threads=workers, num_buffers=2)
-    policy = kind(vecenv, 16)
-    trainer = pufferl.PuffeRL({"horizon": 8, "minibatch_size": 32, "data_dir": None, "engine": "autograd",
-                               "total_timesteps": 10**5}, vecenv, policy)
+    trainer = by_autograd(kind, threads=workers)
     trainer.evaluate()
-    between(policy)
+    between(trainer.policy)
     trainer.evaluate()
     engine = trainer.engine
     trainer.release()
@@ -630,9 +632,8 @@ class Counts(models.FeedForward):
         return super().encode_observations(observations)
 
 
-def test_workers_act_side_by_side(monkeypatch):
+def test_workers_act_side_by_side():
     """Each with buffers of its own, if the network may be run so; the results are those of one thread."""
-    monkeypatch.setattr(engines, "WORTH_A_WORKER", 1)
     _, expected = acting(workers=1)
     both, step = threading.Barrier(2, timeout=60), engines.Acting.step
     with pytest.MonkeyPatch.context() as patch:
@@ -648,12 +649,8 @@ def test_workers_act_side_by_side(monkeypatch):
 
 
 def test_only_who_could_say_thread_safe_is_told_to():
-    def held_back(kind, change=lambda policy: None):
-        vecenv = vector.make("squared", num_envs=8, seed=1, num_threads=2)
-        policy = kind(vecenv, 16)
-        change(policy)
-        settings = {"horizon": 8, "minibatch_size": 32, "data_dir": None, "engine": "autograd"}
-        trainer = pufferl.PuffeRL(settings, vecenv, policy)
+    def held_back(*how):
+        trainer = by_autograd(*how)
         trainer.release()
         return list(trainer.engine.held_back)
 
@@ -662,6 +659,9 @@ def test_only_who_could_say_thread_safe_is_told_to():
 
     assert held_back(Own) == ["Own"] and held_back(FromOne) == held_back(models.FeedForward) == []
     assert held_back(Own, lambda policy: policy.register_forward_hook(lambda *_: None)) == []
+    policy = models.FeedForward(vector.make("squared", num_envs=2), 16)
+    policy.initial_state = lambda agents: {}  # a method that its class has not
+    assert engines.edited(policy, "compiled") and not engines.thread_safe(policy)
     with FlopCounterMode(display=False):
         assert not engines.thread_safe(models.FeedForward(vector.make("squared", num_envs=2), 16))
 

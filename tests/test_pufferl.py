@@ -1256,6 +1256,11 @@ def test_every_verb_has_help(verb, capsys):
     assert len(capsys.readouterr().out) > 200
 
 
+def test_a_misspelt_environment_is_told_what_was_meant():
+    with pytest.raises(SystemExit, match="squared"):
+        pufferl.main(["train", "squarde"])
+
+
 def test_help_explains_each_setting_of_the_trainer_and_of_the_environment(capsys):
     with pytest.raises(SystemExit):
         pufferl.main(["train", "squared", "--help"])
