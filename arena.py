@@ -115,6 +115,8 @@ def clock():
 
 f32, i32, u16, u32, u64 = np.float32, np.int32, np.uint16, np.uint32, np.uint64
 ZERO, HALF, ONE = f32(0), f32(0.5), f32(1)
+# For a plain 0 as an argument numba compiles the function that is called once more, for that number alone.
+INT0 = np.int64(0)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ import kernels
 import models
 import products
 from arena import clock
-from kernels import distinct_driver, driver, f32, host, run, u32, u64
+from kernels import INT0, distinct_driver, driver, f32, host, run, u32, u64
 from products import BLOCK, accumulate_rows, add_rows, halved, multiply_rows, pack, packed_size, tile_ahead
 from vector import cycles, step_environments
 
@@ -79,20 +79,20 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
         # begin, not block: each thread uses its own rows of the scratch, again for each block
         n, rows = stop - block, slice(begin, begin + stop - block)
         _read_observations(block, stop, observations, encoder[2], encoder[3], seen[rows])
-        multiply_rows(n, seen[rows], encoder[0], encoder[1], 0, x[rows])
+        multiply_rows(n, seen[rows], encoder[0], encoder[1], INT0, x[rows])
         now, then = x[rows], y[rows]
         if state is None:
             _rectify(now)
         for i in range(len(layers)):
             if state is None:
-                multiply_rows(n, now, layers[i][0], layers[i][1], 0, then)
+                multiply_rows(n, now, layers[i][0], layers[i][1], INT0, then)
                 _rectify(then)
             else:
-                multiply_rows(n, now, layers[i][0], layers[i][1], 0, hgp[rows])
-                kernels._mingru_step_lanes(0, n, hgp[rows], now, state[i][block:stop],
+                multiply_rows(n, now, layers[i][0], layers[i][1], INT0, hgp[rows])
+                kernels._mingru_step_lanes(INT0, n, hgp[rows], now, state[i][block:stop],
                                            resets[block:stop], valid[block:stop], then)
             now, then = then, now
-        multiply_rows(n, now, decoder[0], decoder[1], 0, outputs[block:stop])
+        multiply_rows(n, now, decoder[0], decoder[1], INT0, outputs[block:stop])
 
 
 @driver
@@ -118,7 +118,7 @@ def _final_values(begin, end, terminals, truncations, final_observations, networ
                   scratch, bootstraps):
     """bootstraps = V of the final observations of the agents in [begin, end) that were truncated
     and not terminated."""
-    chosen, count = np.empty(end - begin, np.int64), 0
+    chosen, count = np.empty(end - begin, np.int64), INT0
     for i in range(end - begin):
         if truncations[begin + i] and not terminals[begin + i]:
             chosen[count] = i
@@ -136,7 +136,7 @@ def _final_values(begin, end, terminals, truncations, final_observations, networ
             for layer in range(len(state)):
                 for j in range(kept[layer].shape[1]):
                     kept[layer][k, j] = state[layer][chosen[k], j]
-    _policy_step_cpu(0, count, observations, network, kept, resets, valid, scratch)
+    _policy_step_cpu(INT0, count, observations, network, kept, resets, valid, scratch)
     for k in range(count):
         bootstraps[begin + chosen[k]] = outputs[k, outputs.shape[1] - 1]
 
@@ -168,7 +168,7 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
         if t == horizon:
             break
         mask = masks[t, begin:end] if masked else masks[0]
-        _act_cpu(0, n, now, network, state, flags[0], flags[1], heads, log_std, squash, masked, mask, seed,
+        _act_cpu(INT0, n, now, network, state, flags[0], flags[1], heads, log_std, squash, masked, mask, seed,
                  u64(first_agent + begin), counter[t : t + 1], samples[t, begin:end], actions[t, begin:end],
                  logprobs[t, begin:end], values[t, begin:end], scratch)
         inside += step_environments(environments, t, begin, end, terminals, truncations, resets)
@@ -177,7 +177,7 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
             for i in range(n):
                 for j in range(kept[layer].shape[1]):
                     kept[layer][i, j] = state[layer][i, j]
-    _policy_step_cpu(0, n, now, network, kept, flags[0], flags[1], scratch)
+    _policy_step_cpu(INT0, n, now, network, kept, flags[0], flags[1], scratch)
     for i in range(n):
         values[horizon, begin + i] = outputs[i, outputs.shape[1] - 1]
     return inside / (cycles() - begun)
@@ -193,25 +193,25 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
     encoder, layers, decoder = network
     seen, xs, hgps, states, outputs = scratch[:5]
     D, H, rows = seen.shape[1], xs[0].shape[1], T * n
-    kernels._gather_lanes(0, n, observations, index, start, encoder[2], encoder[3],
+    kernels._gather_lanes(INT0, n, observations, index, start, encoder[2], encoder[3],
                           seen[:rows].reshape(T, n, D))
-    multiply_rows(rows, seen[:rows], encoder[0], encoder[1], 0, xs[0])
+    multiply_rows(rows, seen[:rows], encoder[0], encoder[1], INT0, xs[0])
     if initial is None:
         _rectify(xs[0][:rows])
     for i in range(len(layers)):
         if initial is None:
-            multiply_rows(rows, xs[i], layers[i][0], layers[i][1], 0, xs[i + 1])
+            multiply_rows(rows, xs[i], layers[i][0], layers[i][1], INT0, xs[i + 1])
             _rectify(xs[i + 1][:rows])
         else:
             memory = states[i][: rows + n].reshape(T + 1, n, H)
             for m in range(n):
                 for j in range(H):
                     memory[0, m, j] = initial[i][index[start + m], j]
-            multiply_rows(rows, xs[i], layers[i][0], layers[i][1], 0, hgps[i])
+            multiply_rows(rows, xs[i], layers[i][0], layers[i][1], INT0, hgps[i])
             hgp = hgps[i][:rows].reshape(T, n, 3 * H)
-            kernels._mingru_scan_lanes(0, n, hgp, xs[i][:rows].reshape(T, n, H), memory, resets,
+            kernels._mingru_scan_lanes(INT0, n, hgp, xs[i][:rows].reshape(T, n, H), memory, resets,
                                        valid, index, start, xs[i + 1][:rows].reshape(T, n, H), hgp)
-    multiply_rows(rows, xs[len(layers)], decoder[0], decoder[1], 0, outputs)
+    multiply_rows(rows, xs[len(layers)], decoder[0], decoder[1], INT0, outputs)
 
 
 @driver
@@ -228,7 +228,7 @@ def _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scr
     accumulate_rows(False, grad_out, xs[len(layers)][:rows], decoder[0])
     add_rows(grad_out, decoder[1])
     add_rows(grad_log_std[: rows if len(log_std) > 0 else 0], log_std)
-    multiply_rows(rows, grad_out, back[1], zeros, 0, grad)
+    multiply_rows(rows, grad_out, back[1], zeros, INT0, grad)
     for k in range(len(layers)):
         i = len(layers) - 1 - k
         hgp, x = hgps[i][:rows], xs[i][:rows]
@@ -236,10 +236,10 @@ def _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scr
             _rectify_grad(grad, xs[i + 1][:rows])
             accumulate_rows(half, grad, x, inner[i][0])
             add_rows(grad, inner[i][1])
-            multiply_rows(rows, grad, back[0][i], zeros, 0, hgp)
+            multiply_rows(rows, grad, back[0][i], zeros, INT0, hgp)
             grad = hgp
         else:
-            kernels._mingru_scan_grad_lanes(0, n, hgp.reshape(T, n, 3 * H), x.reshape(T, n, H),
+            kernels._mingru_scan_grad_lanes(INT0, n, hgp.reshape(T, n, 3 * H), x.reshape(T, n, H),
                                             states[i][: rows + n].reshape(T + 1, n, H), resets,
                                             valid, index, start, grad.reshape(T, n, H), sums[:n])
             accumulate_rows(half, hgp, x, inner[i][0])
@@ -262,13 +262,13 @@ def _typed_loss(outputs, grad, log_std, squash, grad_log_std, index, start, mask
                 rollout, written, parts):
     def discrete(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads,
                  rollout, written, parts):
-        kernels._ppo_loss_discrete_lanes(0, outputs.shape[1], outputs, index, start, masked, masks,
+        kernels._ppo_loss_discrete_lanes(INT0, outputs.shape[1], outputs, index, start, masked, masks,
                                          heads, *rollout, grad, *written, parts)
 
     def continuous(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads,
                    rollout, written, parts):
         spread = np.broadcast_to(log_std, grad_log_std.shape)
-        kernels._ppo_loss_continuous(0, len(outputs), outputs, index, start, spread, squash, *rollout,
+        kernels._ppo_loss_continuous(INT0, len(outputs), outputs, index, start, spread, squash, *rollout,
                                      grad, grad_log_std, *written, parts)
 
     return discrete if isinstance(rollout[0].dtype, types.Integer) else continuous

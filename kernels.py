@@ -33,7 +33,7 @@ from numba.extending import overload
 
 import cuda_cpp
 from arena import (  # noqa: F401  (others import these names from kernels)
-    FLOATS, HALF, ONE, ZERO, Arena, cell, check_heads, check_index, check_log_std, check_numbers, check_rows,
+    FLOATS, HALF, INT0, ONE, ZERO, Arena, cell, check_heads, check_index, check_log_std, check_numbers, check_rows,
     check_sizes, check_squash, checked, constant, device, distinct_driver, driver, f32, flat_run, host, i32,
     numpy_dtype, on_gpu, optional_masks, reduction_driver, run, set_threads, threads, u16, u32, u64, uncounted_driver,
 )

@@ -26,7 +26,7 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 import ocean
-from kernels import bfloat_of_float, distinct_driver, driver, run, u16, u32, u64
+from kernels import INT0, bfloat_of_float, distinct_driver, driver, run, u16, u32, u64
 
 WIDTH = 64  # columns of a panel: packed weights are stored in panels, see below
 BLOCK = 64  # rows (for gradients: steps) computed while a panel stays in the first-level cache
@@ -206,7 +206,7 @@ RATE = 100  # multiplications in a nanosecond, to tell what a lane costs
 @driver
 def _multiply_lanes(begin, end, a, packed, init, out):
     first, last = begin * BLOCK, min(end * BLOCK, len(a))
-    multiply_rows(last - first, a[first:last], packed, init, 0, out[first:last])
+    multiply_rows(last - first, a[first:last], packed, init, INT0, out[first:last])
 
 
 @driver

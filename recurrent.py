@@ -15,7 +15,7 @@ from torch import nn
 
 import kernels
 import products
-from kernels import ONE, ZERO, distinct_driver, driver, f32, sigmoid_cell
+from kernels import INT0, ONE, ZERO, distinct_driver, driver, f32, sigmoid_cell
 from products import BLOCK, multiply_rows
 
 ROWS = torch.contiguous_format
@@ -191,7 +191,7 @@ def _gru_scan(begin, end, packed, gates, inner, bias, hs, valid, keep, out):
     for first in range(begin, end, BLOCK):
         last = min(first + BLOCK, end)
         for t in range(len(gates)):
-            multiply_rows(last - first, hs[t, first:last], packed, bias, 0, inner[t, first:last])
+            multiply_rows(last - first, hs[t, first:last], packed, bias, INT0, inner[t, first:last])
             _gru_lanes(first, last, gates[t], inner[t], hs[t], valid[t], keep[t + 1], out[t], hs[t + 1])
 
 

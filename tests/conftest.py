@@ -52,6 +52,11 @@ def several_learners(monkeypatch):
         monkeypatch.setattr(sys.modules["engines"], "WORTH_A_WORKER", 1)
 
 
+def slow_but(cases, *fast):
+    """The cases of a parametrized test, all of them slow but those in `fast`."""
+    return [case if case in fast else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
 STARTED = []
 
 

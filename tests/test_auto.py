@@ -254,7 +254,7 @@ def test_ranks_merge_to_what_one_would_have():
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_fused_network_normalises_as_its_forward_does(precision):
     args = pufferl.load_config("cartpole", ["--env.num-envs", "32", "--train.minibatch-size", "512",
-                                            "--train.norm-obs",
+                                            "--rnn.num-layers", "2", "--train.norm-obs",
                                             "--train.norm-reward", "--train.precision", precision])
     vecenv = pufferl.load_env("cartpole", args)
     policy = pufferl.load_policy(args, vecenv)

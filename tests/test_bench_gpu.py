@@ -173,6 +173,7 @@ def test_the_table_has_what_was_measured_and_no_more(tmp_path, monkeypatch):
     assert "| never; 858 at the end" in bench_gpu.section(tmp_path)
 
 
+@pytest.mark.slow
 def test_load_and_power_are_sampled(tmp_path, monkeypatch):
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\nprintf '10, 100.5\\n30, 200.5\\n[N/A], [N/A]\\n'\nexec sleep 60\n")
@@ -243,6 +244,7 @@ def test_make_takes_the_python_that_is_named_or_that_of_the_venv(tmp_path):
         assert command(*named, **where) == 'python3.12 tests/bench_gpu.py --out "/tmp/a b"'
 
 
+@pytest.mark.slow
 def test_streams_have_queues_of_their_own_unless_the_user_says_otherwise():
     code = "import os, pufferl, torch; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'], torch.cuda.is_initialized())"
     environment = {key: value for key, value in os.environ.items()

@@ -110,6 +110,7 @@ def test_what_is_kept_of_a_driver_depends_on_what_it_inlines():
     assert all(driver._cache._cache_file._source_stamp[-1] == arena.SOURCES for driver in drivers)
 
 
+@pytest.mark.slow
 def test_kernels_of_a_gpu_are_kept_until_their_file_is_edited(tmp_path):
     pytest.importorskip("numba_cuda")
     file, script = tmp_path / "own.py", tmp_path / "script.py"

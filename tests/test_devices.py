@@ -20,6 +20,7 @@ import cuda_on_a_cpu
 import numpy as np
 import pytest
 import torch
+from conftest import slow_but
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
@@ -218,6 +219,7 @@ CASES = {
     "squashed": {"env": "pendulum", "env_kwargs": {"max_steps": 11}, "squash": True},
     "squashed, lstm": {"network": "lstm", "env": "pendulum", "squash": True},
 }
+FAST = "breakout", "continuous, truncated", "masks", "several heads", "lstm", "encoded", "squashed, lstm"
 
 
 def as_if_it_did_not_fit(monkeypatch):
@@ -226,7 +228,7 @@ def as_if_it_did_not_fit(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:TF32")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, *FAST))
 def test_graphs_change_no_result(device, case, monkeypatch):
     """An epoch from graphs is bit for bit one without, with schedules that change meanwhile."""
     if case in ("several heads", "continuous, truncated"):
@@ -305,7 +307,7 @@ def test_nothing_is_captured_before_it_has_run(device):
     assert all(torch.equal(one, other) for one, other in zip(graphs, eager, strict=True))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, *FAST))
 def test_the_first_epochs_are_those_of_a_cpu(device, case, monkeypatch):
     """The same environments, draws and formulas: the first rollout and the first updates agree but for rounding."""
     with monkeypatch.context() as patch:
@@ -318,7 +320,7 @@ def test_the_first_epochs_are_those_of_a_cpu(device, case, monkeypatch):
         assert other[name] == pytest.approx(value, rel=2e-2, abs=2e-3), name
 
 
-@pytest.mark.parametrize("case", ["breakout", "continuous, truncated", "squashed"])
+@pytest.mark.parametrize("case", slow_but(["breakout", "continuous, truncated", "squashed"], "squashed"))
 @pytest.mark.parametrize("device", ["recorder"], indirect=True)
 def test_what_the_compiler_for_a_gpu_made_trains_as_well(device, case, launcher, monkeypatch):
     """Through graphs, every kernel of numba.cuda by its PTX, and the others by what the compiler reads."""
@@ -437,7 +439,7 @@ def test_resume_goes_on_bit_for_bit(device, tmp_path, optimizer):
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adam"])
-@pytest.mark.parametrize("network", ["mingru", models.FeedForward], ids=["fused", "feed-forward"])
+@pytest.mark.parametrize("network", slow_but(["mingru", models.FeedForward], "mingru"), ids=["fused", "feed-forward"])
 def test_what_is_frozen_after_graphs_were_made_stays(device, network, optimizer):
     trainer = make_trainer(network=network, cudagraphs=1, optimizer=optimizer, learning_rate=0.002, weight_decay=0.1)
 

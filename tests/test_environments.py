@@ -11,6 +11,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from conftest import slow_but
 
 import emulation
 import environments
@@ -212,7 +213,7 @@ def test_an_id_may_name_the_package_that_registers_it(somebodys_package, backend
         vector.make("gym/no_such_package:Mine-v4")
 
 
-@pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
+@pytest.mark.parametrize("backend", slow_but(["serial", "multiprocessing"], "serial"))
 def test_what_an_environment_breaks_is_told_without_a_traceback(somebodys_package, backend):
     options = ["--vec.backend", backend, "--env.num-envs", "2", "--train.total-timesteps", "2000"]
     command = [sys.executable, "pufferl.py", "train", "gym/somebodys_package:Two-v0", *options,

@@ -639,6 +639,7 @@ def test_repeated_calls_keep_no_memory(call, counting):
     raise AssertionError(f"bytes kept, their peak, and blocks of numba's: {seen}")
 
 
+@pytest.mark.slow
 def test_muon_keeps_no_memory_and_makes_no_large_block(counting):
     module = Weights([(192, 64), (64, 118), (192, 64), (4, 64), (64,)])
     arena, optimizer = adopted(module, lambda a: muon.Muon(a))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from conftest import slow_but
 
 import compiled
 import configuration
@@ -50,7 +51,7 @@ def sample(engine, policy, steps, rows, precision=torch.float32):
 
 
 @both
-@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("layers", slow_but([1, 2, 3], 2))
 def test_bfloat16_is_near_float32(engine, layers):
     """Outputs within the rounding of 8 bits, gradients of the same direction and length, the
     rollout's step alike."""

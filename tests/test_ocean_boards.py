@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from conftest import slow_but
 from ocean_vector import Vector
 
 import ocean
@@ -54,7 +55,7 @@ def winning_columns(mine, theirs):
     return [c for c in range(7) if not stones[0, c] and has_four(drop(mine, stones, c))]
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 4])
+@pytest.mark.parametrize("depth", slow_but([0, 1, 2, 4], 0, 2))
 def test_connect4_games(depth):
     vector, rng = Vector("connect4", 8, {"depth": depth}), np.random.default_rng(0)
     ends, taken, stopped = [], [0, 0], [0, 0]
@@ -95,6 +96,7 @@ def test_connect4_games(depth):
     assert log["perf"] == pytest.approx((np.mean(ends) + 1) / 2, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_connect4_deeper_is_better_and_a_full_column_loses():
     """Two searches of Python's own: one move ahead, against each depth."""
     rng, perf = np.random.default_rng(1), []

@@ -11,6 +11,7 @@ import numpy as np
 import nvrtc
 import pytest
 import torch
+from conftest import slow_but
 from test_devices import Recorder, install, launches, on_a_cpu
 
 import configuration
@@ -304,7 +305,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(CASES, "masked", "breakout"))
 def test_a_trainer_learns_the_same_from_them(recorder, name):
     """Bit for bit, whether they step on the host or there, and from graphs as without."""
     results = []

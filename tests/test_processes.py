@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import start, wait_for
+from conftest import slow_but, start, wait_for
 
 import ocean
 import processes
@@ -81,6 +81,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux",
                            "parent was killed")
 
 
+@pytest.mark.slow
 @LINUX
 def test_nothing_outlives_a_parent_that_is_killed(tmp_path):
     """All kinds side by side, each when it has just begun to start others, or is about to."""
@@ -144,7 +145,8 @@ def test_a_launch_that_fails_half_way_leaves_no_rank(tmp_path):
 
 
 @LINUX
-@pytest.mark.parametrize("file", ["pufferl.py", "protein.py", "watch.py", "speed.py", "export.py"])
+@pytest.mark.parametrize("file", slow_but(["pufferl.py", "protein.py", "watch.py", "speed.py", "export.py"],
+                                          "pufferl.py"))
 def test_ctrl_c_shows_no_traceback(file):
     """Also while packages are imported."""
     moments = random.Random(file)

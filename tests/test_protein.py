@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import bench_protein
 import numpy as np
 import pytest
+from conftest import slow_but
 
 import configuration
 import ocean
@@ -339,7 +340,8 @@ def test_front_of():
     assert protein.front_of([1, 2, 2], [1, 1, 1]) in ([1], [2])
 
 
-@pytest.mark.parametrize("name", ["branin", "hartmann6", "valleys", "training", "faulty"])
+@pytest.mark.parametrize("name", slow_but(["branin", "hartmann6", "valleys", "training", "faulty"],
+                                          "branin", "training"))
 def test_finds_the_front_better_than_random(name):
     problem, gains = bench_protein.PROBLEMS[name], []
     for seed in range(4):

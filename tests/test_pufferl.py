@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from conftest import start, wait_for
+from conftest import slow_but, start, wait_for
 
 import configuration
 import engines
@@ -622,7 +622,7 @@ def test_the_board_policy_says_what_it_cannot_do():
         vecenv.close()
 
 
-@pytest.mark.parametrize("memory", ["auto", "lstm"])
+@pytest.mark.parametrize("memory", slow_but(["auto", "lstm"], "auto"))
 def test_the_impala_policy_trains_and_is_evaluated(tmp_path, memory):
     options = ["--policy.name", "impala", "--policy.hidden-size", "16", "--rnn.name", memory,
                "--env.num-envs", "1",
@@ -680,7 +680,7 @@ class Unbounded(gymnasium.Env):
 
 
 def test_a_tanh_is_kept_with_the_weights_and_needs_bounds(tmp_path):
-    options = ["--env.num-envs", "16", "--train.horizon", "8", "--train.minibatch-size", "64",
+    options = ["--env.num-envs", "16", "--train.horizon", "8", "--train.minibatch-size", "64", "--rnn.num-layers", "2",
                "--logger", "none", "--train.total-timesteps", "256", "--data-dir", str(tmp_path)]
     folders = {}
     for squash in ("none", "tanh"):
@@ -698,7 +698,7 @@ def test_a_tanh_is_kept_with_the_weights_and_needs_bounds(tmp_path):
         args = pufferl.load_config(env, ["--env.num-envs", "2", *options[-2:]])
         args["env"] |= settings
         args["load_model_path"], args["policy"]["squash"], args["train"]["norm_obs"] = folder, squash, False
-        args["policy"]["hidden_size"] = 64
+        args["policy"]["hidden_size"], args["rnn"]["num_layers"] = 64, 2
         with contextlib.closing(pufferl.load_env(env, args)) as vecenv:
             return pufferl.load_policy(args, vecenv, env)
 
@@ -1100,7 +1100,7 @@ def test_a_misspelt_key_in_a_scripts_configuration_is_refused(tmp_path, section,
 
 
 def test_a_runs_own_settings_train_again(tmp_path):
-    options = ["--data-dir", str(tmp_path), "--env.num-envs", "64",
+    options = ["--data-dir", str(tmp_path), "--env.num-envs", "64", "--rnn.num-layers", "2",
                "--train.total-timesteps", "4096"]
     trainer = pufferl.train("squared", pufferl.load_config("squared", options))
     saved = json.loads((trainer.run_folder / "config.json").read_text())
@@ -1161,7 +1161,7 @@ def test_an_ini_that_is_no_text_is_named(tmp_path, content):
 
 def test_an_ini_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "other.ini").write_text("num_envs = 3\n")
+    (tmp_path / "config" / "other.ini").write_text("env_name = squared\n")
     monkeypatch.setattr(configuration, "ROOT", tmp_path)
     with pytest.raises(pufferl.ConfigError, match=r"no section headers[\s\S]*other\.ini"):
         configuration.find_config("squared")

@@ -173,6 +173,7 @@ def interrupted(tmp_path, *command, wait=1.0):
     return process, output, children
 
 
+@pytest.mark.slow
 def test_a_second_signal_leaves_at_once(tmp_path):
     long = ["--vec.total-agents", "2048", "--train.horizon", "2048", "--train.minibatch-size",
             "65536", "--logger", "none"]
@@ -210,6 +211,7 @@ def test_a_closed_terminal_stops_a_run_with_a_checkpoint(tmp_path):
     assert list(tmp_path.glob("experiments/*/model_*.pt"))
 
 
+@pytest.mark.slow
 def test_nohup_goes_on(tmp_path):
     few = [*SMALL, "--train.total-timesteps", str(64 * 64 * 20)]
     process = start("train", "squared", *few, cwd=tmp_path,
@@ -220,6 +222,7 @@ def test_nohup_goes_on(tmp_path):
     assert process.returncode == 0 and "stopping" not in output and f"{64 * 64 * 20:,} steps in" in output, output
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path):
     """As `| head -1` does; the file that keeps what was said of the run says it."""
     few = [*SMALL, "--train.total-timesteps", str(64 * 64 * 40), "--train.log-interval", "0"]

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from conftest import slow_but
 from rich.console import Console
 
 import configuration
@@ -195,7 +196,7 @@ def test_a_key_explains_the_words_and_the_terminal_is_given_back():
         assert terminal.is_as_before()
 
 
-@pytest.mark.parametrize("end", ["twice", "terminated", "fails"])
+@pytest.mark.parametrize("end", slow_but(["twice", "terminated", "fails"], "fails"))
 def test_the_terminal_is_given_back_however_the_training_ends(end):
     with contextlib.closing(Terminal(TRAINS, end)) as terminal:
         terminal.wait_for("? explains these words")

@@ -482,6 +482,7 @@ def test_kill_and_interrupt_lose_nothing(tmp_path):
     assert {p.suffix for p in files.iterdir()} == {".json"}
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_leaves_at_once(tmp_path):
     """While the running trial, which would take 10 s, saves."""
     process = start_sweep(tmp_path, 1, workers=1, seconds=200)

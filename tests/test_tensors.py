@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from conftest import slow_but
 from gymnasium import spaces
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -362,7 +363,7 @@ def trained(epochs, mode, **settings):
 
 @pytest.mark.parametrize("cudagraphs", [pytest.param(-1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
-@pytest.mark.parametrize("network", [models.MinGRUPolicy, models.FeedForward])
+@pytest.mark.parametrize("network", slow_but([models.MinGRUPolicy, models.FeedForward], models.MinGRUPolicy))
 def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
     """On what stands for a GPU in tests/test_devices.py: environments write the policy's arrays,
     and the run is that of environments that write the host's, graphs or not."""

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from conftest import read_until, start
+from conftest import read_until, slow_but, start
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -666,7 +666,7 @@ def test_environments_of_one_vector_have_the_same_spaces(creator, kwargs, option
         vector.make(creator, 2, env_kwargs=kwargs, **options).reset()
 
 
-@pytest.mark.parametrize("how", ["forgotten", "exception", "SIGINT", "SIGKILL"])
+@pytest.mark.parametrize("how", slow_but(["forgotten", "exception", "SIGINT", "SIGKILL"], "forgotten", "SIGKILL"))
 def test_workers_end_with_their_parent(how):
     script = f"""
 import os, signal, sys, time
