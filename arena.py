@@ -179,7 +179,7 @@ class Arena:
 
     def allocate(self, device="cpu"):
         """Make the one allocation and all views; zero it; move adopted modules in."""
-        packed = set().union(*(p for _, _, p in self._modules)) if self._modules else set()
+        packed = set().union(*(p for _, _, p in self._modules))
         offset, places, ranges = 0, {}, {}
         for group in dict.fromkeys(spec[2] for spec in self._specs.values()):
             offset = start = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
@@ -368,16 +368,6 @@ def _launch(function, lanes, arguments):
         _kernels[function][-(-lanes // THREADS), THREADS, stream](lanes, arguments)
 
 
-def flat_run(function, lanes, sizes, *arguments):
-    """run(function, lanes, 1, *sizes, *arguments) with flat arrays and unsigned numbers: on a GPU
-    indices of several dimensions cost more than the mathematics, signed ones most of all."""
-    arguments = [argument if isinstance(argument, int) else argument.reshape(-1)
-                 for argument in arguments]
-    numbers = (u64(argument) if isinstance(argument, int) else argument
-               for argument in (*sizes, *arguments))
-    run(function, lanes, 1, *numbers)
-
-
 def on_gpu(tensor):
     """Whether the CUDA drivers are the ones for this tensor."""
     return tensor.is_cuda or SIMULATOR
@@ -385,7 +375,6 @@ def on_gpu(tensor):
 
 def device(tensor):
     """numba's view of a CUDA tensor, made once while the tensor lives and stays in its place."""
-    global cuda
     from numba import cuda
 
     return _view(tensor, lambda tensor: cuda.as_cuda_array(_bits(tensor), sync=False))

@@ -16,15 +16,13 @@ the products stay in the second-level cache.
 
 import numpy as np
 import torch
-from numba import types
-from numba.extending import overload
 
 import engines
 import kernels
 import models
 import products
 from arena import clock
-from kernels import INT0, distinct_driver, driver, f32, host, run, u32, u64
+from kernels import INT0, distinct_driver, driver, f32, host, run, u64
 from products import BLOCK, accumulate_rows, add_rows, halved, multiply_rows, pack, packed_size, tile_ahead
 from vector import cycles, step_environments
 
@@ -51,7 +49,7 @@ def _rectify_grad(grad, rows):
 
 # --------------------------------------------------------------------------------------------------
 # The whole network's step, a block of agents at a time: results between the layers stay in cache.
-# A network without memory has a state of None, by which numba leaves out what is not its own.
+# A network without memory has a state of None, and numba leaves out what only one with memory needs.
 
 
 @distinct_driver
@@ -99,12 +97,12 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
 def _act_cpu(begin, end, observations, network, state, resets, valid, heads, log_std, squash, masked, masks, seed,
              first_agent, counter, samples, actions, logprobs, values, scratch):
     """The network's step of the agents in [begin, end), and what `kernels.sample` draws from it:
-    from observations to actions in one call. log_std is None for discrete actions."""
+    from observations to actions in one call. log_std is None for discrete actions, heads for continuous ones."""
     _policy_step_cpu(begin, end, observations, network, state, resets, valid, scratch)
     outputs, random, drawn = scratch[4], (seed, first_agent, counter, False), (actions, logprobs, values)
-    if log_std is None:
+    if heads is not None:
         kernels._sample_discrete_lanes(begin, end, outputs, masked, masks, heads, *random, *drawn)
-    else:
+    if log_std is not None:  # not `else`: numba leaves out what is None, and would compile the other kind
         kernels._sample_continuous_lanes(begin, end, outputs, log_std, squash, *random, samples, *drawn)
 
 
@@ -251,29 +249,6 @@ def _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scr
     add_rows(grad, encoder[1])
 
 
-def _loss(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads, rollout,
-          written, parts):
-    """kernels.ppo_loss of the segments index[start : start + n], for either kind of actions."""
-    raise NotImplementedError("for compiled code only")
-
-
-@overload(_loss)
-def _typed_loss(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads,
-                rollout, written, parts):
-    def discrete(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads,
-                 rollout, written, parts):
-        kernels._ppo_loss_discrete_lanes(INT0, outputs.shape[1], outputs, index, start, masked, masks,
-                                         heads, *rollout, grad, *written, parts)
-
-    def continuous(outputs, grad, log_std, squash, grad_log_std, index, start, masked, masks, heads,
-                   rollout, written, parts):
-        spread = np.broadcast_to(log_std, grad_log_std.shape)
-        kernels._ppo_loss_continuous(INT0, len(outputs), outputs, index, start, spread, squash, *rollout,
-                                     grad, grad_log_std, *written, parts)
-
-    return discrete if isinstance(rollout[0].dtype, types.Integer) else continuous
-
-
 @driver
 def _ask_ahead(observations, index, first, last, T, part):
     """Prefetch a third of the steps (part 0, 1 or 2) of the segments index[first:last]; the memory
@@ -299,22 +274,20 @@ def _learn_cpu(first, last, together, observations, initial, resets, index, netw
         _ask_ahead(observations, index, *following, T, 0)
         _forward_cpu(n, T, observations, initial, resets, valid, index, start, network, scratch)
         _ask_ahead(observations, index, *following, T, 1)
-        _loss(outputs[:rows].reshape(T, n, width), grad_outputs[:rows].reshape(T, n, width),
-              log_std, squash,
-              grad_log_std[:rows].reshape(T, n, width - 1), index, start, masked, masks, heads,
-              rollout, written, parts)
+        out, grad = outputs[:rows].reshape(T, n, width), grad_outputs[:rows].reshape(T, n, width)
+        if heads is not None:
+            kernels._ppo_loss_discrete_lanes(INT0, n, out, index, start, masked, masks, heads, *rollout, grad,
+                                             *written, parts)
+        if log_std is not None:  # see _act_cpu
+            spread = grad_log_std[:rows].reshape(T, n, width - 1)
+            kernels._ppo_loss_continuous(INT0, T, out, index, start, np.broadcast_to(log_std, spread.shape), squash,
+                                         *rollout, grad, spread, *written, parts)
         _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scratch, gradients)
         _ask_ahead(observations, index, *following, T, 2)
 
 
 # --------------------------------------------------------------------------------------------------
 # What these calls read and write, in the arena
-
-
-def _words(tensor):
-    """A packed tensor as numpy's array; int32 holds pairs of bfloat16."""
-    array = host(tensor)
-    return array.view(u32) if tensor.dtype == torch.int32 else array
 
 
 @driver
@@ -368,12 +341,12 @@ class Weights:
                       **({f"{key}/back": (columns, inner)} if key != self.encoder else {})}
             for place, shape in places.items():
                 arena.register(f"{name}/packed/{place}", (packed_size(*shape, half),),
-                               torch.int32 if half else torch.float32)
+                               torch.uint32 if half else torch.float32)  # pairs of bfloat16 in a number
 
     def bind(self):
         """Take the views out of the allocated arena."""
         weights = {name: host(parameter.data) for name, parameter in self.policy.named_parameters()}
-        packed = lambda key: _words(self.arena[f"{self.name}/packed/{key}"])  # noqa: E731
+        packed = lambda key: host(self.arena[f"{self.name}/packed/{key}"])  # noqa: E731
         norm = (self.policy.normalizer if isinstance(self.policy, (models.MinGRUPolicy, models.Normalized))
                 else None)
         norm = (torch.zeros(0),) * 2 if norm is None else (norm.shift, norm.scale)
@@ -417,9 +390,6 @@ class Actor:
         return self.outputs[:n]
 
 
-OUTPUTS, GRAD_OUTPUTS, GRAD_LOG_STD = 4, 5, 6  # places in Learner.scratch
-
-
 class Learner:
     """One worker's share of the minibatches: segments of T steps, `together` at a time."""
 
@@ -443,6 +413,7 @@ class Learner:
                   for key, shapes in self.shapes.items()}
         self.scratch = tuple(group if key in ("x", "hgp", "states") else group[0]
                              for key, group in arrays.items())
+        self.outputs, self.grad_outputs, self.grad_log_std = self.scratch[4:7]
         self.parts = host(arena[f"{self.name}/parts"])
         own = lambda key: host(arena[f"{self.gradients}/policy.{key}"])  # noqa: E731
         pair = lambda key: (own(f"{key}.weight"), own(f"{key}.bias"))  # noqa: E731
@@ -458,14 +429,14 @@ class Learner:
         n = observations.shape[1]
         self.seen = _layers(initial), host(resets), host(valid), np.arange(n), 0
         _forward_cpu(n, self.T, host(observations), *self.seen, self.weights.arrays, self.scratch)
-        return torch.from_numpy(self.scratch[OUTPUTS][: self.T * n].reshape(self.T, n, -1))
+        return torch.from_numpy(self.outputs[: self.T * n].reshape(self.T, n, -1))
 
     def backward(self, grad_outputs, grad_log_std=None):
         """Add the gradients of all weights, after `forward`, from (T, n, A + 1) and (T, n, A)."""
         n = grad_outputs.shape[1]
-        self.scratch[GRAD_OUTPUTS][: self.T * n] = grad_outputs.flatten(0, 1)
+        self.grad_outputs[: self.T * n] = grad_outputs.flatten(0, 1)
         if grad_log_std is not None:
-            self.scratch[GRAD_LOG_STD][: self.T * n] = grad_log_std.flatten(0, 1)
+            self.grad_log_std[: self.T * n] = grad_log_std.flatten(0, 1)
         _backward_cpu(n, self.T, *self.seen, self.weights.arrays, self.weights.back,
                       self.scratch, self.added)
 
@@ -496,7 +467,7 @@ class Compiled(engines.Restated, engines.Autograd):
     learning its share of the minibatch's segments."""
 
     name, Sample = "compiled", Sample
-    through_torch, side_by_side = False, True
+    through_torch = False
     worth_a_learner = 5e7  # for fewer operations, waking a thread takes longer than it saves
 
     def register(self, arena):
@@ -525,7 +496,6 @@ class Compiled(engines.Restated, engines.Autograd):
         with engines.torch_threads(self.vecenv.threads_per_worker):
             return self.in_parallel(self._rollout, range(self.vecenv.num_workers))
 
-    @torch.no_grad()
     def _rollout(self, worker):
         if self.rollout_name == "plain":
             return super()._rollout(worker)
@@ -551,15 +521,11 @@ class Compiled(engines.Restated, engines.Autograd):
                 *self._distribution(agents), masked, masks[t, agents] if masked else masks[0],
                 u64(self.config["seed"]), u64(self.first_agent + agents.start), host(row["step"]), *arrays)
 
-    def _log_std(self, shape):
-        """log_std (A,) as the kernels take it; None for discrete actions."""
-        log_std = self.policy.decoder.log_std
-        return None if log_std is None else kernels.check_log_std("sample", log_std.data, shape)
-
     def _distribution(self, agents):
         """heads, log_std and squash of these agents' actions, as the kernels take them."""
-        return (np.empty(0, np.int64) if self.heads is None else host(self.heads),
-                self._log_std((agents.stop - agents.start, self.width - 1)), self._squash())
+        shape = agents.stop - agents.start, self.width - 1
+        return (None if self.heads is None else host(self.heads),
+                None if self.log_std is None else kernels.check_log_std("sample", self.log_std, shape), self._squash())
 
     def _squash(self):
         return kernels.check_squash("sample", self.squash, self.width - 1, self.values)
@@ -589,23 +555,21 @@ class Compiled(engines.Restated, engines.Autograd):
         """The workers are the threads."""
         return self.vecenv.threads_per_worker
 
-    def _prepare(self, index):
+    def _prepare(self):
         self.products.refresh()
 
-    def _learn(self, worker, index):
+    def _learn(self, worker):
         s, learner = self.storage, self.learners[worker]
         self.gradients[worker].zero_()
         learner.parts.fill(0)
-        log_std = self.policy.decoder.log_std
         rollout = (self.samples, self.logprobs, self.values, self.advantages,
                    self.segment_weights, s["valid"], self.loss_settings)
         _learn_cpu(
             *self._share(worker), learner.together,
             host(self.flat_observations), self.initial, host(s["resets"]),
-            host(index), self.products.arrays, self.products.back, learner.scratch,
+            host(self.index), self.products.arrays, self.products.back, learner.scratch,
             learner.added,
-            np.zeros(0, f32) if log_std is None else host(log_std), self._squash(), *self._masks(),
-            np.empty(0, np.int64) if self.heads is None else host(self.heads),
-            tuple(map(host, rollout)),
+            None if self.log_std is None else host(self.log_std), self._squash(), *self._masks(),
+            None if self.heads is None else host(self.heads), tuple(map(host, rollout)),
             (host(self.new_values), host(self.new_ratios)), learner.parts)
         self.sums[worker, : kernels.SUMS] += torch.from_numpy(learner.parts.sum(0))

@@ -4,7 +4,7 @@
     engine.register(arena)              # before arena.allocate(engine.torch_device), engine.bind() after
     seconds = engine.rollout(number)    # `horizon` steps of all agents; how long they were in environments
     with engine.learning():
-        engine.learn(index)             # a minibatch's gradients, from the segments in `index`
+        engine.learn()                  # a minibatch's gradients, from the segments in arena["index"]
 
 `Autograd`, below, is the engine of any nn.Module: its own forward, torch's autograd, and one plain
 loop over `vecenv.wait` and `advance`. compiled.py has the engine of the default network on a CPU,
@@ -17,7 +17,6 @@ inputs. In doubt: `--train.engine autograd`.
 
 import contextlib
 import math
-import subprocess
 import sys
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -58,11 +57,6 @@ def torch_threads(count):
 def has_bfloat16():
     """Whether the processor has instructions for products of bfloat16, as AVX-512, AMX and ARM may have."""
     return any(has is True for name, has in torch.cpu.get_capabilities().items() if "bf16" in name)
-
-
-def _flags(tensor):
-    """As numpy has them, which is quicker to ask, unless they are on a GPU."""
-    return tensor if tensor.is_cuda else tensor.numpy()
 
 
 def thread_safe(policy):
@@ -142,9 +136,8 @@ class Acting:
 
     name, rollout_name, torch_device = "autograd", "plain", torch.device("cpu")
     through_torch = True  # the network runs as torch modules, on a CPU
-    side_by_side = False  # whether the rollout's workers run in threads of their own
 
-    def __init__(self, policy, vecenv, config, segments, first_agent=0):
+    def __init__(self, policy, vecenv, config, segments, first_agent):
         self.policy, self.vecenv, self.config = policy, vecenv, config
         self.horizon, self.num_agents, self.segments, self.first_agent = (
             config["horizon"], vecenv.num_agents, segments, first_agent)
@@ -160,8 +153,8 @@ class Acting:
         self.width = 1 + (sum(vecenv.action_heads) if self.chooses else vecenv.action_dims)
         self.tiles, self.pool = self._find_tiles(), None
         self.watched = False  # whether a step was watched
-        if self.through_torch:
-            self.side_by_side = self._worth_workers() and thread_safe(policy)
+        # whether the rollout's workers run in threads of their own
+        self.side_by_side = not self.through_torch or (self._worth_workers() and thread_safe(policy))
 
     def _worth_workers(self):
         """Whether threads that each run the network for buffers of their own are worth it, and give the same result.
@@ -238,9 +231,10 @@ class Acting:
         row["values"] = self.values[t, agents]
         if t == self.horizon:
             return row
+        ends = {name: host[name][t, agents] for name in ("truncations", "terminals")}  # numpy's are quicker to ask
         return {**row, "step": self.arena["steps"][t : t + 1], "logprobs": self.logprobs[t, agents],
                 "actions": s["actions"][t, agents], "samples": self.samples[t, agents],
-                **{name: _flags(host[name][t, agents]) for name in ("truncations", "terminals")}}
+                **{name: end if end.is_cuda else end.numpy() for name, end in ends.items()}}
 
     # -- the rollout
     # ----------------------------------------------------------------------------------------------
@@ -440,13 +434,11 @@ class Autograd(Acting):
     worth_a_learner = 3e8  # operations of a minibatch, gradient and all, for each thread that learns a share of it
     held_back = ()  # the classes that would have to say `thread_safe`, if one thread learns for no other reason
 
-    def __init__(self, policy, vecenv, config, segments, first_agent=0):
+    def __init__(self, policy, vecenv, config, segments, first_agent):
         super().__init__(policy, vecenv, config, segments, first_agent)
         self.forward = (torch.compile(policy, mode=config["compile_mode"]) if config["compile"]
                         else policy)
         self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
-        name = named(config["loss"] or "").replace(":", ".").rpartition(".")[2]
-        self.extra_names = [f"own_{name}"] if name else []
         self.tried = False  # whether a pass was watched
         self._set_learners(self._count_learners())
         if self.side_by_side or self.num_learners > 1:
@@ -523,21 +515,21 @@ class Autograd(Acting):
         """Run a part of the epoch; fused.py replays what it has captured under `key`."""
         function(*arguments)
 
-    def learn(self, index):
+    def learn(self):
         """Compute the minibatch's loss, this process's share of it. Its gradients replace those in
         the arena, its statistics go to `sums`, and the values and ratios of the segments in `index`
         go to new_values and new_ratios."""
-        self._prepare(index)
-        self.in_parallel(lambda worker: self._learn(worker, index), range(self.num_learners))
+        self._prepare()
+        self.in_parallel(self._learn, range(self.num_learners))
         for gradient in self.gradients[1 : self.num_learners]:  # in this order: an exact resume rests on it (runs.py)
             self.gradients[0].add_(gradient)
 
-    def _prepare(self, index):
+    def _prepare(self):
         """Before the learners begin. At a run's first minibatch a pass is watched, as a step is in
         `_still_for_threads`."""
         if self.num_learners == 1 or self.tried:
             return
-        part, self.tried = index[: self.at_once // self.horizon], True
+        part, self.tried = self.index[: self.at_once // self.horizon], True
         if not leaves_nothing(self.policy, lambda: self._pass(*self._inputs(part))):
             self._set_learners(1)
 
@@ -545,7 +537,7 @@ class Autograd(Acting):
         """(the first, the one behind the last) of a learner's segments of the minibatch."""
         return self.segments * worker // self.num_learners, self.segments * (worker + 1) // self.num_learners
 
-    def _learn(self, worker, index):
+    def _learn(self, worker):
         """One learner's share of the minibatch."""
         step, (first, last) = self.at_once // self.horizon, self._share(worker)
         threads = self.vecenv.num_threads // self.num_learners
@@ -553,7 +545,7 @@ class Autograd(Acting):
         with (kernels.threads(threads), torch_threads(min(threads, self._threads(self.at_once))),
               self._tiles(self.at_once)):
             for start in range(first, last, step):
-                self._learn_part(index[start : min(start + step, last)], start, worker)
+                self._learn_part(self.index[start : min(start + step, last)], start, worker)
 
     def _inputs(self, part):
         """observations and state of these segments, as a network takes them over time."""
@@ -641,9 +633,8 @@ class Autograd(Acting):
 
     def take_over(self, engine):
         """Take over the memory that another engine, now released, has registered."""
-        self.arena, self.host, self.largest = engine.arena, engine.host, engine.largest
+        self.arena, self.host, self.state = engine.arena, engine.host, engine.state
         self._set_learners(min(self.num_learners, engine.num_learners))
-        self.state = dict.fromkeys(engine.state)
         self.bind()
         return self
 
@@ -669,8 +660,8 @@ def difference(policy, vecenv, sample, device="cpu"):
             for name, parameter in parameters.items()}
     norms = [(module, module.shift.clone(), module.scale.clone()) for module in policy.modules()
              if isinstance(module, models.Normalizer)]
-    products = torch.backends.cuda.matmul
-    precision, products.fp32_precision = products.fp32_precision, "ieee"
+    matmul = torch.backends.cuda.matmul
+    precision, matmul.fp32_precision = matmul.fp32_precision, "ieee"
 
     def weigh(scale, nudge=0.0):
         for name, parameter in parameters.items():
@@ -702,7 +693,7 @@ def difference(policy, vecenv, sample, device="cpu"):
     except Exception as error:  # its forward may have other arguments or results
         return f"it does not run as the default network does: {type(error).__name__}: {error}"
     finally:
-        products.fp32_precision = precision
+        matmul.fp32_precision = precision
         for name, parameter in parameters.items():
             parameter.data.copy_(kept[name][0])
             parameter.grad = kept[name][1]
@@ -812,8 +803,6 @@ class Restated:
     """What compiled.py's and fused.py's engines share, beside Autograd or Graphs. Sample: their
     network, for `difference`; actors: one for each worker, which steps its agents."""
 
-    Sample = None
-
     @classmethod
     def difference(cls, policy, vecenv, device="cpu"):
         """What this engine computes otherwise than the policy, in words, or None."""
@@ -823,12 +812,11 @@ class Restated:
         super().bind()
         self.flat_observations = self.storage["observations"].view(self.horizon + 1,
                                                                    self.num_agents, -1)
-        self.modules = list(self.policy.named_modules())
+        self.modules, log_std = list(self.policy.named_modules()), self.policy.decoder.log_std
+        self.log_std = None if log_std is None else log_std.data  # (A,); None for discrete actions
 
     def _act(self, worker, observations, state, resets, valid):
-        log_std = self.policy.decoder.log_std
-        outputs = self.actors[worker].step(observations, state.get("mingru"), resets, valid)
-        return outputs, None if log_std is None else log_std.data
+        return self.actors[worker].step(observations, state.get("mingru"), resets, valid), self.log_std
 
     def outdated(self, thoroughly=False):
         why = edited(self.policy, self.name)
@@ -921,8 +909,7 @@ def choose(policy, vecenv, config):
             if error.name not in ("compiled", "fused"):
                 raise
             why = f"there is no {fast}.py"
-        except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
-            # tile.c is missing, or a compiler for it
+        except (RuntimeError, OSError) as error:  # tile.c is missing, or a compiler for it
             why = str(error).splitlines()[0]
         else:
             why = engine.difference(policy, vecenv)

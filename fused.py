@@ -209,10 +209,10 @@ class Graphs(engines.Autograd):
     """
 
     name, rollout_name = "autograd", "graphs"
-    through_torch, side_by_side = False, True  # on a GPU, which has bfloat16
+    through_torch = False  # on a GPU, which has bfloat16
     in_parts = False  # a GPU is faster with all of a minibatch at once
 
-    def __init__(self, policy, vecenv, config, segments, first_agent=0):
+    def __init__(self, policy, vecenv, config, segments, first_agent):
         super().__init__(policy, vecenv, config, segments, first_agent)
         self.device = find_gpu(vecenv.num_workers)
         self.torch_device = self.device.torch_device
@@ -425,7 +425,7 @@ class Graphs(engines.Autograd):
         """RuntimeError unless the graphs of a custom network's update leave what its code leaves."""
         def gradients(way):
             before = self.arena.memory.clone()
-            for key, function, arguments in self._learning_calls()[:3]:  # to the gradients
+            for key, function, arguments in self._learning_calls()[:3]:  # renew, draw, gradients
                 way(key, function, *arguments)
             result = self.arena.flat("gradients").clone()
             self.arena.memory.copy_(before)
@@ -613,10 +613,10 @@ class Layers:
     arena; each worker has its own.
 
         layers = Layers(policy, arena, "worker 0", steps=64, rows=16)     # before arena.allocate
-        layers.bind("gradients")                                         # after
+        layers.bind()                                                    # after
         chunk = layers.chunk(n)                                          # the buffers, cut to n <= rows segments
-        layers.gather(chunk, observations, index, start)                 # and chunk.states[i][0], the initial states
-        layers.forward(chunk, resets, valid, index, start)               # -> chunk.outputs
+        layers.gather(chunk, observations, index, start)
+        layers.forward(chunk, resets, valid, index, start, initial)      # -> chunk.outputs
         layers.backward(chunk, resets, valid, index, start, add=False)   # from chunk.grad_outputs, into the gradients
 
     With steps=0 it holds what `step`, the rollout's form, needs.
@@ -627,7 +627,7 @@ class Layers:
     """
 
     def __init__(self, policy, arena, name, *, steps, rows, precision=torch.float32):
-        self.policy, self.arena, self.name, self.steps, self.rows = policy, arena, name, steps, rows
+        self.policy, self.arena, self.name, self.steps = policy, arena, name, steps
         inputs, width = policy.encoder.in_features, policy.decoder.out_features
         H, L, T = policy.hidden_size, policy.num_layers, max(steps, 1)
         # name -> the shape of its buffer for n segments
@@ -645,10 +645,10 @@ class Layers:
         self._shapes, self._chunks = rounded | exact, {}
         self.products = TorchProducts(policy, arena, name, rows=T * rows, learns=steps > 0, precision=precision)
 
-    def bind(self, gradients="gradients"):
-        """Take the views out of the allocated arena; `gradients` is the group that `backward` adds into."""
+    def bind(self):
+        """Take the views out of the allocated arena."""
         weights = {key: parameter.data for key, parameter in self.policy.named_parameters()}
-        self.products.bind(weights, {key: self.arena[f"{gradients}/policy.{key}"] for key in weights})
+        self.products.bind(weights, {key: self.arena[f"gradients/policy.{key}"] for key in weights})
         self.refresh = self.products.refresh
         self.refresh()
         small = not self.steps and on_gpu(self.arena.memory) and PolicyStep.fits(
@@ -676,11 +676,10 @@ class Layers:
         if self.in_one is not None:
             return self.in_one(observations, state, resets, valid, chunk.flat_outputs, **options)
         assert not options, "for PolicyStep alone"
-        norm = self.policy.normalizer
         layers, linear = self.policy.num_layers, self.products.linear
         x, y, hgp = chunk.flat_x[0], chunk.flat_x[1], chunk.flat_hgp[0]
-        if norm is not None:
-            kernels.gather(observations.unsqueeze(0), None, chunk.observations, shift=norm.shift, scale=norm.scale)
+        if self.policy.normalizer is not None:
+            self.gather(chunk, observations.unsqueeze(0), None, 0)
             observations = chunk.flat_observations
         elif observations.dtype != chunk.observations.dtype:
             observations = chunk.flat_observations.copy_(observations)
@@ -699,16 +698,15 @@ class Layers:
         shift, scale = (None, None) if norm is None else (norm.shift, norm.scale)
         kernels.gather(observations, index, chunk.observations, start=start, shift=shift, scale=scale)
 
-    def forward(self, chunk, resets, valid, index, start, initial=None):
+    def forward(self, chunk, resets, valid, index, start, initial):
         """All steps of the segments index[start : start + n], from chunk.observations and the initial states, (N, H) a
-        layer, or chunk.states[i][0], into chunk.outputs (steps, n, A + 1); resets, valid (>= steps, N) uint8 of all
-        agents."""
+        layer, into chunk.outputs (steps, n, A + 1); resets, valid (>= steps, N) uint8 of all agents."""
         linear = self.products.linear
         linear("encoder", chunk.flat_observations, chunk.flat_x[0])
         for i, out in enumerate([*chunk.x[1:], chunk.last]):
             linear(f"rnn.layers.{i}", chunk.flat_x[i], chunk.flat_hgp[i])
             kernels.mingru_scan(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, out, index=index, start=start,
-                                initial=None if initial is None else initial[i])
+                                initial=initial[i])
         linear("decoder", chunk.flat_last, chunk.flat_outputs)
 
     def backward(self, chunk, resets, valid, index, start, *, add):
@@ -752,9 +750,7 @@ class Sample:
         chunk, index = self.layers.chunk(self.rows), torch.arange(self.rows, device=observations.device)
         self.flags = resets, valid, index, 0
         self.layers.gather(chunk, observations, index, 0)
-        for states, state in zip(chunk.states, initial, strict=True):
-            states[0].copy_(state)
-        self.layers.forward(chunk, *self.flags)
+        self.layers.forward(chunk, *self.flags, initial)
         return chunk.outputs
 
     def backward(self, grad_outputs, grad_log_std=None):
@@ -824,10 +820,6 @@ class Fused(engines.Restated, Graphs):
 
     name, Sample = "fused", Sample
 
-    def __init__(self, policy, vecenv, config, segments, first_agent=0):
-        super().__init__(policy, vecenv, config, segments, first_agent)
-        self.handles = {}  # buffer -> what replays its rollout's graphs without the interpreter
-
     def register(self, arena):
         super().register(arena)
         rows = self.at_once // self.horizon
@@ -839,6 +831,7 @@ class Fused(engines.Restated, Graphs):
 
     def bind(self):
         super().bind()
+        self.handles = {}  # buffer -> what replays its rollout's graphs without the interpreter
         for layers in (*self.actors, self.layers):
             layers.bind()
 
@@ -858,9 +851,7 @@ class Fused(engines.Restated, Graphs):
         seen = row["observations"], self.state["mingru"][:, agents], row["resets"], row["valid"]
         if t == self.horizon:
             return row["values"].copy_(actor.step(*seen, commit=False)[:, -1])
-        log_std = self.policy.decoder.log_std
-        drawn = {**self._drawn(row, agents), "log_std": None if log_std is None else log_std.data}
-        return actor.step(*seen, drawn=drawn)
+        return actor.step(*seen, drawn={**self._drawn(row, agents), "log_std": self.log_std})
 
     def _final_outputs(self, worker, agents, cut, resets, valid):
         actor, final = self.actors[worker], self.storage["final_observations"][agents]
@@ -878,8 +869,8 @@ class Fused(engines.Restated, Graphs):
         self.vecenv.finish(buffer)
         return share * (clock() - begun)
 
-    def learn(self, index):
-        s, layers, log_std = self.storage, self.layers, self.policy.decoder.log_std
+    def learn(self):
+        s, layers = self.storage, self.layers
         layers.refresh()
         for start, count in self.chunks:
             chunk = layers.chunk(count)
@@ -887,7 +878,7 @@ class Fused(engines.Restated, Graphs):
             flags = s["resets"], s["valid"], self.index, start
             layers.forward(chunk, *flags, self.initial_state["mingru"])
             self._loss(chunk.outputs, chunk.grad_outputs, start, self.sums[0, : kernels.SUMS],
-                       None if log_std is None else log_std.data, chunk.grad_log_std)
+                       self.log_std, chunk.grad_log_std)
             layers.backward(chunk, *flags, add=start > 0)
 
     def _learning_calls(self):

@@ -34,7 +34,7 @@ from numba.extending import overload
 import cuda_cpp
 from arena import (  # noqa: F401  (others import these names from kernels)
     FLOATS, HALF, INT0, ONE, ZERO, Arena, cell, check_heads, check_index, check_log_std, check_numbers, check_rows,
-    check_sizes, check_squash, checked, constant, device, distinct_driver, driver, f32, flat_run, host, i32,
+    check_sizes, check_squash, checked, constant, device, distinct_driver, driver, f32, host, i32,
     numpy_dtype, on_gpu, optional_masks, reduction_driver, run, set_threads, threads, u16, u32, u64, uncounted_driver,
 )
 
@@ -435,10 +435,6 @@ def return_range(rewards, valid, resets, running, low, high):
     return low, high
 
 
-# --------------------------------------------------------------------------------------------------
-# Priorities: which segments to learn from, and how much each counts
-
-
 @driver
 def return_moments(rewards, valid, resets, returns, gamma, around):
     """(count, sum, sum of squares) in float64 of the discounted returns minus `around`, over the valid steps of a
@@ -455,6 +451,10 @@ def return_moments(rewards, valid, resets, returns, gamma, around):
                 total += deviation
                 squares += deviation * deviation
     return count, total, squares
+
+
+# --------------------------------------------------------------------------------------------------
+# Priorities: which segments to learn from, and how much each counts
 
 
 @driver
@@ -606,9 +606,9 @@ def gather(source, index, out, *, start=0, shift=None, scale=None):
     if shift is not None:
         norm = [checked("gather", name, tensor, tuple(out.shape[2:])).reshape(-1)
                 for name, tensor in (("shift", shift), ("scale", scale))]
-    if on_gpu(out):
-        flat_run(_gather_cuda, -(-T // STRIDE) * M * width, (T, M, source.shape[1], width), arrays[0], columns, start,
-                  *norm, arrays[1])
+    if on_gpu(out):  # flat and unsigned: indices of several dimensions cost more there, signed ones most of all
+        run(_gather_cuda, -(-T // STRIDE) * M * width, 1, *map(u64, (T, M, source.shape[1], width)),
+            arrays[0].reshape(-1), columns, u64(start), *norm, arrays[1].reshape(-1))
     else:
         run(_gather_lanes, M, T * width // 3, arrays[0], columns, start, *norm, arrays[1])
 

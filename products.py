@@ -48,11 +48,9 @@ def missing():
         return (str(error).splitlines() or [type(error).__name__])[0]
     for name in ("tile_floats", "tile_pairs", "tile_ahead"):
         llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
-    _LOADED.append(library)
     return None
 
 
-_LOADED = []  # without this reference the library's functions could be unloaded
 _tile_floats, _tile_pairs = (types.ExternalFunction(name, types.void(*[types.int64] * 12))
                              for name in ("tile_floats", "tile_pairs"))
 tile_ahead = types.ExternalFunction("tile_ahead", types.void(*[types.int64] * 4))

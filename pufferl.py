@@ -312,7 +312,7 @@ class PuffeRL:
     def _learn(self):
         """The gradients of the minibatch's loss."""
         kernels.normalisation(self.moments, self.settings)
-        self.engine.learn(self.index)
+        self.engine.learn()
 
     def _update(self):
         """One optimizer step; after a gradient's norm was not finite, no step changes anything."""
@@ -455,8 +455,9 @@ class PuffeRL:
             if path is not None:
                 runs.save(state, Path(path))
             else:
-                self.run.save(state, model, self.statistics.unsaved_best())
-                self.statistics.best_unsaved = False
+                statistics = self.statistics
+                self.run.save(state, model, statistics.best if statistics.best_unsaved else None)
+                statistics.best_unsaved = False
                 self.logger.artifact(str(model))
         return str(model)
 
@@ -553,10 +554,6 @@ class Statistics:
                 for name, tensor in policy.state_dict().items():
                     self.best[name].copy_(tensor)
             self._recent = 0.0, 0
-
-    def unsaved_best(self):
-        """The best weights if they are not saved yet, else None."""
-        return self.best if self.best_unsaved else None
 
     def means(self, group, seconds, losses):
         """{"environment/score": ..., "losses/...": ..., "performance/seconds_...": ...} since the
@@ -709,8 +706,8 @@ def check_policy(policy, vecenv, config):
 
 def loss_means(trainer, sums, norms):
     """The logged means of the losses' sums and the gradients' norms of some minibatches."""
-    extra = {f"{name}_loss": float(sums[-1]) / max(1, len(norms))
-             for name in trainer.engine.extra_names}
+    own = named(trainer.config["loss"] or "").replace(":", ".").rpartition(".")[2]
+    extra = {f"own_{own}_loss": float(sums[-1]) / max(1, len(norms))} if own else {}
     norm = float(np.mean(norms)) if norms else math.nan
     return {**kernels.loss_statistics(sums[:-1]), **extra, "grad_norm": norm,
             "learning_rate": trainer._used_lr}
@@ -993,9 +990,8 @@ def find_interrupted(group, args):
     if args["resume"]:  # its measured choices stay
         saved = group.first(lambda: json.loads((Path(args["resume"]) / "config.json").read_text()))
         for section in ("train", "vec"):
-            kept = {name: value for name, value in saved[section].items()
-                    if args[section].get(name) == "auto"}
-            args[section] |= kept
+            args[section] |= {name: value for name, value in saved[section].items()
+                              if args[section].get(name) == "auto"}
 
 
 def make_trainer(env_name, args):
@@ -1172,7 +1168,6 @@ def verb_first(argv):
 
 def main(argv=None):
     argv = verb_first(list(sys.argv[1:] if argv is None else argv))
-    verbs = {"train": train}
     if not argv or argv[0] in ("-h", "--help") or argv in (["train", "-h"], ["train", "--help"]):
         print(USAGE + ", ".join(ocean.names()))
         return
@@ -1187,7 +1182,7 @@ def main(argv=None):
         verb = importlib.import_module(room).main
         return verb(argv if room in ("speed", "history") else argv[1:],
                     program=f"pufferl.py {argv[0]}")
-    if argv[0] not in verbs:
+    if argv[0] != "train":
         sys.exit(f"pufferl.py: there is no verb {argv[0]!r}.\n{USAGE}{', '.join(ocean.names())}")
     if len(argv) < 2 or argv[1].startswith("-"):
         sys.exit(f"pufferl.py {argv[0]}: which environment? There are: {', '.join(ocean.names())}")
@@ -1199,7 +1194,7 @@ def main(argv=None):
         if gpus != started and any(option.startswith("--train.gpus") for option in argv):
             raise ConfigError(f"train.gpus = {gpus}, but torchrun has started {started} on this "
                               "machine; leave it out.")
-        verbs[argv[0]](argv[1], args)
+        train(argv[1], args)
     except Exception as error:
         text = error_text(error)
         # torchrun shows the traceback

@@ -18,7 +18,6 @@ import products
 from kernels import INT0, ONE, ZERO, distinct_driver, driver, f32, sigmoid_cell
 from products import BLOCK, multiply_rows
 
-ROWS = torch.contiguous_format
 COST = 5  # nanoseconds that a gate takes
 
 
@@ -145,7 +144,7 @@ class _LSTM(torch.autograd.Function):
     def backward(ctx, grad_out, grad_h, grad_c):
         x, weight_ih, weight_hh, valid, keep, hs, cs, gates = ctx.saved_tensors
         gates, grad_out = gates.clone(), grad_out.contiguous()
-        grad_h, grad_c = grad_h.clone(memory_format=ROWS), grad_c.clone(memory_format=ROWS)
+        grad_h, grad_c = (grad.clone(memory_format=torch.contiguous_format) for grad in (grad_h, grad_c))
         _run(_lstm_scan_grad, weight_hh, gates, cs, valid, keep, grad_out, grad_h, grad_c)
         first, (of_input, bias) = keep[0].unsqueeze(1), products.gradients(gates, x)
         of_state, _ = products.gradients(gates, hs[:-1])
@@ -221,7 +220,7 @@ class _GRU(torch.autograd.Function):
     def backward(ctx, grad_out, grad_h):
         x, weight_ih, weight_hh, valid, keep, hs, gates, inner = ctx.saved_tensors
         gates, inner, grad_out = gates.clone(), inner.clone(), grad_out.contiguous()
-        grad_h = grad_h.clone(memory_format=ROWS)
+        grad_h = grad_h.clone(memory_format=torch.contiguous_format)
         _run(_gru_scan_grad, weight_hh, gates, inner, hs, valid, keep, grad_out, grad_h)
         (of_input, bias), (of_state, state_bias) = products.gradients(gates, x), products.gradients(inner, hs[:-1])
         return (products.multiply(gates, weight_ih), of_input, of_state, bias, state_bias, None, None,

@@ -66,11 +66,9 @@ def profile(env_name, args):
     if settings["output"] is None and args["data_dir"] is None:
         raise pufferl.ConfigError("profile writes a trace, but --data-dir is none: "
                                   "--profile.output says where else.")
-    vecenv = pufferl.load_env(env_name, args)
-    pufferl.settle(env_name, args, vecenv)
-    policy = pufferl.load_policy(args, vecenv, env_name)
-    config = {**args["train"], "env": args["env_name"], "data_dir": None, "log_interval": 1e9}
-    trainer = pufferl.PuffeRL(config, vecenv, policy)
+    args["train"]["log_interval"] = 1e9
+    trainer, _ = pufferl.make_trainer(env_name, args)
+    trainer.run_folder, vecenv = None, trainer.vecenv  # nothing but the trace is written
     epochs = lambda count: [(trainer.evaluate(), trainer.train()) for _ in range(count)]  # noqa: E731
     # On a GPU, so many epochs that the CUDA graphs are captured before anything is measured.
     epochs(WARM_UP + (max(0, trainer.config["cudagraphs"])
@@ -81,8 +79,7 @@ def profile(env_name, args):
         own = [name for name, function in vars(kernels).items() if inspect.isfunction(function)
                and function.__module__ == "kernels" and name[0] != "_"
                and name not in ("widen", "narrow", "kept_gate", "gates_again")]
-        engine = [name for name in ("step", "_act", "_learn") if hasattr(trainer.engine, name)]
-        for owner, names in ((kernels, own), (trainer.engine, engine),
+        for owner, names in ((kernels, own), (trainer.engine, ("step", "_act", "_learn")),
                              (vecenv, ("wait", "advance"))):
             for name in names:
                 function = getattr(owner, name)

@@ -13,6 +13,21 @@ import kernels
 import speed
 import vector
 
+NET = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, env, hidden_size=8):
+        super().__init__()
+        self.mean, self.value = nn.Linear(2, 1), nn.Linear(2, 1)
+
+    def forward(self, observations, state=None):
+        x = observations.float()
+        return torch.distributions.Normal(self.mean(x), torch.ones_like(self.mean(x))), self.value(x)
+"""
+
 
 def test_a_trace_and_a_table(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
@@ -39,6 +54,17 @@ def test_a_trace_and_a_table(tmp_path, monkeypatch, capfd):
         "the costliest are named")
     assert stages["learn"] > 0 and str(path.relative_to(tmp_path)) in out
     assert vars(kernels) == before, "the kernels are as they were"
+
+
+def test_what_trains_can_be_profiled(tmp_path, monkeypatch, capfd):
+    """An own network without a normalizer, where norm_obs is auto and would be on for the default one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    speed.main(["profile", "gym/MountainCarContinuous-v0", "--policy.name", "net.py:Net", "--rnn.name", "none",
+                "--vec.num-envs", "2", "--train.horizon", "16", "--train.minibatch-size", "32",
+                "--train.replay-ratio", "1", "--train.gamma", "0.9", "--profile.epochs", "1"])
+    assert "learn " in capfd.readouterr().out
+    assert [p.suffix for p in (tmp_path / "experiments").iterdir()] == [".json"], "no run's folder"
 
 
 def test_profile_names_an_unknown_environment():
