@@ -455,9 +455,8 @@ class PuffeRL:
             if path is not None:
                 runs.save(state, Path(path))
             else:
-                statistics = self.statistics
-                self.run.save(state, model, statistics.best if statistics.best_unsaved else None)
-                statistics.best_unsaved = False
+                self.run.save(state, model, self.statistics.best if self.statistics.best_unsaved else None)
+                self.statistics.best_unsaved = False
                 self.logger.artifact(str(model))
         return str(model)
 
