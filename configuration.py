@@ -447,10 +447,8 @@ def parse_ini(path, strict=True, word=""):
 
 def load_creator(name):
     """The creator of an environment in Python (gym/ID, pettingzoo/FAMILY/NAME, file.py:callable); None for one in C."""
-    try:
+    with making():
         return environments.load_creator(name)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(str(error)) from None
 
 
 def env_section(name):
@@ -460,10 +458,8 @@ def env_section(name):
         return dataclasses.make_dataclass("Env", [])
     creator = load_creator(name)
     if creator is not None:
-        try:
+        with making():
             settings = creator.settings
-        except (ValueError, ImportError) as error:
-            raise ConfigError(str(error)) from None
         fields = [(key, type(value), field(default=value, metadata={"help": f"As {name} has it."}))
                   for key, value in {"num_envs": 1, **settings}.items()]
         return dataclasses.make_dataclass("Env", fields)
@@ -923,10 +919,12 @@ def one_of(env, settings):
 
 @contextlib.contextmanager
 def making():
-    """Within: an error of an environment or its settings is raised as a ConfigError."""
+    """Within: an error of the settings is raised as a ConfigError; one in the environment's own lines stays."""
     try:
         yield
     except (ValueError, TypeError, ImportError) as error:
+        if workers.own_part(error)[1]:
+            raise
         raise ConfigError(str(error)) from None
 
 

@@ -344,7 +344,7 @@ class FlatAction:
             mask = np.concatenate([np.ravel(part) for part in parts])
         mask = np.ravel(mask)
         if mask.shape != target.shape:
-            raise ValueError(f"an action mask has {mask.size} entries, the action space has {target.size} options.")
+            raise Fault(f"an action mask has {mask.size} entries, the action space has {target.size} options.")
         target[:] = mask != 0
         if b"\0" in np.bitwise_or.reduceat(target, self.firsts).tobytes():  # half the time of .all()
             target[np.repeat(np.bitwise_or.reduceat(target, self.firsts) == 0, self.heads)] = 1
@@ -760,7 +760,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
     def has_action_masks(self):
         """Whether the environment gives action masks; the first question costs one reset."""
         if self._mask_needed is None:
-            observation, info = self._reset_env(None, None)
+            observation, info = self._reset_env(0, None)  # old Gym's may draw from nothing until they get a seed
             self._mask_needed = find_mask(observation, info) is not None
         return self._mask_needed
 

@@ -298,6 +298,8 @@ class FileCreator:
             specification = importlib.util.spec_from_file_location(self._module, self.path)
             module = importlib.util.module_from_spec(specification)
             sys.modules[self._module] = module
+            if os.path.dirname(self.path) not in sys.path:  # for what it imports from beside it, as `python FILE` would
+                sys.path.append(os.path.dirname(self.path))
             try:
                 specification.loader.exec_module(module)
             except BaseException:

@@ -1009,6 +1009,9 @@ def find_form(policy, space):
     """PufferLib 3's networks without memory take a state all the same. Find out and remember
     whether such a forward takes a batch (B, *observation) or time (T, N, *observation): try it once
     on zeros, without changing the network or torch's random numbers."""
+    if type(policy).forward is nn.Module.forward and "forward" not in vars(policy):
+        raise NetworkFault(f"{type(policy).__name__} has no forward(observations) -> logits, value. Of CleanRL's actor "
+                           "and critic make: def forward(self, x): return self.actor(x), self.critic(x)")
     known = any(hasattr(policy, name) for name in ("initial_state", "takes_batches"))
     ours = [kind.forward for kind in (FeedForward, Encoded, Normalized, Board)]
     if known or is_plain(policy) or type(policy).forward in ours:

@@ -696,6 +696,8 @@ def check_policy(policy, vecenv, config):
             raise ConfigError(f"{type(policy).__name__}: {name} is {weight.dtype}. What is trained must be float32 "
                               "(network.float()); train.precision says in what numbers to compute.")
     models.find_form(policy, vecenv.single_observation_space)
+    if (wrong := engines.misread(policy, vecenv)) is not None:
+        raise ConfigError(wrong)
     if config["norm_obs"] and models.find_normalizer(policy) is None:
         raise ConfigError("train.norm_obs = True: this network has no models.Normalizer. "
                           "load_policy makes one that has, as models.MinGRUPolicy(env, "

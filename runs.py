@@ -342,8 +342,7 @@ def save_the_end(trainer):
 
 def hold(folder):
     """Lock a run's folder while it is written to: returns a file number that holds the lock until
-    it is closed or this process ends. None if the disk knows no locks, or another process holds
-    it."""
+    it is closed or this process ends; None if the disk knows no locks. ConfigError if somebody else holds it."""
     number = os.open(folder, os.O_RDONLY)
     for _ in range(5):  # is_running takes the lock for a moment
         try:
@@ -352,9 +351,11 @@ def hold(folder):
         except BlockingIOError:
             time.sleep(0.02)
         except OSError:
-            break
+            os.close(number)
+            return None
     os.close(number)
-    return None
+    raise ConfigError(f"{folder}: this run is still being trained, by another process or by a trainer here that is not "
+                      "closed. Wait until it has ended, or end it (Ctrl-C saves a checkpoint), and resume then.")
 
 
 def is_running(folder):
