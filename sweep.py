@@ -637,6 +637,9 @@ def fixed_settings(schema, options):
     return names | ({"env.num_envs", "vec.num_envs"} if "vec.total_agents" in names else set())
 
 
+SIZES = "vec.total_agents", "train.horizon", "train.minibatch_size"
+
+
 def searched_settings(env_name, given, options=()):
     """The search space as a tuner takes it, checked against the environment's settings. A setting
     without a mean gets its present value. given: a search space; None: the [sweep.*] sections.
@@ -652,8 +655,10 @@ def searched_settings(env_name, given, options=()):
     fixed, args = fixed_settings(schema, options), configuration.load_config(env_name, list(options))
     if given is None:
         given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
-    space = {}
+    space, general = {}, configuration.load_config("default")["sweep"] if args["train"]["horizon"] == "auto" else {}
     for name, what in protein.flatten(given).items():
+        if name in SIZES and what == general.get(f"sweep.{name}"):
+            continue  # they are chosen to fit each trial's steps, and each other; a range of your own is searched
         if name.rpartition(".")[2] == "batch_size" and name != "vec.batch_size":
             name, what = "train.horizon", horizons(args, protein.described(name, what))
         section, _, key = find_setting(schema, name).partition(".")
@@ -1466,7 +1471,6 @@ def sweep_command(env_name, argv):
     for key, text in args["sweep"].get("sweep", {}).items():
         key = configuration.translate("sweep", key, list(types), f"config [sweep] {key}")
         shipped[key] = configuration.coerce(text, types[key], f"config [sweep] {key}")
-
     for i, word in enumerate(sweep_options):
         name, equals, value = word.partition("=")
         if name.startswith("--sweep."):

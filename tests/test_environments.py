@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from conftest import slow_but
 
+import configuration
 import emulation
 import environments
 import ocean.__main__ as ocean_main
@@ -224,6 +225,46 @@ def test_what_an_environment_breaks_is_told_without_a_traceback(somebodys_packag
     *_, words, where = result.stderr.splitlines()
     assert ("TransformReward(env, sum)" in words
             and "environment 0 of gym/somebodys_package" in where)
+
+
+BROUGHT = """
+import gymnasium, numpy as np
+from beside import SIZE
+
+class Old:
+    observation_space = gymnasium.spaces.Box(-1, 1, (SIZE,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    def seed(self, seed=None):
+        self.random = np.random.default_rng(seed)
+    def reset(self):
+        return self.random.uniform(-1, 1, SIZE).astype(np.float32)
+    def step(self, action):
+        return self.reset(), 1.0, self.random.random() < 0.1, {}
+
+class Masked(gymnasium.Env):
+    observation_space, action_space = Old.observation_space, Old.action_space
+    def reset(self, seed=None, options=None):
+        return np.zeros(SIZE, np.float32), {"action_mask": np.ones(3)}
+
+def broken():
+    import no_such_package
+"""
+
+
+def test_a_file_has_what_lies_beside_it_and_its_errors_have_their_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "beside.py").write_text("SIZE = 3\n")
+    (tmp_path / "brought.py").write_text(BROUGHT)
+    vecenv = vector.make(f"{tmp_path}/brought.py:Old", 2)  # its reset draws from what seed() has made
+    vecenv.reset(seed=1)
+    assert vecenv.observation_shape == (3,)
+    vecenv.close()
+    with pytest.raises(emulation.Fault, match="an action mask has 3 entries, the action space has 2"):
+        vector.make(f"{tmp_path}/brought.py:Masked", 1).reset()
+    with pytest.raises(ModuleNotFoundError) as error:
+        name = f"{tmp_path}/brought.py:broken"
+        configuration.load_env(name, configuration.load_config(name))
+    assert "brought.py" in configuration.error_text(error.value)
 
 
 def test_two_files_may_have_one_name(tmp_path):

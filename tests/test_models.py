@@ -456,6 +456,31 @@ class Doubles(NoValue):
     def __init__(self, env):
         super().__init__(env)
         self.double()
+class LostState(torch.nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.inside = torch.nn.Linear(4, 8)
+        self.lstm, self.out = torch.nn.LSTM(8, 8, batch_first=True), torch.nn.Linear(8, 3)
+    def forward(self, x, state=None):
+        y = self.out(self.lstm(self.inside(x))[0])
+        return y[..., :2], y[..., 2:]
+    def forward_eval(self, x, state):
+        before = (state["h"], state["c"]) if "h" in state else None
+        y, (state["h"], state["c"]) = self.lstm(self.inside(x)[:, None], before)
+        y = self.out(y[:, 0])
+        return y[:, :2], y[:, 2:]
+class BatchFirst(LostState):
+    def initial_state(self, agents):
+        return {"h": torch.zeros(1, agents, 8), "c": torch.zeros(1, agents, 8)}
+class FlatState(LostState):
+    def initial_state(self, agents):
+        return {"h": torch.zeros(agents, 8), "c": torch.zeros(agents, 8)}
+class Cleanrl(torch.nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.actor, self.critic = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
+    def get_value(self, x):
+        return self.critic(x)
 def nothing(env):
     return 3
 """
@@ -483,6 +508,10 @@ def nothing(env):
     ("Distribution", (), r"must return \(logits, value\), got 2: Categorical, Tensor \(\d+, 1\)"),
     ("Lazy", (), r"Lazy: layer.weight has no shape yet, because its layer is lazy\. Call the network"),
     ("Doubles", (), r"Doubles: layer.weight is torch.float64\. What is trained must be float32"),
+    ("LostState", (), r"LostState.forward_eval leaves c, h in the state, which would be lost: initial_state"),
+    ("BatchFirst", (), r"takes the first dimension for agents .* given time first, .* batch_first=True\?"),
+    ("FlatState", (), r"initial_state\(1\): h has the shape \(1, 8\), expected \(layers, 1, size\)"),
+    ("Cleanrl", (), r"Cleanrl has no forward\(observations\) -> logits, value. Of CleanRL's actor"),
     ("nothing", (), "must make a torch.nn.Module, it made a int"),
     ("NoVale", (), "has no NoVale; it has NoValue, Three, "),
     ("", (),

@@ -160,6 +160,19 @@ def test_no_entry_of_the_curve_is_lost_between_a_checkpoint_and_its_log(tmp_path
     trainer.release()
 
 
+def test_a_run_that_is_still_trained_is_not_resumed(tmp_path):
+    first, second = make_trainer(tmp_path), make_trainer(tmp_path)
+    run_epochs(first, 1)
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in first.run_folder.iterdir())
+    second.run_folder = first.run_folder
+    with pytest.raises(ConfigError, match=r"still being trained, .* Wait until it has ended"):
+        second.evaluate()
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in first.run_folder.iterdir()) == before
+    first.close()
+    second.evaluate()
+    second.release()
+
+
 def interrupted(tmp_path, *command, wait=1.0):
     """Start, send SIGINT twice, return (process, output, its children before)."""
     process = start(*command, cwd=tmp_path)
