@@ -674,7 +674,7 @@ class Board(nn.Module):
         return tuple(output.unflatten(0, observations.shape[:2]) for output in outputs)
 
 
-PICTURE = 36  # pixels: a smaller picture is a grid, as MiniGrid's
+PICTURE = 28  # pixels: a smaller picture is a grid, as MiniGrid's, which have 25 at most
 KINDS = 32  # at most so many kinds of pieces on a board, and so long sides
 
 
