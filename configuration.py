@@ -17,7 +17,6 @@ import difflib
 import errno
 import fnmatch
 import functools
-import importlib.util
 import inspect
 import itertools
 import json
@@ -1406,16 +1405,8 @@ def load_attribute(setting, name, others=()):
         known = "".join(f"{other}, " for other in others[:-1]) + f"{others[-1]} or " if others else ""
         raise ConfigError(f"{setting} = {name}: must be {known}path/to/file.py:name of a file that exists."
                           + ("" if others else GIVEN))
-    key = f"{path.resolve()} {path.stat().st_mtime_ns}"  # a file is run once, for all settings that name it
-    if key not in sys.modules:
-        spec = importlib.util.spec_from_file_location(key, path)
-        sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look for theirs there
-        try:
-            spec.loader.exec_module(sys.modules[key])
-        except BaseException:
-            del sys.modules[key]
-            raise
-    module = sys.modules[key]
+    # a file is run once for all settings that name it, and anew after an edit
+    module = environments.run_file(path, f"{path.resolve()} {path.stat().st_mtime_ns}")
     if not attribute or not hasattr(module, attribute):
         names = [key for key, value in vars(module).items()
                  if callable(value) and getattr(value, "__module__", None) == module.__name__]

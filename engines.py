@@ -196,10 +196,6 @@ class Acting:
         arena.register("steps", (T,), torch.int64)
         state = self.policy.initial_state(N) if hasattr(self.policy, "initial_state") else {}
         self.state = dict.fromkeys(state)
-        for name, tensor in (self.policy.initial_state(1) if state else state).items():
-            if tensor.dim() < 2 or tensor.shape[1] != 1:
-                raise models.NetworkFault(f"{type(self.policy).__name__}.initial_state(1): {name} has the shape "
-                                          f"{tuple(tensor.shape)}, expected (layers, 1, size).")
         self.largest = max(agents.stop - agents.start for agents in self.vecenv.ranges)
         for name, tensor in state.items():
             arena.register(f"state/{name}", tensor.shape)
@@ -751,41 +747,40 @@ def misread(policy, vecenv):
     if (not hasattr(policy, "forward_eval") or type(policy).__module__ == models.__name__ or models.is_plain(policy)
             or getattr(policy, "takes_batches", False)):
         return None
-    seen = _given(vecenv, next(policy.parameters(), torch.zeros(())).device, 1.0)[0]
-    first = lambda agents: dict(policy.initial_state(agents)) if hasattr(policy, "initial_state") else {}  # noqa: E731
-    flags = lambda *shape: {"resets": torch.zeros(shape, dtype=torch.uint8, device=seen.device),  # noqa: E731
-                            "valid": torch.ones(shape, dtype=torch.uint8, device=seen.device)}
+    device = next(policy.parameters(), torch.zeros(())).device
+    seen, *_ = _given(vecenv, device, 1.0)
+
+    def beginning(*shape):
+        """The state of (T, N) steps or (N,) agents at the start."""
+        kept = policy.initial_state(shape[-1]) if hasattr(policy, "initial_state") else {}
+        flags = torch.zeros(shape, dtype=torch.uint8, device=device)
+        return {**{name: tensor.to(device) for name, tensor in kept.items()}, "resets": flags, "valid": flags + 1}
 
     def over_time(seen):
-        return models.join_outputs(*policy(seen, first(seen.shape[1]) | flags(*seen.shape[:2])))[0]
+        return models.join_outputs(*policy(seen, beginning(*seen.shape[:2])))[0]
 
-    def by_steps(keeps):
-        state, outputs, left = first(AGENTS), [], set()
+    def by_steps(keep):
+        """The outputs, and the names that a step has added to the state, which are kept or not."""
+        state, outputs = beginning(AGENTS), []
+        names = set(state)
         for now in seen:
-            state |= flags(AGENTS)
             outputs.append(models.join_outputs(*models.one_step(policy, now, state))[0])
-            left |= state.keys()
-            state = {name: tensor for name, tensor in state.items() if keeps(name)}
-        return torch.stack(outputs), left - {"resets", "valid"}
+            added = state.keys() - names
+            state = state if keep else {name: state[name] for name in names}
+        return torch.stack(outputs), added
 
-    learning = [module for module in policy.modules() if module.training]
-    policy.eval()  # a batch norm would learn from these numbers
+    name = type(policy).__name__
     try:
-        with torch.no_grad(), torch.random.fork_rng():
-            names = first(AGENTS).keys()
-            (steps, left), (carried, _) = by_steps(lambda name: name in names), by_steps(lambda name: True)
-            if left - names and _error(carried, steps) > 1e-3:
-                return (f"{type(policy).__name__}.forward_eval leaves {', '.join(sorted(left - names))} in the state, "
-                        "which would be lost: initial_state(num_agents) must return it, zeros of (layers, num_agents, "
-                        "size).")
+        with models.on_trial(policy):
+            steps, added = by_steps(False)
+            if added and _error(by_steps(True)[0], steps) > 1e-3:
+                return (f"{name}.forward_eval leaves {', '.join(sorted(added))} in the state, which would be lost: "
+                        "initial_state(num_agents) must return it, zeros of (layers, num_agents, size).")
             if _error(over_time(seen), steps) > 1e-3 > _error(over_time(seen.transpose(0, 1)).transpose(0, 1), steps):
-                return (f"{type(policy).__name__}.forward takes the first dimension for agents and the second for "
-                        "time. It is given time first, (T, N, *observation): is a layer batch_first=True?")
+                return (f"{name}.forward takes the first dimension for agents and the second for time. It is given "
+                        "time first, (T, N, *observation): is a layer batch_first=True?")
     except Exception:  # whatever it is, the run itself will say it
         return None
-    finally:
-        for module in learning:
-            module.training = True
     return None
 
 

@@ -277,6 +277,22 @@ class PettingZooCreator:
         )
 
 
+def run_file(path, name):
+    """The module of a Python file, run once under `name`. It can import what lies beside it, as with `python FILE`."""
+    if name not in sys.modules:
+        specification = importlib.util.spec_from_file_location(name, path)
+        sys.modules[name] = importlib.util.module_from_spec(specification)  # dataclasses look for theirs there
+        folder = os.path.dirname(os.path.abspath(path))
+        if folder not in sys.path:
+            sys.path.append(folder)
+        try:
+            specification.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
 class FileCreator:
     """path/to/file.py:callable, a class or function that makes an environment. ValueError
     if it is not there."""
@@ -293,18 +309,7 @@ class FileCreator:
     def _callable(self):
         if not os.path.exists(self.path):
             raise ValueError(f"{self.path}: there is no such file.")
-        module = sys.modules.get(self._module)
-        if module is None:
-            specification = importlib.util.spec_from_file_location(self._module, self.path)
-            module = importlib.util.module_from_spec(specification)
-            sys.modules[self._module] = module
-            if os.path.dirname(self.path) not in sys.path:  # for what it imports from beside it, as `python FILE` would
-                sys.path.append(os.path.dirname(self.path))
-            try:
-                specification.loader.exec_module(module)
-            except BaseException:
-                del sys.modules[self._module]
-                raise
+        module = run_file(self.path, self._module)
         if not callable(getattr(module, self.attribute, None)):
             names = [key for key, value in vars(module).items() if callable(value)
                      and value.__module__ == self._module]

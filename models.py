@@ -1005,6 +1005,20 @@ def is_plain(policy):
         not any(p.kind is p.VAR_POSITIONAL or p.name == "state" for p in parameters))
 
 
+@contextlib.contextmanager
+def on_trial(policy):
+    """Within: the network may be tried; nothing of it is learnt, by a batch norm neither, and torch's random numbers go
+    on afterwards as if it had not been."""
+    learning = [module for module in policy.modules() if module.training]
+    policy.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            yield
+    finally:
+        for module in learning:
+            module.training = True
+
+
 def find_form(policy, space):
     """PufferLib 3's networks without memory take a state all the same. Find out and remember
     whether such a forward takes a batch (B, *observation) or time (T, N, *observation): try it once
@@ -1018,23 +1032,17 @@ def find_form(policy, space):
         return
     parameter = next(policy.parameters(), torch.zeros(()))
     zeros = torch.from_numpy(np.zeros((2, 3, *space.shape), space.dtype)).to(parameter.device)
-    policy.takes_batches, learning = False, [module for module in policy.modules()
-                                             if module.training]
-    policy.eval()  # a batch norm would learn from these zeros
-    try:
-        with torch.no_grad(), torch.random.fork_rng():
-            over_time(policy, zeros, {})
-    except Exception as error:
-        policy.takes_batches = True
+    policy.takes_batches = False
+    with on_trial(policy):
         try:
-            with torch.no_grad(), torch.random.fork_rng():
+            over_time(policy, zeros, {})
+        except Exception as error:
+            policy.takes_batches = True
+            try:
                 over_time(policy, zeros, {})
-        except Exception:
-            del policy.takes_batches
-            raise error from None
-    finally:
-        for module in learning:
-            module.training = True
+            except Exception:
+                del policy.takes_batches
+                raise error from None
 
 
 def over_time(policy, observations, state, forward=None):

@@ -696,6 +696,10 @@ def check_policy(policy, vecenv, config):
             raise ConfigError(f"{type(policy).__name__}: {name} is {weight.dtype}. What is trained must be float32 "
                               "(network.float()); train.precision says in what numbers to compute.")
     models.find_form(policy, vecenv.single_observation_space)
+    for name, tensor in (policy.initial_state(1) if config["use_rnn"] else {}).items():
+        if tensor.dim() < 2 or tensor.shape[1] != 1:
+            raise ConfigError(f"{type(policy).__name__}.initial_state(1): {name} has the shape {tuple(tensor.shape)}, "
+                              "expected (layers, 1, size).")
     if (wrong := engines.misread(policy, vecenv)) is not None:
         raise ConfigError(wrong)
     if config["norm_obs"] and models.find_normalizer(policy) is None:

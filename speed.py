@@ -68,7 +68,7 @@ def profile(env_name, args):
                                   "--profile.output says where else.")
     args["train"]["log_interval"] = 1e9
     trainer, _ = pufferl.make_trainer(env_name, args)
-    trainer.run_folder, vecenv = None, trainer.vecenv  # nothing but the trace is written
+    trainer.run_folder = None  # nothing but the trace is written
     epochs = lambda count: [(trainer.evaluate(), trainer.train()) for _ in range(count)]  # noqa: E731
     # On a GPU, so many epochs that the CUDA graphs are captured before anything is measured.
     epochs(WARM_UP + (max(0, trainer.config["cudagraphs"])
@@ -80,7 +80,7 @@ def profile(env_name, args):
                and function.__module__ == "kernels" and name[0] != "_"
                and name not in ("widen", "narrow", "kept_gate", "gates_again")]
         for owner, names in ((kernels, own), (trainer.engine, ("step", "_act", "_learn")),
-                             (vecenv, ("wait", "advance"))):
+                             (trainer.vecenv, ("wait", "advance"))):
             for name in names:
                 function = getattr(owner, name)
                 stack.callback(setattr, owner, name, function)

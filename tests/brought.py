@@ -45,14 +45,15 @@ class Catch(gymnasium.Env):
 
 
 class CatchImage(Catch):
-    """Catch on an 84 × 84 image of one colour, twelve pixels a square."""
+    """Catch on an 84 × 84 image of one colour, twelve pixels a square, or another number."""
 
-    def __init__(self):
+    def __init__(self, pixels=12):
         super().__init__(7)
-        self.observation_space = spaces.Box(0, 255, (84, 84, 1), np.uint8)
+        self.pixels = np.ones((pixels, pixels), np.uint8)
+        self.observation_space = spaces.Box(0, 255, (7 * pixels, 7 * pixels, 1), np.uint8)
 
     def _board(self):
-        return np.kron(255 * super()._board().astype(np.uint8), np.ones((12, 12), np.uint8))[..., None]
+        return np.kron(255 * super()._board().astype(np.uint8), self.pixels)[..., None]
 
 
 class PointMass(gymnasium.Env):

@@ -261,6 +261,7 @@ def test_a_file_has_what_lies_beside_it_and_its_errors_have_their_lines(tmp_path
     vecenv.close()
     with pytest.raises(emulation.Fault, match="an action mask has 3 entries, the action space has 2"):
         vector.make(f"{tmp_path}/brought.py:Masked", 1).reset()
+    assert configuration.load_attribute("policy.name", f"{tmp_path}/brought.py:SIZE") == 3  # a network's file, too
     with pytest.raises(ModuleNotFoundError) as error:
         name = f"{tmp_path}/brought.py:broken"
         configuration.load_env(name, configuration.load_config(name))

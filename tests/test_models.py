@@ -16,6 +16,7 @@ import configuration
 import fused
 import kernels
 import models
+import pictures
 import pufferl
 
 # here fused is on a CPU
@@ -390,6 +391,13 @@ def test_impala_is_the_network_of_the_paper():
             first, second = next(layers), next(layers)
             x = x + second(first(x.relu()).relu())
     torch.testing.assert_close(policy.parts[0](pictures), x.relu().flatten(1), atol=3e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("side", "picture"), [(25, False), (28, True), (32, True)])
+def test_what_is_larger_than_a_grid_is_a_picture(side, picture):
+    """MiniGrid's grids have 25 squares at most; as one, a picture of 32 pixels would have four million weights."""
+    layers = list(models._image_encoder(image(side, side, 3)))
+    assert isinstance(layers[0], pictures.BytesConvolution) == picture
 
 
 def test_impala_reads_the_image_of_a_dict_and_needs_one():
