@@ -168,10 +168,12 @@ class Signs:
                     "smaller --train.vf-coef.")
 
     def sign_value_knows_nothing(self):
-        """Explained variance below zero for long, with returns that differ."""
+        """Explained variance far below zero for long, with returns that differ and an error that does not shrink:
+        a value that follows a policy that gets better is behind it, and that is healthy."""
+        losses = self.values("losses/value_loss")[-4 * PATIENCE :]
         if self.progress > 2 * BEGUN and self.lasting(
-                "losses/explained_variance", lambda share: share < -0.1, 4 * PATIENCE) and self.lasting(
-                "losses/value_loss", lambda loss: loss > 0.02, 4 * PATIENCE):
+                "losses/explained_variance", lambda share: share < -0.3, 4 * PATIENCE) and min(losses) > 0.02 and (
+                np.mean(losses[2 * PATIENCE :]) >= np.mean(losses[: 2 * PATIENCE])):
             share = self.values("losses/explained_variance")[-1]
             return ("The value predicts worse than a constant would: explained_variance is "
                     f"{share:.2g} and stays below 0. Try --train.norm-reward True, "

@@ -7,6 +7,7 @@ import math
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 import models
 import pufferl
@@ -60,6 +61,7 @@ def said(world=None, epochs=EPOCHS, agents=AGENTS, policy=None, meddle=None, **s
     with pytest.MonkeyPatch.context() as patch:
         if meddle:
             meddle(patch)
+        torch.manual_seed(0)  # the same first weights whatever test ran before
         network = (policy(vecenv.driver_env) if policy
                    else models.MinGRUPolicy(vecenv.driver_env, 32))
         trainer = pufferl.PuffeRL(config, vecenv, network)
