@@ -475,7 +475,7 @@ class Compiled(engines.Restated, engines.Autograd):
         self.products = Weights(self.policy, arena, "products", self.precision)
         self.actors = [Actor(self.products, f"actor {w}", self.largest)
                        for w in range(self.vecenv.num_workers)]
-        self.learners = [Learner(self.products, f"learner {w}", self.horizon, max(1, TOGETHER // self.horizon), group)
+        self.learners = [Learner(self.products, f"learner {w}", self.span, max(1, TOGETHER // self.span), group)
                          for w, group in enumerate(self._groups())]
 
     def bind(self):
@@ -514,7 +514,7 @@ class Compiled(engines.Restated, engines.Autograd):
     def _step_arguments(self, agents, row, t):
         """What _act_cpu takes at step t of a buffer. It is kept, because to make these views takes
         longer than the step; the arrays behind them live as long as the engine."""
-        state, (masked, masks) = self.state.get("mingru"), self._masks()
+        state, (masked, masks) = self.state.get("mingru"), self._masks(self.storage["action_masks"])
         arrays = (host(row[name]) for name in ("samples", "actions", "logprobs", "values"))
         return (host(self.flat_observations[t, agents]), self.products.arrays,
                 _layers(state if state is None else state[:, agents]), host(row["resets"]), host(row["valid"]),
@@ -530,8 +530,7 @@ class Compiled(engines.Restated, engines.Autograd):
     def _squash(self):
         return kernels.check_squash("sample", self.squash, self.width - 1, self.values)
 
-    def _masks(self):
-        masks = self.storage["action_masks"]
+    def _masks(self, masks):
         return kernels.optional_masks(None if masks is None else host(masks), self.values, 3)
 
     def _rollout_in_one_call(self, worker, buffer):
@@ -546,7 +545,7 @@ class Compiled(engines.Restated, engines.Autograd):
             tuple(map(host, storage)), _layers(state if state is None else state[:, agents]),
             _layers(self.scratch[worker].get("mingru")), self.actors[worker].scratch,
             *self._distribution(agents),
-            *self._masks(), u64(self.config["seed"]), self.first_agent, host(self.arena["steps"]),
+            *self._masks(s["action_masks"]), u64(self.config["seed"]), self.first_agent, host(self.arena["steps"]),
             host(self.samples), host(self.logprobs), host(self.values), host(self.bootstraps))
         self.vecenv.finish(buffer)
         return in_environments * (clock() - begun)
@@ -559,17 +558,18 @@ class Compiled(engines.Restated, engines.Autograd):
         self.products.refresh()
 
     def _learn(self, worker):
-        s, learner = self.storage, self.learners[worker]
+        columns, learner = self.columns, self.learners[worker]
         self.gradients[worker].zero_()
         learner.parts.fill(0)
-        rollout = (self.samples, self.logprobs, self.values, self.advantages,
-                   self.segment_weights, s["valid"], self.loss_settings)
+        rollout = (*(columns[name] for name in ("samples", "logprobs", "values", "advantages")),
+                   self.segment_weights, columns["valid"], self.loss_settings)
         _learn_cpu(
             *self._share(worker), learner.together,
-            host(self.flat_observations), self.initial, host(s["resets"]),
+            host(self.flat_columns), self.initial, host(columns["resets"]),
             host(self.index), self.products.arrays, self.products.back, learner.scratch,
             learner.added,
-            None if self.log_std is None else host(self.log_std), self._squash(), *self._masks(),
-            None if self.heads is None else host(self.heads), tuple(map(host, rollout)),
+            None if self.log_std is None else host(self.log_std), self._squash(),
+            *self._masks(columns["action_masks"]), None if self.heads is None else host(self.heads),
+            tuple(map(host, rollout)),
             (host(self.new_values), host(self.new_ratios)), learner.parts)
         self.sums[worker, : kernels.SUMS] += torch.from_numpy(learner.parts.sum(0))

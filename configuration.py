@@ -157,9 +157,12 @@ class Train:
     gae_lambda: float = 0.95
     """Lambda of GAE: 0 trusts the value function alone, 1 the returns seen (Schulman et al. 2016)."""
     horizon: int | Auto = "auto"
-    """Steps of one rollout; an agent's steps in it are one segment, the unit that is drawn for learning."""
+    """Steps of one rollout; an agent's steps in it are one segment."""
     minibatch_size: int | Auto = "auto"
-    """Steps of one update, a multiple of horizon, divided among the ranks if there are several."""
+    """Steps of one update, whole segments (see draw), divided among the ranks if there are several."""
+    draw: Literal["segments", "steps"] = "segments"
+    """segments: whole rollouts of agents, whose advantages are computed anew after the minibatch. steps: single steps,
+    for a network without memory; advantages stay as the rollout left them, as in CleanRL and Stable-Baselines3."""
     max_minibatch_size: int | None = None
     """Steps that go through the network at once (on a CPU: a custom network); gradients add up (default: on a GPU
     the whole; on a CPU parts that its caches may hold, or the whole if train.loss or a batch norm needs it)."""
@@ -1173,16 +1176,19 @@ def check_train(config, vecenv, policy, agents, group):
     batch = agents * c["horizon"]
     for key in ("checkpoint_interval", "keep"):
         need(c[key] >= 1, key, "must be 1 or more")
-    need(c["minibatch_size"] % c["horizon"] == 0, "minibatch_size",
-         f"must be a multiple of train.horizon = {c['horizon']}, whole segments are drawn")
+    need(c["draw"] == "segments" or not (recurrent and policy.initial_state(1)), "draw",
+         "this network has a memory, which needs steps in their order; take segments, or rnn.name none")
+    span = drawn_steps(c)
+    need(c["minibatch_size"] % span == 0, "minibatch_size",
+         f"must be a multiple of train.horizon = {span}, whole segments are drawn")
     need(c["minibatch_size"] <= batch, "minibatch_size",
          f"is more than one epoch's batch, {agents} agents × horizon {c['horizon']} = {batch}; take a smaller one "
          "or more agents (vec.total_agents)")
-    need(c["minibatch_size"] >= c["horizon"] * group.count, "minibatch_size",
-         f"gives not one segment of {c['horizon']} steps to each of {group.count} ranks; take a larger one")
+    need(c["minibatch_size"] >= span * group.count, "minibatch_size",
+         f"gives not one segment of {plural(span, 'step')} to each of {group.count} ranks; take a larger one")
     if c["max_minibatch_size"] is not None:
-        need(c["max_minibatch_size"] >= c["horizon"] and c["max_minibatch_size"] % c["horizon"] == 0,
-             "max_minibatch_size", f"must be a multiple of train.horizon = {c['horizon']}")
+        need(c["max_minibatch_size"] >= span and c["max_minibatch_size"] % span == 0,
+             "max_minibatch_size", f"must be a multiple of train.horizon = {span}")
     for key in ("learning_rate", "max_grad_norm", "vtrace_rho_clip", "vtrace_c_clip", "clip_coef", "vf_clip_coef"):
         need(c[key] > 0, key, "must be above 0")
     for key in ("gamma", "gae_lambda", "prio_beta0", "min_lr_ratio"):
@@ -1196,6 +1202,11 @@ def check_train(config, vecenv, policy, agents, group):
     for key in ("prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "log_interval"):
         need(c[key] >= 0, key, "must be 0 or more")
     return c
+
+
+def drawn_steps(train):
+    """How many steps of one agent train.draw draws at once."""
+    return 1 if train["draw"] == "steps" else train["horizon"]
 
 
 def own_optimizer(train):

@@ -32,7 +32,7 @@ import models
 import products
 import ranks
 from arena import clock
-from configuration import ConfigError, load_attribute, named
+from configuration import ConfigError, drawn_steps, load_attribute, named
 
 # Operations of a pass through the network above which threads share each matrix product.
 WORTH_THREADS = 1e8
@@ -141,6 +141,7 @@ class Acting:
         self.policy, self.vecenv, self.config = policy, vecenv, config
         self.horizon, self.num_agents, self.segments, self.first_agent = (
             config["horizon"], vecenv.num_agents, segments, first_agent)
+        self.span = drawn_steps(config)  # of a segment that is drawn for learning
         self.precision = getattr(torch, config["precision"])
         if self.through_torch and self.precision == torch.bfloat16 and not has_bfloat16():
             self.precision = torch.float32
@@ -454,7 +455,7 @@ class Autograd(Acting):
         that is not `thread_safe`, and with train.max_minibatch_size, which bounds what is in memory."""
         if self._undivided() or self.config["compile"] or (self.through_torch and self.config["max_minibatch_size"]):
             return 1
-        worth = 3 * self._operations(self.segments * self.horizon) // self.worth_a_learner
+        worth = 3 * self._operations(self.segments * self.span) // self.worth_a_learner
         count = int(max(1, min(worth, self.vecenv.num_threads, self.segments)))
         if count == 1 or not self.through_torch or thread_safe(self.policy):
             return count
@@ -468,19 +469,19 @@ class Autograd(Acting):
     def _at_once(self):
         """Steps that go through the network at once in learning: train.max_minibatch_size. If it is
         not set, equal parts of a learner's share that a cache may hold, or all of a minibatch that is not divided."""
-        whole, most = self.segments * self.horizon, self.config["max_minibatch_size"]
+        whole, most = self.segments * self.span, self.config["max_minibatch_size"]
         if most or self._undivided():
             return min(whole, most or whole)
         widths = [len(weight) for weight in self.policy.parameters() if weight.dim() > 1]
         widest = max(math.prod(self.vecenv.observation_shape), *widths, 1)
         share = -(-self.segments // self.num_learners)
-        parts = -(-share * self.horizon // max(self.horizon, PASS // widest))
-        return -(-share // parts) * self.horizon
+        parts = -(-share * self.span // max(self.span, PASS // widest))
+        return -(-share // parts) * self.span
 
     def register(self, arena):
         super().register(arena)
         for name in ("new_values", "new_ratios"):
-            arena.register(name, (self.horizon, self.segments))
+            arena.register(name, (self.span, self.segments))
         # the sums of the loss's statistics, and one of train.loss
         arena.register("sums", (self.num_learners, kernels.SUMS + 1), torch.float64)
         for group in self._groups()[1:]:  # the trainer registers the first learner's itself
@@ -491,11 +492,19 @@ class Autograd(Acting):
         super().bind()
         arena = self.arena
         self.new_values, self.new_ratios, self.sums = arena["new_values"], arena["new_ratios"], arena["sums"]
-        self.index, self.advantages = arena["index"], arena["advantages"]
+        self.index = arena["index"]
+        self.columns = {name: self._as_columns(array) for name, array in (
+            *((name, self.storage[name]) for name in ROLLOUT), ("samples", self.samples), ("logprobs", self.logprobs),
+            ("values", self.values), ("advantages", arena["advantages"]))}
         self.loss_settings, self.segment_weights = arena["settings"], arena["segment_weights"]
         self.gradients = [arena.flat(group) for group in self._groups()]
         self.own = [[(parameter, arena[f"{group}/policy.{name}"]) for name, parameter in self.policy.named_parameters()]
                     for group in self._groups()]
+
+    def _as_columns(self, array):
+        """A rollout's array (T or T + 1, N, ...) as (steps, segments, ...): each column of it is what may be drawn, an
+        agent's T steps, or with train.draw steps a single one."""
+        return None if array is None else array[: self.horizon].view(self.span, -1, *array.shape[2:])
 
     def _groups(self):
         """Each learner's gradients, by the name of their group in the arena."""
@@ -529,7 +538,7 @@ class Autograd(Acting):
         `_still_for_threads`."""
         if self.num_learners == 1 or self.tried:
             return
-        part, self.tried = self.index[: self.at_once // self.horizon], True
+        part, self.tried = self.index[: self.at_once // self.span], True
         if not leaves_nothing(self.policy, lambda: self._pass(*self._inputs(part))):
             self._set_learners(1)
 
@@ -539,7 +548,7 @@ class Autograd(Acting):
 
     def _learn(self, worker):
         """One learner's share of the minibatch."""
-        step, (first, last) = self.at_once // self.horizon, self._share(worker)
+        step, (first, last) = self.at_once // self.span, self._share(worker)
         threads = self.vecenv.num_threads // self.num_learners
         self.gradients[worker].zero_()
         with (kernels.threads(threads), torch_threads(min(threads, self._threads(self.at_once))),
@@ -549,10 +558,9 @@ class Autograd(Acting):
 
     def _inputs(self, part):
         """observations and state of these segments, as a network takes them over time."""
-        s, T = self.storage, self.horizon
         state = {name: tensor[:, part] for name, tensor in self.initial_state.items()}
-        state |= {name: s[name][:T].index_select(1, part) for name in ("resets", "valid")}
-        return s["observations"][:T].index_select(1, part), state
+        state |= {name: self.columns[name].index_select(1, part) for name in ("resets", "valid")}
+        return self.columns["observations"].index_select(1, part), state
 
     def _pass(self, observations, state):
         """logits and value of these segments, as the network gave them, outputs (T, n, A + 1) and log_std."""
@@ -596,11 +604,9 @@ class Autograd(Acting):
         old_values, logprobs (of the rollout), advantages, returns, resets, valid (T, M), actions,
         and action_masks if the environment has them. If a tanh squashes the actions, these are the
         Gaussian's samples, and logprobs theirs."""
-        T, s = self.horizon, self.storage
-        taken = {name: tensor[:T].index_select(1, index) for name, tensor in (
-            ("actions", self.samples), ("logprobs", self.logprobs), ("advantages", self.advantages),
-            ("old_values", self.values), ("resets", s["resets"]), ("valid", s["valid"]),
-            ("action_masks", s["action_masks"])) if tensor is not None}
+        names, T = {"samples": "actions", "values": "old_values"}, self.span
+        taken = {names.get(name, name): tensor.index_select(1, index) for name, tensor in self.columns.items()
+                 if tensor is not None and name != "observations"}
         if self.squash is not None:  # 1 - tanh² u = sech² u
             log_slope = self.squash[2] + 2 * (math.log(2) - taken["actions"]
                                               - softplus(-2 * taken["actions"]))
@@ -620,13 +626,11 @@ class Autograd(Acting):
         return extra
 
     def _loss(self, outputs, grad, start, sums, log_std=None, grad_log_std=None):
-        s = self.storage
+        drawn = (self.columns[name] for name in ("samples", "logprobs", "values", "advantages"))
         kernels.ppo_loss(
-            outputs, self.samples, self.logprobs, self.values, self.advantages,
-            self.segment_weights, s["valid"],
-            self.loss_settings, grad, self.new_values, self.new_ratios, sums, heads=self.heads,
-            log_std=log_std, grad_log_std=grad_log_std, squash=self.squash, masks=s["action_masks"],
-            index=self.index, start=start)
+            outputs, *drawn, self.segment_weights, self.columns["valid"], self.loss_settings, grad, self.new_values,
+            self.new_ratios, sums, heads=self.heads, log_std=log_std, grad_log_std=grad_log_std, squash=self.squash,
+            masks=self.columns["action_masks"], index=self.index, start=start)
 
     def outdated(self, thoroughly=False):
         """Why this engine no longer computes what the network does; None, as it runs it."""
@@ -853,8 +857,8 @@ class Restated:
 
     def bind(self):
         super().bind()
-        self.flat_observations = self.storage["observations"].view(self.horizon + 1,
-                                                                   self.num_agents, -1)
+        self.flat_observations = self.storage["observations"].view(self.horizon + 1, self.num_agents, -1)
+        self.flat_columns = self._as_columns(self.flat_observations)
         self.modules, log_std = list(self.policy.named_modules()), self.policy.decoder.log_std
         self.log_std = None if log_std is None else log_std.data  # (A,); None for discrete actions
 

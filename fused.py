@@ -874,7 +874,7 @@ class Fused(engines.Restated, Graphs):
         layers.refresh()
         for start, count in self.chunks:
             chunk = layers.chunk(count)
-            layers.gather(chunk, self.flat_observations, self.index, start)
+            layers.gather(chunk, self.flat_columns, self.index, start)
             flags = s["resets"], s["valid"], self.index, start
             layers.forward(chunk, *flags, self.initial_state["mingru"])
             self._loss(chunk.outputs, chunk.grad_outputs, start, self.sums[0, : kernels.SUMS],

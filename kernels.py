@@ -472,13 +472,13 @@ def _priorities_lanes(begin, end, advantages, valid, alpha, index, masses):
 def priorities(advantages, valid, masses, *, alpha, index=None):
     """The unnormalised priority of all segments, or of those in `index`: (sum over t of |A|)^alpha + 1e-6.
 
-    advantages (T, N), valid (T+1, N) uint8; written: masses (N,) float64, 0 for a segment with no
+    advantages (T, N), valid (>= T, N) uint8; written: masses (N,) float64, 0 for a segment with no
     valid step. Prioritized replay, Schaul et al. 2016, eq. 1, over segments.
     """
     T, N = check_sizes("priorities", "advantages", advantages, 2)
     index = check_index("priorities", index, 0, 0, N, masses)
     arrays = (checked("priorities", "advantages", advantages, (T, N)),
-              checked("priorities", "valid", valid, (T + 1, N), np.uint8), float(alpha), index,
+              check_rows("priorities", "valid", valid, T, (N,), np.uint8), float(alpha), index,
               checked("priorities", "masses", masses, (N,), np.float64))
     if on_gpu(masses):
         CUDA.launch("priorities", -(-len(index) // 8), 256, T, N, len(index), *arrays)
@@ -885,7 +885,7 @@ def advantage_moments(advantages, valid, index, moments=None):
     segments' valid steps. The loss normalises advantages by them; several ranks add theirs up before that."""
     name, M = "advantage_moments", len(index)
     T, N = check_sizes(name, "advantages", advantages, 2)
-    arrays = (checked(name, "advantages", advantages, (T, N)), checked(name, "valid", valid, (T + 1, N), np.uint8),
+    arrays = (checked(name, "advantages", advantages, (T, N)), check_rows(name, "valid", valid, T, (N,), np.uint8),
               check_index(name, index, 0, 0, N, advantages))
     if moments is None:
         moments = torch.empty(3, dtype=torch.float64, device=advantages.device)

@@ -76,6 +76,7 @@ from configuration import (  # load_* for scripts
     check_sizes,
     check_train,
     decide,
+    drawn_steps,
     error_text,
     facts_of,
     find_run,
@@ -130,7 +131,8 @@ class PuffeRL:
         self.env_name = Path(c["env"]).stem
         self.horizon, self.num_agents = c["horizon"], vecenv.num_agents
         self.batch_size = self.horizon * sum(agents)
-        drawn = c["minibatch_size"] // self.horizon
+        span = drawn_steps(c)
+        drawn = c["minibatch_size"] // span
         self._first_segment = drawn * self.ranks.rank // self.ranks.count
         self.segments = drawn * (self.ranks.rank + 1) // self.ranks.count - self._first_segment
         self.epoch, self._rollouts, self._override_lr, self._steps_before = 0, 0, None, 0
@@ -165,7 +167,7 @@ class PuffeRL:
                             ("found_inf", ()), *((("rewards", (T, N)),) if c["norm_reward"] else ())):
             arena.register(name, shape)
         for name in ("masses", "cumulative"):
-            arena.register(name, (N,), torch.float64)
+            arena.register(name, (N * T // drawn_steps(c),), torch.float64)
         arena.register("moments", (3,), torch.float64)
         arena.register("index", (M,), torch.int64)
         # These change with the epoch or minibatch, and a captured graph reads memory only.
@@ -301,13 +303,15 @@ class PuffeRL:
             self.advantages, gamma=c["gamma"], gae_lambda=c["gae_lambda"], rho_clip=c["vtrace_rho_clip"],
             c_clip=c["vtrace_c_clip"], reward_clip=math.inf if c["reward_clip"] is None else c["reward_clip"],
             index=index)
-        kernels.priorities(self.advantages, s["valid"], self.masses, alpha=c["prio_alpha"], index=index)
+        kernels.priorities(self.engine.columns["advantages"], self.engine.columns["valid"], self.masses,
+                           alpha=c["prio_alpha"], index=index)
 
     def _draw(self):
         """Draw the segments of a minibatch, and what normalises their advantages."""
         kernels.draw(self.masses, self.cumulative, self.index, self.segment_weights,
                      seed=self.config["seed"], counter=self.counter, beta=self.beta, first=self._first_segment)
-        kernels.advantage_moments(self.advantages, self.storage["valid"], self.index, self.moments)
+        drawn = self.engine.columns
+        kernels.advantage_moments(drawn["advantages"], drawn["valid"], self.index, self.moments)
 
     def _learn(self):
         """The gradients of the minibatch's loss."""
@@ -320,7 +324,10 @@ class PuffeRL:
         self.norms.index_copy_(0, self.counter[1:], norm.view(1))
 
     def _write_back(self):
-        """The drawn segments' new values and ratios, and what follows from them."""
+        """The drawn segments' new values and ratios, and what follows from them; nothing of single steps."""
+        if self.config["draw"] == "steps":
+            self.counter[1] += 1
+            return
         kernels.write_back(self.index, self.new_values, self.new_ratios, self.counter, self.values, self.ratios)
         self._advantages(self.index)
 
