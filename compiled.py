@@ -558,18 +558,17 @@ class Compiled(engines.Restated, engines.Autograd):
         self.products.refresh()
 
     def _learn(self, worker):
-        columns, learner = self.columns, self.learners[worker]
+        c, learner = self.columns, self.learners[worker]
         self.gradients[worker].zero_()
         learner.parts.fill(0)
-        rollout = (*(columns[name] for name in ("samples", "logprobs", "values", "advantages")),
-                   self.segment_weights, columns["valid"], self.loss_settings)
+        rollout = (c.samples, c.logprobs, c.values, c.advantages, self.segment_weights, c.valid, self.loss_settings)
         _learn_cpu(
             *self._share(worker), learner.together,
-            host(self.flat_columns), self.initial, host(columns["resets"]),
+            host(self.flat_columns), self.initial, host(c.resets),
             host(self.index), self.products.arrays, self.products.back, learner.scratch,
             learner.added,
             None if self.log_std is None else host(self.log_std), self._squash(),
-            *self._masks(columns["action_masks"]), None if self.heads is None else host(self.heads),
+            *self._masks(c.action_masks), None if self.heads is None else host(self.heads),
             tuple(map(host, rollout)),
             (host(self.new_values), host(self.new_ratios)), learner.parts)
         self.sums[worker, : kernels.SUMS] += torch.from_numpy(learner.parts.sum(0))

@@ -880,8 +880,7 @@ def parse_arguments(env_name, schema, values, argv):
 
 @out_of_memory("vec.num_envs, env.num_envs or vec.total_agents")
 def load_env(env_name, args):
-    """The vectorized environment that `args` describes. Raises ConfigError for
-    sizes that cannot work."""
+    """The vectorized environment that `args` describes. Raises ConfigError for sizes that cannot work."""
     check_names(args, "vec")
     env_name, vec = find_config(env_name)[0], args["vec"]
     env = load_creator(env_name) or load_library(env_name)
@@ -1173,35 +1172,39 @@ def check_train(config, vecenv, policy, agents, group):
 
     need(c["gpus"] in (1, group.local_count), "gpus",
          f"there are {group.local_count} ranks on this machine; pufferl.py train starts them, or torchrun does")
-    batch = agents * c["horizon"]
-    for key in ("checkpoint_interval", "keep"):
-        need(c[key] >= 1, key, "must be 1 or more")
+    check_minibatches(c, agents, group.count, need)
     need(c["draw"] == "segments" or not (recurrent and policy.initial_state(1)), "draw",
          "this network has a memory, which needs steps in their order; take segments, or rnn.name none")
-    span = drawn_steps(c)
+    for keys, right, what in BOUNDS:
+        for key in keys:
+            need(right(c[key]), key, what)
+    check_own(c, need)
+    return c
+
+
+BOUNDS = (  # settings of the train section, what they must be, and that in words
+    (("checkpoint_interval", "keep"), lambda x: x >= 1, "must be 1 or more"),
+    (("learning_rate", "max_grad_norm", "vtrace_rho_clip", "vtrace_c_clip", "clip_coef", "vf_clip_coef"),
+     lambda x: x > 0, "must be above 0"),
+    (("gamma", "gae_lambda", "prio_beta0", "min_lr_ratio"), lambda x: 0 <= x <= 1, "must lie within 0 and 1"),
+    (("momentum", "beta2"), lambda x: 0 <= x < 1, "must lie within 0 and 1, without 1"),
+    (("reward_clip", "target_kl"), lambda x: x is None or x > 0, "must be above 0, or none"),
+    (("cudagraphs",), lambda x: x == -1 or x >= 1, "must be 1 or more, or -1 for none"),
+    (("prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "log_interval"), lambda x: x >= 0,
+     "must be 0 or more"))
+
+
+def check_minibatches(c, agents, ranks, need):
+    """Whether minibatches of whole segments can be drawn from an epoch's batch."""
+    span, batch = drawn_steps(c), agents * c["horizon"]
     need(c["minibatch_size"] % span == 0, "minibatch_size",
          f"must be a multiple of train.horizon = {span}, whole segments are drawn")
-    need(c["minibatch_size"] <= batch, "minibatch_size",
-         f"is more than one epoch's batch, {agents} agents × horizon {c['horizon']} = {batch}; take a smaller one "
-         "or more agents (vec.total_agents)")
-    need(c["minibatch_size"] >= span * group.count, "minibatch_size",
-         f"gives not one segment of {plural(span, 'step')} to each of {group.count} ranks; take a larger one")
-    if c["max_minibatch_size"] is not None:
-        need(c["max_minibatch_size"] >= span and c["max_minibatch_size"] % span == 0,
-             "max_minibatch_size", f"must be a multiple of train.horizon = {span}")
-    for key in ("learning_rate", "max_grad_norm", "vtrace_rho_clip", "vtrace_c_clip", "clip_coef", "vf_clip_coef"):
-        need(c[key] > 0, key, "must be above 0")
-    for key in ("gamma", "gae_lambda", "prio_beta0", "min_lr_ratio"):
-        need(0 <= c[key] <= 1, key, "must lie within 0 and 1")
-    for key in ("momentum", "beta2"):
-        need(0 <= c[key] < 1, key, "must lie within 0 and 1, without 1")
-    for key in ("reward_clip", "target_kl"):
-        need(c[key] is None or c[key] > 0, key, "must be above 0, or none")
-    need(c["cudagraphs"] == -1 or c["cudagraphs"] >= 1, "cudagraphs", "must be 1 or more, or -1 for none")
-    check_own(c, need)
-    for key in ("prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "log_interval"):
-        need(c[key] >= 0, key, "must be 0 or more")
-    return c
+    need(c["minibatch_size"] <= batch, "minibatch_size", f"is more than one epoch's batch, {agents} agents × horizon "
+         f"{c['horizon']} = {batch}; take a smaller one or more agents (vec.total_agents)")
+    need(c["minibatch_size"] >= span * ranks, "minibatch_size",
+         f"gives not one segment of {plural(span, 'step')} to each of {ranks} ranks; take a larger one")
+    if (most := c["max_minibatch_size"]) is not None:
+        need(most >= span and most % span == 0, "max_minibatch_size", f"must be a multiple of train.horizon = {span}")
 
 
 def drawn_steps(train):
@@ -1258,8 +1261,7 @@ def _named_weights(args):
 
 @out_of_memory("policy.hidden_size or rnn.num_layers")
 def load_policy(args, vecenv, env_name=""):
-    """The network that the policy and rnn sections describe, with weights from
-    load_model_path if that is given."""
+    """The network that the policy and rnn sections describe, with weights from load_model_path if that is given."""
     check_names(args, "policy", "rnn")
     torch.manual_seed(args["train"]["seed"])
     name, hidden, rnn = args["policy"]["name"], args["policy"]["hidden_size"], args["rnn"]
@@ -1330,8 +1332,7 @@ def shape_actions(policy, space, args, weights):
 
 
 def put_weights(policy, weights, path):
-    """Weights of the file `path` into a network; raises ConfigError if they do not
-    fit or are not finite."""
+    """Weights of the file `path` into a network; raises ConfigError if they do not fit or are not finite."""
     check_kinds(weights, policy.state_dict(), path)
     masks = infinite(policy.state_dict())
     try:
@@ -1364,8 +1365,7 @@ def infinite(weights):
 
 
 def check_finite(weights, masks, path):
-    """ConfigError for weights that are NaN, or infinite under another name
-    than those in `masks`."""
+    """ConfigError for weights that are NaN, or infinite under another name than those in `masks`."""
     for name, tensor in weights.items():
         if isinstance(tensor, torch.Tensor) and (tensor.isnan().any() or (name not in masks and tensor.isinf().any())):
             bad = int((~tensor.isfinite()).sum())

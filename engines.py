@@ -493,9 +493,9 @@ class Autograd(Acting):
         arena = self.arena
         self.new_values, self.new_ratios, self.sums = arena["new_values"], arena["new_ratios"], arena["sums"]
         self.index = arena["index"]
-        self.columns = {name: self._as_columns(array) for name, array in (
-            *((name, self.storage[name]) for name in ROLLOUT), ("samples", self.samples), ("logprobs", self.logprobs),
-            ("values", self.values), ("advantages", arena["advantages"]))}
+        arrays = {**{name: self.storage[name] for name in ROLLOUT}, "samples": self.samples, "logprobs": self.logprobs,
+                  "values": self.values, "advantages": arena["advantages"]}
+        self.columns = SimpleNamespace(**{name: self._as_columns(array) for name, array in arrays.items()})
         self.loss_settings, self.segment_weights = arena["settings"], arena["segment_weights"]
         self.gradients = [arena.flat(group) for group in self._groups()]
         self.own = [[(parameter, arena[f"{group}/policy.{name}"]) for name, parameter in self.policy.named_parameters()]
@@ -559,8 +559,8 @@ class Autograd(Acting):
     def _inputs(self, part):
         """observations and state of these segments, as a network takes them over time."""
         state = {name: tensor[:, part] for name, tensor in self.initial_state.items()}
-        state |= {name: self.columns[name].index_select(1, part) for name in ("resets", "valid")}
-        return self.columns["observations"].index_select(1, part), state
+        state |= {name: getattr(self.columns, name).index_select(1, part) for name in ("resets", "valid")}
+        return self.columns.observations.index_select(1, part), state
 
     def _pass(self, observations, state):
         """logits and value of these segments, as the network gave them, outputs (T, n, A + 1) and log_std."""
@@ -605,7 +605,7 @@ class Autograd(Acting):
         and action_masks if the environment has them. If a tanh squashes the actions, these are the
         Gaussian's samples, and logprobs theirs."""
         names, T = {"samples": "actions", "values": "old_values"}, self.span
-        taken = {names.get(name, name): tensor.index_select(1, index) for name, tensor in self.columns.items()
+        taken = {names.get(name, name): tensor.index_select(1, index) for name, tensor in vars(self.columns).items()
                  if tensor is not None and name != "observations"}
         if self.squash is not None:  # 1 - tanh² u = sech² u
             log_slope = self.squash[2] + 2 * (math.log(2) - taken["actions"]
@@ -626,11 +626,11 @@ class Autograd(Acting):
         return extra
 
     def _loss(self, outputs, grad, start, sums, log_std=None, grad_log_std=None):
-        drawn = (self.columns[name] for name in ("samples", "logprobs", "values", "advantages"))
+        c = self.columns
         kernels.ppo_loss(
-            outputs, *drawn, self.segment_weights, self.columns["valid"], self.loss_settings, grad, self.new_values,
-            self.new_ratios, sums, heads=self.heads, log_std=log_std, grad_log_std=grad_log_std, squash=self.squash,
-            masks=self.columns["action_masks"], index=self.index, start=start)
+            outputs, c.samples, c.logprobs, c.values, c.advantages, self.segment_weights, c.valid, self.loss_settings,
+            grad, self.new_values, self.new_ratios, sums, heads=self.heads, log_std=log_std, grad_log_std=grad_log_std,
+            squash=self.squash, masks=c.action_masks, index=self.index, start=start)
 
     def outdated(self, thoroughly=False):
         """Why this engine no longer computes what the network does; None, as it runs it."""

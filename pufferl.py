@@ -131,15 +131,13 @@ class PuffeRL:
         self.env_name = Path(c["env"]).stem
         self.horizon, self.num_agents = c["horizon"], vecenv.num_agents
         self.batch_size = self.horizon * sum(agents)
-        span = drawn_steps(c)
-        drawn = c["minibatch_size"] // span
+        drawn = c["minibatch_size"] // drawn_steps(c)
         self._first_segment = drawn * self.ranks.rank // self.ranks.count
         self.segments = drawn * (self.ranks.rank + 1) // self.ranks.count - self._first_segment
         self.epoch, self._rollouts, self._override_lr, self._steps_before = 0, 0, None, 0
         self._minibatches_owed, self._rate_factor, self._rolled_out, self._closed = 0.0, 1.0, False, False
-        self._started, self.losses = clock(), {}
+        self._started, self.losses, self._dashboard, self._last_log = clock(), {}, None, None
         self.statistics, self.signs = Statistics(self.ranks.count), signs.Signs(c, sum(agents))
-        self._dashboard = self._last_log = None
         run_id = c.get("run_id") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         name = f"{self.env_name}_{self.ranks.share(run_id)}"
         self.run = runs.Run(None if c["data_dir"] is None else Path(c["data_dir"]) / name, self.env_name, c["keep"])
@@ -178,15 +176,15 @@ class PuffeRL:
         self.engine.bind()
         self.ranks.device = arena.memory.device
 
-        self.storage, self.host = self.engine.storage, self.engine.host  # (T or T + 1, N, ...); what environments write
+        # (T or T + 1, N, ...); what environments write; what is learnt from, a column for each segment
+        self.storage, self.host, self.columns = self.engine.storage, self.engine.host, self.engine.columns
         self.logprobs, self.values, self.bootstraps = arena["logprobs"], arena["values"], arena["bootstraps"]
         self.new_values, self.new_ratios, self.sums = arena["new_values"], arena["new_ratios"], arena["sums"]
         self.ratios, self.advantages, self.masses = arena["ratios"], arena["advantages"], arena["masses"]
         self.index, self.segment_weights = arena["index"], arena["segment_weights"]
         self.settings, self.beta, self.moments = arena["settings"], arena["beta"], arena["moments"]
         self.counter, self.norms, self.cumulative = arena["counter"], arena["norms"], arena["cumulative"]
-        self.rate, self.found_inf = arena["rate"], arena["found_inf"]
-        self.gradients = arena.flat("gradients")
+        self.rate, self.found_inf, self.gradients = arena["rate"], arena["found_inf"], arena.flat("gradients")
         self.rewards, self.reward_scale = self.storage["rewards"], None  # the rollout's, or a scaled copy
         if c["norm_reward"]:
             self.rewards, self.reward_scale = arena["rewards"], models.RewardScale(N, c["gamma"])
@@ -233,9 +231,8 @@ class PuffeRL:
     def train(self):
         """Learn from the last rollout: replay_ratio · batch_size steps in minibatches of segments.
 
-        Returns the means over the valid steps of its minibatches: policy_loss, value_loss, entropy,
-        approx_kl, clipfrac, explained_variance, old_approx_kl, importance, grad_norm,
-        learning_rate. Logs where log_interval has passed.
+        Returns the means over the valid steps of its minibatches: policy_loss, value_loss, entropy, approx_kl,
+        clipfrac, explained_variance, old_approx_kl, importance, grad_norm, learning_rate. Logs if that is due.
         Raises FloatingPointError if a gradient is not finite; the weights are then as before.
         """
         if not self._rolled_out:
@@ -303,15 +300,13 @@ class PuffeRL:
             self.advantages, gamma=c["gamma"], gae_lambda=c["gae_lambda"], rho_clip=c["vtrace_rho_clip"],
             c_clip=c["vtrace_c_clip"], reward_clip=math.inf if c["reward_clip"] is None else c["reward_clip"],
             index=index)
-        kernels.priorities(self.engine.columns["advantages"], self.engine.columns["valid"], self.masses,
-                           alpha=c["prio_alpha"], index=index)
+        kernels.priorities(self.columns.advantages, self.columns.valid, self.masses, alpha=c["prio_alpha"], index=index)
 
     def _draw(self):
         """Draw the segments of a minibatch, and what normalises their advantages."""
         kernels.draw(self.masses, self.cumulative, self.index, self.segment_weights,
                      seed=self.config["seed"], counter=self.counter, beta=self.beta, first=self._first_segment)
-        drawn = self.engine.columns
-        kernels.advantage_moments(drawn["advantages"], drawn["valid"], self.index, self.moments)
+        kernels.advantage_moments(self.columns.advantages, self.columns.valid, self.index, self.moments)
 
     def _learn(self):
         """The gradients of the minibatch's loss."""
@@ -432,8 +427,8 @@ class PuffeRL:
         return metrics
 
     def record(self):
-        """Make the run's folder: the configuration, a first checkpoint, and metrics.jsonl from now
-        on. The first rollout does it if nobody did. Raises ConfigError if it cannot be written."""
+        """Make the run's folder: configuration, first checkpoint, and metrics.jsonl from now on, if nobody did.
+        Raises ConfigError if it cannot be written."""
         if self.run.begun:
             return
         self.run.begun = True
@@ -450,10 +445,9 @@ class PuffeRL:
             self._dashboard.show(self)
 
     def save_checkpoint(self, path=None, metadata=None):
-        """Write the model and the trainer's state to the run's folder, or one complete file to
-        `path`; returns the model's path. metadata: plain values and tensors of yours, given back by
-        load_checkpoint. Files are written under another name, synced and renamed: none is ever half
-        written. Raises OSError if one cannot be. All ranks call it, rank 0 writes."""
+        """Write the model and the trainer's state to the run's folder, or one complete file to `path`; returns the
+        model's path. metadata: plain values and tensors of yours, given back by load_checkpoint. Files are written
+        under another name, synced and renamed, so none is half written. Raises OSError. All ranks call it."""
         if path is None and self.run_folder is None:
             raise ConfigError("save_checkpoint() without a path needs a run's folder, but data_dir is None.")
         state = runs.state_of(self, metadata)
@@ -477,10 +471,10 @@ class PuffeRL:
     def load_checkpoint(self, path):
         """Go on from a file of save_checkpoint, or a folder's trainer_state.pt; returns its metadata.
 
-        With the same settings, versions, buffers, threads and ranks the run continues bit for bit;
-        what differs is printed. Environments that cannot be restored (in Python, or with other
-        settings, agents or ranks) begin new episodes, which is printed as well. Only rank 0 reads
-        the file. Raises ConfigError, and changes nothing, for another network or optimizer."""
+        With the same settings, versions, buffers, threads and ranks the run continues bit for bit; what differs is
+        printed. Environments that cannot be restored (in Python, or with other settings, agents or ranks) begin new
+        episodes, which is printed as well. Only rank 0 reads the file. Raises ConfigError, and changes nothing, for
+        another network or optimizer."""
         saved = runs.restore(self, Path(path))
         self._rolled_out = False
         self._started = clock() - saved["uptime"]

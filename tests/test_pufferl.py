@@ -2,6 +2,7 @@
 configuration, the command line."""
 
 import contextlib
+import copy
 import dataclasses
 import json
 import math
@@ -198,6 +199,72 @@ def test_an_epoch_equals_the_float64_reference(tmp_path, case):
     trainer.release()
 
 
+class Tanh(torch.nn.Module):
+    """A network without memory of one's own, for which no fast engine runs."""
+
+    def __init__(self, env):
+        super().__init__()
+        self.encoder = torch.nn.Sequential(
+            torch.nn.Linear(math.prod(env.single_observation_space.shape), 16), torch.nn.Tanh())
+        self.decoder = models.Decoder(16, env.single_action_space)
+
+    def forward(self, observations):
+        return self.decoder.split(self.decoder(self.encoder(observations.flatten(1).float())))
+
+
+@pytest.mark.parametrize("case", ["discrete with truncations", "continuous", "masks"])
+@pytest.mark.parametrize("kind", [lambda env: models.FeedForward(env, 16), Tanh], ids=["compiled", "autograd"])
+def test_minibatches_of_single_steps_equal_the_float64_reference(tmp_path, kind, case):
+    """Advantages and priorities once a rollout, then torch's AdamW on the drawn steps."""
+    settings = {"gamma": 0.97, "gae_lambda": 0.9, "ent_coef": 0.001, "norm_reward": False, "prio_alpha": 0.7,
+                "prio_beta0": 0.3, "reward_clip": 0.8, "replay_ratio": 1.5, "max_grad_norm": 0.7}
+    trainer = make_trainer(tmp_path, **CASES[case], policy=kind, optimizer="adam", draw="steps", minibatch_size=44,
+                           **settings)
+    assert trainer.engine.name == ("autograd" if kind is Tanh else "compiled")
+    T, draws, draw = trainer.horizon, [], kernels.draw
+
+    def remember(masses, cumulative, index, weights, **options):
+        draw(masses, cumulative, index, weights, **options)
+        draws.append(index.clone())
+
+    trainer.evaluate()
+    trainer.storage["valid"][2:5, ::5] = 0
+    policy = copy.deepcopy(trainer.policy).double()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=trainer.learning_rate, betas=(0.95, 0.999), weight_decay=0.0)
+    s = {name: None if tensor is None else tensor.clone() for name, tensor in trainer.storage.items()}
+    flat = {name: s[name][:T].flatten(0, 1) for name in ("observations", "actions", "valid")}
+    advantages = reference.advantage(
+        trainer.values.double(), s["rewards"].double(), s["terminals"], s["truncations"], trainer.bootstraps.double(),
+        torch.ones(s["rewards"].shape).double(), s["valid"], 0.97, 0.9, 1.0, 1.0, 0.8)
+    chances = reference.priorities(advantages.view(1, -1), flat["valid"].view(1, -1), 0.7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "draw", remember)
+        logs = trainer.train()
+    losses = []
+    for drawn in draws:
+        x = policy.encoder(flat["observations"][drawn].flatten(1).double())
+        outputs, log_std = models.join_outputs(*policy.decoder.split(policy.decoder(x)))
+        loss = reference.ppo_loss(
+            outputs[None, :, :-1], outputs[None, :, -1],
+            flat["actions"][drawn][None].to(torch.int64 if log_std is None else torch.float64),
+            *(array[:T].reshape(-1)[drawn][None].double() for array in (trainer.logprobs, trainer.values, advantages)),
+            reference.importance_weights(chances, 0.3)[drawn], flat["valid"][drawn][None], 0.2, 2.0, 0.2, 0.001,
+            heads=None if log_std is not None else trainer.engine.heads.tolist(),
+            log_std=None if log_std is None else policy.decoder.log_std,
+            mask=None if s["action_masks"] is None else s["action_masks"][:T].flatten(0, 1)[drawn][None])
+        optimizer.zero_grad()
+        loss["loss"].backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.7)
+        optimizer.step()
+        losses.append(loss["policy_loss"].item())
+    assert len(draws) == 6 and all((flat["valid"][drawn] != 0).all() for drawn in draws)
+    for (name, ours), theirs in zip(trainer.policy.named_parameters(), policy.parameters(), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, atol=2e-5, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+    torch.testing.assert_close(trainer.advantages.double(), advantages, atol=2e-4, rtol=1e-3)
+    assert logs["policy_loss"] == pytest.approx(np.mean(losses), abs=1e-4)
+    trainer.release()
+
+
 def test_rollout_stores_what_the_policy_said(tmp_path):
     trainer = make_trainer(tmp_path, env_kwargs={"max_steps": 5})
     for _ in range(2):
@@ -302,6 +369,7 @@ RESUMED = {
              "env_kwargs": {"num_agents": 32, "num_foes": 16, "width": 32, "height": 24,
                             "villages": 2, "max_steps": 20}},
     "bfloat16": {"precision": "bfloat16"},
+    "single steps": {"draw": "steps", "minibatch_size": 40, "policy": lambda env: models.FeedForward(env, 16)},
 }
 
 
@@ -1058,6 +1126,7 @@ BAD = {
     "horizon or batch_size": {"num_iterations": 3, "horizon": "auto"},
     "initial_state": {"use_rnn": False},
     "max_minibatch_size": {"max_minibatch_size": 9},
+    "has a memory": {"draw": "steps"},
 }
 
 
