@@ -21,7 +21,8 @@ import gymnasium
 import configuration
 import ocean
 import processes
-from configuration import command, find_config, parse_ini, plural
+from auto import plural
+from configuration import command, find_config, parse_ini
 from runs import aligned, figure
 
 

@@ -42,6 +42,7 @@ import ranks
 import tensors
 import vector
 import workers
+from auto import agents_in_c, agents_in_python, decide, facts_of, plural, wants_normalising
 
 ROOT = Path(__file__).resolve().parent
 
@@ -931,21 +932,17 @@ def making():
 
 def choose_num_envs(library, section, steps):
     """How many environments in C, if env.num_envs is auto."""
-    agents = power_of_two(steps / (EPOCHS * LONGEST_HORIZON[True]), 16, 1024)
     with one_of(library, split_copies(library, section)[1]) as probe:
-        return max(1, agents // probe.num_agents)
+        return max(1, agents_in_c(steps) // probe.num_agents)
 
 
 def choose_copies(creator, section, steps):
-    """(how many environments in Python if vec.num_envs is auto, agents in each). Few environments
-    give long rollouts and many epochs; with more than a thousand epochs there are more."""
+    """(how many environments in Python if vec.num_envs is auto, agents in each)."""
     with one_of(creator, split_copies(creator, section)[1]) as probe:
         if isinstance(probe, tensors.TensorEnv):
             return 1, probe.num_agents
         agents, continuous = emulation.slots(probe), isinstance(probe.single_action_space, gymnasium.spaces.Box)
-    wanted = BATCH // LONGEST_HORIZON[not continuous]
-    wanted *= power_of_two(steps / (1000 * BATCH), 1, 64 // wanted)
-    return max(1, wanted // agents), agents
+    return max(1, agents_in_python(steps, not continuous) // agents), agents
 
 
 def divide_agents(total, agents, name):
@@ -999,50 +996,7 @@ def _say_host(env, why):
 
 
 # --------------------------------------------------------------------------------------------------
-# What `auto` means: rules that read what is known of an environment and pufferl.measure's times
-
-
-@dataclass
-class Facts:
-    """What the rules read; None: not known."""
-
-    agents: int  # of all ranks
-    steps: int  # train.total_timesteps
-    discrete: bool  # whether actions are discrete
-    spaces: list  # the spaces of the observation's fields
-    native: bool = False  # whether environments are in C
-    step_seconds: float | None = None  # that one agent's step takes, in environment and network
-    learn_seconds: float | None = None  # that learning from one step once takes
-    cut: int | None = None  # steps after which every episode is cut off, if none ends by itself
-    here: bool = False  # True if stepping here is quicker than sending messages to other processes
-
-
-EPOCHS = 90  # a run's, if its agents are few enough: so no rollout is made by a much older policy
-LONGEST_HORIZON = {True: 64, False: 256}  # steps; True here and below: with discrete actions
-BATCH = 2048  # steps of an epoch, if environments are in Python and the run is not long
-UPDATES = 4000  # gradient steps in a run, which minibatches are sized for
-PASSES = {True: 4, False: 8}  # the largest replay ratio
-FEW_STEPS = 4e6  # passes are chosen so that a run learns from about so many steps, repeats counted
-FREE_SECONDS = 60  # time for learning, in the whole run, that may always be spent on more passes
-KL = {True: 0.01, False: 0.02}  # how far an epoch moves the policy, if target_kl is auto
-
-
-def facts_of(vecenv, agents, steps):
-    """The Facts of a vectorized environment, before anything is measured."""
-    env = vecenv.driver_env
-    space = getattr(env, "env_single_observation_space", None) or env.single_observation_space
-    spaces = [leaf for _, _, leaf in emulation.FlatObservation(space).leaves]
-    return Facts(agents, steps, vecenv.action_heads is not None, spaces, isinstance(vecenv, vector.Native))
-
-
-def plural(count, what):
-    """1 epoch, 2 epochs."""
-    return f"{count:,} {what}{'s' * (count != 1)}"
-
-
-def power_of_two(x, low, high):
-    """The largest power of two up to x, within low and high."""
-    return int(min(high, max(low, 2 ** math.floor(math.log2(max(x, 1))))))
+# What a trainer runs with
 
 
 def check_sizes(train):
@@ -1052,90 +1006,6 @@ def check_sizes(train):
             raise ConfigError(f"train.{key} = {train[key]}: must be above 0.")
     if not 0 <= train["seed"] < 2**62:
         raise ConfigError(f"train.seed = {train['seed']}: must lie within 0 and 2 ** 62.")
-
-
-def decide(train, facts):
-    """{setting: (value, reason)} of the settings that are "auto" in the train section `train`, a dict. They are
-    chosen to fit the settings that have a value there; the reason is None if one of these leaves no choice."""
-    chosen, c = {}, dict(train)
-
-    def choose(name, rule):
-        if c[name] == "auto":
-            chosen[name] = rule()
-            c[name] = chosen[name][0]
-
-    def horizon():
-        value = power_of_two(facts.steps / (EPOCHS * facts.agents), 16 if facts.agents > 256 else 32,
-                             LONGEST_HORIZON[facts.discrete])
-        size = c["minibatch_size"]
-        if size != "auto":  # it must be made of whole segments, and not be larger than an epoch
-            divisors = [n for n in range(1, size + 1) if size % n == 0 and n * facts.agents >= size]
-            value = min(divisors, key=lambda n: abs(math.log(n / value)))
-        epochs = facts.steps / (value * facts.agents)
-        return value, (f"{plural(facts.agents, 'agent')}: {plural(round(epochs), 'epoch')} of "
-                       f"{value * facts.agents:,} steps")
-
-    def replay_ratio():
-        few = FEW_STEPS / facts.steps
-        if facts.learn_seconds is None:
-            value = float(power_of_two(max(few, 2 if facts.native else 4), 1, PASSES[facts.discrete]))
-            return value, f"environments in {'C' if facts.native else 'Python'}"
-        waiting, free = facts.step_seconds / facts.learn_seconds, FREE_SECONDS / (facts.steps * facts.learn_seconds)
-        step, learn = (f"{seconds * 1e6:.3g} us" for seconds in (facts.step_seconds, facts.learn_seconds))
-        most, why = max((few, "each of few steps counts"), (free, "learning is quick"),
-                        (waiting, f"a step takes {step}, learning from it {learn}"))
-        return float(power_of_two(most, 1, PASSES[facts.discrete])), why
-
-    def minibatch_size():
-        batch = facts.agents * c["horizon"]
-        size = power_of_two(min(facts.steps * c["replay_ratio"] / UPDATES, batch / 4), min(512, batch), 8192)
-        size = max(c["horizon"], size // c["horizon"] * c["horizon"])
-        updates = facts.steps * c["replay_ratio"] / size
-        each = float(f"{batch * c['replay_ratio'] / size:.3g}")
-        return size, f"{each:g} update{'s' * (each != 1)} an epoch, {updates:,.0f} in all"
-
-    def learning_rate():
-        value = 0.005 * math.sqrt(c["minibatch_size"] / 512) * (1 if c["optimizer"] == "muon" else 0.1)
-        value = float(f"{value:.2g}")
-        return value, f"for minibatches of {c['minibatch_size']:,}" + (
-            f"; then what moves the policy by {kl} an epoch" if c["target_kl"] == "auto" else "")
-
-    adapts, kl = c["learning_rate"] == "auto", KL[facts.discrete]
-    choose("horizon", horizon)
-    choose("replay_ratio", replay_ratio)
-    choose("minibatch_size", minibatch_size)
-    choose("learning_rate", learning_rate)
-    choose("target_kl", lambda: (kl, "learning_rate is auto") if adapts else (None, None))
-    choose("gamma", lambda: discount(facts.cut))
-    choose("ent_coef", lambda: (0.01, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
-    choose("prio_alpha", lambda: (0.4, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
-    choose("norm_obs", lambda: wants_normalising(facts))
-    choose("norm_reward", lambda: (True, "so that values are near 1 whatever an environment pays"))
-    return chosen
-
-
-def discount(cut):
-    """(gamma, why); cut: as in Facts."""
-    if cut is None or cut >= 100:
-        return 0.99, "looks some 100 steps ahead"
-    return round(1 - 1 / max(2, cut), 3), f"every episode is cut off after {cut} steps"
-
-
-def wants_normalising(facts):
-    """(whether to normalise observations, why)."""
-    numbers = [space for space in facts.spaces if models.leaf_kind(space) == "numbers"]
-    if not numbers:
-        return False, "no plain numbers are seen"
-    floats = [space for space in numbers if space.dtype.kind == "f"]
-    if not floats:
-        return False, "observations are integers"
-    largest = max(float(abs(bound).max()) for space in floats for bound in (space.low, space.high))
-    smallest = min(float((space.high.astype(float) - space.low).min()) for space in floats)
-    if largest <= 2 and smallest >= 0.5:
-        return False, f"observations lie within ±{largest:.3g}"
-    if largest > 1e6:
-        return True, "observations have no bounds"
-    return True, f"observations reach {largest:.3g}" if largest > 2 else f"some move within {smallest:.2g}"
 
 
 def check_train(config, vecenv, policy, agents, group):

@@ -68,6 +68,7 @@ import ranks
 import runs
 import signs
 from arena import clock, compiling
+from auto import decide, facts_of, plural
 from configuration import (  # load_* for scripts
     EXPECTED,
     ConfigError,
@@ -75,10 +76,8 @@ from configuration import (  # load_* for scripts
     check_names,
     check_sizes,
     check_train,
-    decide,
     drawn_steps,
     error_text,
-    facts_of,
     find_run,
     load_attribute,
     load_config,
@@ -87,7 +86,6 @@ from configuration import (  # load_* for scripts
     named,
     out_of_memory,
     own_optimizer,
-    plural,
     sizes_of,
 )
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts

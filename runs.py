@@ -33,6 +33,7 @@ import psutil
 import torch
 
 from arena import compiling
+from auto import plural
 from checkpoints import NUMBERS, WHOLE_RUN, save, write_whole
 from configuration import (
     OFF,
@@ -48,7 +49,6 @@ from configuration import (
     infinite,
     load_checkpoint,
     own_optimizer,
-    plural,
     resolve,
     solved,
     turn_of,

@@ -16,12 +16,14 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import auto
 import configuration
 import export
 import models
 import pufferl
 import vector
-from configuration import ConfigError, Facts, decide
+from auto import Facts, decide
+from configuration import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
@@ -77,7 +79,7 @@ def test_the_rules_give_settings_that_work(agents, steps, discrete, native, cost
     c = {name: value for name, (value, _) in chosen.items()}
     assert (c["minibatch_size"] % c["horizon"] == 0
             and 0 < c["minibatch_size"] <= agents * c["horizon"])
-    assert 1 <= c["replay_ratio"] <= configuration.PASSES[discrete] and c["learning_rate"] > 0
+    assert 1 <= c["replay_ratio"] <= auto.PASSES[discrete] and c["learning_rate"] > 0
     if agents >= 64:  # what made people's environments fail: one update an epoch
         assert c["replay_ratio"] * agents * c["horizon"] / c["minibatch_size"] >= 4
 
@@ -99,7 +101,7 @@ def test_what_is_set_stays_and_the_rest_fits_it():
     (spaces.Discrete(16), False),
 ])
 def test_what_is_normalised(space, expected):
-    chosen, reason = configuration.wants_normalising(Facts(64, 1000, True, [space]))
+    chosen, reason = auto.wants_normalising(Facts(64, 1000, True, [space]))
     assert chosen is expected and reason
 
 

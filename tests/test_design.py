@@ -17,15 +17,15 @@ LAYERS = [  # docs/design.md; a file imports from those before its own
     {"kernels", "workers", "environments", "tensors"},
     {"muon", "pictures", "products", "recurrent"},
     {"models"},
-    {"vector", "configuration"},
+    {"vector", "auto", "configuration"},
     {"engines", "compiled", "fused", "runs"},
     {"ppo", "pufferl"},
     {"sweep", "watch", "export", "speed", "catalogue", "history", "doctor"},
     {"pufferlib"},
 ]
 WITHIN = {  # what else a file may import, of its own layer
-    "cuda_cpp": {"arena"}, "recurrent": {"products"}, "configuration": {"vector"}, "compiled": {"engines"},
-    "fused": {"engines", "compiled"}, "sweep": {"watch"}, "ocean": set(),
+    "cuda_cpp": {"arena"}, "recurrent": {"products"}, "auto": {"vector"}, "configuration": {"vector", "auto"},
+    "compiled": {"engines"}, "fused": {"engines", "compiled"}, "sweep": {"watch"}, "ocean": set(),
 }
 UPWARD = {  # a room above that a function reaches: (file, room): the function
     ("protein", "sweep"): {"__main__", "__init__", "optimize"},

@@ -22,6 +22,7 @@ import reference
 import torch
 from conftest import slow_but, start, wait_for
 
+import auto
 import configuration
 import engines
 import kernels
@@ -1306,10 +1307,10 @@ def test_one_of_a_thing_is_told_as_one(tmp_path, capsys):
     told = capsys.readouterr().out
     assert ("an epoch, 1 epoch; 1 thread; engine" in told and "1 epochs" not in told
             and "1 updates" not in told)
-    facts = configuration.Facts(agents=1, steps=64, discrete=True, spaces=[])
+    facts = auto.Facts(agents=1, steps=64, discrete=True, spaces=[])
     train = dataclasses.asdict(configuration.Train(horizon="auto", replay_ratio=1.0,
                                                    minibatch_size="auto"))
-    reasons = [reason for _, reason in configuration.decide(train, facts).values()]
+    reasons = [reason for _, reason in auto.decide(train, facts).values()]
     assert (reasons[0] == "1 agent: 2 epochs of 32 steps"
             and reasons[1] == "1 update an epoch, 2 in all")
     with pytest.raises(pufferl.ConfigError, match="one gym/CartPole-v1 has 1 agent;"):
