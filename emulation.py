@@ -8,16 +8,14 @@
     structure = observation.view(env.obs_dtype)                 # the fields of a Dict or Tuple space again, as views
     fields = nativize_tensor(observations, nativize_dtype(env)) # the same fields as torch tensors
 
-An observation of any nesting of Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary and Text becomes one flat array:
-the bytes of one structured numpy dtype, `env.obs_dtype`. If all its leaves have one dtype the flat array has that dtype
-too, otherwise it is uint8. A plain Box keeps its shape. Actions become Discrete, MultiDiscrete or Box.
+flat.py says what becomes of spaces and observations.
 
 workers.py steps all of them through three methods: `views(rows, first)` takes the environment's part of one row of the
 rollout's arrays; `reset_into(view, seed)` and `step_into(view)` read the actions there and write everything else.
 Episodes restart by themselves. Both return a list of dicts, one for each episode that ended.
 """
 
-import functools
+import functools  # noqa: I001  (the names of flat on few lines)
 import inspect
 import math
 import sys
@@ -30,432 +28,18 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-
-class Fault(ValueError):
-    """A fault of an environment; the message says what happened, what was expected, and what to
-    do."""
-
-
-@functools.cache
-def warn_once(text):
-    warnings.warn(text, stacklevel=3)
-
+import flat
+from flat import (  # noqa: F401  (others import these names from emulation)
+    Fault, FlatAction, FlatObservation, check_flag, check_info, check_value, describe, find_mask, nativize_dtype,
+    nativize_tensor, numeric_scalars, space_dtype, warn_once,
+)
 
 # --------------------------------------------------------------------------------------------------
-# Observations: a space as one structured dtype, and as one flat Box
-
-
-def _children(space):
-    """[(field name, key, subspace)] of a Dict or Tuple, None for a leaf."""
-    if isinstance(space, spaces.Tuple):
-        return [(f"f{i}", i, sub) for i, sub in enumerate(space.spaces)]
-    if not isinstance(space, spaces.Dict):
-        return None
-    names = [str(key) for key in space.spaces]
-    if len(set(names)) < len(names) or "" in names:  # numpy's fields need distinct names
-        names = [f"f{i}" for i in range(len(names))]
-    return [(name, key, sub) for name, (key, sub) in zip(names, space.spaces.items(), strict=True)]
-
-
-def _leaf(space):
-    """(dtype, shape, low, high) of a leaf's array."""
-    if isinstance(space, spaces.Box):
-        return space.dtype, space.shape, space.low, space.high
-    if isinstance(space, spaces.Discrete):
-        return np.dtype(space.dtype), (), space.start, space.start + space.n - 1
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.dtype, space.shape, space.start, space.start + space.nvec - 1
-    if isinstance(space, spaces.MultiBinary):
-        return space.dtype, space.shape, 0, 1
-    if isinstance(space, spaces.Text):  # code points, ended by zeros
-        return np.dtype(np.int32), (space.max_length,), 0, 0x10FFFF
-    raise TypeError(
-        f"{space} cannot be made flat: Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary "
-        "and Text can. Take the part out with a wrapper, e.g. gymnasium.wrappers.FilterObservation."
-    )
-
-
-def space_dtype(space):
-    """The numpy dtype that holds one value of `space`: structured for Dict and Tuple
-    (fields f0, f1, ... for a Tuple), with a shape for an array. Fields are aligned, so
-    that torch can view them."""
-    children = _children(space)
-    if children is None:
-        dtype, shape, _, _ = _leaf(space)
-        return np.dtype((dtype, shape))
-    return np.dtype(
-        {"names": [name for name, _, _ in children], "formats": [space_dtype(sub) for _, _, sub in children]},
-        align=True,
-    )
-
-
-def _leaves(space, keys=(), names=()):
-    """[(keys into a value, field names, leaf space)] in order."""
-    children = _children(space)
-    if children is None:
-        return [(keys, names, space)]
-    return [leaf for name, key, sub in children for leaf in _leaves(sub, (*keys, key), (*names, name))]
-
-
-def _encode_text(text, length):
-    points = np.zeros(length, np.int32)
-    points[: len(text)] = [ord(character) for character in text]
-    return points
-
-
-class FlatObservation:
-    """The two forms of an observation space.
-
-    Attributes: space, the structured one; dtype, `obs_dtype`; flat_space, a Box; shape and
-    flat_dtype, of the flat one. Raises TypeError for a space that has none.
-    """
-
-    def __init__(self, space):
-        self.space, self.leaves = space, _leaves(space)
-        self.structured = _children(space) is not None
-        if not self.structured:
-            dtype, shape, low, high = _leaf(space)
-            self.dtype, self.flat_dtype, self.shape = dtype, dtype, shape or (1,)
-            if isinstance(space, spaces.Box) and shape:
-                self.flat_space = space
-            else:
-                self.flat_space = spaces.Box(
-                    np.broadcast_to(low, self.shape).astype(dtype),
-                    np.broadcast_to(high, self.shape).astype(dtype),
-                    self.shape,
-                    dtype.type,
-                )
-            return
-        self.dtype = space_dtype(space)
-        if self.dtype.itemsize == 0:  # nothing in it; an array needs one byte at least to be viewed
-            self.dtype = np.dtype(
-                {
-                    "names": self.dtype.names,
-                    "formats": [self.dtype[n] for n in self.dtype.names],
-                    "offsets": [0] * len(self.dtype.names),
-                    "itemsize": 1,
-                }
-            )
-        leaves = [_leaf(leaf) for _, _, leaf in self.leaves]
-        kinds = {dtype for dtype, _, _, _ in leaves}
-        self.flat_dtype = kinds.pop() if len(kinds) == 1 and self.dtype.itemsize > 1 else np.dtype(np.uint8)
-        self.shape = (self.dtype.itemsize // self.flat_dtype.itemsize,)
-        low, high = np.zeros(self.shape, self.flat_dtype), np.full(self.shape, 255, np.uint8)
-        if len({dtype for dtype, _, _, _ in leaves}) == 1 and self.dtype.itemsize > 1:
-            parts = [
-                [np.broadcast_to(bound, shape).ravel() for bound in (lowest, highest)]
-                for _, shape, lowest, highest in leaves
-            ]
-            low, high = (np.concatenate([part[i] for part in parts]).astype(self.flat_dtype) for i in (0, 1))
-        self.flat_space = spaces.Box(low, high, self.shape, self.flat_dtype.type)
-
-    def fields(self, flat):
-        """Views (n, *shape) of the leaves of flat observations (n, *flat shape), in
-        the order of `leaves`."""
-        if not self.structured:
-            return [flat.reshape(len(flat), *_leaf(self.space)[1])]
-        records = flat.view(self.dtype)[:, 0]
-        views = []
-        for _, names, _ in self.leaves:
-            view = records
-            for name in names:
-                view = view[name]
-            views.append(view)
-        return views
-
-    def flatten(self, value, out=None):
-        """One observation as a flat array, new or written into `out`."""
-        flat = np.zeros(self.shape, self.flat_dtype) if out is None else out
-        self.write(value, [view[0] if view.ndim > 1 else view[:1].reshape(()) for view in self.fields(flat[None])])
-        return flat
-
-    def write(self, value, views):
-        """Write an observation into the views of its leaves; a batch of observations
-        into those of a batch."""
-        for (keys, _, leaf), view in zip(self.leaves, views, strict=True):
-            part = value
-            for key in keys:
-                part = part[key]
-            view[...] = _encode_text(part, leaf.max_length) if isinstance(leaf, spaces.Text) else part
-
-    def unflatten(self, flat):
-        """The inverse of `flatten`: arrays are views of `flat`, Discrete values numpy scalars."""
-        views = iter(self.fields(np.ascontiguousarray(flat)[None]))
-
-        def nest(space):
-            children = _children(space)
-            if children is None:
-                value = next(views)[0]
-                if isinstance(space, spaces.Discrete):
-                    return space.dtype.type(value)
-                if isinstance(space, spaces.Text):
-                    return "".join(map(chr, value[value != 0]))
-                return np.asarray(value)
-            parts = [nest(sub) for _, _, sub in children]
-            return tuple(parts) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, parts, strict=True))
-
-        return nest(self.space)
-
-
-def nativize_dtype(env):
-    """The structure of an environment's observations for nativize_tensor, from an
-    environment or its `obs_dtype`: (torch dtype, shape, first byte, bytes) of a leaf,
-    {field: ...} of a structure."""
-    import torch
-
-    def nest(dtype, offset):
-        if dtype.names is not None:
-            return {name: nest(dtype.fields[name][0], offset + dtype.fields[name][1]) for name in dtype.names}
-        return torch.from_numpy(np.zeros(1, dtype.base)).dtype, dtype.shape, offset, dtype.itemsize
-
-    return nest(getattr(env, "obs_dtype", env), 0)
-
-
-def nativize_tensor(observations, native_dtype):
-    """Flat observations (..., flat) as views (..., *shape) in their own dtype: {field: tensor},
-    nested as the space is (fields f0, f1, ... for a Tuple), or the tensor itself if the
-    space is no Dict or Tuple."""
-    import torch
-
-    if not isinstance(native_dtype, dict):
-        return observations
-    octets, lead = observations.view(torch.uint8), observations.shape[:-1]
-
-    def nest(native):
-        if isinstance(native, dict):
-            return {name: nest(part) for name, part in native.items()}
-        dtype, shape, offset, size = native
-        if size == 0:
-            return torch.empty(*lead, *shape, dtype=dtype, device=observations.device)
-        part = octets[..., offset : offset + size].view(dtype)
-        return part.unflatten(-1, shape) if shape else part.squeeze(-1)
-
-    return nest(native_dtype)
-
-
-# --------------------------------------------------------------------------------------------------
-# Actions: any nesting as one row of integers, or of floats
-
-
-class FlatAction:
-    """The two forms of an action space: `space`, the environment's, and `flat_space`, a Discrete,
-    MultiDiscrete or Box.
-
-    MultiBinary and boxes of integers become one head a number. Raises TypeError for a space
-    that mixes integers with floats or holds anything else, and ValueError for a box of
-    integers without bounds.
-    """
-
-    def __init__(self, space):
-        self.space = space
-        heads, starts, lows, highs = [], [], [], []
-        self.parts = []  # (leaf, first column, columns)
-        for _, _, leaf in _leaves(space):
-            first = len(heads) + len(lows)
-            if isinstance(leaf, spaces.Discrete):
-                if leaf.n > 2**16:
-                    raise ValueError(f"the action space {leaf} has too many values for a discrete head.")
-                heads.append(int(leaf.n))
-                starts.append(int(leaf.start))
-            elif isinstance(leaf, spaces.MultiDiscrete):
-                heads += leaf.nvec.ravel().tolist()
-                starts += np.broadcast_to(leaf.start, leaf.shape).ravel().tolist()
-            elif isinstance(leaf, spaces.MultiBinary):
-                heads += [2] * math.prod(leaf.shape)
-                starts += [0] * math.prod(leaf.shape)
-            elif isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.integer):
-                sizes = leaf.high.astype(np.int64) - leaf.low.astype(np.int64) + 1
-                if (sizes > 2**16).any() or (sizes < 1).any():
-                    raise ValueError(f"the action space {leaf} has too many values for a discrete head; bound it.")
-                heads += sizes.ravel().tolist()
-                starts += leaf.low.astype(np.int64).ravel().tolist()
-            elif isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating):
-                lows += leaf.low.ravel().tolist()
-                highs += leaf.high.ravel().tolist()
-            else:
-                raise TypeError(
-                    f"the action space holds {leaf}; policies act in Discrete, "
-                    "MultiDiscrete, MultiBinary, Box, and Dict and Tuple of these."
-                )
-            self.parts.append((leaf, first, len(heads) + len(lows) - first))
-        if heads and lows:
-            raise TypeError(f"the action space {space} mixes discrete and continuous parts; policies act in one kind.")
-        if not heads and not lows:
-            raise TypeError(f"the action space {space} is empty; a policy needs something to choose.")
-        self.heads, self.starts = heads, np.array(starts, np.int64)
-        self.firsts = np.cumsum([0, *heads[:-1]])  # of each head's options
-        self.columns = len(heads) + len(lows)
-        # In the widest dtype: rounded to a float32 a bound may lie beyond that of a float64.
-        kind = np.result_type(np.float32, *(leaf.dtype for leaf, _, _ in self.parts))
-        self.low, self.high = np.array(lows, kind), np.array(highs, kind)
-        if lows:
-            low, high = self.low.astype(np.float32), self.high.astype(np.float32)
-            self.flat_space = spaces.Box(low, high, (self.columns,), np.float32)
-        else:
-            self.flat_space = spaces.Discrete(heads[0]) if len(heads) == 1 else spaces.MultiDiscrete(heads)
-        self.start = int(space.start) if isinstance(space, spaces.Discrete) else None
-
-    def unflatten(self, row):
-        """An action of the environment from a row of integers, or of floats, which are
-        clipped to their bounds."""
-        if self.start is not None:
-            return np.int64(row[0] + self.start)
-        row = row + self.starts if self.heads else np.minimum(np.maximum(row, self.low), self.high)
-        parts = iter(self.parts)
-
-        def build(space):
-            children = _children(space)
-            if children is None:
-                leaf, first, count = next(parts)
-                if isinstance(leaf, spaces.Discrete):
-                    return np.int64(row[first])
-                return row[first : first + count].astype(leaf.dtype).reshape(leaf.shape)
-            values = [build(sub) for _, _, sub in children]
-            return tuple(values) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, values, strict=True))
-
-        return build(self.space)
-
-    def flatten(self, action):
-        """The row that `unflatten` turns into this action."""
-        values = []
-        for keys, _, _ in _leaves(self.space):
-            part = action
-            for key in keys:
-                part = part[key]
-            values.append(np.ravel(part))
-        row = np.concatenate(values)
-        return (row - self.starts).astype(np.int32) if self.heads else row.astype(np.float32)
-
-    def write_mask(self, target, mask):
-        """Write an action mask into a row of heads' options: an array of all of them, or Dicts
-        and Tuples nested as the space is, with a tuple of one a head for a MultiDiscrete. None
-        allows everything. A mask that forbids a whole head allows all of that head: its choice does
-        not count."""
-        if mask is None:
-            target[:] = 1
-            return
-        if isinstance(mask, dict | tuple):
-            parts = []
-            for keys, _, _ in _leaves(self.space):
-                part = mask
-                for key in keys:
-                    part = part[key]
-                parts += part if isinstance(part, tuple) else [part]
-            mask = np.concatenate([np.ravel(part) for part in parts])
-        mask = np.ravel(mask)
-        if mask.shape != target.shape:
-            raise Fault(f"an action mask has {mask.size} entries, the action space has {target.size} options.")
-        target[:] = mask != 0
-        if b"\0" in np.bitwise_or.reduceat(target, self.firsts).tobytes():  # half the time of .all()
-            target[np.repeat(np.bitwise_or.reduceat(target, self.firsts) == 0, self.heads)] = 1
-
-
-def find_mask(observation, info):
-    """An environment's action mask, by the conventions of Gymnasium (info) and PettingZoo
-    (info or observation)."""
-    if "action_mask" in info:
-        return info["action_mask"]
-    return observation.get("action_mask") if isinstance(observation, dict) else None
-
-
-# --------------------------------------------------------------------------------------------------
-# What environments return: the check of the first step, and infos
-
-
-CORRECT = "correct the space that the environment declares, or what it returns."
-HAIR = 1e-6  # relative to a bound, or to 1: a number outside by less was only rounded
-
-
-def check_value(space, value, what):
-    """Raise a Fault that says where `value` breaks `space`: keys, type, shape, dtype or bounds. A
-    float64 passes if a float32 is declared, as it can be cast; floats a HAIR outside their
-    bounds are warned of, once."""
-    children = _children(space)
-    if children is not None:
-        keys = [key for _, key, _ in children]
-        if isinstance(space, spaces.Tuple):
-            if not isinstance(value, tuple | list) or len(value) != len(keys):
-                raise Fault(f"{what} breaks its space: expected a tuple of {len(keys)}, got {_describe(value)}; "
-                            + CORRECT)
-        elif not isinstance(value, dict) or set(value) != set(keys):
-            got = f"keys {sorted(map(str, value))}" if isinstance(value, dict) else _describe(value)
-            raise Fault(f"{what} breaks its space: expected a dict with keys {sorted(map(str, keys))}, got {got}; "
-                        + CORRECT)
-        for _, key, sub in children:
-            check_value(sub, value[key], f"{what}[{key!r}]")
-        return
-    if isinstance(space, spaces.Text):
-        if not isinstance(value, str) or len(value) > space.max_length or "\0" in value:
-            raise Fault(f"{what} breaks its space: expected {space}, got {_describe(value)}; {CORRECT}")
-        return
-    dtype, shape, low, high = _leaf(space)
-    try:
-        array = np.asarray(value)
-    except ValueError:  # parts of several shapes
-        raise Fault(f"{what} breaks its space: expected an array {shape}, got {_describe(value)}; {CORRECT}") from None
-    if array.shape != shape:
-        raise Fault(f"{what} breaks its space: expected shape {shape}, got shape {array.shape}; {CORRECT}")
-    if not np.can_cast(array.dtype, dtype, "same_kind") and not (dtype.kind in "ui" and array.dtype.kind in "uib"):
-        raise Fault(f"{what} breaks its space: expected dtype {dtype}, got {array.dtype}; {CORRECT}")
-    outside = ~((array >= low) & (array <= high))
-    if outside.any():
-        with np.errstate(over="ignore", invalid="ignore"):
-            low_edge, high_edge = (bound + sign * HAIR * np.maximum(1, np.abs(bound))
-                                   for bound, sign in ((low, -1), (high, 1)))
-        if dtype.kind == "f" and ((array >= low_edge) & (array <= high_edge)).all():
-            warn_once(f"{what} lies a hair outside its bounds, which is let pass: the space that "
-                      "the environment declares is a little too narrow.")
-            return
-        where = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(outside)))
-        got, lowest, highest = (np.atleast_1d(np.broadcast_to(part, shape))[where] for part in (array, low, high))
-        raise Fault(
-            f"{what} breaks its space: element {where} is {got}, expected {lowest} to "
-            f"{highest}; correct the bounds that the environment declares, or its values."
-        )
-
-
-def _describe(value):
-    shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
-    return f"{value!r} ({type(value).__name__}{shape})"[:200]
-
-
-def numeric_scalars(info, prefix=""):
-    """{"a/b": float} of the finite numbers in an info and in the dicts within it."""
-    numbers = {}
-    for key, value in info.items():
-        kind = type(value)
-        if kind is dict:
-            numbers |= numeric_scalars(value, f"{prefix}{key}/")
-            continue
-        if kind is not float and kind is not int:
-            if not isinstance(value, int | float | np.number | np.bool_) and (
-                not isinstance(value, np.ndarray) or value.size != 1 or value.dtype.kind not in "biuf"
-            ):
-                continue
-            value = np.ravel(value)[0]
-        if math.isfinite(value):
-            numbers[f"{prefix}{key}" if prefix else key] = float(value)
-    return numbers
-
-
-def check_flag(flag, what):
-    """Raise a Fault unless a flag is a bool, 0 or 1."""
-    if not isinstance(flag, bool | np.bool_ | int | np.number) and not (
-            isinstance(flag, np.ndarray) and flag.shape == () and flag.dtype.kind in "biuf"):
-        raise Fault(f"{what} must be a bool, got {_describe(flag)}.")
-
-
-def check_info(info, what):
-    """Raise a Fault unless `info`, the last of what `step` or `reset` returned, is a dict."""
-    if not hasattr(info, "keys"):
-        raise Fault(f"{what} returned as its info, which comes last, {_describe(info)}; it must be a dict, {{}} if "
-                    "there is nothing to tell. step returns observation, reward, terminated, truncated, info (old "
-                    "Gym's: observation, reward, done, info), reset observation, info.")
+# Old Gym
 
 
 def _modern_step(result, what):
-    """What `step` returned as Gymnasium's five; old Gym's four have a "done" and tell
-    truncation in the info."""
+    """What `step` returned as Gymnasium's five; old Gym's four have a "done" and tell truncation in the info."""
     if len(result) == 5:
         return result
     if len(result) != 4:
@@ -506,8 +90,7 @@ class OldGym(gymnasium.Env):
 
 
 def modern_space(space):
-    """A space of old Gym, or of another package with its names, as Gymnasium's, by
-    the name of its class."""
+    """A space of old Gym, or of another package with its names, as Gymnasium's, by the name of its class."""
     kind = type(space).__name__
     if isinstance(space, spaces.Space):
         return space
@@ -623,10 +206,9 @@ class PufferEnv:
         return self.step(self._env_actions(self.actions))[4]
 
     def _into(self, view, name, call):
-        """What `call` returns, with its results in `view`. An environment of PufferLib's may go on
-        writing to the arrays that it was made with, as C code does that was given their addresses.
-        The first reset or step that changes a number shows which arrays it writes to; if these are
-        the first ones, they are copied from then on."""
+        """What `call` returns, with its results in `view`. An environment of PufferLib's may go on writing to the
+        arrays that it was made with, as C code does that was given their addresses. The first reset or step that
+        changes a number shows which arrays it writes to; if these are the first ones, they are copied from then on."""
         home, watched = self._home, False
         if self._keeps:
             for key, start in (("rewards", 0), ("terminals", 0), ("truncations", 0), ("masks", 1)):
@@ -706,11 +288,41 @@ def gymnasium_form(env):
     Raises Fault for one that declares no spaces."""
     missing = [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]
     if missing:
-        raise Fault(f"{_describe(env)} has no {' and no '.join(missing)}; a Gymnasium environment declares both when "
+        raise Fault(f"{describe(env)} has no {' and no '.join(missing)}; a Gymnasium environment declares both when "
                     "it is made: self.observation_space = gymnasium.spaces.Box(...) in __init__, say.")
     parameters = inspect.signature(env.reset).parameters.values()
     takes_seed = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
-    return env if isinstance(env, gymnasium.Env) and takes_seed else OldGym(env)
+    formed = env if isinstance(env, gymnasium.Env) and takes_seed else OldGym(env)
+    return formed if mask_method(env) is None else MaskMethod(formed)
+
+
+def mask_method(env):
+    """The method `action_masks` of an environment, or of one within its wrappers; None if there is none."""
+    while env is not None and not isinstance(env, MaskMethod):
+        if callable(method := getattr(env, "action_masks", None)):
+            return method
+        env = getattr(env, "env", None)
+    return None
+
+
+class MaskMethod(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
+    """What a method `action_masks()` gives, sb3-contrib's convention, put where Gymnasium's masks are: in the info."""
+
+    def __init__(self, env):
+        gymnasium.utils.RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        self.ask = mask_method(env)
+
+    def reset(self, **options):
+        result = self.env.reset(**options)
+        pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+        observation, info = result if pair else (result, {})
+        return observation, {"action_mask": self.ask(), **info}
+
+    def step(self, action):
+        *rest, info = _modern_step(self.env.step(action), self.env)
+        check_info(info, f"{self.env}.step")
+        return *rest, {"action_mask": self.ask(), **info}
 
 
 def _create(env, env_creator, env_args, env_kwargs):
@@ -783,6 +395,9 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         observation, reward, terminated, truncated, info = result = _modern_step(result, self.env)
         if self._unchecked:
             check_info(info, f"{self.env}.step")
+            if self._mask_needed is False and find_mask(observation, info) is not None:
+                raise Fault(f"{self.env}: the first step() gives an action mask, and reset() gave none, so it would be "
+                            'ignored. Give one at both: reset returns observation, {"action_mask": ...}.')
             self._check("step", *result[:4])
         if not self._modern:  # its reward may be an array of one
             reward = np.ravel(reward)[0]
@@ -799,13 +414,12 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
             self.check_returned(f"of the first {call}()", observation, reward, terminated, truncated, info={})
 
     def check_returned(self, when, observation, reward=0.0, terminated=False, truncated=False, *, info):
-        """Raise a Fault if what a step or reset returned is not what the
-        spaces and Gymnasium say."""
+        """Raise a Fault if what a step or reset returned is not what the spaces and Gymnasium say."""
         check_value(self.env_single_observation_space, observation, f"{self.env}: the observation {when}")
         if np.shape(reward) not in ((), (1,)) or np.asarray(reward).dtype.kind not in "biuf":
             several = np.ndim(reward) == 1 and np.asarray(reward).dtype.kind in "biuf"
             raise Fault(
-                f"{self.env}: the reward {when} must be a number, got {_describe(reward)}."
+                f"{self.env}: the reward {when} must be a number, got {describe(reward)}."
                 + (" If these are several aims or agents, make one number of them, in a file of yours, e.g. their sum: "
                    "gymnasium.wrappers.TransformReward(env, sum)." if several else "")
             )
@@ -927,14 +541,13 @@ class GymnasiumTogether:
     """
 
     RESTATED = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write")
-    CHECKED = 0x066cfa87
+    CHECKED = 0x0e5bc814
 
     @classmethod
     def of(cls, envs, numbers, rows):
-        """Of environments that have been reset and stepped, or None if they must be stepped one by
-        one: if one is no plain GymnasiumPufferEnv, does not return just what Gymnasium's should, or
-        steps in an edited way. numbers: of the environments, for infos and errors; rows: those that
-        step takes, each with the views' arrays."""
+        """Of environments that have been reset and stepped, or None if they must be stepped one by one: if one is no
+        plain GymnasiumPufferEnv, does not return just what Gymnasium's should, or steps in an edited way. numbers: of
+        the environments, for infos and errors; rows: those that step takes, each with the views' arrays."""
         if not all(type(env) is GymnasiumPufferEnv and not env._unchecked and env._modern and env._pair
                    and not vars(env).keys() & set(cls.RESTATED) for env in envs):
             return None
@@ -966,9 +579,8 @@ class GymnasiumTogether:
         self._limits = [env._episode_length + more for env, more in zip(envs, left, strict=True)]
 
     def step(self, row):
-        """Step all with the actions of a row, and write all else there: [(number,
-        info)] of the episodes that ended. Raises ValueError for an observation of
-        another shape than the space's."""
+        """Step all with the actions of a row, and write all else there: [(number, info)] of the episodes that ended.
+        Raises ValueError for an observation of another shape than the space's."""
         if self._start is not None:
             actions = row.actions[:, 0].astype(np.int64)
             if self._start:
@@ -1025,14 +637,14 @@ PARALLEL = ("observations", "rewards", "terminated", "truncated", "infos")
 
 
 def explain(error):
-    """The Fault for an error in this file that an environment's return value caused; None for
+    """The Fault for an error in this file or flat.py that an environment's return value caused; None for
     another error. Only the first step and reset are checked beforehand."""
     frames, trace = [], error.__traceback__
     while trace is not None:
         frames.append(trace.tb_frame)
         trace = trace.tb_next
     inner = next((frame for frame in reversed(frames) if "numpy" not in frame.f_code.co_filename), None)
-    if inner is None or inner.f_code.co_filename != __file__:  # the environment's own
+    if inner is None or inner.f_code.co_filename not in (__file__, flat.__file__):  # the environment's own
         return None
     try:
         for known in (frame.f_locals for frame in reversed(frames)):
@@ -1303,13 +915,13 @@ class PettingZooPufferEnv:
             return
         self._unchecked.discard(call)
         if not isinstance(result, tuple | list) or len(result) != len(names):
-            got = f"{len(result)} values" if isinstance(result, tuple | list) else _describe(result)
+            got = f"{len(result)} values" if isinstance(result, tuple | list) else describe(result)
             raise Fault(f"{self.env}: the first {call}() returned {got}; a parallel environment's "
                         f"returns {len(names)} dicts with an entry for each agent: "
                         f"{', '.join(names)}.")
         if not isinstance(getattr(self.env, "agents", None), Iterable):
             raise Fault(f"{self.env}: after {call}() its `agents` must be the list of those who "
-                        f"are alive, got {_describe(getattr(self.env, 'agents', None))}.")
+                        f"are alive, got {describe(getattr(self.env, 'agents', None))}.")
         self.check_returned(f"the first {call}()", dict(zip(names, result, strict=True)))
 
     def check_returned(self, when, returned):
@@ -1318,7 +930,7 @@ class PettingZooPufferEnv:
         for name, given in returned.items():
             if not isinstance(given, dict):
                 raise Fault(f"{self.env}: the {name} of {when} must be a dict with an entry for "
-                            f"each agent, got {_describe(given)}; {{}} if there is "
+                            f"each agent, got {describe(given)}; {{}} if there is "
                             "nothing to tell.")
             for agent, value in given.items():
                 what = f"{self.env}: in {name} of {when} the entry of {agent}"
@@ -1327,11 +939,11 @@ class PettingZooPufferEnv:
                     check_value(self.env_single_observation_space, value, what)
                 elif name == "rewards" and (np.shape(value) != ()
                                             or np.asarray(value).dtype.kind not in "biuf"):
-                    raise Fault(f"{what} must be a number, got {_describe(value)}.")
+                    raise Fault(f"{what} must be a number, got {describe(value)}.")
                 elif name in ("terminated", "truncated"):
                     check_flag(value, what)
                 elif name == "infos" and not hasattr(value, "keys"):
-                    raise Fault(f"{what} must be a dict, got {_describe(value)}; {{}} if there is "
+                    raise Fault(f"{what} must be a dict, got {describe(value)}; {{}} if there is "
                                 "nothing to tell.")
 
     def reset(self, seed=None, options=None):
@@ -1375,8 +987,8 @@ class PettingZooPufferEnv:
         self._write(view, observations, infos, self.agents)
         if not self._live:
             raise Fault(f"{self.env}: no agent is alive after reset(): its `agents` are "
-                        f"{_describe(self.agents)}, and there are observations of "
-                        f"{_describe(list(observations))}; one at least must be in both.")
+                        f"{describe(self.agents)}, and there are observations of "
+                        f"{describe(list(observations))}; one at least must be in both.")
         return []
 
     def step_into(self, view):
@@ -1423,9 +1035,8 @@ def _parallel(env):
 
 
 def _quickest_parallel(env):
-    """The same parallel environment without the wrappers that check order and actions, which a
-    vectorizer keeps; they are a third of simple_spread's step. Use it for steps only: reset and
-    draw `env` itself."""
+    """The same parallel environment without the wrappers that check order and actions, which a vectorizer keeps; they
+    are a third of simple_spread's step. Use it for steps only: reset and draw `env` itself."""
     conversions = sys.modules.get("pettingzoo.utils.conversions")
     if conversions is None or type(env) is not conversions.aec_to_parallel_wrapper:
         return env
@@ -1442,16 +1053,15 @@ def _quickest_parallel(env):
 
 
 def wrap(env):
-    """An environment as workers.py steps it: PufferEnvs and wrapped ones as they are,
-    Gymnasium's (single, vector, and old Gym's) and PettingZoo's (parallel, AEC) wrapped. Raises
-    TypeError for anything else."""
+    """An environment as workers.py steps it: PufferEnvs and wrapped ones as they are, Gymnasium's (single, vector, and
+    old Gym's) and PettingZoo's (parallel, AEC) wrapped. Raises TypeError for anything else."""
     if hasattr(env, "step_into"):
         return env
     if isinstance(env, gymnasium.vector.VectorEnv):
         return GymnasiumVectorPufferEnv(env)
     inner = getattr(env, "unwrapped", env)
     if hasattr(inner, "num_envs") and hasattr(inner, "single_observation_space"):
-        raise TypeError(f"{_describe(env)} holds {inner.num_envs} environments itself; vec.backend "
+        raise TypeError(f"{describe(env)} holds {inner.num_envs} environments itself; vec.backend "
                         "tensors takes such ones, if their arrays are tensors (for Isaac Lab: "
                         "tensors.IsaacLab).")
     if isinstance(env, gymnasium.Env):
@@ -1460,7 +1070,7 @@ def wrap(env):
         return PettingZooPufferEnv(env)
     if all(hasattr(env, name) for name in ("reset", "step", "observation_space", "action_space")):
         return GymnasiumPufferEnv(env)
-    raise TypeError(f"{_describe(env)} is no environment: expected a PufferEnv, a Gymnasium environment "
+    raise TypeError(f"{describe(env)} is no environment: expected a PufferEnv, a Gymnasium environment "
                     "(observation_space, action_space, reset, step) or a PettingZoo one (possible_agents).")
 
 
@@ -1475,8 +1085,7 @@ def copies(env):
 
 
 def signature(env):
-    """What all environments of a vector have in common: observation space, action
-    space, number of agents."""
+    """What all environments of a vector have in common: observation space, action space, number of agents."""
     own = getattr(env, "env_single_observation_space", env.single_observation_space)
     return own, getattr(env, "env_single_action_space", env.single_action_space), slots(env)
 
@@ -1487,8 +1096,7 @@ def create(creator, args, kwargs, seed):
 
 
 def build(creator, args, kwargs, seed):
-    """Call a creator, with the seed if it has such a parameter; an instance is returned as it
-    is."""
+    """Call a creator, with the seed if it has such a parameter; an instance is returned as it is."""
     if not callable(creator):
         return creator
     try:

@@ -162,10 +162,9 @@ class Envs:
 # What went wrong in an environment, without our frames
 
 
-# Our files that call environments. In the first two only these functions call one; a policy calls
-# others.
+# Our files that call environments. In the first three only these functions call one; a policy calls others.
 OURS = [str(Path(__file__).with_name(f"{name}.py"))
-        for name in ("emulation", "tensors", "environments", "workers")]
+        for name in ("flat", "emulation", "tensors", "environments", "workers")]
 CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks",
          "look", "build", "create", "render", "close")
 
@@ -173,7 +172,7 @@ CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", 
 def own_frames(stack):
     """The frames of an environment's own code in a traceback.StackSummary: those below our last
     call of an environment, without the packages in between. None if the error is in our code."""
-    last = max((i for i, frame in enumerate(stack) if frame.filename in OURS[2:] or
+    last = max((i for i, frame in enumerate(stack) if frame.filename in OURS[3:] or
                 (frame.filename in OURS and frame.name in CALLS)), default=len(stack))
     below = list(itertools.dropwhile(lambda frame: frame.filename in OURS, stack[last + 1 :]))
     if not below:

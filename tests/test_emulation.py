@@ -28,6 +28,7 @@ from emulation import (
     new_rows,
     wrap,
 )
+from flat import encode_text
 
 # --------------------------------------------------------------------------------------------------
 # Spaces
@@ -119,7 +120,7 @@ def test_views_in_numpy_and_torch_hold_the_fields(space, seed):
             for key, name in zip(keys, names, strict=True):
                 part, tensor, original = part[name], tensor[name], original[key]
             if isinstance(leaf, spaces.Text):
-                original = emulation._encode_text(original, leaf.max_length)
+                original = encode_text(original, leaf.max_length)
             if names:
                 part, tensor = part[0], tensor
             np.testing.assert_array_equal(np.reshape(part, np.shape(original)), original)
@@ -317,6 +318,47 @@ def test_action_masks_come_from_the_info():
     assert not wrap(Nested()).has_action_masks
     np.testing.assert_array_equal(drive(Nested(mask=mask), 1)[1][0].action_masks,
                                   history[0].action_masks)
+
+
+class MaskedByMethod(gymnasium.Env):
+    """As sb3-contrib wants it: only the action of the number of the step is allowed."""
+
+    observation_space, action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(4)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert action == self.t
+        self.t += 1
+        return np.zeros(1, np.float32), 1.0, self.t == 3, False, {}
+
+    def action_masks(self):
+        return np.arange(4) == self.t
+
+
+def test_action_masks_come_from_a_method_also_through_wrappers():
+    env = wrap(gymnasium.wrappers.TimeLimit(MaskedByMethod(), 100))
+    rows, seen = new_rows(env, 1), []
+    view = env.views(rows, 0)
+    env.reset_into(view, 3)
+    for _ in range(5):
+        seen.append(rows.action_masks[0].tolist())
+        rows.actions[:] = rows.action_masks.argmax()
+        env.step_into(view)
+    assert seen == np.eye(4, dtype=int)[[0, 1, 2, 0, 1]].tolist()
+
+
+def test_a_mask_that_begins_after_the_reset_is_a_fault():
+    class Late(MaskedByMethod):
+        action_masks = None
+
+        def step(self, action):
+            return *super().step(action)[:4], {"action_mask": np.ones(4)}
+
+    with pytest.raises(ValueError, match=r"reset\(\) gave none"):
+        drive(Late(), 1)
 
 
 @pytest.mark.parametrize(
