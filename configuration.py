@@ -474,6 +474,29 @@ def env_section(name):
     return dataclasses.make_dataclass("Env", fields)
 
 
+def policy_section(name):
+    """The policy section as a dataclass; for a network of one's own also with the keywords of its class that have plain
+    defaults."""
+    if name in POLICIES or not (callable(name) or ".py" in name):
+        return Policy
+    own = environments.plain_defaults(load_attribute("policy.name", name, POLICIES))
+    fields = [(key, type(value), field(default=value, metadata={"help": f"As {named(name)} has it."}))
+              for key, value in own.items() if not hasattr(Policy, key)]
+    return dataclasses.make_dataclass("Policy", fields, bases=(Policy,))
+
+
+def network_name(ini, argv):
+    """policy.name, as the .ini files or the command line have it: on it depends what else can be set."""
+    name = Policy.name
+    for path in (ROOT / "config" / "default.ini", ini):
+        if path.exists():
+            name = parse_ini(path, word="policy").get("policy", "name", fallback=name)
+    for option, following in itertools.zip_longest(argv, argv[1:]):
+        if option.partition("=")[0].replace("_", "-") in ("--policy.name", "--policy-name"):
+            name = option.partition("=")[2] or following or name
+    return name
+
+
 def load_library(name):
     """The compiled environment behind ENV on the command line: a name in ocean/ or the path of a header."""
     try:
@@ -563,7 +586,10 @@ def check_names(args, *sections):
     sections for all but env and train, which are checked where they are used, and for a section that does not exist."""
     outside = [*SECTIONS, "env", "sweep", "env_name", *(f.name for f in dataclasses.fields(Base)), *OF_A_RUN]
     for section in sections or ("base", *(name for name in SECTIONS if name != "train")):
-        known = outside if section == "base" else [f.name for f in dataclasses.fields(SECTIONS[section])]
+        kind = SECTIONS.get(section)
+        if section == "policy":
+            kind = policy_section(args.get(section, {}).get("name", Policy.name))
+        known = outside if section == "base" else [f.name for f in dataclasses.fields(kind)]
         for key in args if section == "base" else args.get(section, {}):
             where = f"args[{key!r}]" if section == "base" else f"{section}.{key}"
             name = translate(section, key, known, where)
@@ -625,10 +651,11 @@ def solved(env_name, path=None):
     return Solved(**found)
 
 
-def resolve(env_name):
-    """(schema, values) before the command line: each section's dataclass, each one's settings."""
+def resolve(env_name, argv=()):
+    """(schema, values) before the command line `argv`: each section's dataclass, each one's settings."""
     env_name, own = find_config(env_name)
     schema = {"base": Base, "env": env_section(env_name), **SECTIONS}
+    schema["policy"] = policy_section(network_name(own, argv))
     values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()} | {"sweep": {}}
     creator = load_creator(env_name)
     if not getattr(creator, "takes_copies", True):
@@ -646,7 +673,7 @@ def load_config(env_name, argv=()):
     argv: command line options, e.g. ["--train.learning-rate", "0.01"]. Raises ConfigError for a setting that does not
     exist or has the wrong type; --help, and what is no option at all, print and exit, as on a command line.
     """
-    schema, values = resolve(env_name)
+    schema, values = resolve(env_name, argv)
     argv, sizes = take_sizes(argv)
     argv = spell_out(schema, argv)
     apply_saved(argv, env_name, schema, values)
@@ -820,6 +847,10 @@ def apply_saved(argv, name, schema, values):
     else:
         settings = None
     if settings is not None:
+        network = named.get("--policy.name", settings.get("policy", {}).get("name", Policy.name))
+        schema["policy"] = policy_section(network)
+        values["policy"] = {key: values["policy"].get(key, default)
+                            for key, default in dataclasses.asdict(schema["policy"]()).items()}
         for section in ("env", "policy", "rnn", *(("vec", "train", "base") if resume else ())):
             own = settings if section == "base" else settings.get(section, {})
             values[section] |= {key: own[key] for key in values[section]
@@ -1161,7 +1192,7 @@ def load_policy(args, vecenv, env_name=""):
                               "it.")
         if name == "board" and kind != "none":
             raise ConfigError(f"rnn.name = {kind}: policy.name board has no recurrent form; set rnn.name none.")
-        policy = make_network(name, env, hidden, encoded, normalize)
+        policy = make_network(args["policy"], env, encoded, normalize)
         if kind != "none":
             wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper, "gru": models.GRUWrapper}[kind]
             policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
@@ -1244,8 +1275,9 @@ def check_finite(weights, masks, path):
                               "--load-model-path best.")
 
 
-def make_network(name, env, hidden, encoded, normalize):
-    """What policy.name stands for, without a recurrent layer of ours."""
+def make_network(settings, env, encoded, normalize):
+    """What policy.name stands for, without a recurrent layer of ours. settings: the policy section."""
+    name, hidden = settings["name"], settings["hidden_size"]
     own = name not in POLICIES
     try:
         if name == "impala":
@@ -1257,12 +1289,14 @@ def make_network(name, env, hidden, encoded, normalize):
         takes = inspect.signature(cls).parameters
         sized = "hidden_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
         options = {"hidden_size": hidden} if sized else {}
+        options |= {f.name: settings.get(f.name, f.default) for f in dataclasses.fields(policy_section(name))
+                    if not hasattr(Policy, f.name)}
         try:
             inspect.signature(cls).bind(env, **options)
         except TypeError as error:
-            raise ConfigError(f"policy.name = {name}: is called with (env{', hidden_size' * sized}), but takes "
+            raise ConfigError(f"policy.name = {name}: is called with ({', '.join(['env', *options])}), but takes "
                               f"{inspect.signature(cls)} ({error}); env has single_observation_space and "
-                              "single_action_space.") from None
+                              "single_action_space. What has a default is a setting, --policy.NAME.") from None
         network = cls(env, **options)
         if not isinstance(network, torch.nn.Module):
             raise ConfigError(f"policy.name = {name}: must make a torch.nn.Module, it made a "

@@ -54,7 +54,7 @@ def load_creator(name):
     return FileCreator(name) if ".py:" in name else None
 
 
-def _plain_defaults(function):
+def plain_defaults(function):
     """{parameter: default} of those defaults that are numbers, flags or words."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -163,7 +163,7 @@ class GymnasiumCreator:
                 entry = getattr(importlib.import_module(module), attribute)
             except gymnasium.error.DependencyNotInstalled as error:
                 raise ImportError(f"{self.name}: {error} (docs/environments.md)") from None
-        settings = _plain_defaults(entry) | {
+        settings = plain_defaults(entry) | {
             k: v for k, v in spec.kwargs.items() if isinstance(v, bool | int | float | str)
         }
         if spec.max_episode_steps is not None:
@@ -263,7 +263,7 @@ class PettingZooCreator:
 
     @property
     def settings(self):
-        return _plain_defaults(getattr(self._module(), "raw_env", None))
+        return plain_defaults(getattr(self._module(), "raw_env", None))
 
     @property
     def picture_settings(self):
@@ -322,7 +322,7 @@ class FileCreator:
 
     @property
     def settings(self):
-        return {name: value for name, value in _plain_defaults(self._callable()).items()
+        return {name: value for name, value in plain_defaults(self._callable()).items()
                 if name != "buf"}
 
     @property
@@ -426,7 +426,7 @@ class FamilyCreator:
         self.name = name
         self.family, _, self.member = name.partition("/")
         self._make = FAMILIES[self.family]
-        self.settings, self.picture_settings = _plain_defaults(self._make), _picture_settings(self._make)
+        self.settings, self.picture_settings = plain_defaults(self._make), _picture_settings(self._make)
         self.gives_tensors = getattr(self._make, "gives_tensors", False)
         # False, so vec.num_envs is 1 unless it is set: these make num_envs environments themselves,
         # or (retro) a process can hold only one.

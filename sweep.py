@@ -651,7 +651,7 @@ def searched_settings(env_name, given, options=()):
         return given or {}
     import configuration
 
-    schema = configuration.resolve(env_name)[0]
+    schema = configuration.resolve(env_name, options)[0]
     fixed, args = fixed_settings(schema, options), configuration.load_config(env_name, list(options))
     if given is None:
         given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
@@ -1486,7 +1486,7 @@ def sweep_command(env_name, argv):
     space = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
     for name, fields in space_options.items():
         space.setdefault(name, {}).update(fields)
-    fixed = fixed_settings(configuration.resolve(env_name)[0], options)
+    fixed = fixed_settings(configuration.resolve(env_name, options)[0], options)
     for name in [name for name in space if name in fixed]:
         print(f"{name} is given, so it is not searched")
     limit = settings.max_suggestion_cost

@@ -18,6 +18,7 @@ import kernels
 import models
 import pictures
 import pufferl
+import sweep
 
 # here fused is on a CPU
 both = pytest.mark.parametrize("engine", [compiled, fused], ids=["compiled", "fused"])
@@ -527,12 +528,10 @@ def nothing(env):
 ])
 def test_a_network_that_cannot_be_used_is_named_in_a_line(tmp_path, name, options, text):
     (tmp_path / "wrong.py").write_text(WRONG)
-    args = pufferl.load_config("cartpole", ["--env.num-envs", "64", "--data-dir", str(tmp_path),
-                                            "--policy.name",
-                                            f"{tmp_path}/wrong.py" + f":{name}" * bool(name),
-                                            *options])
     with pytest.raises((configuration.ConfigError, models.NetworkFault), match=text) as error:
-        pufferl.train("cartpole", args)
+        pufferl.train("cartpole", pufferl.load_config("cartpole", [
+            "--env.num-envs", "64", "--data-dir", str(tmp_path), "--policy.name",
+            f"{tmp_path}/wrong.py" + f":{name}" * bool(name), *options]))
     assert configuration.error_text(error.value) == str(error.value)
 
 
@@ -547,3 +546,43 @@ def test_logits_are_held_to_the_actions():
     with pytest.raises(models.NetworkFault,
                        match=r"returns logits, which are for choices; .* want 4 continuous"):
         models.check_logits(None, outputs, None, None, 4)
+
+
+DEEP = """
+import torch
+class Deep(torch.nn.Module):
+    def __init__(self, env, hidden_size=16, depth=1, rate=0.5, bias=True, what="relu", device=None):
+        super().__init__()
+        self.said, size = (depth, rate, bias, what), env.single_observation_space.shape[0]
+        sizes = [size] + [hidden_size] * depth
+        self.body = torch.nn.Sequential(*(torch.nn.Linear(a, b, bias=bias) for a, b in zip(sizes, sizes[1:])))
+        self.head = torch.nn.Linear(hidden_size, env.single_action_space.n + 1)
+    def forward(self, observations):
+        y = self.head(self.body(observations.flatten(1)).relu())
+        return y[..., :-1], y[..., -1:]
+"""
+
+
+def test_keywords_of_a_network_of_ones_own_are_settings(tmp_path):
+    (tmp_path / "net.py").write_text(DEEP)
+    name = f"{tmp_path}/net.py:Deep"
+    options = ["--policy.name", name, "--policy.depth", "3", "--policy.bias", "false", "--policy.hidden_size=8"]
+    args = configuration.load_config("cartpole", [
+        *options, "--train.total-timesteps", "2048", "--train.minibatch-size", "512", "--env.num-envs", "16",
+        "--data-dir", str(tmp_path / "runs")])
+    trainer = pufferl.train("cartpole", args)
+    assert trainer.policy.said == (3, 0.5, False, "relu") and trainer.policy.body[2].in_features == 8
+    loaded = configuration.load_config("cartpole", ["--load-model-path", str(trainer.run_folder)])
+    assert {key: loaded["policy"][key] for key in ("name", "depth", "bias")} == {
+        "name": name, "depth": 3, "bias": False}
+    resumed = pufferl.train("cartpole", configuration.load_config(
+        "cartpole", ["--resume", str(trainer.run_folder), "--train.total-timesteps", "4096"]))
+    assert resumed.policy.said == (3, 0.5, False, "relu") and resumed.global_step == 4096
+    space = sweep.searched_settings("cartpole", {"policy.depth": {
+        "distribution": "int_uniform", "min": 1, "max": 4, "mean": 2, "scale": "auto"}}, options[:2])
+    assert list(space) == ["policy.depth"]
+    for wrong in (["--policy.dept", "3"], ["--policy.device", "cpu"], ["--policy.depth", "many"]):
+        with pytest.raises(configuration.ConfigError, match="depth"):
+            configuration.load_config("cartpole", [*options, *wrong])
+    with pytest.raises(configuration.ConfigError, match="no such setting"):
+        configuration.load_config("cartpole", ["--policy.depth", "3"])
