@@ -140,15 +140,16 @@ def shipped(name):
 
 
 def changes(saved):
-    """{setting: value} of those that differ from the shipped ones; None if these are unknown.
-    "auto" equals the number that it chose, and 1 in vec.num_envs; a resumed run, or a script's, does not know who chose
-    it."""
+    """{setting: value} of those that differ from the shipped ones, or that only a network of one's own has; None if the
+    shipped ones are unknown. "auto" equals the number that it chose, and 1 in vec.num_envs; a resumed run, or a
+    script's, does not know who chose it."""
     ours = shipped(saved.get("config_name", saved["env_name"]))
     chosen = {"vec.num_envs", "policy.squash", *saved.get("auto", {})}
     if ours is None:
         return None
-    return {key: value for key, value in settings_of(saved).items() if key in ours and ours[key] != value
-            and not (ours[key] == "auto" and (key in chosen or saved.get("resume") or "auto" not in saved))}
+    return {key: value for key, value in settings_of(saved).items()
+            if (key in ours or key.startswith("policy.")) and ours.get(key, ...) != value
+            and not (ours.get(key) == "auto" and (key in chosen or saved.get("resume") or "auto" not in saved))}
 
 
 def listed(settings):

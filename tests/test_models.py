@@ -1,6 +1,7 @@
 """The networks: the fused default policy against its torch form, the wrappers,
 resets and dead steps."""
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from conftest import slow_but
 import compiled
 import configuration
 import fused
+import history
 import kernels
 import models
 import pictures
@@ -572,6 +574,8 @@ def test_keywords_of_a_network_of_ones_own_are_settings(tmp_path):
         "--data-dir", str(tmp_path / "runs")])
     trainer = pufferl.train("cartpole", args)
     assert trainer.policy.said == (3, 0.5, False, "relu") and trainer.policy.body[2].in_features == 8
+    changed = history.changes(json.loads((trainer.run_folder / "config.json").read_text()))
+    assert changed["policy.depth"] == 3 and changed["policy.what"] == "relu" and "policy.squash" not in changed
     loaded = configuration.load_config("cartpole", ["--load-model-path", str(trainer.run_folder)])
     assert {key: loaded["policy"][key] for key in ("name", "depth", "bias")} == {
         "name": name, "depth": 3, "bias": False}
