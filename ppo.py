@@ -15,7 +15,7 @@ the same ones, so it draws the same numbers.
 Everything is time-major: T steps (the horizon) of N agents are arrays (T, N, ...). An agent's T
 steps are a segment. Minibatches are made of whole segments, so that a network with memory sees time
 in order. (One without may learn from single steps in pufferl.py: `--train.draw steps`.) A discrete
-action has one or more heads (choices made at once); a continuous one has dims ( numbers). `storage`
+action has one or more heads (choices made at once); a continuous one has dims (numbers). `storage`
 holds a rollout:
 
     observations (T+1, N, ...)     what the policy sees at t; row T is row 0 of the next rollout
