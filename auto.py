@@ -70,6 +70,11 @@ def agents_in_python(steps, discrete):
     return wanted * power_of_two(steps / (1000 * BATCH), 1, 64 // wanted)
 
 
+def drawn_steps(train):
+    """How many steps of one agent train.draw draws at once."""
+    return 1 if train["draw"] == "steps" else train["horizon"]
+
+
 def decide(train, facts):
     """{setting: (value, reason)} of the settings that are "auto" in the train section `train`, a dict. They are
     chosen to fit the settings that have a value there; the reason is None if one of these leaves no choice."""
@@ -84,7 +89,9 @@ def decide(train, facts):
         value = power_of_two(facts.steps / (EPOCHS * facts.agents), 16 if facts.agents > 256 else 32,
                              LONGEST_HORIZON[facts.discrete])
         size = c["minibatch_size"]
-        if size != "auto":  # it must be made of whole segments, and not be larger than an epoch
+        if size != "auto" and c["draw"] == "steps":  # it must not be larger than an epoch
+            value = max(value, -(-size // facts.agents))
+        elif size != "auto":  # nor that, and it must be made of whole segments
             divisors = [n for n in range(1, size + 1) if size % n == 0 and n * facts.agents >= size]
             value = min(divisors, key=lambda n: abs(math.log(n / value)))
         epochs = facts.steps / (value * facts.agents)
@@ -105,7 +112,7 @@ def decide(train, facts):
     def minibatch_size():
         batch = facts.agents * c["horizon"]
         size = power_of_two(min(facts.steps * c["replay_ratio"] / UPDATES, batch / 4), min(512, batch), 8192)
-        size = max(c["horizon"], size // c["horizon"] * c["horizon"])
+        size = max(drawn_steps(c), size // drawn_steps(c) * drawn_steps(c))
         updates = facts.steps * c["replay_ratio"] / size
         each = float(f"{batch * c['replay_ratio'] / size:.3g}")
         return size, f"{each:g} update{'s' * (each != 1)} an epoch, {updates:,.0f} in all"

@@ -42,7 +42,7 @@ import ranks
 import tensors
 import vector
 import workers
-from auto import agents_in_c, agents_in_python, decide, facts_of, plural, wants_normalising
+from auto import agents_in_c, agents_in_python, decide, drawn_steps, facts_of, plural, wants_normalising
 
 ROOT = Path(__file__).resolve().parent
 
@@ -160,10 +160,11 @@ class Train:
     horizon: int | Auto = "auto"
     """Steps of one rollout; an agent's steps in it are one segment."""
     minibatch_size: int | Auto = "auto"
-    """Steps of one update, whole segments (see draw), divided among the ranks if there are several."""
+    """Steps of one update, a multiple of horizon if draw is segments, divided among the ranks if there are several."""
     draw: Literal["segments", "steps"] = "segments"
-    """segments: whole rollouts of agents, whose advantages are computed anew after the minibatch. steps: single steps,
-    for a network without memory; advantages stay as the rollout left them, as in CleanRL and Stable-Baselines3."""
+    """What a minibatch is made of. segments: whole rollouts of agents, whose advantages are computed anew after each
+    minibatch. steps: single steps, for a network without memory; advantages stay as the rollout left them, as in
+    CleanRL and Stable-Baselines3, so V-trace has nothing to correct."""
     max_minibatch_size: int | None = None
     """Steps that go through the network at once (on a CPU: a custom network); gradients add up (default: on a GPU
     the whole; on a CPU parts that its caches may hold, or the whole if train.loss or a batch norm needs it)."""
@@ -337,7 +338,7 @@ RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", 
 OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch", "turn")
 
 # What a run did, if its file is so old that it lacks these settings.
-OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None}
+OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None, "draw": "segments"}
 
 
 class ConfigError(ValueError):
@@ -485,16 +486,20 @@ def policy_section(name):
     return dataclasses.make_dataclass("Policy", fields, bases=(Policy,))
 
 
-def network_name(ini, argv):
-    """policy.name, as the .ini files or the command line have it: on it depends what else can be set."""
-    name = Policy.name
-    for path in (ROOT / "config" / "default.ini", ini):
-        if path.exists():
-            name = parse_ini(path, word="policy").get("policy", "name", fallback=name)
-    for option, following in itertools.zip_longest(argv, argv[1:]):
-        if option.partition("=")[0].replace("_", "-") in ("--policy.name", "--policy-name"):
-            name = option.partition("=")[2] or following or name
-    return name
+def take_network(schema, values, name):
+    """Let the policy section be that of the network `name`; settings that it does not have go."""
+    schema["policy"] = policy_section(name)
+    values["policy"] = {key: values["policy"].get(key, default)
+                        for key, default in dataclasses.asdict(schema["policy"]()).items()}
+
+
+def typed(argv, *options):
+    """What a command line gives one of these options, which have a value; None if it gives nothing."""
+    for word, following in reversed([*itertools.pairwise([*argv, ""])]):  # the last one counts
+        option, equals, value = word.partition("=")
+        if option.replace("_", "-") in options:
+            return None if (found := value if equals else following) in ("", "None", "none") else found
+    return None
 
 
 def load_library(name):
@@ -654,15 +659,19 @@ def solved(env_name, path=None):
 def resolve(env_name, argv=()):
     """(schema, values) before the command line `argv`: each section's dataclass, each one's settings."""
     env_name, own = find_config(env_name)
+    files = [path for path in (ROOT / "config" / "default.ini", own) if path.exists()]
+    names = [parse_ini(path, word="policy").get("policy", "name", fallback=None) for path in files]
     schema = {"base": Base, "env": env_section(env_name), **SECTIONS}
-    schema["policy"] = policy_section(network_name(own, argv))
+    schema["policy"] = policy_section(next(filter(None, reversed(names)), Policy.name))
     values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()} | {"sweep": {}}
     creator = load_creator(env_name)
     if not getattr(creator, "takes_copies", True):
         values["vec"]["num_envs"] = 1
-    for path in (ROOT / "config" / "default.ini", own):
-        if path.exists():
-            read_ini(path, schema, values)
+    for path in files:
+        read_ini(path, schema, values)
+    saved = saved_settings(argv, env_name, schema, values) or {}
+    take_network(schema, values, typed(argv, "--policy.name", "--policy-name")
+                 or saved.get("policy", {}).get("name", values["policy"]["name"]))
     return schema, values
 
 
@@ -824,39 +833,40 @@ def apply_saved(argv, name, schema, values):
     """Put the settings that a run was started with over `values`, if the command line names one: all of them for
     --resume, those of the environment and the network for --load-model-path and --baseline."""
     env_name, ini = find_config(name)
-    named = dict(itertools.pairwise(argv)) | dict(option.split("=", 1) for option in argv if "=" in option)
-    named = {name: value for name, value in named.items() if value != "None"}
-    resume = named.get("--resume")
-    path = resume or named.get("--load-model-path")
-    if named.get("--baseline") == "True" and not resume:
+    resume = typed(argv, "--resume")
+    settings = saved_settings(argv, name, schema, values)
+    if typed(argv, "--baseline") == "True" and not resume:
         settings = read_baseline(env_name)[1]
         for key, value in settings["env"].items() if ini.stem != Path(env_name).stem else ():
             if values["env"].get(key) != value:
                 raise ConfigError(f"--baseline: the policy that ships with {env_name} was trained with env.{key} = "
                                   f"{value}, {ini.name} has {values['env'].get(key)}. Train one for it, or take "
                                   f"{env_name}.")
-    elif path is not None:
-        holding = "trainer_state.pt" if resume else "best_*.pt" if path == "best" else "model_*.pt"
-        folder = find_run(path, named.get("--data-dir", values["base"]["data_dir"]), name, holding)
-        saved = (folder if folder.is_dir() else folder.parent) / "config.json"
-        settings = read_settings(saved, schema) if saved.exists() else None
-        if resume and settings is not None and not same_environment(settings.get("env_name", env_name), env_name):
-            raise ConfigError(f"--resume {folder}: this is a run of {settings['env_name']}, and would go on as one of "
-                              f"{env_name}. Name that environment, or take its weights alone: --load-model-path "
-                              f"{folder if folder.is_dir() else folder.parent}.")
-    else:
-        settings = None
+        take_network(schema, values, settings["policy"]["name"])
+    elif resume and settings is not None and not same_environment(settings.get("env_name", env_name), env_name):
+        folder = settings["folder"]
+        raise ConfigError(f"--resume {folder}: this is a run of {settings['env_name']}, and would go on as one of "
+                          f"{env_name}. Name that environment, or take its weights alone: --load-model-path {folder}.")
     if settings is not None:
-        network = named.get("--policy.name", settings.get("policy", {}).get("name", Policy.name))
-        schema["policy"] = policy_section(network)
-        values["policy"] = {key: values["policy"].get(key, default)
-                            for key, default in dataclasses.asdict(schema["policy"]()).items()}
         for section in ("env", "policy", "rnn", *(("vec", "train", "base") if resume else ())):
             own = settings if section == "base" else settings.get(section, {})
             values[section] |= {key: own[key] for key in values[section]
                                 if key in own and (section != "base" or key not in RUN_SETTINGS)}
         if resume:  # an old run's file may lack these, because they did not exist yet
             values["train"] |= {key: value for key, value in OFF.items() if key not in settings.get("train", {})}
+
+
+def saved_settings(argv, name, schema, values):
+    """The settings of the run that a command line resumes or takes weights from, and its "folder"; None without one."""
+    resume = typed(argv, "--resume")
+    path = resume or typed(argv, "--load-model-path")
+    if path is None:
+        return None
+    holding = "trainer_state.pt" if resume else "best_*.pt" if path == "best" else "model_*.pt"
+    folder = find_run(path, typed(argv, "--data-dir") or values["base"]["data_dir"], name, holding)
+    folder = folder if folder.is_dir() else folder.parent
+    saved = folder / "config.json"
+    return {**read_settings(saved, schema), "folder": folder} if saved.exists() else None
 
 
 def same_environment(one, other):
@@ -1096,21 +1106,16 @@ BOUNDS = (  # settings of the train section, what they must be, and that in word
 
 
 def check_minibatches(c, agents, ranks, need):
-    """Whether minibatches of whole segments can be drawn from an epoch's batch."""
+    """ConfigError, by check_train's `need`, if minibatches cannot be drawn from an epoch's batch."""
     span, batch = drawn_steps(c), agents * c["horizon"]
-    need(c["minibatch_size"] % span == 0, "minibatch_size",
-         f"must be a multiple of train.horizon = {span}, whole segments are drawn")
+    whole = f"must be a multiple of train.horizon = {span}" if c["draw"] == "segments" else "must be 1 or more"
+    need(c["minibatch_size"] % span == 0, "minibatch_size", f"{whole}, whole segments are drawn")
     need(c["minibatch_size"] <= batch, "minibatch_size", f"is more than one epoch's batch, {agents} agents × horizon "
          f"{c['horizon']} = {batch}; take a smaller one or more agents (vec.total_agents)")
     need(c["minibatch_size"] >= span * ranks, "minibatch_size",
          f"gives not one segment of {plural(span, 'step')} to each of {ranks} ranks; take a larger one")
     if (most := c["max_minibatch_size"]) is not None:
-        need(most >= span and most % span == 0, "max_minibatch_size", f"must be a multiple of train.horizon = {span}")
-
-
-def drawn_steps(train):
-    """How many steps of one agent train.draw draws at once."""
-    return 1 if train["draw"] == "steps" else train["horizon"]
+        need(most >= span and most % span == 0, "max_minibatch_size", whole)
 
 
 def own_optimizer(train):
@@ -1289,8 +1294,7 @@ def make_network(settings, env, encoded, normalize):
         takes = inspect.signature(cls).parameters
         sized = "hidden_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
         options = {"hidden_size": hidden} if sized else {}
-        options |= {f.name: settings.get(f.name, f.default) for f in dataclasses.fields(policy_section(name))
-                    if not hasattr(Policy, f.name)}
+        options |= {key: value for key, value in settings.items() if not hasattr(Policy, key)}
         try:
             inspect.signature(cls).bind(env, **options)
         except TypeError as error:

@@ -292,37 +292,16 @@ def gymnasium_form(env):
                     "it is made: self.observation_space = gymnasium.spaces.Box(...) in __init__, say.")
     parameters = inspect.signature(env.reset).parameters.values()
     takes_seed = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
-    formed = env if isinstance(env, gymnasium.Env) and takes_seed else OldGym(env)
-    return formed if mask_method(env) is None else MaskMethod(formed)
+    return env if isinstance(env, gymnasium.Env) and takes_seed else OldGym(env)
 
 
 def mask_method(env):
     """The method `action_masks` of an environment, or of one within its wrappers; None if there is none."""
-    while env is not None and not isinstance(env, MaskMethod):
+    while env is not None:
         if callable(method := getattr(env, "action_masks", None)):
             return method
         env = getattr(env, "env", None)
     return None
-
-
-class MaskMethod(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
-    """What a method `action_masks()` gives, sb3-contrib's convention, put where Gymnasium's masks are: in the info."""
-
-    def __init__(self, env):
-        gymnasium.utils.RecordConstructorArgs.__init__(self)
-        super().__init__(env)
-        self.ask = mask_method(env)
-
-    def reset(self, **options):
-        result = self.env.reset(**options)
-        pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-        observation, info = result if pair else (result, {})
-        return observation, {"action_mask": self.ask(), **info}
-
-    def step(self, action):
-        *rest, info = _modern_step(self.env.step(action), self.env)
-        check_info(info, f"{self.env}.step")
-        return *rest, {"action_mask": self.ask(), **info}
 
 
 def _create(env, env_creator, env_args, env_kwargs):
@@ -361,7 +340,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._modern = self._pair = False  # whether step, reset return exactly what Gymnasium asks for
         self._unchecked = {"reset", "step"}
         self._episode_return, self._episode_length, self._over = 0.0, 0, True
-        self._mask_needed = None
+        self._mask_needed, self._ask = None, mask_method(self.env)
 
     @property
     def emulated(self):
@@ -372,9 +351,14 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
     def has_action_masks(self):
         """Whether the environment gives action masks; the first question costs one reset."""
         if self._mask_needed is None:
-            observation, info = self._reset_env(0, None)  # old Gym's may draw from nothing until they get a seed
-            self._mask_needed = find_mask(observation, info) is not None
+            self._reset_env(0, None)  # old Gym's may draw from nothing until they get a seed
         return self._mask_needed
+
+    def _mask(self, observation, info):
+        """The action mask that goes with an observation; None if there is none. A method is asked only here, so never
+        after an episode's last step."""
+        mask = find_mask(observation, info)
+        return self._ask() if mask is None and self._ask is not None else mask
 
     def _reset_env(self, seed, options):
         # Without options the call is one that old and hand-made environments know too.
@@ -387,6 +371,8 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         if self._unchecked:
             self._check("reset", result[0], 0.0, False, False)
         self._episode_return, self._episode_length, self._over = 0.0, 0, False
+        if self._mask_needed is None:
+            self._mask_needed = self._mask(*result) is not None
         return result
 
     def _step_env(self, row):
@@ -459,7 +445,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         observation, info = self._reset_env(seed, None)
         self._write(observations, i, observation)
         if masks is not None:
-            self._action.write_mask(masks[i], find_mask(observation, info))
+            self._action.write_mask(masks[i], self._mask(observation, info))
         return []
 
     def step_into(self, view):
@@ -474,7 +460,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
             return [numeric_scalars(info)]
         self._write(observations, i, observation)
         if masks is not None:
-            self._action.write_mask(masks[i], find_mask(observation, info))
+            self._action.write_mask(masks[i], self._mask(observation, info))
         return ()
 
 
@@ -541,7 +527,7 @@ class GymnasiumTogether:
     """
 
     RESTATED = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write")
-    CHECKED = 0x0e5bc814
+    CHECKED = 0x7db788f0
 
     @classmethod
     def of(cls, envs, numbers, rows):
@@ -628,7 +614,7 @@ class GymnasiumTogether:
                 raise
         if row.action_masks is not None:
             for env, target, observation, info in zip(self._envs, row.action_masks, seen, infos, strict=True):
-                env._action.write_mask(target, find_mask(observation, info))
+                env._action.write_mask(target, env._mask(observation, info))
         return ended
 
 

@@ -32,7 +32,8 @@ import models
 import products
 import ranks
 from arena import clock
-from configuration import ConfigError, drawn_steps, load_attribute, named
+from auto import drawn_steps
+from configuration import ConfigError, load_attribute, named
 
 # Operations of a pass through the network above which threads share each matrix product.
 WORTH_THREADS = 1e8

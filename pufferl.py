@@ -68,7 +68,7 @@ import ranks
 import runs
 import signs
 from arena import clock, compiling
-from auto import decide, facts_of, plural
+from auto import decide, drawn_steps, facts_of, plural
 from configuration import (  # load_* for scripts
     EXPECTED,
     ConfigError,
@@ -76,7 +76,6 @@ from configuration import (  # load_* for scripts
     check_names,
     check_sizes,
     check_train,
-    drawn_steps,
     error_text,
     find_run,
     load_attribute,
@@ -127,9 +126,9 @@ class PuffeRL:
         self.vecenv, self.policy = vecenv, policy
         self.logger = logger if logger is not None and self.ranks.rank == 0 else NoLogger()
         self.env_name = Path(c["env"]).stem
-        self.horizon, self.num_agents = c["horizon"], vecenv.num_agents
+        self.horizon, self.num_agents, self.span = c["horizon"], vecenv.num_agents, drawn_steps(c)
         self.batch_size = self.horizon * sum(agents)
-        drawn = c["minibatch_size"] // drawn_steps(c)
+        drawn = c["minibatch_size"] // self.span
         self._first_segment = drawn * self.ranks.rank // self.ranks.count
         self.segments = drawn * (self.ranks.rank + 1) // self.ranks.count - self._first_segment
         self.epoch, self._rollouts, self._override_lr, self._steps_before = 0, 0, None, 0
@@ -163,7 +162,7 @@ class PuffeRL:
                             ("found_inf", ()), *((("rewards", (T, N)),) if c["norm_reward"] else ())):
             arena.register(name, shape)
         for name in ("masses", "cumulative"):
-            arena.register(name, (N * T // drawn_steps(c),), torch.float64)
+            arena.register(name, (N * T // self.span,), torch.float64)
         arena.register("moments", (3,), torch.float64)
         arena.register("index", (M,), torch.int64)
         # These change with the epoch or minibatch, and a captured graph reads memory only.
@@ -174,7 +173,7 @@ class PuffeRL:
         self.engine.bind()
         self.ranks.device = arena.memory.device
 
-        # (T or T + 1, N, ...); what environments write; what is learnt from, a column for each segment
+        # What the policy sees and does, (T or T + 1, N, ...); what environments write; what is drawn from (engines.py).
         self.storage, self.host, self.columns = self.engine.storage, self.engine.host, self.engine.columns
         self.logprobs, self.values, self.bootstraps = arena["logprobs"], arena["values"], arena["bootstraps"]
         self.new_values, self.new_ratios, self.sums = arena["new_values"], arena["new_ratios"], arena["sums"]
@@ -227,7 +226,7 @@ class PuffeRL:
 
     @out_of_memory("train.max_minibatch_size (of a network of your own), train.minibatch_size or policy.hidden_size")
     def train(self):
-        """Learn from the last rollout: replay_ratio · batch_size steps in minibatches of segments.
+        """Learn from the last rollout: replay_ratio · batch_size steps in minibatches of segments or single steps.
 
         Returns the means over the valid steps of its minibatches: policy_loss, value_loss, entropy, approx_kl,
         clipfrac, explained_variance, old_approx_kl, importance, grad_norm, learning_rate. Logs if that is due.
@@ -291,7 +290,7 @@ class PuffeRL:
 
     def _advantages(self, index=None):
         """Advantages and priorities of all segments, or of those in `index`. A segment's depend on
-        that segment alone, so after a minibatch only those that were drawn have new ones."""
+        that segment alone, so after a minibatch of segments only these have new ones."""
         c, s = self.config, self.storage
         kernels.advantage(
             self.values, self.rewards, s["terminals"], s["truncations"], self.bootstraps, self.ratios, s["valid"],
@@ -319,10 +318,10 @@ class PuffeRL:
     def _write_back(self):
         """The drawn segments' new values and ratios, and what follows from them; nothing of single steps."""
         if self.config["draw"] == "steps":
-            self.counter[1] += 1
-            return
-        kernels.write_back(self.index, self.new_values, self.new_ratios, self.counter, self.values, self.ratios)
-        self._advantages(self.index)
+            self.counter[1:].add_(1)
+        else:
+            kernels.write_back(self.index, self.new_values, self.new_ratios, self.counter, self.values, self.ratios)
+            self._advantages(self.index)
 
     def _merge_observations(self):
         """Add the rollout's observations to the moments that normalise those of the next."""

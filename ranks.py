@@ -243,7 +243,7 @@ class Ranks:
         for tensor in (*trainer.policy.parameters(), *trainer.policy.buffers()):
             self.broadcast(tensor)
         if self.rank == 0:
-            drawn = trainer.segments * (trainer.horizon if c["draw"] == "segments" else 1)
+            drawn = trainer.segments * trainer.span
             print(f"{self.count} ranks on {self.machines} machine{'s' * (self.machines > 1)}. "
                   f"Each (vec, env): {vecenv.num_envs:,} environments, {trainer.num_agents:,} "
                   f"agents, threads: {vecenv.num_threads}.\n"

@@ -162,7 +162,8 @@ class Envs:
 # What went wrong in an environment, without our frames
 
 
-# Our files that call environments. In the first three only these functions call one; a policy calls others.
+# Our files between a worker and an environment. In the first three only these functions call one; a policy calls
+# others.
 OURS = [str(Path(__file__).with_name(f"{name}.py"))
         for name in ("flat", "emulation", "tensors", "environments", "workers")]
 CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks",

@@ -89,6 +89,9 @@ def test_what_is_set_stays_and_the_rest_fits_it():
     chosen = decide(train, Facts(64, 300_000, True, [BOX]))
     assert "horizon" not in chosen and "learning_rate" not in chosen
     assert chosen["minibatch_size"][0] % 50 == 0 and chosen["target_kl"] == (None, None)
+    for size, horizon in ((127, 64), (2000, 125)):  # single steps need no whole segments, but an epoch as large
+        train = dataclasses.asdict(configuration.Train(minibatch_size=size, draw="steps"))
+        assert decide(train, Facts(16, 100_000, True, [BOX]))["horizon"][0] == horizon
 
 
 @pytest.mark.parametrize(("space", "expected"), [

@@ -335,6 +335,7 @@ class MaskedByMethod(gymnasium.Env):
         return np.zeros(1, np.float32), 1.0, self.t == 3, False, {}
 
     def action_masks(self):
+        assert self.t < 3, "asked after the last step"
         return np.arange(4) == self.t
 
 
@@ -350,15 +351,19 @@ def test_action_masks_come_from_a_method_also_through_wrappers():
     assert seen == np.eye(4, dtype=int)[[0, 1, 2, 0, 1]].tolist()
 
 
-def test_a_mask_that_begins_after_the_reset_is_a_fault():
-    class Late(MaskedByMethod):
-        action_masks = None
+class LateMask(MaskedByMethod):
+    action_masks = None
 
-        def step(self, action):
-            return *super().step(action)[:4], {"action_mask": np.ones(4)}
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {"action_mask": np.ones(4)}
 
-    with pytest.raises(ValueError, match=r"reset\(\) gave none"):
-        drive(Late(), 1)
+
+@pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
+def test_a_mask_that_begins_after_the_reset_is_a_fault(backend):
+    with (pytest.raises((ValueError, vector.WorkerError), match=r"reset\(\) gave none"),
+          vector.make(lambda **_: LateMask(), num_envs=2, backend=backend) as vecenv):
+        vecenv.reset()
+        vecenv.step(np.zeros((2, 1), np.int32))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ resets and dead steps."""
 
 import json
 import math
+import shutil
 from types import SimpleNamespace
 
 import gymnasium
@@ -577,8 +578,18 @@ def test_keywords_of_a_network_of_ones_own_are_settings(tmp_path):
     changed = history.changes(json.loads((trainer.run_folder / "config.json").read_text()))
     assert changed["policy.depth"] == 3 and changed["policy.what"] == "relu" and "policy.squash" not in changed
     loaded = configuration.load_config("cartpole", ["--load-model-path", str(trainer.run_folder)])
+    again = configuration.load_config("cartpole", [f"--load_model_path={trainer.run_folder}", "--policy.depth", "2"])
+    assert again["policy"]["depth"] == 2 and again["policy"]["hidden_size"] == 8
     assert {key: loaded["policy"][key] for key in ("name", "depth", "bias")} == {
         "name": name, "depth": 3, "bias": False}
+    file = trainer.run_folder / "config.json"
+    saved = json.loads(file.read_text())
+    assert saved["train"].pop("draw") == "segments"  # a run from before there was that setting, and an .ini of after it
+    file.write_text(json.dumps(saved))
+    values = configuration.resolve("cartpole")
+    values[1]["train"]["draw"] = "steps"
+    configuration.apply_saved(["--resume", str(trainer.run_folder)], "cartpole", *values)
+    assert values[1]["train"]["draw"] == "segments"
     resumed = pufferl.train("cartpole", configuration.load_config(
         "cartpole", ["--resume", str(trainer.run_folder), "--train.total-timesteps", "4096"]))
     assert resumed.policy.said == (3, 0.5, False, "relu") and resumed.global_step == 4096
@@ -590,3 +601,15 @@ def test_keywords_of_a_network_of_ones_own_are_settings(tmp_path):
             configuration.load_config("cartpole", [*options, *wrong])
     with pytest.raises(configuration.ConfigError, match="no such setting"):
         configuration.load_config("cartpole", ["--policy.depth", "3"])
+
+
+def test_another_network_than_that_of_an_ini(tmp_path, monkeypatch):
+    """What only the .ini's own network has goes; what both have stays."""
+    (tmp_path / "net.py").write_text(DEEP)
+    shutil.copytree(configuration.ROOT / "config", tmp_path / "config")
+    ini = tmp_path / "config/cartpole.ini"
+    ini.write_text(ini.read_text().replace("name = default\n", f"name = {tmp_path}/net.py:Deep\ndepth = 2\n"))
+    monkeypatch.setattr(configuration, "ROOT", tmp_path)
+    assert configuration.load_config("cartpole")["policy"]["depth"] == 2
+    plain = configuration.load_config("cartpole", ["--policy.name", "default"])["policy"]
+    assert "depth" not in plain and plain["name"] == "default"

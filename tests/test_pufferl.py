@@ -399,6 +399,22 @@ def test_state_is_carried_over_or_begins_at_zero(tmp_path, state, carried):
     trainer.release()
 
 
+@pytest.mark.parametrize("parts", [{"max_minibatch_size": 12}, {"num_threads": 1}, {"loss": lambda minibatch: (
+    minibatch.values - minibatch.old_values).square().mean() * 0 + minibatch.observations.shape[0] - 1}])
+def test_single_steps_in_parts_give_the_same(tmp_path, parts):
+    """By two threads, one after the other, or with a loss of one's own, which sees T = 1 and adds nothing here."""
+    weights = []
+    for options in ({}, parts):
+        trainer = make_trainer(tmp_path, policy=Tanh, draw="steps", minibatch_size=60, **options)
+        if not options:
+            trainer.engine._set_learners(2)
+            trainer.engine._start_pool()
+        weights.append(run_epochs(trainer, 2))
+        trainer.release()
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, atol=1e-5, rtol=1e-4)
+
+
 def test_adam_is_torchs(tmp_path):
     settings = {"momentum": 0.8, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.1}
     trainer = make_trainer(tmp_path, optimizer="adam", max_grad_norm=0.05,

@@ -95,6 +95,11 @@ def squashed(env):
     return policy
 
 
+def test_a_value_whose_error_shrinks_is_only_behind():
+    late = change_metrics(losses__explained_variance=lambda n: -0.5, losses__value_loss=lambda n: 1.0 + 1 / n)
+    assert "value_knows_nothing" not in said(meddle=late)
+
+
 FAILURES = {
     "one_update": {"minibatch_size": 256, "replay_ratio": 1},
     "nothing_moves": {"learning_rate": 1e-9},
