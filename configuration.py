@@ -754,7 +754,8 @@ def spell_out(schema, argv):
         name, equals, value = option.partition("=") if option.startswith("--") else ("", "", option)
         if name not in ("", "--help"):
             old = name[2:].replace("-", "_")
-            new, flag, meant = RENAMED.get(old, old).partition("=")
+            own = old.partition(".")[2] in [f.name for f in dataclasses.fields(schema.get(old.partition(".")[0], Base))]
+            new, flag, meant = (old if own else RENAMED.get(old, old)).partition("=")
             section, dot, key = new.rpartition(".")
             if (section or "base") not in schema:
                 raise ConfigError(f"{name}: {REFUSED[section]}." if section in REFUSED else

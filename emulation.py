@@ -30,8 +30,8 @@ from gymnasium import spaces
 
 import flat
 from flat import (  # noqa: F401  (others import these names from emulation)
-    Fault, FlatAction, FlatObservation, check_flag, check_info, check_value, describe, find_mask, nativize_dtype,
-    nativize_tensor, numeric_scalars, space_dtype, warn_once,
+    Fault, FlatAction, FlatObservation, check_flag, check_info, check_late_masks, check_value, describe, find_mask,
+    nativize_dtype, nativize_tensor, numeric_scalars, space_dtype, warn_once,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -298,8 +298,11 @@ def gymnasium_form(env):
 def mask_method(env):
     """The method `action_masks` of an environment, or of one within its wrappers; None if there is none."""
     while env is not None:
-        if callable(method := getattr(env, "action_masks", None)):
+        method = getattr(env, "action_masks", None)
+        if callable(method):
             return method
+        if method is not None:
+            warn_once(f"{env}.action_masks is no method, and not asked for action masks.")
         env = getattr(env, "env", None)
     return None
 
@@ -355,10 +358,9 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         return self._mask_needed
 
     def _mask(self, observation, info):
-        """The action mask that goes with an observation; None if there is none. A method is asked only here, so never
-        after an episode's last step."""
-        mask = find_mask(observation, info)
-        return self._ask() if mask is None and self._ask is not None else mask
+        """The action mask that goes with an observation; None if there is none. A method, which somebody may have put
+        around an environment, goes first. It is asked only here, so never after an episode's last step."""
+        return find_mask(observation, info) if self._ask is None else self._ask()
 
     def _reset_env(self, seed, options):
         # Without options the call is one that old and hand-made environments know too.
@@ -372,7 +374,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
             self._check("reset", result[0], 0.0, False, False)
         self._episode_return, self._episode_length, self._over = 0.0, 0, False
         if self._mask_needed is None:
-            self._mask_needed = self._mask(*result) is not None
+            self._mask_needed = self._action.check_masks(self.env, [self._mask(*result)], [result[1]])
         return result
 
     def _step_env(self, row):
@@ -381,9 +383,8 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         observation, reward, terminated, truncated, info = result = _modern_step(result, self.env)
         if self._unchecked:
             check_info(info, f"{self.env}.step")
-            if self._mask_needed is False and find_mask(observation, info) is not None:
-                raise Fault(f"{self.env}: the first step() gives an action mask, and reset() gave none, so it would be "
-                            'ignored. Give one at both: reset returns observation, {"action_mask": ...}.')
+            if not self._mask_needed:
+                check_late_masks(self.env, [find_mask(observation, info)])
             self._check("step", *result[:4])
         if not self._modern:  # its reward may be an array of one
             reward = np.ravel(reward)[0]
@@ -527,7 +528,7 @@ class GymnasiumTogether:
     """
 
     RESTATED = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write")
-    CHECKED = 0x7db788f0
+    CHECKED = 0x769aefd1
 
     @classmethod
     def of(cls, envs, numbers, rows):
@@ -688,6 +689,9 @@ class GymnasiumVectorPufferEnv:
     def has_action_masks(self):
         if self._mask_needed is None:
             self._mask_needed = "action_mask" in self.env.reset()[1]
+            if not self._mask_needed and any(map(mask_method, getattr(self.env, "envs", ()))):
+                raise Fault(f"{self.env}: its environments have a method action_masks(), which is asked of single "
+                            "environments only. Give what makes one of them, and --vec.num-envs.")
         return self._mask_needed
 
     def views(self, rows, first):
@@ -854,11 +858,7 @@ class PettingZooPufferEnv:
     def has_action_masks(self):
         """Whether the environment gives action masks; the first question costs one reset."""
         if self._mask_needed is None:
-            observations, infos = self._reset_env(None, None)
-            self._mask_needed = any(
-                find_mask(ob, infos.get(agent, {})) is not None
-                for agent, ob in observations.items()
-            )
+            self._reset_env(None, None)
         return self._mask_needed
 
     def observation_space(self, agent):
@@ -888,6 +888,8 @@ class PettingZooPufferEnv:
         self.agents = list(self.env.agents)
         self._returns = dict.fromkeys(self.agents, 0.0)
         self._length = 0
+        if self._mask_needed is None:
+            self._mask_needed = self._action.check_masks(self.env, _masks(observations, infos), infos.values())
         return observations, infos
 
     def _step_env(self, env, actions):
@@ -909,6 +911,8 @@ class PettingZooPufferEnv:
             raise Fault(f"{self.env}: after {call}() its `agents` must be the list of those who "
                         f"are alive, got {describe(getattr(self.env, 'agents', None))}.")
         self.check_returned(f"the first {call}()", dict(zip(names, result, strict=True)))
+        if call == "step" and not self._mask_needed:
+            check_late_masks(self.env, _masks(result[0], result[-1]))
 
     def check_returned(self, when, returned):
         """Raise a Fault if what a step or reset returned, a dict by the names of PARALLEL, is not
@@ -1008,6 +1012,11 @@ class PettingZooPufferEnv:
     @property
     def driver_env(self):
         return self
+
+
+def _masks(observations, infos):
+    """The agents' action masks, None for none."""
+    return [find_mask(observation, infos.get(agent, {})) for agent, observation in observations.items()]
 
 
 def _parallel(env):

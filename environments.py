@@ -55,14 +55,16 @@ def load_creator(name):
 
 
 def plain_defaults(function):
-    """{parameter: default} of those defaults that are numbers, flags or words."""
+    """{parameter: default} of those defaults that are numbers, flags or words, as Python's own types; 1 is a float if
+    the parameter says so."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return {}
-    return {p.name: p.default for p in parameters
-            if isinstance(p.default, bool | int | float | str)
-            and p.name not in ("render_mode", "seed")}
+    plain = {p.name: next((kind for kind in (bool, int, float, str) if isinstance(p.default, kind)), None)
+             for p in parameters if p.name not in ("render_mode", "seed")}
+    asked = {p.name: float for p in parameters if plain.get(p.name) is int and p.annotation in (float, "float")}
+    return {p.name: (plain | asked)[p.name](p.default) for p in parameters if plain.get(p.name)}
 
 
 def _picture_settings(function):

@@ -312,20 +312,44 @@ class FlatAction:
         if mask is None:
             target[:] = 1
             return
-        if isinstance(mask, dict | tuple):
-            parts = []
-            for keys, _, _ in _leaves(self.space):
-                part = mask
-                for key in keys:
-                    part = part[key]
-                parts += part if isinstance(part, tuple) else [part]
-            mask = np.concatenate([np.ravel(part) for part in parts])
-        mask = np.ravel(mask)
+        mask = self._options(mask)
         if mask.shape != target.shape:
             raise Fault(f"an action mask has {mask.size} entries, the action space has {target.size} options.")
         target[:] = mask != 0
         if b"\0" in np.bitwise_or.reduceat(target, self.firsts).tobytes():  # half the time of .all()
             target[np.repeat(np.bitwise_or.reduceat(target, self.firsts) == 0, self.heads)] = 1
+
+
+    def _options(self, mask):
+        """A mask as one array of all options."""
+        if isinstance(mask, dict | tuple) or (isinstance(mask, list) and any(map(np.ndim, mask))):
+            parts = []
+            for keys, _, _ in _leaves(self.space):
+                part = mask
+                for key in keys:
+                    part = part[key]
+                parts += part if isinstance(part, tuple | list) else [part]
+            mask = np.concatenate([np.ravel(part) for part in parts])
+        return np.ravel(mask)
+
+    def check_masks(self, env, masks, infos):
+        """Whether there are any among an environment's first masks, None for none. Fault if they are no flags, or if
+        the infos have them under another name."""
+        for mask in masks:
+            if mask is not None and not np.isin(options := self._options(mask), (0, 1)).all():
+                raise Fault(f"{env}: an action mask has a {options[~np.isin(options, (0, 1))][0]}; expected 1 for each "
+                            "action that is allowed and 0 for the others.")
+        needed = any(mask is not None for mask in masks)
+        if not needed and any("action_masks" in info for info in infos):
+            raise Fault(f'{env}: its info has "action_masks"; the mask\'s name there is "action_mask".')
+        return needed
+
+
+def check_late_masks(env, masks):
+    """Fault if there is a mask at an environment's first step and there was none at its reset."""
+    if any(mask is not None for mask in masks):
+        raise Fault(f"{env}: the first step() gives an action mask, and reset() gave none, so it would be ignored. "
+                    'Give one at both: reset returns observation, {"action_mask": ...}.')
 
 
 def find_mask(observation, info):

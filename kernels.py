@@ -521,7 +521,7 @@ def draw(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
     The masses lie side by side and are cut into M equal strata; one segment comes from each (Schaul et al.
     2016, appendix B.2.1), so `index` is sorted. Its place u in the stratum is a random number that moves on by
     M / N from minibatch to minibatch, modulo 1 (a rotation, Cranley and Patterson 1976), and is drawn anew
-    after each pass, N draws. So a pass takes each segment once if all masses are equal.
+    after each pass, N draws. So a pass takes each segment once if all masses are equal and M divides N.
 
     masses, cumulative (scratch) (N,) float64; written: index (M,) int64, weights (M,) float32.
     `counter` is (epoch, minibatch), numbers or an int64 tensor (2,); beta a number or a tensor (1,).

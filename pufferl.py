@@ -242,7 +242,7 @@ class PuffeRL:
             for _ in range(minibatches):
                 self.engine.play("minibatch", self._minibatch)
             norms, sums = self.norms[:minibatches].tolist(), self.sums.sum(0).cpu().numpy()
-            check_norms(self, norms)
+            check_norms(self, norms, sums)
             self._merge_observations()
         return self._end_epoch(begun, norms, sums)
 
@@ -749,8 +749,8 @@ def check_open(trainer):
                            "this one ended.")
 
 
-def check_norms(trainer, norms):
-    """FloatingPointError that says what was not finite first, if a gradient norm is not."""
+def check_norms(trainer, norms, sums):
+    """FloatingPointError that says what was not finite first, if a gradient norm or train.loss is not."""
     # all ranks have the same gradient, but one rank's numbers may be the cause
     if not all(map(math.isfinite, norms)):
         what, good = min(trainer.ranks.gather(explain_nan(trainer)))[1], trainer.run_folder
@@ -758,6 +758,9 @@ def check_norms(trainer, norms):
                                  "left as they were"
                                  + (f", and so was the last checkpoint, in {good}."
                                     if good else "."))
+    if not math.isfinite(sums[-1]):
+        raise FloatingPointError(f"train.loss = {named(trainer.config['loss'])} gave {sums[-1]}; a finite number is "
+                                 f"expected. It gets T = {trainer.span} steps of each segment.")
 
 
 def follow_frozen(trainer):

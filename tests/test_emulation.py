@@ -351,6 +351,44 @@ def test_action_masks_come_from_a_method_also_through_wrappers():
     assert seen == np.eye(4, dtype=int)[[0, 1, 2, 0, 1]].tolist()
 
 
+def test_a_method_around_an_environment_goes_before_its_info():
+    class Around(gymnasium.Wrapper):
+        def action_masks(self):
+            return np.array([0, 0, 1, 1], bool)
+
+    env = wrap(Around(gymnasium.make("Taxi-v4")))
+    with pytest.raises(ValueError, match="4 entries, the action space has 6"):
+        env.reset_into(env.views(new_rows(env, 1), 0), 3)
+
+
+@pytest.mark.parametrize(("mask", "text"), [
+    ({"action_masks": np.ones(4)}, 'has "action_masks"; the mask'),
+    ({"action_mask": np.array([0, -1e9, 0, 0])}, "has a -1000000000.0; expected 1"),
+])
+def test_a_first_mask_that_is_none_is_a_fault(mask, text):
+    class Odd(MaskedByMethod):
+        action_masks = None
+
+        def reset(self, *, seed=None, options=None):
+            return super().reset()[0], mask
+
+    with pytest.raises(ValueError, match=text):
+        drive(Odd(), 1)
+
+
+def test_a_vector_of_environments_with_such_a_method_is_refused():
+    env = wrap(gymnasium.vector.SyncVectorEnv([MaskedByMethod] * 2))
+    with pytest.raises(ValueError, match="asked of single environments only"):
+        _ = env.has_action_masks
+
+
+def test_a_multidiscrete_mask_may_be_a_list_of_lists():
+    action, target = emulation.FlatAction(spaces.MultiDiscrete([2, 3])), np.zeros(5, np.uint8)
+    for mask in ([[1, 0], [0, 1, 1]], ([1, 0], [0, 1, 1]), [1, 0, 0, 1, 1]):
+        action.write_mask(target, mask)
+        assert target.tolist() == [1, 0, 0, 1, 1]
+
+
 class LateMask(MaskedByMethod):
     action_masks = None
 
@@ -618,6 +656,15 @@ class Leavers:
             *flags,
             {a: {"t": self.t, "action_mask": np.array([1, 0, 1, 1])} for a in acted},
         )
+
+
+def test_masks_of_agents_that_begin_after_the_reset_are_a_fault():
+    class Late(Leavers):
+        def reset(self, seed=None, options=None):
+            return super().reset()[0], {}
+
+    with pytest.raises(ValueError, match=r"reset\(\) gave none"):
+        drive(Late(), 1)
 
 
 def test_agents_keep_their_slots_and_the_dead_are_masked_out():

@@ -552,10 +552,13 @@ def test_logits_are_held_to_the_actions():
 
 
 DEEP = """
+import numpy as np
 import torch
 class Deep(torch.nn.Module):
-    def __init__(self, env, hidden_size=16, depth=1, rate=0.5, bias=True, what="relu", device=None):
+    def __init__(self, env, hidden_size=16, depth=1, rate=0.5, bias=True, what="relu", device=None,
+                 num_layers=1, std=np.sqrt(2), scale: float = 1):
         super().__init__()
+        self.also = num_layers, std, scale
         self.said, size = (depth, rate, bias, what), env.single_observation_space.shape[0]
         sizes = [size] + [hidden_size] * depth
         self.body = torch.nn.Sequential(*(torch.nn.Linear(a, b, bias=bias) for a, b in zip(sizes, sizes[1:])))
@@ -569,11 +572,13 @@ class Deep(torch.nn.Module):
 def test_keywords_of_a_network_of_ones_own_are_settings(tmp_path):
     (tmp_path / "net.py").write_text(DEEP)
     name = f"{tmp_path}/net.py:Deep"
-    options = ["--policy.name", name, "--policy.depth", "3", "--policy.bias", "false", "--policy.hidden_size=8"]
+    options = ["--policy.name", name, "--policy.depth", "3", "--policy.bias", "false", "--policy.hidden_size=8",
+               "--policy.num-layers", "2", "--policy.std", "1.5", "--policy.scale", "2.5"]
     args = configuration.load_config("cartpole", [
         *options, "--train.total-timesteps", "2048", "--train.minibatch-size", "512", "--env.num-envs", "16",
         "--data-dir", str(tmp_path / "runs")])
     trainer = pufferl.train("cartpole", args)
+    assert trainer.policy.also == (2, 1.5, 2.5) and args["rnn"]["num_layers"] == 1
     assert trainer.policy.said == (3, 0.5, False, "relu") and trainer.policy.body[2].in_features == 8
     changed = history.changes(json.loads((trainer.run_folder / "config.json").read_text()))
     assert changed["policy.depth"] == 3 and changed["policy.what"] == "relu" and "policy.squash" not in changed

@@ -415,6 +415,15 @@ def test_single_steps_in_parts_give_the_same(tmp_path, parts):
         torch.testing.assert_close(weights[1][name], tensor, atol=1e-5, rtol=1e-4)
 
 
+def test_a_loss_of_ones_own_that_is_not_finite_ends_the_run(tmp_path):
+    trainer = make_trainer(tmp_path, policy=Tanh, draw="steps", minibatch_size=60,
+                           loss=lambda minibatch: minibatch.values[1:].mean())  # of nothing
+    trainer.evaluate()
+    with pytest.raises(FloatingPointError, match=r"gave nan; .* T = 1 steps"):
+        trainer.train()
+    trainer.release()
+
+
 def test_adam_is_torchs(tmp_path):
     settings = {"momentum": 0.8, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.1}
     trainer = make_trainer(tmp_path, optimizer="adam", max_grad_norm=0.05,
