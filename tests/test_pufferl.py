@@ -460,8 +460,11 @@ def test_nothing_is_allocated_after_the_first_epochs(tmp_path):
                            hidden_size=64)
     trainer.engine.pool = Inline()
     run_epochs(trainer, 2)
+    options = {"activities": [torch.profiler.ProfilerActivity.CPU], "profile_memory": True}
+    with torch.profiler.profile(**options):  # its first use imports what it needs
+        pass
     tracemalloc.start()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(**options) as profile:
         trainer.evaluate()
         trainer.train()
         torch.empty(100_000)  # shows that the profiler sees allocations
