@@ -39,6 +39,9 @@ def make_env():
 
 class MyPolicy(torch.nn.Module):
     pass
+
+class Network(torch.nn.Module):
+    pass
 """
 
 
@@ -87,6 +90,7 @@ def parse(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "write_report",
                         functools.wraps(sweep.write_report)(lambda *_, **__: ""))
     monkeypatch.setattr(configuration, "apply_saved", done)  # of a run that is not here
+    monkeypatch.setattr(configuration, "saved_settings", done)
     monkeypatch.setattr(ocean.__main__, "restart_with_sanitizers", lambda: False)
     monkeypatch.setattr(ocean, "has_display", lambda: True)
     before = dict(configuration.SECTIONS)
