@@ -1,4 +1,4 @@
-"""The default network (models.MinGRUPolicy) and the one without memory (models.FeedForward) on a CPU,
+"""The default network (models.MinGRUPolicy) and those without memory (models.FeedForward, models.Separate) on a CPU,
 restated in few calls.
 
     python pufferl.py train breakout --train.engine compiled     # auto takes it, too
@@ -12,10 +12,14 @@ without the interpreter, and the engine (`Compiled`).
 The products are those of products.py: a call into torch costs more than such a small product itself. A
 few segments at a time go through the whole network, forward and backward, so that the results between
 the products stay in the second-level cache.
+
+A tower is a chain of linear maps from the observation to some of the outputs. A network has one tower, or two if
+policy and value are apart (models.Separate).
 """
 
 import numpy as np
 import torch
+from torch import nn
 
 import engines
 import kernels
@@ -31,20 +35,53 @@ if products.missing():
 TOGETHER = 64  # steps that pass the network together: of one segment, or of several short ones
 
 
+ACTIVATIONS = {nn.ReLU: 0, nn.Tanh: 1}  # of a network without memory
+
+
 @distinct_driver
-def _rectify(rows):
-    """max(rows, 0), in place; NaN stays NaN."""
+def _activate(kind, rows):
+    """max(rows, 0), where NaN stays NaN, or tanh(rows), in place."""
     numbers = rows.reshape(-1)
-    for i in range(len(numbers)):
-        numbers[i] = f32(0) if numbers[i] < f32(0) else numbers[i]
+    if kind == 0:
+        for i in range(len(numbers)):
+            numbers[i] = f32(0) if numbers[i] < f32(0) else numbers[i]
+    else:
+        for i in range(len(numbers)):
+            numbers[i] = kernels.tanh_cell(numbers[i])
 
 
 @distinct_driver
-def _rectify_grad(grad, rows):
-    """grad where _rectify's result is not 0, else 0, in place."""
+def _activate_grad(kind, grad, rows):
+    """grad times the slope of `_activate` where it gave `rows`, in place."""
     numbers, results = grad.reshape(-1), rows.reshape(-1)
-    for i in range(len(numbers)):
-        numbers[i] = numbers[i] if results[i] > f32(0) else f32(0)
+    if kind == 0:
+        for i in range(len(numbers)):
+            numbers[i] = numbers[i] if results[i] > f32(0) else f32(0)
+    else:
+        for i in range(len(numbers)):
+            numbers[i] *= f32(1) - results[i] * results[i]
+
+
+@driver
+def _join(begin, end, parts, outputs):
+    """outputs[begin:end] = the towers' outputs side by side; those of a single tower stand there already."""
+    first = 0
+    for k in range(len(parts) if len(parts) > 1 else 0):
+        for r in range(begin, end):
+            for c in range(parts[k].shape[1]):
+                outputs[r, first + c] = parts[k][r, c]
+        first += parts[k].shape[1]
+
+
+@driver
+def _part(begin, end, outputs, parts):
+    """What `_join` puts together, taken apart."""
+    first = 0
+    for k in range(len(parts) if len(parts) > 1 else 0):
+        for r in range(begin, end):
+            for c in range(parts[k].shape[1]):
+                parts[k][r, c] = outputs[r, first + c]
+        first += parts[k].shape[1]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -70,27 +107,30 @@ def _read_observations(begin, end, observations, shift, scale, out):
 @driver
 def _policy_step_cpu(begin, end, observations, network, state, resets, valid, scratch):
     """network: `Weights.arrays`; scratch: `Actor.scratch`, whose last array gets the outputs."""
-    encoder, layers, decoder = network
-    seen, x, y, hgp, outputs = scratch
+    towers, shift, scale, activation = network
+    seen, x, y, hgp, outputs, parts = scratch
     for block in range(begin, end, BLOCK):
         stop = min(end, block + BLOCK)
         # begin, not block: each thread uses its own rows of the scratch, again for each block
         n, rows = stop - block, slice(begin, begin + stop - block)
-        _read_observations(block, stop, observations, encoder[2], encoder[3], seen[rows])
-        multiply_rows(n, seen[rows], encoder[0], encoder[1], INT0, x[rows])
-        now, then = x[rows], y[rows]
-        if state is None:
-            _rectify(now)
-        for i in range(len(layers)):
+        _read_observations(block, stop, observations, shift, scale, seen[rows])
+        for k in range(len(towers)):
+            encoder, layers, decoder = towers[k]
+            now, then = x[rows], y[rows]
+            multiply_rows(n, seen[rows], encoder[0], encoder[1], INT0, now)
             if state is None:
-                multiply_rows(n, now, layers[i][0], layers[i][1], INT0, then)
-                _rectify(then)
-            else:
-                multiply_rows(n, now, layers[i][0], layers[i][1], INT0, hgp[rows])
-                kernels._mingru_step_lanes(INT0, n, hgp[rows], now, state[i][block:stop],
-                                           resets[block:stop], valid[block:stop], then)
-            now, then = then, now
-        multiply_rows(n, now, decoder[0], decoder[1], INT0, outputs[block:stop])
+                _activate(activation, now)
+            for i in range(len(layers)):
+                if state is None:
+                    multiply_rows(n, now, layers[i][0], layers[i][1], INT0, then)
+                    _activate(activation, then)
+                else:
+                    multiply_rows(n, now, layers[i][0], layers[i][1], INT0, hgp[rows])
+                    kernels._mingru_step_lanes(INT0, n, hgp[rows], now, state[i][block:stop],
+                                               resets[block:stop], valid[block:stop], then)
+                now, then = then, now
+            multiply_rows(n, now, decoder[0], decoder[1], INT0, parts[k][block:stop])
+    _join(begin, end, parts, outputs)
 
 
 @driver
@@ -188,28 +228,32 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
 @driver
 def _forward_cpu(n, T, observations, initial, resets, valid, index, start, network, scratch):
     """The segments index[start : start + n] through the network. scratch: `Learner.scratch`."""
-    encoder, layers, decoder = network
-    seen, xs, hgps, states, outputs = scratch[:5]
-    D, H, rows = seen.shape[1], xs[0].shape[1], T * n
-    kernels._gather_lanes(INT0, n, observations, index, start, encoder[2], encoder[3],
-                          seen[:rows].reshape(T, n, D))
-    multiply_rows(rows, seen[:rows], encoder[0], encoder[1], INT0, xs[0])
-    if initial is None:
-        _rectify(xs[0][:rows])
-    for i in range(len(layers)):
+    towers, shift, scale, activation = network
+    inside, seen, outputs, parts = scratch[:4]
+    D, rows = seen.shape[1], T * n
+    kernels._gather_lanes(INT0, n, observations, index, start, shift, scale, seen[:rows].reshape(T, n, D))
+    for k in range(len(towers)):
+        encoder, layers, decoder = towers[k]
+        xs, hgps, states = inside[k]
+        H = xs[0].shape[1]
+        multiply_rows(rows, seen[:rows], encoder[0], encoder[1], INT0, xs[0])
         if initial is None:
-            multiply_rows(rows, xs[i], layers[i][0], layers[i][1], INT0, xs[i + 1])
-            _rectify(xs[i + 1][:rows])
-        else:
-            memory = states[i][: rows + n].reshape(T + 1, n, H)
-            for m in range(n):
-                for j in range(H):
-                    memory[0, m, j] = initial[i][index[start + m], j]
-            multiply_rows(rows, xs[i], layers[i][0], layers[i][1], INT0, hgps[i])
-            hgp = hgps[i][:rows].reshape(T, n, 3 * H)
-            kernels._mingru_scan_lanes(INT0, n, hgp, xs[i][:rows].reshape(T, n, H), memory, resets,
-                                       valid, index, start, xs[i + 1][:rows].reshape(T, n, H), hgp)
-    multiply_rows(rows, xs[len(layers)], decoder[0], decoder[1], INT0, outputs)
+            _activate(activation, xs[0][:rows])
+        for i in range(len(layers)):
+            if initial is None:
+                multiply_rows(rows, xs[i], layers[i][0], layers[i][1], INT0, xs[i + 1])
+                _activate(activation, xs[i + 1][:rows])
+            else:
+                memory = states[i][: rows + n].reshape(T + 1, n, H)
+                for m in range(n):
+                    for j in range(H):
+                        memory[0, m, j] = initial[i][index[start + m], j]
+                multiply_rows(rows, xs[i], layers[i][0], layers[i][1], INT0, hgps[i])
+                hgp = hgps[i][:rows].reshape(T, n, 3 * H)
+                kernels._mingru_scan_lanes(INT0, n, hgp, xs[i][:rows].reshape(T, n, H), memory, resets,
+                                           valid, index, start, xs[i + 1][:rows].reshape(T, n, H), hgp)
+        multiply_rows(rows, xs[len(layers)], decoder[0], decoder[1], INT0, parts[k])
+    _join(INT0, rows, parts, outputs)
 
 
 @driver
@@ -217,36 +261,40 @@ def _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scr
     """Add the gradients of the weights over those segments, given those of the outputs; overwrites
     the activations. back: the packed weights of layers and decoder, for the gradients of their
     inputs."""
-    layers = network[1]
-    seen, xs, hgps, states, _, grad_outputs, grad_log_std, grad_x, sums = scratch
-    encoder, inner, decoder, log_std = gradients
-    H, rows, half = grad_x.shape[1], T * n, halved(network[0][0])
+    activation = network[3]
+    inside, seen, _, _, grad_outputs, grad_parts, grad_log_std, grad_x, sums = scratch
+    into, log_std = gradients
+    H, rows = grad_x.shape[1], T * n
     zeros = np.zeros(H, f32)
-    grad, grad_out = grad_x[:rows], grad_outputs[:rows]
-    accumulate_rows(False, grad_out, xs[len(layers)][:rows], decoder[0])
-    add_rows(grad_out, decoder[1])
     add_rows(grad_log_std[: rows if len(log_std) > 0 else 0], log_std)
-    multiply_rows(rows, grad_out, back[1], zeros, INT0, grad)
-    for k in range(len(layers)):
-        i = len(layers) - 1 - k
-        hgp, x = hgps[i][:rows], xs[i][:rows]
+    _part(INT0, rows, grad_outputs, grad_parts)
+    for k in range(len(into)):
+        encoder, inner, decoder = into[k]
+        xs, hgps, states = inside[k]
+        half = halved(network[0][k][0][0])
+        grad, grad_out = grad_x[:rows], grad_parts[k][:rows]
+        accumulate_rows(False, grad_out, xs[len(inner)][:rows], decoder[0])
+        add_rows(grad_out, decoder[1])
+        multiply_rows(rows, grad_out, back[k][1], zeros, INT0, grad)
+        for i in range(len(inner) - 1, -1, -1):
+            hgp, x = hgps[i][:rows], xs[i][:rows]
+            if initial is None:
+                _activate_grad(activation, grad, xs[i + 1][:rows])
+                accumulate_rows(half, grad, x, inner[i][0])
+                add_rows(grad, inner[i][1])
+                multiply_rows(rows, grad, back[k][0][i], zeros, INT0, hgp)
+                grad = hgp
+            else:
+                kernels._mingru_scan_grad_lanes(INT0, n, hgp.reshape(T, n, 3 * H), x.reshape(T, n, H),
+                                                states[i][: rows + n].reshape(T + 1, n, H), resets,
+                                                valid, index, start, grad.reshape(T, n, H), sums[:n])
+                accumulate_rows(half, hgp, x, inner[i][0])
+                add_rows(sums[:n], inner[i][1])
+                multiply_rows(rows, hgp, back[k][0][i], grad.reshape(-1), H, grad)
         if initial is None:
-            _rectify_grad(grad, xs[i + 1][:rows])
-            accumulate_rows(half, grad, x, inner[i][0])
-            add_rows(grad, inner[i][1])
-            multiply_rows(rows, grad, back[0][i], zeros, INT0, hgp)
-            grad = hgp
-        else:
-            kernels._mingru_scan_grad_lanes(INT0, n, hgp.reshape(T, n, 3 * H), x.reshape(T, n, H),
-                                            states[i][: rows + n].reshape(T + 1, n, H), resets,
-                                            valid, index, start, grad.reshape(T, n, H), sums[:n])
-            accumulate_rows(half, hgp, x, inner[i][0])
-            add_rows(sums[:n], inner[i][1])
-            multiply_rows(rows, hgp, back[0][i], grad.reshape(-1), H, grad)
-    if initial is None:
-        _rectify_grad(grad, xs[0][:rows])
-    accumulate_rows(half, grad, seen[:rows], encoder[0])
-    add_rows(grad, encoder[1])
+            _activate_grad(activation, grad, xs[0][:rows])
+        accumulate_rows(half, grad, seen[:rows], encoder[0])
+        add_rows(grad, encoder[1])
 
 
 @driver
@@ -266,8 +314,9 @@ def _learn_cpu(first, last, together, observations, initial, resets, index, netw
     minibatch, `together` at a time. rollout: (actions, logprobs, values, advantages, weights, valid,
     settings); these and squash are what `kernels.ppo_loss` takes. written: (new_values, new_ratios);
     parts, float64, at least max(T, `together`) rows of SUMS, is added to."""
-    T, valid, width = len(rollout[0]), rollout[5], scratch[4].shape[1]
-    outputs, grad_outputs, grad_log_std = scratch[4:7]
+    T, valid = len(rollout[0]), rollout[5]
+    outputs, grad_outputs, grad_log_std = scratch[2], scratch[4], scratch[6]
+    width = outputs.shape[1]
     for start in range(first, last, together):
         n = min(together, last - start)
         rows, following = T * n, (start + n, min(last, start + n + together))
@@ -291,28 +340,42 @@ def _learn_cpu(first, last, together, observations, initial, resets, index, netw
 
 
 @driver
-def _pack_all_cpu(encoder, layers, decoder, packed, packed_layers, packed_decoder, back,
-                  back_decoder):
-    pack(encoder.T, packed)
-    for i in range(len(layers)):
-        pack(layers[i].T, packed_layers[i])
-        pack(layers[i], back[i])
-    pack(decoder.T, packed_decoder)
-    pack(decoder, back_decoder)
+def _pack_all_cpu(towers):
+    for k in range(len(towers)):
+        encoder, layers, decoder, packed, packed_layers, packed_decoder, back, back_decoder = towers[k]
+        pack(encoder.T, packed)
+        for i in range(len(layers)):
+            pack(layers[i].T, packed_layers[i])
+            pack(layers[i], back[i])
+        pack(decoder.T, packed_decoder)
+        pack(decoder, back_decoder)
 
 
-def maps(policy):
-    """The names of a network's linear maps: the encoder's first, those of its layers, the decoder."""
+def find_towers(policy):
+    """([(the names of a tower's linear maps, which of the decoder's rows it ends in), ...], the decoder's name, the kind
+    of activation after these maps). Raises ValueError if the activations differ, or are not among ACTIVATIONS."""
     if isinstance(policy, models.MinGRUPolicy):
-        return "encoder", [f"rnn.layers.{i}" for i in range(policy.num_layers)], "decoder"
+        return [(["encoder", *(f"rnn.layers.{i}" for i in range(policy.num_layers))], slice(None))], "decoder", 0
     inside = "policy." if isinstance(policy, models.Normalized) else ""
-    inner = range(2, len(policy.get_submodule(f"{inside}encoder")), 2)  # a ReLU after each
-    return f"{inside}encoder.0", [f"{inside}encoder.{i}" for i in inner], f"{inside}decoder"
+    apart = isinstance(policy.get_submodule(inside[:-1]), models.Separate)
+    rows = {"actor": slice(-1), "critic": slice(-1, None)} if apart else {"encoder": slice(None)}
+    chains = {name: policy.get_submodule(inside + name) for name in rows}
+    kinds = {type(activation) for chain in chains.values() for activation in chain[1::2]}
+    if len(kinds) != 1 or not kinds <= ACTIVATIONS.keys():
+        raise ValueError(f"its activations are {', '.join(sorted(kind.__name__ for kind in kinds))}")
+    return [([f"{inside}{name}.{i}" for i in range(0, len(chain), 2)], rows[name])
+            for name, chain in chains.items()], f"{inside}decoder", ACTIVATIONS[kinds.pop()]
 
 
 def _layers(state):
     """The recurrent state (layers, n, H) as the calls above take it; None without memory."""
     return None if state is None else tuple(map(host, state))
+
+
+def _chain(maps):
+    """The parts of a tower as the calls above take them: (encoder, layers, decoder)."""
+    encoder, *layers, decoder = maps
+    return encoder, tuple(layers), decoder
 
 
 class Weights:
@@ -324,45 +387,55 @@ class Weights:
 
     def __init__(self, policy, arena, name, precision=torch.float32):
         self.policy, self.arena, self.name = policy, arena, name
-        self.encoder, self.layers, self.decoder = maps(policy)
-        shapes = {key: tuple(policy.get_parameter(f"{key}.weight").shape)
-                  for key in (self.encoder, *self.layers, self.decoder)}
-        (self.H, self.D), (self.width, _) = shapes[self.encoder], shapes[self.decoder]
-        self.recurrent = isinstance(policy, models.MinGRUPolicy)
+        self.towers, self.decoder, self.activation = find_towers(policy)
+        shape = lambda key: tuple(policy.get_parameter(f"{key}.weight").shape)  # noqa: E731
+        shapes = [[*map(shape, maps), shape(self.decoder)] for maps, _ in self.towers]
+        (self.H, self.D), (self.width, _) = shapes[0][0], shapes[0][-1]
+        self.num_layers, self.recurrent = len(shapes[0]) - 2, isinstance(policy, models.MinGRUPolicy)
         self.inner = (3 if self.recurrent else 1) * self.H  # columns of a layer's product
-        if not self.layers:
+        if not self.num_layers:
             raise ValueError("it has no layer between its first and its last one")
-        expected = [(self.inner, self.H)] * len(self.layers) + [(self.width, self.H)]
-        if list(shapes.values())[1:] != expected:
-            raise ValueError(f"its weights have the shapes {list(shapes.values())}")
-        for key, (columns, inner) in shapes.items():
-            half = precision != torch.float32 and key != self.decoder
-            places = {key: (inner, columns),
-                      **({f"{key}/back": (columns, inner)} if key != self.encoder else {})}
-            for place, shape in places.items():
-                arena.register(f"{name}/packed/{place}", (packed_size(*shape, half),),
-                               torch.uint32 if half else torch.float32)  # pairs of bfloat16 in a number
+        expected = [(self.H, self.D), *[(self.inner, self.H)] * self.num_layers, (self.width, self.H)]
+        if any(one != expected for one in shapes):
+            raise ValueError(f"its weights have the shapes {shapes}")
+        self.outputs = [len(range(self.width)[rows]) for _, rows in self.towers]  # of each tower
+        for t, outputs in enumerate(self.outputs):
+            for i, (columns, inner) in enumerate([*expected[:-1], (outputs, self.H)]):
+                half = precision != torch.float32 and i <= self.num_layers
+                places = {f"{t}/{i}": (inner, columns), **({f"{t}/{i}/back": (columns, inner)} if i > 0 else {})}
+                for place, size in places.items():
+                    arena.register(f"{name}/packed/{place}", (packed_size(*size, half),),
+                                   torch.uint32 if half else torch.float32)  # pairs of bfloat16 in a number
 
     def bind(self):
         """Take the views out of the allocated arena."""
-        weights = {name: host(parameter.data) for name, parameter in self.policy.named_parameters()}
-        packed = lambda key: host(self.arena[f"{self.name}/packed/{key}"])  # noqa: E731
         norm = (self.policy.normalizer if isinstance(self.policy, (models.MinGRUPolicy, models.Normalized))
                 else None)
         norm = (torch.zeros(0),) * 2 if norm is None else (norm.shift, norm.scale)
-        pairs = [(packed(key), weights[f"{key}.bias"])
-                 for key in (self.encoder, *self.layers, self.decoder)]
-        self.arrays = (*pairs[0], *map(host, norm)), tuple(pairs[1:-1]), pairs[-1]
-        self.back = (tuple(packed(f"{key}/back") for key in self.layers),
-                     packed(f"{self.decoder}/back"))
-        self._masters = (weights[f"{self.encoder}.weight"],
-                         tuple(weights[f"{key}.weight"] for key in self.layers),
-                         weights[f"{self.decoder}.weight"], pairs[0][0],
-                         tuple(pair[0] for pair in pairs[1:-1]), pairs[-1][0], *self.back)
+        towers, back, masters = [], [], []
+        for t, pairs in enumerate(self.pairs(lambda key: host(self.policy.get_parameter(key).data))):
+            weights, biases = zip(*pairs, strict=True)
+            packed = [host(self.arena[f"{self.name}/packed/{t}/{i}"]) for i in range(len(pairs))]
+            turned = [host(self.arena[f"{self.name}/packed/{t}/{i}/back"]) for i in range(1, len(pairs))]
+            towers.append(_chain(zip(packed, biases, strict=True)))
+            back.append((tuple(turned[:-1]), turned[-1]))
+            masters.append((*_chain(weights), *_chain(packed), *back[-1]))
+        self.arrays, self.back, self._masters = (
+            (tuple(towers), *map(host, norm), self.activation), tuple(back), tuple(masters))
         self.refresh()
 
+    def pairs(self, of):
+        """[[(weight, bias) of each map of a tower], ...], from of(a parameter's name)."""
+        pair = lambda key, rows: (of(f"{key}.weight")[rows], of(f"{key}.bias")[rows])  # noqa: E731
+        return [[*(pair(key, slice(None)) for key in maps), pair(self.decoder, rows)] for maps, rows in self.towers]
+
     def refresh(self):
-        _pack_all_cpu(*self._masters)
+        _pack_all_cpu(self._masters)
+
+
+def _parts(weights, name, rows):
+    """{name: shape} of the towers' own parts of the outputs or their gradients, which a single tower does not need."""
+    return {f"{name} {t}": (rows, width) for t, width in enumerate(weights.outputs)} if len(weights.towers) > 1 else {}
 
 
 class Actor:
@@ -373,12 +446,14 @@ class Actor:
         self.cost = sum(weight.numel() for weight in weights.policy.parameters()) // 40  # for `run`
         self.shapes = {"seen": (rows, weights.D), "x": (rows, H), "y": (rows, H),
                        "hgp": (rows if weights.recurrent else 0, 3 * H), "outputs": (rows, weights.width)}
-        for key, shape in self.shapes.items():
+        self.parts = _parts(weights, "outputs", rows)
+        for key, shape in {**self.shapes, **self.parts}.items():
             weights.arena.register(f"{name}/{key}", shape)
 
     def bind(self):
+        of = lambda key: host(self.weights.arena[f"{self.name}/{key}"])  # noqa: E731
         self.outputs = self.weights.arena[f"{self.name}/outputs"]
-        self.scratch = tuple(host(self.weights.arena[f"{self.name}/{key}"]) for key in self.shapes)
+        self.scratch = *map(of, self.shapes), tuple(map(of, self.parts)) or (of("outputs"),)
 
     def step(self, observations, state, resets, valid):
         """One step. observations (n, *obs) of any dtype but 16-bit floats, state (n, H) a
@@ -395,33 +470,34 @@ class Learner:
 
     def __init__(self, weights, name, steps, together, gradients="gradients"):
         self.weights, self.name, self.T, self.together, self.gradients = weights, name, steps, together, gradients
-        arena, rows = weights.arena, steps * together
-        D, H, L, width = weights.D, weights.H, len(weights.layers), weights.width
-        self.shapes = {"seen": [(rows, D)], "x": [(rows, H)] * (L + 1), "hgp": [(rows, weights.inner)] * L,
-                       "states": [(rows + together if weights.recurrent else 0, H)] * L,
-                       "outputs": [(rows, width)], "grad_outputs": [(rows, width)],
-                       "grad_log_std": [(rows, width - 1)], "grad_x": [(rows, H)],
-                       "sums": [(together, 3 * H)]}
-        for key, shapes in self.shapes.items():
-            for i, shape in enumerate(shapes):
-                arena.register(f"{name}/{key}{i}", shape)
-        arena.register(f"{name}/parts", (max(steps, together), kernels.SUMS), torch.float64)
+        rows, H, L, width = steps * together, weights.H, weights.num_layers, weights.width
+        inside = {"x": [(rows, H)] * (L + 1), "hgp": [(rows, weights.inner)] * L,
+                  "states": [(rows + together if weights.recurrent else 0, H)] * L}
+        self.inside = {key: len(shapes) for key, shapes in inside.items()}
+        self.parts = [_parts(weights, key, rows) for key in ("outputs", "grad_outputs")]
+        shapes = {"seen": (rows, weights.D), "outputs": (rows, width), "grad_outputs": (rows, width),
+                  "grad_log_std": (rows, width - 1), "grad_x": (rows, H), "sums": (together, 3 * H),
+                  **self.parts[0], **self.parts[1],
+                  **{f"{key} {t} {i}": shape for t in range(len(weights.towers))
+                     for key, shapes in inside.items() for i, shape in enumerate(shapes)}}
+        for key, shape in shapes.items():
+            weights.arena.register(f"{name}/{key}", shape)
+        weights.arena.register(f"{name}/statistics", (max(steps, together), kernels.SUMS), torch.float64)
 
     def bind(self):
-        arena = self.weights.arena
-        arrays = {key: tuple(host(arena[f"{self.name}/{key}{i}"]) for i in range(len(shapes)))
-                  for key, shapes in self.shapes.items()}
-        self.scratch = tuple(group if key in ("x", "hgp", "states") else group[0]
-                             for key, group in arrays.items())
-        self.outputs, self.grad_outputs, self.grad_log_std = self.scratch[4:7]
-        self.parts = host(arena[f"{self.name}/parts"])
-        own = lambda key: host(arena[f"{self.gradients}/policy.{key}"])  # noqa: E731
-        pair = lambda key: (own(f"{key}.weight"), own(f"{key}.bias"))  # noqa: E731
         weights = self.weights
+        of = lambda key: host(weights.arena[f"{self.name}/{key}"])  # noqa: E731
+        own = lambda key: host(weights.arena[f"{self.gradients}/policy.{key}"])  # noqa: E731
+        towers = tuple(tuple(tuple(of(f"{key} {t} {i}") for i in range(count)) for key, count in self.inside.items())
+                       for t in range(len(weights.towers)))
+        self.outputs, self.grad_outputs, self.grad_log_std = map(of, ("outputs", "grad_outputs", "grad_log_std"))
+        parts, grad_parts = (tuple(map(of, parts)) for parts in self.parts)
+        self.scratch = (towers, of("seen"), self.outputs, parts or (self.outputs,), self.grad_outputs,
+                        grad_parts or (self.grad_outputs,), self.grad_log_std, of("grad_x"), of("sums"))
+        self.statistics = of("statistics")
         log_std = (np.zeros(0, f32) if weights.policy.decoder.log_std is None
                    else own(f"{weights.decoder}.log_std"))
-        self.added = (pair(weights.encoder), tuple(map(pair, weights.layers)), pair(weights.decoder),
-                      log_std)
+        self.added = tuple(map(_chain, weights.pairs(own))), log_std
 
     def forward(self, observations, initial, resets, valid):
         """All steps of the n <= `together` segments of observations (T, n, D): outputs (T, n, A +
@@ -463,7 +539,7 @@ class Sample:
 
 
 class Compiled(engines.Restated, engines.Autograd):
-    """Either network on a CPU. Each worker takes its environments' rollout in one call, and in
+    """These networks on a CPU. Each worker takes its environments' rollout in one call, and in
     learning its share of the minibatch's segments."""
 
     name, Sample = "compiled", Sample
@@ -560,7 +636,7 @@ class Compiled(engines.Restated, engines.Autograd):
     def _learn(self, worker):
         c, learner = self.columns, self.learners[worker]
         self.gradients[worker].zero_()
-        learner.parts.fill(0)
+        learner.statistics.fill(0)
         rollout = (c.samples, c.logprobs, c.values, c.advantages, self.segment_weights, c.valid, self.loss_settings)
         _learn_cpu(
             *self._share(worker), learner.together,
@@ -570,5 +646,5 @@ class Compiled(engines.Restated, engines.Autograd):
             None if self.log_std is None else host(self.log_std), self._squash(),
             *self._masks(c.action_masks), None if self.heads is None else host(self.heads),
             tuple(map(host, rollout)),
-            (host(self.new_values), host(self.new_ratios)), learner.parts)
-        self.sums[worker, : kernels.SUMS] += torch.from_numpy(learner.parts.sum(0))
+            (host(self.new_values), host(self.new_ratios)), learner.statistics)
+        self.sums[worker, : kernels.SUMS] += torch.from_numpy(learner.statistics.sum(0))

@@ -733,7 +733,7 @@ def _first_state(policy, device):
 def _forward(policy, seen, resets, valid):
     """outputs (STEPS, AGENTS, A + 1) and log_std of the policy's own forward."""
     state = {**_first_state(policy, seen.device), "resets": resets, "valid": valid}
-    return models.join_outputs(*policy(seen, state))
+    return models.join_outputs(*models.over_time(policy, seen, state))
 
 
 @torch.no_grad()
@@ -877,9 +877,9 @@ class Restated:
 # --------------------------------------------------------------------------------------------------
 # Which engine runs
 
-NETWORKS = {"compiled": (models.MinGRUPolicy, models.FeedForward), "fused": (models.MinGRUPolicy,)}
-DEFAULT = (models.MinGRUPolicy, models.MinGRU, models.FeedForward, models.Normalized, models.Decoder,
-           models.Normalizer, nn.Linear, nn.ReLU, nn.Sequential, nn.ModuleList)
+NETWORKS = {"compiled": (models.MinGRUPolicy, models.FeedForward, models.Separate), "fused": (models.MinGRUPolicy,)}
+DEFAULT = (models.MinGRUPolicy, models.MinGRU, models.FeedForward, models.Separate, models.Normalized, models.Decoder,
+           models.Normalizer, nn.Linear, nn.ReLU, nn.Tanh, nn.Sequential, nn.ModuleList)
 METHODS = ("forward", "forward_eval", "split", "flags", "encode_observations", "decode_actions", "_normalised")
 OWN = {kind: {name: getattr(kind, name) for name in METHODS if hasattr(kind, name)}
        for kind in DEFAULT}

@@ -111,9 +111,9 @@ SIGMOID_END = f32(16.02)  # above this the sigmoid is 1 in float32
 
 
 @cell
-def sigmoid_cell(x):
-    """1/(1 + e^-x) within 2e-7, by the rational minimax approximation of Eigen's ptanh: numerator and denominator are
-    worked out side by side, which makes a MinGRU scan a fifth faster than e^-x does. NaN stays NaN."""
+def half_tanh_cell(x):
+    """½ tanh(x / 2) by the rational minimax approximation of Eigen's ptanh: numerator and denominator are
+    worked out side by side, which makes a MinGRU scan a fifth faster than e^-x does."""
     x = SIGMOID_END if x > SIGMOID_END else x
     x = -SIGMOID_END if x < -SIGMOID_END else x
     y = x * x
@@ -125,7 +125,19 @@ def sigmoid_cell(x):
     d = d * y + f32(1.62328407e-03)
     d = d * y + f32(1.16838709e-01)
     d = d * y + ONE
-    return n * x / d + HALF
+    return n * x / d
+
+
+@cell
+def sigmoid_cell(x):
+    """1/(1 + e^-x) within 2e-7. NaN stays NaN."""
+    return half_tanh_cell(x) + HALF
+
+
+@cell
+def tanh_cell(x):
+    """tanh x within 4e-7, and within 3e-7 of itself below 1. NaN stays NaN."""
+    return f32(2.0) * half_tanh_cell(f32(2.0) * x)
 
 
 @njit(error_model="numpy")

@@ -15,15 +15,10 @@ from torch import nn
 
 import kernels
 import products
-from kernels import INT0, ONE, ZERO, distinct_driver, driver, f32, sigmoid_cell
+from kernels import INT0, ONE, ZERO, distinct_driver, driver, f32, sigmoid_cell, tanh_cell
 from products import BLOCK, multiply_rows
 
 COST = 5  # nanoseconds that a gate takes
-
-
-@kernels.cell
-def tanh_cell(x):
-    return f32(2.0) * sigmoid_cell(f32(2.0) * x) - ONE
 
 
 def fits(layer, x):

@@ -2,6 +2,7 @@
 changed one runs."""
 
 import contextlib
+import functools
 import shutil
 import subprocess
 import sys
@@ -74,15 +75,18 @@ def test_a_comparison_is_without_tf32_and_leaves_what_the_user_chose(precision, 
         trainer.release()
 
 
-def without_memory(vecenv, hidden_size, num_layers, normalize):
-    policy = models.FeedForward(vecenv, hidden_size)
+def without_memory(vecenv, hidden_size, num_layers, normalize, kind=models.FeedForward):
+    policy = kind(vecenv, hidden_size)
     return models.Normalized(vecenv, policy) if normalize else policy
 
 
+apart = functools.partial(without_memory, kind=models.Separate)
+
+
 @pytest.mark.parametrize("env", ["cartpole", "pendulum", "spaces", "masked"])
-@pytest.mark.parametrize("normalize", [False, True])
-def test_the_network_without_memory_is_compiled(env, normalize, capsys):
-    trainer = make_trainer(kind=without_memory, env=env, normalize=normalize, norm_obs=normalize)
+@pytest.mark.parametrize("kind, normalize", [(without_memory, False), (without_memory, True), (apart, True)])
+def test_the_networks_without_memory_are_compiled(env, kind, normalize, capsys):
+    trainer = make_trainer(kind=kind, env=env, normalize=normalize, norm_obs=normalize)
     assert trainer.engine.name == trainer.engine.rollout_name == "compiled"
     assert trainer.engine.outdated(True) is None and capsys.readouterr().err == ""
     trainer.release()
@@ -95,7 +99,8 @@ def squashed(policy):
 @pytest.mark.parametrize("settings",
                          [{}, {"env": "pendulum"}, {"env": "pendulum", "change": squashed},
                           {"kind": without_memory}, {"kind": without_memory, "env": "pendulum"},
-                          {"kind": without_memory, "normalize": True, "norm_obs": True}])
+                          {"kind": without_memory, "normalize": True, "norm_obs": True},
+                          {"kind": apart}, {"kind": apart, "env": "pendulum", "normalize": True, "norm_obs": True}])
 def test_every_engine_learns_the_same(settings):
     """From the same environments and draws; sums in another order."""
     ours, theirs = learn(make_trainer(**settings)), learn(make_trainer(**settings,
@@ -174,20 +179,44 @@ def doubled(policy):
     policy.encode_observations = lambda observations: 2 * encode(observations)
 
 
-@pytest.mark.parametrize("change", [rounder, wider, doubled])
-def test_what_is_edited_is_what_runs_without_memory(change):
-    trainer = make_trainer(change, without_memory)
+def softer(policy):
+    policy.critic[3] = nn.ELU()
+
+
+def deeper_value(policy):
+    policy.critic.extend([nn.Linear(16, 16), nn.Tanh()])
+
+
+def shared(policy):
+    policy.actor[0] = policy.critic[0]
+
+
+@pytest.mark.parametrize("change, kind", [(rounder, without_memory), (wider, without_memory), (doubled, without_memory),
+                                          (softer, apart), (deeper_value, apart), (shared, apart)])
+def test_what_is_edited_is_what_runs_without_memory(change, kind):
+    trainer = make_trainer(change, kind)
     assert trainer.engine.name == "autograd"
     assert torch.isfinite(learn(trainer)).all()
 
 
+def deeper(policy):
+    policy.encoder.extend([nn.Linear(16, 16), nn.ReLU()])
+
+
+def both_deeper(policy):
+    """And with other activations, of which each of these engines has two."""
+    for name in ("actor", "critic"):
+        setattr(policy, name, nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(),
+                                            nn.Linear(16, 16), nn.ReLU()))
+
+
 @pytest.mark.slow
-def test_one_more_layer_of_the_same_kind_is_no_other_network():
-    deeper = make_trainer(lambda policy: policy.encoder.extend([nn.Linear(16, 16), nn.ReLU()]), without_memory)
-    assert deeper.engine.name == "compiled"
-    torch.testing.assert_close(learn(deeper), learn(make_trainer(
-        lambda policy: policy.encoder.extend([nn.Linear(16, 16), nn.ReLU()]), without_memory, engine="autograd")),
-        atol=2e-4, rtol=1e-3)
+@pytest.mark.parametrize("change, kind", [(deeper, without_memory), (both_deeper, apart)])
+def test_one_more_layer_of_the_same_kind_is_no_other_network(change, kind):
+    trainer = make_trainer(change, kind)
+    assert trainer.engine.name == "compiled"
+    torch.testing.assert_close(learn(trainer), learn(make_trainer(change, kind, engine="autograd")),
+                               atol=2e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("kind", [models.MinGRUPolicy, without_memory])

@@ -254,7 +254,7 @@ def probe(cell):
     return loop
 
 
-exp_probe, sigmoid_probe = probe(kernels.exp_cell), probe(kernels.sigmoid_cell)
+exp_probe, sigmoid_probe, tanh_probe = map(probe, (kernels.exp_cell, kernels.sigmoid_cell, kernels.tanh_cell))
 log_probe, cos_turn_probe = probe(kernels.log_cell), probe(kernels.cos_turn_cell)
 
 
@@ -297,7 +297,7 @@ def test_bfloat16_rounds_to_the_nearest():
     assert np.isnan(back).all(), "a rounding up would carry into the sign and leave a zero"
 
 
-def test_exp_and_sigmoid():
+def test_exp_sigmoid_and_tanh():
     x = np.linspace(-87, 88, 1_000_003, dtype=np.float32)
     out = np.full_like(x, np.nan)
     exp_probe(x, out)
@@ -309,6 +309,13 @@ def test_exp_and_sigmoid():
         exact = 1 / (1 + np.exp(-x.astype(np.float64)))
     assert np.abs(out - exact).max() < 1e-6
     assert out.min() >= 0 and out.max() <= 1
+    tanh_probe(x, out)
+    exact = np.tanh(x.astype(np.float64))
+    assert np.abs(out - exact).max() < 4e-7 and np.abs(out).max() <= 1
+    x = np.exp(np.linspace(-80, 0, 100_003)).astype(np.float32)
+    out = np.full_like(x, np.nan)
+    tanh_probe(x, out)
+    assert np.abs(out / np.tanh(x.astype(np.float64)) - 1).max() < 3e-7
 
 
 @pytest.mark.parametrize("counter, key, expected", reference.PHILOX_KNOWN_ANSWERS)
