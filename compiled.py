@@ -352,8 +352,8 @@ def _pack_all_cpu(towers):
 
 
 def find_towers(policy):
-    """([(the names of a tower's linear maps, which of the decoder's rows it ends in), ...], the decoder's name, the kind
-    of activation after these maps). Raises ValueError if the activations differ, or are not among ACTIVATIONS."""
+    """([(the names of a tower's linear maps, which of the decoder's rows it ends in), ...], the decoder's name, the
+    kind of activation after these maps). Raises ValueError if the activations differ, or are not among ACTIVATIONS."""
     if isinstance(policy, models.MinGRUPolicy):
         return [(["encoder", *(f"rnn.layers.{i}" for i in range(policy.num_layers))], slice(None))], "decoder", 0
     inside = "policy." if isinstance(policy, models.Normalized) else ""

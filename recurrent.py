@@ -15,7 +15,7 @@ from torch import nn
 
 import kernels
 import products
-from kernels import INT0, ONE, ZERO, distinct_driver, driver, f32, sigmoid_cell, tanh_cell
+from kernels import INT0, ONE, ZERO, distinct_driver, driver, sigmoid_cell, tanh_cell
 from products import BLOCK, multiply_rows
 
 COST = 5  # nanoseconds that a gate takes
