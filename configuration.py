@@ -701,13 +701,24 @@ def load_config(env_name, argv=()):
             reasons["vec.num_envs"] = f"{steps:,} steps, {agents} agent{'s' * (agents > 1)} each"
     base = values.pop("base")
     args = {"config_name": env_name, "env_name": name, **base, **values, "auto": reasons}
+    if typed(argv, "--policy.hidden-size"):
+        check_size_is_used(args)
     check_counts(args)
     if sizes:
-        typed = any(option.partition("=")[0] == "--train.horizon" for option in argv)
-        known = {"horizon": args["train"]["horizon"]} if typed or "batch_size" not in sizes else {}
+        given = typed(argv, "--train.horizon") or "batch_size" not in sizes
+        known = {"horizon": args["train"]["horizon"]} if given else {}
         args["train"] |= sizes_of({**known, **sizes}, count_agents(args), "train.")
         check_counts(args)
     return args
+
+
+def check_size_is_used(args):
+    """ConfigError if no part of the network takes policy.hidden_size."""
+    name = args["policy"]["name"]
+    if name not in POLICIES and args["rnn"]["name"] in ("auto", "none") and not takes_size(
+            load_attribute("policy.name", name, POLICIES)):
+        raise ConfigError(f"--policy.hidden-size: {named(name)} has no keyword hidden_size, so nothing would change. "
+                          "What its __init__ takes with a plain default is a setting, --policy.NAME.")
 
 
 EPISODE = 500  # bytes that an evaluation keeps for each episode
@@ -1292,9 +1303,7 @@ def make_network(settings, env, encoded, normalize):
             return models.Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize)
         ours = {"board": models.Board, "separate": models.Separate}.get(name, models.FeedForward)
         cls = load_attribute("policy.name", name, POLICIES) if own else ours
-        takes = inspect.signature(cls).parameters
-        sized = "hidden_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
-        options = {"hidden_size": hidden} if sized else {}
+        options = {"hidden_size": hidden} if takes_size(cls) else {}
         options |= {key: value for key, value in settings.items() if not hasattr(Policy, key)}
         try:
             inspect.signature(cls).bind(env, **options)
@@ -1311,6 +1320,12 @@ def make_network(settings, env, encoded, normalize):
         if own:
             raise
         raise ConfigError(str(error)) from None
+
+
+def takes_size(cls):
+    """Whether a network's class has a keyword hidden_size."""
+    takes = inspect.signature(cls).parameters
+    return "hidden_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
 
 
 def load_attribute(setting, name, others=()):

@@ -392,7 +392,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._episode_length += 1
         if terminated or truncated:
             self._over = True
-            info = _last_info(info, self._episode_return, self._episode_length)
+            info = _last_info(self, info, self._episode_return, self._episode_length)
         return observation, reward, terminated, truncated, info
 
     def _check(self, call, observation, reward, terminated, truncated):
@@ -465,9 +465,11 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         return ()
 
 
-def _last_info(info, episode_return, episode_length):
+def _last_info(env, info, episode_return, episode_length):
     """The info of an episode's last step, with the episode's return and length."""
     check_info(info, "the last step of an episode")
+    if not env._mask_needed:
+        check_late_masks(env.env, [info.get("action_mask")])
     info = {**info, "episode_return": episode_return, "episode_length": episode_length}
     if "episode" in info:  # RecordEpisodeStatistics, which may stand below a wrapper that changes rewards
         info["episode_return"] = float(np.ravel(info["episode"]["r"])[0])
@@ -528,7 +530,7 @@ class GymnasiumTogether:
     """
 
     RESTATED = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write")
-    CHECKED = 0x769aefd1
+    CHECKED = 0xa7d46ca3
 
     @classmethod
     def of(cls, envs, numbers, rows):
@@ -595,7 +597,7 @@ class GymnasiumTogether:
                 row.terminals[i], row.truncations[i], row.resets[i] = bool(terminated[i]), bool(truncated[i]), 1
                 if truncated[i]:
                     self._envs[i]._write(row.final_observations, i, seen[i])
-                info = _last_info(infos[i], self._returns.item(i), self._steps_taken - self._begun[i])
+                info = _last_info(self._envs[i], infos[i], self._returns.item(i), self._steps_taken - self._begun[i])
                 ended.append((self._numbers[i], numeric_scalars(info)))
                 self._returns[i], self._begun[i] = 0, self._steps_taken
                 seen[i], infos[i] = self._resets[i]()

@@ -346,9 +346,9 @@ class FlatAction:
 
 
 def check_late_masks(env, masks):
-    """Fault if there is a mask at an environment's first step and there was none at its reset."""
+    """Fault if there is a mask at a step of an environment that gave none at its first reset."""
     if any(mask is not None for mask in masks):
-        raise Fault(f"{env}: the first step() gives an action mask, and reset() gave none, so it would be ignored. "
+        raise Fault(f"{env}: step() gives an action mask, and the first reset() gave none, so it would be ignored. "
                     'Give one at both: reset returns observation, {"action_mask": ...}.')
 
 

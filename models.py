@@ -460,7 +460,7 @@ Default = FeedForward  # PufferLib's name; the default network here is MinGRUPol
 class Separate(nn.Module):
     """Policy and value in networks of their own, two tanh layers each, without memory, for plain
     numbers. The value's errors then cannot disturb what the policy sees (Andrychowicz et al. 2021,
-    3.2, on robots)."""
+    3.2, on robots). As it stands here, compiled.py computes the same on a CPU without autograd."""
 
     def __init__(self, env, hidden_size=64):
         super().__init__()

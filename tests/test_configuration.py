@@ -300,6 +300,19 @@ def test_a_run_brings_its_own_network_and_refuses_another(tmp_path, monkeypatch,
     assert model.stat().st_size < 100_000, "weights alone, not the arena behind them"
 
 
+def test_a_size_that_no_part_of_the_network_takes_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("""import models
+class Fixed(models.FeedForward):
+    def __init__(self, env):
+        super().__init__(env, 16)
+""")
+    own = ["--policy.name", f"{tmp_path}/mine.py:Fixed"]
+    with pytest.raises(configuration.ConfigError, match="Fixed has no keyword hidden_size, so nothing would change"):
+        configuration.load_config("squared", [*own, "--policy.hidden-size", "32"])
+    configuration.load_config("squared", own)
+    configuration.load_config("squared", [*own, "--policy.hidden-size", "16", "--rnn.name", "lstm"])
+
+
 def test_interrupt_saves_a_checkpoint(tmp_path):
     process = start(
         [

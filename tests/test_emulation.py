@@ -392,16 +392,23 @@ def test_a_multidiscrete_mask_may_be_a_list_of_lists():
 class LateMask(MaskedByMethod):
     action_masks = None
 
+    def __init__(self, first):
+        self.first = first  # step with a mask
+
     def step(self, action):
-        return np.zeros(1, np.float32), 0.0, False, False, {"action_mask": np.ones(4)}
+        self.t += 1
+        info = {} if self.t < self.first else {"action_mask": np.ones(4)}
+        return np.zeros(1, np.float32), 0.0, self.t == 5, False, info
 
 
 @pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
-def test_a_mask_that_begins_after_the_reset_is_a_fault(backend):
+@pytest.mark.parametrize("first", [1, 3])
+def test_a_mask_that_begins_after_the_reset_is_a_fault(backend, first):
     with (pytest.raises((ValueError, vector.WorkerError), match=r"reset\(\) gave none"),
-          vector.make(lambda **_: LateMask(), num_envs=2, backend=backend) as vecenv):
+          vector.make(lambda **_: LateMask(first), num_envs=2, backend=backend) as vecenv):
         vecenv.reset()
-        vecenv.step(np.zeros((2, 1), np.int32))
+        for _ in range(5):
+            vecenv.step(np.zeros((2, 1), np.int32))
 
 
 @pytest.mark.parametrize(
