@@ -402,7 +402,7 @@ def said_by(program, expected=()):
     without one is raised on, unless it is of the classes `expected`."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = error_text(error)
         if text is None and not isinstance(error, expected):
             raise
@@ -482,15 +482,19 @@ def policy_section(name):
         return Policy
     own = environments.plain_defaults(load_attribute("policy.name", name, POLICIES))
     fields = [(key, type(value), field(default=value, metadata={"help": f"As {named(name)} has it."}))
-              for key, value in own.items() if not hasattr(Policy, key)]
+              for key, value in own.items()
+              if not hasattr(Policy, key) or (key == "hidden_size" and type(value) is int)]
     return dataclasses.make_dataclass("Policy", fields, bases=(Policy,))
 
 
 def take_network(schema, values, name):
-    """Let the policy section be that of the network `name`; settings that it does not have go."""
-    schema["policy"] = policy_section(name)
-    values["policy"] = {key: values["policy"].get(key, default)
-                        for key, default in dataclasses.asdict(schema["policy"]()).items()}
+    """Let the policy section be that of the network `name`; settings that it does not have go. A size in a file is that
+    of the network there: another one that has a size of its own keeps that."""
+    before, kept, schema["policy"] = schema["policy"].hidden_size, values["policy"], policy_section(name)
+    sized = any(f.name == "hidden_size" and f.metadata for f in dataclasses.fields(schema["policy"]))
+    if name != kept["name"] and (sized or kept["hidden_size"] == before):
+        kept = {key: value for key, value in kept.items() if key != "hidden_size"}
+    values["policy"] = {key: kept.get(key, default) for key, default in dataclasses.asdict(schema["policy"]()).items()}
 
 
 def typed(argv, *options):
@@ -507,6 +511,10 @@ def load_library(name):
     try:
         return ocean.load(name.removeprefix("puffer_"))
     except (ValueError, RuntimeError) as error:  # RuntimeError: it does not compile
+        own = find_config(name)[1]
+        if own.exists() and parse_ini(own):
+            raise ConfigError(f"{own}: its [base] must say env_name = ENVIRONMENT, because {name} itself is none. "
+                              f"({error})") from None
         raise ConfigError(str(error)) from None
 
 

@@ -94,7 +94,7 @@ def every(data_dir, env_name=None):
             found.append(read(path.parent))
     if env_name is not None:
         found = [run for run in found
-                 if env_name in (run.saved["env_name"], run.saved.get("config_name"))]
+                 if env_name in (run.saved["env_name"], run.saved.get("config_name"), Path(run.saved["env_name"]).stem)]
     return sorted(found, key=lambda run: run.age)
 
 

@@ -29,6 +29,7 @@ import json
 import math
 import os
 import random
+import re
 import secrets
 import shlex
 import signal
@@ -125,7 +126,7 @@ class PuffeRL:
                      "versions": VERSIONS}
         self.vecenv, self.policy = vecenv, policy
         self.logger = logger if logger is not None and self.ranks.rank == 0 else NoLogger()
-        self.env_name = Path(c["env"]).stem
+        self.env_name = re.sub(r"[^\w.+-]", "", Path(c["env"]).stem) or "env"  # a folder's name, also of a lambda
         self.horizon, self.num_agents, self.span = c["horizon"], vecenv.num_agents, drawn_steps(c)
         self.batch_size = self.horizon * sum(agents)
         drawn = c["minibatch_size"] // self.span
@@ -1050,6 +1051,10 @@ def describe(trainer, args, facts):
         yield (f"one thread of {trainer.vecenv.num_threads} learns. If forward keeps nothing from call to call and "
                f"draws no random numbers, write thread_safe = True into {', '.join(trainer.engine.held_back)}: "
                "then each learns (docs/speed.md)")
+    if any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.training
+           for module in trainer.policy.modules()):
+        yield ("batch norms: the moments of a rollout's step and of a minibatch differ, so what learns is not what "
+               "acted, and such a network may learn nothing; take nn.LayerNorm, or call eval() of these layers")
     if args["train"]["device"] == "auto" and isinstance(trainer.vecenv, Native) and torch.cuda.is_available():
         yield "a GPU is here: --train.device cuda trains on it, Breakout many times as fast (docs/gpu.md)"
     for name, reason in args["auto"].items():
@@ -1201,7 +1206,7 @@ def main(argv=None):
             raise ConfigError(f"train.gpus = {gpus}, but torchrun has started {started} on this "
                               "machine; leave it out.")
         train(argv[1], args)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # an environment may exit
         text = error_text(error)
         # torchrun shows the traceback
         if text is None or (ranks.started() and not isinstance(error, EXPECTED)):

@@ -157,6 +157,20 @@ class Signs:
                     f"{entropies[-1]:.2g} while the score stayed. Try a larger "
                     "--train.ent-coef (0.01 to 0.05) or a smaller --train.learning-rate.")
 
+    def sign_score_lost(self):
+        """The returns rose far above chance, and at the end are where they began."""
+        returns = np.array(self.values("environment/episode_return"))
+        width, last = 3 if len(returns) >= 4 * PATIENCE else 1, returns[-max(3, len(returns) // 4) :]
+        if len(returns) <= PATIENCE or self.progress < 0.5:
+            return None
+        smooth = np.convolve(returns, np.ones(width) / width, "valid")
+        first, best = smooth[0], max(smooth)
+        gain = best - first
+        if gain > 6 * np.std(last) + 0.3 * abs(best) and max(last) < first + 0.3 * gain:
+            return (f"What was learnt is lost: the mean return rose from {first:.4g} to {best:.4g} and is "
+                    f"{np.mean(last):.4g} now. Steps were too large for a policy that had nothing more to learn. Try "
+                    "a smaller --train.learning-rate; --load-model-path best has the weights of the best score.")
+
     def sign_value_dwarfs(self):
         """The clipped gradient is nearly all the value's."""
         weight, clip = self.settings.get("vf_coef", 1.0), self.settings.get("max_grad_norm", math.inf)

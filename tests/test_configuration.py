@@ -300,6 +300,17 @@ def test_a_run_brings_its_own_network_and_refuses_another(tmp_path, monkeypatch,
     assert model.stat().st_size < 100_000, "weights alone, not the arena behind them"
 
 
+@pytest.mark.parametrize("text, words", [
+    ("[base]\nenv_nam = gym/CartPole-v1\n", r"its \[base\] must say env_name = ENVIRONMENT, because zz itself is none"),
+    ("[train]\ngamma = 0.9\ngamma = 0.8\n", r"zz.ini.*option 'gamma' in section 'train' already exists")])
+def test_a_file_that_names_no_environment_is_the_one_that_is_blamed(tmp_path, monkeypatch, text, words):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/zz.ini").write_text(text)
+    monkeypatch.setattr(configuration, "ROOT", tmp_path)
+    with pytest.raises(configuration.ConfigError, match=words):
+        configuration.load_config("zz")
+
+
 def test_a_size_that_no_part_of_the_network_takes_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text("""import models
 class Fixed(models.FeedForward):
@@ -413,6 +424,8 @@ class Wrong(gymnasium.Env):
     def fail(self, where):
         if where == self.where:
             raise RuntimeError("the sky has fallen")
+        if where == self.where.removesuffix(" exits"):
+            raise SystemExit(3)
         if where == self.where.removesuffix(" divides"):
             with np.errstate(all="raise"):
                 np.ones(1) / np.zeros(1)
@@ -442,6 +455,7 @@ def said_of(tmp_path, backend, where):
 
 
 @pytest.mark.parametrize("where, words", [("step divides", "FloatingPointError: divide by zero"),
+                                          ("step exits", "SystemExit: 3"), ("reset exits", "SystemExit: 3"),
                                           ("step is full", "MemoryError"),
                                           ("reset is full", "MemoryError")])
 def test_what_may_be_ours_is_shown_by_an_environments_own_lines(tmp_path, where, words):

@@ -46,6 +46,13 @@ def call(*words):
     pufferl.main([*map(str, words)])
 
 
+def test_a_run_is_found_by_the_name_that_it_printed(tmp_path):
+    args = {**SETTINGS, "env_name": f"{tmp_path}/mine.py:Env", "config_name": f"{tmp_path}/mine.py:Env"}
+    (tmp_path / "mine_1-aa").mkdir()
+    (tmp_path / "mine_1-aa/config.json").write_text(json.dumps(args, default=str))
+    assert history.find("mine", tmp_path).folder == tmp_path / "mine_1-aa"
+
+
 def test_runs_are_listed_the_newest_first_with_what_differs(left, capsys):
     call("runs", "--data-dir", left)
     lines = capsys.readouterr().out.splitlines()

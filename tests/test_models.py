@@ -615,6 +615,9 @@ def test_another_network_than_that_of_an_ini(tmp_path, monkeypatch):
     ini = tmp_path / "config/cartpole.ini"
     ini.write_text(ini.read_text().replace("name = default\n", f"name = {tmp_path}/net.py:Deep\ndepth = 2\n"))
     monkeypatch.setattr(configuration, "ROOT", tmp_path)
-    assert configuration.load_config("cartpole")["policy"]["depth"] == 2
+    own = configuration.load_config("cartpole")["policy"]
+    assert (own["depth"], own["hidden_size"]) == (2, 64), "the size stands beside its name"
+    there = configuration.load_config("acrobot", ["--policy.name", f"{tmp_path}/net.py:Deep"])["policy"]
+    assert there["hidden_size"] == 16, "that file's size is for another network"
     plain = configuration.load_config("cartpole", ["--policy.name", "default"])["policy"]
-    assert "depth" not in plain and plain["name"] == "default"
+    assert "depth" not in plain and (plain["name"], plain["hidden_size"]) == ("default", 64)

@@ -36,7 +36,7 @@ def recipe(tmp_path, monkeypatch):
 
 def test_every_recipe_has_a_test():
     here = Path(__file__).read_text()
-    assert all(blocks for blocks in RECIPES.values()) and len(RECIPES) == 22
+    assert all(blocks for blocks in RECIPES.values()) and len(RECIPES) == 23
     assert [title for title in RECIPES if f'"{title}"' not in here and not title.startswith("CleanRL")] == []
 
 
@@ -272,6 +272,12 @@ def test_gradient_accumulation(recipe):
 def test_checkpoints(recipe, capsys):
     assert recipe("Checkpoints from a script")["same"]
     assert "{'why': 'half way'}" in capsys.readouterr().out
+
+
+def test_evaluate_stop_early_and_play(recipe):
+    names = recipe("Evaluate, stop early, play")
+    assert names["best"] >= 475 and names["trainer"].epoch < names["trainer"].total_epochs
+    assert (names["play"](names["trained"], 3) >= 475).all() and names["trainer"].run_folder is None
 
 
 def test_settings_in_the_docs_exist():

@@ -109,6 +109,7 @@ FAILURES = {
                       "max_grad_norm": 100, "ent_coef": 0.3, "epochs": 90},
     "entropy_gone": {"world": {"reward": 0.0},
                      "meddle": change_metrics(losses__entropy=lambda n: 1.0 / n**2)},
+    "score_lost": {"meddle": change_metrics(environment__episode_return=lambda n: float(n if 3 < n < 9 else n % 2))},
     "value_dwarfs": {"world": {"reward": 1000.0}, "vf_clip_coef": math.inf},
     "value_knows_nothing": {"meddle": change_metrics(losses__explained_variance=lambda n: -0.5,
                                                       losses__value_loss=lambda n: 1.0)},
