@@ -178,7 +178,7 @@ class Vector:
             return call(*arguments)
         except workers.Hung:
             raise WorkerError(self.hung) from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             error.add_note(f"(environment {self.who(frame for frame, _ in traceback.walk_tb(error.__traceback__))} of "
                            f"{self.name})")
             raise
