@@ -412,7 +412,7 @@ def train(args, envs, policy=None):
             if args.norm_reward:
                 target *= min(1.0, losses["advantages"] / 0.2)
             step = math.sqrt(target / max(losses["approx_kl"], 1e-12))
-            rate_factor = min(10.0, max(0.1, rate_factor * min(1.2, max(0.5, step))))
+            rate_factor = min(10.0, 4.0 / schedule, max(0.1, rate_factor * min(1.2, max(0.5, step))))
         losses = learn(args, storage, data, rewards, policy, momenta, count, epoch, progress,
                        args.learning_rate * rate_factor * schedule)
         if args.norm_obs:

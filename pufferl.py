@@ -502,8 +502,9 @@ class PuffeRL:
 # in an epoch: too large a rate does harm at once, too small a one only takes longer
 RATE_STEPS = 0.5, 1.2
 SMALL_ADVANTAGES = 0.2  # the advantages' deviation, as a share of the return's
-# how far target_kl may move the learning rate from the setting, either way
-RATE_FACTORS = 0.1, 10.0
+# how far target_kl may move the schedule, either way, and how many times the setting the learning rate may be: a
+# divergence, a mean over all steps, says little of the few steps that decide, and what was learnt of these is lost
+RATE_FACTORS, RATE_MOST = (0.1, 10.0), 4.0
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
 
 
@@ -736,10 +737,11 @@ def adapted(trainer, kl):
         count = max(count, 1.0)  # all may have been dead
         deviation = math.sqrt(max(0.0, squares / count - (total / count) ** 2))
         target *= min(1.0, deviation / SMALL_ADVANTAGES)
-    if schedule(trainer.config, trainer.global_step) <= 0.05:
+    share = schedule(trainer.config, trainer.global_step)
+    if share <= 0.05:
         return factor
     step = min(RATE_STEPS[1], max(RATE_STEPS[0], math.sqrt(target / max(kl, 1e-12))))
-    return min(RATE_FACTORS[1], max(RATE_FACTORS[0], factor * step))
+    return min(RATE_FACTORS[1], RATE_MOST / share, max(RATE_FACTORS[0], factor * step))
 
 
 def check_open(trainer):
