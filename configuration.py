@@ -149,8 +149,8 @@ class Train:
     min_lr_ratio: float = 0.0
     """Fraction of learning_rate that is left at the end."""
     target_kl: float | Auto | None = "auto"
-    """Multiply the scheduled learning rate by 0.1 to 10, so that an epoch's updates move the policy by this KL
-    divergence on average, until the schedule has nearly ended. (By less if norm_reward is on and advantages are
+    """Multiply the scheduled learning rate by 0.1 to 10, up to four times the setting, so that an epoch's updates move
+    the policy by this KL divergence on average, until the schedule has nearly ended. (By less if norm_reward is on and advantages are
     small, because they are then mostly noise.) none: the rate is the schedule's. auto: 0.01, or 0.02 with
     continuous actions, if learning_rate is auto, else none."""
     gamma: float | Auto = "auto"
@@ -576,7 +576,8 @@ def translate(section, key, known, where, schema=SECTIONS):
         raise ConfigError(f"{where}: {REFUSED[old]}.")
     for cutoff in (1.0, 0.8, 0.5):
         near = difflib.get_close_matches(key, known, 3, cutoff)
-        near = near or in_other_sections(key, schema, cutoff, where.startswith("--"))
+        if section != "env" or cutoff > 0.5:  # an environment's own words resemble anything a little
+            near = near or in_other_sections(key, schema, cutoff, where.startswith("--"))
         if near:
             break
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
@@ -1264,8 +1265,10 @@ def put_weights(policy, weights, path):
     try:
         policy.load_state_dict(weights)
     except RuntimeError as error:
+        first, *others = [line.strip().rstrip(".") for line in str(error).splitlines()[1:]] or [str(error)]
         raise ConfigError(f"{path} does not fit this network; settings that change what it sees or may do, or its "
-                          f"size, must be those that it was trained with. ({error})") from None
+                          f"size, must be those that it was trained with. ({first}"
+                          f"{f'; {len(others)} more' if others else ''})") from None
     check_finite(policy.state_dict(), masks, path)
 
 
