@@ -35,14 +35,15 @@ if products.missing():
 TOGETHER = 64  # steps that pass the network together: of one segment, or of several short ones
 
 
-ACTIVATIONS = {nn.ReLU: 0, nn.Tanh: 1}  # of a network without memory
+RELU, TANH = range(2)
+ACTIVATIONS = {nn.ReLU: RELU, nn.Tanh: TANH}  # of networks without memory
 
 
 @distinct_driver
 def _activate(kind, rows):
     """max(rows, 0), where NaN stays NaN, or tanh(rows), in place."""
     numbers = rows.reshape(-1)
-    if kind == 0:
+    if kind == RELU:
         for i in range(len(numbers)):
             numbers[i] = f32(0) if numbers[i] < f32(0) else numbers[i]
     else:
@@ -54,7 +55,7 @@ def _activate(kind, rows):
 def _activate_grad(kind, grad, rows):
     """grad times the slope of `_activate` where it gave `rows`, in place."""
     numbers, results = grad.reshape(-1), rows.reshape(-1)
-    if kind == 0:
+    if kind == RELU:
         for i in range(len(numbers)):
             numbers[i] = numbers[i] if results[i] > f32(0) else f32(0)
     else:
@@ -65,8 +66,10 @@ def _activate_grad(kind, grad, rows):
 @driver
 def _join(begin, end, parts, outputs):
     """outputs[begin:end] = the towers' outputs side by side; those of a single tower stand there already."""
+    if len(parts) == 1:
+        return
     first = 0
-    for k in range(len(parts) if len(parts) > 1 else 0):
+    for k in range(len(parts)):
         for r in range(begin, end):
             for c in range(parts[k].shape[1]):
                 outputs[r, first + c] = parts[k][r, c]
@@ -76,8 +79,10 @@ def _join(begin, end, parts, outputs):
 @driver
 def _part(begin, end, outputs, parts):
     """What `_join` puts together, taken apart."""
+    if len(parts) == 1:
+        return
     first = 0
-    for k in range(len(parts) if len(parts) > 1 else 0):
+    for k in range(len(parts)):
         for r in range(begin, end):
             for c in range(parts[k].shape[1]):
                 parts[k][r, c] = outputs[r, first + c]
@@ -309,13 +314,13 @@ def _ask_ahead(observations, index, first, last, T, part):
 
 @driver
 def _learn_cpu(first, last, together, observations, initial, resets, index, network, back, scratch,
-               gradients, log_std, squash, masked, masks, heads, rollout, written, parts):
+               gradients, log_std, squash, masked, masks, heads, rollout, written, statistics):
     """The gradients, statistics, new values and ratios of the segments index[first:last] of a
     minibatch, `together` at a time. rollout: (actions, logprobs, values, advantages, weights, valid,
     settings); these and squash are what `kernels.ppo_loss` takes. written: (new_values, new_ratios);
-    parts, float64, at least max(T, `together`) rows of SUMS, is added to."""
+    statistics, float64, at least max(T, `together`) rows of SUMS, is added to."""
     T, valid = len(rollout[0]), rollout[5]
-    outputs, grad_outputs, grad_log_std = scratch[2], scratch[4], scratch[6]
+    _, _, outputs, _, grad_outputs, _, grad_log_std, _, _ = scratch
     width = outputs.shape[1]
     for start in range(first, last, together):
         n = min(together, last - start)
@@ -326,11 +331,11 @@ def _learn_cpu(first, last, together, observations, initial, resets, index, netw
         out, grad = outputs[:rows].reshape(T, n, width), grad_outputs[:rows].reshape(T, n, width)
         if heads is not None:
             kernels._ppo_loss_discrete_lanes(INT0, n, out, index, start, masked, masks, heads, *rollout, grad,
-                                             *written, parts)
+                                             *written, statistics)
         if log_std is not None:  # see _act_cpu
             spread = grad_log_std[:rows].reshape(T, n, width - 1)
             kernels._ppo_loss_continuous(INT0, T, out, index, start, np.broadcast_to(log_std, spread.shape), squash,
-                                         *rollout, grad, spread, *written, parts)
+                                         *rollout, grad, spread, *written, statistics)
         _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scratch, gradients)
         _ask_ahead(observations, index, *following, T, 2)
 
@@ -355,14 +360,14 @@ def find_towers(policy):
     """([(the names of a tower's linear maps, which of the decoder's rows it ends in), ...], the decoder's name, the
     kind of activation after these maps). Raises ValueError if the activations differ, or are not among ACTIVATIONS."""
     if isinstance(policy, models.MinGRUPolicy):
-        return [(["encoder", *(f"rnn.layers.{i}" for i in range(policy.num_layers))], slice(None))], "decoder", 0
+        return [(["encoder", *(f"rnn.layers.{i}" for i in range(policy.num_layers))], slice(None))], "decoder", RELU
     inside = "policy." if isinstance(policy, models.Normalized) else ""
     apart = isinstance(policy.get_submodule(inside[:-1]), models.Separate)
     rows = {"actor": slice(-1), "critic": slice(-1, None)} if apart else {"encoder": slice(None)}
     chains = {name: policy.get_submodule(inside + name) for name in rows}
     kinds = {type(activation) for chain in chains.values() for activation in chain[1::2]}
     if len(kinds) != 1 or not kinds <= ACTIVATIONS.keys():
-        raise ValueError(f"its activations are {', '.join(sorted(kind.__name__ for kind in kinds))}")
+        raise ValueError(f"its activations are {', '.join(sorted(kind.__name__ for kind in kinds)) or 'none'}")
     return [([f"{inside}{name}.{i}" for i in range(0, len(chain), 2)], rows[name])
             for name, chain in chains.items()], f"{inside}decoder", ACTIVATIONS[kinds.pop()]
 

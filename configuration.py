@@ -219,7 +219,7 @@ class Train:
     """Where the network runs and learns. auto is cpu: on a GPU little was measured yet (docs/gpu.md)."""
     engine: Literal["auto", "compiled", "fused", "autograd"] = "auto"
     """How the network acts and learns (engines.py). autograd: any network, by its own forward. compiled (on a CPU, also
-    feed-forward), fused (on a GPU): the default one. auto takes these if their results equal the network's own."""
+    feed-forward and separate), fused (on a GPU): the default one. auto takes these if their results equal its own."""
     rollout: Literal["auto", "plain"] = "auto"
     """plain: Python calls each step of a rollout. auto: one call does a buffer's whole rollout, if the engine can and
     the vectorized environment is vector.Native itself; else as plain."""
@@ -487,12 +487,13 @@ def policy_section(name):
     return dataclasses.make_dataclass("Policy", fields, bases=(Policy,))
 
 
-def take_network(schema, values, name):
-    """Let the policy section be that of the network `name`; settings that it does not have go. A size in a file is that
-    of the network there: another one that has a size of its own keeps that."""
-    before, kept, schema["policy"] = schema["policy"].hidden_size, values["policy"], policy_section(name)
-    sized = any(f.name == "hidden_size" and f.metadata for f in dataclasses.fields(schema["policy"]))
-    if name != kept["name"] and (sized or kept["hidden_size"] == before):
+def take_network(schema, values, name, sized=None):
+    """Let the policy section be that of the network `name`; settings that it does not have go. sized: the network that
+    the hidden_size in `values` was written for, None if it is a default. Another one with a default of its own has
+    that."""
+    kept, schema["policy"] = values["policy"], policy_section(name)
+    own = any(f.name == "hidden_size" and f.metadata for f in dataclasses.fields(schema["policy"]))
+    if name != kept["name"] and (sized is None or (own and sized != name)):
         kept = {key: value for key, value in kept.items() if key != "hidden_size"}
     values["policy"] = {key: kept.get(key, default) for key, default in dataclasses.asdict(schema["policy"]()).items()}
 
@@ -512,7 +513,8 @@ def load_library(name):
         return ocean.load(name.removeprefix("puffer_"))
     except (ValueError, RuntimeError) as error:  # RuntimeError: it does not compile
         own = find_config(name)[1]
-        if own.exists() and parse_ini(own):
+        if isinstance(error, ValueError) and own.exists() and name not in ocean.names():
+            parse_ini(own)  # a fault of the whole file comes first
             raise ConfigError(f"{own}: its [base] must say env_name = ENVIRONMENT, because {name} itself is none. "
                               f"({error})") from None
         raise ConfigError(str(error)) from None
@@ -669,9 +671,9 @@ def resolve(env_name, argv=()):
     """(schema, values) before the command line `argv`: each section's dataclass, each one's settings."""
     env_name, own = find_config(env_name)
     files = [path for path in (ROOT / "config" / "default.ini", own) if path.exists()]
-    names = [parse_ini(path, word="policy").get("policy", "name", fallback=None) for path in files]
+    policies = [dict(ini["policy"]) if "policy" in (ini := parse_ini(path, word="policy")) else {} for path in files]
     schema = {"base": Base, "env": env_section(env_name), **SECTIONS}
-    schema["policy"] = policy_section(next(filter(None, reversed(names)), Policy.name))
+    schema["policy"] = policy_section(next((one["name"] for one in reversed(policies) if "name" in one), Policy.name))
     values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()} | {"sweep": {}}
     creator = load_creator(env_name)
     if not getattr(creator, "takes_copies", True):
@@ -679,8 +681,10 @@ def resolve(env_name, argv=()):
     for path in files:
         read_ini(path, schema, values)
     saved = saved_settings(argv, env_name, schema, values) or {}
-    take_network(schema, values, typed(argv, "--policy.name", "--policy-name")
-                 or saved.get("policy", {}).get("name", values["policy"]["name"]))
+    name = (typed(argv, "--policy.name", "--policy-name")
+            or saved.get("policy", {}).get("name", values["policy"]["name"]))
+    sized = next((one.get("name", name) for one in reversed(policies) if "hidden_size" in one), None)
+    take_network(schema, values, name, sized)
     return schema, values
 
 
@@ -710,8 +714,10 @@ def load_config(env_name, argv=()):
             reasons["vec.num_envs"] = f"{steps:,} steps, {agents} agent{'s' * (agents > 1)} each"
     base = values.pop("base")
     args = {"config_name": env_name, "env_name": name, **base, **values, "auto": reasons}
-    if typed(argv, "--policy.hidden-size"):
-        check_size_is_used(args)
+    if typed(argv, "--policy.hidden-size") and unused(args):
+        raise ConfigError(f"--policy.hidden-size: {named(args['policy']['name'])} has no keyword hidden_size, so "
+                          "nothing would change. What its __init__ takes with a plain default is a setting, "
+                          "--policy.NAME.")
     check_counts(args)
     if sizes:
         given = typed(argv, "--train.horizon") or "batch_size" not in sizes
@@ -721,13 +727,12 @@ def load_config(env_name, argv=()):
     return args
 
 
-def check_size_is_used(args):
-    """ConfigError if no part of the network takes policy.hidden_size."""
+def unused(args):
+    """{"policy.hidden_size"} if no part of the network takes it, else nothing."""
     name = args["policy"]["name"]
-    if name not in POLICIES and args["rnn"]["name"] in ("auto", "none") and not takes_size(
-            load_attribute("policy.name", name, POLICIES)):
-        raise ConfigError(f"--policy.hidden-size: {named(name)} has no keyword hidden_size, so nothing would change. "
-                          "What its __init__ takes with a plain default is a setting, --policy.NAME.")
+    used = (name in POLICIES or args["rnn"]["name"] not in ("auto", "none")
+            or takes_size(load_attribute("policy.name", name, POLICIES)))
+    return set() if used else {"policy.hidden_size"}
 
 
 EPISODE = 500  # bytes that an evaluation keeps for each episode
@@ -863,7 +868,7 @@ def apply_saved(argv, name, schema, values):
                 raise ConfigError(f"--baseline: the policy that ships with {env_name} was trained with env.{key} = "
                                   f"{value}, {ini.name} has {values['env'].get(key)}. Train one for it, or take "
                                   f"{env_name}.")
-        take_network(schema, values, settings["policy"]["name"])
+        take_network(schema, values, settings["policy"]["name"], settings["policy"]["name"])
     elif resume and settings is not None and not same_environment(settings.get("env_name", env_name), env_name):
         folder = settings["folder"]
         raise ConfigError(f"--resume {folder}: this is a run of {settings['env_name']}, and would go on as one of "
@@ -1371,6 +1376,11 @@ def turn_of(folder):
     return 0
 
 
+def stem_of(env_name):
+    """What the files of an environment's runs are called; a lambda's brackets would trouble a shell."""
+    return Path(env_name).stem.strip("<>")
+
+
 def find_run(path, data_dir, name, holding="model_*.pt"):
     """The folder of a run: `path` itself, or for "latest" and "best" the one that was started or
     resumed last (see turn_of; if that is equal, by the file's time) of what the command line calls
@@ -1389,7 +1399,7 @@ def find_run(path, data_dir, name, holding="model_*.pt"):
             saved = json.loads((folder / "config.json").read_text())
             return label(saved.get("config_name", saved["env_name"])) == label(name)
 
-    stem = Path(find_config(name)[0]).stem
+    stem = stem_of(find_config(name)[0])
     files = [file for file in Path(data_dir).glob(f"{stem}_*/{holding}") if is_ours(file.parent)]
     if not files:
         todo = "train one first" if path == "latest" else "it comes once episodes have ended; latest takes any model"

@@ -392,7 +392,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._episode_length += 1
         if terminated or truncated:
             self._over = True
-            info = _last_info(self, info, self._episode_return, self._episode_length)
+            info = _last_info(info, self._episode_return, self._episode_length)
         return observation, reward, terminated, truncated, info
 
     def _check(self, call, observation, reward, terminated, truncated):
@@ -462,14 +462,14 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._write(observations, i, observation)
         if masks is not None:
             self._action.write_mask(masks[i], self._mask(observation, info))
+        elif info and "action_mask" in info:
+            check_late_masks(self.env, [info["action_mask"]])
         return ()
 
 
-def _last_info(env, info, episode_return, episode_length):
+def _last_info(info, episode_return, episode_length):
     """The info of an episode's last step, with the episode's return and length."""
     check_info(info, "the last step of an episode")
-    if not env._mask_needed:
-        check_late_masks(env.env, [info.get("action_mask")])
     info = {**info, "episode_return": episode_return, "episode_length": episode_length}
     if "episode" in info:  # RecordEpisodeStatistics, which may stand below a wrapper that changes rewards
         info["episode_return"] = float(np.ravel(info["episode"]["r"])[0])
@@ -530,7 +530,7 @@ class GymnasiumTogether:
     """
 
     RESTATED = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write")
-    CHECKED = 0xa7d46ca3
+    CHECKED = 0xb685d89c
 
     @classmethod
     def of(cls, envs, numbers, rows):
@@ -597,7 +597,7 @@ class GymnasiumTogether:
                 row.terminals[i], row.truncations[i], row.resets[i] = bool(terminated[i]), bool(truncated[i]), 1
                 if truncated[i]:
                     self._envs[i]._write(row.final_observations, i, seen[i])
-                info = _last_info(self._envs[i], infos[i], self._returns.item(i), self._steps_taken - self._begun[i])
+                info = _last_info(infos[i], self._returns.item(i), self._steps_taken - self._begun[i])
                 ended.append((self._numbers[i], numeric_scalars(info)))
                 self._returns[i], self._begun[i] = 0, self._steps_taken
                 seen[i], infos[i] = self._resets[i]()
@@ -618,6 +618,8 @@ class GymnasiumTogether:
         if row.action_masks is not None:
             for env, target, observation, info in zip(self._envs, row.action_masks, seen, infos, strict=True):
                 env._action.write_mask(target, env._mask(observation, info))
+        elif any("action_mask" in info for info in infos if info):
+            check_late_masks(self._envs[0].env, [True])
         return ended
 
 
@@ -966,9 +968,11 @@ class PettingZooPufferEnv:
             slot, observation = self._slots[agent], observations[agent]
             self._observation.flatten(observation, view.observations[slot])
             view.valid[slot] = 1
+            mask = find_mask(observation, infos.get(agent, {}))
             if view.action_masks is not None:
-                self._action.write_mask(view.action_masks[slot],
-                                        find_mask(observation, infos.get(agent, {})))
+                self._action.write_mask(view.action_masks[slot], mask)
+            else:
+                check_late_masks(self.env, [mask])
         for slot in np.flatnonzero(view.valid == 0):
             view.observations[slot] = 0
             if view.action_masks is not None:

@@ -650,7 +650,8 @@ class Autograd(Acting):
 # --------------------------------------------------------------------------------------------------
 # Is it still the same network?
 
-AT = 1.0, 30.0  # factors for the weights: with 30 a clamp or squash of large outputs shows
+AT = 1.0, 30.0  # factors for the weights: with 30 a clamp or squash of large numbers within the network shows
+LARGE = 1000.0  # what outputs reach then at least, so that one of outputs shows
 NUDGE = 1e-6  # relative change of the weights that changes outputs about as much as rounding does
 STEPS, AGENTS = 16, 5  # how many are compared
 
@@ -677,6 +678,8 @@ def difference(policy, vecenv, sample, device="cpu"):
                                  else kept[name][0] + waves * (scale - 1) / 10)
             parameter.data.mul_(1 + nudge * waves)
             parameter.grad = None
+        for parameter in (policy.decoder.weight, policy.decoder.bias):
+            parameter.data.mul_(growth.view(-1, *[1] * (parameter.dim() - 1)))
 
     try:
         for module, shift, _ in norms:  # before the first merge they would change nothing
@@ -688,7 +691,10 @@ def difference(policy, vecenv, sample, device="cpu"):
             return "its decoder is for other actions"  # Autograd, which runs it then, says for which
         pair = _Pair(policy, sample, device)
         for scale in AT:
-            given = _given(vecenv, device, scale)
+            given, growth = _given(vecenv, device, scale), torch.ones(numbers, device=device)
+            if scale != 1:  # a tanh would leave the outputs small
+                weigh(scale)
+                growth = (LARGE / _forward(policy, *given)[0].detach().abs().amax((0, 1))).clamp(min=1.0)
             weigh(scale, NUDGE)
             nudged = _forward(policy, *given)[0].detach()
             weigh(scale)
@@ -696,7 +702,7 @@ def difference(policy, vecenv, sample, device="cpu"):
             if found is not None:
                 return found if scale == 1 else f"{found} (at {scale:g} times its weights)"
     except Exception as error:  # its forward may have other arguments or results
-        return f"it does not run as the default network does: {type(error).__name__}: {error}"
+        return f"it does not run as a network of models.py does: {type(error).__name__}: {error}"
     finally:
         matmul.fp32_precision = precision
         for name, parameter in parameters.items():

@@ -28,7 +28,7 @@ import numpy as np
 import configuration
 import processes
 import signs
-from configuration import Base, ConfigError, command
+from configuration import Base, ConfigError, command, stem_of
 from runs import aligned, duration, figure, is_running, score_of, solved_at, sparkline
 
 SECTIONS = "env", "vec", "policy", "rnn", "train"  # whose settings are compared
@@ -94,7 +94,7 @@ def every(data_dir, env_name=None):
             found.append(read(path.parent))
     if env_name is not None:
         found = [run for run in found
-                 if env_name in (run.saved["env_name"], run.saved.get("config_name"), Path(run.saved["env_name"]).stem)]
+                 if env_name in (run.saved["env_name"], run.saved.get("config_name"), stem_of(run.saved["env_name"]))]
     return sorted(found, key=lambda run: run.age)
 
 

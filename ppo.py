@@ -408,7 +408,8 @@ def train(args, envs, policy=None):
         # Until its end is near, the schedule is multiplied by a factor that aims at target_kl.
         if args.target_kl is not None and "approx_kl" in losses and schedule > 0.05:
             target = args.target_kl
-            # Small advantages are mostly noise, and Muon's steps do not shrink with the gradient.
+            # Small advantages are mostly noise, and Muon's steps do not shrink with the gradient. A rate of more
+            # than four times the setting loses what few decisive steps have taught.
             if args.norm_reward:
                 target *= min(1.0, losses["advantages"] / 0.2)
             step = math.sqrt(target / max(losses["approx_kl"], 1e-12))

@@ -29,7 +29,6 @@ import json
 import math
 import os
 import random
-import re
 import secrets
 import shlex
 import signal
@@ -87,6 +86,7 @@ from configuration import (  # load_* for scripts
     out_of_memory,
     own_optimizer,
     sizes_of,
+    stem_of,
 )
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
 from vector import Native, Tensors, make  # make for scripts too: make("breakout", num_envs=256)
@@ -126,7 +126,7 @@ class PuffeRL:
                      "versions": VERSIONS}
         self.vecenv, self.policy = vecenv, policy
         self.logger = logger if logger is not None and self.ranks.rank == 0 else NoLogger()
-        self.env_name = re.sub(r"[^\w.+-]", "", Path(c["env"]).stem) or "env"  # a folder's name, also of a lambda
+        self.env_name = stem_of(c["env"])
         self.horizon, self.num_agents, self.span = c["horizon"], vecenv.num_agents, drawn_steps(c)
         self.batch_size = self.horizon * sum(agents)
         drawn = c["minibatch_size"] // self.span
@@ -502,8 +502,8 @@ class PuffeRL:
 # in an epoch: too large a rate does harm at once, too small a one only takes longer
 RATE_STEPS = 0.5, 1.2
 SMALL_ADVANTAGES = 0.2  # the advantages' deviation, as a share of the return's
-# how far target_kl may move the schedule, either way, and how many times the setting the learning rate may be: a
-# divergence, a mean over all steps, says little of the few steps that decide, and what was learnt of these is lost
+# how far target_kl may move the schedule, either way, and how many times the setting the learning rate may be: with
+# more, solved policies were lost whose few decisive steps weigh little in the mean divergence (docs/LOG.md)
 RATE_FACTORS, RATE_MOST = (0.1, 10.0), 4.0
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
 
@@ -995,7 +995,7 @@ def settle(env_name, args, vecenv):
 
 def find_interrupted(group, args):
     """If a launcher has started this command again, go on with its run."""
-    args["resume"] = group.find_interrupted(args["data_dir"], Path(args["env_name"]).stem)
+    args["resume"] = group.find_interrupted(args["data_dir"], stem_of(args["env_name"]))
     if args["resume"]:  # its measured choices stay
         saved = group.first(lambda: json.loads((Path(args["resume"]) / "config.json").read_text()))
         for section in ("train", "vec"):

@@ -157,19 +157,27 @@ class Signs:
                     f"{entropies[-1]:.2g} while the score stayed. Try a larger "
                     "--train.ent-coef (0.01 to 0.05) or a smaller --train.learning-rate.")
 
-    def sign_score_lost(self):
-        """The returns rose far above chance, and at the end are where they began."""
-        returns = np.array(self.values("environment/episode_return"))
-        width, last = 3 if len(returns) >= 4 * PATIENCE else 1, returns[-max(3, len(returns) // 4) :]
-        if len(returns) <= PATIENCE or self.progress < 0.5:
+    def lost(self, name):
+        """(first, best, last) of the values under a name if they stayed far above the first ones for long and are
+        back there in the last quarter, else None."""
+        values = np.array(self.values(name))
+        if len(values) < 2 * PATIENCE:
             return None
-        smooth = np.convolve(returns, np.ones(width) / width, "valid")
+        smooth, last = np.convolve(values, np.ones(3) / 3, "valid"), values[-len(values) // 4 :]
         first, best = smooth[0], max(smooth)
         gain = best - first
-        if gain > 6 * np.std(last) + 0.3 * abs(best) and max(last) < first + 0.3 * gain:
-            return (f"What was learnt is lost: the mean return rose from {first:.4g} to {best:.4g} and is "
-                    f"{np.mean(last):.4g} now. Steps were too large for a policy that had nothing more to learn. Try "
-                    "a smaller --train.learning-rate; --load-model-path best has the weights of the best score.")
+        noise = max(np.std(last), 1.5 * np.median(np.abs(values[1:-1] - smooth)))
+        rose = gain > 6 * noise + 0.3 * abs(best) and sum(values > first + 0.7 * gain) >= 3  # one may be luck
+        return (first, best, np.mean(last)) if rose and max(last) < first + 0.3 * gain else None
+
+    def sign_score_lost(self):
+        """Returns, and the score if the environment has one, rose and are back where they began."""
+        found, scores = self.lost("environment/episode_return"), self.values("environment/score")
+        if found and self.progress > 0.5 and (not scores or self.lost("environment/score")):
+            first, best, now = found
+            return (f"What was learnt is lost: the mean return rose from {first:.4g} to {best:.4g} and is {now:.4g} "
+                    "now. If the task did not become harder meanwhile, steps were too large: try a smaller "
+                    "--train.learning-rate. The run's folder has the weights of the best score (best_*.pt).")
 
     def sign_value_dwarfs(self):
         """The clipped gradient is nearly all the value's."""

@@ -630,8 +630,7 @@ def fixed_settings(schema, options):
     options, sizes = configuration.take_sizes(options)
     names = {option.partition("=")[0][2:].replace("-", "_") for option in configuration.spell_out(schema, options)
              if option.startswith("--")}
-    named = {"batch_size": "train.horizon", "num_iterations": "train.total_timesteps"}
-    names |= {named[size] for size in sizes}
+    names |= {{"batch_size": "train.horizon", "num_iterations": "train.total_timesteps"}[size] for size in sizes}
     if names & {"env.num_envs", "vec.num_envs"}:
         return names | {"vec.total_agents"}
     return names | ({"env.num_envs", "vec.num_envs"} if "vec.total_agents" in names else set())
@@ -652,7 +651,8 @@ def searched_settings(env_name, given, options=()):
     import configuration
 
     schema = configuration.resolve(env_name, options)[0]
-    fixed, args = fixed_settings(schema, options), configuration.load_config(env_name, list(options))
+    args = configuration.load_config(env_name, list(options))
+    fixed = fixed_settings(schema, options) | configuration.unused(args)
     if given is None:
         given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
     space, general = {}, configuration.load_config("default")["sweep"] if args["train"]["horizon"] == "auto" else {}

@@ -300,6 +300,15 @@ def test_a_run_brings_its_own_network_and_refuses_another(tmp_path, monkeypatch,
     assert model.stat().st_size < 100_000, "weights alone, not the arena behind them"
 
 
+def test_a_header_that_does_not_compile_is_no_fault_of_its_file(monkeypatch):
+    def load(name):
+        raise RuntimeError("squared.h does not compile")
+
+    monkeypatch.setattr(configuration.ocean, "load", load)
+    with pytest.raises(configuration.ConfigError, match=r"^squared.h does not compile$"):
+        configuration.load_library("squared")
+
+
 @pytest.mark.parametrize("text, words", [
     ("[base]\nenv_nam = gym/CartPole-v1\n", r"its \[base\] must say env_name = ENVIRONMENT, because zz itself is none"),
     ("[train]\ngamma = 0.9\ngamma = 0.8\n", r"zz.ini.*option 'gamma' in section 'train' already exists")])
@@ -321,6 +330,7 @@ class Fixed(models.FeedForward):
     with pytest.raises(configuration.ConfigError, match="Fixed has no keyword hidden_size, so nothing would change"):
         configuration.load_config("squared", [*own, "--policy.hidden-size", "32"])
     configuration.load_config("squared", own)
+    assert configuration.unused(configuration.load_config("squared", own)) == {"policy.hidden_size"}
     configuration.load_config("squared", [*own, "--policy.hidden-size", "16", "--rnn.name", "lstm"])
 
 

@@ -397,7 +397,7 @@ class LateMask(MaskedByMethod):
 
     def step(self, action):
         self.t += 1
-        info = {} if self.t < self.first else {"action_mask": np.ones(4)}
+        info = {"action_mask": np.ones(4)} if self.t == self.first else {}
         return np.zeros(1, np.float32), 0.0, self.t == 5, False, info
 
 

@@ -153,6 +153,20 @@ def clamped(policy):
     policy.decoder.split = forward
 
 
+@pytest.mark.parametrize("limit", [lambda outputs: outputs.clamp(-100, 100),
+                                   lambda outputs: 30 * torch.tanh(outputs / 30)])
+@pytest.mark.parametrize("kind", ["MinGRUPolicy", "FeedForward", "Separate"])
+def test_a_bound_of_the_outputs_is_seen_however_small_they_are_at_first(kind, limit, monkeypatch):
+    def split(self, outputs, split=models.Decoder.split):
+        return split(self, limit(outputs))
+
+    monkeypatch.setattr(models.Decoder, "split", split)
+    monkeypatch.setitem(engines.OWN, models.Decoder, {"split": split})  # as in an edited file
+    trainer = make_trainer(kind=lambda env, size, *others: getattr(models, kind)(env, size))
+    assert trainer.engine.name == "autograd"
+    trainer.release()
+
+
 def hooked(policy):
     policy.encoder.register_forward_hook(lambda module, inputs, output: torch.tanh(output))
 
@@ -180,7 +194,7 @@ def doubled(policy):
 
 
 def softer(policy):
-    policy.critic[3] = nn.ELU()
+    policy.critic[1] = nn.ReLU()  # and the others are tanh
 
 
 def deeper_value(policy):

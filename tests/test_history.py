@@ -51,6 +51,7 @@ def test_a_run_is_found_by_the_name_that_it_printed(tmp_path):
     (tmp_path / "mine_1-aa").mkdir()
     (tmp_path / "mine_1-aa/config.json").write_text(json.dumps(args, default=str))
     assert history.find("mine", tmp_path).folder == tmp_path / "mine_1-aa"
+    assert configuration.stem_of("<lambda>") == "lambda" and configuration.stem_of("gym/my:A-v0") == "my:A-v0"
 
 
 def test_runs_are_listed_the_newest_first_with_what_differs(left, capsys):

@@ -309,6 +309,8 @@ def test_exp_sigmoid_and_tanh():
         exact = 1 / (1 + np.exp(-x.astype(np.float64)))
     assert np.abs(out - exact).max() < 1e-6
     assert out.min() >= 0 and out.max() <= 1
+    tanh_probe(np.full_like(x, np.nan), out)
+    assert np.isnan(out).all()
     tanh_probe(x, out)
     exact = np.tanh(x.astype(np.float64))
     assert np.abs(out - exact).max() < 4e-7 and np.abs(out).max() <= 1

@@ -621,3 +621,9 @@ def test_another_network_than_that_of_an_ini(tmp_path, monkeypatch):
     assert there["hidden_size"] == 16, "that file's size is for another network"
     plain = configuration.load_config("cartpole", ["--policy.name", "default"])["policy"]
     assert "depth" not in plain and (plain["name"], plain["hidden_size"]) == ("default", 64)
+    ini.write_text(ini.read_text().replace("hidden_size = 64\n", ""))
+    assert configuration.load_config("cartpole")["policy"]["hidden_size"] == 16
+    assert configuration.load_config("cartpole", ["--policy.name", "default"])["policy"]["hidden_size"] == 128
+    ini.write_text("[policy]\nhidden_size = 96\n")
+    there = configuration.load_config("cartpole", ["--policy.name", f"{tmp_path}/net.py:Deep"])["policy"]
+    assert there["hidden_size"] == 96, "a size beside no name is for any network"

@@ -157,6 +157,19 @@ def test_fixed_settings_are_not_searched():
             searched(**fixed)
 
 
+def test_a_size_that_the_network_does_not_take_is_not_searched(tmp_path):
+    (tmp_path / "net.py").write_text("""import models
+class Fixed(models.FeedForward):
+    def __init__(self, env):
+        super().__init__(env, 16)
+class Sized(models.FeedForward):
+    pass
+""")
+    for name, searched in (("Fixed", False), ("Sized", True)):
+        space = sweep.searched_settings("squared", None, ["--policy.name", f"{tmp_path}/net.py:{name}"])
+        assert ("policy.hidden_size" in space) == searched and "train.gamma" in space
+
+
 def test_present_values_are_the_means_and_whole_numbers_stay_whole():
     space = sweep.searched_settings("squared", {
         "train.total_timesteps": {"distribution": "log_normal", "min": 1e5, "max": 1e8},

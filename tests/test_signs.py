@@ -109,7 +109,8 @@ FAILURES = {
                       "max_grad_norm": 100, "ent_coef": 0.3, "epochs": 90},
     "entropy_gone": {"world": {"reward": 0.0},
                      "meddle": change_metrics(losses__entropy=lambda n: 1.0 / n**2)},
-    "score_lost": {"meddle": change_metrics(environment__episode_return=lambda n: float(n if 3 < n < 9 else n % 2))},
+    "score_lost": {"meddle": change_metrics(environment__episode_return=lambda n: 9.0 + n % 2 if 3 < n < 12 else n % 2,
+                                            environment__score=lambda n: float(3 < n < 12))},
     "value_dwarfs": {"world": {"reward": 1000.0}, "vf_clip_coef": math.inf},
     "value_knows_nothing": {"meddle": change_metrics(losses__explained_variance=lambda n: -0.5,
                                                       losses__value_loss=lambda n: 1.0)},
@@ -156,6 +157,21 @@ def test_large_updates_are_no_trouble_while_the_score_rises(slope, expected):
     for step in range(1, 30):
         found.see(step, {"losses/approx_kl": 0.3, "environment/episode_return": slope * step})
     assert ("sign_rate_too_high" in found.said) == expected
+
+
+@pytest.mark.parametrize(("returns", "expected"), [
+    ([0.0] * 5 + [0.9] * 10 + [0.0] * 15, True), ([0.0] * 20 + [1.0] + [0.0] * 20, False),
+    ([0.0, 0.1, 0.9, 0.0, 0.1, 0.0, 0.1, 0.0, 0.1, 0.0, 0.1], False),
+    ([-0.5] * 4 + [0.9, -0.8] * 8 + [-0.5] * 12, False), ([0.0] * 5 + [0.9] * 10 + [0.5] * 15, False)])
+def test_a_lost_score_was_there_for_long_and_is_gone(returns, expected):
+    found = signs.Signs({"total_timesteps": len(returns)}, agents=16)
+    for step, value in enumerate(returns, 1):
+        found.see(step, {"environment/episode_return": value, "environment/score": value})
+    assert ("sign_score_lost" in found.said) == expected
+    found = signs.Signs({"total_timesteps": len(returns)}, agents=16)
+    for step, value in enumerate(returns, 1):  # as with a bonus that fades out
+        found.see(step, {"environment/episode_return": value, "environment/score": step})
+    assert "sign_score_lost" not in found.said
 
 
 def test_a_sentence_comes_once_and_says_what_to_try():
