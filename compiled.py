@@ -33,8 +33,6 @@ from vector import cycles, step_environments
 if products.missing():
     raise RuntimeError(products.missing())
 TOGETHER = 64  # steps that pass the network together: of one segment, or of several short ones
-
-
 RELU, TANH = range(2)
 ACTIVATIONS = {nn.ReLU: RELU, nn.Tanh: TANH}  # of networks without memory
 

@@ -79,7 +79,7 @@ def test_bounds_of_actions(recipe):
 def test_target_kl(recipe):
     names = recipe("A target for how far the policy moves")
     assert names["moved"][0] < 0.005 < np.mean(names["moved"][-5:]) < 0.04
-    assert names["rates"][-1] > 1.5 * names["rates"][0]
+    assert 1.5 * names["rates"][0] < max(names["rates"]) < 4.01 * names["rates"][0]
 
 
 def test_a_bonus_for_what_is_new(recipe):
