@@ -42,8 +42,8 @@ f32 = np.float32
 
 KINDS = {"f": "float", "i": "int", "u": "u32", "h": "u16", "b": "bool"}
 CELLS = {  # what each takes and returns: float, int32, uint32, uint16, bool
-    "power_of_two": ("f", "f"), "exp_cell": ("f", "f"), "sigmoid_cell": ("f", "f"), "tanh_cell": ("f", "f"), "half_tanh_cell": ("f", "f"),
-    "log_cell": ("f", "f"),
+    "power_of_two": ("f", "f"), "exp_cell": ("f", "f"), "sigmoid_cell": ("f", "f"), "log_cell": ("f", "f"),
+    "half_tanh_cell": ("f", "f"), "tanh_cell": ("f", "f"),
     "exponent_and_mantissa": ("f", "ff"), "cos_turn_cell": ("f", "f"), "uniform_cell": ("u", "f"),
     "philox_cell": ("uuuuuu", "uuuu"), "float_of_bfloat": ("h", "f"), "bfloat_of_float": ("f", "h"),
     "normalise_cell": ("fff", "f"), "advantage_cell": ("ffbffbfffffff", "ff"), "mingru_gates_cell": ("fff", "fff"),
