@@ -62,28 +62,18 @@ def _activate_grad(kind, grad, rows):
 
 
 @driver
-def _join(begin, end, parts, outputs):
-    """outputs[begin:end] = the towers' outputs side by side; those of a single tower stand there already."""
+def _move(begin, end, parts, outputs, join):
+    """outputs[begin:end] = the towers' parts side by side, or the other way round. A single tower's part is outputs."""
     if len(parts) == 1:
         return
     first = 0
     for k in range(len(parts)):
         for r in range(begin, end):
             for c in range(parts[k].shape[1]):
-                outputs[r, first + c] = parts[k][r, c]
-        first += parts[k].shape[1]
-
-
-@driver
-def _part(begin, end, outputs, parts):
-    """What `_join` puts together, taken apart."""
-    if len(parts) == 1:
-        return
-    first = 0
-    for k in range(len(parts)):
-        for r in range(begin, end):
-            for c in range(parts[k].shape[1]):
-                parts[k][r, c] = outputs[r, first + c]
+                if join:
+                    outputs[r, first + c] = parts[k][r, c]
+                else:
+                    parts[k][r, c] = outputs[r, first + c]
         first += parts[k].shape[1]
 
 
@@ -133,7 +123,7 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
                                                resets[block:stop], valid[block:stop], then)
                 now, then = then, now
             multiply_rows(n, now, decoder[0], decoder[1], INT0, parts[k][block:stop])
-    _join(begin, end, parts, outputs)
+    _move(begin, end, parts, outputs, True)
 
 
 @driver
@@ -256,7 +246,7 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
                 kernels._mingru_scan_lanes(INT0, n, hgp, xs[i][:rows].reshape(T, n, H), memory, resets,
                                            valid, index, start, xs[i + 1][:rows].reshape(T, n, H), hgp)
         multiply_rows(rows, xs[len(layers)], decoder[0], decoder[1], INT0, parts[k])
-    _join(INT0, rows, parts, outputs)
+    _move(INT0, rows, parts, outputs, True)
 
 
 @driver
@@ -270,7 +260,7 @@ def _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scr
     H, rows = grad_x.shape[1], T * n
     zeros = np.zeros(H, f32)
     add_rows(grad_log_std[: rows if len(log_std) > 0 else 0], log_std)
-    _part(INT0, rows, grad_outputs, grad_parts)
+    _move(INT0, rows, grad_parts, grad_outputs, False)
     for k in range(len(into)):
         encoder, inner, decoder = into[k]
         xs, hgps, states = inside[k]
