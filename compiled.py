@@ -99,7 +99,7 @@ def _read_observations(begin, end, observations, shift, scale, out):
 
 @driver
 def _policy_step_cpu(begin, end, observations, network, state, resets, valid, scratch):
-    """network: `Weights.arrays`; scratch: `Actor.scratch`, whose last array gets the outputs."""
+    """network: `Weights.arrays`; scratch: `Actor.scratch`, whose fifth array gets the outputs."""
     towers, shift, scale, activation = network
     seen, x, y, hgp, outputs, parts = scratch
     for block in range(begin, end, BLOCK):
@@ -427,8 +427,9 @@ class Weights:
 
 
 def _parts(weights, name, rows):
-    """{name: shape} of the towers' own parts of the outputs or their gradients, which a single tower does not need."""
-    return {f"{name} {t}": (rows, width) for t, width in enumerate(weights.outputs)} if len(weights.towers) > 1 else {}
+    """{name: shape} of the towers' parts of the outputs or their gradients; a single tower's part is all of them."""
+    names = [f"{name} {t}" for t in range(len(weights.towers))] if len(weights.towers) > 1 else [name]
+    return {key: (rows, width) for key, width in zip(names, weights.outputs, strict=True)}
 
 
 class Actor:
@@ -446,7 +447,7 @@ class Actor:
     def bind(self):
         of = lambda key: host(self.weights.arena[f"{self.name}/{key}"])  # noqa: E731
         self.outputs = self.weights.arena[f"{self.name}/outputs"]
-        self.scratch = *map(of, self.shapes), tuple(map(of, self.parts)) or (of("outputs"),)
+        self.scratch = *map(of, self.shapes), tuple(map(of, self.parts))
 
     def step(self, observations, state, resets, valid):
         """One step. observations (n, *obs) of any dtype but 16-bit floats, state (n, H) a
@@ -485,8 +486,8 @@ class Learner:
                        for t in range(len(weights.towers)))
         self.outputs, self.grad_outputs, self.grad_log_std = map(of, ("outputs", "grad_outputs", "grad_log_std"))
         parts, grad_parts = (tuple(map(of, parts)) for parts in self.parts)
-        self.scratch = (towers, of("seen"), self.outputs, parts or (self.outputs,), self.grad_outputs,
-                        grad_parts or (self.grad_outputs,), self.grad_log_std, of("grad_x"), of("sums"))
+        self.scratch = (towers, of("seen"), self.outputs, parts, self.grad_outputs, grad_parts, self.grad_log_std,
+                        of("grad_x"), of("sums"))
         self.statistics = of("statistics")
         log_std = (np.zeros(0, f32) if weights.policy.decoder.log_std is None
                    else own(f"{weights.decoder}.log_std"))

@@ -669,7 +669,8 @@ def difference(policy, vecenv, sample, device="cpu"):
     matmul = torch.backends.cuda.matmul
     precision, matmul.fp32_precision = matmul.fp32_precision, "ieee"
 
-    def weigh(scale, nudge=0.0):
+    def weigh(scale, growth, nudge=0.0):
+        """Weights at `scale`, each row of the decoder times `growth`."""
         for name, parameter in parameters.items():
             waves = torch.arange(parameter.numel(),
                                  device=parameter.device).view(parameter.shape).cos()
@@ -693,11 +694,11 @@ def difference(policy, vecenv, sample, device="cpu"):
         for scale in AT:
             given, growth = _given(vecenv, device, scale), torch.ones(numbers, device=device)
             if scale != 1:  # a tanh would leave the outputs small
-                weigh(scale)
+                weigh(scale, growth)
                 growth = (LARGE / _forward(policy, *given)[0].detach().abs().amax((0, 1))).clamp(min=1.0)
-            weigh(scale, NUDGE)
+            weigh(scale, growth, NUDGE)
             nudged = _forward(policy, *given)[0].detach()
-            weigh(scale)
+            weigh(scale, growth)
             found = pair.compare(*given, nudged, gradients=scale == 1.0)
             if found is not None:
                 return found if scale == 1 else f"{found} (at {scale:g} times its weights)"

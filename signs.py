@@ -172,8 +172,8 @@ class Signs:
 
     def sign_score_lost(self):
         """Returns, and the score if the environment has one, rose and are back where they began."""
-        found, scores = self.lost("environment/episode_return"), self.values("environment/score")
-        if found and self.progress > 0.5 and (not scores or self.lost("environment/score")):
+        found = self.lost("environment/episode_return") if self.progress > 0.5 else None
+        if found and (not self.values("environment/score") or self.lost("environment/score")):
             first, best, now = found
             return (f"What was learnt is lost: the mean return rose from {first:.4g} to {best:.4g} and is {now:.4g} "
                     "now. If the task did not become harder meanwhile, steps were too large: try a smaller "
