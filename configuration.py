@@ -714,10 +714,13 @@ def load_config(env_name, argv=()):
             reasons["vec.num_envs"] = f"{steps:,} steps, {agents} agent{'s' * (agents > 1)} each"
     base = values.pop("base")
     args = {"config_name": env_name, "env_name": name, **base, **values, "auto": reasons}
-    if typed(argv, "--policy.hidden-size") and unused(args):
-        raise ConfigError(f"--policy.hidden-size: {named(args['policy']['name'])} has no keyword hidden_size, so "
-                          "nothing would change. What its __init__ takes with a plain default is a setting, "
-                          "--policy.NAME.")
+    for key in sorted(unused(args)):
+        if typed(argv, f"--{key}".replace("_", "-")):
+            why = (f"{named(args['policy']['name'])} has no keyword hidden_size, so nothing would change. What its "
+                   "__init__ takes with a plain default is a setting, --policy.NAME" if key == "policy.hidden_size" else
+                   "this network has no recurrent layer of ours, so nothing would change; it has one with --rnn.name "
+                   "mingru, lstm or gru")
+            raise ConfigError(f"--{key.replace('_', '-')}: {why}.")
     check_counts(args)
     if sizes:
         given = typed(argv, "--train.horizon") or "batch_size" not in sizes
@@ -727,12 +730,26 @@ def load_config(env_name, argv=()):
     return args
 
 
+def no_resume(argv):
+    """The options of a verb that goes on with no run. Raises ConfigError for --resume, which it would ignore."""
+    if typed(argv, "--resume"):
+        raise ConfigError("--resume is for train. To take a run's weights and settings, give --load-model-path.")
+    return argv
+
+
 def unused(args):
-    """{"policy.hidden_size"} if no part of the network takes it, else nothing."""
-    name = args["policy"]["name"]
-    used = (name in POLICIES or args["rnn"]["name"] not in ("auto", "none")
-            or takes_size(load_attribute("policy.name", name, POLICIES)))
-    return set() if used else {"policy.hidden_size"}
+    """The settings that no part of the network takes."""
+    name, rnn = args["policy"]["name"], recurrent_layer(args)
+    if rnn != "none":
+        return set()
+    sized = name in POLICIES or takes_size(load_attribute("policy.name", name, POLICIES))
+    return {"rnn.hidden_size", "rnn.input_size", "rnn.num_layers"} | (set() if sized else {"policy.hidden_size"})
+
+
+def recurrent_layer(args):
+    """The rnn.name that "auto" stands for."""
+    name = args["rnn"]["name"]
+    return name if name != "auto" else "mingru" if args["policy"]["name"] in ("default", "auto") else "none"
 
 
 EPISODE = 500  # bytes that an evaluation keeps for each episode
@@ -1169,6 +1186,8 @@ def check_own(c, need):
         need("lr" in inspect.signature(own).parameters or any(
             p.kind is p.VAR_KEYWORD for p in inspect.signature(own).parameters.values()), "optimizer",
              "is made as Class(parameters, lr=learning_rate), but takes no lr")
+        need(not c["weight_decay"] or "weight_decay" in inspect.signature(own).parameters, "weight_decay",
+             f"is for an optimizer that takes it, and {own.__name__} does not; leave it at 0")
         closure = inspect.signature(own.step).parameters.get("closure")
         need(closure is None or closure.default is not closure.empty, "optimizer",
              "its step must do without a closure: the gradients are there when it is called")
@@ -1197,8 +1216,7 @@ def load_policy(args, vecenv, env_name=""):
     check_names(args, "policy", "rnn")
     torch.manual_seed(args["train"]["seed"])
     name, hidden, rnn = args["policy"]["name"], args["policy"]["hidden_size"], args["rnn"]
-    kind = rnn["name"] if rnn["name"] != "auto" else ("mingru" if name in ("default", "auto") else "none")
-    recurrent = rnn["hidden_size"] or hidden
+    kind, recurrent = recurrent_layer(args), rnn["hidden_size"] or hidden
     env, (path, weights) = vecenv.driver_env, _named_weights(args)
     normalize = args["train"]["norm_obs"]
     if weights is not None:

@@ -134,13 +134,12 @@ def look_torch():
 
 
 def look_numba():
-    """The threading layer that numba uses for parallel code."""
-    import numba
+    """Whether the kernels can be imported, and what compiles them."""
+    import llvmlite.binding
 
-    import kernels  # noqa: F401  which asks for one
+    import kernels  # noqa: F401
 
-    numba.njit(parallel=True)(lambda: sum([1 for _ in numba.prange(2)]))()
-    return f"threading layer {numba.threading_layer()}, {numba.get_num_threads()} threads"
+    return f"LLVM {'.'.join(map(str, llvmlite.binding.llvm_version_info))}"
 
 
 def look_gpu():

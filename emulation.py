@@ -665,7 +665,7 @@ class GymnasiumVectorPufferEnv:
     infos are about.
     """
 
-    def __init__(self, env, buf=None, seed=0, reward_scale=1.0):
+    def __init__(self, env, reward_scale=1.0):
         self.env, self.num_agents, self.copies, self.reward_scale = env, env.num_envs, env.num_envs, reward_scale
         self.mode = str(
             getattr(env.metadata.get("autoreset_mode"), "value", env.metadata.get("autoreset_mode") or "NextStep")
@@ -778,10 +778,6 @@ class GymnasiumVectorPufferEnv:
 
     def close(self):
         self.env.close()
-
-    @property
-    def driver_env(self):
-        return self
 
 
 def _at(batch, i):
@@ -1014,10 +1010,6 @@ class PettingZooPufferEnv:
                   "episode_length": self._length}
         self.reset_into(view)
         return [ended]
-
-    @property
-    def driver_env(self):
-        return self
 
 
 def _masks(observations, infos):

@@ -8,7 +8,7 @@
 
 `Autograd`, below, is the engine of any nn.Module: its own forward, torch's autograd, and one plain
 loop over `vecenv.wait` and `advance`. compiled.py has the engine of the default network on a CPU,
-fused.py those of a GPU: they compute the same in fewer calls, and can be deleted. They must not run
+fused.py those of a GPU: they compute the same in fewer calls; compiled.py can be deleted. They must not run
 in the place of a network that somebody has changed: `choose` compares them with the network's own
 forward and gradients on sample inputs before a run begins, and again after a checkpoint is loaded.
 It misses an edit that changes the results of these samples by less than 0.1%, or only those of other
@@ -34,6 +34,7 @@ import ranks
 from arena import clock
 from auto import drawn_steps
 from configuration import ConfigError, load_attribute, named
+from vector import SEEN
 
 # Operations of a pass through the network above which threads share each matrix product.
 WORTH_THREADS = 1e8
@@ -41,7 +42,6 @@ WORTH_THREADS = 1e8
 WORTH_A_WORKER = 5e7
 # The most numbers in a tensor of one pass, 8 MB: larger ones leave the caches (and above 16 MB are mapped anew).
 PASS = 2**21
-ROLLOUT = ("observations", "resets", "valid", "action_masks")  # what a policy sees at a step
 
 
 @contextlib.contextmanager
@@ -229,7 +229,7 @@ class Acting:
     def _row(self, agents, t):
         """The views that a worker needs at step t of a buffer, made once: no step slices."""
         s, host = self.storage, self.host
-        row = {name: s[name][t, agents] if s[name] is not None else None for name in ROLLOUT}
+        row = {name: s[name][t, agents] if s[name] is not None else None for name in SEEN}
         row["values"] = self.values[t, agents]
         if t == self.horizon:
             return row
@@ -494,7 +494,7 @@ class Autograd(Acting):
         arena = self.arena
         self.new_values, self.new_ratios, self.sums = arena["new_values"], arena["new_ratios"], arena["sums"]
         self.index = arena["index"]
-        arrays = {**{name: self.storage[name] for name in ROLLOUT}, "samples": self.samples, "logprobs": self.logprobs,
+        arrays = {**{name: self.storage[name] for name in SEEN}, "samples": self.samples, "logprobs": self.logprobs,
                   "values": self.values, "advantages": arena["advantages"]}
         self.columns = SimpleNamespace(**{name: self._as_columns(array) for name, array in arrays.items()})
         self.loss_settings, self.segment_weights = arena["settings"], arena["segment_weights"]
@@ -961,9 +961,9 @@ def choose(policy, vecenv, config):
             else:
                 from compiled import Compiled as engine
         except ModuleNotFoundError as error:
-            if error.name not in ("compiled", "fused"):
+            if error.name != "compiled":
                 raise
-            why = f"there is no {fast}.py"
+            why = "there is no compiled.py"
         except (RuntimeError, OSError) as error:  # tile.c is missing, or a compiler for it
             why = str(error).splitlines()[0]
         else:

@@ -273,10 +273,8 @@ class PettingZooCreator:
 
     def __call__(self, **kwargs):
         module = self._module()
-        return (
-            getattr(module, "parallel_env", None)(**kwargs) if hasattr(module, "parallel_env")
-            else module.env(**kwargs)
-        )
+        make = getattr(module, "parallel_env", None) or module.env
+        return make(**kwargs)
 
 
 def run_file(path, name):
@@ -482,7 +480,7 @@ class Procgen(PufferEnv):
             num=num_envs, env_name=name, num_levels=num_levels, start_level=start_level,
             rand_seed=seed,
             distribution_mode=distribution_mode, num_threads=0 if num_envs < 8 else 4)
-        self.env, self._seed = self._make(seed), seed
+        self.env = self._make(seed)
         self.single_observation_space = gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
         self.single_action_space = gymnasium.spaces.Discrete(15)
         self.num_agents = num_envs

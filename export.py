@@ -359,7 +359,7 @@ def main(argv=None, program="export.py"):
         sys.exit(None if argv[:1] in (["-h"], ["--help"]) else f"{program}: which environment?")
     configuration.SECTIONS["export"] = Export
     with configuration.said_by(program):
-        export(argv[0], pufferl.load_config(argv[0], argv[1:]))
+        export(argv[0], pufferl.load_config(argv[0], configuration.no_resume(argv[1:])))
 
 
 if __name__ == "__main__":

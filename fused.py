@@ -41,7 +41,7 @@ from arena import (
 )
 from configuration import ConfigError, own_optimizer
 from kernels import driver, host
-from vector import LONG, WORD, aligned_zeros, call_address, cycles, step_environments
+from vector import LONG, SEEN, WORD, aligned_zeros, call_address, cycles, step_environments
 
 
 class Gpu:
@@ -254,7 +254,7 @@ class Graphs(engines.Autograd):
 
     def _row(self, agents, t):
         row = super()._row(agents, t)
-        row["copied"] = [(row[name], self.host[name][t, agents]) for name in engines.ROLLOUT
+        row["copied"] = [(row[name], self.host[name][t, agents]) for name in SEEN
                          if row[name] is not None and (name != "valid" or self.vecenv.has_valid)]
         row["copied_back"] = [(self.host["actions"][t, agents], row["actions"])] if t < self.horizon else []
         if self.together:
@@ -513,7 +513,7 @@ class TorchProducts:
 
 
 # What observations may be, as policy_step of kernels.cu numbers them.
-SEEN = {"float32": 0, "uint8": 1, "bool": 1, "int8": 2, "int16": 3, "uint16": 4, "int32": 5, "uint32": 6, "int64": 7,
+DTYPES = {"float32": 0, "uint8": 1, "bool": 1, "int8": 2, "int16": 3, "uint16": 4, "int32": 5, "uint32": 6, "int64": 7,
         "float64": 8}
 TILES = 8, 16, 32  # agents that a block takes at once
 
@@ -553,16 +553,16 @@ class PolicyStep:
 
     def __call__(self, observations, state, resets, valid, outputs, *, commit=True, only=None, drawn=None):
         """Write and return outputs (n, A + 1): logits or means, then the value. observations (n, ...) of a type in
-        SEEN; state (layers, n, H), each layer contiguous, is updated in place if `commit`; resets, valid (n,) uint8.
+        DTYPES; state (layers, n, H), each layer contiguous, is updated in place if `commit`; resets, valid (n,) uint8.
         only (n,) uint8: outputs are needed of the agents with a flag alone; the others' are these or what was there.
         drawn: the arguments of `kernels.sample` behind its first one; nothing is drawn without. Raises ValueError or
         TypeError for a wrong shape or dtype."""
         name, like, norm = "policy_step", outputs, self.policy.normalizer
         n, width = check_sizes(name, "outputs", outputs, 2)
         inputs, H, L = self.policy.encoder.in_features, self.policy.hidden_size, self.policy.num_layers
-        kind = SEEN.get(str(observations.dtype).removeprefix("torch."))
+        kind = DTYPES.get(str(observations.dtype).removeprefix("torch."))
         if kind is None:
-            raise TypeError(f"fused.PolicyStep: observations are {observations.dtype}, expected {', '.join(SEEN)}.")
+            raise TypeError(f"fused.PolicyStep: observations are {observations.dtype}, expected {', '.join(DTYPES)}.")
         seen = checked(name, "observations", observations.view(n, -1), (n, inputs), numpy_dtype(observations))
         moments = [constant(("no normalisation",), like, lambda: torch.zeros(0))] * 2
         if norm is not None:

@@ -421,8 +421,6 @@ class MinGRUPolicy(_Recurrent):
         return self.decoder.split(self.decoder(x))
 
 
-Policy = MinGRUPolicy  # its name before
-
 
 class FeedForward(nn.Module):
     """A feed-forward policy for any flat observation; the template for your own: copy it and edit
@@ -725,6 +723,8 @@ def describe(policy):
                 f"{policy.num_layers} MinGRU, linear; {parameters}")
     inner = getattr(policy, "policy", policy)
     memory = {MinGRUWrapper: "MinGRU", LSTMWrapper: "LSTM", GRUWrapper: "GRU"}.get(type(policy))
+    if memory is None and (kept := policy.initial_state(1) if hasattr(policy, "initial_state") else {}):
+        memory = f"keeps {', '.join(kept)} from step to step"
     words = {"image": "convolutions of an image", "board": "convolutions of a board",
              "choices": "one-hot", "numbers": "numbers"}
     seen = type(inner).__name__

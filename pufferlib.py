@@ -88,13 +88,13 @@ GONE = {  # what took the place of a name that has no equivalent
     "vector.reset": "vecenv.reset()", "vector.step": "vecenv.step(actions)",
     "vector.make_seeds": "environment i gets seed + i",
     "vector.autotune": "python pufferl.py autotune ENV",
-    "emulation.GymnaxPufferEnv": "environments.Craftax is such an environment, to copy",
+    "emulation.GymnaxPufferEnv": "vector.make('gymnax/NAME'), whose environment is environments.gymnax, to copy",
     "emulation.nativize": "emulation.FlatObservation(space).unflatten",
     "emulation.emulate": "emulation.FlatObservation(space).flatten",
     "emulation.dtype_from_space": "emulation.space_dtype",
     "emulation.flatten_space": "emulation.FlatObservation",
     "models.Convolutional": "models.Encoded, which reads images by convolutions",
-    "models.ProcgenResnet": "models.Encoded, which reads images by convolutions",
+    "models.ProcgenResnet": "models.Impala, which reads images by residual convolutions",
     "pytorch.log_prob": "models.act(logits, action)[1]", "pytorch.entropy": "models.act(logits)[2]",
     "sweep.Carbs": "protein.Protein", "sweep.Hyperparameters": "protein.Space",
     "pufferl.sweep": "protein.Protein(env_name).optimize(), or python pufferl.py sweep ENV",
@@ -117,6 +117,7 @@ FAMILIES = {
     "classic_control_continuous": ("MountainCarContinuous-v0", "gym/{}", {}),
     "craftax": ("Craftax-Symbolic-v1", "craftax/{}", {}),
     "crafter": ("crafter", "crafter/{}", {"crafter": "reward"}),
+    "dm_control": ("walker", "dm_control/{}", {"walker": "walker/walk"}),
     "griddly": ("Single-Player/GVGAI/sokoban", "griddly/{}", {}),
     "magent": ("battle_v4", "magent2/{}", {}),
     "microrts": ("16x16/basesWorkers16x16", "microrts/{}", {}),
@@ -131,7 +132,7 @@ FAMILIES = {
     "vizdoom": ("doom", "gym/{}", {"doom": "VizdoomHealthGatheringSupreme-v0"}),
 }
 ROOMS |= {f"environments.{family}": [] for family in FAMILIES}
-OTHER_FAMILIES = ("bsuite", "dm_control", "dm_lab", "gpudrive", "gvgai", "kinetix", "links_awaken",
+OTHER_FAMILIES = ("bsuite", "dm_lab", "gpudrive", "gvgai", "kinetix", "links_awaken",
                   "metta", "minerl", "nmmo", "slimevolley", "smac", "trade_sim")
 GONE |= dict.fromkeys([f"environments.{family}" for family in OTHER_FAMILIES],
                       "PufferLib's adapter of this package is not here; a Gymnasium or PettingZoo "

@@ -53,6 +53,7 @@ from configuration import (
     solved,
     turn_of,
 )
+from vector import SEEN
 
 # --------------------------------------------------------------------------------------------------
 # Loggers: log(metrics, step), config, artifact, close
@@ -471,8 +472,8 @@ REWARD_SCALE = "discounted_returns", "return_moments"  # what a checkpoint calls
 
 def _saved_tensors(trainer):
     """{name: the tensor itself} of what a checkpoint keeps beside the model."""
-    s, rows = trainer.host, ("observations", "resets", "valid", "action_masks")
-    tensors = {name: s[name][-1] for name in rows if s[name] is not None}
+    s = trainer.host
+    tensors = {name: s[name][-1] for name in SEEN if s[name] is not None}
     tensors |= {f"state/{name}": tensor for name, tensor in trainer.engine.state.items()}
     tensors |= trainer.optimizer.tensors()
     if trainer.reward_scale is not None:

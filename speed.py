@@ -3,7 +3,7 @@
     python speed.py profile breakout                                # the same as python pufferl.py profile breakout
     python speed.py profile breakout --profile.epochs 1 --profile.output trace.json
     python speed.py autotune gym/LunarLander-v3                     # a table, and the flags of the best one
-    python speed.py autotune breakout --vec.num-threads 4           # any setting of train; it holds for all candidates
+    python speed.py autotune breakout --vec.num-threads 4           # any setting of train but those that it tries
     python speed.py autotune my_env.py:make_env --seconds 3         # seconds a measurement, default 1
 
 profile prints tables and writes a trace for https://ui.perfetto.dev (nothing leaves the
@@ -239,7 +239,7 @@ def search(tried, make, seconds, report=print):
 def autotune(env_name, seconds, argv):
     """Time what can step an environment; prints a table and the command, returns the
     best of the vec section."""
-    args = configuration.load_config(env_name, argv)
+    args = configuration.load_config(env_name, configuration.no_resume(argv))
     creator = configuration.load_creator(args["env_name"])
     vec = {**args["vec"], "backend": "auto" if creator is None else "serial", "num_workers": None,
            "batch_size": None}
@@ -267,8 +267,8 @@ def main(argv=None, program="speed.py"):
                  else f"{program}: profile or autotune, and which environment?")
     with configuration.said_by(program, RuntimeError):
         if verb == "profile":
-            return profile(env_name, configuration.load_config(env_name, argv[2:]))
-        parser = argparse.ArgumentParser(prog="speed.py autotune", add_help=False)
+            return profile(env_name, configuration.load_config(env_name, configuration.no_resume(argv[2:])))
+        parser = argparse.ArgumentParser(prog=program, add_help=False)
         parser.add_argument("--seconds", type=float, default=1.0)
         options, rest = parser.parse_known_args(argv[2:])
         return autotune(env_name, options.seconds, rest)

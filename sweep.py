@@ -744,6 +744,8 @@ class Runner:
             raise SpaceError("a sweep keeps its trials in --data-dir, which must not be none.")
         if self.config["train"]["device"] == "cuda" and not settings.ray and torch.cuda.device_count() < settings.gpus:
             raise SpaceError(f"sweep.gpus is {settings.gpus}, but torch finds {torch.cuda.device_count()} here.")
+        if settings.cpus != 1 and not settings.ray:
+            raise SpaceError("sweep.cpus goes with --sweep.ray; on this machine --vec.num-threads says it.")
         name = "_".join(filter(None, ("sweep", Path(self.config["env_name"]).stem, settings.name)))
         self.folder = Path(self.config["data_dir"]) / name
         self.ledger = Ledger(self.folder)
@@ -826,10 +828,12 @@ class Runner:
 
     def submit(self, claim):
         """Start a claimed trial."""
+        from vector import physical_cores
+
         settings = self.settings
         command = ["train", self.tuner.env_name, *self.options, "--logger", "none", "--train.keep", "1"]
         if self.config["vec"]["num_threads"] is None and (settings.ray or self.pool.slots > 1):
-            threads = int(settings.cpus) if settings.ray else cores() // self.pool.slots
+            threads = int(settings.cpus) if settings.ray else physical_cores() // self.pool.slots
             command += ["--vec.num-threads", str(max(1, threads))]
         total = claim["settings"].get("train.total_timesteps", self.config["train"]["total_timesteps"])
         claim["at"] = {}  # `attend`, in another thread, writes the trial's progress here
@@ -878,12 +882,6 @@ class Runner:
             self.say(f"report: {write_report(self.folder)}")
         if self.interrupts.requested:
             self.say("stopped; the same command goes on from here")
-
-
-def cores():
-    """How many cores this process may use."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(psutil.cpu_count(logical=False) or 1, allowed)
 
 
 class StatusLine:
@@ -1465,7 +1463,7 @@ def sweep_command(env_name, argv):
     import configuration
 
     sweep_options, space_options, options = split_options(argv)
-    args = configuration.load_config(env_name, options)
+    args = configuration.load_config(env_name, configuration.no_resume(options))
     types = {field.name: field.type for field in dataclasses.fields(Sweep)}
     shipped = {}
     for key, text in args["sweep"].get("sweep", {}).items():

@@ -72,7 +72,7 @@ from arena import driver
 def physical_cores():
     """The physical cores this process may use: its share of them if torchrun has started several on
     this machine."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    allowed = processes.cores()
     cores = min(psutil.cpu_count(logical=False) or allowed, allowed)
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
@@ -142,12 +142,11 @@ class Vector:
             rewards, terminals and truncations is written, row t + 1 of observations, resets, valid and action_masks,
             and final_observations of the agents that step t truncated
         log(env=None): {name: mean} of the episodes that ended since the last call, n being their number, or {}
-        finished(): the environments in which an episode ended at the last step
-        save(), load(saved): the state of all environments as a uint8 array, and back. An empty array says that they
-            cannot be saved; a resumed run then calls restart
+        save(), load(saved) [nothing, and new episodes]: the state of all environments as a uint8 array, and back. An
+            empty array says that they cannot be saved; a resumed run then calls restart
         number_from(first_env) [adds to the seed]: before `allocate`, on the ranks that follow others with so many
         render(index=0): environment `index` as an RGB array; close()
-    Only what a caller asks for is needed: the trainer asks for neither `finished` nor `render`.
+    Only what a caller asks for is needed: the trainer does not ask for `render`.
 
     To have environments in Python stepped elsewhere takes less: a subclass of Emulated with
         _start(horizon): set storage, and begin num_processes workers, each with a workers.Envs: envs_of(worker) has its
@@ -246,6 +245,16 @@ class Vector:
             storage.action_masks[T] = 1
         return storage
 
+    def _take_spaces(self, env):
+        """What the shapes of a rollout's arrays follow from, as an environment in Python declares it."""
+        self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
+        self.has_action_masks = env.has_action_masks
+        self.observation_shape = self.single_observation_space.shape
+        self.observation_dtype = self.single_observation_space.dtype
+        action = emulation.FlatAction(self.single_action_space)
+        self.action_heads, self.action_dims = action.heads or None, action.columns
+        self.action_dtype = np.dtype(np.int32 if action.heads else np.float32)
+
     def begin(self):
         """The last row becomes the next rollout's first; every buffer stands at t = 0."""
         arrays = self._arrays or vars(self.storage)
@@ -309,6 +318,14 @@ class Vector:
         """Step the agents of the last `recv`, all of them: actions (num_agents,) or
         (num_agents, heads or dims)."""
         self._last = self.step(actions)
+
+    def save(self):
+        """Nothing, so `load` begins new episodes."""
+        return np.zeros(0, np.uint8)
+
+    def load(self, saved):
+        """Begin new episodes; see save."""
+        self.restart()
 
     def __enter__(self):
         return self
@@ -505,11 +522,6 @@ class Native(Vector):
         number n; env: of one."""
         return self.envs.log() if env is None else self.envs.log(env, env + 1)
 
-    def finished(self):
-        """The environments in which an agent's episode ended at the last step."""
-        done = np.flatnonzero(self.storage.resets[-1])
-        return np.unique(np.searchsorted(self.envs.agent_offsets, done, side="right") - 1).tolist()
-
     def save(self):
         """The state of all environments as a uint8 array, for `load`."""
         return self.envs.save()
@@ -691,14 +703,7 @@ class Emulated(Vector):
         self.timeout, self._next_look, self._starting = timeout, 0.0, set()
         self.num_threads = num_threads or physical_cores()
         self._driver = driver = emulation.create(*creators[0], seed)
-        self.single_observation_space = driver.single_observation_space
-        self.single_action_space = driver.single_action_space
-        action = emulation.FlatAction(self.single_action_space)
-        self.observation_shape = self.single_observation_space.shape
-        self.observation_dtype = self.single_observation_space.dtype
-        self.action_heads, self.action_dims = action.heads or None, action.columns
-        self.action_dtype = np.dtype(np.int32 if action.heads else np.float32)
-        self.has_action_masks = driver.has_action_masks
+        self._take_spaces(driver)
         self.num_envs = len(creators) * emulation.copies(driver)
         self.agents_per_env = emulation.slots(driver) // emulation.copies(driver)
         self.num_agents = self.num_envs * self.agents_per_env
@@ -874,11 +879,6 @@ class Emulated(Vector):
             means.setdefault("score", means["episode_return"])
         return means
 
-    def finished(self):
-        """The environments in which an agent's episode ended at the last step."""
-        self._settle()
-        return np.unique(np.flatnonzero(self.storage.resets[-1]) // self.agents_per_env).tolist()
-
     # The public API: the environments read and write the arrays of a horizon of 1
 
     def _publish(self):
@@ -955,16 +955,6 @@ class Emulated(Vector):
                  for info in self._infos.pop(worker, [])]
         self._done.clear()
         return infos
-
-    # State
-
-    def save(self):
-        """Nothing: environments in Python cannot be saved, so `load` begins new episodes."""
-        return np.zeros(0, np.uint8)
-
-    def load(self, saved):
-        """Begin new episodes; see save."""
-        self.restart()
 
     def close(self):
         """End the workers and close all environments."""
@@ -1199,14 +1189,8 @@ class Tensors(Vector):
         self.num_threads = self.threads_per_worker = num_threads or physical_cores()
         self.num_agents = self.agents_per_batch = self.num_envs
         self.ranges = [slice(0, self.num_agents)]
-        for name in ("single_observation_space", "single_action_space", "has_action_masks",
-                     "has_valid", "device"):
-            setattr(self, name, getattr(self._env, name))
-        action = emulation.FlatAction(self.single_action_space)
-        self.observation_shape = self.single_observation_space.shape
-        self.observation_dtype = self.single_observation_space.dtype
-        self.action_heads, self.action_dims = action.heads or None, action.columns
-        self.action_dtype = np.dtype(np.int32 if action.heads else np.float32)
+        self.has_valid, self.device = self._env.has_valid, self._env.device
+        self._take_spaces(self._env)
 
     @property
     def driver_env(self):
@@ -1240,8 +1224,7 @@ class Tensors(Vector):
                       "final_observations": arrays["final_observations"]}
             now = {name: arrays[name][t]
                    for name in ("actions", "rewards", "terminals", "truncations")}
-            after = {name: None if arrays[name] is None else arrays[name][t + 1]
-                     for name in ("observations", "resets", "valid", "action_masks")}
+            after = {name: None if arrays[name] is None else arrays[name][t + 1] for name in SEEN}
             return self._env.view({**before, **now, **after})
 
         self._rows = [row(t) for t in range(len(arrays["actions"]))]
@@ -1280,19 +1263,6 @@ class Tensors(Vector):
         """Means over the episodes finished since the last call, and their number n; of all
         environments, or of one. {} if none finished."""
         return self._env.log(env)
-
-    def finished(self):
-        """The environments in which an episode ended at the last step."""
-        ended = self._arrays["terminals"][-1] | self._arrays["truncations"][-1]
-        return ended.nonzero()[:, 0].tolist()
-
-    def save(self):
-        """Nothing: they cannot be saved, so `load` begins new episodes."""
-        return np.zeros(0, np.uint8)
-
-    def load(self, saved):
-        """Begin new episodes; see save."""
-        self.restart()
 
     def render(self, index=0):
         """Environment `index` as its own render gives it, or the one picture of all."""
@@ -1375,7 +1345,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     class of your own that is called as Multiprocessing is; by default the one that `choose_backend`
     names, or Tensors if one environment is made, or a named one that holds num_envs itself, and its
     reset returns tensors. It then holds num_envs × env_kwargs["num_envs"].
-    num_buffers, num_threads: Native's. device: "cuda" is for environments in C, see OnGpu.
+    num_buffers: Native's. num_threads: of learning, too. device: "cuda" is for environments in C, see OnGpu.
     num_workers: processes or Ray actors (default: the physical cores, or the most below them that
     divide num_envs). batch_size: environments that one `recv` waits for (default: all). env_args:
     the creator's positional arguments, or a list of one list an environment if env is a list.
@@ -1397,7 +1367,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     holds = not getattr(env, "takes_copies", True) and "num_envs" in env.settings  # it makes as many as it is told
     looks = holds and asked in (None, "auto") and backend in (Serial, Multiprocessing)  # it may be one for Tensors
     if not looks:
-        _check_alone(backend, num_envs, num_workers, batch_size)
+        _check_backend(backend, num_envs, num_workers, batch_size, num_buffers)
     if holds and backend is Tensors:
         num_envs, env_kwargs = 1, _all_in_one(num_envs, env_kwargs)
     _check_counts(env, asked, num_envs, num_workers, num_threads)
@@ -1414,7 +1384,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         made = emulation.build(*creators[0], seed)
         found = tensors.look(made, seed)
         backend = backend if found is None else Tensors
-        _check_alone(backend, num_envs, num_workers, batch_size)
+        _check_backend(backend, num_envs, num_workers, batch_size, num_buffers)
         if alone:
             creators = [(lambda: found or made, (), {})]
         else:
@@ -1451,12 +1421,17 @@ def _number(value):
     return None if value == "auto" else value
 
 
-def _check_alone(backend, num_envs, num_workers, batch_size):
-    if issubclass(backend, (Serial, Tensors)) and (num_workers not in (None, 1)
-                                                   or batch_size not in (None, num_envs)):
-        other = "" if backend is Tensors else "; for more workers take multiprocessing"
-        raise ValueError(f"backend {backend.__name__.lower()} steps all environments in this "
-                         f"process: num_workers is 1 and batch_size {num_envs}{other}.")
+def _check_backend(backend, num_envs, num_workers, batch_size, num_buffers):
+    name = backend.__name__.lower()
+    if num_buffers not in (None, 1) and not issubclass(backend, Native):
+        raise ValueError(f"vec.num_buffers = {num_buffers} is for environments in C, not for backend {name}; of "
+                         "environments in Python vec.batch_size says how many act together.")
+    if issubclass(backend, (Native, Serial, Tensors)) and (num_workers not in (None, 1)
+                                                           or batch_size not in (None, num_envs)):
+        other = {Native: "; vec.num_threads says how many threads step them", Tensors: ""}.get(
+            backend, "; for more workers take multiprocessing")
+        raise ValueError(f"backend {name} steps all environments in this process: num_workers is 1 and batch_size "
+                         f"{num_envs}{other}.")
 
 
 def _all_in_one(num_envs, env_kwargs):

@@ -1073,6 +1073,9 @@ def play(env_name, args):
     """The eval verb: scores, and what the eval section asks to show. The page and the
     terminal play at once."""
     show = args["eval"]
+    asked = [key for key in ("web", "terminal", "video", "window") if show[key]]
+    if len(asked) > 1 and asked not in (["video", "window"], ["terminal", "video"]):
+        raise pufferl.ConfigError(f"--eval.{asked[0]} and --eval.{asked[1]}: one of them at a time.")
     arena.compiling.announce = lambda: print(runs.COMPILING, file=sys.stderr)
     if show["video"]:
         check_video(show["video"])
@@ -1111,7 +1114,7 @@ def main(argv=None, program="watch.py"):
             sys.exit(f"{program}: which environment?")
         return
     with configuration.said_by(program):
-        args = pufferl.load_config(argv[0], argv[1:])
+        args = pufferl.load_config(argv[0], configuration.no_resume(argv[1:]))
         if verb == "ship":
             ship(argv[0], args)
         else:

@@ -330,8 +330,20 @@ class Fixed(models.FeedForward):
     with pytest.raises(configuration.ConfigError, match="Fixed has no keyword hidden_size, so nothing would change"):
         configuration.load_config("squared", [*own, "--policy.hidden-size", "32"])
     configuration.load_config("squared", own)
-    assert configuration.unused(configuration.load_config("squared", own)) == {"policy.hidden_size"}
+    memory = {"rnn.hidden_size", "rnn.input_size", "rnn.num_layers"}
+    assert configuration.unused(configuration.load_config("squared", own)) == {"policy.hidden_size"} | memory
     configuration.load_config("squared", [*own, "--policy.hidden-size", "16", "--rnn.name", "lstm"])
+    plain = ["--policy.name", "feed-forward"]
+    assert configuration.unused(configuration.load_config("squared", plain)) == memory
+    assert configuration.unused(configuration.load_config("squared")) == set()
+    with pytest.raises(configuration.ConfigError, match="num-layers: this network has no recurrent layer of ours"):
+        configuration.load_config("squared", [*plain, "--rnn.num-layers", "2"])
+
+
+@pytest.mark.parametrize("verb", ["eval", "export", "profile", "autotune", "sweep"])
+def test_only_training_resumes(verb):
+    with pytest.raises(SystemExit, match="--resume is for train"):
+        pufferl.main([verb, "squared", "--resume", "latest"])
 
 
 def test_interrupt_saves_a_checkpoint(tmp_path):

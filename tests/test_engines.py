@@ -413,8 +413,9 @@ def test_what_is_frozen_stays(kind, optimizer, tmp_path):
     """Bit for bit, from the start, in the middle of a run (with momentum), and in a resumed one;
     the rest is trained as if nothing else were there."""
     (tmp_path / "own.py").write_text(OWN_ADAM)
+    own = optimizer.startswith("own.py")
     settings = {"kind": kind, "optimizer": optimizer.replace("own.py", f"{tmp_path}/own.py"),
-                "weight_decay": 0.1}
+                "weight_decay": 0.0 if own else 0.1}
     trainer = make_trainer(lambda policy: part_of(policy).requires_grad_(False), **settings)
     frozen = [parameter.clone() for parameter in part_of(trainer.policy).parameters()]
 
@@ -857,6 +858,12 @@ class NoRate(torch.optim.SGD):
         super().__init__(parameters, lr=1.0)
 number = 3
 """
+
+
+def test_weight_decay_needs_an_optimizer_that_takes_it(tmp_path):
+    (tmp_path / "plain.py").write_text(OPTIMIZER)
+    with pytest.raises(configuration.ConfigError, match=r"is for an optimizer that takes it, and MyOptimizer does not"):
+        make_trainer(optimizer=f"{tmp_path}/plain.py:MyOptimizer", weight_decay=0.1)
 
 
 @pytest.mark.parametrize(("setting", "name", "text"), [

@@ -627,3 +627,14 @@ def test_another_network_than_that_of_an_ini(tmp_path, monkeypatch):
     ini.write_text("[policy]\nhidden_size = 96\n")
     there = configuration.load_config("cartpole", ["--policy.name", f"{tmp_path}/net.py:Deep"])["policy"]
     assert there["hidden_size"] == 96, "a size beside no name is for any network"
+
+
+def test_a_network_of_ones_own_says_what_it_keeps():
+    class Keeps(models.FeedForward):
+        def initial_state(self, agents):
+            return {"seen": torch.zeros(1, agents, 2), "told": torch.zeros(1, agents, 3)}
+
+    vecenv = pufferl.make("squared", 2)
+    assert "Keeps, keeps seen, told from step to step; " in models.describe(Keeps(vecenv))
+    assert "FeedForward, no recurrent layer; " in models.describe(models.FeedForward(vecenv))
+    vecenv.close()

@@ -357,6 +357,8 @@ def test_optimize_in_python_trains(tmp_path, fake):
     assert json.loads(run.read_text())["options"]["--train.gamma"] == "0.9"
     with pytest.raises(SpaceError, match="wrokers"):
         Protein("squared", FAKE_SPACE, wrokers=2)
+    with pytest.raises(SpaceError, match=r"sweep\.cpus goes with --sweep\.ray"):
+        Protein("squared", FAKE_SPACE, cpus=2, fixed={"data_dir": str(tmp_path)}).optimize()
 
 
 def test_optimize_stopped_before_a_trial_ended_says_so(tmp_path, monkeypatch):

@@ -404,6 +404,12 @@ def test_a_window_without_a_display_says_what_else_there_is(monkeypatch):
         watch.main(["squared", "--eval.episodes", "1", "--eval.window"])
 
 
+@pytest.mark.parametrize("both", [("web", "window"), ("web", "terminal"), ("terminal", "window")])
+def test_a_policy_plays_in_one_place(both):
+    with pytest.raises(SystemExit, match="one of them at a time"):
+        watch.main(["squared", "--eval.episodes", "1", *(f"--eval.{place}" for place in both)])
+
+
 def screen(file):
     """What Xvfb shows, (height, width, 3) uint8, from the file of its -fbdir, an xwd."""
     data = Path(file).read_bytes()
