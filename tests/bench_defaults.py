@@ -529,7 +529,7 @@ def draw(results, path):
 
     names = [name for name in ENVIRONMENTS if results.get("ours", {}).get(name)]
     rows = -(-len(names) // 2)
-    figure, axes = plt.subplots(rows, 4, figsize=(14, 1.8 * rows), squeeze=False)
+    figure, axes = plt.subplots(rows, 4, figsize=(14, 1.8 * rows), squeeze=False, layout="constrained")
     for axis in axes.flat[2 * len(names) :]:
         axis.set_visible(False)
     for name, (left, right) in zip(names, axes.reshape(-1, 2), strict=False):
@@ -552,7 +552,6 @@ def draw(results, path):
         right.set_title("over seconds", fontsize=8)
     figure.suptitle("mean return; blue: ours, orange: Stable-Baselines3, green: CleanRL",
                     fontsize=9)
-    figure.tight_layout()
     figure.savefig(path, dpi=80)
     print(f"wrote {path}")
 
