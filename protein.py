@@ -12,8 +12,8 @@
 What is searched stands in the [sweep.SECTION.KEY] sections of config/*.ini. Gaussian processes for
 score, log cost and success choose the next trial. The file reads in that order: search space,
 Gaussian process, tuners. To change how a trial is chosen, edit `Protein._gain`. Every tuner has the
-methods suggest and observe. sweep.py runs the trials that are suggested here; it also has the
-command line and makes the report.
+methods suggest and observe. sweep.py runs the trials that are suggested here, and has the
+command line.
 """
 
 import dataclasses

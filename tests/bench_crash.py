@@ -49,7 +49,7 @@ import torch  # noqa: E402
 import tyro  # noqa: E402
 
 import checkpoints  # noqa: E402
-import sweep  # noqa: E402
+from trials import Ledger  # noqa: E402
 
 INTERVAL = 2  # epochs between checkpoints
 OFTEN = ["--train.checkpoint-interval", str(INTERVAL), "--train.log-interval", "0",
@@ -181,7 +181,7 @@ def trials(folder):
 def check_end(kind, folder, reference):
     """A run has ended by itself: hold it to the undisturbed one."""
     if kind == "sweep":
-        results = sweep.Ledger(next(folder.glob("experiments/sweep_*"))).results()
+        results = Ledger(next(folder.glob("experiments/sweep_*"))).results()
         statuses = {number: result["status"] for number, result in results.items()}
         assert statuses == dict.fromkeys(range(4), "done"), (
             f"trials that are missing or not done: {statuses}")

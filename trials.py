@@ -1,0 +1,558 @@
+"""The trials of a sweep: the files in which they stand, how one runs, and where.
+
+    ledger = Ledger("experiments/sweep_breakout"); ledger.results()    # {number: record} of the finished trials
+
+sweep.py decides what is tried, report.py makes a page of what is known. A sweep's whole state is its folder, so a
+process on any machine that can read the folder may take part.
+"""
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent import futures
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+import processes
+from protein import SpaceError
+
+# Our other files are imported within functions, because most import torch, and the report of a
+# finished sweep does not need it.
+
+ROOT = Path(__file__).resolve().parent
+
+# --------------------------------------------------------------------------------------------------
+# The ledger: the files of the sweep's folder
+
+
+class Ledger:
+    """Trials of a sweep on disk, shared by all processes and machines that work on it.
+
+        FOLDER/sweep.json             what is searched; a later start must ask for the same
+        FOLDER/trials/00007.running   a claim: settings, owner, who touches the file while alive
+        FOLDER/trials/00007.json      finished: settings, score, cost, curve; never changes
+        FOLDER/runs/00007/            what `pufferl.py train` wrote, and its output
+
+    Claims and results are made by link(2), which fails if the name exists. So a number has one owner, and its first
+    result stays. If an owner died (seen at once on its own machine, elsewhere when its claim is LEASE seconds old), one
+    process takes the claim over by renaming it to 00007.lost-TOKEN, and runs the trial again. Only one process can
+    rename it, and meanwhile no other claims the number. An owner that finds another's claim leaves that alone.
+    """
+
+    LEASE = 60.0  # seconds without a touch after which a claim's owner counts as dead
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.trials = self.folder / "trials"
+        self.trials.mkdir(parents=True, exist_ok=True)
+        self.owner = {"host": host_identity(), "pid": os.getpid(), "born": processes.born(os.getpid())}
+        self.token = f"{os.getpid():x}-{os.urandom(4).hex()}"  # unique; pids are used again
+        self._results = {}
+
+    def results(self):
+        """{number: record} of all finished trials."""
+        for path in self.trials.glob("*.json"):
+            if int(path.stem) not in self._results:
+                self._results[int(path.stem)] = read_whole(path, RECORD)
+        return dict(sorted(self._results.items()))
+
+    def claims(self):
+        """{number: claim} of all trials that are running or wait to be run again."""
+        found = {}
+        for path in self._claimed():
+            number = int(path.name[:5])
+            if not (self.trials / f"{number:05d}.json").exists():
+                with contextlib.suppress(OSError, ValueError):  # the file may vanish just now
+                    found[number] = json.loads(path.read_text())
+        return found
+
+    def claim(self, number=0, below=None, **fields):
+        """Claim the lowest free number from `number` on; returns the claim, a dict, or None if none is free `below`."""
+        for at in itertools.count(number):
+            if below is not None and at >= below:
+                return None
+            claim = {"attempts": 0, "settings": None, **fields, "trial": at, **self.owner, "token": self.token}
+            result = self.trials / f"{at:05d}.json"
+            if not result.exists() and self._appear(self._path(claim), claim):
+                # The claim's file may be missing only because another process has just finished
+                # this trial (it writes the result, then removes the claim) or is taking it over (it has
+                # renamed the claim to .lost-...).
+                free = not result.exists() and not any(self.trials.glob(f"{at:05d}.lost-*"))
+                if free and self._ours(claim):
+                    return claim
+                self.drop(claim)
+
+    def update(self, claim):
+        """Write a changed claim to its file, if the file is still ours."""
+        if self._ours(claim):
+            write_json(self._path(claim), claim)
+
+    def finish(self, claim, record):
+        """Make `record` the trial's result; False, and nothing changes, if it has one already."""
+        first = self._appear(self.trials / f"{claim['trial']:05d}.json", record)
+        self.drop(claim)
+        return first
+
+    def drop(self, claim):
+        """Remove a claim's file, if it is still ours."""
+        if self._ours(claim):
+            self._path(claim).unlink(missing_ok=True)
+
+    def give_back(self, claim):
+        """Make a claim of ours look abandoned, so that the next process takes it over."""
+        self.update({**claim, "host": None})
+
+    def take_over(self):
+        """Take over a claim whose owner died: returns the claim, with one more attempt, or None."""
+        for path in self._claimed():
+            result = self.trials / f"{int(path.name[:5]):05d}.json"
+            try:
+                claim = json.loads(path.read_text())
+                if result.exists():  # its owner died between the result and the claim's removal
+                    if self._lost(path, claim):
+                        path.unlink()
+                    continue
+                if not self._lost(path, claim):
+                    continue
+                mine = self.trials / f"{claim['trial']:05d}.lost-{self.token}"
+                os.utime(path)  # its age tells others if we die before the new claim
+                os.rename(path, mine)
+                if json.loads(mine.read_text()) != claim:  # another took it over meanwhile
+                    os.rename(mine, path)
+                    continue
+                if claim["settings"] is None:  # its owner died before it chose the settings
+                    mine.unlink()
+                    continue
+                ours = {key: value for key, value in claim.items() if key != "at"}
+                ours |= {**self.owner, "token": self.token, "attempts": claim["attempts"] + (claim["host"] is not None)}
+                if not self._appear(self._path(claim), ours):
+                    continue  # another process holds the name for a moment; LEASE decides
+                mine.unlink(missing_ok=True)
+            except (OSError, ValueError, KeyError):
+                continue  # another process was faster
+            kill_orphan(claim)
+            return ours
+        return None
+
+    def beat(self):
+        """Touch the files of our claims, to show that their owner is alive."""
+        for claim in self.claims().values():
+            if claim["token"] == self.token:
+                with contextlib.suppress(OSError):
+                    os.utime(self._path(claim))
+
+    @contextlib.contextmanager
+    def alive(self):
+        """Within, a thread calls `beat`, because the main thread may have to wait for a minute, for
+        example until runs have saved."""
+        over = threading.Event()
+
+        def beat():
+            while not over.wait(self.LEASE / 6):
+                self.beat()
+
+        threading.Thread(target=beat, daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def _path(self, claim):
+        return self.trials / f"{claim['trial']:05d}.running"
+
+    def _claimed(self):
+        return sorted([*self.trials.glob("*.running"), *self.trials.glob("*.lost-*")])
+
+    def _ours(self, claim):
+        """Whether the claim's file is still ours: not gone, and not another's."""
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(self._path(claim).read_text())["token"] == self.token
+        return False
+
+    def _lost(self, path, claim):
+        waits, ours = claim["host"] is None, claim["host"] == self.owner["host"]
+        if path.suffix == ".running" and (waits or ours):
+            return waits or (claim["token"] != self.token and not is_alive(claim["pid"], claim["born"]))
+        probe = self.trials / f".clock-{self.token}"  # a new file's time is the file system's clock
+        probe.touch()
+        age = probe.stat().st_mtime - path.stat().st_mtime
+        probe.unlink()
+        return age > self.LEASE
+
+    def _appear(self, path, content):
+        """Write a whole file under a name that must be free; False if it is not."""
+        part = path.with_name(f"{path.name}.{self.token}.{threading.get_ident()}.part")
+        write_json(part, content)
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            return False
+        finally:
+            part.unlink()
+        return True
+
+
+RECORD = {"trial": int, "status": str, "settings": dict, "curve": list, "score": float | int | None,
+          "cost": float | int | None, "steps": float | int, "error": str | None}
+TOLD = {"asked": dict, "options": list, "space": dict}
+
+
+def read_whole(path, kinds):
+    """A JSON file of the ledger's folder; SpaceError if it is damaged or a field has another
+    type."""
+    try:
+        found = json.loads(path.read_text())
+        wrong = [key for key, kind in kinds.items() if not isinstance(found[key], kind)]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is a {type(found[wrong[0]]).__name__}")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SpaceError(f"{path}: damaged ({type(error).__name__}: {error}). A trial without its file is run again; "
+                         "sweep.json is written anew by the command that began the sweep.") from None
+    return found
+
+
+def host_identity():
+    """A name for this machine, or for a container with process numbers of its own."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return "/".join(parts)
+
+
+def is_alive(pid, born):
+    """Whether the process `pid` that was started at `born` still runs; pids are used again."""
+    with contextlib.suppress(psutil.Error):
+        return abs(processes.born(pid) - born) < 1.0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def kill_orphan(claim, patience=60.0):
+    """End a dead owner's training process on this machine; at that death it was told to save."""
+    child = claim.get("child")
+    if not child or claim["host"] not in (None, host_identity()):
+        return
+    deadline = time.monotonic() + patience
+    while is_alive(*child) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if is_alive(*child):
+        psutil.Process(child[0]).kill()
+
+
+def write_json(path, content):
+    """Write a file under another name, sync and rename it, so that no one ever reads half of it."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+    with open(part, "w") as file:
+        file.write(json.dumps(content, indent=1, default=str) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+# --------------------------------------------------------------------------------------------------
+# Trials: one training run in a process of its own
+
+
+@dataclass
+class Curve:
+    """A training curve: entries of metrics.jsonl that have the metric, as arrays (n,), by steps."""
+
+    step: np.ndarray
+    score: np.ndarray
+    cost: np.ndarray
+    names: tuple = ()
+    last: float = 0.0  # step of the last entry, with or without the metric
+    last_cost: float = 0.0  # the cost in the last entry that has one
+
+    @classmethod
+    def read(cls, path, metric, cost="performance/uptime"):
+        """Read metrics.jsonl, whose last line may be half written. A resumed run starts at its
+        checkpoint's steps and seconds, so its entries replace those after that."""
+        rows, names = [], {}
+        text = Path(path).read_text(errors="replace") if Path(path).exists() else ""
+        for line in text.splitlines():
+            try:
+                entry = json.loads(line)
+                values = (entry["step"], entry.get(metric), entry.get(cost))
+                row = [float(value) if isinstance(value, int | float) else math.nan for value in values]
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+                continue
+            if not math.isfinite(row[0]):
+                continue
+            names |= dict.fromkeys(entry)
+            while rows and rows[-1][0] >= row[0]:
+                rows.pop()
+            rows.append(row)
+        columns = np.array(rows, dtype=float).reshape(-1, 3)
+        known = np.isfinite(columns)
+        costs = columns[known[:, 2], 2]
+        return cls(*columns[known.all(1)].T, names=tuple(names), last=rows[-1][0] if rows else 0.0,
+                   last_cost=costs[-1] if len(costs) else 0.0)
+
+    def at(self, step, window):
+        """(score, cost) at a step; score: the last `window` steps' mean, of one entry at least."""
+        last = np.searchsorted(self.step, step, side="right")
+        first = min(np.searchsorted(self.step, step - window, side="right"), last - 1)
+        return float(self.score[first:last].mean()), float(self.cost[last - 1])
+
+    def points(self, total, count):
+        """[(progress, score, cost)]: points at `count` even places of the schedule of `total` steps, as far as the run
+        came, the last where it ended. A score is the mean over the last tenth of the schedule."""
+        if len(self.step) == 0:
+            return []
+        end = self.step[-1]
+        steps = [total * i / count for i in range(1, count + 1) if self.step[0] <= total * i / count < end] + [end]
+        return [(min(1.0, step / total), *self.at(step, total / 10)) for step in steps]
+
+
+def hopeless(curve, total, rule):
+    """Whether a running trial should be stopped: it is past `after` of its schedule but not near
+    the end, and its score has not come `share` of the way from the floor to the best score of any
+    trial at the same cost."""
+    if not rule or len(curve.step) == 0 or not rule["after"] <= curve.step[-1] / total <= 0.9:
+        return False
+    score, cost = curve.at(curve.step[-1], total / 10)
+    reached = [s for c, s in rule["front"] if c <= cost]
+    return bool(reached) and rule["sign"] * score - rule["floor"] < rule["share"] * (max(reached) - rule["floor"])
+
+
+def run_trial(job, stop=None, started=None):
+    """Train once and return its outcome, a dict: status (done, stopped, failed, interrupted, or
+    lost if another process ended it), score, cost, steps, curve, error, run.
+
+    job: command, folder (None: a temporary one, removed afterwards), total (steps), metric, cost, downsample, rule (see
+    `hopeless`), limit (seconds of cost after which it is stopped). stop: an Event that asks to save and leave. started:
+    called with the process's (pid, creation time). This also runs as a Ray task, on any machine with these files.
+    """
+    begun, since = time.time(), time.monotonic()
+    with contextlib.ExitStack() as stack:
+        folder = Path(job["folder"] or stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        trainer = str(ROOT / job["trainer"])
+        command = [sys.executable, trainer, *job["command"], "--data-dir", str(folder)]
+        previous = newest_run(folder)
+        if previous and (previous / "trainer_state.pt").exists():
+            command += ["--resume", str(previous)]
+        output = stack.enter_context(open(folder / "output.txt", "ab"))
+        position = output.tell()
+        # If this process is killed, the training run is told to save and stop.
+        process = subprocess.Popen(processes.guarded(command), stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+                                   start_new_session=True, env={**os.environ, **job["env"]})
+        try:
+            if started:
+                with contextlib.suppress(psutil.Error):
+                    started((process.pid, processes.born(process.pid)))
+            status = attend(process, folder, job, stop)
+        except BaseException:
+            end(process)
+            raise
+        text = (folder / "output.txt").read_bytes()[position:].decode(errors="replace")
+        run = newest_run(folder)
+        curve = curve_of(folder, job)
+        points = curve.points(job["total"], job["downsample"])
+        error = None
+        if status == "done" and process.returncode in (-signal.SIGKILL, -signal.SIGTERM):
+            how = signal.Signals(-process.returncode).name
+            status, error = "lost", f"it was killed ({how}), by somebody or because the machine ran out of memory"
+        elif status == "done" and process.returncode != 0:
+            status, error = "failed", explain(process.returncode, text)
+        elif status == "done" and curve.last < job["total"]:
+            status, error = "lost", f"it was told to stop at {100 * curve.last / job['total']:.0f}% by something else"
+        elif status != "interrupted" and not points:
+            status = "failed"
+            absent = [name for name in (job["metric"], job["cost"]) if name not in curve.names] or [job["metric"]]
+            error = (f"{' and '.join(absent)} was never logged as a number; there are: {', '.join(curve.names)}"
+                     if curve.names else f"no metrics were logged: {explain(process.returncode, text)}")
+        if run and status in ("done", "stopped"):  # a finished trial is never resumed, so only its model stays
+            (run / "trainer_state.pt").unlink(missing_ok=True)
+        score, cost = points[-1][1:] if points else (None, None)
+        return {"status": status, "score": score, "cost": cost, "steps": float(curve.step[-1]) if points else 0.0,
+                "curve": points, "error": error, "started": begun, "seconds": time.monotonic() - since,
+                "run": str(run) if run and job["folder"] else None, "ran_on": socket.gethostname()}
+
+
+def attend(process, folder, job, stop):
+    """Wait for a training run. Returns done (it ended by itself), stopped (hopeless, or too dear) or interrupted."""
+    begun = checked = time.monotonic()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.2)
+            return "done"
+        now = time.monotonic()
+        if stop is not None and stop.is_set():
+            end(process)
+            return "interrupted"
+        if now - checked < max(1.0, 0.02 * (now - begun)):  # reading a long log takes time
+            continue
+        checked = now
+        curve = curve_of(folder, job)
+        if len(curve.step):
+            job.get("at", {}).update(progress=curve.step[-1] / job["total"], score=curve.score[-1])
+        if curve.last_cost > job["limit"] or hopeless(curve, job["total"], job["rule"]):
+            end(process)
+            return "stopped"
+
+
+def curve_of(folder, job):
+    """The curve of the run in a trial's folder, empty before it has one."""
+    return Curve.read((newest_run(folder) or folder) / "metrics.jsonl", job["metric"], job["cost"])
+
+
+def end(process, patience=60.0):
+    """Ask a training run to save and stop; kill it if it does not."""
+    process.terminate()
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def newest_run(folder):
+    """The run folder that `pufferl.py train` made in a trial's folder; None before it did."""
+    runs = [path.parent for path in Path(folder).glob("*/config.json")]
+    return max(runs, key=lambda run: run.stat().st_mtime) if runs else None
+
+
+def explain(code, text):
+    """Why a training run failed, in one line: the kind of failure, and its last printed line."""
+    lines = [line for line in (line.strip(" │╭╰╮╯─") for line in text.splitlines()) if line]  # without boxes
+    last = lines[-1] if lines else "it printed nothing"
+    lower = text[-4000:].lower()
+    if "out of memory" in lower or "memoryerror" in lower or "can't allocate" in lower:
+        return f"out of memory (exit {code}): {last}"
+    if "not finite" in lower or "floatingpointerror" in lower:
+        return f"not finite: {last}"
+    return f"exit {code}: {last}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Where trials run
+
+
+class LocalPool:
+    """Runs trials on this machine; each thread watches one training process. slots: trials at once
+    (`workers`, or as many on each GPU); gpus: how many GPUs share them, by CUDA_VISIBLE_DEVICES."""
+
+    def __init__(self, workers, gpus=0):
+        processes.check_count("sweep.workers", workers, *processes.processes_at_most())
+        self.slots = workers * max(1, gpus)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self.gpus = (visible.split(",") if visible else [str(gpu) for gpu in range(gpus)])[:gpus]
+        if len(self.gpus) < gpus:
+            raise SpaceError(f"sweep.gpus is {gpus}, but CUDA_VISIBLE_DEVICES names only {visible}.")
+        self.stop = threading.Event()
+        self.threads = futures.ThreadPoolExecutor(self.slots, thread_name_prefix="trial")
+        self.running = {}  # future -> (claim, GPU or None)
+
+    def submit(self, claim, job, started):
+        gpu = None
+        if self.gpus:
+            used = [taken for _, taken in self.running.values()]
+            gpu = min(self.gpus, key=used.count)
+            job = {**job, "env": {**job["env"], "CUDA_VISIBLE_DEVICES": gpu}}
+        self.running[self.threads.submit(run_trial, job, self.stop, started)] = claim, gpu
+
+    @property
+    def claims(self):
+        return [claim for claim, _ in self.running.values()]
+
+    def finished(self, timeout):
+        """[(claim, outcome)] of the trials that ended; waits up to `timeout` seconds for one."""
+        done, _ = futures.wait(self.running, timeout, return_when=futures.FIRST_COMPLETED) if self.running else ((), ())
+        return [(self.running.pop(future)[0], future.result()) for future in done]
+
+    def close(self):
+        """Make all trials save and end; returns [(claim, outcome)]."""
+        self.stop.set()
+        left = self.finished(None)
+        while self.running:
+            left += self.finished(None)
+        self.threads.shutdown()
+        return left
+
+
+class RayPool:
+    """Runs trials as Ray tasks on a cluster. address: the cluster's, "auto" for this machine's
+    cluster, or "local" to start one here. Ray sends the project's files along; the nodes need
+    the Python packages and a C compiler. slots: `workers` if given, else as many trials as the
+    cluster has room for. If a node is lost, its trials get status "lost" and are run again."""
+
+    def __init__(self, address, workers, cpus=1.0, gpus=0.0):
+        import ray
+
+        self.ray, self.started = ray, not ray.is_initialized()
+        if self.started:
+            excludes = [".venv", ".git", "experiments", "ocean/.build", "__pycache__", ".hypothesis", ".pytest_cache"]
+            ray.init(address=None if address == "local" else address, log_to_driver=False, configure_logging=False,
+                     include_dashboard=False if address == "local" else None,
+                     runtime_env={"working_dir": str(ROOT), "excludes": excludes})
+        total = ray.cluster_resources()
+        room = [int(total.get("CPU", 0) / cpus)] + ([int(total.get("GPU", 0) / gpus)] if gpus else [])
+        self.slots = workers or max(1, min(room))
+        self.task = ray.remote(run_trial).options(num_cpus=cpus, num_gpus=gpus, max_retries=0,
+                                                  scheduling_strategy="SPREAD")
+        self.running = {}
+
+    def submit(self, claim, job, started):
+        self.running[self.task.remote({**job, "folder": None})] = claim
+
+    @property
+    def claims(self):
+        return list(self.running.values())
+
+    def finished(self, timeout):
+        if not self.running:
+            return []
+        ended = []
+        for ref in self.ray.wait(list(self.running), timeout=timeout)[0]:
+            claim = self.running.pop(ref)
+            try:
+                ended.append((claim, self.ray.get(ref)))
+            except self.ray.exceptions.RayTaskError:
+                raise  # an error of run_trial itself, and not a lost node
+            except self.ray.exceptions.RayError as error:
+                ended.append((claim, {"status": "lost", "error": str(error).splitlines()[0]}))
+        return ended
+
+    def close(self):
+        left = [(claim, {"status": "interrupted"}) for claim in self.claims]
+        for ref in self.running:
+            self.ray.cancel(ref, force=True)
+        if self.started:
+            self.ray.shutdown()
+        return left
+
+
+# --------------------------------------------------------------------------------------------------
+# A record: its settings as options, its numbers as people read them, and what a tuner learns from it
+
+
+def as_options(settings):
+    """{"train.learning_rate": 0.01} -> ["--train.learning-rate", "0.01"]."""
+    return [text for name, value in settings.items() for text in ("--" + name.replace("_", "-"), str(value))]
+
+
+def observe_record(tuner, record):
+    """Let a tuner observe a record of the ledger."""
+    score, cost = (math.nan if record[key] is None else record[key] for key in ("score", "cost"))
+    failed, complete = record["status"] == "failed", record["status"] == "done"
+    tuner.observe(record["settings"], score, cost, failed, record["curve"], complete)
+
+
+def short(value):
+    """A number as people read it: 4,096 and not 4.1e+03."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,.0f}" if 1000 <= abs(value) < math.inf or isinstance(value, int) else f"{value:.4g}"
