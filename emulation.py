@@ -31,7 +31,7 @@ from gymnasium import spaces
 import flat
 from flat import (  # noqa: F401  (others import these names from emulation)
     Fault, FlatAction, FlatObservation, check_flag, check_info, check_late_masks, check_value, describe, find_mask,
-    nativize_dtype, nativize_tensor, numeric_scalars, space_dtype, warn_once,
+    nativize_dtype, nativize_tensor, note_lost_mask, numeric_scalars, space_dtype, warn_once,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -360,7 +360,10 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
     def _mask(self, observation, info):
         """The action mask that goes with an observation; None if there is none. A method, which somebody may have put
         around an environment, goes first. It is asked only here, so never after an episode's last step."""
-        return find_mask(observation, info) if self._ask is None else self._ask()
+        mask = find_mask(observation, info) if self._ask is None else self._ask()
+        if mask is None and self._mask_needed:
+            note_lost_mask(self.env, info)
+        return mask
 
     def _reset_env(self, seed, options):
         # Without options the call is one that old and hand-made environments know too.
@@ -710,6 +713,8 @@ class GymnasiumVectorPufferEnv:
         view.observations[:] = observations.reshape(view.observations.shape)
         if view.action_masks is not None:
             masks = info.get("action_mask")
+            if masks is None:
+                note_lost_mask(self.env, info)
             for i, target in enumerate(view.action_masks):
                 self._action.write_mask(target, None if masks is None else _at(masks, i))
 

@@ -352,6 +352,13 @@ def check_late_masks(env, masks):
                     'Give one at both: reset returns observation, {"action_mask": ...}.')
 
 
+def note_lost_mask(env, info):
+    """Warn if an environment that gave a mask at its first reset does not say why there is none now."""
+    if "action_mask" not in info:
+        warn_once(f"{env}: its first reset gave an action mask, but a later step or reset gives none, so every action "
+                  'counts as allowed there. If so it is, say it: {"action_mask": None} in the info.')
+
+
 def find_mask(observation, info):
     """An environment's action mask, by the conventions of Gymnasium (info) and PettingZoo (info or observation)."""
     if "action_mask" in info:

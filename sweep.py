@@ -133,7 +133,8 @@ def searched_settings(env_name, given, options=()):
     fixed = fixed_settings(schema, options) | configuration.unused(args)
     if given is None:
         given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
-    space, general = {}, configuration.load_config("default")["sweep"] if args["train"]["horizon"] == "auto" else {}
+    general = configuration.load_config("default")["sweep"] if args["train"]["horizon"] == "auto" else {}
+    space = {}
     for name, what in protein.flatten(given).items():
         if name in SIZES and what == general.get(f"sweep.{name}"):
             continue  # they are chosen to fit each trial's steps, and each other; a range of your own is searched
