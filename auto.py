@@ -149,9 +149,11 @@ def wants_normalising(facts):
     numbers = [space for space in facts.spaces if models.leaf_kind(space) == "numbers"]
     if not numbers:
         return False, "no plain numbers are seen"
-    floats = [space for space in numbers if space.dtype.kind == "f"]
+    # Smaller integers often name things; of larger ones a network sees little else.
+    floats = [space for space in numbers if space.dtype.kind == "f" or
+              max(abs(int(space.low.min())), abs(int(space.high.max()))) > 255]
     if not floats:
-        return False, "observations are integers"
+        return False, "observations are small integers"
     largest = max(float(abs(bound).max()) for space in floats for bound in (space.low, space.high))
     smallest = min(float((space.high.astype(float) - space.low).min()) for space in floats)
     if largest <= 2 and smallest >= 0.5:

@@ -24,6 +24,7 @@ import math
 import shlex
 import shutil
 import sys
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -716,11 +717,12 @@ def load_config(env_name, argv=()):
     args = {"config_name": env_name, "env_name": name, **base, **values, "auto": reasons}
     for key in sorted(unused(args)):
         if typed(argv, f"--{key}".replace("_", "-")):
-            why = (f"{named(args['policy']['name'])} has no keyword hidden_size, so nothing would change. What its "
-                   "__init__ takes with a plain default is a setting, --policy.NAME" if key == "policy.hidden_size" else
-                   "this network has no recurrent layer of ours, so nothing would change; it has one with --rnn.name "
-                   "mingru, lstm or gru")
-            raise ConfigError(f"--{key.replace('_', '-')}: {why}.")
+            why = {"policy": f"{named(args['policy']['name'])} has no keyword hidden_size. What its __init__ takes "
+                             "with a plain default is a setting, --policy.NAME",
+                   "rnn": "this network has no recurrent layer of ours; it has one with --rnn.name mingru, lstm or gru",
+                   "train": f"{named(args['train']['optimizer'])} does not get it. muon gets momentum, adam beta2 and "
+                            "eps as well; an optimizer of your own says all else in its class"}[key.partition(".")[0]]
+            raise ConfigError(f"--{key.replace('_', '-')} would change nothing: {why}.")
     check_counts(args)
     if sizes:
         given = typed(argv, "--train.horizon") or "batch_size" not in sizes
@@ -738,12 +740,14 @@ def no_resume(argv):
 
 
 def unused(args):
-    """The settings that no part of the network takes."""
-    name, rnn = args["policy"]["name"], recurrent_layer(args)
-    if rnn != "none":
-        return set()
+    """The settings that no part of the network takes, nor its optimizer."""
+    name = args["policy"]["name"]
+    idle = {"adam": set(), "muon": {"train.beta2", "train.eps"}}.get(
+        args["train"]["optimizer"], {"train.beta2", "train.eps", "train.momentum"})
+    if recurrent_layer(args) != "none":
+        return idle
     sized = name in POLICIES or takes_size(load_attribute("policy.name", name, POLICIES))
-    return {"rnn.hidden_size", "rnn.input_size", "rnn.num_layers"} | (set() if sized else {"policy.hidden_size"})
+    return idle | {"rnn.hidden_size", "rnn.input_size", "rnn.num_layers"} | (set() if sized else {"policy.hidden_size"})
 
 
 def recurrent_layer(args):
@@ -1345,15 +1349,24 @@ def make_network(settings, env, encoded, normalize):
             raise ConfigError(f"policy.name = {name}: is called with ({', '.join(['env', *options])}), but takes "
                               f"{inspect.signature(cls)} ({error}); env has single_observation_space and "
                               "single_action_space. What has a default is a setting, --policy.NAME.") from None
-        network = cls(env, **options)
+        network = _made(cls, env, options, name) if own else cls(env, **options)
         if not isinstance(network, torch.nn.Module):
             raise ConfigError(f"policy.name = {name}: must make a torch.nn.Module, it made a "
                               f"{type(network).__name__}.")
         return network
-    except TypeError as error:  # one of ours that cannot read these spaces; in another's code it is a fault to show
-        if own:
-            raise
+    except TypeError as error:  # one of ours that cannot read these spaces
         raise ConfigError(str(error)) from None
+
+
+def _made(cls, env, options, name):
+    """A network of one's own. ConfigError, with the place in its own code, for what its __init__ raises."""
+    try:
+        return cls(env, **options)
+    except EXPECTED:
+        raise
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError) as error:
+        own = "".join(traceback.format_exception(type(error), error, error.__traceback__.tb_next)).rstrip()
+        raise ConfigError(f"policy.name = {name}: this is in the network's own code:\n{own}") from error
 
 
 def takes_size(cls):

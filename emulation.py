@@ -344,6 +344,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._unchecked = {"reset", "step"}
         self._episode_return, self._episode_length, self._over = 0.0, 0, True
         self._mask_needed, self._ask = None, mask_method(self.env)
+        self._told = None  # whether RecordEpisodeStatistics told the last episode's return
 
     @property
     def emulated(self):
@@ -395,8 +396,23 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._episode_length += 1
         if terminated or truncated:
             self._over = True
-            info = _last_info(info, self._episode_return, self._episode_length)
+            info = self.last_info(info, self._episode_return, self._episode_length)
         return observation, reward, terminated, truncated, info
+
+    def last_info(self, info, episode_return, episode_length):
+        """The info of an episode's last step, with the episode's return and length."""
+        check_info(info, "the last step of an episode")
+        info = {**info, "episode_return": episode_return, "episode_length": episode_length}
+        # RecordEpisodeStatistics, which may stand below a wrapper that changes rewards
+        told = isinstance(info.get("episode"), dict) and "r" in info["episode"]
+        if told:
+            info["episode_return"] = float(np.ravel(info["episode"]["r"])[0])
+        if told != self._told and self._told is not None:
+            warn_once(f"{self.env}: RecordEpisodeStatistics sees the end of some episodes only, so episode_return "
+                      "mixes its returns with sums of the rewards learnt from. Let it be the outermost wrapper.")
+        self._told = told
+        info["episode_return"] = info.pop("_unscaled_return", info["episode_return"])  # ScaledReward's, likewise
+        return info
 
     def _check(self, call, observation, reward, terminated, truncated):
         if call in self._unchecked:
@@ -470,16 +486,6 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         return ()
 
 
-def _last_info(info, episode_return, episode_length):
-    """The info of an episode's last step, with the episode's return and length."""
-    check_info(info, "the last step of an episode")
-    info = {**info, "episode_return": episode_return, "episode_length": episode_length}
-    if "episode" in info:  # RecordEpisodeStatistics, which may stand below a wrapper that changes rewards
-        info["episode_return"] = float(np.ravel(info["episode"]["r"])[0])
-    info["episode_return"] = info.pop("_unscaled_return", info["episode_return"])  # ScaledReward's, likewise
-    return info
-
-
 @functools.cache
 def _checksum(*functions):
     """A checksum of functions' source; None if it cannot be read."""
@@ -533,7 +539,7 @@ class GymnasiumTogether:
     """
 
     RESTATED = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write")
-    CHECKED = 0xb685d89c
+    CHECKED = 0xf9c96bf0
 
     @classmethod
     def of(cls, envs, numbers, rows):
@@ -600,7 +606,7 @@ class GymnasiumTogether:
                 row.terminals[i], row.truncations[i], row.resets[i] = bool(terminated[i]), bool(truncated[i]), 1
                 if truncated[i]:
                     self._envs[i]._write(row.final_observations, i, seen[i])
-                info = _last_info(infos[i], self._returns.item(i), self._steps_taken - self._begun[i])
+                info = self._envs[i].last_info(infos[i], self._returns.item(i), self._steps_taken - self._begun[i])
                 ended.append((self._numbers[i], numeric_scalars(info)))
                 self._returns[i], self._begun[i] = 0, self._steps_taken
                 seen[i], infos[i] = self._resets[i]()
@@ -766,6 +772,9 @@ class GymnasiumVectorPufferEnv:
                        "episode_length": int(self._lengths[i])}
                 )
                 if self.mode == "SameStep" and truncated[i]:
+                    if "final_obs" not in info:
+                        raise Fault(f"{self.env}: its autoreset mode is SAME_STEP, so the info of a step that ends an "
+                                    'episode must have the last observations: info["final_obs"][i], of copy i.')
                     self._observation.flatten(_at(info["final_obs"], i), view.final_observations[i])
             if self.mode != "SameStep":
                 self._write(view, observations, info)
@@ -1086,6 +1095,9 @@ def signature(env):
     """What all environments of a vector have in common: observation space, action space, number of agents."""
     own = getattr(env, "env_single_observation_space", env.single_observation_space)
     return own, getattr(env, "env_single_action_space", env.single_action_space), slots(env)
+
+
+WRAPPERS = GymnasiumPufferEnv, GymnasiumVectorPufferEnv, PettingZooPufferEnv
 
 
 def create(creator, args, kwargs, seed):

@@ -34,12 +34,15 @@ import ranks
 from arena import clock
 from auto import drawn_steps
 from configuration import ConfigError, load_attribute, named
+from flat import warn_once
 from vector import SEEN
 
 # Operations of a pass through the network above which threads share each matrix product.
 WORTH_THREADS = 1e8
 # Operations of a buffer's step above which each worker of a rollout runs the network in a thread of its own.
 WORTH_A_WORKER = 5e7
+# The divergence of a run's first minibatch from the rollout above which the network is not the same in both.
+OTHER = 1e-4
 # The most numbers in a tensor of one pass, 8 MB: larger ones leave the caches (and above 16 MB are mapped anew).
 PASS = 2**21
 
@@ -441,7 +444,7 @@ class Autograd(Acting):
         self.forward = (torch.compile(policy, mode=config["compile_mode"]) if config["compile"]
                         else policy)
         self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
-        self.tried = False  # whether a pass was watched
+        self.tried, self.compared = False, False  # whether a pass was watched, and a minibatch held to the rollout
         self._set_learners(self._count_learners())
         if self.side_by_side or self.num_learners > 1:
             self._start_pool()
@@ -533,6 +536,21 @@ class Autograd(Acting):
         self.in_parallel(self._learn, range(self.num_learners))
         for gradient in self.gradients[1 : self.num_learners]:  # in this order: an exact resume rests on it (runs.py)
             self.gradients[0].add_(gradient)
+        if not self.compared:
+            self._compare_with_rollout()
+
+    def _compare_with_rollout(self):
+        """Say if what learns is not what acted: before a run's first update, the actions taken must be as probable as
+        they were in the rollout."""
+        self.compared = True
+        alive = self.columns.valid.index_select(1, self.index) != 0
+        divergence = 0.5 * (self.new_ratios[alive] - 1).square().mean().item()  # Schulman's k2, for ratios near 1
+        known = self.precision != torch.float32 or self._takes_moments()  # it rounds more, or is told of anyway
+        if divergence > OTHER and not known and ranks.connect().rank == 0:
+            print(f"network: {type(self.policy).__name__} does not learn what it does: before the first update, its "
+                  f"probabilities of the actions taken are not those of the rollout (divergence {divergence:.1e}). "
+                  "Dropout does that. So does a memory that a network keeps in itself: initial_state and the state are "
+                  "for it (docs/scripts.md).", file=sys.stderr)
 
     def _prepare(self):
         """Before the learners begin. At a run's first minibatch a pass is watched, as a step is in
@@ -618,6 +636,9 @@ class Autograd(Acting):
                                     values=value.reshape(T, -1).float(),
                                     **taken, returns=taken["advantages"] + taken["old_values"])
         extra = self.extra_loss(minibatch)
+        if isinstance(extra, torch.Tensor) and not extra.requires_grad:
+            warn_once(f"train.loss = {named(self.config['loss'])}: what it returns does not depend on the network's "
+                      "outputs (logits, values), so nothing is learnt from it.")
         if not isinstance(extra, torch.Tensor) or extra.numel() != 1:
             raise ConfigError(f"train.loss = {named(self.config['loss'])}: returned "
                               f"{type(extra).__name__} {tuple(getattr(extra, 'shape', ()))}; a "
@@ -754,10 +775,9 @@ def _step_by_step(policy, seen, resets, valid):
 
 
 def misread(policy, vecenv):
-    """What a network with a step of its own, forward_eval, gets wrong in silence, in words: its forward takes agents
-    for time, or what a step leaves in the state is not in `initial_state`, so that nobody keeps it. None if neither."""
-    if (not hasattr(policy, "forward_eval") or type(policy).__module__ == models.__name__ or models.is_plain(policy)
-            or getattr(policy, "takes_batches", False)):
+    """What a network that takes a state gets wrong in silence, in words: what a step leaves in the state is not in
+    `initial_state`, so that nobody keeps it, or its forward takes agents for time. None if neither."""
+    if type(policy).__module__ == models.__name__ or models.is_plain(policy):
         return None
     device = next(policy.parameters(), torch.zeros(())).device
     seen, *_ = _given(vecenv, device, 1.0)
@@ -781,13 +801,16 @@ def misread(policy, vecenv):
             state = state if keep else {name: state[name] for name in names}
         return torch.stack(outputs), added
 
-    name = type(policy).__name__
+    name, step = type(policy).__name__, "forward_eval" if hasattr(policy, "forward_eval") else "forward"
     try:
         with models.on_trial(policy):
             steps, added = by_steps(False)
             if added and _error(by_steps(True)[0], steps) > 1e-3:
-                return (f"{name}.forward_eval leaves {', '.join(sorted(added))} in the state, which would be lost: "
-                        "initial_state(num_agents) must return it, zeros of (layers, num_agents, size).")
+                return (f"{name}.{step} leaves {', '.join(sorted(added))} in the state, which would be lost: "
+                        "initial_state(num_agents) must return it, zeros of (layers, num_agents, size), and forward "
+                        "take time first, (T, N, *observation). Or let --rnn.name lstm or gru be the memory.")
+            if not hasattr(policy, "forward_eval") or getattr(policy, "takes_batches", False):
+                return None
             if _error(over_time(seen), steps) > 1e-3 > _error(over_time(seen.transpose(0, 1)).transpose(0, 1), steps):
                 return (f"{name}.forward takes the first dimension for agents and the second for time. It is given "
                         "time first, (T, N, *observation): is a layer batch_first=True?")

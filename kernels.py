@@ -440,7 +440,7 @@ def return_range(rewards, valid, resets, running, low, high):
         for n in range(N):
             total = running[n] + rewards[t, n] * f32(valid[t, n])
             running[n] = total
-            if resets[t + 1, n] != 0:
+            if resets[t + 1, n] != 0 and (valid[t, n] != 0 or total != ZERO):  # else it was dead all along
                 low = total if total < low else low
                 high = total if total > high else high
                 running[n] = ZERO

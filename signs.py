@@ -185,9 +185,9 @@ class Signs:
         if self.lasting("losses/value_loss", lambda loss: weight * loss > VAST_VALUE_LOSS) and self.lasting(
                 "losses/grad_norm", lambda norm: norm > 10 * clip):
             loss = self.values("losses/value_loss")[-1]
+            reward = "" if self.settings.get("norm_reward") is True else "--train.norm-reward True, or "
             return (f"The value's loss ({loss:.3g} × vf_coef) dwarfs the policy's, and the "
-                    "gradient is clipped to a tenth and less. Try --train.norm-reward True, or a "
-                    "smaller --train.vf-coef.")
+                    f"gradient is clipped to a tenth and less. Try {reward}a smaller --train.vf-coef.")
 
     def sign_value_knows_nothing(self):
         """Explained variance far below zero for long, with returns that differ and an error that does not shrink:

@@ -716,6 +716,9 @@ class Emulated(Vector):
         self._busy, self._done, self._ready = {}, deque(), deque()
         self._pending, self._infos = [0] * len(self.ranges), {}
         self._public, self._logs, self._batch = False, {}, None
+        # a PufferEnv's infos may say for how many episodes they speak; else its ends are counted
+        self._counts = not isinstance(driver, emulation.WRAPPERS)
+        self._uncounted, self._ends = False, 0
 
     @property
     def driver_env(self):
@@ -849,7 +852,11 @@ class Emulated(Vector):
     def _add_to_log(self, env, info):
         numbers = emulation.numeric_scalars({key: value for key, value in info.items()
                                              if key != "episode"})
-        count = numbers.pop("n", 1.0)
+        count = numbers.pop("n", None)
+        if not self._counts:
+            numbers |= {} if count is None else {"info_n": count}
+        if count is None or not self._counts:
+            count, self._uncounted = 1.0, self._counts
         if not count:  # of no episode
             return
         sums = self._logs.get(env)
@@ -877,6 +884,10 @@ class Emulated(Vector):
                  for name, (total, weight) in means.items()}
         if "episode_return" in means:
             means.setdefault("score", means["episode_return"])
+        if self._uncounted and env is None and not self._public:  # a rollout ends with each call
+            self._ends += int(np.count_nonzero(self.storage.terminals | self.storage.truncations))
+            if means:
+                means["n"], self._ends = max(means["n"], self._ends), 0
         return means
 
     # The public API: the environments read and write the arrays of a horizon of 1

@@ -327,17 +327,27 @@ class Fixed(models.FeedForward):
         super().__init__(env, 16)
 """)
     own = ["--policy.name", f"{tmp_path}/mine.py:Fixed"]
-    with pytest.raises(configuration.ConfigError, match="Fixed has no keyword hidden_size, so nothing would change"):
+    with pytest.raises(configuration.ConfigError, match=r"hidden-size would change nothing: .*Fixed has no keyword"):
         configuration.load_config("squared", [*own, "--policy.hidden-size", "32"])
     configuration.load_config("squared", own)
     memory = {"rnn.hidden_size", "rnn.input_size", "rnn.num_layers"}
-    assert configuration.unused(configuration.load_config("squared", own)) == {"policy.hidden_size"} | memory
+    adam = ["--train.optimizer", "adam"]
+    assert configuration.unused(configuration.load_config("squared", [*own, *adam])) == {"policy.hidden_size"} | memory
     configuration.load_config("squared", [*own, "--policy.hidden-size", "16", "--rnn.name", "lstm"])
     plain = ["--policy.name", "feed-forward"]
-    assert configuration.unused(configuration.load_config("squared", plain)) == memory
-    assert configuration.unused(configuration.load_config("squared")) == set()
-    with pytest.raises(configuration.ConfigError, match="num-layers: this network has no recurrent layer of ours"):
+    assert configuration.unused(configuration.load_config("squared", [*plain, *adam])) == memory
+    assert configuration.unused(configuration.load_config("squared", adam)) == set()
+    with pytest.raises(configuration.ConfigError, match=r"num-layers would change nothing: this network has no"):
         configuration.load_config("squared", [*plain, "--rnn.num-layers", "2"])
+
+
+def test_a_setting_that_the_optimizer_does_not_get_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("import torch\nclass Own(torch.optim.RMSprop):\n    pass\n")
+    own = ["--train.optimizer", f"{tmp_path}/mine.py:Own", "--train.momentum", "0.5"]
+    for options in (["--train.eps", "0.1"], own):
+        with pytest.raises(configuration.ConfigError, match=r"would change nothing: (muon|.*Own) does not get it"):
+            configuration.load_config("squared", options)
+    configuration.load_config("squared", ["--train.optimizer", "adam", "--train.eps", "0.1"])
 
 
 @pytest.mark.parametrize("verb", ["eval", "export", "profile", "autotune", "sweep"])

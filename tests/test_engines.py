@@ -624,6 +624,26 @@ def test_one_thread_learns_what_is_not_thread_safe():
     assert learners(lambda policy: policy.register_forward_hook(lambda *_: None), kind=Own) == 1
 
 
+class Inward(models.FeedForward):
+    """It keeps its memory in itself."""
+
+    def encode_observations(self, observations, state=None):
+        x = super().encode_observations(observations)
+        kept = getattr(self, "kept", x.detach() * 0)
+        self.kept = (x + (kept if kept.shape == x.shape else kept.mean() + 1)).detach()
+        return self.kept + x
+
+
+@pytest.mark.parametrize("kind, said", [(Inward, True), (models.FeedForward, False), (models.MinGRUPolicy, False)])
+def test_a_network_that_learns_otherwise_than_it_acts_is_named(kind, said, capsys):
+    trainer = by_autograd(kind)
+    for _ in range(2):
+        trainer.evaluate()
+        trainer.train()
+    trainer.release()
+    assert capsys.readouterr().err.count("does not learn what it does: before the first update") == said
+
+
 @pytest.mark.parametrize("safe", [False, True])
 def test_a_run_says_that_one_thread_learns(safe, tmp_path, capsys):
     (tmp_path / "mine.py").write_text(f"import models\nclass Mine(models.FeedForward):\n    thread_safe = {safe}\n")
@@ -790,6 +810,15 @@ def test_a_loss_term_of_ones_own_is_named_if_it_is_not_finite(tmp_path, value, s
     trainer = make_trainer(loss=f"{tmp_path}/my_file.py:extra")
     trainer.evaluate()
     with pytest.raises(FloatingPointError, match=said.replace("(your", r"\(your").replace("it)", r"it\)")):
+        trainer.train()
+    trainer.release()
+
+
+def test_a_loss_term_without_a_gradient_is_named(tmp_path):
+    (tmp_path / "my_file.py").write_text("def extra(mb):\n    return mb.advantages.abs().mean()\n")
+    trainer = make_trainer(loss=f"{tmp_path}/my_file.py:extra")
+    trainer.evaluate()
+    with pytest.warns(UserWarning, match="does not depend on the network's outputs"):
         trainer.train()
     trainer.release()
 

@@ -484,6 +484,20 @@ class LostState(torch.nn.Module):
 class BatchFirst(LostState):
     def initial_state(self, agents):
         return {"h": torch.zeros(1, agents, 8), "c": torch.zeros(1, agents, 8)}
+class Forgets(torch.nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.cell, self.out = torch.nn.LSTMCell(4, 8), torch.nn.Linear(8, 3)
+    def forward(self, x, state=None):
+        x = x.flatten(1).float()
+        held = (state["lstm_h"], state["lstm_c"]) if state and "lstm_h" in state else None
+        state["lstm_h"], state["lstm_c"] = self.cell(x, held)
+        y = self.out(state["lstm_h"])
+        return y[:, :2], y[:, 2:]
+class Breaks(torch.nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.out = torch.nn.Linear(env.single_observation_space["numbers"].shape[0], 3)
 class FlatState(LostState):
     def initial_state(self, agents):
         return {"h": torch.zeros(agents, 8), "c": torch.zeros(agents, 8)}
@@ -520,6 +534,8 @@ def nothing(env):
     ("Distribution", (), r"must return \(logits, value\), got 2: Categorical, Tensor \(\d+, 1\)"),
     ("Lazy", (), r"Lazy: layer.weight has no shape yet, because its layer is lazy\. Call the network"),
     ("Doubles", (), r"Doubles: layer.weight is torch.float64\. What is trained must be float32"),
+    ("Forgets", (), r"Forgets.forward leaves lstm_c, lstm_h in the state, which would be lost: .* --rnn.name lstm"),
+    ("Breaks", (), r"this is in the network's own code:\n[\s\S]*wrong.py[\s\S]*'Box' object is not subscriptable"),
     ("LostState", (), r"LostState.forward_eval leaves c, h in the state, which would be lost: initial_state"),
     ("BatchFirst", (), r"takes the first dimension for agents .* given time first, .* batch_first=True\?"),
     ("FlatState", (), r"initial_state\(1\): h has the shape \(1, 8\), expected \(layers, 1, size\)"),

@@ -540,6 +540,68 @@ class Constant(gymnasium.Env):
         return np.ones(1, np.float32), 1.0, end and self.terminates, end and not self.terminates, {"t": self.t}
 
 
+class Numbered(Constant):
+    """Episodes of 5 and 10 steps by turns; whatever `told` says is in the info of an episode's last step."""
+
+    def __init__(self, told):
+        super().__init__()
+        self.told, self.episodes = told, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.episodes += 1
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.t += 1
+        end = self.t == 5 * (1 + self.episodes % 2)
+        return np.ones(1, np.float32), 1.0, end, False, {name: self.t for name in self.told} if end else {}
+
+
+@pytest.mark.parametrize("told", [(), ("n",), ("episode",), ("n", "episode", "win")])
+def test_an_info_may_have_any_names(told):
+    """n, which counts episodes in a PufferEnv's infos, and episode, which RecordEpisodeStatistics writes, too."""
+    with vector.make(lambda: Numbered(told), 2, Serial) as vecenv:
+        vecenv.reset()
+        for _ in range(30):
+            vecenv.step(np.zeros(2, int))
+        log = vecenv.log()
+    assert log["n"] == 8 and log["episode_return"] == log["score"] == 7.5
+    assert log.get("info_n", 7.5) == log.get("win", 7.5) == 7.5 and ("info_n" in log) == ("n" in told)
+
+
+def test_a_return_that_only_some_ends_tell_is_noticed():
+    """A TimeLimit around RecordEpisodeStatistics cuts episodes whose end that does not see."""
+    wrappers = gymnasium.wrappers
+    half = lambda: wrappers.TransformReward(wrappers.RecordEpisodeStatistics(Numbered(())), lambda r: r / 100)  # noqa: E731
+    with (vector.make(lambda: wrappers.TimeLimit(half(), 7), 2, Serial) as vecenv,
+          pytest.warns(UserWarning, match="sees the end of some episodes only, so episode_return mixes")):
+        vecenv.reset()
+        for _ in range(30):
+            vecenv.step(np.zeros(2, int))
+
+
+class Reports(emulation.PufferEnv):
+    """PufferLib's way: an info now and then, which does not say of how many episodes."""
+
+    single_observation_space, single_action_space = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2)
+    num_agents = 4
+
+    def reset(self, seed=None):
+        self.tick, self.observations[:] = 0, 1
+        return self.observations, []
+
+    def step(self, actions):
+        self.tick += 1
+        self.rewards[:], self.terminals[:] = 1, self.tick % 2 == 0
+        infos = [{"score": 3.0}] if self.tick % 16 == 0 else []
+        return self.observations, self.rewards, self.terminals, self.truncations, infos
+
+
+def test_episodes_are_counted_if_reports_do_not_say_how_many(tmp_path):
+    _, _, log = converged_values(vector.make(Reports, 4, Serial), tmp_path, epochs=5)
+    assert log["score"] == 3 and log["n"] >= 16 * 20 / 2, "a rollout of 20 steps of 16 agents"
+
+
 def converged_values(vecenv, tmp_path, epochs=150):
     """V of the steps that count, after training with gamma 0.9 on Constant."""
     import models
@@ -582,7 +644,8 @@ def test_dead_steps_of_next_step_autoreset_count_for_nothing(tmp_path):
     mode = gymnasium.vector.AutoresetMode.NEXT_STEP
     vecenv = vector.make(lambda: gymnasium.vector.SyncVectorEnv([Constant] * 16,
                                                                 autoreset_mode=mode))
-    values, storage, _ = converged_values(vecenv, tmp_path)
+    values, storage, log = converged_values(vecenv, tmp_path)
+    assert (log["episode_return_min"], log["episode_return_max"]) == (5, 5), "a dead step is no episode"
     valid = storage["valid"][:-1].astype(bool)
     assert 0 < (~valid).sum() < valid.sum() and storage["rewards"][~valid].sum() == 0
     assert (storage["valid"][1:][storage["truncations"] != 0] == 0).all()
