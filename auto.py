@@ -10,6 +10,8 @@ docs/learning.md says what each rule does and why. The reasons are printed when 
 import math
 from dataclasses import dataclass
 
+import gymnasium
+
 import emulation
 import models
 import vector
@@ -144,18 +146,23 @@ def discount(cut):
     return round(1 - 1 / max(2, cut), 3), f"every episode is cut off after {cut} steps"
 
 
+def farthest(space):
+    """The bound of a Box that is farthest from 0."""
+    return max(float(abs(bound.astype(float)).max()) for bound in (space.low, space.high))
+
+
 def wants_normalising(facts):
     """(whether to normalise observations, why)."""
     numbers = [space for space in facts.spaces if models.leaf_kind(space) == "numbers"]
     if not numbers:
         return False, "no plain numbers are seen"
-    # Smaller integers often name things; of larger ones a network sees little else.
-    floats = [space for space in numbers if space.dtype.kind == "f" or
-              max(abs(int(space.low.min())), abs(int(space.high.max()))) > 255]
-    if not floats:
+    # Integers within a byte often name things, a cell or a kind. In larger ones a network drowns.
+    boxes = [space for space in numbers if isinstance(space, gymnasium.spaces.Box)
+             and (space.dtype.kind == "f" or farthest(space) > 255)]
+    if not boxes:
         return False, "observations are small integers"
-    largest = max(float(abs(bound).max()) for space in floats for bound in (space.low, space.high))
-    smallest = min(float((space.high.astype(float) - space.low).min()) for space in floats)
+    largest = max(map(farthest, boxes))
+    smallest = min(float((space.high.astype(float) - space.low).min()) for space in boxes)
     if largest <= 2 and smallest >= 0.5:
         return False, f"observations lie within ±{largest:.3g}"
     if largest > 1e6:

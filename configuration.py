@@ -185,7 +185,8 @@ class Train:
     """Global gradient norm above which gradients are scaled down."""
     optimizer: Literal["muon", "adam"] | str = "muon"
     """muon orthogonalises each matrix's momentum (Jordan et al. 2024); adam is torch's AdamW; path/to/file.py:Class is
-    a torch.optim.Optimizer of your own, made as Class(parameters, lr=learning_rate); the schedule sets its rate."""
+    a torch.optim.Optimizer of your own, made as Class(parameters, lr=learning_rate), with weight_decay if it takes it;
+    the schedule sets its rate."""
     loss: str | None = None
     """path/to/file.py:function of your own. It gets the minibatch, whose fields are a table in docs/recipes.md ("A loss
     and an optimizer of your own"). Its result, a tensor (), is added to the loss, differentiated by autograd, and

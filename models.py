@@ -514,7 +514,8 @@ class Encoded(nn.Module):
         self.parts = nn.ModuleList(
             encoders[kind](leaf) if kind in encoders else nn.Identity()
             for _, leaf, kind in self.leaves)
-        self.numbers = [math.prod(leaf.shape) for _, leaf, kind in self.leaves if kind == "numbers"]
+        self.numbers = [math.prod(emulation.space_dtype(leaf).shape)  # a Text has no shape of its own
+                        for _, leaf, kind in self.leaves if kind == "numbers"]
         self.normalizer = (Normalizer(sum(self.numbers), self._numbers)
                            if normalize and self.numbers else None)
         # an observation that lies in the space, for the widths of its features
@@ -731,7 +732,7 @@ def describe(policy):
     if isinstance(inner, Impala):
         words["image"] = "residual convolutions of an image"
     if isinstance(inner, Encoded):
-        seen = "; ".join(f"{'/'.join(names) + ' ' if names else ''}{tuple(leaf.shape)} {words[kind]}"
+        seen = "; ".join(f"{'/'.join(names) + ' ' if names else ''}{emulation.space_dtype(leaf).shape} {words[kind]}"
                          for names, leaf, kind in inner.leaves)
     return f"{seen}, {memory or 'no recurrent layer'}; {parameters}"
 

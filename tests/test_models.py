@@ -654,3 +654,20 @@ def test_a_network_of_ones_own_says_what_it_keeps():
     assert "Keeps, keeps seen, told from step to step; " in models.describe(Keeps(vecenv))
     assert "FeedForward, no recurrent layer; " in models.describe(models.FeedForward(vecenv))
     vecenv.close()
+
+
+def test_text_and_bits_are_read_as_numbers():
+    class Told(gymnasium.Env):
+        observation_space = gymnasium.spaces.Dict(word=gymnasium.spaces.Text(5), bits=gymnasium.spaces.MultiBinary(3))
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, seed=None, options=None):
+            return {"word": "ab", "bits": [0, 1, 0]}, {}
+
+        def step(self, action):
+            return {"word": "cd", "bits": [0, 1, 0]}, 1.0, True, False, {}
+
+    with pufferl.make(Told, 2) as vecenv:
+        policy = models.Encoded(vecenv.driver_env, hidden_size=8)
+        assert policy.numbers == [5, 3] and "(5,) numbers" in models.describe(policy)
+        assert policy(torch.from_numpy(vecenv.reset()[0]))[0].shape == (2, 2)
