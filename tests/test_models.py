@@ -670,4 +670,4 @@ def test_text_and_bits_are_read_as_numbers():
     with pufferl.make(Told, 2) as vecenv:
         policy = models.Encoded(vecenv.driver_env, hidden_size=8)
         assert policy.numbers == [5, 3] and "(5,) numbers" in models.describe(policy)
-        assert policy(torch.from_numpy(vecenv.reset()[0]))[0].shape == (2, 2)
+        assert policy(torch.from_numpy(vecenv.reset()[0])[None])[0].shape == (1, 2, 2)
