@@ -157,7 +157,7 @@ def wants_normalising(facts):
     if not numbers:
         return False, "no plain numbers are seen"
     # Integers within a byte often name things, a cell or a kind. In larger ones a network drowns.
-    boxes = [space for space in numbers if isinstance(space, gymnasium.spaces.Box)
+    boxes = [space for space in numbers if isinstance(space, gymnasium.spaces.Box) and space.low.size
              and (space.dtype.kind == "f" or farthest(space) > 255)]
     if not boxes:
         return False, "observations are small integers"

@@ -734,9 +734,10 @@ def load_config(env_name, argv=()):
 
 
 def no_resume(argv):
-    """The options of a verb that goes on with no run. Raises ConfigError for --resume, which it would ignore."""
+    """The options of a verb that resumes no run. Raises ConfigError for --resume, which would leave its weights."""
     if typed(argv, "--resume"):
-        raise ConfigError("--resume is for train. To take a run's weights and settings, give --load-model-path.")
+        raise ConfigError("--resume is for train. To take a run's weights, network and environment, give "
+                          "--load-model-path.")
     return argv
 
 
@@ -900,7 +901,12 @@ def apply_saved(argv, name, schema, values):
             own = settings if section == "base" else settings.get(section, {})
             values[section] |= {key: own[key] for key in values[section]
                                 if key in own and (section != "base" or key not in RUN_SETTINGS)}
-        if resume:  # an old run's file may lack these, because they did not exist yet
+        if resume:
+            # Of an older run: what its backend ignored, and is an error by now.
+            in_c = load_creator(find_config(env_name)[0]) is None
+            if not in_c or values["vec"]["backend"] in ("auto", "native"):
+                values["vec"] |= {"num_workers": None, "batch_size": None} if in_c else {"num_buffers": None}
+            # Its file may lack these, because they did not exist yet.
             values["train"] |= {key: value for key, value in OFF.items() if key not in settings.get("train", {})}
 
 
@@ -1191,11 +1197,17 @@ def check_own(c, need):
         need("lr" in inspect.signature(own).parameters or any(
             p.kind is p.VAR_KEYWORD for p in inspect.signature(own).parameters.values()), "optimizer",
              "is made as Class(parameters, lr=learning_rate), but takes no lr")
-        need(not c["weight_decay"] or "weight_decay" in inspect.signature(own).parameters, "weight_decay",
+        need(not c["weight_decay"] or takes_decay(own), "weight_decay",
              f"is for an optimizer that takes it, and {own.__name__} does not; leave it at 0")
         closure = inspect.signature(own.step).parameters.get("closure")
         need(closure is None or closure.default is not closure.empty, "optimizer",
              "its step must do without a closure: the gradients are there when it is called")
+
+
+def takes_decay(optimizer):
+    """Whether an optimizer's class can be given a weight_decay."""
+    takes = inspect.signature(optimizer).parameters
+    return "weight_decay" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
 
 
 POLICIES = ("auto", "default", "feed-forward", "separate", "board", "impala")  # of policy.name; they need no file

@@ -712,14 +712,15 @@ class GymnasiumVectorPufferEnv:
         return SimpleNamespace(**{name: None if array is None else array[part]
                                   for name, array in vars(rows).items()})
 
-    def _write(self, view, observations, info):
+    def _write(self, view, observations, info, last=False):
+        """last: these are observations after which no copy acts."""
         if self._observation.structured:
             self._observation.write(observations, self._fields)
             observations = self._flat
         view.observations[:] = observations.reshape(view.observations.shape)
         if view.action_masks is not None:
             masks = info.get("action_mask")
-            if masks is None:
+            if masks is None and not last:
                 note_lost_mask(self.env, info)
             for i, target in enumerate(view.action_masks):
                 self._action.write_mask(target, None if masks is None else _at(masks, i))
@@ -777,14 +778,14 @@ class GymnasiumVectorPufferEnv:
                                     'episode must have the last observations: info["final_obs"][i], of copy i.')
                     self._observation.flatten(_at(info["final_obs"], i), view.final_observations[i])
             if self.mode != "SameStep":
-                self._write(view, observations, info)
+                self._write(view, observations, info, last=True)
                 view.final_observations[truncated] = view.observations[truncated]
             if self.mode == "NextStep":  # this observation is the old episode's last: nothing to act on
                 view.valid[done] = 0
             if self.mode == "Disabled":
                 observations, info = self.env.reset(options={"reset_mask": done})
             self._returns[done], self._lengths[done] = 0, 0
-        self._write(view, observations, info)
+        self._write(view, observations, info, last=self.mode == "NextStep" and done.all())
         return ended
 
     def render(self):

@@ -41,7 +41,7 @@ from vector import SEEN
 WORTH_THREADS = 1e8
 # Operations of a buffer's step above which each worker of a rollout runs the network in a thread of its own.
 WORTH_A_WORKER = 5e7
-# The divergence of a run's first minibatch from the rollout above which the network is not the same in both.
+# How far a run's first minibatch may be from the rollout: divergence, and the values' relative squared error.
 OTHER = 1e-4
 # The most numbers in a tensor of one pass, 8 MB: larger ones leave the caches (and above 16 MB are mapped anew).
 PASS = 2**21
@@ -540,17 +540,19 @@ class Autograd(Acting):
             self._compare_with_rollout()
 
     def _compare_with_rollout(self):
-        """Say if what learns is not what acted: before a run's first update, the actions taken must be as probable as
-        they were in the rollout."""
+        """Say if what learns is not what acted: before a run's first update, values and the probabilities of actions
+        must be those of the rollout."""
         self.compared = True
-        alive = self.columns.valid.index_select(1, self.index) != 0
+        alive, seen = (getattr(self.columns, name).index_select(1, self.index) for name in ("valid", "values"))
+        alive = alive != 0
         divergence = 0.5 * (self.new_ratios[alive] - 1).square().mean().item()  # Schulman's k2, for ratios near 1
+        error = (self.new_values - seen)[alive].square().mean() / (seen[alive].square().mean() + 1e-12)
         known = self.precision != torch.float32 or self._takes_moments()  # it rounds more, or is told of anyway
-        if divergence > OTHER and not known and ranks.connect().rank == 0:
+        if max(divergence, error.item()) > OTHER and not known and ranks.connect().rank == 0:
             print(f"network: {type(self.policy).__name__} does not learn what it does: before the first update, its "
-                  f"probabilities of the actions taken are not those of the rollout (divergence {divergence:.1e}). "
-                  "Dropout does that. So does a memory that a network keeps in itself: initial_state and the state are "
-                  "for it (docs/scripts.md).", file=sys.stderr)
+                  f"outputs are not those of the rollout (probabilities by {divergence:.1e}, values by {error:.1e}). "
+                  "Dropout does that. So does what a network keeps in itself from call to call, a memory or "
+                  "statistics: initial_state and the state are for it (docs/scripts.md).", file=sys.stderr)
 
     def _prepare(self):
         """Before the learners begin. At a run's first minibatch a pass is watched, as a step is in
@@ -793,6 +795,7 @@ def misread(policy, vecenv):
 
     def by_steps(keep):
         """The outputs, and the names that a step has added to the state, which are kept or not."""
+        torch.manual_seed(0)  # a network may draw noise; `on_trial` puts the generator back
         state, outputs = beginning(AGENTS), []
         names = set(state)
         for now in seen:

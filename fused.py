@@ -514,7 +514,7 @@ class TorchProducts:
 
 # What observations may be, as policy_step of kernels.cu numbers them.
 DTYPES = {"float32": 0, "uint8": 1, "bool": 1, "int8": 2, "int16": 3, "uint16": 4, "int32": 5, "uint32": 6, "int64": 7,
-        "float64": 8}
+          "float64": 8}
 TILES = 8, 16, 32  # agents that a block takes at once
 
 

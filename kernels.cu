@@ -199,7 +199,7 @@ template <class Real> CELL void carry_bias(const Real *from, float *to, int coun
     for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = widen(from[i]);
 }
 
-// An observation's number, of one of the types in fused.SEEN.
+// An observation's number, of one of the types in fused.DTYPES.
 CELL float number_at(const void *from, i64 kind, i64 i) {
     switch (kind) {
     case 0: return ((const float *)from)[i];

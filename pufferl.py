@@ -591,8 +591,8 @@ class TorchOptimizer:
         self.frozen = []
         if self.own:
             make = load_attribute("train.optimizer", config["optimizer"])
-            takes = inspect.signature(make).parameters
-            decay = {"weight_decay": config["weight_decay"]} if "weight_decay" in takes else {}
+            named = "weight_decay" in inspect.signature(make).parameters  # by its own keyword, or by **keywords
+            decay = {"weight_decay": config["weight_decay"]} if named or config["weight_decay"] else {}
             self.optimizer = make(policy.parameters(), lr=config["learning_rate"], **decay)
             return
         gpu = config["device"] == "cuda"

@@ -239,7 +239,7 @@ def search(tried, make, seconds, report=print):
 def autotune(env_name, seconds, argv):
     """Time what can step an environment; prints a table and the command, returns the
     best of the vec section."""
-    args = configuration.load_config(env_name, configuration.no_resume(argv))
+    args = configuration.load_config(env_name, argv)
     creator = configuration.load_creator(args["env_name"])
     vec = {**args["vec"], "backend": "auto" if creator is None else "serial", "num_workers": None,
            "batch_size": None}
@@ -267,7 +267,7 @@ def main(argv=None, program="speed.py"):
                  else f"{program}: profile or autotune, and which environment?")
     with configuration.said_by(program, RuntimeError):
         if verb == "profile":
-            return profile(env_name, configuration.load_config(env_name, configuration.no_resume(argv[2:])))
+            return profile(env_name, configuration.load_config(env_name, argv[2:]))
         parser = argparse.ArgumentParser(prog=program, add_help=False)
         parser.add_argument("--seconds", type=float, default=1.0)
         options, rest = parser.parse_known_args(argv[2:])

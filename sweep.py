@@ -4,11 +4,11 @@
     python protein.py breakout --train.device cuda --sweep.gpus 8 --sweep.workers 2    # sixteen
     python protein.py breakout --sweep.ray auto                    # as many as the cluster has room for
     python protein.py breakout --sweep.web 8080                    # the page, live, at http://127.0.0.1:8080
-    python protein.py report experiments/sweep_breakout            # the page of report.py
+    python protein.py report experiments/sweep_breakout            # the page of sweep_report.py
 
 A tuner of protein.py chooses the settings of each trial. A trial runs `pufferl.py train`; its curve tells the tuner
-(cost, score). trials.py has the trials and the sweep's folder: any machine that can read it can continue the sweep,
-or help.
+(cost, score). sweep_trials.py has the trials and the sweep's folder: any machine that can read it can continue the
+sweep, or help.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ import numpy as np
 
 import protein
 from protein import Protein, SpaceError, front_of
-from report import serve, write_report
-from trials import TOLD, Ledger, LocalPool, RayPool, as_options, observe_record, read_whole, short
+from sweep_report import serve, write_report
+from sweep_trials import TOLD, Ledger, LocalPool, RayPool, as_options, observe_record, read_whole, short
 
 # Our other files are imported within functions, because most import torch.
 
@@ -130,9 +130,11 @@ def searched_settings(env_name, given, options=()):
 
     schema = configuration.resolve(env_name, options)[0]
     args = configuration.load_config(env_name, list(options))
-    fixed = fixed_settings(schema, options) | configuration.unused(args)
     if given is None:
         given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
+    fixed = fixed_settings(schema, options)
+    if not {"train.optimizer", "rnn.name", "policy.name"} & protein.flatten(given).keys():  # else some trials use them
+        fixed |= configuration.unused(args)
     general = configuration.load_config("default")["sweep"] if args["train"]["horizon"] == "auto" else {}
     space = {}
     for name, what in protein.flatten(given).items():
@@ -316,11 +318,23 @@ class Runner:
             command += ["--vec.num-threads", str(max(1, threads))]
         total = claim["settings"].get("train.total_timesteps", self.config["train"]["total_timesteps"])
         claim["at"] = {}  # `attend`, in another thread, writes the trial's progress here
-        job = {"trainer": TRAINER, "command": command + as_options(claim["settings"]), "env": {}, "total": total,
+        command += as_options(self.used(claim["settings"]))
+        job = {"trainer": TRAINER, "command": command, "env": {}, "total": total,
                "folder": str(self.folder / "runs" / f"{claim['trial']:05d}"), "at": claim["at"],
                "metric": settings.metric, "cost": settings.cost, "downsample": settings.downsample,
                "limit": 2 * self.tuner.max_suggestion_cost, "rule": stopping_rule(self.tuner, settings)}
         self.pool.submit(claim, job, lambda child: self.ledger.update({**claim, "child": child}))
+
+    def used(self, settings):
+        """A trial's settings without those that its own network and optimizer do not take, which `train` refuses."""
+        import configuration
+
+        args = {name: dict(section) if isinstance(section, dict) else section for name, section in self.config.items()}
+        for name, value in settings.items():
+            section, _, key = name.partition(".")
+            args[section][key] = value
+        idle = configuration.unused(args)
+        return {name: value for name, value in settings.items() if name not in idle}
 
     def settle(self, claim, outcome):
         """Write down a trial's outcome; a lost trial is run again."""

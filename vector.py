@@ -885,7 +885,8 @@ class Emulated(Vector):
         if "episode_return" in means:
             means.setdefault("score", means["episode_return"])
         if self._uncounted and env is None and not self._public:  # a rollout ends with each call
-            self._ends += int(np.count_nonzero(self.storage.terminals | self.storage.truncations))
+            s = self.storage
+            self._ends += int(np.count_nonzero((s.terminals | s.truncations) & s.valid[:-1]))
             if means:
                 means["n"], self._ends = max(means["n"], self._ends), 0
         return means

@@ -49,7 +49,7 @@ import torch  # noqa: E402
 import tyro  # noqa: E402
 
 import checkpoints  # noqa: E402
-from trials import Ledger  # noqa: E402
+from sweep_trials import Ledger  # noqa: E402
 
 INTERVAL = 2  # epochs between checkpoints
 OFTEN = ["--train.checkpoint-interval", str(INTERVAL), "--train.log-interval", "0",

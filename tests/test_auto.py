@@ -102,6 +102,7 @@ def test_what_is_set_stays_and_the_rest_fits_it():
     (spaces.Box(0, 255, (84, 84, 3), np.uint8), False),
     (spaces.Box(0, 4, (6, 6), np.int64), False),
     (spaces.Box(0, 255, (128,), np.uint8), False),
+    (spaces.Box(0, 255, (0,), np.int64), False),
     (spaces.Box(0, 20_000, (2,), np.int64), True),
     (spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32), True),
     (spaces.Discrete(16), False),

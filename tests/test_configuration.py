@@ -350,7 +350,7 @@ def test_a_setting_that_the_optimizer_does_not_get_is_refused(tmp_path):
     configuration.load_config("squared", ["--train.optimizer", "adam", "--train.eps", "0.1"])
 
 
-@pytest.mark.parametrize("verb", ["eval", "export", "profile", "autotune", "sweep"])
+@pytest.mark.parametrize("verb", ["eval", "export", "sweep"])
 def test_only_training_resumes(verb):
     with pytest.raises(SystemExit, match="--resume is for train"):
         pufferl.main([verb, "squared", "--resume", "latest"])

@@ -378,7 +378,7 @@ def test_a_step_in_one_kernel(simulated, kind, precision, n, inputs, hidden, lay
 @settings(max_examples=20)
 @given(n=integers(1, 80), inputs=integers(1, 140), hidden=integers(1, 130), layers=integers(1, 3),
        kind=sampled_from(list(SPACES)), precision=sampled_from([torch.float32, torch.bfloat16]),
-       normalize=booleans(), dtype=sampled_from(list(fused.SEEN)), seed=integers(0, 2**31))
+       normalize=booleans(), dtype=sampled_from(list(fused.DTYPES)), seed=integers(0, 2**31))
 def test_a_step_of_any_shape(n, inputs, hidden, layers, kind, precision, normalize, dtype, seed):
     with pytest.MonkeyPatch.context() as patch:
         cupy = simulate(patch)

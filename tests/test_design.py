@@ -20,13 +20,13 @@ LAYERS = [  # docs/design.md; a file imports from those before its own
     {"vector", "auto", "configuration"},
     {"engines", "compiled", "fused", "runs"},
     {"ppo", "pufferl"},
-    {"trials", "report", "sweep", "watch", "export", "speed", "catalogue", "history", "doctor"},
+    {"sweep_trials", "sweep_report", "sweep", "watch", "export", "speed", "catalogue", "history", "doctor"},
     {"pufferlib"},
 ]
 WITHIN = {  # what else a file may import, of its own layer
     "cuda_cpp": {"arena"}, "recurrent": {"products"}, "auto": {"vector"}, "configuration": {"vector", "auto"},
     "compiled": {"engines"}, "fused": {"engines", "compiled"},
-    "report": {"trials", "watch"}, "sweep": {"trials", "report"}, "ocean": set(),
+    "sweep_report": {"sweep_trials", "watch"}, "sweep": {"sweep_trials", "sweep_report"}, "ocean": set(),
 }
 UPWARD = {  # a room above that a function reaches: (file, room): the function
     ("protein", "sweep"): {"__main__", "__init__", "optimize"},

@@ -634,9 +634,11 @@ class Inward(models.FeedForward):
         return self.kept + x
 
 
+@pytest.mark.parametrize("gain", [0.01, 1.0])
 @pytest.mark.parametrize("kind, said", [(Inward, True), (models.FeedForward, False), (models.MinGRUPolicy, False)])
-def test_a_network_that_learns_otherwise_than_it_acts_is_named(kind, said, capsys):
-    trainer = by_autograd(kind)
+def test_a_network_that_learns_otherwise_than_it_acts_is_named(kind, said, gain, capsys):
+    """Also if the first logits are so small that each action is equally likely."""
+    trainer = by_autograd(kind, lambda policy: nn.init.orthogonal_(policy.decoder.weight.data[:-1], gain))
     for _ in range(2):
         trainer.evaluate()
         trainer.train()
@@ -890,7 +892,14 @@ number = 3
 
 
 def test_weight_decay_needs_an_optimizer_that_takes_it(tmp_path):
-    (tmp_path / "plain.py").write_text(OPTIMIZER)
+    (tmp_path / "plain.py").write_text(OPTIMIZER + """
+class Kw(torch.optim.AdamW):
+    def __init__(self, parameters, lr, **others):
+        super().__init__(parameters, lr=lr, **others)
+""")
+    trainer = make_trainer(optimizer=f"{tmp_path}/plain.py:Kw", weight_decay=0.25)
+    assert trainer.optimizer.optimizer.param_groups[0]["weight_decay"] == 0.25
+    trainer.release()
     with pytest.raises(configuration.ConfigError, match=r"is for an optimizer that takes it, and MyOptimizer does not"):
         make_trainer(optimizer=f"{tmp_path}/plain.py:MyOptimizer", weight_decay=0.1)
 

@@ -494,6 +494,14 @@ class Forgets(torch.nn.Module):
         state["lstm_h"], state["lstm_c"] = self.cell(x, held)
         y = self.out(state["lstm_h"])
         return y[:, :2], y[:, 2:]
+class Noisy(torch.nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.out = torch.nn.Linear(4, 3)
+    def forward(self, x, state=None):
+        y = self.out(x.flatten(1).float())
+        state["hidden"] = y = y + 0.1 * torch.randn_like(y)
+        return y[:, :2], y[:, 2:]
 class Breaks(torch.nn.Module):
     def __init__(self, env):
         super().__init__()
@@ -552,6 +560,13 @@ def test_a_network_that_cannot_be_used_is_named_in_a_line(tmp_path, name, option
             "--env.num-envs", "64", "--data-dir", str(tmp_path), "--policy.name",
             f"{tmp_path}/wrong.py" + f":{name}" * bool(name), *options]))
     assert configuration.error_text(error.value) == str(error.value)
+
+
+def test_a_network_may_leave_in_the_state_what_nobody_reads(tmp_path):
+    (tmp_path / "noisy.py").write_text(WRONG)
+    pufferl.train("cartpole", pufferl.load_config("cartpole", [
+        "--env.num-envs", "64", "--data-dir", "none", "--train.total-timesteps", "4096",
+        "--policy.name", f"{tmp_path}/noisy.py:Noisy"]))
 
 
 def test_logits_are_held_to_the_actions():

@@ -532,3 +532,16 @@ def test_suggestions_after_many_observations_come_from_the_models():
                       failed=rng.random() < 0.1)
     tuner.suggest()
     assert tuner.prediction
+
+
+def test_what_only_some_trials_use_is_searched():
+    """beta2 is for adam; a trial with muon goes without it."""
+    between = {"distribution": "uniform", "min": 0.9, "max": 0.99}
+    space = {"train.optimizer": {"distribution": "choice", "values": "muon, adam"}, "train.beta2": between}
+    assert sweep.searched_settings("squared", space).keys() == space.keys()
+    del space["train.optimizer"]
+    assert sweep.searched_settings("squared", {**space, "train.gamma": between}).keys() == {"train.gamma"}
+    runner = SimpleNamespace(config=configuration.load_config("squared"))
+    trial = {"train.optimizer": "muon", "train.beta2": 0.95, "train.gamma": 0.9}
+    assert sweep.Runner.used(runner, trial) == {"train.optimizer": "muon", "train.gamma": 0.9}
+    assert sweep.Runner.used(runner, {**trial, "train.optimizer": "adam"}).keys() == trial.keys()

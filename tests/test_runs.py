@@ -567,6 +567,19 @@ def test_a_run_of_another_environment_is_not_gone_on_with(tmp_path):
     assert not configuration.same_environment("dm_control/walker/walk", "dm_control/humanoid/walk")
 
 
+@pytest.mark.parametrize("name, ignored", [("squared", {"num_workers": 2, "batch_size": 4}),
+                                           ("gym/CartPole-v1", {"num_buffers": 2})])
+def test_what_a_backend_once_ignored_does_not_stop_a_resume(tmp_path, name, ignored):
+    options = ["--data-dir", str(tmp_path), "--train.total-timesteps", "4096", "--vec.num-threads", "1"]
+    folder = pufferl.train(name, pufferl.load_config(name, options)).run_folder
+    config = json.loads((folder / "config.json").read_text())
+    config["vec"] |= ignored
+    (folder / "config.json").write_text(json.dumps(config))
+    args = pufferl.load_config(name, ["--resume", str(folder), "--data-dir", str(tmp_path)])
+    assert not any(args["vec"][key] for key in ignored)
+    pufferl.load_env(name, args).close()
+
+
 def test_what_changed_at_resume_is_said_and_takes_effect(tmp_path, capsys):
     first = make_trainer(tmp_path, env_kwargs={"max_steps": 30})
     run_epochs(first, 2)

@@ -1,4 +1,4 @@
-"""sweep.py and trials.py: the ledger under several owners and kills; sweeps with a stand-in trainer, and with the
+"""sweep.py and sweep_trials.py: the ledger under several owners and kills; sweeps with a stand-in trainer, and with the
 real one (slow), on one machine and on Ray."""
 
 import contextlib
@@ -19,13 +19,13 @@ from conftest import start, wait_for
 from test_runs_loggers import OFFLINE, wandb_records
 
 import configuration
-import report
 import runs
 import signs
 import sweep
-import trials
+import sweep_report
+import sweep_trials
 from protein import Protein, SpaceError
-from trials import Curve, Ledger
+from sweep_trials import Curve, Ledger
 
 FAKE = Path(__file__).with_name("fake_trainer.py")
 FAKE_SPACE = {"train.learning_rate": {"distribution": "log_normal", "min": 3e-4, "max": 0.09},
@@ -120,7 +120,7 @@ def test_other_machines_are_judged_by_their_sign_of_life(tmp_path):
 
 def test_death_between_result_and_claim_and_in_a_takeover(tmp_path):
     dead_owner(tmp_path, 0)
-    trials.write_json(tmp_path / "trials" / "00000.json", record(0))
+    sweep_trials.write_json(tmp_path / "trials" / "00000.json", record(0))
     ours = Ledger(tmp_path)
     assert ours.take_over() is None and ours.claims() == {}
     assert not (tmp_path / "trials" / "00000.running").exists()
@@ -233,12 +233,12 @@ def test_hopeless():
     rule = {"front": [(1.0, 0.1), (10.0, 1.0)], "floor": 0.0, "share": 0.25, "after": 0.25,
             "sign": 1.0}
     curve = lambda score, step=500.0, cost=20.0: Curve(*np.array([[step], [score], [cost]]))  # noqa: E731
-    assert trials.hopeless(curve(0.2), 1000, rule) and not trials.hopeless(curve(0.3), 1000, rule)
-    assert not trials.hopeless(curve(0.2, step=200), 1000, rule), "it has only begun"
-    assert not trials.hopeless(curve(0.2, step=950), 1000, rule), "it is nearly through"
-    assert not trials.hopeless(curve(0.05, cost=2.0), 1000, rule), "at that cost nobody was better"
-    assert (not trials.hopeless(curve(-9.0, cost=0.5), 1000, rule)
-            and not trials.hopeless(curve(0.2), 1000, None))
+    assert sweep_trials.hopeless(curve(0.2), 1000, rule) and not sweep_trials.hopeless(curve(0.3), 1000, rule)
+    assert not sweep_trials.hopeless(curve(0.2, step=200), 1000, rule), "it has only begun"
+    assert not sweep_trials.hopeless(curve(0.2, step=950), 1000, rule), "it is nearly through"
+    assert not sweep_trials.hopeless(curve(0.05, cost=2.0), 1000, rule), "at that cost nobody was better"
+    assert (not sweep_trials.hopeless(curve(-9.0, cost=0.5), 1000, rule)
+            and not sweep_trials.hopeless(curve(0.2), 1000, None))
 
 
 # -- sweeps with a stand-in trainer
@@ -311,16 +311,16 @@ def test_hopeless_trials_are_stopped(tmp_path, fake, monkeypatch):
            "metric": "environment/score", "cost": "performance/uptime", "limit": 1e9, "rule": rule,
            "command": ["train", "squared", "--train.total-timesteps", "1000",
                        "--train.learning-rate", "0.0003"]}
-    outcome = trials.run_trial(job)
+    outcome = sweep_trials.run_trial(job)
     assert outcome["status"] == "stopped" and 0.25 < outcome["curve"][-1][0] < 0.9
-    outcome = trials.run_trial({**job, "folder": job["folder"] + "b", "rule": None, "limit": 0.4})
+    outcome = sweep_trials.run_trial({**job, "folder": job["folder"] + "b", "rule": None, "limit": 0.4})
     assert outcome["status"] == "stopped" and 0.4 < outcome["cost"] < 0.9
-    outcome = trials.run_trial({**job, "folder": job["folder"] + "c", "rule": None, "limit": 0.4,
+    outcome = sweep_trials.run_trial({**job, "folder": job["folder"] + "c", "rule": None, "limit": 0.4,
                                "metric": "scroe"})
     assert outcome["seconds"] < 3.5 and outcome["error"].startswith("scroe was never logged"), (
         "it has its limit too")
     monkeypatch.setenv("FAKE_SECONDS", "0")
-    outcome = trials.run_trial({**job, "folder": job["folder"] + "d", "rule": None,
+    outcome = sweep_trials.run_trial({**job, "folder": job["folder"] + "d", "rule": None,
                                "cost": "performance/uptme"})
     assert outcome["error"].startswith("performance/uptme was never logged as a number; "
                                        "there are: step, ")
@@ -333,12 +333,12 @@ def test_a_trial_that_is_killed_before_its_first_metric_is_lost(tmp_path):
            "trainer": str(tmp_path / "die.py")}
     for code in ("import os; os.kill(os.getpid(), 15)", "print('stopped after this epoch')"):
         (tmp_path / "die.py").write_text(code)
-        assert trials.run_trial(job)["status"] == "lost"
+        assert sweep_trials.run_trial(job)["status"] == "lost"
 
 
 def test_the_last_line_of_a_failure_is_not_the_edge_of_a_box():
     box = "╭ Parsing error ───╮\n│ invalid choice   │\n╰──────────────────╯\n"
-    assert trials.explain(2, box) == "exit 2: invalid choice"
+    assert sweep_trials.explain(2, box) == "exit 2: invalid choice"
 
 
 def test_other_weights_to_start_from_are_another_sweep(tmp_path):
@@ -380,8 +380,8 @@ def test_trials_are_spread_over_gpus(monkeypatch):
         release.wait(10)
         return {"status": "done"}
 
-    monkeypatch.setattr(trials, "run_trial", run_trial)
-    pool = trials.LocalPool(workers=2, gpus=2)
+    monkeypatch.setattr(sweep_trials, "run_trial", run_trial)
+    pool = sweep_trials.LocalPool(workers=2, gpus=2)
     assert pool.slots == 4
     for trial in range(4):
         pool.submit({"trial": trial}, {"env": {}}, None)
@@ -390,7 +390,7 @@ def test_trials_are_spread_over_gpus(monkeypatch):
     release.set()
     assert len(pool.close()) == 4
     with pytest.raises(SpaceError, match="names only 3,5,7"):
-        trials.LocalPool(workers=1, gpus=4)
+        sweep_trials.LocalPool(workers=1, gpus=4)
 
 
 def test_gpus_that_are_not_there_are_refused_before_a_folder_is_made(tmp_path, monkeypatch):
@@ -425,7 +425,7 @@ def test_a_trial_that_somebody_else_ends_is_run_again(tmp_path, fake, monkeypatc
 
 def start_sweep(folder, count, workers=2, seconds=1.0):
     """The sweep in a process of its own."""
-    code = (f"import sys; sys.path.insert(0, {str(trials.ROOT)!r}); import sweep; sweep.TRAINER = "
+    code = (f"import sys; sys.path.insert(0, {str(sweep_trials.ROOT)!r}); import sweep; sweep.TRAINER = "
             f"{str(FAKE)!r}; sweep.main(sys.argv[1:])")
     space = [f"--sweep.{name}.{field}={value}" for name, what in FAKE_SPACE.items()
              for field, value in what.items()]
@@ -502,7 +502,7 @@ def test_a_second_interrupt_leaves_at_once(tmp_path):
         output = process.communicate(timeout=5)[0]
         assert process.returncode == -signal.SIGINT and "Traceback" not in output
     finally:
-        if trials.is_alive(*child):
+        if sweep_trials.is_alive(*child):
             os.kill(child[0], signal.SIGKILL)
 
 
@@ -520,9 +520,9 @@ def test_what_brings_no_torch():
     """The tuner by itself and the page of a finished sweep start at once."""
     heavy = "{'torch', 'numba', 'ray', 'plotly', 'configuration', 'runs', 'pufferl', 'watch'}"
     subprocess.run([sys.executable, "-c", f"import sys, sweep; assert not {heavy} & {{*sys.modules}}"], check=True,
-                   cwd=trials.ROOT)
+                   cwd=sweep_trials.ROOT)
     code = f"import sys, protein; assert not {heavy} & {{*sys.modules}} and 'sweep' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=trials.ROOT)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=sweep_trials.ROOT)
 
 
 # -- the command line
@@ -542,7 +542,7 @@ def test_a_damaged_file_of_the_ledger_is_named(tmp_path):
     assert Ledger(tmp_path).results() == {0: good}
     (tmp_path / "sweep.json").write_text('{"asked": 5}')
     with pytest.raises(SpaceError, match=r"sweep\.json: damaged"):
-        report.load_sweep(tmp_path)
+        sweep_report.load_sweep(tmp_path)
 
 
 @pytest.mark.parametrize("line", ["", "5", "{", '{"step": "x"}', '{"step": NaN}', '{"step": 1e999}',
@@ -711,7 +711,7 @@ def test_a_real_sweep_tunes_a_detuned_squared_again(tmp_path):
     and eight times its minibatch, to the shipped settings' steps to a score of 0.9, or 25% more.
     With both cores of a small machine to itself it takes some five minutes."""
     shipped = tmp_path / "shipped"
-    subprocess.run([sys.executable, str(trials.ROOT / "pufferl.py"), "train", "squared",
+    subprocess.run([sys.executable, str(sweep_trials.ROOT / "pufferl.py"), "train", "squared",
                     "--data-dir", str(shipped)],
                    check=True, capture_output=True, timeout=3600)
     known = steps_to(next(shipped.glob("*")), 0.9)
@@ -721,7 +721,7 @@ def test_a_real_sweep_tunes_a_detuned_squared_again(tmp_path):
     kept = ("gamma", "gae_lambda", "replay_ratio", "clip_coef", "vf_coef",
             "max_grad_norm", "horizon")
     space |= {f"train.{key}.distribution": "none" for key in kept} | {"vec.total_agents.distribution": "none"}
-    command = [sys.executable, str(trials.ROOT / "protein.py"), "squared", "--data-dir",
+    command = [sys.executable, str(sweep_trials.ROOT / "protein.py"), "squared", "--data-dir",
                str(tmp_path),
                "--sweep.num-trials", "60", "--sweep.workers", "2", "--sweep.cost", "step",
                "--policy.hidden-size", "64",

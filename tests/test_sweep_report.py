@@ -1,4 +1,4 @@
-"""report.py: the page shows what the ledger holds, in its figures, in its
+"""sweep_report.py: the page shows what the ledger holds, in its figures, in its
 text and in a real browser."""
 
 import json
@@ -9,10 +9,10 @@ from conftest import find_chromium
 from test_sweep import FAKE_SPACE, record
 from test_watch import ask, send
 
-import report
-import trials
+import sweep_report
+import sweep_trials
 from protein import Random, SpaceError
-from trials import Ledger, write_json
+from sweep_trials import Ledger, write_json
 
 pytest.importorskip("plotly", reason="the page is made with it; pip install plotly")
 
@@ -42,15 +42,15 @@ def swept(tmp_path):
 
 @pytest.fixture
 def live(swept):
-    server = report.serve(swept.folder, 0)
+    server = sweep_report.serve(swept.folder, 0)
     yield server
     server.shutdown()
     server.server_close()
 
 
 def test_report_of_a_sweep(swept):
-    told, records, tuner = report.load_sweep(swept.folder)
-    figures = {title: figure for title, _, figure in report.sweep_figures(told, records, tuner)}
+    told, records, tuner = sweep_report.load_sweep(swept.folder)
+    figures = {title: figure for title, _, figure in sweep_report.sweep_figures(told, records, tuner)}
     assert set(figures) == {"Score against cost", "Curves", "Stars", "Importance",
                             "Marginal effects", "Parallel coordinates", "Similar settings"}
     star = figures["Stars"].data[0]
@@ -71,7 +71,7 @@ def test_report_of_a_sweep(swept):
     labels = [dimension.label for dimension in figures["Parallel coordinates"].data[0].dimensions]
     assert labels == ["learning_rate (log)", "total_timesteps (log)", "optimizer",
                       "cost (log)", "score"]
-    text = report.write_report(swept.folder).read_text()
+    text = sweep_report.write_report(swept.folder).read_text()
     best = max(good, key=lambda r: r["score"])
     assert (f"--train.learning-rate {best['settings']['train.learning_rate']}" in text
             and "[train]" in text)
@@ -80,18 +80,18 @@ def test_report_of_a_sweep(swept):
 
 
 def test_settings_are_judged_by_enough_trials_alone(swept):
-    told, records, tuner = report.load_sweep(swept.folder)
-    few = {title for title, _, _ in report.sweep_figures(told, records[:8], tuner)}
+    told, records, tuner = sweep_report.load_sweep(swept.folder)
+    few = {title for title, _, _ in sweep_report.sweep_figures(told, records[:8], tuner)}
     assert not {"Importance", "Marginal effects"} & few and "Stars" in few
     for path in sorted((swept.folder / "trials").glob("*.json"))[7:]:
         path.unlink()
-    assert "is shown from 10 finished trials on" in report.page(swept.folder)
+    assert "is shown from 10 finished trials on" in sweep_report.page(swept.folder)
 
 
 def test_numbers_are_for_people():
     numbers = {4070.0: "4,070", 4096: "4,096", 1e7: "10,000,000", 0.0123456: "0.01235", 12: "12",
                True: "True", -2500.4: "-2,500", float("inf"): "inf", "muon": "muon", None: "None"}
-    assert [trials.short(number) for number in numbers] == [*numbers.values()]
+    assert [sweep_trials.short(number) for number in numbers] == [*numbers.values()]
 
 
 def write_run(folder, env, tag, env_settings, gamma, slope):
@@ -119,10 +119,10 @@ def two_environments(tmp_path):
 
 
 def test_report_of_two_environments(two_environments):
-    runs = report.load_runs(two_environments, "environment/score")
-    assert report.varied_settings(runs) == ["train.gamma", "env.distance"], (
+    runs = sweep_report.load_runs(two_environments, "environment/score")
+    assert sweep_report.varied_settings(runs) == ["train.gamma", "env.distance"], (
         "balls are the same wherever there are any")
-    figures = {title: figure for title, _, figure in report.run_figures(runs, "environment/score")}
+    figures = {title: figure for title, _, figure in sweep_report.run_figures(runs, "environment/score")}
     curves = figures["squared: curves over seconds"].data
     assert [trace.name for trace in curves] == ["squared_2", "squared_3", "squared_4", "squared_5"]
     for i, trace in enumerate(curves, 2):
@@ -132,18 +132,18 @@ def test_report_of_two_environments(two_environments):
     assert "env.distance" not in figures["breakout: curves over seconds"].data[0].text
     assert figures["squared: score by setting"].data[0].text == tuple(trace.text
                                                                       for trace in curves)
-    assert "<th>env.distance</th>" in report.page(two_environments)
+    assert "<th>env.distance</th>" in sweep_report.page(two_environments)
 
 
 def test_report_of_runs(tmp_path):
     for i in range(9):
         write_run(tmp_path / "runs" / f"squared_{i}", "squared", "ab"[i % 2], {}, 0.9 + i / 100, i)
-    text = report.page(tmp_path / "runs")
+    text = sweep_report.page(tmp_path / "runs")
     assert (text.count("<tr>") == 10 and "squared: curves over environment steps" in text
             and "train.gamma" in text)
-    assert report.page(tmp_path / "runs", tag="a").count("<tr>") == 6
+    assert sweep_report.page(tmp_path / "runs", tag="a").count("<tr>") == 6
     with pytest.raises(SpaceError, match="have the tag c"):
-        report.page(tmp_path / "runs", tag="c")
+        sweep_report.page(tmp_path / "runs", tag="c")
 
 
 def test_the_live_page_is_for_this_machine_only(live):
@@ -183,7 +183,7 @@ def test_the_live_page_outlives_bad_requests_and_a_broken_ledger(live, swept, ca
 def test_tsne_keeps_clusters_apart():
     rng = np.random.default_rng(0)
     label = np.arange(60) % 3
-    spot = report.tsne(np.eye(5)[label] * 3 + 0.1 * rng.standard_normal((60, 5)))
+    spot = sweep_report.tsne(np.eye(5)[label] * 3 + 0.1 * rng.standard_normal((60, 5)))
     distance = np.linalg.norm(spot[:, None] - spot[None], axis=-1) + 1e9 * np.eye(60)
     assert (label[distance.argmin(1)] == label).all()
 
@@ -218,7 +218,7 @@ def browser():
 @pytest.mark.slow
 def test_report_in_a_browser(swept, browser, tmp_path):
     """What the page of a sweep shows, without a network and under a real mouse, is the ledger."""
-    page = browser(report.write_report(swept.folder).as_uri())
+    page = browser(sweep_report.write_report(swept.folder).as_uri())
     shown = page.evaluate("""() => {
       const plot = document.querySelector(".js-plotly-plot");
       return {trials: plot.data[0].customdata, drawn: plot.querySelectorAll(".points path").length,
@@ -250,7 +250,7 @@ def test_the_live_page_in_a_browser(live, browser):
 
 @pytest.mark.slow
 def test_the_filter_of_the_page(two_environments, browser, tmp_path):
-    page = browser(report.write_report(two_environments).as_uri())
+    page = browser(sweep_report.write_report(two_environments).as_uri())
 
     def left():
         """(curves, points not faint, rows) that are to be seen."""

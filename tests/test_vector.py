@@ -593,13 +593,14 @@ class Reports(emulation.PufferEnv):
     def step(self, actions):
         self.tick += 1
         self.rewards[:], self.terminals[:] = 1, self.tick % 2 == 0
+        self.masks[2:] = False  # two are dead, and their ends count for nothing
         infos = [{"score": 3.0}] if self.tick % 16 == 0 else []
         return self.observations, self.rewards, self.terminals, self.truncations, infos
 
 
 def test_episodes_are_counted_if_reports_do_not_say_how_many(tmp_path):
     _, _, log = converged_values(vector.make(Reports, 4, Serial), tmp_path, epochs=5)
-    assert log["score"] == 3 and log["n"] >= 16 * 20 / 2, "a rollout of 20 steps of 16 agents"
+    assert log["score"] == 3 and log["n"] in range(80, 401, 80), "half of 20 steps, of 8 agents alive, in each epoch"
 
 
 def converged_values(vecenv, tmp_path, epochs=150):

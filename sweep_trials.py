@@ -2,7 +2,7 @@
 
     ledger = Ledger("experiments/sweep_breakout"); ledger.results()    # {number: record} of the finished trials
 
-sweep.py decides what is tried, report.py makes a page of what is known. A sweep's whole state is its folder, so a
+sweep.py decides what is tried, sweep_report.py makes a page of what is known. A sweep's whole state is its folder, so a
 process on any machine that can read the folder may take part.
 """
 

@@ -19,7 +19,7 @@ import numpy as np
 
 import signs
 from protein import Protein, SpaceError, front_of
-from trials import ROOT, TOLD, Curve, Ledger, as_options, observe_record, read_whole, short
+from sweep_trials import ROOT, TOLD, Curve, Ledger, as_options, observe_record, read_whole, short
 
 
 def load_sweep(folder):
