@@ -1133,7 +1133,11 @@ class Ray(Emulated):
             raise ImportError("backend ray needs the package ray: pip install ray") from None
         self._ray = ray
         if not ray.is_initialized():
-            ray.init(include_dashboard=False, log_to_driver=False)
+            try:
+                ray.init(include_dashboard=False, log_to_driver=False)
+            except Exception as error:  # of no other kind, if its processes do not come up
+                raise WorkerError(f"Ray did not start: {error} Is there memory for its processes, and does ray.init() "
+                                  "in a script work? vec.backend multiprocessing does without it.") from error
         self.storage = self.new_storage(horizon, aligned_zeros)
         actor, layout = ray.remote(workers.RemoteEnvs), workers.RemoteEnvs.layout(self.storage)
         self._actors, self._references = [], {}

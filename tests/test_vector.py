@@ -865,3 +865,15 @@ def test_a_misspelt_keyword_of_makes_own_is_told():
         with pytest.raises(ValueError, match=r"'batchsize': did you mean batch_size\?.*make "
                            r"itself takes num_w"):
             vector.make(env, batchsize=2)
+
+
+def test_a_ray_that_does_not_start_is_said(monkeypatch):
+    ray = pytest.importorskip("ray")
+
+    def fails(**_):
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", fails)
+    with pytest.raises(vector.WorkerError, match="Ray did not start"), vector.make(Walk, 2, "ray") as vecenv:
+        vecenv.reset()
