@@ -683,8 +683,7 @@ def test_the_board_policy_trains_with_masks_resumes_and_is_evaluated(tmp_path):
                "--train.horizon", "16",
                "--train.minibatch-size", "512", "--logger", "none", "--data-dir", str(tmp_path)]
     for name in ("minesweeper", "go", "connect4"):
-        args = pufferl.load_config(name, [*options, "--rnn.num-layers", "1",
-                                          "--train.total-timesteps", "3072"])
+        args = pufferl.load_config(name, [*options, "--train.total-timesteps", "3072"])
         trainer = pufferl.train(name, args)
         assert trainer.global_step == 3072
         more = ["--resume", str(trainer.run_folder), "--train.total-timesteps", "5120"]
