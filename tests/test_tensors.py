@@ -510,7 +510,7 @@ class ManiSkillStandIn(gymnasium.vector.VectorEnv):
     the final observation and info of all environments, with masks of those that ended; partial
     resets by env_idx."""
 
-    auto_reset, metadata = True, {"render_modes": []}  # noqa: RUF012  (Gymnasium writes into the one that all share)
+    auto_reset, metadata = True, {"render_modes": []}
 
     def __init__(self, num_envs=4):
         self.num_envs, self.device = num_envs, torch.device("cpu")
