@@ -903,9 +903,8 @@ def apply_saved(argv, name, schema, values):
                                 if key in own and (section != "base" or key not in RUN_SETTINGS)}
         if resume:
             # Of an older run: what its backend ignored, and is an error by now.
-            in_c = load_creator(find_config(env_name)[0]) is None
-            if not in_c or values["vec"]["backend"] in ("auto", "native"):
-                values["vec"] |= {"num_workers": None, "batch_size": None} if in_c else {"num_buffers": None}
+            native = load_creator(find_config(env_name)[0]) is None and values["vec"]["backend"] in ("auto", "native")
+            values["vec"] |= {"num_workers": None, "batch_size": None} if native else {"num_buffers": None}
             # Its file may lack these, because they did not exist yet.
             values["train"] |= {key: value for key, value in OFF.items() if key not in settings.get("train", {})}
 
@@ -1264,6 +1263,7 @@ def load_policy(args, vecenv, env_name=""):
             policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
                              input_size=rnn["input_size"] or hidden)
         if normalize and not encoded and models.find_normalizer(policy) is None:
+            models.find_form(policy, env.single_observation_space)
             try:
                 policy = models.Normalized(env, policy)
             except TypeError as error:

@@ -29,7 +29,18 @@ import numpy as np
 import protein
 from protein import Protein, SpaceError, front_of
 from sweep_report import serve, write_report
-from sweep_trials import TOLD, Ledger, LocalPool, RayPool, as_options, observe_record, read_whole, short
+from sweep_trials import (
+    DECIDE,
+    TOLD,
+    Ledger,
+    LocalPool,
+    RayPool,
+    as_options,
+    observe_record,
+    read_whole,
+    short,
+    used,
+)
 
 # Our other files are imported within functions, because most import torch.
 
@@ -133,8 +144,9 @@ def searched_settings(env_name, given, options=()):
     if given is None:
         given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
     fixed = fixed_settings(schema, options)
-    if not {"train.optimizer", "rnn.name", "policy.name"} & protein.flatten(given).keys():  # else some trials use them
-        fixed |= configuration.unused(args)
+    varied = {name for name, what in protein.flatten(given).items()
+              if name not in fixed and protein.described(name, what)["distribution"] != "none"}
+    fixed |= set() if DECIDE & varied else configuration.unused(args)  # else some trials may use them
     general = configuration.load_config("default")["sweep"] if args["train"]["horizon"] == "auto" else {}
     space = {}
     for name, what in protein.flatten(given).items():
@@ -318,23 +330,12 @@ class Runner:
             command += ["--vec.num-threads", str(max(1, threads))]
         total = claim["settings"].get("train.total_timesteps", self.config["train"]["total_timesteps"])
         claim["at"] = {}  # `attend`, in another thread, writes the trial's progress here
-        command += as_options(self.used(claim["settings"]))
+        command += as_options(used(claim["settings"], self.config))
         job = {"trainer": TRAINER, "command": command, "env": {}, "total": total,
                "folder": str(self.folder / "runs" / f"{claim['trial']:05d}"), "at": claim["at"],
                "metric": settings.metric, "cost": settings.cost, "downsample": settings.downsample,
                "limit": 2 * self.tuner.max_suggestion_cost, "rule": stopping_rule(self.tuner, settings)}
         self.pool.submit(claim, job, lambda child: self.ledger.update({**claim, "child": child}))
-
-    def used(self, settings):
-        """A trial's settings without those that its own network and optimizer do not take, which `train` refuses."""
-        import configuration
-
-        args = {name: dict(section) if isinstance(section, dict) else section for name, section in self.config.items()}
-        for name, value in settings.items():
-            section, _, key = name.partition(".")
-            args[section][key] = value
-        idle = configuration.unused(args)
-        return {name: value for name, value in settings.items() if name not in idle}
 
     def settle(self, claim, outcome):
         """Write down a trial's outcome; a lost trial is run again."""
@@ -369,7 +370,7 @@ class Runner:
         for config, score, cost in tuner.front():
             self.say(f"{score:20.5g}  {cost:20.5g}   " + brief(config))
         if tuner.best():
-            options = " ".join([tuner.env_name, *self.options, *as_options(tuner.best()[0])])
+            options = " ".join([tuner.env_name, *self.options, *as_options(used(tuner.best()[0], self.config))])
             self.say(f"\nbest settings: python pufferl.py train {options}")
         with contextlib.suppress(ModuleNotFoundError):  # without plotly there is no report
             self.say(f"report: {write_report(self.folder)}")

@@ -19,7 +19,7 @@ import numpy as np
 
 import signs
 from protein import Protein, SpaceError, front_of
-from sweep_trials import ROOT, TOLD, Curve, Ledger, as_options, observe_record, read_whole, short
+from sweep_trials import DECIDE, ROOT, TOLD, Curve, Ledger, as_options, observe_record, read_whole, short, used
 
 
 def load_sweep(folder):
@@ -334,6 +334,10 @@ def page(folder, metric="environment/score", tag=None, refresh=None):
                      f"{told['asked']['goal']} {html.escape(told['asked']['metric'])}.</p>")
         if tuner.best():
             best = tuner.best()[0]
+            if DECIDE & told["space"].keys():
+                import configuration
+
+                best = used(best, configuration.load_config(told["asked"]["env"], told["options"]))
             command = " ".join(["python pufferl.py train", told["asked"]["env"], *told["options"], *as_options(best)])
             parts.append(f"<h2>Best settings: {short(tuner.best()[1])} for {short(tuner.best()[2])}</h2>"
                          f"<pre>{html.escape(command)}</pre><pre>{html.escape(as_ini(best))}</pre>")

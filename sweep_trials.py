@@ -539,6 +539,22 @@ class RayPool:
 # A record: its settings as options, its numbers as people read them, and what a tuner learns from it
 
 
+DECIDE = {"train.optimizer", "rnn.name", "policy.name"}  # what decides if some other settings are used
+
+
+def used(settings, config):
+    """A trial's settings without those that its own network and optimizer do not take, which `train` refuses. config:
+    that of all trials."""
+    import configuration
+
+    args = {name: dict(section) if isinstance(section, dict) else section for name, section in config.items()}
+    for name, value in settings.items():
+        section, _, key = name.partition(".")
+        args[section][key] = value
+    idle = configuration.unused(args)
+    return {name: value for name, value in settings.items() if name not in idle}
+
+
 def as_options(settings):
     """{"train.learning_rate": 0.01} -> ["--train.learning-rate", "0.01"]."""
     return [text for name, value in settings.items() for text in ("--" + name.replace("_", "-"), str(value))]

@@ -1440,7 +1440,7 @@ def _number(value):
 def _check_backend(backend, num_envs, num_workers, batch_size, num_buffers):
     name = backend.__name__.lower()
     if num_buffers not in (None, 1) and not issubclass(backend, Native):
-        raise ValueError(f"vec.num_buffers = {num_buffers} is for environments in C, not for backend {name}; of "
+        raise ValueError(f"vec.num_buffers = {num_buffers} is for backend native, not for {name}; of "
                          "environments in Python vec.batch_size says how many act together.")
     if issubclass(backend, (Native, Serial, Tensors)) and (num_workers not in (None, 1)
                                                            or batch_size not in (None, num_envs)):

@@ -686,3 +686,22 @@ def test_text_and_bits_are_read_as_numbers():
         policy = models.Encoded(vecenv.driver_env, hidden_size=8)
         assert policy.numbers == [5, 3] and "(5,) numbers" in models.describe(policy)
         assert policy(torch.from_numpy(vecenv.reset()[0])[None])[0].shape == (1, 2, 2)
+
+
+def test_a_network_over_batches_that_takes_a_state_may_be_normalised(tmp_path):
+    """PufferLib 3's form, within models.Normalized."""
+    (tmp_path / "plain.py").write_text("""
+import torch
+class Plain(torch.nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.out = torch.nn.Linear(4, 3)
+    def forward(self, x, state=None):
+        y = self.out(x.flatten(1).float())
+        return y[:, :2], y[:, 2:]
+""")
+    trainer = pufferl.train("cartpole", pufferl.load_config("cartpole", [
+        "--env.num-envs", "64", "--data-dir", "none", "--train.total-timesteps", "16384", "--train.norm-obs", "true",
+        "--policy.name", f"{tmp_path}/plain.py:Plain"]))
+    assert type(trainer.policy) is models.Normalized and trainer.policy.normalizer.count > 0
+    assert trainer.losses["grad_norm"] > 0

@@ -539,9 +539,11 @@ def test_what_only_some_trials_use_is_searched():
     between = {"distribution": "uniform", "min": 0.9, "max": 0.99}
     space = {"train.optimizer": {"distribution": "choice", "values": "muon, adam"}, "train.beta2": between}
     assert sweep.searched_settings("squared", space).keys() == space.keys()
+    only = sweep.searched_settings("squared", {**space, "train.gamma": between}, ["--train.optimizer", "muon"])
+    assert only.keys() == {"train.gamma"}
     del space["train.optimizer"]
     assert sweep.searched_settings("squared", {**space, "train.gamma": between}).keys() == {"train.gamma"}
-    runner = SimpleNamespace(config=configuration.load_config("squared"))
+    config = configuration.load_config("squared")
     trial = {"train.optimizer": "muon", "train.beta2": 0.95, "train.gamma": 0.9}
-    assert sweep.Runner.used(runner, trial) == {"train.optimizer": "muon", "train.gamma": 0.9}
-    assert sweep.Runner.used(runner, {**trial, "train.optimizer": "adam"}).keys() == trial.keys()
+    assert sweep.used(trial, config) == {"train.optimizer": "muon", "train.gamma": 0.9}
+    assert sweep.used({**trial, "train.optimizer": "adam"}, config).keys() == trial.keys()

@@ -319,7 +319,7 @@ def test_c_environments_are_the_same_in_processes():
         ({"backend": "serial", "num_envs": 4, "num_workers": 2}, "take multiprocessing"),
         ({"env": "squared", "num_envs": 4, "num_workers": 2}, "batch_size 4; vec.num_threads says how many threads"),
         ({"env": "squared", "num_envs": 4, "batch_size": 2}, "num_workers is 1 and batch_size 4; "),
-        ({"num_envs": 4, "num_buffers": 2}, "vec.num_buffers = 2 is for environments in C, not for .* multiprocessing"),
+        ({"num_envs": 4, "num_buffers": 2}, "vec.num_buffers = 2 is for backend native, not for multiprocessing"),
         ({"backend": "threads"}, "there are native, serial"),
         ({"backend": "native"}, "serial, multiprocessing and ray"),
         ({"backend": "package"}, "serial, multiprocessing and ray"),
