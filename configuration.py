@@ -748,7 +748,7 @@ def unused(args):
         args["train"]["optimizer"], {"train.beta2", "train.eps", "train.momentum"})
     if recurrent_layer(args) != "none":
         return idle
-    sized = name in POLICIES or takes_size(load_attribute("policy.name", name, POLICIES))
+    sized = name in POLICIES or emulation.takes(load_attribute("policy.name", name, POLICIES), "hidden_size")
     return idle | {"rnn.hidden_size", "rnn.input_size", "rnn.num_layers"} | (set() if sized else {"policy.hidden_size"})
 
 
@@ -1193,20 +1193,13 @@ def check_own(c, need):
         need(isinstance(own, type) and issubclass(own, torch.optim.Optimizer), "optimizer",
              f"must be a class of torch.optim.Optimizer's kind, it is a {type(own).__name__}; to change what one is "
              "made with, give a subclass whose __init__ takes (parameters, lr)")
-        need("lr" in inspect.signature(own).parameters or any(
-            p.kind is p.VAR_KEYWORD for p in inspect.signature(own).parameters.values()), "optimizer",
+        need(emulation.takes(own, "lr"), "optimizer",
              "is made as Class(parameters, lr=learning_rate), but takes no lr")
-        need(not c["weight_decay"] or takes_decay(own), "weight_decay",
+        need(not c["weight_decay"] or emulation.takes(own, "weight_decay"), "weight_decay",
              f"is for an optimizer that takes it, and {own.__name__} does not; leave it at 0")
         closure = inspect.signature(own.step).parameters.get("closure")
         need(closure is None or closure.default is not closure.empty, "optimizer",
              "its step must do without a closure: the gradients are there when it is called")
-
-
-def takes_decay(optimizer):
-    """Whether an optimizer's class can be given a weight_decay."""
-    takes = inspect.signature(optimizer).parameters
-    return "weight_decay" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
 
 
 POLICIES = ("auto", "default", "feed-forward", "separate", "board", "impala")  # of policy.name; they need no file
@@ -1262,8 +1255,8 @@ def load_policy(args, vecenv, env_name=""):
             wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper, "gru": models.GRUWrapper}[kind]
             policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
                              input_size=rnn["input_size"] or hidden)
+        models.find_form(policy, env.single_observation_space)
         if normalize and not encoded and models.find_normalizer(policy) is None:
-            models.find_form(policy, env.single_observation_space)
             try:
                 policy = models.Normalized(env, policy)
             except TypeError as error:
@@ -1271,7 +1264,6 @@ def load_policy(args, vecenv, env_name=""):
     shape_actions(policy, env.single_action_space, args, weights or {})
     if weights is not None:
         put_weights(policy, weights, path)
-    models.find_form(policy, env.single_observation_space)
     return policy
 
 
@@ -1354,7 +1346,7 @@ def make_network(settings, env, encoded, normalize):
             return models.Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize)
         ours = {"board": models.Board, "separate": models.Separate}.get(name, models.FeedForward)
         cls = load_attribute("policy.name", name, POLICIES) if own else ours
-        options = {"hidden_size": hidden} if takes_size(cls) else {}
+        options = {"hidden_size": hidden} if emulation.takes(cls, "hidden_size") else {}
         options |= {key: value for key, value in settings.items() if not hasattr(Policy, key)}
         try:
             inspect.signature(cls).bind(env, **options)
@@ -1380,12 +1372,6 @@ def _made(cls, env, options, name):
     except (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError) as error:
         own = "".join(traceback.format_exception(type(error), error, error.__traceback__.tb_next)).rstrip()
         raise ConfigError(f"policy.name = {name}: this is in the network's own code:\n{own}") from error
-
-
-def takes_size(cls):
-    """Whether a network's class has a keyword hidden_size."""
-    takes = inspect.signature(cls).parameters
-    return "hidden_size" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
 
 
 def load_attribute(setting, name, others=()):

@@ -283,6 +283,12 @@ def new_rows(env, num_agents=None):
 # Gymnasium
 
 
+def takes(function, keyword):
+    """Whether a function, or a class when it is called, takes a keyword, also as one of its **keywords."""
+    parameters = inspect.signature(function).parameters.values()
+    return any(p.name == keyword or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
 def gymnasium_form(env):
     """The environment as one of Gymnasium's whose reset takes a seed; wrapped if it is another.
     Raises Fault for one that declares no spaces."""
@@ -290,9 +296,7 @@ def gymnasium_form(env):
     if missing:
         raise Fault(f"{describe(env)} has no {' and no '.join(missing)}; a Gymnasium environment declares both when "
                     "it is made: self.observation_space = gymnasium.spaces.Box(...) in __init__, say.")
-    parameters = inspect.signature(env.reset).parameters.values()
-    takes_seed = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
-    return env if isinstance(env, gymnasium.Env) and takes_seed else OldGym(env)
+    return env if takes(env.reset, "seed") and isinstance(env, gymnasium.Env) else OldGym(env)
 
 
 def mask_method(env):

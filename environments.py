@@ -31,7 +31,7 @@ import gymnasium
 import numpy as np
 
 import ocean
-from emulation import FlatObservation, GymnasiumVectorPufferEnv, OldGym, PufferEnv, ScaledReward
+from emulation import FlatObservation, GymnasiumVectorPufferEnv, OldGym, PufferEnv, ScaledReward, takes
 
 # The package that registers the ids with this beginning; "gym/package:ID" names any other one.
 PACKAGES = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid",
@@ -69,9 +69,7 @@ def plain_defaults(function):
 
 def _picture_settings(function):
     """{"render_mode": "rgb_array"} if a function takes that."""
-    parameters = inspect.signature(function).parameters.values()
-    takes = any(p.name == "render_mode" or p.kind is p.VAR_KEYWORD for p in parameters)
-    return {"render_mode": "rgb_array"} if takes else {}
+    return {"render_mode": "rgb_array"} if takes(function, "render_mode") else {}
 
 
 @functools.cache

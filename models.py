@@ -421,7 +421,6 @@ class MinGRUPolicy(_Recurrent):
         return self.decoder.split(self.decoder(x))
 
 
-
 class FeedForward(nn.Module):
     """A feed-forward policy for any flat observation; the template for your own: copy it and edit
     encode_observations and decode_actions. As it stands here, compiled.py computes the same on a

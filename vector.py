@@ -852,11 +852,10 @@ class Emulated(Vector):
     def _add_to_log(self, env, info):
         numbers = emulation.numeric_scalars({key: value for key, value in info.items()
                                              if key != "episode"})
-        count = numbers.pop("n", None)
-        if not self._counts:
-            numbers |= {} if count is None else {"info_n": count}
-        if count is None or not self._counts:
-            count, self._uncounted = 1.0, self._counts
+        if not self._counts and "n" in numbers:
+            numbers["info_n"] = numbers.pop("n")
+        self._uncounted |= self._counts and "n" not in numbers
+        count = numbers.pop("n", 1.0)
         if not count:  # of no episode
             return
         sums = self._logs.get(env)

@@ -690,18 +690,9 @@ def test_text_and_bits_are_read_as_numbers():
 
 def test_a_network_over_batches_that_takes_a_state_may_be_normalised(tmp_path):
     """PufferLib 3's form, within models.Normalized."""
-    (tmp_path / "plain.py").write_text("""
-import torch
-class Plain(torch.nn.Module):
-    def __init__(self, env):
-        super().__init__()
-        self.out = torch.nn.Linear(4, 3)
-    def forward(self, x, state=None):
-        y = self.out(x.flatten(1).float())
-        return y[:, :2], y[:, 2:]
-""")
+    (tmp_path / "noisy.py").write_text(WRONG)
     trainer = pufferl.train("cartpole", pufferl.load_config("cartpole", [
         "--env.num-envs", "64", "--data-dir", "none", "--train.total-timesteps", "16384", "--train.norm-obs", "true",
-        "--policy.name", f"{tmp_path}/plain.py:Plain"]))
+        "--policy.name", f"{tmp_path}/noisy.py:Noisy"]))
     assert type(trainer.policy) is models.Normalized and trainer.policy.normalizer.count > 0
     assert trainer.losses["grad_norm"] > 0
