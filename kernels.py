@@ -1058,8 +1058,10 @@ def _ppo_loss_discrete_lanes(begin, end, outputs, index, start, masked, masks, h
     log_p, p = np.empty((choices, T), np.float32), np.empty((choices, T), np.float32)
     rows, entropies = np.empty((13, T), np.float32), np.empty((len(heads), T), np.float32)
     chosen = np.empty(T, np.int32)
-    logprob, old_logprob, value, old_value, advantage, policy, value_loss = rows[:7]
-    ratio, logratio, dlogprob, dvalue, top, total = rows[7:]
+    # Row by row: what numba unpacks has a stride that it does not know, and then no loop vectorises.
+    logprob, old_logprob, value, old_value, advantage = rows[0], rows[1], rows[2], rows[3], rows[4]
+    policy, value_loss, ratio, logratio, dlogprob, dvalue = rows[5], rows[6], rows[7], rows[8], rows[9], rows[10]
+    top, total = rows[11], rows[12]
     for m in range(begin, end):
         n, column = index[start + m], start + m
         for t in range(T):  # copied side by side: in memory a row of agents lies between two steps
