@@ -149,27 +149,17 @@ def _final_values(begin, end, terminals, truncations, final_observations, networ
                   scratch, bootstraps):
     """bootstraps = V of the final observations of the agents in [begin, end) that were truncated
     and not terminated."""
-    chosen, count = np.empty(end - begin, np.int64), INT0
-    for i in range(end - begin):
-        if truncations[begin + i] and not terminals[begin + i]:
-            chosen[count] = i
-            count += 1
-    if count == 0:
-        return
-    outputs = scratch[4]
-    observations = np.empty((count, final_observations.shape[1]), final_observations.dtype)
-    resets, valid = np.empty(count, np.uint8), np.empty(count, np.uint8)
-    for k in range(count):
-        resets[k], valid[k] = 0, 1
-        for j in range(observations.shape[1]):
-            observations[k, j] = final_observations[begin + chosen[k], j]
-        if state is not None:
-            for layer in range(len(state)):
-                for j in range(kept[layer].shape[1]):
-                    kept[layer][k, j] = state[layer][chosen[k], j]
-    _policy_step_cpu(INT0, count, observations, network, kept, resets, valid, scratch)
-    for k in range(count):
-        bootstraps[begin + chosen[k]] = outputs[k, outputs.shape[1] - 1]
+    one, outputs = INT0 + 1, scratch[4]
+    for i in range(begin, end):
+        if truncations[i] and not terminals[i]:
+            if state is not None:
+                for layer in range(len(state)):
+                    for j in range(kept[layer].shape[1]):
+                        kept[layer][0, j] = state[layer][i - begin, j]
+            # no reset, and alive, as its own flags say
+            _policy_step_cpu(INT0, one, final_observations[i : i + 1], network, kept, terminals[i : i + 1],
+                             truncations[i : i + 1], scratch)
+            bootstraps[i] = outputs[0, outputs.shape[1] - 1]
 
 
 @driver
@@ -223,6 +213,7 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
     """The segments index[start : start + n] through the network. scratch: `Learner.scratch`."""
     towers, shift, scale, activation = network
     inside, seen, outputs, parts = scratch[:4]
+    carry = scratch[9]
     D, rows = seen.shape[1], T * n
     kernels._gather_lanes(INT0, n, observations, index, start, shift, scale, seen[:rows].reshape(T, n, D))
     for k in range(len(towers)):
@@ -244,7 +235,7 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
                 multiply_rows(rows, xs[i], layers[i][0], layers[i][1], INT0, hgps[i])
                 hgp = hgps[i][:rows].reshape(T, n, 3 * H)
                 kernels._mingru_scan_lanes(INT0, n, hgp, xs[i][:rows].reshape(T, n, H), memory, resets,
-                                           valid, index, start, xs[i + 1][:rows].reshape(T, n, H), hgp)
+                                           valid, index, start, xs[i + 1][:rows].reshape(T, n, H), hgp, carry)
         multiply_rows(rows, xs[len(layers)], decoder[0], decoder[1], INT0, parts[k])
     _move(INT0, rows, parts, outputs, True)
 
@@ -255,10 +246,9 @@ def _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scr
     the activations. back: the packed weights of layers and decoder, for the gradients of their
     inputs."""
     activation = network[3]
-    inside, seen, _, _, grad_outputs, grad_parts, grad_log_std, grad_x, sums = scratch
+    inside, seen, _, _, grad_outputs, grad_parts, grad_log_std, grad_x, sums, carry, zeros, _ = scratch
     into, log_std = gradients
     H, rows = grad_x.shape[1], T * n
-    zeros = np.zeros(H, f32)
     add_rows(grad_log_std[: rows if len(log_std) > 0 else 0], log_std)
     _move(INT0, rows, grad_parts, grad_outputs, False)
     for k in range(len(into)):
@@ -280,7 +270,7 @@ def _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scr
             else:
                 kernels._mingru_scan_grad_lanes(INT0, n, hgp.reshape(T, n, 3 * H), x.reshape(T, n, H),
                                                 states[i][: rows + n].reshape(T + 1, n, H), resets,
-                                                valid, index, start, grad.reshape(T, n, H), sums[:n])
+                                                valid, index, start, grad.reshape(T, n, H), sums[:n], carry)
                 accumulate_rows(half, hgp, x, inner[i][0])
                 add_rows(sums[:n], inner[i][1])
                 multiply_rows(rows, hgp, back[k][0][i], grad.reshape(-1), H, grad)
@@ -308,7 +298,7 @@ def _learn_cpu(first, last, together, observations, initial, resets, index, netw
     settings); these and squash are what `kernels.ppo_loss` takes. written: (new_values, new_ratios);
     statistics, float64, at least max(T, `together`) rows of SUMS, is added to."""
     T, valid = len(rollout[0]), rollout[5]
-    _, _, outputs, _, grad_outputs, _, grad_log_std, _, _ = scratch
+    outputs, grad_outputs, grad_log_std, loss_rows = scratch[2], scratch[4], scratch[6], scratch[11]
     width = outputs.shape[1]
     for start in range(first, last, together):
         n = min(together, last - start)
@@ -319,7 +309,7 @@ def _learn_cpu(first, last, together, observations, initial, resets, index, netw
         out, grad = outputs[:rows].reshape(T, n, width), grad_outputs[:rows].reshape(T, n, width)
         if heads is not None:
             kernels._ppo_loss_discrete_lanes(INT0, n, out, index, start, masked, masks, heads, *rollout, grad,
-                                             *written, statistics)
+                                             *written, statistics, loss_rows)
         if log_std is not None:  # see _act_cpu
             spread = grad_log_std[:rows].reshape(T, n, width - 1)
             kernels._ppo_loss_continuous(INT0, T, out, index, start, np.broadcast_to(log_std, spread.shape), squash,
@@ -470,7 +460,8 @@ class Learner:
         self.inside = {key: len(shapes) for key, shapes in inside.items()}
         self.parts = [_parts(weights, key, rows) for key in ("outputs", "grad_outputs")]
         shapes = {"seen": (rows, weights.D), "outputs": (rows, width), "grad_outputs": (rows, width),
-                  "grad_log_std": (rows, width - 1), "grad_x": (rows, H), "sums": (together, 3 * H),
+                  "grad_log_std": (rows, width - 1), "grad_x": (rows, H), "sums": (together, 3 * H), "carry": (together, H), "zeros": (H,),
+                  "loss": (1, kernels.LOSS_ROWS + 3 * (width - 1), steps),
                   **self.parts[0], **self.parts[1],
                   **{f"{key} {t} {i}": shape for t in range(len(weights.towers))
                      for key, shapes in inside.items() for i, shape in enumerate(shapes)}}
@@ -487,7 +478,7 @@ class Learner:
         self.outputs, self.grad_outputs, self.grad_log_std = map(of, ("outputs", "grad_outputs", "grad_log_std"))
         parts, grad_parts = (tuple(map(of, parts)) for parts in self.parts)
         self.scratch = (towers, of("seen"), self.outputs, parts, self.grad_outputs, grad_parts, self.grad_log_std,
-                        of("grad_x"), of("sums"))
+                        *map(of, ("grad_x", "sums", "carry", "zeros", "loss")))
         self.statistics = of("statistics")
         log_std = (np.zeros(0, f32) if weights.policy.decoder.log_std is None
                    else own(f"{weights.decoder}.log_std"))

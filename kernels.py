@@ -35,7 +35,7 @@ import cuda_cpp
 from arena import (  # noqa: F401  (others import these names from kernels)
     FLOATS, HALF, INT0, ONE, ZERO, Arena, cell, check_heads, check_index, check_log_std, check_numbers, check_rows,
     check_sizes, check_squash, checked, constant, device, distinct_driver, driver, f32, host, i32,
-    numpy_dtype, on_gpu, optional_masks, reduction_driver, run, set_threads, threads, u16, u32, u64, uncounted_driver,
+    numpy_dtype, on_gpu, optional_masks, reduction_driver, run, set_threads, threads, u16, u32, u64,
 )
 
 CUDA = cuda_cpp.Module("kernels.cu", globals())  # the GPU kernels that are written in C++
@@ -249,7 +249,7 @@ def choose_cell(row, mask, masked, first, last, uniform, deterministic):
     return choice - first, row[choice] - top - f32(math.log(total))
 
 
-@uncounted_driver
+@driver
 def _sample_discrete_lanes(begin, end, logits, masked, masks, heads, seed, first_agent, counter, deterministic, actions,
                            logprobs, values):
     width, step = logits.shape[1], u64(counter[0])
@@ -286,7 +286,7 @@ def gaussian_draw_cell(mean, log_std, a, b, deterministic):
     return mean + exp_cell(log_std) * noise, HALF * noise * noise + log_std + LOG_SQRT_2PI
 
 
-@uncounted_driver
+@driver
 def _sample_continuous_lanes(begin, end, means, log_std, squash, seed, first_agent, counter, deterministic, samples,
                            actions, logprobs, values):
     width, step, squashed = means.shape[1], u64(counter[0]), squash[1, 0] > ZERO
@@ -359,21 +359,22 @@ def advantage_cell(value, reward, done, truncated_value, ratio, valid, next_adva
 
 @driver  # all segments, on a CPU
 def _advantage_lanes(begin, end, values, rewards, terminals, truncations, bootstraps, ratios, valid,
-                     gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages):
-    T, size = len(rewards), 256  # lanes at a time, so that next_advantage and next_value stay in cache
+                     gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages, following):
+    T, size = len(rewards), 256  # lanes at a time, so that what follows them stays in cache
     for first in range(begin, end, size):
         last = min(end, first + size)
-        next_advantage, next_value = np.zeros(last - first, np.float32), values[T, first:last].copy()
+        next_advantage, next_value = following[0, first:last], following[1, first:last]
+        for i in range(last - first):
+            next_advantage[i], next_value[i] = ZERO, values[T, first + i]
         for t in range(T - 1, -1, -1):
             v, r, b, w = values[t, first:last], rewards[t, first:last], bootstraps[t, first:last], ratios[t, first:last]
             terminal, truncated = terminals[t, first:last], truncations[t, first:last]
             live, out = valid[t, first:last], advantages[t, first:last]
             for i in range(last - first):
-                a, following = advantage_cell(
+                next_advantage[i], next_value[i] = advantage_cell(
                     v[i], r[i], (terminal[i] | truncated[i]) != 0, b[i], w[i], live[i] != 0,
                     next_advantage[i], next_value[i], gamma, gae_lambda, rho_clip, c_clip, reward_clip)
-                next_advantage[i], next_value[i] = a, following
-                out[i] = a if live[i] != 0 else ZERO
+                out[i] = next_advantage[i] if live[i] != 0 else ZERO
 
 
 @driver  # the segments in `index`, on a CPU
@@ -422,7 +423,7 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         f32(gamma), f32(gae_lambda), f32(rho_clip), f32(c_clip), f32(reward_clip),
         checked("advantage", "advantages", advantages, (T, N)))
     if index is None and not on_gpu(values):
-        run(_advantage_lanes, N, T, *arrays)
+        run(_advantage_lanes, N, T, *arrays, np.empty((2, N), np.float32))
         return
     index = check_index("advantage", index, 0, 0, N, values)
     if on_gpu(values):
@@ -746,11 +747,12 @@ def _gates_again(h, g, p):
 
 
 @distinct_driver
-def _mingru_scan_lanes(begin, end, hgp, x, states, resets, valid, index, start, out, gates):
+def _mingru_scan_lanes(begin, end, hgp, x, states, resets, valid, index, start, out, gates, carry):
     T, _, H = x.shape
     for m in range(begin, end):
-        column = index[start + m]
-        s = states[0, m].copy()  # a copy: a loop that reads states[t] and writes states[t + 1] is slow
+        column, s = index[start + m], carry[m]
+        for j in range(H):  # a copy: a loop that reads states[t] and writes states[t + 1] is slow
+            s[j] = states[0, m, j]
         for t in range(T):
             row, kept, xs, new, o = hgp[t, m], gates[t, m], x[t, m], states[t + 1, m], out[t, m]
             h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
@@ -786,7 +788,7 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, s
     if not on_gpu(x):
         if initial is not None:
             np.take(initial, index[start : start + M], axis=0, out=arrays[2][0])
-        run(_mingru_scan_lanes, M, T * H, *arrays, kept)
+        run(_mingru_scan_lanes, M, T * H, *arrays, kept, np.empty((M, H), np.float32))
         return
     if gates is not None:
         gates.copy_(hgp)
@@ -810,11 +812,11 @@ def _launch_scan(name, T, M, N, H, arrays, out=9):
 
 
 @distinct_driver
-def _mingru_scan_grad_lanes(begin, end, hgp, x, states, resets, valid, index, start, grad_out, sums):
+def _mingru_scan_grad_lanes(begin, end, hgp, x, states, resets, valid, index, start, grad_out, sums, carry):
     T, _, H = x.shape
     for m in range(begin, end):
-        column, carry = index[start + m], np.zeros(H, np.float32)
-        sums[m] = ZERO
+        column, grad_state = index[start + m], carry[m]
+        grad_state[:], sums[m] = ZERO, ZERO
         sum_h, sum_g, sum_p = sums[m, :H], sums[m, H : 2 * H], sums[m, 2 * H :]
         for t in range(T - 1, -1, -1):
             row, xs, s, dy = hgp[t, m], x[t, m], states[t, m], grad_out[t, m]
@@ -823,12 +825,12 @@ def _mingru_scan_grad_lanes(begin, end, hgp, x, states, resets, valid, index, st
             for j in range(H):
                 candidate, z, q = gates_again(h[j], g[j], p[j])
                 dh, dg, dp, dx, ds = mingru_cell_grad(widen(xs[j]), candidate, z, q, s[j] * keep, live, widen(dy[j]),
-                                                      carry[j])
+                                                      grad_state[j])
                 h[j], g[j], p[j], dy[j] = narrow(dh, h), narrow(dg, g), narrow(dp, p), narrow(dx, dy)
                 sum_h[j] += dh
                 sum_g[j] += dg
                 sum_p[j] += dp
-                carry[j] = ds * keep
+                grad_state[j] = ds * keep
 
 
 def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=None, start=0):
@@ -850,7 +852,7 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
     if on_gpu(x):
         _launch_scan("mingru_scan_grad", T, M, N, H, arrays, 7)
     else:
-        run(_mingru_scan_grad_lanes, M, T * H, *arrays)
+        run(_mingru_scan_grad_lanes, M, T * H, *arrays, np.empty((M, H), np.float32))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1038,7 +1040,7 @@ def _logit_grad_rows(log_p, p, entropy, chosen, dlogprob, ent_coef):
         row, chance = log_p[j], p[j]
         for t in range(len(chosen)):
             slope = entropy_grad_cell(chance[t], row[t], entropy[t])
-            row[t] = logit_grad_cell(slope, chance[t], chosen[t] == j, dlogprob[t], ent_coef)
+            row[t] = logit_grad_cell(slope, chance[t], chosen[t] == f32(j), dlogprob[t], ent_coef)
 
 
 @distinct_driver
@@ -1050,18 +1052,20 @@ def _objective_rows(logprob, old_logprob, value, old_value, advantage, weight, s
             logprob[t], old_logprob[t], value[t], old_value[t], advantage[t], weight, settings)
 
 
+LOSS_ROWS = 14  # numbers of a step that the loss of discrete actions works with, beside three for each choice
+
+
 @driver
 def _ppo_loss_discrete_lanes(begin, end, outputs, index, start, masked, masks, heads, actions, logprobs, values,
-                             advantages, weights, valid, settings, grad, new_values, ratios, parts):
+                             advantages, weights, valid, settings, grad, new_values, ratios, parts, work):
     T, _, width = outputs.shape
     choices, clip_coef, ent_coef = width - 1, settings[CLIP_COEF], settings[ENT_COEF] * settings[ROW_SCALE]
-    log_p, p = np.empty((choices, T), np.float32), np.empty((choices, T), np.float32)
-    rows, entropies = np.empty((13, T), np.float32), np.empty((len(heads), T), np.float32)
-    chosen = np.empty(T, np.int32)
+    rows, log_p = work[begin, :LOSS_ROWS], work[begin, LOSS_ROWS : LOSS_ROWS + choices]
+    p, entropies = work[begin, LOSS_ROWS + choices : LOSS_ROWS + 2 * choices], work[begin, LOSS_ROWS + 2 * choices :]
     # Row by row: what numba unpacks has a stride that it does not know, and then no loop vectorises.
     logprob, old_logprob, value, old_value, advantage = rows[0], rows[1], rows[2], rows[3], rows[4]
     policy, value_loss, ratio, logratio, dlogprob, dvalue = rows[5], rows[6], rows[7], rows[8], rows[9], rows[10]
-    top, total = rows[11], rows[12]
+    top, total, chosen = rows[11], rows[12], rows[13]
     for m in range(begin, end):
         n, column = index[start + m], start + m
         for t in range(T):  # copied side by side: in memory a row of agents lies between two steps
@@ -1082,7 +1086,7 @@ def _ppo_loss_discrete_lanes(begin, end, outputs, index, start, masked, masks, h
         for head in range(len(heads)):
             last = first + heads[head]
             for t in range(T):
-                chosen[t] = actions[t, n, head]
+                chosen[t] = f32(actions[t, n, head])
             _logit_grad_rows(log_p[first:last], p[first:last], entropies[head], chosen, dlogprob, ent_coef)
             first = last
         for t in range(T):
@@ -1195,7 +1199,7 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
             launch(len(heads), masked, outputs, index, masks, heads, actions, *rollout, grad, *written)
             return
         run(_ppo_loss_discrete_lanes, M, 16 * T * width, outputs, index, start, masked, masks, heads, actions, *rollout,
-            grad, *written, parts)
+            grad, *written, parts, np.empty((M, LOSS_ROWS + 3 * (width - 1), T), np.float32))
     else:
         spread_row = width - 1 if log_std.dim() > 1 else 0
         log_std = check_log_std(name, log_std, (T, M, width - 1))

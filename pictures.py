@@ -90,11 +90,11 @@ class BytesConvolution(nn.Conv2d):
 
 
 @distinct_driver
-def _norm_relu_lanes(begin, end, x, weight, bias, eps, moments, out):
+def _norm_relu_lanes(begin, end, x, weight, bias, eps, moments, out, work):
     # x, out (B, P, C): pixels, channels; moments (B, 2): the mean and one over the deviation of each picture
     for b in range(begin, end):
-        rows, sums, count = x[b], moments[b], f32(x.shape[1] * x.shape[2])
-        lanes = np.zeros(x.shape[2], f32)
+        rows, sums, count, lanes = x[b], moments[b], f32(x.shape[1] * x.shape[2]), work[b]
+        lanes[:] = f32(0.0)
         for p in range(len(rows)):
             for c in range(len(lanes)):
                 lanes[c] += widen(rows[p, c])
@@ -149,7 +149,7 @@ class _NormReLU(torch.autograd.Function):
         x = x.contiguous(memory_format=torch.channels_last)
         out, moments = torch.empty_like(x), torch.empty(len(x), 2)
         kernels.run(_norm_relu_lanes, len(x), x.shape[1:].numel(), *map(kernels.host, (_pixels(x), weight, bias)),
-                    f32(eps), *map(kernels.host, (moments, _pixels(out))))
+                    f32(eps), *map(kernels.host, (moments, _pixels(out), torch.empty(len(x), x.shape[1]))))
         ctx.save_for_backward(x, weight, bias, moments)
         return out
 

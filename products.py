@@ -26,10 +26,10 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 import ocean
-from kernels import INT0, bfloat_of_float, distinct_driver, driver, run, u16, u32, u64
+from kernels import INT0, bfloat_of_float, distinct_driver, driver, run, u32, u64
 
-WIDTH = 64  # columns of a panel: packed weights are stored in panels, see below
-BLOCK = 64  # rows (for gradients: steps) computed while a panel stays in the first-level cache
+WIDTH = 64  # columns of a panel: packed weights are stored in panels, see below (tile.c's PANEL)
+BLOCK = 64  # rows computed while a panel stays in the first-level cache (tile.c's BLOCK)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -46,14 +46,14 @@ def missing():
         library = ctypes.CDLL(str(ocean.compile_library(source, "tile-", ocean.FLAGS, flags, [source])))
     except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
         return (str(error).splitlines() or [type(error).__name__])[0]
-    for name in ("tile_floats", "tile_pairs", "tile_ahead"):
+    for name in ("tile_multiply", "tile_accumulate", "tile_ahead"):
         llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
     return None
 
 
-_tile_floats, _tile_pairs = (types.ExternalFunction(name, types.void(*[types.int64] * 12))
-                             for name in ("tile_floats", "tile_pairs"))
-tile_ahead = types.ExternalFunction("tile_ahead", types.void(*[types.int64] * 4))
+_tile_multiply, _tile_accumulate, tile_ahead = (
+    types.ExternalFunction(name, types.void(*[types.int64] * arguments))
+    for name, arguments in (("tile_multiply", 9), ("tile_accumulate", 7), ("tile_ahead", 4)))
 
 
 def halved(array):
@@ -96,88 +96,24 @@ def pack(matrix, packed):
                     target[s * width + c] = matrix[s, first + c]
 
 
-@distinct_driver
-def _round_rows(source, first, rows, halves):
-    """halves[r] = source[first + r] as bfloat16; a column more, if there is one, is 0."""
-    numbers, words = source.reshape(-1), halves.reshape(-1)
-    width, stride = u64(source.shape[1]), u64(halves.shape[1])
-    for r in range(rows):
-        here, there = u64(first + r) * width, u64(r) * stride
-        for c in range(width):
-            words[there + c] = bfloat_of_float(numbers[here + c])
-        if stride > width:
-            words[there + width] = u16(0)
-
-
 @driver
 def multiply_rows(rows, a, packed, init, init_columns, out):
     """out[:rows] = init + a[:rows] · the packed matrix, all float32; if that holds pairs, a is
     rounded to bfloat16. init is flat: a row of `init_columns` numbers for each of out's, or one for
     all (a bias) and 0."""
-    inner, columns = a.shape[1], out.shape[1]
-    half = halved(packed)
-    steps = (inner + 1) // 2 if half else inner
-    halves = np.empty((BLOCK if half else 0, 2 * steps), u16)
-    for block in range(0, rows, BLOCK):
-        count = min(BLOCK, rows - block)
-        if half:
-            _round_rows(a, block, count, halves)
-        for first in range(0, columns, WIDTH):
-            width = min(WIDTH, columns - first)
-            start = init.ctypes.data + 4 * (block * init_columns + first)
-            target = out.ctypes.data + 4 * (block * columns + first)
-            weights = packed.ctypes.data + 4 * first * steps
-            if half:
-                _tile_pairs(halves.ctypes.data, steps, 1, count, weights, width, steps, start,
-                            init_columns, target, columns, width)
-            else:
-                _tile_floats(a.ctypes.data + 4 * block * inner, inner, 1, count, weights, width,
-                             steps, start, init_columns, target, columns, width)
+    _tile_multiply(a.ctypes.data, rows, a.shape[1], packed.ctypes.data, halved(packed), init.ctypes.data, init_columns,
+                   out.ctypes.data, out.shape[1])
 
 
 # --------------------------------------------------------------------------------------------------
 # Gradients of weights: products whose sums go over the rows (steps and segments)
 
 
-@distinct_driver
-def _take_pairs(source, first, rows, pairs):
-    """pairs[s] = source[first + 2s] beside source[first + 2s + 1] as bfloat16, 0 where there is no
-    such row; with an index that cannot be negative: three times as fast as rows of arrays."""
-    numbers, words = source.reshape(-1), pairs.reshape(-1)
-    columns, stride = u64(source.shape[1]), u64(pairs.shape[1])
-    for s in range(0, rows, 2):
-        low, target = u64(first + s) * columns, u64(s // 2) * stride
-        high, kept = (low + columns, u32(0xFFFFFFFF)) if s + 1 < rows else (low, u32(0))
-        for c in range(columns):
-            both = u32(bfloat_of_float(numbers[low + c])), u32(bfloat_of_float(numbers[high + c]))
-            words[target + c] = both[0] | both[1] << u32(16) & kept
-
-
 @driver
 def accumulate_rows(half, grad, x, gradient):
     """gradient (outputs, inputs) += grad (rows, outputs)^T · x (rows, inputs), float32; `half`
     rounds grad and x to bfloat16."""
-    rows, inputs, outputs = x.shape[0], x.shape[1], grad.shape[1]
-    # 16 numbers (one cache line) of padding: rows whose distance is a power of two would fall into
-    # the same few places of the cache.
-    lefts = np.empty((BLOCK if half else 0, outputs + 16), u32)
-    rights = np.empty((BLOCK if half else 0, inputs + 16), u32)
-    size = 2 * BLOCK if half else BLOCK
-    for first in range(0, rows, size):
-        steps = min(size, rows - first)
-        if half:
-            _take_pairs(grad, first, steps, lefts)
-            _take_pairs(x, first, steps, rights)
-        for column in range(0, inputs, WIDTH):
-            target, width = gradient.ctypes.data + 4 * column, min(WIDTH, inputs - column)
-            if half:
-                _tile_pairs(lefts.ctypes.data, 1, outputs + 16, outputs,
-                            rights.ctypes.data + 4 * column, inputs + 16,
-                            (steps + 1) // 2, target, inputs, target, inputs, width)
-            else:
-                _tile_floats(grad.ctypes.data + 4 * first * outputs, 1, outputs, outputs,
-                             x.ctypes.data + 4 * (first * inputs + column), inputs, steps, target,
-                             inputs, target, inputs, width)
+    _tile_accumulate(grad.ctypes.data, x.ctypes.data, len(x), grad.shape[1], x.shape[1], half, gradient.ctypes.data)
 
 
 @distinct_driver

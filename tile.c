@@ -1,12 +1,14 @@
-/* The matrix product of products.py: a few rows times a few vectors of columns, whose sums stay in registers while the
-   inner dimension passes by (Goto and van de Geijn 2008; the matrices here are so small that the caches need no more
-   than the order of the loops). products.py compiles this file for the processor at hand and calls it from numba.
+/* The matrix products of products.py, which compiles this file for the processor at hand and calls it from numba: at the
+   end `tile_multiply`, of rows with a small matrix, and `tile_accumulate`, the gradient of that matrix. Both cut their
+   matrices into products of
 
        out[r][c] = init[r][c] + sum over s of a[r][s] * w[s][c]     for `rows` rows, `columns` columns and `steps` steps
 
-   Strides are in words of 4 bytes: of a from row to row and from step to step, of w from step to step, of init and out
-   from row to row (0: one row for all, a bias). In `tile_floats` a and w are float32; in `tile_pairs` they are pairs of
-   bfloat16, two steps each. init and out are float32, and may be the same memory. */
+   and these into tiles: a few rows times a few vectors of columns, whose sums stay in registers while the inner dimension
+   passes by (Goto and van de Geijn 2008; the matrices here are so small that the caches need no more than the order of
+   the loops). Strides are in words of 4 bytes: of a from row to row and from step to step, of w from step to step, of
+   init and out from row to row (0: one row for all, a bias). a and w are float32, or pairs of bfloat16, two steps each.
+   init and out are float32, and may be the same memory. */
 #include <stdint.h>
 
 #if defined(__AVX512F__)
@@ -25,7 +27,8 @@ enum { LANES = 4, VECTORS = 4 };
 typedef float vector __attribute__((vector_size(4 * LANES)));
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t word __attribute__((may_alias));
-typedef word words __attribute__((vector_size(4 * LANES)));
+typedef word words __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -89,6 +92,40 @@ INLINE vector add_product(vector sum, vector x, vector y, int pairs) {
 #endif
 }
 
+/* v as bfloat16, the upper half of a float, in the lower half of each lane: rounded to the nearest, halves to even. */
+INLINE words bfloats(vector v) {
+#if defined(__AVX512BF16__)
+    return (words)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)v));
+#else
+    words bits = (words)v, nan = v != v, even = bits >> 16 & 1;
+    words up = (nan & (bits | 0x400000)) | (~nan & (bits + 0x7fff + even));
+    return up >> 16 & 0xffff;
+#endif
+}
+
+/* pairs[r][s] = from[r][2s] beside from[r][2s + 1], and 0 where a row of `columns` ends between them. Written are whole
+   vectors, beyond the end of a row; the next row overwrites that. */
+INLINE void round_rows(const float *from, int64_t rows, int64_t columns, int64_t stride, uint32_t *pairs,
+                       int64_t pairs_stride) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c += LANES) {
+            vector v = load(from + r * stride + c, columns - c < LANES, (int)(columns - c));
+            *(halves *)((uint16_t *)(pairs + r * pairs_stride) + c) = __builtin_convertvector(bfloats(v), halves);
+        }
+}
+
+/* pairs[s][c] = from[2s][c] beside from[2s + 1][c], and 0 for a row that there is not. */
+INLINE void pair_rows(const float *from, int64_t rows, int64_t columns, int64_t stride, uint32_t *pairs,
+                      int64_t pairs_stride) {
+    for (int64_t r = 0; r < rows; r += 2, from += 2 * stride, pairs += pairs_stride)
+        for (int64_t c = 0; c < columns; c += LANES) {
+            int part = columns - c < LANES, count = (int)(columns - c);
+            words low = bfloats(load(from + c, part, count));
+            words high = r + 1 < rows ? bfloats(load(from + stride + c, part, count)) : (words){0};
+            *(words *)(pairs + c) = low | high << 16;
+        }
+}
+
 typedef struct {
     const float *a, *w, *init;
     float *out;
@@ -145,11 +182,6 @@ INLINE void multiply(Product p, int64_t rows, int64_t columns, int pairs) {
 void tile_ahead(const char *p, int64_t rows, int64_t stride, int64_t bytes) {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + r * stride + i, 0, 2);
-}
-
-void tile_floats(const float *a, int64_t a_row, int64_t a_step, int64_t rows, const float *w, int64_t w_step,
-                 int64_t steps, const float *init, int64_t init_row, float *out, int64_t out_row, int64_t columns) {
-    multiply((Product){a, w, init, out, a_row, a_step, w_step, steps, init_row, out_row}, rows, columns, 0);
 }
 
 #if defined(__AMX_BF16__) && defined(__linux__)
@@ -253,14 +285,79 @@ static void multiply_tiles(Product p, int64_t rows, int64_t columns) {
 }
 #endif
 
-void tile_pairs(const float *a, int64_t a_row, int64_t a_step, int64_t rows, const float *w, int64_t w_step,
-                int64_t steps, const float *init, int64_t init_row, float *out, int64_t out_row, int64_t columns) {
-    Product p = {a, w, init, out, a_row, a_step, w_step, steps, init_row, out_row};
+INLINE void product(Product p, int64_t rows, int64_t columns, int pairs) {
 #if defined(__AMX_BF16__) && defined(__linux__)
-    if (has_tiles) {
+    if (pairs && has_tiles) { /* gcc does not know that tiles come from memory and go there */
+        __asm__ volatile("" : : "r"(p.a), "r"(p.w), "r"(p.init) : "memory");
         multiply_tiles(p, rows, columns);
+        __asm__ volatile("" : : "r"(p.out) : "memory");
         return;
     }
 #endif
-    multiply(p, rows, columns, 1);
+    multiply(p, rows, columns, pairs);
+}
+
+/* PANEL: columns of a panel of weights, see products.py. BLOCK: rows computed while a panel stays in the first-level
+   cache. DEEP: pairs of a row that are rounded at a time; WIDE: columns. GAP: one cache line more, as rows whose distance
+   is a power of two would fall into the same few places of the cache. */
+enum { PANEL = 64, BLOCK = 64, DEEP = 128, WIDE = 256, GAP = 16 };
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+INLINE void multiply_rows(const float *a, int64_t rows, int64_t inner, const float *packed, const float *init,
+                          int64_t init_row, float *out, int64_t columns, int pairs) {
+    uint32_t rounded[BLOCK * DEEP + LANES];
+    int64_t steps = pairs ? (inner + 1) / 2 : inner, deep = pairs ? DEEP : steps;
+    for (int64_t block = 0; block < rows; block += BLOCK)
+        for (int64_t s = 0; s < steps; s += deep) {
+            int64_t count = least(BLOCK, rows - block), now = least(deep, steps - s);
+            const float *left = a + block * inner;
+            if (pairs) {
+                round_rows(left + 2 * s, count, least(2 * now, inner - 2 * s), inner, rounded, now);
+                left = (const float *)rounded;
+            }
+            for (int64_t first = 0; first < columns; first += PANEL) {
+                int64_t width = least(PANEL, columns - first);
+                float *target = out + block * columns + first;
+                const float *begin = s > 0 ? target : init + block * init_row + first;
+                product((Product){left, packed + first * steps + s * width, begin, target, pairs ? now : inner, 1, width,
+                                  now, s > 0 ? columns : init_row, columns}, count, width, pairs);
+            }
+        }
+}
+
+INLINE void accumulate_rows(const float *grad, const float *x, int64_t rows, int64_t outputs, int64_t inputs,
+                            float *gradient, int pairs) {
+    uint32_t lefts[BLOCK][WIDE + GAP], rights[BLOCK][PANEL + GAP];
+    int64_t size = pairs ? 2 * BLOCK : BLOCK, wide = pairs ? WIDE : outputs;
+    for (int64_t first = 0; first < rows; first += size, grad += size * outputs, x += size * inputs)
+        for (int64_t output = 0; output < outputs; output += wide) {
+            int64_t steps = least(size, rows - first), height = least(wide, outputs - output);
+            if (pairs) pair_rows(grad + output, steps, height, outputs, lefts[0], WIDE + GAP);
+            for (int64_t input = 0; input < inputs; input += PANEL) {
+                int64_t width = least(PANEL, inputs - input);
+                float *target = gradient + output * inputs + input;
+                Product p = {grad + output, x + input, target, target, 1, outputs, inputs, steps, inputs, inputs};
+                if (pairs) {
+                    pair_rows(x + input, steps, width, inputs, rights[0], PANEL + GAP);
+                    p.a = (const float *)lefts, p.a_step = WIDE + GAP;
+                    p.w = (const float *)rights, p.w_step = PANEL + GAP, p.steps = (steps + 1) / 2;
+                }
+                product(p, height, width, pairs);
+            }
+        }
+}
+
+/* out[:rows] = init + a[:rows] times the packed matrix (inner, columns), whose rows of pairs are bfloat16 if `pairs`; a,
+   float32, is then rounded. init_row: numbers from a row of init to the next one. */
+void tile_multiply(const float *a, int64_t rows, int64_t inner, const float *packed, int64_t pairs, const float *init,
+                   int64_t init_row, float *out, int64_t columns) {
+    if (pairs) multiply_rows(a, rows, inner, packed, init, init_row, out, columns, 1);
+    else multiply_rows(a, rows, inner, packed, init, init_row, out, columns, 0);
+}
+
+/* gradient (outputs, inputs) += grad (rows, outputs) turned, times x (rows, inputs); if `pairs`, both are rounded. */
+void tile_accumulate(const float *grad, const float *x, int64_t rows, int64_t outputs, int64_t inputs, int64_t pairs,
+                     float *gradient) {
+    if (pairs) accumulate_rows(grad, x, rows, outputs, inputs, gradient, 1);
+    else accumulate_rows(grad, x, rows, outputs, inputs, gradient, 0);
 }
