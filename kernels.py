@@ -357,47 +357,23 @@ def advantage_cell(value, reward, done, truncated_value, ratio, valid, next_adva
     return (advantage if valid else going * next_advantage), (value if valid else going * next_value)
 
 
-@driver  # all segments, on a CPU
-def _advantage_lanes(begin, end, values, rewards, terminals, truncations, bootstraps, ratios, valid,
+@distinct_driver
+def _advantage_lanes(begin, end, index, values, rewards, terminals, truncations, bootstraps, ratios, valid,
                      gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages, following):
-    T, size = len(rewards), 256  # lanes at a time, so that what follows them stays in cache
+    T, size = len(rewards), 256  # lanes at a time, whose neighbours share what a step brings into the cache
     for first in range(begin, end, size):
         last = min(end, first + size)
-        next_advantage, next_value = following[0, first:last], following[1, first:last]
+        columns, next_advantage, next_value = index[first:last], following[0, first:last], following[1, first:last]
         for i in range(last - first):
-            next_advantage[i], next_value[i] = ZERO, values[T, first + i]
+            next_advantage[i], next_value[i] = ZERO, values[T, columns[i]]
         for t in range(T - 1, -1, -1):
-            v, r, b, w = values[t, first:last], rewards[t, first:last], bootstraps[t, first:last], ratios[t, first:last]
-            terminal, truncated = terminals[t, first:last], truncations[t, first:last]
-            live, out = valid[t, first:last], advantages[t, first:last]
             for i in range(last - first):
-                next_advantage[i], next_value[i] = advantage_cell(
-                    v[i], r[i], (terminal[i] | truncated[i]) != 0, b[i], w[i], live[i] != 0,
-                    next_advantage[i], next_value[i], gamma, gae_lambda, rho_clip, c_clip, reward_clip)
-                out[i] = next_advantage[i] if live[i] != 0 else ZERO
-
-
-@driver  # the segments in `index`, on a CPU
-def _advantage_columns_lanes(begin, end, index, values, rewards, terminals, truncations, bootstraps, ratios, valid,
-                             gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages):
-    T = rewards.shape[0]
-    for m in range(begin, end):
-        n = index[m]
-        if m > 0 and index[m - 1] == n:  # a segment drawn twice
-            continue
-        next_advantage, next_value, t = ZERO, values[T, n], T - 1
-        value, reward, done = values[t, n], rewards[t, n], terminals[t, n] | truncations[t, n]
-        bootstrap, ratio, following = bootstraps[t, n], ratios[t, n], valid[t, n]
-        while t >= 0:
-            live = following != 0
-            next_advantage, next_value = advantage_cell(value, reward, done != 0, bootstrap, ratio, live,
-                                                        next_advantage, next_value,
-                                                        gamma, gae_lambda, rho_clip, c_clip, reward_clip)
-            if t > 0:
-                value, reward, done = values[t - 1, n], rewards[t - 1, n], terminals[t - 1, n] | truncations[t - 1, n]
-                bootstrap, ratio, following = bootstraps[t - 1, n], ratios[t - 1, n], valid[t - 1, n]
-            advantages[t, n] = next_advantage if live else ZERO
-            t -= 1
+                n = u64(columns[i])
+                live, done = valid[t, n] != 0, (terminals[t, n] | truncations[t, n]) != 0
+                a, v = advantage_cell(values[t, n], rewards[t, n], done, bootstraps[t, n], ratios[t, n], live,
+                                      next_advantage[i], next_value[i], gamma, gae_lambda, rho_clip, c_clip, reward_clip)
+                next_advantage[i], next_value[i] = a, v
+                advantages[t, n] = a if live else ZERO
 
 
 def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid, advantages, *, gamma, gae_lambda,
@@ -422,14 +398,11 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         checked("advantage", "valid", valid, (T + 1, N), np.uint8),
         f32(gamma), f32(gae_lambda), f32(rho_clip), f32(c_clip), f32(reward_clip),
         checked("advantage", "advantages", advantages, (T, N)))
-    if index is None and not on_gpu(values):
-        run(_advantage_lanes, N, T, *arrays, np.empty((2, N), np.float32))
-        return
     index = check_index("advantage", index, 0, 0, N, values)
     if on_gpu(values):
         CUDA.launch("advantage", -(-len(index) // 8), 256, T, N, len(index), index, *arrays)
     else:
-        run(_advantage_columns_lanes, len(index), 9 * T, index, *arrays)
+        run(_advantage_lanes, len(index), 4 * T, index, *arrays, np.empty((2, len(index)), np.float32))
 
 
 @driver
@@ -470,16 +443,21 @@ def return_moments(rewards, valid, resets, returns, gamma, around):
 # Priorities: which segments to learn from, and how much each counts
 
 
-@driver
-def _priorities_lanes(begin, end, advantages, valid, alpha, index, masses):
-    for m in range(begin, end):
-        n = index[m]
-        total, live = np.float64(0.0), False
+@distinct_driver
+def _priorities_lanes(begin, end, advantages, valid, alpha, index, masses, work):
+    size = 256  # as for advantages
+    for first in range(begin, end, size):
+        last = min(end, first + size)
+        columns, totals, lives = index[first:last], work[0, first:last], work[1, first:last]
+        totals[:], lives[:] = 0.0, 0.0
         for t in range(len(advantages)):
-            if valid[t, n] != 0:
-                total += np.float64(abs(advantages[t, n]))
-                live = True
-        masses[n] = total**alpha + 1e-6 if live else 0.0
+            for i in range(last - first):
+                n = u64(columns[i])
+                live = valid[t, n] != 0
+                totals[i] += np.float64(abs(advantages[t, n])) if live else 0.0
+                lives[i] = 1.0 if live else lives[i]
+        for i in range(last - first):
+            masses[columns[i]] = totals[i]**alpha + 1e-6 if lives[i] != 0.0 else 0.0
 
 
 def priorities(advantages, valid, masses, *, alpha, index=None):
@@ -496,7 +474,7 @@ def priorities(advantages, valid, masses, *, alpha, index=None):
     if on_gpu(masses):
         CUDA.launch("priorities", -(-len(index) // 8), 256, T, N, len(index), *arrays)
     else:
-        run(_priorities_lanes, len(index), 2 * T, *arrays)
+        run(_priorities_lanes, len(index), T, *arrays, np.empty((2, len(index))))
 
 
 @cell
@@ -868,15 +846,18 @@ ADVANTAGE_MEAN, ADVANTAGE_SCALE, ROW_SCALE, CLIP_COEF, VF_COEF, VF_CLIP_COEF, EN
  RESIDUAL_SQUARED, VALID) = range(SUMS)
 
 
-@driver
+@reduction_driver
 def _advantage_moments(begin, end, advantages, valid, index, parts):
     for t in range(begin, end):
-        for n in index:
-            if valid[t, n] != 0:
-                a = np.float64(advantages[t, n])
-                parts[t, 0] += 1.0
-                parts[t, 1] += a
-                parts[t, 2] += a * a
+        count, total, squares = 0.0, 0.0, 0.0
+        for m in range(len(index)):
+            n = u64(index[m])
+            live = valid[t, n] != 0
+            a = np.float64(advantages[t, n]) if live else 0.0
+            count += 1.0 if live else 0.0
+            total += a
+            squares += a * a
+        parts[t, 0], parts[t, 1], parts[t, 2] = count, total, squares
 
 
 def _launch_sum(name, steps, count, like, sizes, written, *arrays):

@@ -4,7 +4,7 @@ orthogonalised by Newton-Schulz steps.
     optimizer = Muon(arena)               # after arena.adopt(policy), before arena.allocate
     norm = optimizer.step(learning_rate)  # clips, updates the weights; returns the gradient norm before the clip
 
-On a CPU one call orthogonalises all small matrices, and torch's products the large ones; on a GPU a kernel takes the
+On a CPU one call orthogonalises all matrices but large ones, which torch's products take; on a GPU a kernel takes the
 small ones together. The kernels of single numbers (norm, momentum, step) are at the end of kernels.py. The whole step
 in plain torch is `muon_step` in tests/reference.py.
 """
@@ -15,75 +15,64 @@ import numpy as np
 import torch
 
 import kernels
-from arena import ONE, ZERO, cell, distinct_driver, driver, f32
+from arena import ONE, ZERO, driver, f32
 from kernels import check_numbers, checked, constant, device, host, on_gpu, run
+from products import accumulate_rows, missing
 
 NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
                  (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))
 
 
-@distinct_driver
-def _add_product(factor, a, b, out):
-    """out += factor · a @ b. It takes four rows of a and two of its columns at a time, so that their
-    numbers stay in registers. Hence a must have a multiple of four rows and an even number of columns."""
-    for i in range(0, a.shape[0], 4):
-        first, second, third, fourth = out[i], out[i + 1], out[i + 2], out[i + 3]
-        for k in range(0, a.shape[1], 2):
-            p, q = b[k], b[k + 1]
-            p0, q0 = factor * a[i, k], factor * a[i, k + 1]
-            p1, q1 = factor * a[i + 1, k], factor * a[i + 1, k + 1]
-            p2, q2 = factor * a[i + 2, k], factor * a[i + 2, k + 1]
-            p3, q3 = factor * a[i + 3, k], factor * a[i + 3, k + 1]
-            for j in range(b.shape[1]):
-                x, y = p[j], q[j]
-                first[j] += p0 * x + q0 * y
-                second[j] += p1 * x + q1 * y
-                third[j] += p2 * x + q2 * y
-                fourth[j] += p3 * x + q3 * y
-
-
-@cell
-def padded(rows, columns):
-    """Rows and columns, rounded up to what `_add_product` takes."""
-    return rows + -rows % 4, columns + -columns % 2
+@driver
+def _scale(factor, matrix, out):
+    """out = factor · matrix, row by row in memory."""
+    numbers, results = matrix.reshape(-1), out.reshape(-1)
+    for i in range(len(numbers)):
+        results[i] = factor * numbers[i]
 
 
 @driver
 def _orthogonalise_lanes(begin, end, updates, places, scales, memory, coefficients):
     """Orthogonalise and scale the small matrices of the update. places (lanes, 6) int64, a row for each matrix: its
     first number in `updates`; its rows and columns; how far it is there from one row to the next, and from one column
-    to the next; where its part of `memory` begins, in which it is padded with zeros."""
+    to the next; where its part of `memory` begins, `room` numbers. x^T goes along with x, because to turn x anew takes
+    longer than that product."""
     for lane in range(begin, end):
         first, rows, columns, down, right, place = places[lane]
-        height, width = padded(rows, columns)
-        size, square = height * width, height * height
-        part = memory[place : place + 3 * size + 2 * square]
-        part[:] = ZERO
-        x, y = part[:size].reshape(height, width), part[size : 2 * size].reshape(height, width)
-        turned = part[2 * size : 3 * size].reshape(width, height)
-        gram = part[3 * size : 3 * size + square].reshape(height, height)
-        polynomial = part[3 * size + square :].reshape(height, height)
-        total = 0.0
+        size, square = rows * columns, rows * rows
+        wide, squares = memory[place : place + 4 * size], memory[place + 4 * size : place + 4 * size + 3 * square]
+        x, y = wide[:size].reshape(rows, columns), wide[size : 2 * size].reshape(rows, columns)
+        turned, y_turned = wide[2 * size : 3 * size].reshape(columns, rows), wide[3 * size :].reshape(columns, rows)
+        gram, scaled = squares[:square].reshape(rows, rows), squares[square : 2 * square].reshape(rows, rows)
+        polynomial, total = squares[2 * square :].reshape(rows, rows), 0.0
         for i in range(rows):
             for j in range(columns):
                 x[i, j] = updates[first + i * down + j * right]
                 total += x[i, j] * x[i, j]
-        x *= ONE / (f32(math.sqrt(total)) + f32(1e-7))
+        inverse = ONE / (f32(math.sqrt(total)) + f32(1e-7))
+        for i in range(rows):
+            for j in range(columns):
+                x[i, j] *= inverse
+                turned[j, i] = x[i, j]
         for s in range(len(coefficients)):
-            for i in range(height):
-                for j in range(width):
-                    turned[j, i], y[i, j] = x[i, j], coefficients[s, 0] * x[i, j]
             gram[:] = ZERO
-            _add_product(ONE, x, turned, gram)
-            for i in range(height):
-                for j in range(height):
-                    polynomial[i, j] = coefficients[s, 1] * gram[i, j]
-            _add_product(coefficients[s, 2], gram, gram, polynomial)
-            _add_product(ONE, polynomial, x, y)
-            x, y = y, x
+            accumulate_rows(False, turned, turned, gram)
+            _scale(coefficients[s, 2], gram, scaled)
+            _scale(coefficients[s, 1], gram, polynomial)
+            accumulate_rows(False, gram, scaled, polynomial)
+            _scale(coefficients[s, 0], x, y)
+            accumulate_rows(False, polynomial, x, y)
+            _scale(coefficients[s, 0], turned, y_turned)
+            accumulate_rows(False, x, polynomial, y_turned)
+            x, y, turned, y_turned = y, x, y_turned, turned
         for i in range(rows):
             for j in range(columns):
                 updates[first + i * down + j * right] = x[i, j] * scales[lane]
+
+
+def room(rows, columns):
+    """Numbers that _orthogonalise_lanes works with for a matrix."""
+    return 4 * rows * columns + 3 * rows * rows
 
 
 def _place(tensor, flat):
@@ -103,9 +92,9 @@ class Muon:
     """
 
     # Bounds of rows² · columns (rows <= columns). With `together`, matrices up to SMALL are padded to one shape.
-    # Without it, one call takes those up to TINY with at most LONG columns: larger ones are quicker by torch's
-    # products (docs/LOG.md).
-    SMALL, TINY, LONG = 2**23, 2**19, 1024
+    # Without it, one call takes those up to TINY, each on one thread: larger ones want several, which torch's products
+    # have (docs/LOG.md).
+    SMALL, TINY = 2**23, 2**24
 
     def __init__(self, arena, momentum=0.95, weight_decay=0.0, max_grad_norm=1.5, together=False):
         self.arena, self.momentum, self.weight_decay, self.max_grad_norm = arena, momentum, weight_decay, max_grad_norm
@@ -122,12 +111,12 @@ class Muon:
                 rows, columns = shape[0], math.prod(shape[1:])
                 wide = (min(rows, columns), max(rows, columns))
                 shapes.setdefault(wide, []).append((update, rows > columns, max(1, rows / columns) ** 0.5))
-        tiny = {} if together else {shape: shapes.pop(shape) for shape in list(shapes)
-                                    if shape[0] * math.prod(shape) <= self.TINY and shape[1] <= self.LONG}
-        self._tiny = [(shape, *member) for shape, members in tiny.items() for member in members]
+        tiny = {} if together or missing() else {shape: shapes.pop(shape) for shape in sorted(shapes, key=math.prod)
+                                                 if shape[0] * math.prod(shape) <= self.TINY}
+        alike = [(shape, *member) for shape, members in tiny.items() for member in members]
+        self._tiny = alike[::2] + alike[1::2]  # so that two threads have as much to do
         for i, ((rows, columns), *_) in enumerate(self._tiny):
-            height, width = padded(rows, columns)
-            arena.register(f"muon/{i}", (3 * height * width + 2 * height * height,), group="muon")
+            arena.register(f"muon/{i}", (room(rows, columns),), group="muon")
         self._shapes = self._joined(shapes) if together else shapes
         for (rows, columns), members in self._shapes.items():
             wide, square = (rows, columns), (rows, rows)
@@ -183,8 +172,8 @@ class Muon:
                    _place(self.arena[f"muon/{i}"], memory))
                   for i, ((rows, columns), name, transposed, _) in enumerate(self._tiny)]
         scales = torch.tensor([scale for *_, scale in self._tiny], dtype=torch.float32)
-        operations = sum(2 * rows * rows * (2 * columns + rows) for _, rows, columns, *_ in places) / len(places)
-        nanoseconds = int(len(NEWTON_SCHULZ) * operations / 50)  # 50 operations in each of them
+        operations = sum(2 * rows * rows * (3 * columns + rows) for _, rows, columns, *_ in places) / len(places)
+        nanoseconds = int(len(NEWTON_SCHULZ) * operations / 100)  # 100 operations in each of them
         arrays = updates, torch.tensor(places), scales, memory, torch.tensor(NEWTON_SCHULZ, dtype=torch.float32)
         return len(places), nanoseconds, *map(host, arrays)
 
