@@ -460,8 +460,8 @@ class Learner:
         self.inside = {key: len(shapes) for key, shapes in inside.items()}
         self.parts = [_parts(weights, key, rows) for key in ("outputs", "grad_outputs")]
         shapes = {"seen": (rows, weights.D), "outputs": (rows, width), "grad_outputs": (rows, width),
-                  "grad_log_std": (rows, width - 1), "grad_x": (rows, H), "sums": (together, 3 * H), "carry": (together, H), "zeros": (H,),
-                  "loss": (1, kernels.LOSS_ROWS + 3 * (width - 1), steps),
+                  "grad_log_std": (rows, width - 1), "grad_x": (rows, H), "sums": (together, 3 * H),
+                  "carry": (together, H), "zeros": (H,), "loss": (1, kernels.LOSS_ROWS + 3 * (width - 1), steps),
                   **self.parts[0], **self.parts[1],
                   **{f"{key} {t} {i}": shape for t in range(len(weights.towers))
                      for key, shapes in inside.items() for i, shape in enumerate(shapes)}}

@@ -573,8 +573,7 @@ class Autograd(Acting):
         step, (first, last) = self.at_once // self.span, self._share(worker)
         threads = self.vecenv.num_threads // self.num_learners
         self.gradients[worker].zero_()
-        with (kernels.threads(threads), torch_threads(min(threads, self._threads(self.at_once))),
-              self._tiles(self.at_once)):
+        with kernels.threads(threads), torch_threads(min(threads, self._threads(self.at_once))):
             for start in range(first, last, step):
                 self._learn_part(self.index[start : min(start + step, last)], start, worker)
 
@@ -587,7 +586,7 @@ class Autograd(Acting):
     def _pass(self, observations, state):
         """logits and value of these segments, as the network gave them, outputs (T, n, A + 1) and log_std."""
         # autocast's cache of cast weights belongs to all threads: one would use, or empty, another's.
-        with self._autocast(cache_enabled=self.num_learners == 1):
+        with self._autocast(cache_enabled=self.num_learners == 1), self._tiles(self.at_once):
             logits, value = models.over_time(self.policy, observations, state, self.forward)
             return logits, value, *models.join_outputs(logits, value)
 
@@ -606,7 +605,8 @@ class Autograd(Acting):
                    fixed, grads[1])
         pairs = list(zip((outputs, log_std), grads, strict=True))
         if self.extra_loss is not None:
-            pairs.append((self._extra(part, observations, logits, value), None))
+            with self._tiles(self.at_once):
+                pairs.append((self._extra(part, observations, logits, value), None))
         leaves = [(x, grad) for x, grad in pairs if x is not None and x.requires_grad]
         losses, slopes = [x for x, _ in leaves], [grad for _, grad in leaves]
         if worker == 0:

@@ -35,7 +35,7 @@ import cuda_cpp
 from arena import (  # noqa: F401  (others import these names from kernels)
     FLOATS, HALF, INT0, ONE, ZERO, Arena, cell, check_heads, check_index, check_log_std, check_numbers, check_rows,
     check_sizes, check_squash, checked, constant, device, distinct_driver, driver, f32, host, i32,
-    numpy_dtype, on_gpu, optional_masks, reduction_driver, run, set_threads, threads, u16, u32, u64,
+    numpy_dtype, on_gpu, optional_masks, reduction_driver, run, set_threads, threads, u16, u32, u64, unwatched,
 )
 
 CUDA = cuda_cpp.Module("kernels.cu", globals())  # the GPU kernels that are written in C++
@@ -370,8 +370,9 @@ def _advantage_lanes(begin, end, index, values, rewards, terminals, truncations,
             for i in range(last - first):
                 n = u64(columns[i])
                 live, done = valid[t, n] != 0, (terminals[t, n] | truncations[t, n]) != 0
-                a, v = advantage_cell(values[t, n], rewards[t, n], done, bootstraps[t, n], ratios[t, n], live,
-                                      next_advantage[i], next_value[i], gamma, gae_lambda, rho_clip, c_clip, reward_clip)
+                a, v = advantage_cell(
+                    values[t, n], rewards[t, n], done, bootstraps[t, n], ratios[t, n], live,
+                    next_advantage[i], next_value[i], gamma, gae_lambda, rho_clip, c_clip, reward_clip)
                 next_advantage[i], next_value[i] = a, v
                 advantages[t, n] = a if live else ZERO
 

@@ -312,6 +312,7 @@ class _FusedScan(torch.autograd.Function):
     (it is the rollout's)."""
 
     @staticmethod
+    @kernels.unwatched
     def forward(ctx, x, hgp, state, resets, valid):
         if len(x) == 1 and not any(ctx.needs_input_grad):  # a step of a rollout: no gates are kept
             x, new = x.contiguous(), state.clone(memory_format=torch.contiguous_format)
@@ -382,9 +383,9 @@ class _Recurrent(nn.Module):
     """forward_eval and flags that all recurrent policies share."""
 
     def flags(self, state, T, N, device):
-        zeros = torch.zeros(T, N, dtype=torch.uint8, device=device)
-        resets, valid = state.get("resets"), state.get("valid")
-        return zeros if resets is None else resets.view(T, N), zeros + 1 if valid is None else valid.view(T, N)
+        flags = (state.get("resets"), 0), (state.get("valid"), 1)
+        return [torch.full((T, N), usual, dtype=torch.uint8, device=device) if flag is None else flag.view(T, N)
+                for flag, usual in flags]
 
     def forward_eval(self, observations, state):
         """One step of N agents: (N, ...) -> logits and value of (N, ...)."""

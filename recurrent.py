@@ -127,6 +127,7 @@ def _lstm_scan_grad(begin, end, packed, gates, cs, valid, keep, grad_out, grad_h
 class _LSTM(torch.autograd.Function):
 
     @staticmethod
+    @kernels.unwatched
     def forward(ctx, x, weight_ih, weight_hh, bias_ih, bias_hh, resets, valid, h, c):
         (hs, cs), keep = _begin(x, resets, (h, c))
         gates, out = products.multiply(x, weight_ih.t(), bias_ih + bias_hh), torch.empty_like(hs[1:])
@@ -202,6 +203,7 @@ def _gru_scan_grad(begin, end, packed, gates, inner, hs, valid, keep, grad_out, 
 class _GRU(torch.autograd.Function):
 
     @staticmethod
+    @kernels.unwatched
     def forward(ctx, x, weight_ih, weight_hh, bias_ih, bias_hh, resets, valid, h):
         (hs,), keep = _begin(x, resets, (h,))
         gates, out = products.multiply(x, weight_ih.t(), bias_ih), torch.empty_like(hs[1:])
