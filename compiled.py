@@ -212,8 +212,7 @@ def _rollout_cpu(begin, end, environments, network, storage, state, kept, scratc
 def _forward_cpu(n, T, observations, initial, resets, valid, index, start, network, scratch):
     """The segments index[start : start + n] through the network. scratch: `Learner.scratch`."""
     towers, shift, scale, activation = network
-    inside, seen, outputs, parts = scratch[:4]
-    carry = scratch[9]
+    inside, seen, outputs, parts, carry = scratch[:5]
     D, rows = seen.shape[1], T * n
     kernels._gather_lanes(INT0, n, observations, index, start, shift, scale, seen[:rows].reshape(T, n, D))
     for k in range(len(towers)):
@@ -246,7 +245,7 @@ def _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scr
     the activations. back: the packed weights of layers and decoder, for the gradients of their
     inputs."""
     activation = network[3]
-    inside, seen, _, _, grad_outputs, grad_parts, grad_log_std, grad_x, sums, carry, zeros, _ = scratch
+    inside, seen, _, _, carry, grad_outputs, grad_parts, grad_log_std, grad_x, sums, zeros, _ = scratch
     into, log_std = gradients
     H, rows = grad_x.shape[1], T * n
     add_rows(grad_log_std[: rows if len(log_std) > 0 else 0], log_std)
@@ -295,10 +294,10 @@ def _learn_cpu(first, last, together, observations, initial, resets, index, netw
                gradients, log_std, squash, masked, masks, heads, rollout, written, statistics):
     """The gradients, statistics, new values and ratios of the segments index[first:last] of a
     minibatch, `together` at a time. rollout: (actions, logprobs, values, advantages, weights, valid,
-    settings); these and squash are what `kernels.ppo_loss` takes. written: (new_values, new_ratios);
+    settings); these, log_std and squash are what `kernels.ppo_loss` takes. written: (new_values, new_ratios);
     statistics, float64, at least max(T, `together`) rows of SUMS, is added to."""
     T, valid = len(rollout[0]), rollout[5]
-    outputs, grad_outputs, grad_log_std, loss_rows = scratch[2], scratch[4], scratch[6], scratch[11]
+    _, _, outputs, _, _, grad_outputs, _, grad_log_std, _, _, _, loss_rows = scratch
     width = outputs.shape[1]
     for start in range(first, last, together):
         n = min(together, last - start)
@@ -312,8 +311,8 @@ def _learn_cpu(first, last, together, observations, initial, resets, index, netw
                                              *written, statistics, loss_rows)
         if log_std is not None:  # see _act_cpu
             spread = grad_log_std[:rows].reshape(T, n, width - 1)
-            kernels._ppo_loss_continuous(INT0, T, out, index, start, np.broadcast_to(log_std, spread.shape), squash,
-                                         *rollout, grad, spread, *written, statistics)
+            kernels._ppo_loss_continuous(INT0, T, out, index, start, log_std[:, :n], squash, *rollout, grad, spread,
+                                         *written, statistics)
         _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scratch, gradients)
         _ask_ahead(observations, index, *following, T, 2)
 
@@ -477,8 +476,8 @@ class Learner:
                        for t in range(len(weights.towers)))
         self.outputs, self.grad_outputs, self.grad_log_std = map(of, ("outputs", "grad_outputs", "grad_log_std"))
         parts, grad_parts = (tuple(map(of, parts)) for parts in self.parts)
-        self.scratch = (towers, of("seen"), self.outputs, parts, self.grad_outputs, grad_parts, self.grad_log_std,
-                        *map(of, ("grad_x", "sums", "carry", "zeros", "loss")))
+        self.scratch = (towers, of("seen"), self.outputs, parts, of("carry"), self.grad_outputs, grad_parts,
+                        self.grad_log_std, *map(of, ("grad_x", "sums", "zeros", "loss")))
         self.statistics = of("statistics")
         log_std = (np.zeros(0, f32) if weights.policy.decoder.log_std is None
                    else own(f"{weights.decoder}.log_std"))
@@ -628,7 +627,8 @@ class Compiled(engines.Restated, engines.Autograd):
             host(self.flat_columns), self.initial, host(c.resets),
             host(self.index), self.products.arrays, self.products.back, learner.scratch,
             learner.added,
-            None if self.log_std is None else host(self.log_std), self._squash(),
+            None if self.log_std is None else kernels.check_log_std(
+                "ppo_loss", self.log_std, (self.span, learner.together, self.width - 1)), self._squash(),
             *self._masks(c.action_masks), None if self.heads is None else host(self.heads),
             tuple(map(host, rollout)),
             (host(self.new_values), host(self.new_ratios)), learner.statistics)

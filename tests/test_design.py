@@ -25,7 +25,7 @@ LAYERS = [  # docs/design.md; a file imports from those before its own
 ]
 WITHIN = {  # what else a file may import, of its own layer
     "cuda_cpp": {"arena"}, "recurrent": {"products"}, "auto": {"vector"}, "configuration": {"vector", "auto"},
-    "compiled": {"engines"}, "fused": {"engines", "compiled"},
+    "compiled": {"engines"}, "fused": {"engines", "compiled"}, "muon": {"products"},
     "sweep_report": {"sweep_trials", "watch"}, "sweep": {"sweep_trials", "sweep_report"}, "ocean": set(),
 }
 UPWARD = {  # a room above that a function reaches: (file, room): the function

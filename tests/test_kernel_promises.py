@@ -558,10 +558,18 @@ DRIVERS = {"_advantage_lanes": "mul", "_mingru_step_lanes": "div", "_mingru_scan
            "_mingru_scan_grad_lanes": "mul", "_nesterov_lanes": "mul", "_apply_lanes": "mul"}
 
 
+def compiled_anew(driver):
+    """The driver for the types of its last call, as it is compiled when it is not kept."""
+    options = {name: value for name, value in driver.targetoptions.items() if name not in ("nopython", "boundscheck")}
+    again = numba.njit(pipeline_class=driver._compiler.pipeline_class, **options)(driver.py_func)
+    again.compile(driver.signatures[0])
+    return again
+
+
 @needs_avx
 @pytest.mark.parametrize("name", DRIVERS)
 def test_cpu_driver_is_vectorised(name):
-    """The driver as it runs; compiled anew, since the cache keeps no assembly."""
+    """The driver as it runs; the cache keeps no assembly."""
     calls = {"_advantage_lanes": "advantage", "_mingru_step_lanes": "mingru_step",
              "_mingru_scan_lanes": "mingru_scan",
              "_mingru_scan_grad_lanes": "mingru_scan_grad"}
@@ -572,13 +580,23 @@ def test_cpu_driver_is_vectorised(name):
     else:
         _, optimizer = adopted(Weights([(3, 4)]), lambda a: muon.Muon(a))
         optimizer.step(0.1)
-    again = numba.njit(nogil=True, error_model="numpy", fastmath=arena.FASTMATH)(driver.py_func)
-    again.compile(driver.signatures[0])
-    assembly = assembly_of(again)
+    assembly = assembly_of(compiled_anew(driver))
     wide = re.compile(r"\tv(?:div|rcp14)ps\t.*%[yz]mm" if DRIVERS[name] == "div"
                       else r"\tv(?:mul|fn?m(?:add|sub)\d*)ps\t.*%[yz]mm")
     assert wide.search(assembly), f"{name} is scalar"
     assert not CONVERSIONS.search(assembly), CONVERSIONS.search(assembly)[0]
+
+
+def test_rows_of_the_loss_lie_side_by_side():
+    """numba knows that their numbers do, else their loops are scalar: what it unpacks from an array of two dimensions,
+    it takes to have any stride."""
+    function, tensors, options = good_calls()["ppo_loss"]
+    function(**tensors, **options)
+    loss = kernels._ppo_loss_discrete_lanes
+    compiled_anew(loss)  # and what it calls
+    for rows in (kernels._head_rows, kernels._objective_rows, kernels._logit_grad_rows):
+        arrays = [kind for kind in rows.signatures[0] if isinstance(kind, numba.types.Array)]
+        assert arrays and {array.layout for array in arrays} == {"C"}, rows.__name__
 
 
 # --------------------------------------------------------------------------------------------------
