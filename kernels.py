@@ -9,7 +9,8 @@ them (sample, advantage, priorities, gather, MinGRU, loss, and what muon.py need
 
     *_cell      the mathematics of one element, on float32 scalars; its formula stands nowhere else
     _*_lanes    the driver: a numba loop, without the GIL, over a range of lanes (agents, segments or steps), the
-                contiguous axis innermost so that it vectorises. A GPU runs it if it has none of the next two
+                contiguous axis innermost so that it vectorises. What it works with is given to it: if it makes an
+                array, numba says "NRT required but not enabled". A GPU runs it if it has none of the next two
     _*_cuda     the driver for a GPU: each of its threads has one lane, and neighbouring lanes are neighbours in memory
     kernels.cu  C++ for a GPU in place of the driver; the cells that it names are translated to C for it (cuda_cpp.py)
     the public function: checks shapes and types and hands the arrays to the driver for the tensors' device. On a CPU
