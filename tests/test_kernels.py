@@ -1216,12 +1216,15 @@ SHAPES = [(4, 9), (9, 4), (6, 6), (5,), (3, 2, 2, 2), (6, 6), (1, 7), (7, 1), (9
           (65, 118), (1,)]
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
+@pytest.mark.parametrize("products", ["tile.c", "torch", "together"])
 @pytest.mark.parametrize("max_grad_norm", [0.5, 1e9])
 @pytest.mark.parametrize("momentum, weight_decay", [(0.95, 0.1), (0.0, 0.0)])
-def test_muon(momentum, weight_decay, max_grad_norm, together):
+def test_muon(momentum, weight_decay, max_grad_norm, products, monkeypatch):
+    together = products == "together"
     if not together and kernels.on_gpu(torch.zeros(1)):
         pytest.skip("on a GPU small matrices go together")
+    if products == "torch":  # as for large matrices
+        monkeypatch.setattr(muon, "missing", lambda: "no C compiler was found")
     module = Weights(SHAPES)
     arena, optimizer = adopted(module, lambda a: muon.Muon(a, momentum, weight_decay,
                                                               max_grad_norm, together))
