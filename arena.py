@@ -67,7 +67,8 @@ class _Distinct(Compiler):
         super().__init__(typingctx, targetctx, library, args, return_type, flags, locals)
 
 
-# A driver makes no array (`_nrt=False`), so numba need not count who uses which: that took a twelfth of a minibatch.
+# A driver makes no array (`_nrt=False`; if it does, numba says "NRT required but not enabled"), so numba need not count
+# who uses which: that took a twelfth of a minibatch.
 driver = kept(fastmath=FASTMATH, _nrt=False)
 distinct_driver = kept(fastmath=FASTMATH, _nrt=False, pipeline_class=_Distinct)
 reduction_driver = kept(fastmath=REDUCTION, _nrt=False)

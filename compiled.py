@@ -149,17 +149,24 @@ def _final_values(begin, end, terminals, truncations, final_observations, networ
                   scratch, bootstraps):
     """bootstraps = V of the final observations of the agents in [begin, end) that were truncated
     and not terminated."""
-    one, outputs = INT0 + 1, scratch[4]
-    for i in range(begin, end):
-        if truncations[i] and not terminals[i]:
+    outputs, first = scratch[4], begin
+    while first < end:
+        last = first
+        while last < end and truncations[last] and not terminals[last]:
+            last += 1
+        if last > first:  # neighbours in one step
+            n = last - first
             if state is not None:
                 for layer in range(len(state)):
-                    for j in range(kept[layer].shape[1]):
-                        kept[layer][0, j] = state[layer][i - begin, j]
-            # no reset, and alive, as its own flags say
-            _policy_step_cpu(INT0, one, final_observations[i : i + 1], network, kept, terminals[i : i + 1],
-                             truncations[i : i + 1], scratch)
-            bootstraps[i] = outputs[0, outputs.shape[1] - 1]
+                    for i in range(n):
+                        for j in range(kept[layer].shape[1]):
+                            kept[layer][i, j] = state[layer][first - begin + i, j]
+            # not reset, and alive, as these flags of theirs say
+            _policy_step_cpu(INT0, n, final_observations[first:last], network, kept, terminals[first:last],
+                             truncations[first:last], scratch)
+            for i in range(n):
+                bootstraps[first + i] = outputs[i, outputs.shape[1] - 1]
+        first = last + 1
 
 
 @driver

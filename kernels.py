@@ -358,18 +358,31 @@ def advantage_cell(value, reward, done, truncated_value, ratio, valid, next_adva
     return (advantage if valid else going * next_advantage), (value if valid else going * next_value)
 
 
+def column_of(index, lane):
+    """The segment of a lane: its place in `index`, or the lane itself if that is None."""
+    return u64(lane) if index is None else u64(index[lane])
+
+
+@overload(column_of)
+def _column_of(index, lane):
+    if isinstance(index, types.NoneType):
+        return lambda index, lane: u64(lane)
+    return lambda index, lane: u64(index[lane])
+
+
 @distinct_driver
 def _advantage_lanes(begin, end, index, values, rewards, terminals, truncations, bootstraps, ratios, valid,
                      gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages, following):
-    T, size = len(rewards), 256  # lanes at a time, whose neighbours share what a step brings into the cache
+    # all segments, or those in `index` (sorted, or None); 256 at a time, so that what follows them stays in cache
+    T, size = len(rewards), 256
     for first in range(begin, end, size):
         last = min(end, first + size)
-        columns, next_advantage, next_value = index[first:last], following[0, first:last], following[1, first:last]
+        next_advantage, next_value = following[0, first:last], following[1, first:last]
         for i in range(last - first):
-            next_advantage[i], next_value[i] = ZERO, values[T, columns[i]]
+            next_advantage[i], next_value[i] = ZERO, values[T, column_of(index, first + i)]
         for t in range(T - 1, -1, -1):
             for i in range(last - first):
-                n = u64(columns[i])
+                n = column_of(index, first + i)
                 live, done = valid[t, n] != 0, (terminals[t, n] | truncations[t, n]) != 0
                 a, v = advantage_cell(
                     values[t, n], rewards[t, n], done, bootstraps[t, n], ratios[t, n], live,
@@ -400,11 +413,13 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         checked("advantage", "valid", valid, (T + 1, N), np.uint8),
         f32(gamma), f32(gae_lambda), f32(rho_clip), f32(c_clip), f32(reward_clip),
         checked("advantage", "advantages", advantages, (T, N)))
-    index = check_index("advantage", index, 0, 0, N, values)
     if on_gpu(values):
+        index = check_index("advantage", index, 0, 0, N, values)
         CUDA.launch("advantage", -(-len(index) // 8), 256, T, N, len(index), index, *arrays)
-    else:
-        run(_advantage_lanes, len(index), 4 * T, index, *arrays, np.empty((2, len(index)), np.float32))
+        return
+    index = None if index is None else check_index("advantage", index, 0, 0, N, values)
+    lanes = N if index is None else len(index)
+    run(_advantage_lanes, lanes, (1 if index is None else 4) * T, index, *arrays, np.empty((2, lanes), np.float32))
 
 
 @driver
@@ -447,7 +462,7 @@ def return_moments(rewards, valid, resets, returns, gamma, around):
 
 @distinct_driver
 def _priorities_lanes(begin, end, advantages, valid, alpha, index, masses, work):
-    size = 256  # as for advantages
+    size = 256  # as in _advantage_lanes
     for first in range(begin, end, size):
         last = min(end, first + size)
         columns, totals, lives = index[first:last], work[0, first:last], work[1, first:last]
@@ -1035,7 +1050,9 @@ def _objective_rows(logprob, old_logprob, value, old_value, advantage, weight, s
             logprob[t], old_logprob[t], value[t], old_value[t], advantage[t], weight, settings)
 
 
-LOSS_ROWS = 14  # numbers of a step that the loss of discrete actions works with, beside three for each choice
+# Numbers of a step that the loss of discrete actions works with, beside two for each choice and one for each head (of
+# which there are no more than choices).
+LOSS_ROWS = 14
 
 
 @driver
@@ -1182,7 +1199,7 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
             launch(len(heads), masked, outputs, index, masks, heads, actions, *rollout, grad, *written)
             return
         run(_ppo_loss_discrete_lanes, M, 16 * T * width, outputs, index, start, masked, masks, heads, actions, *rollout,
-            grad, *written, parts, np.empty((M, LOSS_ROWS + 3 * (width - 1), T), np.float32))
+            grad, *written, parts, np.empty((M, LOSS_ROWS + 3 * (width - 1), T), np.float32))  # a thread uses one of M
     else:
         spread_row = width - 1 if log_std.dim() > 1 else 0
         log_std = check_log_std(name, log_std, (T, M, width - 1))

@@ -33,7 +33,7 @@ def _scale(factor, matrix, out):
 
 @driver
 def _orthogonalise_lanes(begin, end, updates, places, scales, memory, coefficients):
-    """Orthogonalise and scale the small matrices of the update. places (lanes, 6) int64, a row for each matrix: its
+    """Orthogonalise and scale matrices of the update. places (lanes, 6) int64, a row for each matrix: its
     first number in `updates`; its rows and columns; how far it is there from one row to the next, and from one column
     to the next; where its part of `memory` begins, `room` numbers. x^T goes along with x, because to turn x anew takes
     longer than that product."""
@@ -92,9 +92,9 @@ class Muon:
     """
 
     # Bounds of rows² · columns (rows <= columns). With `together`, matrices up to SMALL are padded to one shape.
-    # Without it, one call takes those up to TINY, each on one thread: larger ones want several, which torch's products
-    # have (docs/LOG.md).
-    SMALL, TINY = 2**23, 2**24
+    # Without it, one call takes those up to MOST with at most LONG columns, each on one thread: larger ones want
+    # several threads, which torch's products have, and for few rows with many columns these are quicker (docs/LOG.md).
+    SMALL, MOST, LONG = 2**23, 2**24, 2**12
 
     def __init__(self, arena, momentum=0.95, weight_decay=0.0, max_grad_norm=1.5, together=False):
         self.arena, self.momentum, self.weight_decay, self.max_grad_norm = arena, momentum, weight_decay, max_grad_norm
@@ -111,11 +111,11 @@ class Muon:
                 rows, columns = shape[0], math.prod(shape[1:])
                 wide = (min(rows, columns), max(rows, columns))
                 shapes.setdefault(wide, []).append((update, rows > columns, max(1, rows / columns) ** 0.5))
-        tiny = {} if together or missing() else {shape: shapes.pop(shape) for shape in sorted(shapes, key=math.prod)
-                                                 if shape[0] * math.prod(shape) <= self.TINY}
-        alike = [(shape, *member) for shape, members in tiny.items() for member in members]
-        self._tiny = alike[::2] + alike[1::2]  # so that two threads have as much to do
-        for i, ((rows, columns), *_) in enumerate(self._tiny):
+        small = {} if together or missing() else {shape: shapes.pop(shape) for shape in sorted(shapes, key=math.prod)
+                                                 if shape[0] * math.prod(shape) <= self.MOST and shape[1] <= self.LONG}
+        alike = [(shape, *member) for shape, members in small.items() for member in members]
+        self._matrices = alike[::2] + alike[1::2]  # so that two threads have as much to do
+        for i, ((rows, columns), *_) in enumerate(self._matrices):
             arena.register(f"muon/{i}", (room(rows, columns),), group="muon")
         self._shapes = self._joined(shapes) if together else shapes
         for (rows, columns), members in self._shapes.items():
@@ -157,12 +157,12 @@ class Muon:
             self._groups.append((work, matrices))
         flats = [self.arena.flat(group) for group in ("gradients", "momentum", "updates", "weights")]
         flats += self._bind_together() if self._together else ()
-        if self._tiny:
-            self._lanes = self._bind_tiny(flats[2])
+        if self._matrices:
+            self._lanes = self._bind_matrices(flats[2])
         view = device if flats[0].is_cuda else host
         self._parts = [[view(flat[part]) for flat in flats] for part in self.arena.without("weights", self.frozen)]
 
-    def _bind_tiny(self, updates):
+    def _bind_matrices(self, updates):
         """What `run` needs for _orthogonalise_lanes: how many matrices, about how many nanoseconds each
         takes, and the arrays."""
         if on_gpu(updates):
@@ -170,8 +170,8 @@ class Muon:
         memory = self.arena.flat("muon")
         places = [(_place(self.arena[name], updates), rows, columns, *((1, rows) if transposed else (columns, 1)),
                    _place(self.arena[f"muon/{i}"], memory))
-                  for i, ((rows, columns), name, transposed, _) in enumerate(self._tiny)]
-        scales = torch.tensor([scale for *_, scale in self._tiny], dtype=torch.float32)
+                  for i, ((rows, columns), name, transposed, _) in enumerate(self._matrices)]
+        scales = torch.tensor([scale for *_, scale in self._matrices], dtype=torch.float32)
         operations = sum(2 * rows * rows * (3 * columns + rows) for _, rows, columns, *_ in places) / len(places)
         nanoseconds = int(len(NEWTON_SCHULZ) * operations / 100)  # 100 operations in each of them
         arrays = updates, torch.tensor(places), scales, memory, torch.tensor(NEWTON_SCHULZ, dtype=torch.float32)
@@ -230,7 +230,7 @@ class Muon:
             return norm
         for gradients, momentum, updates, _ in self._parts:
             run(kernels._nesterov_lanes, len(updates), 1, gradients, momentum, updates, scalars)
-        if self._tiny:
+        if self._matrices:
             run(_orthogonalise_lanes, *self._lanes)
         for (x, y, gram, polynomial), matrices in self._groups:
             for normalised, (matrix, _) in zip(x, matrices, strict=True):

@@ -99,8 +99,8 @@ def pack(matrix, packed):
 @driver
 def multiply_rows(rows, a, packed, init, init_columns, out):
     """out[:rows] = init + a[:rows] · the packed matrix, all float32; if that holds pairs, a is
-    rounded to bfloat16. init is flat: a row of `init_columns` numbers for each of out's, or one for
-    all (a bias) and 0."""
+    rounded to bfloat16 (halves to even; `pack` rounds them away from zero). init is flat: a row of
+    `init_columns` numbers for each of out's, or one for all (a bias) and 0."""
     _tile_multiply(a.ctypes.data, rows, a.shape[1], packed.ctypes.data, halved(packed), init.ctypes.data, init_columns,
                    out.ctypes.data, out.shape[1])
 

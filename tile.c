@@ -26,9 +26,9 @@ enum { LANES = 4, VECTORS = 4 };
 
 typedef float vector __attribute__((vector_size(4 * LANES)));
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t word __attribute__((may_alias));
+typedef uint32_t word __attribute__((may_alias));
 typedef word words __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef int16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -97,9 +97,9 @@ INLINE words bfloats(vector v) {
 #if defined(__AVX512BF16__)
     return (words)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)v));
 #else
-    words bits = (words)v, nan = v != v, even = bits >> 16 & 1;
+    words bits = (words)v, nan = (words)(v != v), even = bits >> 16 & 1;
     words up = (nan & (bits | 0x400000)) | (~nan & (bits + 0x7fff + even));
-    return up >> 16 & 0xffff;
+    return up >> 16;
 #endif
 }
 
@@ -218,7 +218,7 @@ INLINE void turn(Square square, const float *p, int64_t stride, int rows, int co
     UNROLL for (int c = 0; c < SIDE; c++)
         line[c] = c < columns ? load(p + c * stride, rows < SIDE, rows) : (vector){0};
     UNROLL for (int d = 1; d < SIDE; d *= 2) {
-        words second = (lane & d) != 0, even = lane + (second & (SIDE - d)), odd = lane + d + (second & (SIDE - d));
+        words second = (words)((lane & d) != 0), even = lane + (second & (SIDE - d)), odd = lane + d + (second & (SIDE - d));
         UNROLL for (int c = 0; c < SIDE; c++)
             if (!(c & d)) {
                 __m512 upper = (__m512)line[c], lower = (__m512)line[c + d];
@@ -306,9 +306,9 @@ INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE void multiply_rows(const float *a, int64_t rows, int64_t inner, const float *packed, const float *init,
                           int64_t init_row, float *out, int64_t columns, int pairs) {
     uint32_t rounded[BLOCK * DEEP + LANES];
-    int64_t steps = pairs ? (inner + 1) / 2 : inner, deep = pairs ? DEEP : steps;
+    int64_t steps = pairs ? (inner + 1) / 2 : inner, deep = pairs || !steps ? DEEP : steps;
     for (int64_t block = 0; block < rows; block += BLOCK)
-        for (int64_t s = 0; s < steps; s += deep) {
+        for (int64_t s = 0; s == 0 || s < steps; s += deep) { /* once if there is no step: out = init */
             int64_t count = least(BLOCK, rows - block), now = least(deep, steps - s);
             const float *left = a + block * inner;
             if (pairs) {

@@ -15,7 +15,8 @@ LAYERS = [  # docs/design.md; a file imports from those before its own
     {"processes", "flat"},
     {"arena", "checkpoints", "cuda_cpp", "emulation", "ocean", "protein", "ranks", "signs"},
     {"kernels", "workers", "environments", "tensors"},
-    {"muon", "pictures", "products", "recurrent"},
+    {"pictures", "products"},
+    {"muon", "recurrent"},
     {"models"},
     {"vector", "auto", "configuration"},
     {"engines", "compiled", "fused", "runs"},
@@ -24,8 +25,8 @@ LAYERS = [  # docs/design.md; a file imports from those before its own
     {"pufferlib"},
 ]
 WITHIN = {  # what else a file may import, of its own layer
-    "cuda_cpp": {"arena"}, "recurrent": {"products"}, "auto": {"vector"}, "configuration": {"vector", "auto"},
-    "compiled": {"engines"}, "fused": {"engines", "compiled"}, "muon": {"products"},
+    "cuda_cpp": {"arena"}, "auto": {"vector"}, "configuration": {"vector", "auto"},
+    "compiled": {"engines"}, "fused": {"engines", "compiled"},
     "sweep_report": {"sweep_trials", "watch"}, "sweep": {"sweep_trials", "sweep_report"}, "ocean": set(),
 }
 UPWARD = {  # a room above that a function reaches: (file, room): the function
