@@ -156,9 +156,11 @@ def wants_normalising(facts):
     numbers = [space for space in facts.spaces if models.leaf_kind(space) == "numbers"]
     if not numbers:
         return False, "no plain numbers are seen"
-    # Integers within a byte often name things, a cell or a kind. In larger ones a network drowns.
+    if any(isinstance(space, gymnasium.spaces.Text) for space in numbers):
+        return True, "characters are seen as numbers"
+    # Small integers often name things, a cell or a kind. In larger ones a network drowns.
     boxes = [space for space in numbers if isinstance(space, gymnasium.spaces.Box) and space.low.size
-             and (space.dtype.kind == "f" or farthest(space) > 255)]
+             and (space.dtype.kind == "f" or farthest(space) > models.KINDS)]
     if not boxes:
         return False, "observations are small integers"
     largest = max(map(farthest, boxes))

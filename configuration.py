@@ -782,6 +782,10 @@ def check_counts(values):
         if train[key] != "auto":
             processes.check_memory(train[key] * STEP, f"train.{key} = {train[key]:,}: the arrays")
     size, layers = values["policy"]["hidden_size"], values["rnn"]["num_layers"]
+    widths = {"policy.hidden_size": size, **{f"rnn.{key}": values["rnn"][key] for key in ("hidden_size", "input_size")}}
+    for key, width in widths.items():
+        if isinstance(width, int) and width < 1:
+            raise ConfigError(f"{key} = {width}: must be 1 or more.")
     if values["policy"]["name"] in POLICIES:  # 4 arrays: weights, gradients, momentum and a copy
         processes.check_memory(4 * 4 * 3 * size * size * max(1, layers),
                                f"policy.hidden_size = {size:,} with rnn.num_layers = {layers:,}: the network")

@@ -666,6 +666,26 @@ def explain(error):
     return None
 
 
+MODES = {"nextstep": "next_step", "samestep": "same_step", "disabled": "disabled"}
+SAY_MODE = ('set its metadata["autoreset_mode"] to "same_step" (a step that ends an episode returns the next one\'s '
+            'first observation), "next_step" (the step after it does) or "disabled" '
+            '(reset(options={"reset_mask": ended}) does).')
+
+
+def autoreset_mode(env, usual=None):
+    """A vector environment's "next_step", "same_step" or "disabled"; `usual` if its metadata does not say which.
+    Raises ValueError if that is None, too, and for another mode."""
+    mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
+    if mode is None and usual is not None:
+        return usual
+    name = str(getattr(mode, "value", mode)).lower().replace("_", "")
+    if name not in MODES:
+        says = "does not say its mode of autoreset" if mode is None else f"has the mode of autoreset {mode!r}"
+        raise ValueError(f"{env} {says}: {SAY_MODE} For Isaac Lab and ManiSkill there are tensors.IsaacLab and "
+                         "tensors.ManiSkill.")
+    return MODES[name]
+
+
 class GymnasiumVectorPufferEnv:
     """A gymnasium.vector.VectorEnv as one environment of num_envs agents,
     whatever its autoreset mode.
@@ -680,14 +700,10 @@ class GymnasiumVectorPufferEnv:
 
     def __init__(self, env, reward_scale=1.0):
         self.env, self.num_agents, self.copies, self.reward_scale = env, env.num_envs, env.num_envs, reward_scale
-        self.mode = str(
-            getattr(env.metadata.get("autoreset_mode"), "value", env.metadata.get("autoreset_mode") or "NextStep")
-        )
-        if self.mode not in ("NextStep", "SameStep", "Disabled"):
-            raise ValueError(
-                f"{env}: its autoreset mode is {self.mode}; NextStep, SameStep and Disabled "
-                "can be handled."
-            )
+        self.mode = autoreset_mode(env, "next_step")
+        self.said = (env.metadata or {}).get("autoreset_mode") is not None
+        if not self.said:
+            warn_once(f"{env} does not say its mode of autoreset, and next_step is assumed. To be sure, {SAY_MODE}")
         self.env_single_observation_space = env.single_observation_space
         self._observation, self._action = (
             FlatObservation(env.single_observation_space),
@@ -753,7 +769,7 @@ class GymnasiumVectorPufferEnv:
             )
         observations, rewards, terminated, truncated, info = self.env.step(actions)
         done = terminated | truncated
-        dead, self._ending = self._ending, done if self.mode == "NextStep" else self._ending
+        dead, self._ending = self._ending, done if self.mode == "next_step" else self._ending
         rewards = np.where(dead, 0, rewards)
         self._returns += rewards
         self._lengths += ~dead
@@ -761,7 +777,10 @@ class GymnasiumVectorPufferEnv:
         ended, self.ended = [], np.flatnonzero(done).tolist()
         if self.ended:
             # Under SAME_STEP the info itself is already the next episode's.
-            final = info.get("final_info", {}) if self.mode == "SameStep" else info
+            if not self.said and ("final_obs" in info or "final_info" in info):
+                raise Fault(f"{self.env}: the info of a step that ends an episode has final_obs or final_info, as with "
+                            f"the mode of autoreset same_step, but it does not say its mode: {SAY_MODE}")
+            final = info.get("final_info", {}) if self.mode == "same_step" else info
             for i in self.ended:
                 part = {
                     key: value[i]
@@ -776,20 +795,20 @@ class GymnasiumVectorPufferEnv:
                     | {"episode_return": float(self._returns[i]),
                        "episode_length": int(self._lengths[i])}
                 )
-                if self.mode == "SameStep" and truncated[i]:
+                if self.mode == "same_step" and truncated[i]:
                     if "final_obs" not in info:
-                        raise Fault(f"{self.env}: its autoreset mode is SAME_STEP, so the info of a step that ends an "
-                                    'episode must have the last observations: info["final_obs"][i], of copy i.')
+                        raise Fault(f"{self.env}: its mode of autoreset is same_step, so the info of a step that ends "
+                                    'an episode must have the last observations: info["final_obs"][i], of copy i.')
                     self._observation.flatten(_at(info["final_obs"], i), view.final_observations[i])
-            if self.mode != "SameStep":
+            if self.mode != "same_step":
                 self._write(view, observations, info, last=True)
                 view.final_observations[truncated] = view.observations[truncated]
-            if self.mode == "NextStep":  # this observation is the old episode's last: nothing to act on
+            if self.mode == "next_step":  # this observation is the old episode's last: nothing to act on
                 view.valid[done] = 0
-            if self.mode == "Disabled":
+            if self.mode == "disabled":
                 observations, info = self.env.reset(options={"reset_mask": done})
             self._returns[done], self._lengths[done] = 0, 0
-        self._write(view, observations, info, last=self.mode == "NextStep" and done.all())
+        self._write(view, observations, info, last=self.mode == "next_step" and done.all())
         return ended
 
     def render(self):

@@ -608,6 +608,9 @@ class Autograd(Acting):
             with self._tiles(self.at_once):
                 pairs.append((self._extra(part, observations, logits, value), None))
         leaves = [(x, grad) for x, grad in pairs if x is not None and x.requires_grad]
+        if not leaves and any(parameter.requires_grad for parameter in self.policy.parameters()):
+            warn_once("network: nothing is learnt, because no gradient leads from its outputs back to its weights. Is "
+                      "its forward within torch.no_grad, or are its outputs detached?")
         losses, slopes = [x for x, _ in leaves], [grad for _, grad in leaves]
         if worker == 0:
             torch.autograd.backward(losses, slopes)

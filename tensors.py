@@ -42,8 +42,6 @@ from gymnasium import spaces
 
 import emulation
 
-MODES = {"nextstep": "next_step", "samestep": "same_step", "disabled": "disabled"}
-
 
 def as_tensor(array):
     """The array as a torch tensor, not copied if it has `__dlpack__`. Raises TypeError if it is no
@@ -79,24 +77,6 @@ def look(env, seed):
     return TensorEnv(env, result)
 
 
-def autoreset_mode(env):
-    """"next_step", "same_step" or "disabled". Raises ValueError if the
-    environment does not say which."""
-    mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
-    name = str(getattr(mode, "value", mode)).lower().replace("_", "")
-    if name not in MODES:
-        says = ("does not say its mode of autoreset" if mode is None
-                else f"has the mode of autoreset {mode!r}")
-        raise ValueError(f'{env} {says}: set its metadata["autoreset_mode"] to "same_step" (a '
-                         'step that ends an '
-                         'episode returns the next one\'s first observation), "next_step" (the '
-                         'step after it does) or '
-                         '"disabled" (reset(options={"reset_mask": ended}) does). For Isaac Lab '
-                         'and ManiSkill there '
-                         "are tensors.IsaacLab and tensors.ManiSkill.")
-    return MODES[name]
-
-
 class TensorEnv:
     """Such an environment, as flat tensors; vector.Tensors steps it.
 
@@ -110,7 +90,7 @@ class TensorEnv:
     """
 
     def __init__(self, env, begun):
-        self.env, self.num_agents, self.mode = env, int(env.num_envs), autoreset_mode(env)
+        self.env, self.num_agents, self.mode = env, int(env.num_envs), emulation.autoreset_mode(env)
         self.env_single_observation_space = env.single_observation_space
         self.env_single_action_space = env.single_action_space
         self._observation = emulation.FlatObservation(env.single_observation_space)

@@ -394,6 +394,8 @@ MANY = {
     "--vec.num-threads 100000": r"vec.num_threads = 100000: this machine has \d+ "
     r"cores?; the most is", "--env.num-envs 2e12": "2,000,000,000,000 environments would take",
     "--vec.total-agents 2e12": "environments would take",
+    "--policy.hidden-size 0": "policy.hidden_size = 0: must be 1 or more",
+    "--rnn.hidden-size 0": "rnn.hidden_size = 0: must be 1 or more",
     "--policy.hidden-size 1e7": "policy.hidden_size = 10,000,000 .*: the network would take",
     "--rnn.num-layers 1e9": "rnn.num_layers = 1,000,000,000: the network would take",
     "--train.horizon 1e13": "train.horizon = 10,000,000,000,000: the arrays would take",

@@ -627,6 +627,35 @@ def test_vector_environments_in_every_autoreset_mode(mode):
     assert len(infos) == (5 if mode == gymnasium.vector.AutoresetMode.NEXT_STEP else 6)
 
 
+class Unsaid(gymnasium.vector.VectorEnv):
+    """Two copies whose episodes take three steps, by numpy; `final`: what the info of a last step has."""
+
+    num_envs, single_observation_space, single_action_space = 2, spaces.Box(0, 9, (1,)), spaces.Discrete(2)
+
+    def __init__(self, final, **metadata):
+        self.final, self.metadata = final, metadata
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros((2, 1), np.float32), {}
+
+    def step(self, actions):
+        self.t += 1
+        done, seen = np.full(2, self.t % 3 == 0), np.full((2, 1), self.t % 3, np.float32)
+        return seen, np.ones(2), done, np.zeros(2, bool), {self.final: seen} if done.all() and self.final else {}
+
+
+def test_a_vector_environment_says_its_mode_of_autoreset():
+    """As Gymnasium does, or in a word."""
+    assert GymnasiumVectorPufferEnv(Unsaid(None, autoreset_mode="same_step")).mode == "same_step"
+    with pytest.raises(ValueError, match="has the mode of autoreset 'never': set its metadata"):
+        GymnasiumVectorPufferEnv(Unsaid(None, autoreset_mode="never"))
+    with pytest.warns(UserWarning, match="does not say its mode of autoreset, and next_step is assumed"):
+        drive(Unsaid(None), 4)
+    with pytest.raises(Exception, match="does not say its mode: set its metadata"):
+        drive(Unsaid("final_obs"), 4)
+
+
 # --------------------------------------------------------------------------------------------------
 # PettingZoo
 

@@ -646,6 +646,20 @@ def test_a_network_that_learns_otherwise_than_it_acts_is_named(kind, said, gain,
     assert capsys.readouterr().err.count("does not learn what it does: before the first update") == said
 
 
+class Detached(models.FeedForward):
+    @torch.no_grad()
+    def forward(self, observations, state=None):
+        return super().forward(observations, state)
+
+
+def test_a_network_without_a_gradient_is_said():
+    trainer = by_autograd(Detached)
+    trainer.evaluate()
+    with pytest.warns(UserWarning, match="nothing is learnt, because no gradient leads from its outputs back"):
+        trainer.train()
+    trainer.release()
+
+
 @pytest.mark.parametrize("safe", [False, True])
 def test_a_run_says_that_one_thread_learns(safe, tmp_path, capsys):
     (tmp_path / "mine.py").write_text(f"import models\nclass Mine(models.FeedForward):\n    thread_safe = {safe}\n")

@@ -626,6 +626,19 @@ def test_the_best_weights_survive_epochs_without_an_episode(tmp_path):
     trainer.release()
 
 
+def test_a_buffer_whose_shape_changes_is_named(tmp_path):
+    class Remembers(models.FeedForward):
+        def __init__(self, env, hidden_size=16):
+            super().__init__(env, hidden_size)
+            self.register_buffer("past", torch.zeros(1, 2))
+
+    trainer = make_trainer(tmp_path, policy=Remembers)
+    trainer.policy.past = torch.zeros(4, 2)
+    with pytest.raises(pufferl.ConfigError, match=r"its past is \(4, 2\) now, but \(1, 2\) when the run began"):
+        trainer.statistics.add_episodes({"score": 1.0, "n": 100}, trainer.policy)
+    trainer.release()
+
+
 def test_half_precision_observations_are_for_autograd(tmp_path, capsys):
     class Half(gymnasium.Env):
         observation_space, action_space = gymnasium.spaces.Box(-1, 1, (3,), np.float16), gymnasium.spaces.Discrete(2)
