@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import gymnasium
 
-import emulation
 import models
 import vector
 
@@ -44,10 +43,8 @@ KL = {True: 0.01, False: 0.02}  # how far an epoch moves the policy, if target_k
 
 def facts_of(vecenv, agents, steps):
     """The Facts of a vectorized environment, before anything is measured."""
-    env = vecenv.driver_env
-    space = getattr(env, "env_single_observation_space", None) or env.single_observation_space
-    spaces = [leaf for _, _, leaf in emulation.FlatObservation(space).leaves]
-    return Facts(agents, steps, vecenv.action_heads is not None, spaces, isinstance(vecenv, vector.Native))
+    return Facts(agents, steps, vecenv.action_heads is not None, models.seen_spaces(vecenv),
+                 isinstance(vecenv, vector.Native))
 
 
 def plural(count, what):

@@ -689,6 +689,18 @@ def leaf_kind(space, boards=True):
     return "image" if image else "numbers"
 
 
+def seen_spaces(vecenv):
+    """The spaces of the fields that an agent of a vectorized environment sees."""
+    env = vecenv.driver_env
+    space = getattr(env, "env_single_observation_space", None) or env.single_observation_space
+    return [leaf for _, _, leaf in emulation.FlatObservation(space).leaves]
+
+
+def sees_choices(vecenv):
+    """Whether all that an agent sees are choices."""
+    return all(leaf_kind(space) == "choices" for space in seen_spaces(vecenv))
+
+
 def _is_board(space):
     if (not isinstance(space, gymnasium.spaces.Box) or space.dtype.kind not in "iub"
             or len(space.shape) not in (2, 3)):

@@ -3,11 +3,13 @@ stays silent on others."""
 
 import json
 import math
+import types
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 import models
 import pufferl
@@ -249,7 +251,17 @@ def test_vital_sees_large_observations_change():
     observations = np.random.default_rng(0).integers(0, 255, (9, 4, 84, 84, 4)).astype(np.uint8)
     valid, flags = np.ones((9, 4), np.uint8), np.zeros((8, 4), np.uint8)
     metrics = signs.vital(observations, np.zeros((8, 4), np.float32), valid, flags, flags)
-    assert metrics["vital/observation_constant"] < 1
+    assert metrics["vital/observation_constant"] < 1 and metrics["vital/observation_max"] > 200
+
+
+def test_the_size_of_an_index_is_no_sign():
+    indices, flags = np.random.default_rng(0).integers(0, 10**5, (9, 4, 1)), np.zeros((8, 4), np.uint8)
+    metrics = signs.vital(indices, np.zeros((8, 4), np.float32), np.ones((9, 4), np.uint8), flags, flags, choices=True)
+    assert metrics["vital/observation_constant"] == 0 and "vital/observation_max" not in metrics
+    for space, choices in ((spaces.Discrete(10), True), (spaces.Box(0, 1, (2,)), False),
+                           (spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(0, 1, (2,))), False)):
+        env = types.SimpleNamespace(single_observation_space=space)
+        assert models.sees_choices(types.SimpleNamespace(driver_env=env)) is choices
 
 
 def test_a_resumed_run_counts_its_own_steps():
