@@ -782,7 +782,9 @@ def check_counts(values):
         if train[key] != "auto":
             processes.check_memory(train[key] * STEP, f"train.{key} = {train[key]:,}: the arrays")
     size, layers = values["policy"]["hidden_size"], values["rnn"]["num_layers"]
-    widths = {"policy.hidden_size": size, **{f"rnn.{key}": values["rnn"][key] for key in ("hidden_size", "input_size")}}
+    widths = {"policy.hidden_size": size} if values["policy"]["name"] in POLICIES else {}
+    if recurrent_layer(values) != "none":
+        widths |= {f"rnn.{key}": values["rnn"][key] for key in ("hidden_size", "input_size")}
     for key, width in widths.items():
         if isinstance(width, int) and width < 1:
             raise ConfigError(f"{key} = {width}: must be 1 or more.")

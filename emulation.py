@@ -674,15 +674,15 @@ SAY_MODE = ('set its metadata["autoreset_mode"] to "same_step" (a step that ends
 
 def autoreset_mode(env, usual=None):
     """A vector environment's "next_step", "same_step" or "disabled"; `usual` if its metadata does not say which.
-    Raises ValueError if that is None, too, and for another mode."""
+    Raises ValueError for a mode that is none of these, and if none is said and `usual` is None."""
     mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
     if mode is None and usual is not None:
         return usual
     name = str(getattr(mode, "value", mode)).lower().replace("_", "")
     if name not in MODES:
         says = "does not say its mode of autoreset" if mode is None else f"has the mode of autoreset {mode!r}"
-        raise ValueError(f"{env} {says}: {SAY_MODE} For Isaac Lab and ManiSkill there are tensors.IsaacLab and "
-                         "tensors.ManiSkill.")
+        simulators = " For Isaac Lab and ManiSkill there are tensors.IsaacLab and tensors.ManiSkill."
+        raise ValueError(f"{env} {says}: {SAY_MODE}{simulators if usual is None else ''}")
     return MODES[name]
 
 
@@ -700,8 +700,8 @@ class GymnasiumVectorPufferEnv:
 
     def __init__(self, env, reward_scale=1.0):
         self.env, self.num_agents, self.copies, self.reward_scale = env, env.num_envs, env.num_envs, reward_scale
-        self.mode = autoreset_mode(env, "next_step")
-        self.said = (env.metadata or {}).get("autoreset_mode") is not None
+        mode = autoreset_mode(env, "unsaid")
+        self.said, self.mode = mode != "unsaid", "next_step" if mode == "unsaid" else mode
         if not self.said:
             warn_once(f"{env} does not say its mode of autoreset, and next_step is assumed. To be sure, {SAY_MODE}")
         self.env_single_observation_space = env.single_observation_space
@@ -777,9 +777,9 @@ class GymnasiumVectorPufferEnv:
         ended, self.ended = [], np.flatnonzero(done).tolist()
         if self.ended:
             # Under SAME_STEP the info itself is already the next episode's.
-            if not self.said and ("final_obs" in info or "final_info" in info):
-                raise Fault(f"{self.env}: the info of a step that ends an episode has final_obs or final_info, as with "
-                            f"the mode of autoreset same_step, but it does not say its mode: {SAY_MODE}")
+            if not self.said and "final_obs" in info:
+                raise Fault(f"{self.env}: the info of a step that ends an episode has final_obs, as with the mode of "
+                            f"autoreset same_step, but it does not say its mode: {SAY_MODE}")
             final = info.get("final_info", {}) if self.mode == "same_step" else info
             for i in self.ended:
                 part = {

@@ -697,8 +697,8 @@ def seen_spaces(vecenv):
 
 
 def sees_choices(vecenv):
-    """Whether all that an agent sees are choices."""
-    return all(leaf_kind(space) == "choices" for space in seen_spaces(vecenv))
+    """Whether an agent sees choices."""
+    return any(leaf_kind(space) == "choices" for space in seen_spaces(vecenv))
 
 
 def _is_board(space):

@@ -93,7 +93,7 @@ class Muon:
 
     # Bounds of rows² · columns (rows <= columns). With `together`, matrices up to SMALL are padded to one shape.
     # Without it, one call takes those up to MOST with at most LONG columns, each on one thread: larger ones want
-    # several threads, which torch's products have, and for few rows with many columns these are quicker (docs/LOG.md).
+    # several threads, which torch's products have. These are quicker with few rows and many columns, too (docs/LOG.md).
     SMALL, MOST, LONG = 2**23, 2**24, 2**12
 
     def __init__(self, arena, momentum=0.95, weight_decay=0.0, max_grad_norm=1.5, together=False):

@@ -554,7 +554,7 @@ class Statistics:
                     if self.best[name].shape != tensor.shape:
                         raise ConfigError(f"{type(policy).__name__}: its {name} is {tuple(tensor.shape)} now, but "
                                           f"{tuple(self.best[name].shape)} when the run began, so no checkpoint fits "
-                                          "both. What depends on the number of agents belongs into the state "
+                                          "both. If it depends on the number of agents, it belongs in the state "
                                           "(initial_state, docs/scripts.md).")
                     self.best[name].copy_(tensor)
             self._recent = 0.0, 0

@@ -33,8 +33,8 @@ VAST_VALUE_LOSS = 1000.0  # while the policy's is below 1
 def vital(observations, rewards, valid, terminals, truncations, actions=None, bounds=None, choices=False):
     """Metrics that only the rollout itself shows, from observations (T, N, ...), rewards, valid,
     terminals, truncations (T, N), numpy arrays of one rollout; of actions (T, N, A) only with their
-    bounds (models.finite_bounds); choices: whether observations are indices, whose size means nothing. Observations and
-    actions are looked at in a sample of the agents."""
+    bounds (models.finite_bounds); choices: whether observations have indices, whose size means nothing. Observations
+    and actions are looked at in a sample of the agents."""
     live, size = valid[: len(rewards)].view(bool), max(1, observations[0, 0].size)
     some = slice(0, None, max(1, 16 * size // SAMPLE))  # of the numbers, if an observation has many
     agents, rows = slice(0, 16), slice(0, None, max(1, 256 * len(range(size)[some]) // SAMPLE))
@@ -242,7 +242,7 @@ class Signs:
                                                               lambda x: x > VAST):
             largest = self.values("vital/observation_max")[-1]
             return (f"Observations are vast: they reach {largest:.4g}, where about 1 "
-                    "is learnt best. Try --train.norm-obs True, or scale them in a network of your own.")
+                    "is learnt best. Try --train.norm-obs True or, if the network is your own, scale them in it.")
 
     def sign_observations_grow(self):
         """The numbers are finite so far, but they double."""

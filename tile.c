@@ -218,7 +218,7 @@ INLINE void turn(Square square, const float *p, int64_t stride, int rows, int co
     UNROLL for (int c = 0; c < SIDE; c++)
         line[c] = c < columns ? load(p + c * stride, rows < SIDE, rows) : (vector){0};
     UNROLL for (int d = 1; d < SIDE; d *= 2) {
-        words second = (words)((lane & d) != 0), even = lane + (second & (SIDE - d)), odd = lane + d + (second & (SIDE - d));
+        words second = (words)((lane & d) != 0) & (SIDE - d), even = lane + second, odd = even + d;
         UNROLL for (int c = 0; c < SIDE; c++)
             if (!(c & d)) {
                 __m512 upper = (__m512)line[c], lower = (__m512)line[c + d];

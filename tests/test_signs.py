@@ -259,7 +259,7 @@ def test_the_size_of_an_index_is_no_sign():
     metrics = signs.vital(indices, np.zeros((8, 4), np.float32), np.ones((9, 4), np.uint8), flags, flags, choices=True)
     assert metrics["vital/observation_constant"] == 0 and "vital/observation_max" not in metrics
     for space, choices in ((spaces.Discrete(10), True), (spaces.Box(0, 1, (2,)), False),
-                           (spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(0, 1, (2,))), False)):
+                           (spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(0, 1, (2,))), True)):
         env = types.SimpleNamespace(single_observation_space=space)
         assert models.sees_choices(types.SimpleNamespace(driver_env=env)) is choices
 
