@@ -776,10 +776,10 @@ class GymnasiumVectorPufferEnv:
         view.rewards[:], view.terminals[:], view.truncations[:] = rewards * self.reward_scale, terminated, truncated
         ended, self.ended = [], np.flatnonzero(done).tolist()
         if self.ended:
-            # Under SAME_STEP the info itself is already the next episode's.
             if not self.said and "final_obs" in info:
                 raise Fault(f"{self.env}: the info of a step that ends an episode has final_obs, as with the mode of "
                             f"autoreset same_step, but it does not say its mode: {SAY_MODE}")
+            # Under same_step the info itself is already the next episode's.
             final = info.get("final_info", {}) if self.mode == "same_step" else info
             for i in self.ended:
                 part = {
