@@ -550,6 +550,8 @@ class Compiled(engines.Restated, engines.Autograd):
         for part in (self.products, *self.actors, *self.learners):
             part.bind()
         self.initial = _layers(self.initial_state.get("mingru"))
+        shape = self.span, self.learners[0].together, self.width - 1
+        self.spread = None if self.log_std is None else kernels.check_log_std("ppo_loss", self.log_std, shape)
         self.steps = {}  # (buffer, t) -> what _act_cpu takes
 
     @property
@@ -634,8 +636,7 @@ class Compiled(engines.Restated, engines.Autograd):
             host(self.flat_columns), self.initial, host(c.resets),
             host(self.index), self.products.arrays, self.products.back, learner.scratch,
             learner.added,
-            None if self.log_std is None else kernels.check_log_std(
-                "ppo_loss", self.log_std, (self.span, learner.together, self.width - 1)), self._squash(),
+            self.spread, self._squash(),
             *self._masks(c.action_masks), None if self.heads is None else host(self.heads),
             tuple(map(host, rollout)),
             (host(self.new_values), host(self.new_ratios)), learner.statistics)

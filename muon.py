@@ -62,8 +62,9 @@ def _orthogonalise_lanes(begin, end, updates, places, scales, memory, coefficien
             accumulate_rows(False, gram, scaled, polynomial)
             _scale(coefficients[s, 0], x, y)
             accumulate_rows(False, polynomial, x, y)
-            _scale(coefficients[s, 0], turned, y_turned)
-            accumulate_rows(False, x, polynomial, y_turned)
+            if s + 1 < len(coefficients):  # nothing reads the last x^T
+                _scale(coefficients[s, 0], turned, y_turned)
+                accumulate_rows(False, x, polynomial, y_turned)
             x, y, turned, y_turned = y, x, y_turned, turned
         for i in range(rows):
             for j in range(columns):
@@ -111,10 +112,11 @@ class Muon:
                 rows, columns = shape[0], math.prod(shape[1:])
                 wide = (min(rows, columns), max(rows, columns))
                 shapes.setdefault(wide, []).append((update, rows > columns, max(1, rows / columns) ** 0.5))
-        small = {} if together or missing() else {shape: shapes.pop(shape) for shape in sorted(shapes, key=math.prod)
-                                                 if shape[0] * math.prod(shape) <= self.MOST and shape[1] <= self.LONG}
-        alike = [(shape, *member) for shape, members in small.items() for member in members]
-        self._matrices = alike[::2] + alike[1::2]  # so that two threads have as much to do
+        fit = [] if together or missing() else [
+            shape for shape in sorted(shapes, key=math.prod)
+            if shape[0] * math.prod(shape) <= self.MOST and shape[1] <= self.LONG]
+        matrices = [(shape, *member) for shape in fit for member in shapes.pop(shape)]
+        self._matrices = matrices[::2] + matrices[1::2]  # so that two threads have as much to do
         for i, ((rows, columns), *_) in enumerate(self._matrices):
             arena.register(f"muon/{i}", (room(rows, columns),), group="muon")
         self._shapes = self._joined(shapes) if together else shapes
