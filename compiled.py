@@ -101,7 +101,7 @@ def _read_observations(begin, end, observations, shift, scale, out):
 def _policy_step_cpu(begin, end, observations, network, state, resets, valid, scratch):
     """network: `Weights.arrays`; scratch: `Actor.scratch`, whose fifth array gets the outputs."""
     towers, shift, scale, activation = network
-    seen, x, y, hgp, outputs, parts = scratch
+    seen, x, y, hgp, outputs, parts, _ = scratch
     for block in range(begin, end, BLOCK):
         stop = min(end, block + BLOCK)
         # begin, not block: each thread uses its own rows of the scratch, again for each block
@@ -134,7 +134,7 @@ def _act_cpu(begin, end, observations, network, state, resets, valid, heads, log
     _policy_step_cpu(begin, end, observations, network, state, resets, valid, scratch)
     outputs, random, drawn = scratch[4], (seed, first_agent, counter, False), (actions, logprobs, values)
     if heads is not None:
-        kernels._sample_discrete_lanes(begin, end, outputs, masked, masks, heads, *random, *drawn)
+        kernels._sample_discrete_lanes(begin, end, outputs, masked, masks, heads, *random, *drawn, scratch[6])
     if log_std is not None:  # not `else`: numba leaves out what is None, and would compile the other kind
         kernels._sample_continuous_lanes(begin, end, outputs, log_std, squash, *random, samples, *drawn)
 
@@ -437,13 +437,14 @@ class Actor:
         self.shapes = {"seen": (rows, weights.D), "x": (rows, H), "y": (rows, H),
                        "hgp": (rows if weights.recurrent else 0, 3 * H), "outputs": (rows, weights.width)}
         self.parts = _parts(weights, "outputs", rows)
-        for key, shape in {**self.shapes, **self.parts}.items():
+        chosen = {"chosen": (rows, kernels.CHOICE_ROWS + 2 * (weights.width - 1))}
+        for key, shape in {**self.shapes, **self.parts, **chosen}.items():
             weights.arena.register(f"{name}/{key}", shape)
 
     def bind(self):
         of = lambda key: host(self.weights.arena[f"{self.name}/{key}"])  # noqa: E731
         self.outputs = self.weights.arena[f"{self.name}/outputs"]
-        self.scratch = *map(of, self.shapes), tuple(map(of, self.parts))
+        self.scratch = *map(of, self.shapes), tuple(map(of, self.parts)), of("chosen")
 
     def step(self, observations, state, resets, valid):
         """One step. observations (n, *obs) of any dtype but 16-bit floats, state (n, H) a

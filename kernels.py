@@ -251,8 +251,8 @@ def choose_cell(row, mask, masked, first, last, uniform, deterministic):
 
 
 @driver
-def _sample_discrete_lanes(begin, end, logits, masked, masks, heads, seed, first_agent, counter, deterministic, actions,
-                           logprobs, values):
+def _sample_discrete_cuda(begin, end, logits, masked, masks, heads, seed, first_agent, counter, deterministic, actions,
+                          logprobs, values):
     width, step = logits.shape[1], u64(counter[0])
     for i in range(begin, end):
         row, mask = logits[i], masks[i if masked else 0]
@@ -265,6 +265,76 @@ def _sample_discrete_lanes(begin, end, logits, masked, masks, heads, seed, first
             first = last
         logprobs[i] = logprob
         values[i] = row[width - 1]
+
+
+# Numbers of an agent that the choice below works with, beside two for each logit; agents whose numbers lie side by side.
+CHOICE_ROWS, CHOOSING = 5, 64
+
+
+@distinct_driver
+def _uniform_rows(uniform, seed, step, first_agent, head):
+    for i in range(len(uniform)):
+        word, _, _, _ = action_words_cell(seed, step, first_agent + u64(i), head)
+        uniform[i] = uniform_cell(word)
+
+
+@distinct_driver
+def _choose_rows(logits, powers, uniform, top, total, log_total, choice, deterministic):
+    """choose_cell for n agents: logits (choices, n), -inf if forbidden. `choice` becomes how many choices come before
+    the chosen one, all of them if a NaN leaves none. The innermost axis is the agents, so that every loop vectorises."""
+    agents = len(top)
+    for i in range(agents):
+        top[i], total[i], choice[i] = logits[0, i], ZERO, ZERO
+    for j in range(1, len(logits)):
+        row = logits[j]
+        for i in range(agents):
+            top[i] = top[i] if row[i] <= top[i] else row[i]
+    for j in range(len(logits)):
+        row, power = logits[j], powers[j]
+        for i in range(agents):
+            x = row[i] - top[i]
+            e = exp_cell(x)
+            power[i] = (ONE if x == ZERO else ZERO) if deterministic else e
+            total[i] += e
+    for i in range(agents):
+        log_total[i] = log_cell(total[i]) + (total[i] - total[i])  # NaN stays NaN
+        uniform[i] = ZERO if deterministic else uniform[i] * total[i]
+        total[i] = ZERO
+    for j in range(len(logits)):
+        power = powers[j]
+        for i in range(agents):
+            total[i] += power[i]
+            choice[i] += ZERO if total[i] > uniform[i] else ONE
+
+
+@driver
+def _sample_discrete_lanes(begin, end, logits, masked, masks, heads, seed, first_agent, counter, deterministic, actions,
+                           logprobs, values, work):
+    choices, step = logits.shape[1] - 1, u64(counter[0])
+    for block in range(begin, end, CHOOSING):
+        n = min(end - block, CHOOSING)
+        rows = work[begin : begin + n].reshape(CHOICE_ROWS + 2 * choices, n)  # begin: each thread uses its own
+        copied, powers = rows[CHOICE_ROWS : CHOICE_ROWS + choices], rows[CHOICE_ROWS + choices :]
+        uniform, top, total, log_total, choice = rows[0], rows[1], rows[2], rows[3], rows[4]
+        for i in range(n):
+            logprobs[block + i], values[block + i] = ZERO, logits[block + i, choices]
+            for j in range(choices):
+                copied[j, i] = -np.inf if masked and masks[block + i, j] == 0 else logits[block + i, j]
+        first = 0
+        for head in range(len(heads)):
+            last = first + heads[head]
+            of_head = copied[first:last]
+            _uniform_rows(uniform, seed, step, u64(first_agent) + u64(block), head)
+            _choose_rows(of_head, powers[first:last], uniform, top, total, log_total, choice, deterministic)
+            for i in range(n):
+                chosen = int(choice[i])
+                if chosen == last - first:  # the last allowed one
+                    chosen -= 1
+                    while chosen > 0 and masked and masks[block + i, first + chosen] == 0:
+                        chosen -= 1
+                actions[block + i, head] = chosen
+                logprobs[block + i] += of_head[chosen, i] - top[i] - log_total[i]
+            first = last
 
 
 LOG_SQRT_2PI = f32(0.91893853320467274178)
@@ -328,8 +398,12 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
         heads = check_heads("sample", heads, check_sizes("sample", "actions", actions, 2)[1], width - 1, like)
         masks = None if masks is None else checked("sample", "masks", masks, (n, width - 1), np.uint8)
         actions = checked("sample", "actions", actions, (n, len(heads)), np.int32)
-        run(_sample_discrete_lanes, n, 12 * width, outputs, *optional_masks(masks, like, 2), heads, *random, actions,
-            logprobs, values)
+        arrays = (outputs, *optional_masks(masks, like, 2), heads, *random, actions, logprobs, values)
+        if on_gpu(like):
+            run(_sample_discrete_cuda, n, 1, *arrays)
+        else:
+            run(_sample_discrete_lanes, n, 4 * width, *arrays,
+                np.empty((n, CHOICE_ROWS + 2 * (width - 1)), np.float32))
     else:
         log_std = check_log_std("sample", log_std, (n, width - 1))
         actions = checked("sample", "actions", actions, (n, width - 1))

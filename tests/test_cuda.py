@@ -106,7 +106,7 @@ for name in ("muon", "muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero",
 # --------------------------------------------------------------------------------------------------
 # PTX, for machines without a GPU
 
-SINGLE = {"_sample_discrete_lanes", "_sample_continuous_lanes", "_gather_cuda", "_mingru_step_cuda", "_write_back",
+SINGLE = {"_sample_discrete_cuda", "_sample_continuous_lanes", "_gather_cuda", "_mingru_step_cuda", "_write_back",
           "_nesterov_cuda", "_apply_cuda"}
 
 

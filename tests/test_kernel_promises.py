@@ -587,14 +587,16 @@ def test_cpu_driver_is_vectorised(name):
     assert not CONVERSIONS.search(assembly), CONVERSIONS.search(assembly)[0]
 
 
-def test_rows_of_the_loss_lie_side_by_side():
+@pytest.mark.parametrize("call, driver, loops", [
+    ("ppo_loss", "_ppo_loss_discrete_lanes", ("_head_rows", "_objective_rows", "_logit_grad_rows")),
+    ("sample", "_sample_discrete_lanes", ("_uniform_rows", "_choose_rows"))])
+def test_rows_lie_side_by_side(call, driver, loops):
     """numba knows that their numbers do, else their loops are scalar: what it unpacks from an array of two dimensions,
     it takes to have any stride."""
-    function, tensors, options = good_calls()["ppo_loss"]
+    function, tensors, options = good_calls()[call]
     function(**tensors, **options)
-    loss = kernels._ppo_loss_discrete_lanes
-    compiled_anew(loss)  # and what it calls
-    for rows in (kernels._head_rows, kernels._objective_rows, kernels._logit_grad_rows):
+    compiled_anew(getattr(kernels, driver))  # and what it calls
+    for rows in (getattr(kernels, name) for name in loops):
         arrays = [kind for kind in rows.signatures[0] if isinstance(kind, numba.types.Array)]
         assert arrays and {array.layout for array in arrays} == {"C"}, rows.__name__
 

@@ -389,6 +389,33 @@ def test_sample_discrete(n, heads, masked, seed, step, first_agent):
     close(logprobs, logprob, 2e-6)
 
 
+@BOUNDED
+@given(st.integers(0, 2**32), st.sampled_from([(1, [2]), (7, [3, 1]), (200, [1, 4, 2]), (65, [33])]), st.booleans(),
+       st.booleans(), st.booleans())
+def test_a_block_of_agents_chooses_as_one_agent_does(seed, case, masked, deterministic, strange):
+    """On a CPU 64 agents choose together, on a GPU each by itself: the same actions, whatever the logits are."""
+    (n, heads), rng = case, generator(seed)
+    outputs = 3 * torch.randn(n, sum(heads) + 1, generator=rng)
+    if strange:
+        values = torch.tensor([NAN, -math.inf, 0.0, 0.0, 200.0, -200.0, math.inf][: 6 if deterministic else 7])
+        there = torch.rand(outputs.shape, generator=rng) < 0.2
+        outputs[there] = values[torch.randint(len(values), (int(there.sum()),), generator=rng)]
+    masks = some_masks(rng, n, heads) if masked else None
+    together = draw_actions(outputs, heads=heads, masks=masks, seed=seed, deterministic=deterministic)
+    alone = [torch.empty_like(array).numpy() for array in together]
+    kernels._sample_discrete_cuda(
+        0, n, outputs.numpy(), masked, (masks if masked else torch.ones(1, 1, dtype=torch.uint8)).numpy(),
+        np.array(heads), np.uint64(seed), np.uint64(0), np.zeros(1, np.int64), deterministic, *alone)
+    for got, expected in zip(together, map(torch.from_numpy, alone), strict=True):
+        if deterministic:  # an agent whose best logit is -inf may choose any allowed action
+            usual = (outputs[:, :-1] > -math.inf).all(1)
+            got, expected = got[usual], expected[usual]
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
+    if masked:
+        first = torch.tensor([sum(heads[:i]) for i in range(len(heads))])
+        assert masks.gather(1, together[0].long() + first).all()
+
+
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("n, dims", [(1, 1), (3, 2), (257, 3), (65, 17)])
 def test_sample_continuous(n, dims, wide):
