@@ -27,7 +27,7 @@ import models
 import products
 from arena import clock
 from kernels import INT0, distinct_driver, driver, f32, host, run, u64
-from products import BLOCK, accumulate_rows, add_rows, halved, multiply_rows, pack, packed_size, tile_ahead
+from products import BLOCK, accumulate_rows, add_rows, halved, multiply_rows, pack, packed_size
 from vector import cycles, step_environments
 
 if products.missing():
@@ -288,12 +288,12 @@ def _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scr
 
 @driver
 def _ask_ahead(observations, index, first, last, T, part):
-    """Prefetch a third of the steps (part 0, 1 or 2) of the segments index[first:last]; the memory
+    """Ask for a third of the steps (part 0, 1 or 2) of the segments index[first:last]; the memory
     takes no more requests at once."""
-    rows, (step, agent, _) = T // 3 + 1, observations.strides
+    rows = T // 3 + 1
     for m in range(first, last):
-        tile_ahead(observations.ctypes.data + index[m] * agent + part * rows * step,
-                   min(rows, T - part * rows), step, agent)
+        for t in range(part * rows, min(T, (part + 1) * rows)):
+            kernels.ask_ahead(observations[t, index[m]])
 
 
 @driver

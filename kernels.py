@@ -34,8 +34,8 @@ from numba.extending import overload
 
 import cuda_cpp
 from arena import (  # noqa: F401  (others import these names from kernels)
-    FLOATS, HALF, INT0, ONE, ZERO, Arena, cell, check_heads, check_index, check_log_std, check_numbers, check_rows,
-    check_sizes, check_squash, checked, constant, device, distinct_driver, driver, f32, host, i32,
+    FLOATS, HALF, INT0, ONE, ZERO, Arena, ask_ahead, cell, check_heads, check_index, check_log_std, check_numbers,
+    check_rows, check_sizes, check_squash, checked, constant, device, distinct_driver, driver, f32, host, i32,
     numpy_dtype, on_gpu, optional_masks, reduction_driver, run, set_threads, threads, u16, u32, u64, unwatched,
 )
 
@@ -267,7 +267,7 @@ def _sample_discrete_cuda(begin, end, logits, masked, masks, heads, seed, first_
         values[i] = row[width - 1]
 
 
-# Numbers of an agent that the choice below works with, beside two for each logit; agents whose numbers lie side by side.
+# Numbers of an agent that the choice below works with, beside two for each logit; agents that choose together.
 CHOICE_ROWS, CHOOSING = 5, 64
 
 
@@ -281,7 +281,7 @@ def _uniform_rows(uniform, seed, step, first_agent, head):
 @distinct_driver
 def _choose_rows(logits, powers, uniform, top, total, log_total, choice, deterministic):
     """choose_cell for n agents: logits (choices, n), -inf if forbidden. `choice` becomes how many choices come before
-    the chosen one, all of them if a NaN leaves none. The innermost axis is the agents, so that every loop vectorises."""
+    the chosen one, all of them if a NaN leaves none. The innermost axis is the agents: every loop vectorises."""
     agents = len(top)
     for i in range(agents):
         top[i], total[i], choice[i] = logits[0, i], ZERO, ZERO
@@ -815,15 +815,25 @@ def _gates_again(h, g, p):
     return lambda h, g, p: (h, g, p)
 
 
+AHEAD = 8  # steps by which a scan on a CPU asks for what it reads and writes
+
+
 @distinct_driver
 def _mingru_scan_lanes(begin, end, hgp, x, states, resets, valid, index, start, out, gates, carry):
-    T, _, H = x.shape
+    T, M, H = x.shape
     for m in range(begin, end):
         column, s = index[start + m], carry[m]
         for j in range(H):  # a copy: a loop that reads states[t] and writes states[t + 1] is slow
             s[j] = states[0, m, j]
         for t in range(T):
             row, kept, xs, new, o = hgp[t, m], gates[t, m], x[t, m], states[t + 1, m], out[t, m]
+            if M > 1:  # else the steps lie side by side
+                soon = min(t + AHEAD, T - 1)
+                ask_ahead(hgp[soon, m])
+                ask_ahead(gates[soon, m])
+                ask_ahead(x[soon, m])
+                ask_ahead(states[soon + 1, m])
+                ask_ahead(out[soon, m])
             h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
             kept_h, kept_g, kept_p = kept[:H], kept[H : 2 * H], kept[2 * H :]
             keep, live = ZERO if resets[t, column] else ONE, valid[t, column] != 0
@@ -882,13 +892,19 @@ def _launch_scan(name, T, M, N, H, arrays, out=9):
 
 @distinct_driver
 def _mingru_scan_grad_lanes(begin, end, hgp, x, states, resets, valid, index, start, grad_out, sums, carry):
-    T, _, H = x.shape
+    T, M, H = x.shape
     for m in range(begin, end):
         column, grad_state = index[start + m], carry[m]
         grad_state[:], sums[m] = ZERO, ZERO
         sum_h, sum_g, sum_p = sums[m, :H], sums[m, H : 2 * H], sums[m, 2 * H :]
         for t in range(T - 1, -1, -1):
             row, xs, s, dy = hgp[t, m], x[t, m], states[t, m], grad_out[t, m]
+            if M > 1:
+                soon = max(t - AHEAD, 0)
+                ask_ahead(hgp[soon, m])
+                ask_ahead(x[soon, m])
+                ask_ahead(states[soon, m])
+                ask_ahead(grad_out[soon, m])
             h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
             keep, live = ZERO if resets[t, column] else ONE, valid[t, column] != 0
             for j in range(H):

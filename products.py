@@ -46,14 +46,13 @@ def missing():
         library = ctypes.CDLL(str(ocean.compile_library(source, "tile-", ocean.FLAGS, flags, [source])))
     except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
         return (str(error).splitlines() or [type(error).__name__])[0]
-    for name in ("tile_multiply", "tile_accumulate", "tile_ahead"):
+    for name in ("tile_multiply", "tile_accumulate"):
         llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
     return None
 
 
-_tile_multiply, _tile_accumulate, tile_ahead = (
-    types.ExternalFunction(name, types.void(*[types.int64] * arguments))
-    for name, arguments in (("tile_multiply", 9), ("tile_accumulate", 7), ("tile_ahead", 4)))
+_tile_multiply, _tile_accumulate = (types.ExternalFunction(name, types.void(*[types.int64] * arguments))
+                                    for name, arguments in (("tile_multiply", 9), ("tile_accumulate", 7)))
 
 
 def halved(array):

@@ -178,12 +178,6 @@ INLINE void multiply(Product p, int64_t rows, int64_t columns, int pairs) {
     }
 }
 
-/* Ask for `rows` pieces of `bytes` bytes, `stride` bytes apart, before they are needed. */
-void tile_ahead(const char *p, int64_t rows, int64_t stride, int64_t bytes) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + r * stride + i, 0, 2);
-}
-
 #if defined(__AMX_BF16__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -298,10 +292,24 @@ INLINE void product(Product p, int64_t rows, int64_t columns, int pairs) {
 }
 
 /* PANEL: columns of a panel of weights, see products.py. BLOCK: rows computed while a panel stays in the first-level
-   cache. DEEP: pairs of a row that are rounded at a time; WIDE: columns. GAP: one cache line more, as rows whose distance
+   cache. DEEP: pairs of a row that are rounded at a time; WIDE: columns. HIGH: columns of a
+   gradient that are taken together if nothing is rounded. GAP: one cache line more, as rows whose distance
    is a power of two would fall into the same few places of the cache. */
-enum { PANEL = 64, BLOCK = 64, DEEP = 128, WIDE = 256, GAP = 16 };
+enum { PANEL = 64, BLOCK = 64, DEEP = 128, WIDE = 256, HIGH = 16, GAP = 16 };
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Ask for `rows` pieces of `count` floats, `stride` floats apart, before they are needed. */
+INLINE void ask_ahead(const float *p, int64_t rows, int64_t count, int64_t stride) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(p + r * stride + i);
+}
+
+/* The same for some of `rows` rows, as many of them as first to last are of `all`: the memory takes few requests at
+   once, so that those for the next rows are spread over the work on these. */
+INLINE void ask_for_share(const float *p, int64_t rows, int64_t columns, int64_t first, int64_t last, int64_t all) {
+    int64_t from = rows * first / all;
+    ask_ahead(p + from * columns, rows * last / all - from, columns, columns);
+}
 
 INLINE void multiply_rows(const float *a, int64_t rows, int64_t inner, const float *packed, const float *init,
                           int64_t init_row, float *out, int64_t columns, int pairs) {
@@ -318,6 +326,9 @@ INLINE void multiply_rows(const float *a, int64_t rows, int64_t inner, const flo
             for (int64_t first = 0; first < columns; first += PANEL) {
                 int64_t width = least(PANEL, columns - first);
                 float *target = out + block * columns + first;
+                if (s == 0)
+                    ask_for_share(a + (block + count) * inner, least(BLOCK, rows - block - count), inner, first,
+                                  first + width, columns);
                 const float *begin = s > 0 ? target : init + block * init_row + first;
                 product((Product){left, packed + first * steps + s * width, begin, target, pairs ? now : inner, 1, width,
                                   now, s > 0 ? columns : init_row, columns}, count, width, pairs);
@@ -328,11 +339,17 @@ INLINE void multiply_rows(const float *a, int64_t rows, int64_t inner, const flo
 INLINE void accumulate_rows(const float *grad, const float *x, int64_t rows, int64_t outputs, int64_t inputs,
                             float *gradient, int pairs) {
     uint32_t lefts[BLOCK][WIDE + GAP], rights[BLOCK][PANEL + GAP];
-    int64_t size = pairs ? 2 * BLOCK : BLOCK, wide = pairs ? WIDE : outputs;
+    int64_t size = pairs ? 2 * BLOCK : BLOCK, wide = pairs ? WIDE : rows > size ? HIGH : outputs;
     for (int64_t first = 0; first < rows; first += size, grad += size * outputs, x += size * inputs)
         for (int64_t output = 0; output < outputs; output += wide) {
             int64_t steps = least(size, rows - first), height = least(wide, outputs - output);
+            int64_t following = least(size, rows - first - steps), last = output + height == outputs;
             if (pairs) pair_rows(grad + output, steps, height, outputs, lefts[0], WIDE + GAP);
+            else if (rows > size) { /* a column's numbers lie far apart: the processor does not foresee them */
+                ask_ahead(last ? grad + steps * outputs : grad + output + height, last ? following : steps, HIGH,
+                          outputs);
+                ask_for_share(x + steps * inputs, following, inputs, output, output + height, outputs);
+            }
             for (int64_t input = 0; input < inputs; input += PANEL) {
                 int64_t width = least(PANEL, inputs - input);
                 float *target = gradient + output * inputs + input;
