@@ -25,7 +25,7 @@ from llvmlite import ir
 from numba import config, njit, types
 from numba.core import event
 from numba.core.compiler import Compiler
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 import processes
 
@@ -402,7 +402,7 @@ def _bits(tensor):
 
 @intrinsic
 def _prefetch(context, address):
-    """Ask for the 64 bytes at an address before they are needed."""
+    """Ask for the line of a cache in which an address lies, before it is needed."""
     def generate(context, builder, signature, arguments):
         pointer, number = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()), ir.IntType(32)
         to_read, closest, data = map(number, (0, 3, 1))
@@ -414,12 +414,19 @@ def _prefetch(context, address):
     return types.void(types.int64), generate
 
 
-@njit
 def ask_ahead(row):
     """Ask for a row of an array before it is needed. A processor foresees what lies side by side in memory, not what
-    lies far apart, as a segment's steps."""
-    for i in range(0, len(row) * row.itemsize, 64):
-        _prefetch(row.ctypes.data + i)
+    lies far apart, as a segment's steps. (Without numba's compiler there is nothing to ask.)"""
+
+
+@overload(ask_ahead)
+def _ask_ahead(row):
+    def ask(row):
+        begin = np.int64(row.ctypes.data)
+        for address in range(begin & ~63, begin + len(row) * row.itemsize, 64):
+            _prefetch(address)
+
+    return ask
 
 
 # id of a tensor -> [weak reference to it, its address, its view, its (shape, dtype) if checked]

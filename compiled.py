@@ -288,8 +288,8 @@ def _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scr
 
 @driver
 def _ask_ahead(observations, index, first, last, T, part):
-    """Ask for a third of the steps (part 0, 1 or 2) of the segments index[first:last]; the memory
-    takes no more requests at once."""
+    """Ask for a third of the steps (part 0, 1 or 2) of the segments index[first:last]. The memory takes no more
+    requests at once, so the others are asked for later."""
     rows = T // 3 + 1
     for m in range(first, last):
         for t in range(part * rows, min(T, (part + 1) * rows)):
@@ -437,7 +437,8 @@ class Actor:
         self.shapes = {"seen": (rows, weights.D), "x": (rows, H), "y": (rows, H),
                        "hgp": (rows if weights.recurrent else 0, 3 * H), "outputs": (rows, weights.width)}
         self.parts = _parts(weights, "outputs", rows)
-        chosen = {"chosen": (rows, kernels.CHOICE_ROWS + 2 * (weights.width - 1))}
+        chooses = weights.policy.decoder.log_std is None
+        chosen = {"chosen": (rows if chooses else 0, kernels.CHOICE_ROWS + 2 * (weights.width - 1))}
         for key, shape in {**self.shapes, **self.parts, **chosen}.items():
             weights.arena.register(f"{name}/{key}", shape)
 

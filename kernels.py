@@ -7,7 +7,8 @@
 Read from top to bottom: scalar mathematics, then the kernels in the order in which an epoch meets
 them (sample, advantage, priorities, gather, MinGRU, loss, and what muon.py needs). A kernel has these parts:
 
-    *_cell      the mathematics of one element, on float32 scalars; its formula stands nowhere else
+    *_cell      the mathematics of one element, on float32 scalars; its formula stands nowhere else (but two that a CPU
+                takes for many agents or steps at once: `_choose_rows` and `_head_rows`)
     _*_lanes    the driver: a numba loop, without the GIL, over a range of lanes (agents, segments or steps), the
                 contiguous axis innermost so that it vectorises. What it works with is given to it: if it makes an
                 array, numba says "NRT required but not enabled". A GPU runs it if it has none of the next two
@@ -233,8 +234,9 @@ def action_words_cell(seed, step, agent, part):
 @cell
 def choose_cell(row, mask, masked, first, last, uniform, deterministic):
     """(action, its log-probability) of the head with the logits row[first:last], by a number in [0, 1), or the most
-    likely one. Equal logits give equal actions on every device: compilers may fuse a product and a sum, and here
-    each product goes into one sum only, so that all of them fuse the same."""
+    likely one, for a GPU. `_choose_rows` is the same for a CPU: edit both. Equal logits give equal actions on every
+    device: compilers may fuse a product and a sum, and here each product goes into one sum only, so that all of them
+    fuse the same."""
     top, total = head_max_cell(row, mask, masked, first, last), ZERO
     for j in range(first, last):
         if not (masked and mask[j] == 0):
@@ -267,7 +269,8 @@ def _sample_discrete_cuda(begin, end, logits, masked, masks, heads, seed, first_
         values[i] = row[width - 1]
 
 
-# Numbers of an agent that the choice below works with, beside two for each logit; agents that choose together.
+# CHOICE_ROWS: numbers that the choice needs for each agent, besides two for each logit. CHOOSING: agents that choose
+# together.
 CHOICE_ROWS, CHOOSING = 5, 64
 
 
@@ -281,7 +284,8 @@ def _uniform_rows(uniform, seed, step, first_agent, head):
 @distinct_driver
 def _choose_rows(logits, powers, uniform, top, total, log_total, choice, deterministic):
     """choose_cell for n agents: logits (choices, n), -inf if forbidden. `choice` becomes how many choices come before
-    the chosen one, all of them if a NaN leaves none. The innermost axis is the agents: every loop vectorises."""
+    the chosen one: all of them if there is none, because of a NaN or because all logits are -inf. The innermost axis is
+    the agents, so that every loop vectorises."""
     agents = len(top)
     for i in range(agents):
         top[i], total[i], choice[i] = logits[0, i], ZERO, ZERO
@@ -292,9 +296,8 @@ def _choose_rows(logits, powers, uniform, top, total, log_total, choice, determi
     for j in range(len(logits)):
         row, power = logits[j], powers[j]
         for i in range(agents):
-            x = row[i] - top[i]
-            e = exp_cell(x)
-            power[i] = (ONE if x == ZERO else ZERO) if deterministic else e
+            e, likeliest = exp_cell(row[i] - top[i]), row[i] == top[i] and top[i] > -f32(np.inf)
+            power[i] = (ONE if likeliest else ZERO) if deterministic else e
             total[i] += e
     for i in range(agents):
         log_total[i] = log_cell(total[i]) + (total[i] - total[i])  # NaN stays NaN
@@ -319,7 +322,7 @@ def _sample_discrete_lanes(begin, end, logits, masked, masks, heads, seed, first
         for i in range(n):
             logprobs[block + i], values[block + i] = ZERO, logits[block + i, choices]
             for j in range(choices):
-                copied[j, i] = -np.inf if masked and masks[block + i, j] == 0 else logits[block + i, j]
+                copied[j, i] = -f32(np.inf) if masked and masks[block + i, j] == 0 else logits[block + i, j]
         first = 0
         for head in range(len(heads)):
             last = first + heads[head]
@@ -328,7 +331,7 @@ def _sample_discrete_lanes(begin, end, logits, masked, masks, heads, seed, first
             _choose_rows(of_head, powers[first:last], uniform, top, total, log_total, choice, deterministic)
             for i in range(n):
                 chosen = int(choice[i])
-                if chosen == last - first:  # the last allowed one
+                if chosen == last - first:  # there is none: the last allowed one
                     chosen -= 1
                     while chosen > 0 and masked and masks[block + i, first + chosen] == 0:
                         chosen -= 1

@@ -292,20 +292,22 @@ INLINE void product(Product p, int64_t rows, int64_t columns, int pairs) {
 }
 
 /* PANEL: columns of a panel of weights, see products.py. BLOCK: rows computed while a panel stays in the first-level
-   cache. DEEP: pairs of a row that are rounded at a time; WIDE: columns. HIGH: columns of a
-   gradient that are taken together if nothing is rounded. GAP: one cache line more, as rows whose distance
+   cache. DEEP: pairs of a row that are rounded at a time; WIDE: columns. HIGH: columns of grad that are taken at a time
+   if nothing is rounded and there are more than BLOCK rows. GAP: one cache line more, as rows whose distance
    is a power of two would fall into the same few places of the cache. */
 enum { PANEL = 64, BLOCK = 64, DEEP = 128, WIDE = 256, HIGH = 16, GAP = 16 };
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Ask for `rows` pieces of `count` floats, `stride` floats apart, before they are needed. */
 INLINE void ask_ahead(const float *p, int64_t rows, int64_t count, int64_t stride) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(p + r * stride + i);
+    for (; rows > 0; rows--, p += stride) {
+        __builtin_prefetch(p);
+        for (int64_t i = count; i > 0; i -= 16) __builtin_prefetch(p + i - 1); /* a piece may begin within a line */
+    }
 }
 
-/* The same for some of `rows` rows, as many of them as first to last are of `all`: the memory takes few requests at
-   once, so that those for the next rows are spread over the work on these. */
+/* Ask for the rows from rows * first / all to rows * last / all. The memory takes few requests at once, so the caller
+   asks for a share of the next rows with each piece of its work. */
 INLINE void ask_for_share(const float *p, int64_t rows, int64_t columns, int64_t first, int64_t last, int64_t all) {
     int64_t from = rows * first / all;
     ask_ahead(p + from * columns, rows * last / all - from, columns, columns);

@@ -554,8 +554,9 @@ def test_the_conversion_check_sees_a_bare_literal():
 
 # Packed arithmetic that each hot loop needs at least: the divisions of its sigmoids,
 # or its multiplications.
-DRIVERS = {"_advantage_lanes": "mul", "_mingru_step_lanes": "div", "_mingru_scan_lanes": "div",
-           "_mingru_scan_grad_lanes": "mul", "_nesterov_lanes": "mul", "_apply_lanes": "mul"}
+DRIVERS = {"_advantage_lanes": "mul", "_sample_discrete_lanes": "mul", "_mingru_step_lanes": "div",
+           "_mingru_scan_lanes": "div", "_mingru_scan_grad_lanes": "mul", "_nesterov_lanes": "mul",
+           "_apply_lanes": "mul"}
 
 
 def compiled_anew(driver):
@@ -570,7 +571,7 @@ def compiled_anew(driver):
 @pytest.mark.parametrize("name", DRIVERS)
 def test_cpu_driver_is_vectorised(name):
     """The driver as it runs; the cache keeps no assembly."""
-    calls = {"_advantage_lanes": "advantage", "_mingru_step_lanes": "mingru_step",
+    calls = {"_advantage_lanes": "advantage", "_sample_discrete_lanes": "sample", "_mingru_step_lanes": "mingru_step",
              "_mingru_scan_lanes": "mingru_scan",
              "_mingru_scan_grad_lanes": "mingru_scan_grad"}
     driver = getattr(kernels, name)
@@ -585,6 +586,7 @@ def test_cpu_driver_is_vectorised(name):
                       else r"\tv(?:mul|fn?m(?:add|sub)\d*)ps\t.*%[yz]mm")
     assert wide.search(assembly), f"{name} is scalar"
     assert not CONVERSIONS.search(assembly), CONVERSIONS.search(assembly)[0]
+    assert ("\tprefetch" in assembly) == ("scan" in name)  # steps of a segment lie far apart: they are asked for ahead
 
 
 @pytest.mark.parametrize("call, driver, loops", [

@@ -393,11 +393,12 @@ def test_sample_discrete(n, heads, masked, seed, step, first_agent):
 @given(st.integers(0, 2**32), st.sampled_from([(1, [2]), (7, [3, 1]), (200, [1, 4, 2]), (65, [33])]), st.booleans(),
        st.booleans(), st.booleans())
 def test_a_block_of_agents_chooses_as_one_agent_does(seed, case, masked, deterministic, strange):
-    """On a CPU 64 agents choose together, on a GPU each by itself: the same actions, whatever the logits are."""
+    """On a CPU 64 agents choose together, on a GPU each by itself: the same actions, whatever the logits are. (Of an
+    agent that has a NaN, or no logit above -inf, the most likely action is any allowed one.)"""
     (n, heads), rng = case, generator(seed)
     outputs = 3 * torch.randn(n, sum(heads) + 1, generator=rng)
     if strange:
-        values = torch.tensor([NAN, -math.inf, 0.0, 0.0, 200.0, -200.0, math.inf][: 6 if deterministic else 7])
+        values = torch.tensor([NAN, -math.inf, 0.0, 0.0, 200.0, -200.0, math.inf])
         there = torch.rand(outputs.shape, generator=rng) < 0.2
         outputs[there] = values[torch.randint(len(values), (int(there.sum()),), generator=rng)]
     masks = some_masks(rng, n, heads) if masked else None
@@ -407,8 +408,9 @@ def test_a_block_of_agents_chooses_as_one_agent_does(seed, case, masked, determi
         0, n, outputs.numpy(), masked, (masks if masked else torch.ones(1, 1, dtype=torch.uint8)).numpy(),
         np.array(heads), np.uint64(seed), np.uint64(0), np.zeros(1, np.int64), deterministic, *alone)
     for got, expected in zip(together, map(torch.from_numpy, alone), strict=True):
-        if deterministic:  # an agent whose best logit is -inf may choose any allowed action
-            usual = (outputs[:, :-1] > -math.inf).all(1)
+        if deterministic:
+            logits = outputs[:, :-1] if masks is None else outputs[:, :-1].masked_fill(masks == 0, -math.inf)
+            usual = torch.stack([head.amax(1) > -math.inf for head in logits.split(heads, 1)]).all(0)  # false if NaN
             got, expected = got[usual], expected[usual]
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
     if masked:
@@ -551,6 +553,19 @@ def test_sample_is_the_same_for_any_split_and_thread_count(kind, monkeypatch):
                                       **options) for a, b in itertools.pairwise(cuts)]
             for expected, pieces in zip(whole, zip(*parts, strict=True), strict=True):
                 assert torch.equal(torch.cat([bits(p) for p in pieces]), expected)
+
+
+def test_a_thread_that_chooses_keeps_to_its_own_agents():
+    """Of the outputs, and of the memory that the choice works with."""
+    n, rng, kept = 200, generator(3), 12345
+    outputs, heads = torch.randn(n, 6, generator=rng).numpy(), np.array([3, 2])
+    written = [np.full((n, width), kept, kind) for width, kind in ((2, np.int32), (1, np.float32), (1, np.float32))]
+    work = np.full((n, kernels.CHOICE_ROWS + 10), kept, np.float32)
+    kernels._sample_discrete_lanes(30, 171, outputs, False, np.ones((1, 1), np.uint8), heads, np.uint64(1),
+                                   np.uint64(0), np.zeros(1, np.int64), False, written[0], written[1][:, 0],
+                                   written[2][:, 0], work)
+    for array in (*written, work):
+        assert (array[:30] == kept).all() and (array[171:] == kept).all() and (array[30:171] != kept).any()
 
 
 def test_sample_deterministic_is_argmax_or_mean():
