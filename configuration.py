@@ -1027,7 +1027,9 @@ def making():
     except (ValueError, TypeError, ImportError) as error:
         if workers.own_part(error)[1]:
             raise
-        raise ConfigError(str(error)) from None
+        hint = "; arguments with a plain default are settings (--env.NAME), others a function of yours must give"
+        lacks = " missing " in str(error) and " required " in str(error)
+        raise ConfigError(f"{error}{hint if lacks else ''}") from None
 
 
 def choose_num_envs(library, section, steps):

@@ -549,7 +549,7 @@ class Autograd(Acting):
         error = (self.new_values - seen)[alive].square().mean() / (seen[alive].square().mean() + 1e-12)
         known = self.precision != torch.float32 or self._takes_moments()  # it rounds more, or is told of anyway
         if max(divergence, error.item()) > OTHER and not known and ranks.connect().rank == 0:
-            name = type(getattr(self.policy, "policy", self.policy)).__name__
+            name = type(models.wrapped(self.policy)).__name__
             print(f"network: {name} does not learn what it does: before the first update, its outputs are not those of "
                   f"the rollout (probabilities by {divergence:.1e}, values by {error:.1e}). Dropout and other noise do "
                   "that. So does what a network keeps in itself from call to call, a memory or statistics: "

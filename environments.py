@@ -357,9 +357,11 @@ def check(creator, vecenv, settings, steps, seconds=30.0):
     for t in range(steps):
         for (_, names, leaf), values in zip(flat.leaves, flat.fields(seen), strict=True):
             where = f"observation{''.join(f'[{name!r}]' for name in names)}"
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                problems.append(f"step {t}: {where}{_first(~np.isfinite(values), values)}, which "
-                                "is not finite.")
+            with np.errstate(over="ignore"):
+                narrow = values.astype(np.float32) if values.dtype.kind == "f" else values  # as a network sees it
+            if not np.isfinite(narrow).all():
+                what = "is not finite" if not np.isfinite(values).all() else "is too large for a float32"
+                problems.append(f"step {t}: {where}{_first(~np.isfinite(narrow), values)}, which {what}.")
             elif isinstance(leaf, gymnasium.spaces.Box):
                 outside = (values < leaf.low) | (values > leaf.high)
                 if outside.any() and not any("lies outside" in note for note in notes):

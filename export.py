@@ -89,8 +89,8 @@ def flat_policy(policy, env):
 
 
 def _describe(policy):
-    inner = getattr(policy, "policy", None)
-    return type(policy).__name__ + (f" over {type(inner).__name__}" if inner is not None else "")
+    inner = models.wrapped(policy)
+    return type(policy).__name__ + (f" over {type(inner).__name__}" if inner is not policy else "")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -107,7 +107,8 @@ class Step(torch.nn.Module):
         self.policy, self.names = policy, names
 
     def forward(self, observation, *state):
-        carried = dict(zip(self.names, state, strict=True))
+        flags = observation.new_zeros(observation.shape[0], dtype=torch.uint8)  # no episode begins, and all agents live
+        carried = {**dict(zip(self.names, state, strict=True)), "resets": flags, "valid": flags + 1}
         outputs, log_std = models.join_outputs(*models.one_step(self.policy, observation, carried))
         logits = (outputs[..., :-1],) if log_std is None else (outputs[..., :-1], log_std)
         squash = models.squash_of(self.policy)

@@ -725,6 +725,14 @@ def _channels_last(space):
     return rows == columns or (columns != depth and depth < rows)
 
 
+def wrapped(policy):
+    """The network that another one, as a recurrent layer behind it, keeps in its `policy`; else the network itself. (A
+    layer of torch's by that name is a part of a network.)"""
+    inner = getattr(policy, "policy", None)
+    torchs = type(inner).__module__.startswith("torch.")
+    return inner if isinstance(inner, nn.Module) and not torchs else policy
+
+
 def describe(policy):
     """A network in one line, for people."""
     parameters = f"{sum(parameter.numel() for parameter in policy.parameters()):,} weights"
@@ -734,7 +742,7 @@ def describe(policy):
         first = "normalised, " if policy.normalizer is not None else ""
         return (f"{first}linear {policy.encoder.in_features} to {policy.hidden_size}, "
                 f"{policy.num_layers} MinGRU, linear; {parameters}")
-    inner = getattr(policy, "policy", policy)
+    inner = wrapped(policy)
     memory = {MinGRUWrapper: "MinGRU", LSTMWrapper: "LSTM", GRUWrapper: "GRU"}.get(type(policy))
     if memory is None and (kept := policy.initial_state(1) if hasattr(policy, "initial_state") else {}):
         memory = f"keeps {', '.join(kept)} from step to step"
@@ -1271,9 +1279,9 @@ class RecurrentCleanRLAgent(nn.Module):
         state = self.initial_state(len(x)) if state is None else state
         names, N = list(self.policy.initial_state(1)), state[0].shape[1]
         T = len(x) // N
-        carried = dict(zip(names, state, strict=True))
-        if done is not None:
-            carried["resets"] = done.reshape(T, N).to(torch.uint8)
+        done = torch.zeros(T, N) if done is None else done.reshape(T, N)
+        carried = {**dict(zip(names, state, strict=True)), "resets": done.to(x.device, torch.uint8),
+                   "valid": torch.ones(T, N, dtype=torch.uint8, device=x.device)}
         logits, value = self.policy(x.reshape(T, N, *x.shape[1:]), carried)
         if isinstance(logits, torch.distributions.Normal):
             logits = torch.distributions.Normal(logits.loc.flatten(0, 1),

@@ -125,7 +125,7 @@ class PuffeRL:
         self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": own, "agents": sum(agents),
                      "versions": VERSIONS}
         self.vecenv, self.policy = vecenv, policy
-        self.logger = logger if logger is not None and self.ranks.rank == 0 else NoLogger()
+        self.logger = runs.check_logger(logger) if logger is not None and self.ranks.rank == 0 else NoLogger()
         self.env_name = stem_of(c["env"])
         self.horizon, self.num_agents, self.span = c["horizon"], vecenv.num_agents, drawn_steps(c)
         self.batch_size = self.horizon * sum(agents)
@@ -1201,7 +1201,8 @@ def main(argv=None):
         return verb(argv if room in ("speed", "history") else argv[1:],
                     program=f"pufferl.py {argv[0]}")
     if argv[0] != "train":
-        sys.exit(f"pufferl.py: there is no verb {argv[0]!r}.\n{USAGE}{', '.join(ocean.names())}")
+        known = ocean.nearest(argv[0], ["train", *elsewhere])
+        sys.exit(f"pufferl.py: there is no verb {argv[0]!r}: {known}.\n{USAGE}{', '.join(ocean.names())}")
     if len(argv) < 2 or argv[1].startswith("-"):
         sys.exit(f"pufferl.py {argv[0]}: which environment? There are: {', '.join(ocean.names())}")
     try:

@@ -75,6 +75,15 @@ class NoLogger:
     def close(self): ...
 
 
+def check_logger(logger):
+    """The logger. ConfigError if it lacks one of the methods that are called in a run."""
+    missing = [name for name in ("log", "config", "artifact", "close") if not callable(getattr(logger, name, None))]
+    if missing:
+        raise ConfigError(f"logger: {type(logger).__name__} has no {' and no '.join(missing)}. Make it a subclass of "
+                          "pufferl.NoLogger, which has all four methods, and override those that you need.")
+    return logger
+
+
 class Several(NoLogger):
     """Passes every call on to each of `loggers`."""
 

@@ -42,7 +42,8 @@ FOLDER = Path(__file__).resolve().parent
 FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fno-math-errno"]
 DEBUG_FLAGS = ["-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
 PROFILE_FLAGS = [*FLAGS, "-g", "-fno-omit-frame-pointer"]
-SHARED_FLAGS = ["-shared", "-fPIC", "-Wall", "-Wextra", "-DRAYLIB_POINTERS"]
+SHARED_FLAGS = ["-shared", "-fPIC", "-Wall", "-Wextra", "-DRAYLIB_POINTERS",
+                "-Werror=implicit-function-declaration"]  # else a misspelt name shows only when the library is loaded
 FLOAT_MAX = float(np.finfo(np.float32).max)  # the largest value of a float setting
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64

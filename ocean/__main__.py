@@ -501,7 +501,7 @@ def main():
             debug = restart_with_sanitizers()
         library = ocean.load(arguments.name, debug=debug)
         settings = dict(parse_setting(library, text) for text in arguments.set)
-        library.parse_settings(settings)
+        library.create(1, settings=settings).close()  # it says what is wrong with the settings or the spaces
         if build_program:
             built = "debug" if arguments.debug else "profile" if arguments.profile else "fast"
             path = arguments.standalone or (f"{library.name}_{built}" if built != "fast" else library.name)

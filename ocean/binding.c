@@ -34,6 +34,22 @@ static Spaces spaces_of(const Env* env) {
     return spaces;
 }
 
+/* What is wrong with what c_spaces gave; NULL if nothing is. A field that it leaves out is 0. */
+static const char* spaces_problem(Spaces spaces) {
+    bool heads = spaces.action_heads[0] != 0, dims = spaces.action_dims != 0;
+    if (spaces.num_agents < 1) return "c_spaces gives no .num_agents; 1 or more is expected";
+    if (spaces.observation_shape[0] == 0) return "c_spaces gives no .observation_shape, such as {4} or {3, 8, 8}";
+    for (int i = 0; i < MAX_DIMS; i++)
+        if (spaces.observation_shape[i] < 0) return "c_spaces gives a negative size in .observation_shape";
+    if (heads == dims)
+        return heads ? "c_spaces gives both .action_heads and .action_dims; one of them is expected"
+                     : "c_spaces gives neither .action_heads, such as {5} for a choice of 5, nor .action_dims, "
+                       "how many continuous numbers an action is";
+    for (int i = 0; i < MAX_HEADS; i++)
+        if (spaces.action_heads[i] < 0) return "c_spaces gives a negative number of choices in .action_heads";
+    return spaces.action_dims < 0 ? "c_spaces gives a negative .action_dims" : NULL;
+}
+
 /* The arrays of one call as pointers, and the bytes that one agent has in those whose size settings change. */
 typedef struct {
     char *observations, *actions, *final_observations, *action_masks;
@@ -167,6 +183,7 @@ const char* ocean_init(char* envs, int64_t start, int64_t end, int64_t first_env
         SETTINGS(SETTING_READ)
         (void)setting;
         const char* problem = c_init(env);
+        if (!problem && (problem = spaces_problem(spaces_of(env)))) close_env(env);
         agent_offsets[i + 1] = agent_offsets[i] + (problem ? 0 : spaces_of(env).num_agents);
         if (!problem && agent_offsets[i + 1] > INT32_MAX) problem = "more than 2^31 agents";
         if (problem) {

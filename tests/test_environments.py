@@ -362,17 +362,21 @@ class Sound(gymnasium.Env):
 
     def __init__(self, trouble="none"):
         self.trouble = trouble
+        if trouble == "large":
+            self.observation_space = gymnasium.spaces.Box(-1e301, 1e301, (2,), np.float64)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.t = 0
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+        return self.np_random.uniform(-1, 1, 2).astype(self.observation_space.dtype), {}
 
     def step(self, action):
         self.t += 1
-        seen = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        seen = self.np_random.uniform(-1, 1, 2).astype(self.observation_space.dtype)
         if self.t == 7 and self.trouble == "nan":
             seen[1] = np.nan
+        if self.t == 7 and self.trouble == "large":
+            seen[0] = 1e300
         if self.t == 7 and self.trouble == "raise":
             raise ConnectionError("the simulator hung up")
         if self.trouble == "first" or (self.t == 7 and self.trouble == "range"):
@@ -383,6 +387,7 @@ class Sound(gymnasium.Env):
 TROUBLES = {
     "none": r"^Sound_Sound: no problem found",
     "nan": r"PROBLEM: step 7: observation\[1\] of agent 0 is nan, which is not finite",
+    "large": r"PROBLEM: step 7: observation\[0\] of agent 0 is 1e\+300, which is too large for a float32",
     "reward": r"PROBLEM: step 7: the reward of agent 0 is inf",
     "first": r"PROBLEM: .*the observation of the first step\(\) breaks its space: "
     r"element \(0,\) is 9.0",

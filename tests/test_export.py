@@ -481,6 +481,23 @@ def check_onnx_run(kind, observation, action, path, steps=100):
     return policy, env
 
 
+def test_a_network_that_reads_its_flags_exports():
+    """A memory written by hand needs to know where an episode begins; in an exported step none does."""
+    class Sums(torch.nn.Module):
+        def initial_state(self, num_agents):
+            return {"sum": torch.zeros(1, num_agents, 2)}
+
+        def forward(self, observations, state):
+            x, keep, live = observations, 1 - state["resets"].unsqueeze(-1), state["valid"].unsqueeze(-1)
+            state["sum"] = (state["sum"] * keep + x * live)[-1:]
+            return state["sum"], state["sum"][..., :1]
+
+    logits, value, state = export.Step(Sums(), ["sum"])(torch.ones(3, 2), torch.full((1, 3, 2), 4.0))
+    assert (logits == 5).all() and (value == 5).all() and (state == 5).all()
+    agent = models.RecurrentCleanRLAgent(Sums())
+    assert (agent.get_value(torch.ones(3, 2)) == 1).all()
+
+
 def test_onnx_equals_torch(tmp_path):
     """And a file that does not is refused."""
     need_onnx()

@@ -668,6 +668,9 @@ def test_a_network_of_ones_own_says_what_it_keeps():
     vecenv = pufferl.make("squared", 2)
     assert "Keeps, keeps seen, told from step to step; " in models.describe(Keeps(vecenv))
     assert "FeedForward, no recurrent layer; " in models.describe(models.FeedForward(vecenv))
+    actor = models.FeedForward(vecenv)
+    actor.policy = torch.nn.Linear(2, 2)  # a layer by that name, not a network within
+    assert "FeedForward, no recurrent layer; " in models.describe(actor)
     vecenv.close()
 
 

@@ -655,6 +655,20 @@ def test_a_header_may_leave_out_all_that_is_optional(tmp_path):
     vector.envs.close()
 
 
+@pytest.mark.parametrize("field, wrong, text", [
+    (".num_agents = 1", ".num_agents = 0", "gives no .num_agents"),
+    (".observation_shape = {1}", ".observation_shape = {0}", "gives no .observation_shape"),
+    (".observation_shape = {1}", ".observation_shape = {1, -2}", "a negative size in .observation_shape"),
+    (".action_heads = {2}", "", "gives neither .action_heads, .* nor .action_dims"),
+    (".action_heads = {2}", ".action_heads = {2}, .action_dims = 1", "gives both .action_heads and .action_dims"),
+    (".action_heads = {2}", ".action_heads = {2, -2}", "a negative number of choices in .action_heads"),
+    (".action_heads = {2}", ".action_dims = -1", "a negative .action_dims")])
+def test_wrong_spaces_of_a_header_are_named(field, wrong, text, tmp_path):
+    (tmp_path / "small.h").write_text(SMALL.replace(field, wrong))
+    with pytest.raises(ValueError, match=f"^small: c_spaces gives .*{text.removeprefix('gives ')}"):
+        ocean.load(str(tmp_path / "small.h")).create(2)
+
+
 def test_a_header_declares_its_keys_and_its_speed(tmp_path):
     library = load_small(tmp_path, "#define OWN_LOG(X) X(hits)", "#define BY_TURNS",
                          "#define CLICK_COLUMNS 3",
@@ -711,6 +725,10 @@ def test_compiler_message_is_shown(tmp_path):
     header.write_text(OWN.replace("env->tick++;", "env->tock++;"))
     with pytest.raises(RuntimeError, match=r"no member named .tock"):
         ocean.load(str(header))
+    for name, misspelt in (("c_render(", "c_rendr("), ("env->tick++;", "env->tick = next(env->tick);")):
+        header.write_text(SMALL.replace(name, misspelt))
+        with pytest.raises(RuntimeError, match=r"error: .*(c_render|next)"):
+            ocean.load(str(header))
 
 
 # Processes of their own

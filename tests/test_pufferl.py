@@ -578,6 +578,17 @@ def test_a_closed_trainer_says_so(tmp_path):
         trainer.evaluate()
 
 
+def test_a_logger_without_a_method_is_told_at_once():
+    class Mine:
+        def log(self, metrics, step): ...
+
+        def close(self): ...
+
+    with vector.make("cartpole", 4) as vecenv, pytest.raises(pufferl.ConfigError,
+                                                             match="logger: Mine has no config and no artifact"):
+        pufferl.PuffeRL({}, vecenv, models.MinGRUPolicy(vecenv), Mine())
+
+
 def test_arguments_in_the_wrong_place_are_told():
     with vector.make("cartpole", 4) as vecenv:
         policy = models.MinGRUPolicy(vecenv)
