@@ -407,7 +407,7 @@ def test_check_finds_what_is_wrong_with_an_environment_in_python(trouble, tmp_pa
     status = ocean_main.main()
     said = capsys.readouterr().out
     assert re.search(TROUBLES[trouble], said, re.MULTILINE), said
-    assert status == (trouble in ("nan", "reward", "raise", "first")), said
+    assert status == (trouble in ("nan", "large", "reward", "raise", "first")), said
 
 
 @pytest.mark.parametrize("name, message", [
