@@ -76,6 +76,7 @@ from configuration import (  # load_* for scripts
     check_names,
     check_sizes,
     check_train,
+    command,
     error_text,
     find_run,
     load_attribute,
@@ -988,7 +989,11 @@ def settle(env_name, args, vecenv):
 
     def choose():
         unknown = "auto" in (section["replay_ratio"], section["gamma"])
-        found = measure(env_name, args, vecenv, facts) if unknown else facts
+        try:
+            found = measure(env_name, args, vecenv, facts) if unknown else facts
+        except Exception as error:
+            error.add_note("No run had begun: this was while steps were measured, to choose settings that are auto.")
+            raise
         return decide(section, found), found
 
     chosen, found = group.first(choose)
@@ -1088,8 +1093,11 @@ def train(env_name, args=None):
         try:
             start(trainer, args, facts, say)
             learn(trainer, args)
-        except BaseException:
+        except BaseException as error:
             trainer.release()
+            folder = trainer.run_folder
+            if isinstance(error, Exception) and folder is not None and (folder / "trainer_state.pt").exists():
+                error.add_note(f"The last checkpoint is whole: {command('train', env_name, '--resume', str(folder))}")
             raise
         model = trainer.close()
     for line in runs.closing(trainer, args, model, screen.solved_at):

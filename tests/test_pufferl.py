@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import math
+import re
 import time
 import tracemalloc
 from concurrent.futures import Future
@@ -576,6 +577,35 @@ def test_a_closed_trainer_says_so(tmp_path):
         trainer.train()
     with pytest.raises(RuntimeError, match=r"this trainer was closed.*load_checkpoint"):
         trainer.evaluate()
+
+
+FAILS = """
+import gymnasium, numpy as np
+
+class Fails(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(2)
+    def __init__(self, at=10): self.at, self.steps = at, 0
+    def reset(self, *, seed=None, options=None): return np.zeros(2, np.float32), {}
+    def step(self, action):
+        self.steps += 1
+        if self.steps == self.at:
+            raise ConnectionError("the simulator hung up")
+        return np.zeros(2, np.float32), 0.0, self.steps % 5 == 0, False, {}
+"""
+
+
+@pytest.mark.parametrize("at, options, note", [
+    (10, [], "No run had begun: this was while steps were measured"),
+    (400, ["--train.replay-ratio", "1", "--train.gamma", "0.9", "--train.checkpoint-interval", "1"],
+     "The last checkpoint is whole: .* --resume .*Fails_")])
+def test_an_error_in_an_environment_says_what_is_left_of_the_run(at, options, note, tmp_path):
+    (tmp_path / "Fails.py").write_text(FAILS)
+    name = f"{tmp_path}/Fails.py:Fails"
+    args = pufferl.load_config(name, ["--env.at", str(at), *options, "--vec.backend", "serial", "--logger", "none",
+                                      "--train.total-timesteps", "30_000", "--data-dir", str(tmp_path)])
+    with pytest.raises(ConnectionError) as failed:
+        pufferl.train(name, args)
+    assert re.search(note, configuration.error_text(failed.value)), configuration.error_text(failed.value)
 
 
 def test_a_logger_without_a_method_is_told_at_once():
