@@ -940,10 +940,14 @@ def measure(env_name, args, vecenv, facts):
         episodes.add(trial.storage)
         trainer.train()
         begun, before, warm = time.perf_counter(), dict(trainer.statistics.seconds), trainer.epoch
-        while trainer.epoch == warm or time.perf_counter() - begun < MEASURED_SECONDS:
-            trainer.evaluate()
-            episodes.add(trial.storage)
-            trainer.train()
+        try:
+            while trainer.epoch == warm or time.perf_counter() - begun < MEASURED_SECONDS:
+                trainer.evaluate()
+                episodes.add(trial.storage)
+                trainer.train()
+        except Exception as error:
+            error.add_note("No run had begun: this was while steps were measured, to choose settings that are auto.")
+            raise
     steps = (trainer.epoch - warm) * trainer.batch_size
     spent = {stage: (seconds - before[stage]) / steps
              for stage, seconds in trainer.statistics.seconds.items()}
@@ -989,11 +993,7 @@ def settle(env_name, args, vecenv):
 
     def choose():
         unknown = "auto" in (section["replay_ratio"], section["gamma"])
-        try:
-            found = measure(env_name, args, vecenv, facts) if unknown else facts
-        except Exception as error:
-            error.add_note("No run had begun: this was while steps were measured, to choose settings that are auto.")
-            raise
+        found = measure(env_name, args, vecenv, facts) if unknown else facts
         return decide(section, found), found
 
     chosen, found = group.first(choose)
@@ -1096,7 +1096,7 @@ def train(env_name, args=None):
         except BaseException as error:
             trainer.release()
             folder = trainer.run_folder
-            if isinstance(error, Exception) and folder is not None and (folder / "trainer_state.pt").exists():
+            if isinstance(error, Exception) and trainer.epoch and folder and (folder / "trainer_state.pt").exists():
                 error.add_note(f"The last checkpoint is whole: {command('train', env_name, '--resume', str(folder))}")
             raise
         model = trainer.close()

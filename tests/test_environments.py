@@ -222,9 +222,9 @@ def test_what_an_environment_breaks_is_told_without_a_traceback(somebodys_packag
     result = subprocess.run([*command, str(somebodys_package)], cwd=ROOT, capture_output=True,
                             text=True, timeout=300)
     assert result.returncode == 1 and "Traceback" not in result.stderr
-    *_, words, where, when = result.stderr.splitlines()
+    *_, words, where = result.stderr.splitlines()
     assert ("TransformReward(env, sum)" in words
-            and "environment 0 of gym/somebodys_package" in where and "No run had begun" in when)
+            and "environment 0 of gym/somebodys_package" in where)
 
 
 BROUGHT = """

@@ -595,7 +595,7 @@ class Fails(gymnasium.Env):
 
 
 @pytest.mark.parametrize("at, options, note", [
-    (10, [], "No run had begun: this was while steps were measured"),
+    (24, [], "No run had begun: this was while steps were measured"),
     (400, ["--train.replay-ratio", "1", "--train.gamma", "0.9", "--train.checkpoint-interval", "1"],
      "The last checkpoint is whole: .* --resume .*Fails_")])
 def test_an_error_in_an_environment_says_what_is_left_of_the_run(at, options, note, tmp_path):
