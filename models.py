@@ -729,8 +729,7 @@ def wrapped(policy):
     """The network that another one, as a recurrent layer behind it, keeps in its `policy`; else the network itself. (A
     layer of torch's by that name is a part of a network.)"""
     inner = getattr(policy, "policy", None)
-    torchs = type(inner).__module__.startswith("torch.")
-    return inner if isinstance(inner, nn.Module) and not torchs else policy
+    return inner if isinstance(inner, nn.Module) and not type(inner).__module__.startswith("torch.") else policy
 
 
 def describe(policy):

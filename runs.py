@@ -77,7 +77,8 @@ class NoLogger:
 
 def check_logger(logger):
     """The logger. ConfigError if it lacks one of the methods that are called in a run."""
-    missing = [name for name in ("log", "config", "artifact", "close") if not callable(getattr(logger, name, None))]
+    methods = [name for name in vars(NoLogger) if not name.startswith("_")]
+    missing = [name for name in methods if not callable(getattr(logger, name, None))]
     if missing:
         raise ConfigError(f"logger: {type(logger).__name__} has no {' and no '.join(missing)}. Make it a subclass of "
                           "pufferl.NoLogger, which has all four methods, and override those that you need.")

@@ -293,8 +293,8 @@ INLINE void product(Product p, int64_t rows, int64_t columns, int pairs) {
 
 /* PANEL: columns of a panel of weights, see products.py. BLOCK: rows computed while a panel stays in the first-level
    cache. DEEP: pairs of a row that are rounded at a time; WIDE: columns. HIGH: columns of grad that are taken at a time
-   if nothing is rounded and there are more than BLOCK rows. GAP: one cache line more, as rows whose distance
-   is a power of two would fall into the same few places of the cache. */
+   if nothing is rounded and there are more than BLOCK rows. GAP: one cache line more, as rows whose distance is a power
+   of two would fall into the same few places of the cache. */
 enum { PANEL = 64, BLOCK = 64, DEEP = 128, WIDE = 256, HIGH = 16, GAP = 16 };
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 

@@ -183,8 +183,13 @@ const char* ocean_init(char* envs, int64_t start, int64_t end, int64_t first_env
         SETTINGS(SETTING_READ)
         (void)setting;
         const char* problem = c_init(env);
-        if (!problem && (problem = spaces_problem(spaces_of(env)))) close_env(env);
-        agent_offsets[i + 1] = agent_offsets[i] + (problem ? 0 : spaces_of(env).num_agents);
+        Spaces spaces = {0};
+        if (!problem) {
+            spaces = spaces_of(env);
+            problem = spaces_problem(spaces);
+            if (problem) close_env(env);
+        }
+        agent_offsets[i + 1] = agent_offsets[i] + (problem ? 0 : spaces.num_agents);
         if (!problem && agent_offsets[i + 1] > INT32_MAX) problem = "more than 2^31 agents";
         if (problem) {
             for (int64_t k = start; k < i; k++)

@@ -656,16 +656,16 @@ def test_a_header_may_leave_out_all_that_is_optional(tmp_path):
 
 
 @pytest.mark.parametrize("field, wrong, text", [
-    (".num_agents = 1", ".num_agents = 0", "gives no .num_agents"),
-    (".observation_shape = {1}", ".observation_shape = {0}", "gives no .observation_shape"),
+    (".num_agents = 1", ".num_agents = 0", "no .num_agents"),
+    (".observation_shape = {1}", ".observation_shape = {0}", "no .observation_shape"),
     (".observation_shape = {1}", ".observation_shape = {1, -2}", "a negative size in .observation_shape"),
-    (".action_heads = {2}", "", "gives neither .action_heads, .* nor .action_dims"),
-    (".action_heads = {2}", ".action_heads = {2}, .action_dims = 1", "gives both .action_heads and .action_dims"),
+    (".action_heads = {2}", "", "neither .action_heads, .* nor .action_dims"),
+    (".action_heads = {2}", ".action_heads = {2}, .action_dims = 1", "both .action_heads and .action_dims"),
     (".action_heads = {2}", ".action_heads = {2, -2}", "a negative number of choices in .action_heads"),
     (".action_heads = {2}", ".action_dims = -1", "a negative .action_dims")])
 def test_wrong_spaces_of_a_header_are_named(field, wrong, text, tmp_path):
     (tmp_path / "small.h").write_text(SMALL.replace(field, wrong))
-    with pytest.raises(ValueError, match=f"^small: c_spaces gives .*{text.removeprefix('gives ')}"):
+    with pytest.raises(ValueError, match=f"^small: c_spaces gives {text}"):
         ocean.load(str(tmp_path / "small.h")).create(2)
 
 
