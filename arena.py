@@ -302,6 +302,7 @@ SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 THREADS = 128  # a block
 
 _kernels, _streams = {}, {}  # driver -> its kernel; torch's stream -> numba's
+_launching = threading.RLock()  # numba-cuda fails if two threads load a kernel for the first time
 cuda = None  # numba.cuda, once it is used
 
 
@@ -358,18 +359,19 @@ def _launch(function, lanes, arguments):
     if not SIMULATOR and any(isinstance(argument, np.ndarray) for argument in arguments):
         raise ValueError("kernels: some of these tensors are on a GPU and some on the CPU; put all "
                          "on one device.")
-    is_new = function not in _kernels
-    if is_new:
-        warnings.filterwarnings("ignore", ".*Grid size")  # ours are what the batch is; it may begin with a colour
-        _kernels[function] = _kept_kernel(function)
-    stream = 0
-    if not SIMULATOR:
-        handle = torch.cuda.current_stream().cuda_stream
-        if handle not in _streams:
-            _streams[handle] = cuda.external_stream(handle)
-        stream = _streams[handle]
-    with compiling.counted() if is_new else nullcontext():
-        _kernels[function][-(-lanes // THREADS), THREADS, stream](lanes, arguments)
+    with _launching:
+        is_new = function not in _kernels
+        if is_new:
+            warnings.filterwarnings("ignore", ".*Grid size")  # ours are what the batch is; it may begin with a colour
+            _kernels[function] = _kept_kernel(function)
+        stream = 0
+        if not SIMULATOR:
+            handle = torch.cuda.current_stream().cuda_stream
+            if handle not in _streams:
+                _streams[handle] = cuda.external_stream(handle)
+            stream = _streams[handle]
+        with compiling.counted() if is_new else nullcontext():
+            _kernels[function][-(-lanes // THREADS), THREADS, stream](lanes, arguments)
 
 
 def on_gpu(tensor):

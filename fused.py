@@ -204,8 +204,8 @@ def _return_range(begin, end, rewards, valid, resets, running, low, high):
 class Graphs(engines.Autograd):
     """engines.Autograd on a GPU, called `autograd` as well. The environments write pinned arrays, of which the policy
     has copies there. Those that live on this GPU themselves (vector.Tensors) write the policy's arrays, and the host
-    gets copies for its statistics. If a graph can step them too (vector.OnGpu), a whole rollout is one, and the host
-    gets sums alone.
+    gets copies for its statistics. If a graph can step them too (vector.OnGpu), it holds PIECE steps, and the host gets
+    sums alone.
     """
 
     name, rollout_name = "autograd", "graphs"
@@ -231,6 +231,8 @@ class Graphs(engines.Autograd):
             if tensor is not None:
                 arena.register(f"storage/{name}", tensor.shape, tensor.dtype)
         arena.register("cut", (self.num_agents,), torch.uint8)
+        arena.register("cut_values", (self.num_agents,))
+        arena.register("returns", (2,))
         arena.register("cut_step", (self.vecenv.num_buffers,), torch.int64)
 
     def bind(self):
@@ -282,10 +284,17 @@ class Graphs(engines.Autograd):
     def return_range(self, running, low, high):
         if not self.alone:
             return super().return_range(running, low, high)
-        lows, highs = torch.full_like(running, low), torch.full_like(running, high)
+        with self.device.main():
+            self.play("returns", self._returns, running)
+            lowest, highest = self.arena["returns"].tolist()
+        return float(np.minimum(low, lowest)), float(np.maximum(high, highest))  # of a NaN a NaN
+
+    def _returns(self, running):
+        """The smallest and the largest return of the last rollout to where the host reads them."""
+        lows, highs = torch.full_like(running, math.inf), torch.full_like(running, -math.inf)
         tensors = (*(self.storage[name] for name in ("rewards", "valid", "resets")), running, lows, highs)
         kernels.run(_return_range, len(running), 1, *map(kernels.device if running.is_cuda else host, tensors))
-        return float(lows.min()), float(highs.max())
+        self.arena["returns"].copy_(torch.stack((lows.min(), highs.max())))
 
     def on_host(self, name):
         return self.storage[name].cpu() if self.together else self.host[name]
@@ -304,18 +313,19 @@ class Graphs(engines.Autograd):
             if not self.alone or self.config["rollout"] == "plain":
                 return super()._rollout(worker)
             self.worker_of[0] = worker
-            self.device.play(("rollout", 0), self._whole_rollout, worker)
+            for first in range(0, self.horizon + 1, PIECE):
+                self.device.play(("rollout", 0, first), self._piece, worker, first)
             self.vecenv.finish(0)
             self.device.wait()
         return 0.0  # what the environments took of it, only a profile shows
 
-    def _whole_rollout(self, worker):
-        """All steps of the policy and of the environments on this GPU. Whether an agent was cut off is not known here,
-        so the final values of environments that may do so are worked out after each step."""
-        for t in range(self.horizon + 1):
+    def _piece(self, worker, first):
+        """PIECE steps of the policy and of the environments on this GPU. Which agents are cut off is not known here, so
+        the final values of environments that may do so are worked out after each step."""
+        for t in range(first, min(first + PIECE, self.horizon + 1)):
             if t > 0 and self.vecenv.truncates:
-                cut = (self.storage["truncations"][t - 1] > self.storage["terminals"][t - 1]).view(torch.uint8)
-                self.bootstraps[t - 1].copy_(self._values_of_cut(worker, slice(None), cut))
+                ends = (self.storage[name][t - 1] for name in ENDS)
+                self._values_of_cut(worker, slice(None), *ends, self.bootstraps[t - 1])
             self._step(worker, 0, t)
             if t < self.horizon:
                 self.vecenv.launch(t)
@@ -354,18 +364,17 @@ class Graphs(engines.Autograd):
             final.copy_(self.host["final_observations"][agents], non_blocking=True)
         cut.copy_(self.host_cut[agents], non_blocking=True)
         step.copy_(self.host_cut_step[one], non_blocking=True)
-        values = self._values_of_cut(worker, agents, cut)
+        values = self.arena["cut_values"][agents]
+        self._values_of_cut(worker, agents, cut, self.flags[0][agents], values)
         self.bootstraps[:, agents].index_copy_(0, step, values.unsqueeze(0))
 
-    def _values_of_cut(self, worker, agents, cut):
-        """V of the final observations of the agents in a slice, from the state before the reset, 0 if not cut (n,)."""
-        outputs = self._final_outputs(worker, agents, cut, *(flags[agents] for flags in self.flags))
-        return outputs[:, -1].masked_fill(cut == 0, 0.0)  # a NaN may be among them
-
-    def _final_outputs(self, worker, agents, cut, resets, valid):
-        """outputs (n, A + 1) for the final observations; those of agents that were not cut off are not read."""
+    def _values_of_cut(self, worker, agents, truncations, terminals, out):
+        """Write V of the final observations of the agents in a slice, from the state before the reset, to `out` (n,); 0
+        for those that are not cut off."""
         state = self._copy_state(worker, {name: tensor[:, agents] for name, tensor in self.state.items()})
-        return self._act(worker, self.storage["final_observations"][agents], state, resets, valid)[0]
+        resets, valid = (flags[agents] for flags in self.flags)
+        outputs, _ = self._act(worker, self.storage["final_observations"][agents], state, resets, valid)
+        out.copy_(outputs[:, -1]).masked_fill_(truncations <= terminals, 0.0)  # a NaN may be among them
 
     def _threads(self, rows):
         """Threads do nothing on a GPU, and torch.compile compiles anew for another number of them."""
@@ -386,7 +395,7 @@ class Graphs(engines.Autograd):
         self.device.play(key, function, *arguments)
 
     def _learning_calls(self):
-        """[(key, function, arguments)] of an epoch's learning, in the order in which they run. Each part of a
+        """[(key, function, arguments)] of an epoch's learning, and of its returns, as they run. Each part of a
         minibatch is a graph of its own, because ranks add up between them. An optimizer of one's own may wait
         for the GPU, which a graph cannot."""
         left_out = ("minibatch", "update") if own_optimizer(self.config) else ("minibatch",)
@@ -395,7 +404,8 @@ class Graphs(engines.Autograd):
     def _calls(self, worker, buffer):
         """[(key, function, arguments)] of a buffer's rollout: its steps, and its final values."""
         if self.alone and self.config["rollout"] != "plain":
-            return [(("rollout", buffer), self._whole_rollout, (worker,))]
+            return [(("rollout", buffer, first), self._piece, (worker, first))
+                    for first in range(0, self.horizon + 1, PIECE)]
         steps = [(("step", buffer, t), self._step, (worker, buffer, t)) for t in range(self.horizon + 1)]
         return [*steps, (("final", buffer), self._final_values, (worker, buffer))]
 
@@ -425,7 +435,7 @@ class Graphs(engines.Autograd):
         """RuntimeError unless the graphs of a custom network's update leave what its code leaves."""
         def gradients(way):
             before = self.arena.memory.clone()
-            for key, function, arguments in self._learning_calls()[:3]:  # renew, draw, gradients
+            for key, function, arguments in map(self.parts.get, ("renew", "draw", "gradients")):
                 way(key, function, *arguments)
             result = self.arena.flat("gradients").clone()
             self.arena.memory.copy_(before)
@@ -516,6 +526,8 @@ class TorchProducts:
 DTYPES = {"float32": 0, "uint8": 1, "bool": 1, "int8": 2, "int16": 3, "uint16": 4, "int32": 5, "uint32": 6, "int64": 7,
           "float64": 8}
 TILES = 8, 16, 32  # agents that a block takes at once
+PIECE = 8  # steps of a rollout in one graph: to launch one of 64 takes half a millisecond, in which the GPU waits
+ENDS = "truncations", "terminals"
 
 
 class PolicyStep:
@@ -551,12 +563,13 @@ class PolicyStep:
         properties = torch.cuda.get_device_properties(device)
         return cls.size(policy, precision) <= getattr(properties, "shared_memory_per_block_optin", 48 << 10)
 
-    def __call__(self, observations, state, resets, valid, outputs, *, commit=True, only=None, drawn=None):
+    def __call__(self, observations, state, resets, valid, outputs, *, commit=True, final=None, drawn=None):
         """Write and return outputs (n, A + 1): logits or means, then the value. observations (n, ...) of a type in
         DTYPES; state (layers, n, H), each layer contiguous, is updated in place if `commit`; resets, valid (n,) uint8.
-        only (n,) uint8: outputs are needed of the agents with a flag alone; the others' are these or what was there.
-        drawn: the arguments of `kernels.sample` behind its first one; nothing is drawn without. Raises ValueError or
-        TypeError for a wrong shape or dtype."""
+        final: (truncations, terminals, values), (n,) uint8 and float32: V of the agents that are cut off is written to
+        `values`, and 0 for the others, whose outputs are these or what was there. drawn: the arguments of
+        `kernels.sample` behind its first one; nothing is drawn without. Raises ValueError or TypeError for a wrong shape
+        or dtype."""
         name, like, norm = "policy_step", outputs, self.policy.normalizer
         n, width = check_sizes(name, "outputs", outputs, 2)
         inputs, H, L = self.policy.encoder.in_features, self.policy.hidden_size, self.policy.num_layers
@@ -571,9 +584,12 @@ class PolicyStep:
         flags = checked(name, "resets", resets, (n,), np.uint8), checked(name, "valid", valid, (n,), np.uint8)
         weights = checked(name, "weights", self.addresses, (2 * L + 4,), np.int64)
         outputs = checked(name, "outputs", outputs, (n, width))
-        which = flags[0] if only is None else checked(name, "only", only, (n,), np.uint8)
+        ends, values = flags, outputs  # not read
+        if final is not None:
+            ends = [checked(name, what, end, (n,), np.uint8) for what, end in zip(ENDS, final, strict=False)]
+            values = checked(name, "values", final[2], (n,))
         if drawn is None:  # arrays that are not read
-            drawing = 0, 0, weights, 0, weights, False, flags[0], outputs, 0, *(outputs for _ in range(5))
+            drawing = 0, 0, weights, 0, weights, False, flags[0], outputs, 0, *(outputs for _ in range(4)), values
         else:
             drawing = self._drawing(n, width - 1, like, **drawn)
         properties = torch.cuda.get_device_properties(like.device)
@@ -584,7 +600,7 @@ class PolicyStep:
         kernels.CUDA.launch(
             name, min(-(-n // rows), processors * at_once), 256, n, inputs, H, L, width, rows,
             self.precision != torch.float32, weights, kind, seen, norm is not None, *moments, state.stride(0), commit,
-            first, *flags, only is not None, which, outputs, drawn is not None, *drawing, shared=shared)
+            first, *flags, final is not None, *ends, outputs, drawn is not None, *drawing, shared=shared)
         return like
 
     @staticmethod
@@ -853,11 +869,13 @@ class Fused(engines.Restated, Graphs):
             return row["values"].copy_(actor.step(*seen, commit=False)[:, -1])
         return actor.step(*seen, drawn={**self._drawn(row, agents), "log_std": self.log_std})
 
-    def _final_outputs(self, worker, agents, cut, resets, valid):
-        actor, final = self.actors[worker], self.storage["final_observations"][agents]
+    def _values_of_cut(self, worker, agents, truncations, terminals, out):
+        actor, seen = self.actors[worker], self.storage["final_observations"][agents]
         if actor.in_one is None:
-            return super()._final_outputs(worker, agents, cut, resets, valid)
-        return actor.step(final, self.state["mingru"][:, agents], resets, valid, commit=False, only=cut)
+            return super()._values_of_cut(worker, agents, truncations, terminals, out)
+        resets, valid = (flags[agents] for flags in self.flags)
+        return actor.step(seen, self.state["mingru"][:, agents], resets, valid, commit=False,
+                          final=(truncations, terminals, out))
 
     def _rollout_in_graphs(self, buffer):
         """All steps of one buffer without the interpreter."""
@@ -884,7 +902,8 @@ class Fused(engines.Restated, Graphs):
     def _learning_calls(self):
         if ranks.connect().count > 1 or own_optimizer(self.config):
             return super()._learning_calls()
-        return [self.parts["renew"], self.parts["minibatch"]]  # nobody to add up with: a minibatch is one graph
+        # nobody to add up with: a minibatch is one graph
+        return [self.parts[key] for key in ("returns", "renew", "minibatch") if key in self.parts]
 
     def _capture_rollout(self):
         for buffer, worker in self.worker_of.items():  # not every environment truncates

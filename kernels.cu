@@ -21,49 +21,85 @@ template <int V, class Type> CELL void write(Type *to, const float (&values)[V])
 
 // --------------------------------------------------------------------------------------------------------------------
 // MinGRU. The initial states are those in states[0], or the drawn columns of `initial`. A thread has V channels of one
-// segment and goes along its steps. There are few threads for a memory that answers so late, so each asks for the numbers
-// of DEPTH steps before it computes the first. V is 1 if two channels a thread would leave too few threads, or H is odd.
+// segment and goes along its steps. There are few threads, so none may wait: each asks for the numbers of the next DEPTH
+// steps before it computes those that it has, and works out their gates together, since only the states follow from one
+// another. V is 1 if two channels a thread would leave too few threads, or H is odd.
 
-#define DEPTH 4
+#define DEPTH (8 / V)
 
-template <int V, class Gate, class Input> struct Ahead { Pack<Gate, V> h, g, p; Pack<Input, V> x; bool reset, live; };
+template <int V, class Gate, class Input> struct Step { Pack<Gate, V> h, g, p; Pack<Input, V> x; bool reset, live; };
 
-template <int V, class Gate, class Input> CELL Ahead<V, Gate, Input> read_step(
-    const Gate *hgp, const Input *x, const u8 *resets, const u8 *valid, i64 row, i64 j, i64 H, i64 flag) {
-    const Gate *gates = hgp + row * 3 * H + j;
-    return {read<V>(gates), read<V>(gates + H), read<V>(gates + 2 * H), read<V>(x + row * H + j), resets[flag] != 0,
-            valid[flag] != 0};
+// Where a thread reads its next step. `on`: to the one after (1) or before it (-1).
+template <int V, class Gate, class Input> struct Steps {
+    const Gate *gates;
+    const Input *x;
+    const u8 *resets, *valid;
+    i64 M, N, H;
+    CELLS Steps(i64 t, i64 m, i64 j, i64 column, i64 M, i64 N, i64 H, const Gate *hgp, const Input *x, const u8 *resets,
+                const u8 *valid)
+        : gates(hgp + (t * M + m) * 3 * H + j), x(x + (t * M + m) * H + j), resets(resets + t * N + column),
+          valid(valid + t * N + column), M(M), N(N), H(H) {}
+    CELLS Step<V, Gate, Input> read_here() const {
+        return {read<V>(gates), read<V>(gates + H), read<V>(gates + 2 * H), read<V>(x), *resets != 0, *valid != 0};
+    }
+    CELLS void on(int way) { gates += way * M * 3 * H, x += way * M * H, resets += way * N, valid += way * N; }
+};
+
+template <int V> struct Gates { float candidate[V], z[V], q[V]; };
+
+template <int V, class Gate, class Input> CELL Gates<V> gates_of(const Step<V, Gate, Input> &step) {
+    Gates<V> gates;
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        auto [candidate, z, q] = mingru_gates_cell(widen(step.h.at[v]), widen(step.g.at[v]), widen(step.p.at[v]));
+        gates.candidate[v] = candidate, gates.z[v] = z, gates.q[v] = q;
+    }
+    return gates;
 }
 
 template <int V, class Gate, class Input, class Output> CELL void mingru_scan_lane(
     i64 T, i64 M, i64 N, i64 H, const Gate *hgp, const Input *x, float *states, const u8 *resets, const u8 *valid,
     const i64 *index, i64 start, const float *initial, bool drawn, Output *out) {
-    i64 lane = global_thread(), lanes = H / V, m = lane / lanes, j = lane % lanes * V;
+    int lane = (int)global_thread(), lanes = (int)H / V, last = (int)T - 1;
+    i64 m = lane / lanes, j = lane % lanes * V;
     if (m >= M) return;
     i64 column = index[start + m];
-    Ahead<V, Gate, Input> ahead[DEPTH];
-    for (int d = 0; d < DEPTH; d++)
-        if (d < T) ahead[d] = read_step<V>(hgp, x, resets, valid, d * M + m, j, H, d * N + column);
+    Step<V, Gate, Input> now[DEPTH], next[DEPTH] = {};
+    Steps<V, Gate, Input> steps(0, m, j, column, M, N, H, hgp, x, resets, valid);
+    auto ask = [&](int begin) {
+        bool all = begin + DEPTH <= last + 1;
+        auto one = [&](int d) { next[d] = steps.read_here(), steps.on(1); };
+#pragma unroll
+        for (int d = 0; all && d < DEPTH; d++) one(d);
+#pragma unroll
+        for (int d = 0; !all && d < DEPTH; d++)
+            if (begin + d <= last) one(d);
+    };
+    ask(0);
     Pack<float, V> state = read<V>(initial + (drawn ? column : m) * H + j);
-    if (drawn) write<V>(states + m * H + j, state.at);
-    for (i64 begin = 0; begin < T; begin += DEPTH) {
+    states += m * H + j, out += m * H + j;
+    if (drawn) write<V>(states, state.at);
+    for (int begin = 0; begin <= last; begin += DEPTH) {
+        Gates<V> gates[DEPTH];
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) now[d] = next[d];
+        if (begin + DEPTH <= last) ask(begin + DEPTH);
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) gates[d] = gates_of<V>(now[d]);
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) {
-            i64 t = begin + d, row = t * M + m;
-            if (t >= T) break;
-            Ahead<V, Gate, Input> now = ahead[d];
-            if (t + DEPTH < T)
-                ahead[d] = read_step<V>(hgp, x, resets, valid, row + DEPTH * M, j, H, (t + DEPTH) * N + column);
+            if (begin + d > last) break;
             float y[V];
 #pragma unroll
             for (int v = 0; v < V; v++) {
-                auto [candidate, z, q] = mingru_gates_cell(widen(now.h.at[v]), widen(now.g.at[v]), widen(now.p.at[v]));
-                float before = state.at[v] * (now.reset ? 0.0f : 1.0f);
-                auto [after, result] = mingru_cell(widen(now.x.at[v]), candidate, z, q, before, now.live);
+                float before = state.at[v] * (now[d].reset ? 0.0f : 1.0f);
+                auto [after, result] = mingru_cell(widen(now[d].x.at[v]), gates[d].candidate[v], gates[d].z[v],
+                                                   gates[d].q[v], before, now[d].live);
                 state.at[v] = after, y[v] = result;
             }
-            write<V>(out + row * H + j, y);
-            write<V>(states + (row + M) * H + j, state.at);
+            states += M * H;
+            write<V>(out, y), write<V>(states, state.at);
+            out += M * H;
         }
     }
 }
@@ -71,41 +107,51 @@ template <int V, class Gate, class Input, class Output> CELL void mingru_scan_la
 template <int V, class Real> CELL void mingru_scan_grad_lane(
     i64 T, i64 M, i64 N, i64 H, Real *hgp, const Real *x, const float *states, const u8 *resets, const u8 *valid,
     const i64 *index, i64 start, Real *grad_out, float *sums) {
-    i64 lane = global_thread(), lanes = H / V, m = lane / lanes, j = lane % lanes * V;
+    int lane = (int)global_thread(), lanes = (int)H / V, last = (int)T - 1;
+    i64 m = lane / lanes, j = lane % lanes * V;
     if (m >= M) return;
-    i64 column = index[start + m];
-    Ahead<V, Real, Real> ahead[DEPTH];
-    Pack<float, V> states_ahead[DEPTH];
-    Pack<Real, V> grads_ahead[DEPTH];
-    auto ask = [&](int d, i64 t) {
-        i64 row = t * M + m;
-        ahead[d] = read_step<V>(hgp, x, resets, valid, row, j, H, t * N + column);
-        states_ahead[d] = read<V>(states + row * H + j), grads_ahead[d] = read<V>(grad_out + row * H + j);
+    Step<V, Real, Real> now[DEPTH], next[DEPTH] = {};
+    Pack<float, V> state[DEPTH], next_state[DEPTH] = {};
+    Pack<Real, V> grad[DEPTH], next_grad[DEPTH] = {};
+    Steps<V, Real, Real> steps(last, m, j, index[start + m], M, N, H, hgp, x, resets, valid);
+    i64 place = (last * M + m) * H + j;
+    states += place, hgp += (last * M + m) * 3 * H + j;
+    const Real *grad_in = grad_out += place;
+    auto ask = [&](int begin) {
+        bool all = begin + 1 >= DEPTH;
+        auto one = [&](int d) {
+            next[d] = steps.read_here(), next_state[d] = read<V>(states), next_grad[d] = read<V>(grad_in);
+            steps.on(-1), states -= M * H, grad_in -= M * H;
+        };
+#pragma unroll
+        for (int d = 0; all && d < DEPTH; d++) one(d);
+#pragma unroll
+        for (int d = 0; !all && d < DEPTH; d++)
+            if (d <= begin) one(d);
     };
-    for (int d = 0; d < DEPTH; d++)
-        if (d < T) ask(d, T - 1 - d);
+    ask(last);
     float carry[V] = {}, sum_h[V] = {}, sum_g[V] = {}, sum_p[V] = {};
-    for (i64 begin = 0; begin < T; begin += DEPTH) {
+    for (int begin = last; begin >= 0; begin -= DEPTH) {
+        Gates<V> gates[DEPTH];
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) now[d] = next[d], state[d] = next_state[d], grad[d] = next_grad[d];
+        if (begin >= DEPTH) ask(begin - DEPTH);
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) gates[d] = gates_of<V>(now[d]);
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) {
-            i64 t = T - 1 - begin - d, row = t * M + m;
-            if (t < 0) break;
-            Ahead<V, Real, Real> now = ahead[d];
-            Pack<float, V> state = states_ahead[d];
-            Pack<Real, V> grad = grads_ahead[d];
-            if (t >= DEPTH) ask(d, t - DEPTH);
-            float keep = now.reset ? 0.0f : 1.0f, to_h[V], to_g[V], to_p[V], to_x[V];
+            if (begin < d) break;
+            float keep = now[d].reset ? 0.0f : 1.0f, to_h[V], to_g[V], to_p[V], to_x[V];
 #pragma unroll
             for (int v = 0; v < V; v++) {
-                auto [candidate, z, q] = mingru_gates_cell(widen(now.h.at[v]), widen(now.g.at[v]), widen(now.p.at[v]));
                 auto [dh, dg, dp, dx, ds] = mingru_cell_grad(
-                    widen(now.x.at[v]), candidate, z, q, state.at[v] * keep, now.live, widen(grad.at[v]), carry[v]);
+                    widen(now[d].x.at[v]), gates[d].candidate[v], gates[d].z[v], gates[d].q[v], state[d].at[v] * keep,
+                    now[d].live, widen(grad[d].at[v]), carry[v]);
                 to_h[v] = dh, to_g[v] = dg, to_p[v] = dp, to_x[v] = dx;
                 sum_h[v] += dh, sum_g[v] += dg, sum_p[v] += dp, carry[v] = ds * keep;
             }
-            Real *gates = hgp + row * 3 * H + j;
-            write<V>(gates, to_h), write<V>(gates + H, to_g), write<V>(gates + 2 * H, to_p);
-            write<V>(grad_out + row * H + j, to_x);
+            write<V>(hgp, to_h), write<V>(hgp + H, to_g), write<V>(hgp + 2 * H, to_p), write<V>(grad_out, to_x);
+            hgp -= M * 3 * H, grad_out -= M * H;
         }
     }
     float *sum = sums + m * 3 * H + j;
@@ -250,19 +296,21 @@ template <class Real> CELL float rounded(float x) { return widen(rounded_to<Real
 // weights: addresses of the encoder's weight and bias, each layer's, and the decoder's; all but the decoder's are
 // bfloat16 if `half`, as is then what flows, but for the last layer's output. state: its first layer, the others
 // state_stride further on each; it changes only if `commit`. log_std is read, and a Gaussian drawn from, if there are
-// no heads; squash_row as in ppo_loss_continuous. Without `drawn` nothing after `outputs` is written. If `restricted`,
-// a block that has no agent with a flag in `only` does nothing.
+// no heads; squash_row as in ppo_loss_continuous. Only if `drawn`, actions, samples and logprobs are written, and values.
+// If `final`, values are V of the agents that are cut off, and 0 of the others. A block without any does nothing else.
 extern "C" __global__ void __launch_bounds__(256, 1)
 policy_step(i64 n, i64 inputs, i64 hidden, i64 layers, i64 width, i64 rows, bool half, const i64 *weights, i64 kind,
             const void *observations, bool normalised, const float *shift, const float *scale, i64 state_stride,
-            bool commit, float *state, const u8 *resets, const u8 *valid, bool restricted, const u8 *only,
-            float *outputs, bool drawn, u64 seed, i64 first_agent, const i64 *counter, i64 head_count,
+            bool commit, float *state, const u8 *resets, const u8 *valid, bool final, const u8 *truncations,
+            const u8 *terminals, float *outputs, bool drawn, u64 seed, i64 first_agent, const i64 *counter, i64 head_count,
             const i64 *heads, bool masked, const u8 *masks, const float *log_std, i64 squash_row, const float *squash,
             void *actions, float *samples, float *logprobs, float *values) {
     SHARED_MEMORY(float, memory);
-    bool any = !restricted;
-    for (i64 i = blockIdx.x * rows + threadIdx.x; restricted && threadIdx.x < rows && i < n; i += gridDim.x * rows)
-        any |= only[i] != 0;
+    auto is_cut = [=](i64 i) { return truncations[i] != 0 && terminals[i] == 0; };  // terminal as well: nothing follows
+    bool any = !final;
+    for (i64 i = blockIdx.x * rows + threadIdx.x; final && threadIdx.x < rows && i < n; i += gridDim.x * rows)
+        if (is_cut(i)) any = true;
+        else values[i] = 0.0f;
     if (!__syncthreads_or(any)) return;
     int D = (int)inputs, H = (int)hidden, pitch = (int)rows + 4, wide = weight_pitch(D), narrow = weight_pitch(H);
     float *even = memory, *odd = even + fours(D > H ? D : H) * pitch;  // fused.PolicyStep.size counts these as well
@@ -336,8 +384,10 @@ policy_step(i64 n, i64 inputs, i64 hidden, i64 layers, i64 width, i64 rows, bool
             }
             __syncthreads();
             i64 i = begin + threadIdx.x;
-            if (!drawn || threadIdx.x >= rows || i >= n) continue;
+            if (threadIdx.x >= rows || i >= n) continue;
             const float *row = left + threadIdx.x * width;
+            if (final && is_cut(i)) values[i] = row[width - 1];
+            if (!drawn) continue;
             float logprob = 0.0f;
             for (i64 h = 0, first = 0; h < head_count; first += heads[h++]) {
                 auto words = action_words_cell(seed, (u64)counter[0], first_agent + i, h);
@@ -500,30 +550,45 @@ extern "C" __global__ void clip(i64 n, const float *flat, double max_grad_norm, 
     scalars[1] = momentum, scalars[2] = 1.0f - rate[0] * weight_decay, scalars[3] = rate[0];
 }
 
-// gradient = the sum of the rows, or += if `add`. A block has some rows and up to blockDim.x columns: neighbouring threads read what
-// lies side by side, also where there are few columns.
+// The sum of get(row) for every `apart`-th row up to `end`. Eight are asked for before the first is added.
+template <class Sum, class Get> CELL Sum sum_every(i64 row, i64 end, i64 apart, Get get) {
+    Sum sum = 0;
+    for (; row < end; row += 8 * apart) {
+        Sum got[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) got[i] = row + i * apart < end ? get(row + i * apart) : 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum += got[i];
+    }
+    return sum;
+}
+
+// gradient = the sum of the rows, or += if `add`. A block has some rows and up to blockDim.x columns: neighbouring threads
+// read what lies side by side, also if there are few columns.
 template <class Real> CELL void add_rows_block(i64 rows, i64 columns, i64 chunk, const Real *values, double *parts,
                                                int *ticket, bool add, float *gradient, double *shared, int *last) {
     i64 width = columns < blockDim.x ? columns : blockDim.x, side_by_side = blockDim.x / width;
-    i64 tiles = (columns + width - 1) / width, piece = blockIdx.x / tiles;
-    i64 column = blockIdx.x % tiles * width + threadIdx.x % width, row = piece * chunk + threadIdx.x / width;
-    bool inside = threadIdx.x < side_by_side * width && column < columns;
-    float sum = 0.0f;
-    i64 end = (piece + 1) * chunk < rows ? (piece + 1) * chunk : rows;
-    if (inside)
-        for (; row < end; row += side_by_side) sum += widen(values[row * columns + column]);
-    shared[threadIdx.x] = sum;
-    __syncthreads();
-    if (inside && threadIdx.x < width) {
-        double total = 0.0;
-        for (i64 i = 0; i < side_by_side; i++) total += shared[i * width + threadIdx.x];
-        parts[piece * columns + column] = total;
-    }
+    i64 tiles = (columns + width - 1) / width, tile = blockIdx.x % tiles, piece = blockIdx.x / tiles;
+    i64 across = threadIdx.x % width, down = threadIdx.x / width;
+    auto sum_tile = [&](i64 column, i64 begin, i64 end, auto get) {  // all rows, for the threads at the top
+        double sum = 0.0;
+        if (down < side_by_side && column < columns)
+            sum = sum_every<decltype(get(column))>(begin + down, end, side_by_side,
+                                                   [&](i64 row) { return get(row * columns + column); });
+        __syncthreads();
+        shared[threadIdx.x] = sum;
+        __syncthreads();
+#pragma unroll 8
+        for (i64 i = 1; i < side_by_side; i++) sum += down == 0 ? shared[i * width + across] : 0.0;
+        return sum;
+    };
+    i64 column = tile * width + across, end = (piece + 1) * chunk < rows ? (piece + 1) * chunk : rows;
+    double sum = sum_tile(column, piece * chunk, end, [&](i64 i) { return widen(values[i]); });
+    if (down == 0 && column < columns) parts[piece * columns + column] = sum;
     if (!is_last_block(ticket, last)) return;
-    for (i64 c = threadIdx.x; c < columns; c += blockDim.x) {
-        double total = 0.0;
-        for (i64 i = 0; i < gridDim.x / tiles; i++) total += __ldcg(parts + i * columns + c);
-        gradient[c] = (add ? gradient[c] : 0.0f) + (float)total;
+    for (column = across; column < tiles * width; column += width) {
+        sum = sum_tile(column, 0, gridDim.x / tiles, [&](i64 i) { return __ldcg(parts + i); });
+        if (down == 0 && column < columns) gradient[column] = (add ? gradient[column] : 0.0f) + (float)sum;
     }
 }
 
@@ -730,95 +795,151 @@ CELL void meet(int *arrived, int &round) {
     __syncthreads();
 }
 
-struct Tiles { float left[32][33], right[32][33], scale; };
+#define DEEP 64  // a tile's sums go over so many numbers at once
 
-// The 32 x 32 numbers of a · b at (i, j), two by two for each of 256 threads; a (rows, inner), b (inner, columns), or
-// (columns, inner) if it is to be transposed.
-template <bool TRANSPOSED> CELL void tile_product(const float *a, const float *b, i64 rows, i64 columns, i64 inner, i64 i,
-                                                  i64 j, Tiles &tiles, float (&sum)[2][2]) {
-    int x = threadIdx.x % 16, y = threadIdx.x / 16, column = threadIdx.x % 32, row = threadIdx.x / 32;
-    sum[0][0] = sum[0][1] = sum[1][0] = sum[1][1] = 0.0f;
-    for (i64 k = 0; k < inner; k += 32) {
-        __syncthreads();
-        for (int r = row; r < 32; r += 8) {
-            tiles.left[r][column] = i + r < rows && k + column < inner ? __ldcg(a + (i + r) * inner + k + column) : 0.0f;
-            if (TRANSPOSED)
-                tiles.right[column][r] =
-                    j + r < columns && k + column < inner ? __ldcg(b + (j + r) * inner + k + column) : 0.0f;
-            else
-                tiles.right[r][column] =
-                    k + r < inner && j + column < columns ? __ldcg(b + (k + r) * columns + j + column) : 0.0f;
-        }
-        __syncthreads();
+// A tile has STRIP x ACROSS numbers. Of each operand DEEP rows, the first one turned, so that a sum goes down all of them.
+struct Strips { float left[DEEP][STRIP + 4], right[DEEP][DEEP + 4], own[DEEP][ACROSS + 4], parts[2048], scale; };
+
+// A thread has 2 x 4 numbers of a tile, and as many threads as are left over share their sum over DEEP numbers.
+template <int COLUMNS> struct Piece {
+    static constexpr int PIECES = STRIP / 2 * (COLUMNS / 4), GROUPS = 256 / PIECES, SHARE = DEEP / GROUPS;
+    int row = (int)threadIdx.x % PIECES / (COLUMNS / 4) * 2, column = (int)threadIdx.x % (COLUMNS / 4) * 4;
+    int group = (int)threadIdx.x / PIECES;
+    float sum[2][4] = {};
+
+    template <int PITCH> CELLS void add(const float (&left)[DEEP][STRIP + 4], const float (&right)[DEEP][PITCH]) {
 #pragma unroll 8
-        for (int l = 0; l < 32; l++) {
-            float left0 = tiles.left[y][l], left1 = tiles.left[y + 16][l];
-            float right0 = tiles.right[l][x], right1 = tiles.right[l][x + 16];
-            sum[0][0] += left0 * right0, sum[0][1] += left0 * right1;
-            sum[1][0] += left1 * right0, sum[1][1] += left1 * right1;
+        for (int k = group * SHARE; k < (group + 1) * SHARE; k++) {
+            Pack<float, 2> down = read<2>(&left[k][row]);
+            Pack<float, 4> across = read<4>(&right[k][column]);
+#pragma unroll
+            for (int v = 0; v < 8; v++) sum[v / 4][v % 4] += down.at[v / 4] * across.at[v % 4];
         }
     }
-}
+
+    // take(row, column, sum) for each number of the tile, by one thread each.
+    template <class Take> CELLS void join(float *parts, Take take) const {
+        for (int v = 0; v < 2; v++) write<4>(parts + (group * STRIP + row + v) * COLUMNS + column, sum[v]);
+        __syncthreads();
+        for (int i = threadIdx.x; i < STRIP * COLUMNS; i += 256) {
+            float total = 0.0f;
+            for (int g = 0; g < GROUPS; g++) total += parts[g * STRIP * COLUMNS + i];
+            take(i / COLUMNS, i % COLUMNS, total);
+        }
+    }
+};
 
 // 1/(norm + 1e-7) from the diagonal of the product with the transpose, or 1 after the first step, for all threads.
-CELL float first_scale(bool first, const float *gram, i64 rows, Tiles &tiles) {
+CELL float first_scale(bool first, const float *gram, i64 rows, Strips &strips) {
+    if (!first) return 1.0f;
     __syncthreads();
     if (threadIdx.x < 32) {
         double sum = 0.0;
-        for (i64 r = threadIdx.x; first && r < rows; r += 32) sum += __ldcg(gram + r * rows + r);
+        for (i64 r = threadIdx.x; r < rows; r += 32) sum += __ldcg(gram + r * rows + r);
         sum = warp_sum(sum);
-        if (threadIdx.x == 0) tiles.scale = first ? (float)(1.0 / (sqrt(sum) + 1e-7)) : 1.0f;
+        if (threadIdx.x == 0) strips.scale = (float)(1.0 / (sqrt(sum) + 1e-7));
     }
     __syncthreads();
-    return tiles.scale;
+    return strips.scale;
+}
+
+// S = X·X^T, the STRIP x ACROSS numbers at (i, j); x (rows, columns).
+CELL void gram_tile(const float *x, i64 rows, i64 columns, i64 i, i64 j, float *gram, Strips &strips) {
+    int k = threadIdx.x / 32 * 8 + threadIdx.x % 8, r = threadIdx.x % 32 / 8;  // no two threads of a warp in one bank
+    float next[(STRIP + ACROSS) / 4];
+    auto ask = [&](i64 begin) {
+#pragma unroll
+        for (int n = 0; n < (STRIP + ACROSS) / 4; n++) {
+            i64 row = r + (n < STRIP / 4 ? i + 4 * n : j + 4 * n - STRIP);
+            next[n] = row < rows && begin + k < columns ? __ldcg(x + row * columns + begin + k) : 0.0f;
+        }
+    };
+    Piece<ACROSS> piece;
+    ask(0);
+    for (i64 begin = 0; begin < columns; begin += DEEP) {
+        __syncthreads();
+#pragma unroll
+        for (int n = 0; n < (STRIP + ACROSS) / 4; n++)
+            (n < STRIP / 4 ? strips.left[k][r + 4 * n] : strips.own[k][r + 4 * n - STRIP]) = next[n];
+        __syncthreads();
+        if (begin + DEEP < columns) ask(begin + DEEP);
+        piece.add(strips.left, strips.own);
+    }
+    piece.join(strips.parts, [&](int row, int column, float sum) {
+        if (i + row < rows && j + column < rows) gram[(i + row) * rows + j + column] = sum;
+    });
+}
+
+// scale·(a + (b·s + c·s²·S)·S)·X, s = scale², the STRIP x ACROSS numbers at (i, j). A block works out the rows of the
+// polynomial that it needs itself: to wait for others would take longer. S is its own transpose.
+CELL void step_tile(const float *x, const float *gram, i64 rows, i64 columns, i64 i, i64 j, float scale, float a, float b,
+                    float c, float *to, Strips &strips) {
+    int t = threadIdx.x;
+    float square = scale * scale;
+    Piece<ACROSS> piece;
+    for (i64 middle = 0; middle < rows; middle += DEEP) {
+        Piece<DEEP> polynomial;
+        for (i64 begin = 0; begin < rows; begin += DEEP) {
+            float left[DEEP * STRIP / 256], right[DEEP * DEEP / 256], own[DEEP * ACROSS / 256];
+#pragma unroll
+            for (int n = 0; n < DEEP * STRIP / 256; n++) {
+                i64 l = begin + t / STRIP + n * (256 / STRIP), r = i + t % STRIP;
+                left[n] = l < rows && r < rows ? c * square * square * __ldcg(gram + l * rows + r) : 0.0f;
+                left[n] += l == r ? b * square : 0.0f;
+            }
+#pragma unroll
+            for (int n = 0; n < DEEP * DEEP / 256; n++) {
+                i64 l = begin + t / DEEP + n * (256 / DEEP), k = middle + t % DEEP;
+                right[n] = l < rows && k < rows ? __ldcg(gram + l * rows + k) : 0.0f;
+            }
+#pragma unroll
+            for (int n = 0; n < DEEP * ACROSS / 256; n++) {
+                i64 k = middle + t / ACROSS + n * (256 / ACROSS), column = j + t % ACROSS;
+                own[n] = k < rows && column < columns ? __ldcg(x + k * columns + column) : 0.0f;
+            }
+            __syncthreads();
+#pragma unroll
+            for (int n = 0; n < DEEP * STRIP / 256; n++) strips.left[t / STRIP + n * (256 / STRIP)][t % STRIP] = left[n];
+#pragma unroll
+            for (int n = 0; n < DEEP * DEEP / 256; n++) strips.right[t / DEEP + n * (256 / DEEP)][t % DEEP] = right[n];
+#pragma unroll
+            for (int n = 0; n < DEEP * ACROSS / 256; n++) strips.own[t / ACROSS + n * (256 / ACROSS)][t % ACROSS] = own[n];
+            __syncthreads();
+            polynomial.add(strips.left, strips.right);
+        }
+        polynomial.join(strips.parts, [&](int row, int k, float sum) {
+            strips.left[k][row] = sum + (middle + k == i + row ? a : 0.0f);
+        });
+        __syncthreads();
+        piece.add(strips.left, strips.own);
+    }
+    piece.join(strips.parts, [&](int row, int column, float sum) {
+        if (i + row < rows && j + column < columns) to[(i + row) * columns + j + column] = scale * sum;
+    });
 }
 
 // The matrices in x (count, rows, columns) by `steps` steps with the coefficients (steps, 3); after an odd number of
-// them they are in y. gram, polynomial (count, rows, rows).
+// them they are in y. gram (count, rows, rows).
 extern "C" __global__ void __launch_bounds__(256, 1)
 newton_schulz(i64 count, i64 rows, i64 columns, i64 steps, const float *coefficients, float *x, float *y, float *gram,
-              float *polynomial, int *arrived) {
-    __shared__ Tiles tiles;
-    i64 down = (rows + 31) / 32, across = (columns + 31) / 32, square = rows * rows, size = rows * columns;
-    int tx = threadIdx.x % 16, ty = threadIdx.x / 16, round = 0;
-    float sum[2][2];
+              int *arrived) {
+    __shared__ Strips strips;
+    i64 down = (rows + STRIP - 1) / STRIP, square = rows * rows, size = rows * columns;
+    i64 squares = down * ((rows + ACROSS - 1) / ACROSS), tiles = down * ((columns + ACROSS - 1) / ACROSS);
+    int round = 0;
     for (i64 step = 0; step < steps; step++) {
         float a = coefficients[3 * step], b = coefficients[3 * step + 1], c = coefficients[3 * step + 2];
         float *from = step % 2 ? y : x, *to = step % 2 ? x : y;
-        for (i64 tile = blockIdx.x; tile < count * down * down; tile += gridDim.x) {  // X·X^T
-            i64 matrix = tile / (down * down), i = tile / down % down * 32, j = tile % down * 32;
-            tile_product<true>(from + matrix * size, from + matrix * size, rows, rows, columns, i, j, tiles, sum);
-            for (int v = 0; v < 4; v++) {
-                i64 row = i + ty + v / 2 * 16, column = j + tx + v % 2 * 16;
-                if (row < rows && column < rows) gram[matrix * square + row * rows + column] = sum[v / 2][v % 2];
-            }
+        for (i64 tile = blockIdx.x; tile < count * squares; tile += gridDim.x) {
+            i64 matrix = tile / squares, i = tile % down * STRIP, j = tile % squares / down * ACROSS;
+            gram_tile(from + matrix * size, rows, columns, i, j, gram + matrix * square, strips);
         }
         meet(arrived, round);
-        for (i64 tile = blockIdx.x; tile < count * down * down; tile += gridDim.x) {  // b·S + c·S·S
-            i64 matrix = tile / (down * down), i = tile / down % down * 32, j = tile % down * 32;
-            const float *own = gram + matrix * square;
-            float scale = first_scale(step == 0, own, rows, tiles);
-            scale *= scale;
-            tile_product<false>(own, own, rows, rows, rows, i, j, tiles, sum);
-            for (int v = 0; v < 4; v++) {
-                i64 row = i + ty + v / 2 * 16, column = j + tx + v % 2 * 16;
-                if (row < rows && column < rows)
-                    polynomial[matrix * square + row * rows + column] =
-                        b * (scale * __ldcg(own + row * rows + column)) + c * (scale * scale * sum[v / 2][v % 2]);
-            }
-        }
-        meet(arrived, round);
-        for (i64 tile = blockIdx.x; tile < count * down * across; tile += gridDim.x) {  // a·X + P·X
-            i64 matrix = tile / (down * across), i = tile / across % down * 32, j = tile % across * 32;
-            const float *own = from + matrix * size;
-            float scale = first_scale(step == 0, gram + matrix * square, rows, tiles);
-            tile_product<false>(polynomial + matrix * square, own, rows, columns, rows, i, j, tiles, sum);
-            for (int v = 0; v < 4; v++) {
-                i64 row = i + ty + v / 2 * 16, column = j + tx + v % 2 * 16;
-                if (row < rows && column < columns)
-                    to[matrix * size + row * columns + column] =
-                        scale * (a * __ldcg(own + row * columns + column) + sum[v / 2][v % 2]);
-            }
+        for (i64 tile = blockIdx.x; tile < count * tiles; tile += gridDim.x) {
+            i64 matrix = tile / tiles, i = tile % down * STRIP, j = tile % tiles / down * ACROSS;
+            float scale = first_scale(step == 0, gram + matrix * square, rows, strips);
+            step_tile(from + matrix * size, gram + matrix * square, rows, columns, i, j, scale, a, b, c,
+                      to + matrix * size, strips);
         }
         meet(arrived, round);
     }

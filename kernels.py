@@ -733,9 +733,10 @@ def observation_moments(observations, valid, around):
 
 @cell
 def mingru_gates_cell(h, g, p):
-    """(h~, z, q) of mingru_cell from the linear map's output (h, g, p). h~ has two formulas: both
-    are computed and one is chosen, because a branch would double the loop's time."""
-    return h + HALF if h >= ZERO else sigmoid_cell(h), sigmoid_cell(g), sigmoid_cell(p)
+    """(h~, z, q) of mingru_cell from the linear map's output (h, g, p). h~ is h + ½ if h >= 0, else sigmoid(h); as
+    a sum it has no branch, which would double the loop's time."""
+    above, below = h if h >= ZERO else ZERO, ZERO if h >= ZERO else h
+    return sigmoid_cell(below) + above, sigmoid_cell(g), sigmoid_cell(p)
 
 
 @cell
@@ -1316,8 +1317,9 @@ def add_rows(rows, gradient, add=True):
         gradient.copy_(gradient + total if add else total)
         return
     values = checked("add_rows", "rows", rows, (n, columns), FLOATS)
-    chunk = max(-(-n // 256), 8 * (256 // min(columns, 256)))  # 8 rows a thread at least, 256 pieces at most
-    pieces = -(-n // chunk)
+    side_by_side = 256 // min(columns, 256)
+    chunk = -(-max(math.isqrt(n), 1) // side_by_side) * side_by_side  # the last block then has as much to add up
+    pieces = max(1, -(-n // chunk))
     CUDA.launch("add_rows_half" if values.dtype == u16 else "add_rows", -(-columns // 256) * pieces, 256, n, columns,
                 chunk, values, *_sums_of_blocks(rows, pieces * columns), add,
                 checked("add_rows", "gradient", gradient, (columns,)))
@@ -1403,6 +1405,9 @@ def _nesterov_cuda(begin, end, gradients, buffers, updates, scalars, places, wor
                 updates[i] = update
             else:
                 work[places[i]] = update
+
+
+STRIP, ACROSS = 16, 32  # rows and columns of what a block of newton_schulz works out at once
 
 
 @driver

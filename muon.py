@@ -265,9 +265,9 @@ class Muon:
             self._orthogonalise(x, y, gram, polynomial)
             return
         # The kernel's blocks wait for each other, so all of them must run at once.
-        tiles = count * -(-rows // 32) * -(-columns // 32)
+        tiles = count * -(-rows // kernels.STRIP) * -(-columns // kernels.ACROSS)
         blocks = min(tiles, torch.cuda.get_device_properties(x.device).multi_processor_count)
-        arrays = [checked("Muon", "matrices", part, tuple(part.shape)) for part in (x, y, gram, polynomial)]
+        arrays = [checked("Muon", "matrices", part, tuple(part.shape)) for part in (x, y, gram)]
         coefficients = constant(("Newton-Schulz",), x, lambda: torch.tensor(NEWTON_SCHULZ, dtype=torch.float32))
         arrived = constant(("barrier", torch.cuda.current_stream().cuda_stream), x,
                            lambda: torch.zeros(2, dtype=torch.int32))

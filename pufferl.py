@@ -22,6 +22,7 @@ same algorithm on one page.
 """
 
 import contextlib
+import copy
 import dataclasses
 import importlib
 import inspect
@@ -148,7 +149,7 @@ class PuffeRL:
         self.engine = engine(policy, vecenv, c, self.segments, sum(agents[: self.ranks.rank]))
         self._allocate()
         self._say_engine(why)
-        self.statistics.best = runs.on_the_cpu(policy.state_dict())
+        self.statistics.best = copy.deepcopy(policy.state_dict())
 
     @out_of_memory("vec.total_agents (or env.num_envs) or train.horizon")
     def _allocate(self):
@@ -455,7 +456,8 @@ class PuffeRL:
             if path is not None:
                 runs.save(state, Path(path))
             else:
-                self.run.save(state, model, self.statistics.best if self.statistics.best_unsaved else None)
+                best = runs.on_the_cpu(self.statistics.best) if self.statistics.best_unsaved else None
+                self.run.save(state, model, best)
                 self.statistics.best_unsaved = False
                 self.logger.artifact(str(model))
         return str(model)

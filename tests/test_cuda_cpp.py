@@ -230,7 +230,7 @@ def test_threads_that_never_meet_are_found(monkeypatch):
         kernel((1,), (64,), (np.int64(64),))
 
 
-@pytest.mark.parametrize("count, rows, columns", [(1, 1, 1), (2, 3, 70), (3, 33, 40), (2, 64, 100)])
+@pytest.mark.parametrize("count, rows, columns", [(1, 1, 1), (2, 3, 70), (3, 33, 40), (2, 64, 100), (2, 70, 131)])
 @pytest.mark.parametrize("backwards", [False, True])
 def test_newton_schulz_in_one_launch(count, rows, columns, backwards, monkeypatch):
     """Every matrix as the reference has it; what was in the scratch, and the order of the blocks, does not matter."""
@@ -302,11 +302,11 @@ class Actor:
         if kind == "squashed":
             self.options["squash"] = models.squash_of(models.squash(policy, BOX))
 
-    def step(self, drawn=True, commit=True, only=None):
+    def step(self, drawn=True, commit=True, final=None):
         """(outputs, what was drawn, the state of all agents) of one step from where it began."""
         before = self.all_states.clone()
         written = {name: tensor if tensor is None else tensor.clone() for name, tensor in self.written.items()}
-        outputs = self.layers.step(self.observations, self.state, *self.flags, commit=commit, only=only,
+        outputs = self.layers.step(self.observations, self.state, *self.flags, commit=commit, final=final,
                                    drawn={**written, **self.options} if drawn else None)
         after = self.all_states.clone()
         self.all_states.copy_(before)
@@ -429,11 +429,15 @@ def test_a_step_for_some_agents_leaves_out_tiles_without_any(simulated, monkeypa
     actor = Actor(65, 5, 8, 2)
     expected = actor.step(drawn=False, commit=False)[0]
     for agent, written in ((None, ()), (3, (0, 2)), (64, (0, 2)), (40, (1,))):
-        only = torch.zeros(65, dtype=torch.uint8)
+        truncations, terminals = torch.zeros(2, 65, dtype=torch.uint8)
+        values = torch.full((65,), math.nan)
+        truncations[20] = terminals[20] = 1  # the end, after which nothing follows
         if agent is not None:
-            only[agent] = 1
+            truncations[agent] = 1
         actor.layers.chunk(65).flat_outputs.fill_(math.nan)
-        outputs = actor.step(drawn=False, commit=False, only=only)[0]
+        outputs = actor.step(drawn=False, commit=False, final=(truncations, terminals, values))[0]
+        cut = truncations > terminals
+        assert torch.equal(values[cut], expected[cut, -1]) and not values[~cut].any()
         for tile, rows in enumerate((slice(32), slice(32, 64), slice(64, 65))):
             assert torch.equal(outputs[rows], expected[rows]) if tile in written else outputs[rows].isnan().all()
 

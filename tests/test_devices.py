@@ -95,6 +95,7 @@ class Recorder:
         optimizer = getattr(getattr(owner, "optimizer", None), "optimizer", None)
         if optimizer is not None:
             memory += [tensor for state in optimizer.state.values() for tensor in state.values()]
+        memory += [argument for *_, given in calls for argument in given if isinstance(argument, torch.Tensor)]
         for key, function, arguments in calls:
             before = [tensor.clone() for tensor in memory]
             Recorder.capturing = Recording()
@@ -272,7 +273,7 @@ def launches(trainer, key):
 
 
 @pytest.mark.parametrize("device", ["recorder"], indirect=True)
-@pytest.mark.parametrize("fits, step, final", [(True, 4, 7), (False, 10, 14)], ids=["in one kernel", "by products"])
+@pytest.mark.parametrize("fits, step, final", [(True, 4, 5), (False, 10, 15)], ids=["in one kernel", "by products"])
 def test_a_rollouts_step_is_few_launches(device, fits, step, final, monkeypatch):
     """Two copies from the host, the policy's step and a copy of the actions; and the values of final observations."""
     if not fits:

@@ -316,10 +316,10 @@ def test_a_trainer_learns_the_same_from_them(recorder, name):
         if there:
             stepped = [launch for launch in recorder.launches if launch.startswith("device_")]
             assert stepped == [*["device_step"] * 8, "device_log"] * 5
-            captured = ("rollout", 0) in trainer.engine.device.graphs
+            captured = ("rollout", 0, 8) in trainer.engine.device.graphs
             assert captured == (graphs == 2 and name != "continuous")
             if captured and name == "squared":  # a step: the policy's, the environments', the resets; at the end V
-                assert len(launches(trainer, ("rollout", 0))) == 8 * 3 + 2
+                assert [len(launches(trainer, ("rollout", 0, first))) for first in (0, 8)] == [8 * 3, 2]
             assert not trainer.engine.device.pinned[2:]  # nothing of a rollout is on the host
         trainer.release()
     for tensors, logs, returns in results[1:]:
@@ -385,7 +385,7 @@ def test_a_gpu_steps_as_the_host(name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["squared", "cartpole", "drone"])
-def test_a_gpu_plays_the_rollout_as_one_graph(name):
+def test_a_gpu_plays_the_rollout_in_graphs(name):
     """Which leaves, bit for bit, what the same calls leave one after the other."""
     results = []
     for graphs in (2, -1):
@@ -396,7 +396,7 @@ def test_a_gpu_plays_the_rollout_as_one_graph(name):
                     "log_interval": 1e9, "data_dir": None, "cudagraphs": graphs}
         trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 32))
         results.append(train(trainer, 6))
-        assert (("rollout", 0) in trainer.engine.device._graphs) == (graphs == 2)
+        assert (("rollout", 0, 16) in trainer.engine.device._graphs) == (graphs == 2)
         trainer.release()
     assert all(torch.equal(*pair) for pair in zip(results[0][0], results[1][0], strict=True))
 
