@@ -46,6 +46,20 @@ CELL double absolute(double x) { return fabs(x); }
 #ifndef SHARED_MEMORY  // as many bytes as the launch says
 #define SHARED_MEMORY(Type, name) extern __shared__ __align__(16) char shared_memory[]; \
     Type *name = (Type *)shared_memory
+// Copy 4, 8 or 16 bytes to shared memory, where they are after end_copies, while the thread goes on.
+template <int BYTES> CELL void begin_copy(void *to, const void *from) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+                 :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from), "n"(BYTES) : "memory");
+#else
+    memcpy(to, from, BYTES);
+#endif
+}
+CELL void end_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
 #endif
 """
 CALLS = {"abs": "absolute", "len": "length", "math.log": "logf", "math.sqrt": "sqrtf"}

@@ -568,8 +568,8 @@ class PolicyStep:
         DTYPES; state (layers, n, H), each layer contiguous, is updated in place if `commit`; resets, valid (n,) uint8.
         final: (truncations, terminals, values), (n,) uint8 and float32: V of the agents that are cut off is written to
         `values`, and 0 for the others, whose outputs are these or what was there. drawn: the arguments of
-        `kernels.sample` behind its first one; nothing is drawn without. Raises ValueError or TypeError for a wrong shape
-        or dtype."""
+        `kernels.sample` behind its first one; nothing is drawn without. Raises ValueError or TypeError for a wrong
+        shape or dtype."""
         name, like, norm = "policy_step", outputs, self.policy.normalizer
         n, width = check_sizes(name, "outputs", outputs, 2)
         inputs, H, L = self.policy.encoder.in_features, self.policy.hidden_size, self.policy.num_layers
@@ -598,7 +598,7 @@ class PolicyStep:
         shared = self.size(self.policy, self.precision, rows)
         at_once = max(1, properties.shared_memory_per_multiprocessor // (shared + 1024))  # blocks a multiprocessor
         kernels.CUDA.launch(
-            name, min(-(-n // rows), processors * at_once), 256, n, inputs, H, L, width, rows,
+            name, min(-(-n // rows), processors * at_once), kernels.CREW, n, inputs, H, L, width, rows,
             self.precision != torch.float32, weights, kind, seen, norm is not None, *moments, state.stride(0), commit,
             first, *flags, final is not None, *ends, outputs, drawn is not None, *drawing, shared=shared)
         return like

@@ -198,8 +198,8 @@ extern "C" __global__ void mingru_scan_grad_half(i64 T, i64 M, i64 N, i64 H, u16
 }
 
 // --------------------------------------------------------------------------------------------------------------------
-// A rollout's step of the whole default network. A block copies all weights into its shared memory and then takes one
-// tile of `rows` agents after the other. What flows between the layers stays there, a column's rows side by side.
+// A rollout's step of the whole default network. A block copies all weights into its shared memory, at once and while it
+// reads its first observations, and then takes one tile of `rows` agents after the other. What flows between the layers stays there, a column's rows side by side.
 
 #define EACH 8     // rows whose sums one thread has
 #define IN_WAY 16  // numbers that a thread asks for before it puts the first in its place
@@ -208,55 +208,56 @@ CELL i64 fours(i64 n) { return (n + 3) / 4 * 4; }
 // The length of a row of n weights: threads that read four numbers each of neighbouring rows then meet no bank twice.
 CELL int weight_pitch(i64 n) { return (int)((n + 3) / 8 * 8 + 4); }
 
-// write(row, column, read(row, column)) for all rows and columns, by all threads of a block.
-template <class Value, class Read, class Write> CELL void carry(int rows, int columns, Read read, Write write) {
-    int row = threadIdx.x / columns, column = threadIdx.x % columns;
-    int down = blockDim.x / columns, right = blockDim.x % columns;
-    auto next = [=](int &row, int &column) {
-        row += down, column += right;
-        if (column >= columns) column -= columns, row++;
-    };
-    while (row < rows) {
+// write(row, column, read(i)) for the `count` numbers of a matrix, by all threads of a block.
+template <class Value, class Read, class Write> CELL void carry(int count, int columns, Read read, Write write) {
+    int row = threadIdx.x / columns, column = threadIdx.x % columns, down = CREW / columns, right = CREW % columns;
+    for (int begin = threadIdx.x; begin < count; begin += IN_WAY * CREW) {
         Value values[IN_WAY];
-        int r = row, c = column;
 #pragma unroll
-        for (int i = 0; i < IN_WAY; i++, next(r, c))
-            if (r < rows) values[i] = read(r, c);
+        for (int i = 0; i < IN_WAY; i++)
+            if (begin + i * CREW < count) values[i] = read(begin + i * CREW);
 #pragma unroll
-        for (int i = 0; i < IN_WAY; i++, next(row, column))
-            if (row < rows) write(row, column, values[i]);
+        for (int i = 0; i < IN_WAY; i++) {
+            if (begin + i * CREW < count) write(row, column, values[i]);
+            row += down, column += right;
+            if (column >= columns) column -= columns, row++;
+        }
     }
 }
 
-// Weights (outputs, inputs) with zeros behind each row, to full fours.
-template <class Real> CELL void carry_weights(const Real *from, Real *to, int outputs, int inputs) {
-    int pitch = weight_pitch(inputs);
-    if (inputs % 4 == 0)
-        carry<Pack<Real, 4>>(
-            outputs, inputs / 4, [=](int row, int k) { return read<4>(from + (i64)row * inputs + 4 * k); },
-            [=](int row, int k, Pack<Real, 4> four) { *(Pack<Real, 4> *)(to + row * pitch + 4 * k) = four; });
+// Begin to copy weights (outputs, inputs); behind each row are zeros, to full fours.
+template <class Real> CELL void begin_weights(const Real *from, Real *to, int outputs, int inputs) {
+    int pitch = weight_pitch(inputs), behind = (int)fours(inputs) - inputs;
+    auto by = [=](auto pack) {  // as many at once as the rows' beginnings allow
+        constexpr int V = sizeof pack / sizeof(Real);
+        carry<int>(outputs * (inputs / V), inputs / V, [](int i) { return i; }, [=](int row, int k, int i) {
+            begin_copy<sizeof pack>(to + row * pitch + V * k, from + V * i);
+        });
+    };
+    if (inputs % 4 == 0) by(Pack<Real, 4>());
+    else if (inputs % 2 == 0) by(Pack<Real, 2>());
     else
-        carry<Real>(
-            outputs, fours(inputs), [=](int row, int k) { return k < inputs ? from[(i64)row * inputs + k] : Real(0); },
-            [=](int row, int k, Real weight) { to[row * pitch + k] = weight; });
+        carry<Real>(outputs * inputs, inputs, [=](int i) { return from[i]; },
+                    [=](int row, int k, Real weight) { to[row * pitch + k] = weight; });
+    for (int i = threadIdx.x; i < outputs * behind; i += blockDim.x) to[i / behind * pitch + inputs + i % behind] = Real(0);
 }
 
 template <class Real> CELL void carry_bias(const Real *from, float *to, int count) {
     for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = widen(from[i]);
 }
 
-// An observation's number, of one of the types in fused.DTYPES.
-CELL float number_at(const void *from, i64 kind, i64 i) {
+// read(number) with a pointer to numbers of one of the types in fused.DTYPES.
+template <class Read> CELL void with_kind(const void *from, i64 kind, Read read) {
     switch (kind) {
-    case 0: return ((const float *)from)[i];
-    case 1: return ((const u8 *)from)[i];
-    case 2: return ((const signed char *)from)[i];
-    case 3: return ((const short *)from)[i];
-    case 4: return ((const u16 *)from)[i];
-    case 5: return (float)((const int *)from)[i];
-    case 6: return (float)((const u32 *)from)[i];
-    case 7: return (float)((const i64 *)from)[i];
-    default: return (float)((const double *)from)[i];
+    case 0: return read((const float *)from);
+    case 1: return read((const u8 *)from);
+    case 2: return read((const signed char *)from);
+    case 3: return read((const short *)from);
+    case 4: return read((const u16 *)from);
+    case 5: return read((const int *)from);
+    case 6: return read((const u32 *)from);
+    case 7: return read((const i64 *)from);
+    default: return read((const double *)from);
     }
 }
 
@@ -298,7 +299,7 @@ template <class Real> CELL float rounded(float x) { return widen(rounded_to<Real
 // state_stride further on each; it changes only if `commit`. log_std is read, and a Gaussian drawn from, if there are
 // no heads; squash_row as in ppo_loss_continuous. Only if `drawn`, actions, samples and logprobs are written, and values.
 // If `final`, values are V of the agents that are cut off, and 0 of the others. A block without any does nothing else.
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(CREW, 1)
 policy_step(i64 n, i64 inputs, i64 hidden, i64 layers, i64 width, i64 rows, bool half, const i64 *weights, i64 kind,
             const void *observations, bool normalised, const float *shift, const float *scale, i64 state_stride,
             bool commit, float *state, const u8 *resets, const u8 *valid, bool final, const u8 *truncations,
@@ -317,27 +318,31 @@ policy_step(i64 n, i64 inputs, i64 hidden, i64 layers, i64 width, i64 rows, bool
     float *decoder = odd + fours(H) * pitch, *left = decoder + width * narrow, *biases = left + rows * width;
     void *rest = left + fours(rows * width + (3 * layers + 1) * H + width);
     float *decoder_bias = biases + (3 * layers + 1) * H;
-    carry_weights((const float *)weights[2 * layers + 2], decoder, (int)width, H);
+    begin_weights((const float *)weights[2 * layers + 2], decoder, (int)width, H);
     carry_bias((const float *)weights[2 * layers + 3], decoder_bias, (int)width);
 
     auto take = [&](auto like) {
         typedef decltype(like) Real;
         Real *encoder = (Real *)rest, *gates = encoder + H * wide;
-        carry_weights((const Real *)weights[0], encoder, H, D);
+        begin_weights((const Real *)weights[0], encoder, H, D);
+        for (int l = 0; l < layers; l++)
+            begin_weights((const Real *)weights[2 * l + 2], gates + 3 * l * H * narrow, 3 * H, H);
         carry_bias((const Real *)weights[1], biases, H);
-        for (int l = 0; l < layers; l++) {
-            carry_weights((const Real *)weights[2 * l + 2], gates + 3 * l * H * narrow, 3 * H, H);
+        for (int l = 0; l < layers; l++)
             carry_bias((const Real *)weights[2 * l + 3], biases + (3 * l + 1) * H, 3 * H);
-        }
         for (i64 begin = blockIdx.x * rows; begin < n; begin += gridDim.x * rows) {
-            carry<float>(
-                (int)rows, (int)fours(D),
-                [&](int row, int k) {
-                    if (begin + row >= n || k >= D) return 0.0f;
-                    float x = number_at(observations, kind, (begin + row) * D + k);
-                    return rounded<Real>(normalised ? normalise_cell(x, shift[k], scale[k]) : x);
-                },
-                [&](int row, int k, float x) { even[k * pitch + row] = x; });
+            with_kind(observations, kind, [&](auto from) {
+                from += begin * D;
+                carry<decltype(*from + 0)>(
+                    D * (int)(n - begin < rows ? n - begin : rows), D, [=](int i) { return from[i]; },
+                    [&](int row, int k, auto number) {
+                        float x = (float)number;
+                        even[k * pitch + row] = rounded<Real>(normalised ? normalise_cell(x, shift[k], scale[k]) : x);
+                    });
+            });
+            for (int i = threadIdx.x; i < ((int)fours(D) - D) * (int)rows; i += CREW)
+                even[(D + i / (int)rows) * pitch + i % (int)rows] = 0.0f;
+            end_copies();
             __syncthreads();
             for (int item = threadIdx.x; item < H * (rows / EACH); item += blockDim.x) {
                 int j = item % H, r = item / H * EACH;
@@ -802,7 +807,7 @@ struct Strips { float left[DEEP][STRIP + 4], right[DEEP][DEEP + 4], own[DEEP][AC
 
 // A thread has 2 x 4 numbers of a tile, and as many threads as are left over share their sum over DEEP numbers.
 template <int COLUMNS> struct Piece {
-    static constexpr int PIECES = STRIP / 2 * (COLUMNS / 4), GROUPS = 256 / PIECES, SHARE = DEEP / GROUPS;
+    static constexpr int PIECES = STRIP / 2 * (COLUMNS / 4), GROUPS = CREW / PIECES, SHARE = DEEP / GROUPS;
     int row = (int)threadIdx.x % PIECES / (COLUMNS / 4) * 2, column = (int)threadIdx.x % (COLUMNS / 4) * 4;
     int group = (int)threadIdx.x / PIECES;
     float sum[2][4] = {};
@@ -821,7 +826,7 @@ template <int COLUMNS> struct Piece {
     template <class Take> CELLS void join(float *parts, Take take) const {
         for (int v = 0; v < 2; v++) write<4>(parts + (group * STRIP + row + v) * COLUMNS + column, sum[v]);
         __syncthreads();
-        for (int i = threadIdx.x; i < STRIP * COLUMNS; i += 256) {
+        for (int i = threadIdx.x; i < STRIP * COLUMNS; i += CREW) {
             float total = 0.0f;
             for (int g = 0; g < GROUPS; g++) total += parts[g * STRIP * COLUMNS + i];
             take(i / COLUMNS, i % COLUMNS, total);
@@ -880,30 +885,30 @@ CELL void step_tile(const float *x, const float *gram, i64 rows, i64 columns, i6
     for (i64 middle = 0; middle < rows; middle += DEEP) {
         Piece<DEEP> polynomial;
         for (i64 begin = 0; begin < rows; begin += DEEP) {
-            float left[DEEP * STRIP / 256], right[DEEP * DEEP / 256], own[DEEP * ACROSS / 256];
+            float left[DEEP * STRIP / CREW], right[DEEP * DEEP / CREW], own[DEEP * ACROSS / CREW];
 #pragma unroll
-            for (int n = 0; n < DEEP * STRIP / 256; n++) {
-                i64 l = begin + t / STRIP + n * (256 / STRIP), r = i + t % STRIP;
+            for (int n = 0; n < DEEP * STRIP / CREW; n++) {
+                i64 l = begin + t / STRIP + n * (CREW / STRIP), r = i + t % STRIP;
                 left[n] = l < rows && r < rows ? c * square * square * __ldcg(gram + l * rows + r) : 0.0f;
                 left[n] += l == r ? b * square : 0.0f;
             }
 #pragma unroll
-            for (int n = 0; n < DEEP * DEEP / 256; n++) {
-                i64 l = begin + t / DEEP + n * (256 / DEEP), k = middle + t % DEEP;
+            for (int n = 0; n < DEEP * DEEP / CREW; n++) {
+                i64 l = begin + t / DEEP + n * (CREW / DEEP), k = middle + t % DEEP;
                 right[n] = l < rows && k < rows ? __ldcg(gram + l * rows + k) : 0.0f;
             }
 #pragma unroll
-            for (int n = 0; n < DEEP * ACROSS / 256; n++) {
-                i64 k = middle + t / ACROSS + n * (256 / ACROSS), column = j + t % ACROSS;
+            for (int n = 0; n < DEEP * ACROSS / CREW; n++) {
+                i64 k = middle + t / ACROSS + n * (CREW / ACROSS), column = j + t % ACROSS;
                 own[n] = k < rows && column < columns ? __ldcg(x + k * columns + column) : 0.0f;
             }
             __syncthreads();
 #pragma unroll
-            for (int n = 0; n < DEEP * STRIP / 256; n++) strips.left[t / STRIP + n * (256 / STRIP)][t % STRIP] = left[n];
+            for (int n = 0; n < DEEP * STRIP / CREW; n++) strips.left[t / STRIP + n * (CREW / STRIP)][t % STRIP] = left[n];
 #pragma unroll
-            for (int n = 0; n < DEEP * DEEP / 256; n++) strips.right[t / DEEP + n * (256 / DEEP)][t % DEEP] = right[n];
+            for (int n = 0; n < DEEP * DEEP / CREW; n++) strips.right[t / DEEP + n * (CREW / DEEP)][t % DEEP] = right[n];
 #pragma unroll
-            for (int n = 0; n < DEEP * ACROSS / 256; n++) strips.own[t / ACROSS + n * (256 / ACROSS)][t % ACROSS] = own[n];
+            for (int n = 0; n < DEEP * ACROSS / CREW; n++) strips.own[t / ACROSS + n * (CREW / ACROSS)][t % ACROSS] = own[n];
             __syncthreads();
             polynomial.add(strips.left, strips.right);
         }
@@ -920,7 +925,7 @@ CELL void step_tile(const float *x, const float *gram, i64 rows, i64 columns, i6
 
 // The matrices in x (count, rows, columns) by `steps` steps with the coefficients (steps, 3); after an odd number of
 // them they are in y. gram (count, rows, rows).
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(CREW, 1)
 newton_schulz(i64 count, i64 rows, i64 columns, i64 steps, const float *coefficients, float *x, float *y, float *gram,
               int *arrived) {
     __shared__ Strips strips;

@@ -1407,6 +1407,7 @@ def _nesterov_cuda(begin, end, gradients, buffers, updates, scalars, places, wor
                 work[places[i]] = update
 
 
+CREW = 256  # threads of a block of policy_step and newton_schulz
 STRIP, ACROSS = 16, 32  # rows and columns of what a block of newton_schulz works out at once
 
 

@@ -271,8 +271,8 @@ class Muon:
         coefficients = constant(("Newton-Schulz",), x, lambda: torch.tensor(NEWTON_SCHULZ, dtype=torch.float32))
         arrived = constant(("barrier", torch.cuda.current_stream().cuda_stream), x,
                            lambda: torch.zeros(2, dtype=torch.int32))
-        kernels.CUDA.launch("newton_schulz", blocks, 256, count, rows, columns, len(NEWTON_SCHULZ), coefficients,
-                            *arrays, arrived)
+        kernels.CUDA.launch("newton_schulz", blocks, kernels.CREW, count, rows, columns, len(NEWTON_SCHULZ),
+                            coefficients, *arrays, arrived)
 
     @staticmethod
     def _orthogonalise(x, y, gram, polynomial):

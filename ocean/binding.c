@@ -121,8 +121,15 @@ static_assert(sizeof(Env) == STRUCT_SIZE && offsetof(Env, rng) == PLAIN_START &&
 extern "C" __global__ void device_step(Env* envs, int64_t num_envs, const Rows* rows) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= num_envs) return;
-    bind_rows(envs + i, rows);
-    c_step(envs + i);
+    if (sizeof(Env) > 640) {
+        bind_rows(envs + i, rows);
+        c_step(envs + i);
+        return;
+    }
+    Env env = envs[i]; /* nothing else points to a copy, so what c_step writes elsewhere cannot have changed it */
+    bind_rows(&env, rows);
+    c_step(&env);
+    envs[i] = env;
 }
 
 extern "C" __global__ void device_reset(Env* envs, int64_t num_envs, const Rows* rows) {

@@ -25,6 +25,8 @@
 #define __shared__ static __attribute__((section("shared_memory")))
 #define __restrict__
 #define SHARED_MEMORY(Type, name) Type *name = (Type *)shim::dynamic
+template <int BYTES> inline void begin_copy(void *to, const void *from) { memcpy(to, from, BYTES); }
+inline void end_copies() {}
 
 struct Dim { unsigned x; };
 static Dim threadIdx, blockIdx, blockDim, gridDim;
