@@ -517,9 +517,9 @@ class TorchProducts:
         else:
             torch.mm(grad.t(), x, out=gradient)
 
-    def bias_gradient(self, name, rows, *, add):
-        """A vector's gradient (+)= the sum over rows (n, columns)."""
-        kernels.add_rows(rows, self.gradients[name], add)
+    def bias_gradients(self, rows, *, add):
+        """Vectors' gradients (+)= the sums over rows (n, columns). rows: {the vector's name: rows}."""
+        kernels.add_rows([(values, self.gradients[name]) for name, values in rows.items()], add)
 
 
 # What observations may be, as policy_step of kernels.cu numbers them.
@@ -653,7 +653,8 @@ class Layers:
         exact = {"last": lambda n: (T, n, H), "outputs": lambda n: (T, n, width)}
         if steps:
             rounded |= {"grad_x": lambda n: (T, n, H)}
-            exact |= {f"states{i}": lambda n: (T + 1, n, H) for i in range(L)} | {"sums": lambda n: (n, 3 * H)}
+            exact |= {f"states{i}": lambda n: (T + 1, n, H) for i in range(L)}
+            exact |= {f"sums{i}": lambda n: (n, 3 * H) for i in range(L)}
             exact |= {"grad_outputs": lambda n: (T, n, width), "grad_log_std": lambda n: (T, n, width - 1)}
         for shapes, dtype in ((rounded, precision), (exact, torch.float32)):
             for key, shape in shapes.items():
@@ -729,19 +730,19 @@ class Layers:
         """The gradients of all weights, written or, with `add`, added to, given chunk.grad_outputs; consumes the
         activations."""
         products, grad_x = self.products, chunk.flat_grad_x
-        products.weight_gradient("decoder", chunk.flat_grad_outputs, chunk.flat_last, add=add)
-        products.bias_gradient("decoder.bias", chunk.flat_grad_outputs, add=add)
+        vectors = {"decoder.bias": chunk.flat_grad_outputs}
         if self.policy.decoder.log_std is not None:
-            products.bias_gradient("decoder.log_std", chunk.flat_grad_log_std, add=add)
+            vectors["decoder.log_std"] = chunk.flat_grad_log_std
+        products.weight_gradient("decoder", chunk.flat_grad_outputs, chunk.flat_last, add=add)
         products.input_gradient("decoder", chunk.flat_grad_outputs, grad_x, add=False)
         for i in reversed(range(self.policy.num_layers)):
-            kernels.mingru_scan_grad(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.grad_x, chunk.sums,
+            vectors[f"rnn.layers.{i}.bias"] = sums = getattr(chunk, f"sums{i}")
+            kernels.mingru_scan_grad(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid, chunk.grad_x, sums,
                                      index=index, start=start)
             products.weight_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], chunk.flat_x[i], add=add)
-            products.bias_gradient(f"rnn.layers.{i}.bias", chunk.sums, add=add)
             products.input_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], grad_x, add=True)
         products.weight_gradient("encoder", grad_x, chunk.flat_observations, add=add)
-        products.bias_gradient("encoder.bias", grad_x, add=add)
+        products.bias_gradients({**vectors, "encoder.bias": grad_x}, add=add)
 
 
 class Sample:

@@ -428,11 +428,11 @@ CELL double warp_sum(double x) {
 }
 
 // Whether this block is the last. What each has written before, it may read by __ldcg.
-CELL bool is_last_block(int *ticket, int *shared) {
+CELL bool is_last_block(int *ticket, int blocks, int *shared) {
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        *shared = atomicAdd(ticket, 1) == (int)gridDim.x - 1;
+        *shared = atomicAdd(ticket, 1) == blocks - 1;
         if (*shared) *ticket = 0;
     }
     __syncthreads();
@@ -456,7 +456,7 @@ template <int COUNT> CELL bool grid_sums(double (&mine)[COUNT], double *parts, i
         for (int w = 0; w < warps; w++) sum += shared.sums[w * COUNT + threadIdx.x];
         parts[blockIdx.x * COUNT + threadIdx.x] = sum;
     }
-    if (!is_last_block(ticket, &shared.last)) return false;
+    if (!is_last_block(ticket, gridDim.x, &shared.last)) return false;
     for (int k = warp; k < COUNT; k += warps) {
         double sum = 0.0;
         for (unsigned block = lane; block < gridDim.x; block += 32) sum += __ldcg(parts + block * COUNT + k);
@@ -556,7 +556,7 @@ extern "C" __global__ void clip(i64 n, const float *flat, double max_grad_norm, 
 }
 
 // The sum of get(row) for every `apart`-th row up to `end`. Eight are asked for before the first is added.
-template <class Sum, class Get> CELL Sum sum_every(i64 row, i64 end, i64 apart, Get get) {
+template <class Sum, class Get> CELL Sum sum_every(int row, int end, int apart, Get get) {
     Sum sum = 0;
     for (; row < end; row += 8 * apart) {
         Sum got[8];
@@ -568,47 +568,54 @@ template <class Sum, class Get> CELL Sum sum_every(i64 row, i64 end, i64 apart, 
     return sum;
 }
 
-// gradient = the sum of the rows, or += if `add`. A block has some rows and up to blockDim.x columns: neighbouring threads
-// read what lies side by side, also if there are few columns.
-template <class Real> CELL void add_rows_block(i64 rows, i64 columns, i64 chunk, const Real *values, double *parts,
-                                               int *ticket, bool add, float *gradient, double *shared, int *last) {
-    i64 width = columns < blockDim.x ? columns : blockDim.x, side_by_side = blockDim.x / width;
-    i64 tiles = (columns + width - 1) / width, tile = blockIdx.x % tiles, piece = blockIdx.x / tiles;
-    i64 across = threadIdx.x % width, down = threadIdx.x / width;
-    auto sum_tile = [&](i64 column, i64 begin, i64 end, auto get) {  // all rows, for the threads at the top
+// One of the sums of add_rows: where its rows lie, and whether they are bfloat16; how many rows and columns; a block's rows;
+// the first of its blocks and of its parts; where the result goes.
+struct RowSum { i64 values, half, rows, columns, chunk, first_block, first_part, gradient; };
+
+// A block has some rows and up to blockDim.x columns: neighbouring threads read what lies side by side, also if there are
+// few columns. The block that is done last adds up the parts of all.
+template <class Real> CELL void add_rows_block(const RowSum &of, int block, int blocks, double *parts, int *ticket,
+                                               bool add, double *shared, int *last) {
+    const Real *values = (const Real *)of.values;
+    float *gradient = (float *)of.gradient;
+    int columns = (int)of.columns, threads = blockDim.x, width = columns < threads ? columns : threads;
+    int side_by_side = threads / width, tiles = (columns + width - 1) / width, piece = block / tiles;
+    int across = threadIdx.x % width, down = threadIdx.x / width, column = block % tiles * width + across;
+    auto sum_tile = [&](int column, int begin, int end, auto get) {  // all rows, for the threads at the top
         double sum = 0.0;
         if (down < side_by_side && column < columns)
-            sum = sum_every<decltype(get(column))>(begin + down, end, side_by_side,
-                                                   [&](i64 row) { return get(row * columns + column); });
+            sum = sum_every<decltype(get(0))>(begin + down, end, side_by_side,
+                                              [&](int row) { return get((i64)row * columns + column); });
         __syncthreads();
         shared[threadIdx.x] = sum;
         __syncthreads();
 #pragma unroll 8
-        for (i64 i = 1; i < side_by_side; i++) sum += down == 0 ? shared[i * width + across] : 0.0;
+        for (int i = 1; i < side_by_side; i++) sum += down == 0 ? shared[i * width + across] : 0.0;
         return sum;
     };
-    i64 column = tile * width + across, end = (piece + 1) * chunk < rows ? (piece + 1) * chunk : rows;
-    double sum = sum_tile(column, piece * chunk, end, [&](i64 i) { return widen(values[i]); });
-    if (down == 0 && column < columns) parts[piece * columns + column] = sum;
-    if (!is_last_block(ticket, last)) return;
+    int begin = piece * (int)of.chunk, end = begin + (int)of.chunk;
+    double sum = sum_tile(column, begin, end < of.rows ? end : (int)of.rows, [&](i64 i) { return widen(values[i]); });
+    if (down == 0 && column < columns) parts[(i64)piece * columns + column] = sum;
+    if (!is_last_block(ticket, blocks, last)) return;
     for (column = across; column < tiles * width; column += width) {
-        sum = sum_tile(column, 0, gridDim.x / tiles, [&](i64 i) { return __ldcg(parts + i); });
+        sum = sum_tile(column, 0, blocks / tiles, [&](i64 i) { return __ldcg(parts + i); });
         if (down == 0 && column < columns) gradient[column] = (add ? gradient[column] : 0.0f) + (float)sum;
     }
 }
 
-extern "C" __global__ void add_rows(i64 rows, i64 columns, i64 chunk, const float *values, double *parts, int *ticket,
-                                    bool add, float *gradient) {
+// Of each RowSum: gradient = the sum of the rows, or += if `add`. A ticket for each.
+extern "C" __global__ void add_rows(int count, const i64 *sums, bool add, double *parts, int *tickets) {
     __shared__ double shared[256];
     __shared__ int last;
-    add_rows_block(rows, columns, chunk, values, parts, ticket, add, gradient, shared, &last);
-}
-
-extern "C" __global__ void add_rows_half(i64 rows, i64 columns, i64 chunk, const u16 *values, double *parts,
-                                         int *ticket, bool add, float *gradient) {
-    __shared__ double shared[256];
-    __shared__ int last;
-    add_rows_block(rows, columns, chunk, values, parts, ticket, add, gradient, shared, &last);
+    const RowSum *all = (const RowSum *)sums;
+    int which = 0;
+    while (which + 1 < count && blockIdx.x >= all[which + 1].first_block) which++;
+    RowSum of = all[which];
+    int first = (int)of.first_block, block = blockIdx.x - first;
+    int blocks = (which + 1 < count ? (int)all[which + 1].first_block : gridDim.x) - first;
+    parts += of.first_part, tickets += which;
+    if (of.half) add_rows_block<u16>(of, block, blocks, parts, tickets, add, shared, &last);
+    else add_rows_block<float>(of, block, blocks, parts, tickets, add, shared, &last);
 }
 
 // --------------------------------------------------------------------------------------------------------------------
@@ -835,12 +842,12 @@ template <int COLUMNS> struct Piece {
 };
 
 // 1/(norm + 1e-7) from the diagonal of the product with the transpose, or 1 after the first step, for all threads.
-CELL float first_scale(bool first, const float *gram, i64 rows, Strips &strips) {
+CELL float first_scale(bool first, const float *gram, int rows, Strips &strips) {
     if (!first) return 1.0f;
     __syncthreads();
     if (threadIdx.x < 32) {
         double sum = 0.0;
-        for (i64 r = threadIdx.x; r < rows; r += 32) sum += __ldcg(gram + r * rows + r);
+        for (int r = threadIdx.x; r < rows; r += 32) sum += __ldcg(gram + r * rows + r);
         sum = warp_sum(sum);
         if (threadIdx.x == 0) strips.scale = (float)(1.0 / (sqrt(sum) + 1e-7));
     }
@@ -849,19 +856,19 @@ CELL float first_scale(bool first, const float *gram, i64 rows, Strips &strips) 
 }
 
 // S = X·X^T, the STRIP x ACROSS numbers at (i, j); x (rows, columns).
-CELL void gram_tile(const float *x, i64 rows, i64 columns, i64 i, i64 j, float *gram, Strips &strips) {
+CELL void gram_tile(const float *x, int rows, int columns, int i, int j, float *gram, Strips &strips) {
     int k = threadIdx.x / 32 * 8 + threadIdx.x % 8, r = threadIdx.x % 32 / 8;  // no two threads of a warp in one bank
     float next[(STRIP + ACROSS) / 4];
-    auto ask = [&](i64 begin) {
+    auto ask = [&](int begin) {
 #pragma unroll
         for (int n = 0; n < (STRIP + ACROSS) / 4; n++) {
-            i64 row = r + (n < STRIP / 4 ? i + 4 * n : j + 4 * n - STRIP);
+            int row = r + (n < STRIP / 4 ? i + 4 * n : j + 4 * n - STRIP);
             next[n] = row < rows && begin + k < columns ? __ldcg(x + row * columns + begin + k) : 0.0f;
         }
     };
     Piece<ACROSS> piece;
     ask(0);
-    for (i64 begin = 0; begin < columns; begin += DEEP) {
+    for (int begin = 0; begin < columns; begin += DEEP) {
         __syncthreads();
 #pragma unroll
         for (int n = 0; n < (STRIP + ACROSS) / 4; n++)
@@ -877,29 +884,29 @@ CELL void gram_tile(const float *x, i64 rows, i64 columns, i64 i, i64 j, float *
 
 // scale·(a + (b·s + c·s²·S)·S)·X, s = scale², the STRIP x ACROSS numbers at (i, j). A block works out the rows of the
 // polynomial that it needs itself: to wait for others would take longer. S is its own transpose.
-CELL void step_tile(const float *x, const float *gram, i64 rows, i64 columns, i64 i, i64 j, float scale, float a, float b,
+CELL void step_tile(const float *x, const float *gram, int rows, int columns, int i, int j, float scale, float a, float b,
                     float c, float *to, Strips &strips) {
     int t = threadIdx.x;
     float square = scale * scale;
     Piece<ACROSS> piece;
-    for (i64 middle = 0; middle < rows; middle += DEEP) {
+    for (int middle = 0; middle < rows; middle += DEEP) {
         Piece<DEEP> polynomial;
-        for (i64 begin = 0; begin < rows; begin += DEEP) {
+        for (int begin = 0; begin < rows; begin += DEEP) {
             float left[DEEP * STRIP / CREW], right[DEEP * DEEP / CREW], own[DEEP * ACROSS / CREW];
 #pragma unroll
             for (int n = 0; n < DEEP * STRIP / CREW; n++) {
-                i64 l = begin + t / STRIP + n * (CREW / STRIP), r = i + t % STRIP;
+                int l = begin + t / STRIP + n * (CREW / STRIP), r = i + t % STRIP;
                 left[n] = l < rows && r < rows ? c * square * square * __ldcg(gram + l * rows + r) : 0.0f;
                 left[n] += l == r ? b * square : 0.0f;
             }
 #pragma unroll
             for (int n = 0; n < DEEP * DEEP / CREW; n++) {
-                i64 l = begin + t / DEEP + n * (CREW / DEEP), k = middle + t % DEEP;
+                int l = begin + t / DEEP + n * (CREW / DEEP), k = middle + t % DEEP;
                 right[n] = l < rows && k < rows ? __ldcg(gram + l * rows + k) : 0.0f;
             }
 #pragma unroll
             for (int n = 0; n < DEEP * ACROSS / CREW; n++) {
-                i64 k = middle + t / ACROSS + n * (CREW / ACROSS), column = j + t % ACROSS;
+                int k = middle + t / ACROSS + n * (CREW / ACROSS), column = j + t % ACROSS;
                 own[n] = k < rows && column < columns ? __ldcg(x + k * columns + column) : 0.0f;
             }
             __syncthreads();
@@ -926,22 +933,22 @@ CELL void step_tile(const float *x, const float *gram, i64 rows, i64 columns, i6
 // The matrices in x (count, rows, columns) by `steps` steps with the coefficients (steps, 3); after an odd number of
 // them they are in y. gram (count, rows, rows).
 extern "C" __global__ void __launch_bounds__(CREW, 1)
-newton_schulz(i64 count, i64 rows, i64 columns, i64 steps, const float *coefficients, float *x, float *y, float *gram,
+newton_schulz(int count, int rows, int columns, int steps, const float *coefficients, float *x, float *y, float *gram,
               int *arrived) {
     __shared__ Strips strips;
-    i64 down = (rows + STRIP - 1) / STRIP, square = rows * rows, size = rows * columns;
-    i64 squares = down * ((rows + ACROSS - 1) / ACROSS), tiles = down * ((columns + ACROSS - 1) / ACROSS);
-    int round = 0;
-    for (i64 step = 0; step < steps; step++) {
+    int down = (rows + STRIP - 1) / STRIP, round = 0;  // to divide a longer number takes a GPU much longer
+    int squares = down * ((rows + ACROSS - 1) / ACROSS), tiles = down * ((columns + ACROSS - 1) / ACROSS);
+    i64 square = rows * rows, size = rows * columns;
+    for (int step = 0; step < steps; step++) {
         float a = coefficients[3 * step], b = coefficients[3 * step + 1], c = coefficients[3 * step + 2];
         float *from = step % 2 ? y : x, *to = step % 2 ? x : y;
-        for (i64 tile = blockIdx.x; tile < count * squares; tile += gridDim.x) {
-            i64 matrix = tile / squares, i = tile % down * STRIP, j = tile % squares / down * ACROSS;
+        for (int tile = blockIdx.x; tile < count * squares; tile += gridDim.x) {
+            int matrix = tile / squares, i = tile % down * STRIP, j = tile % squares / down * ACROSS;
             gram_tile(from + matrix * size, rows, columns, i, j, gram + matrix * square, strips);
         }
         meet(arrived, round);
-        for (i64 tile = blockIdx.x; tile < count * tiles; tile += gridDim.x) {
-            i64 matrix = tile / tiles, i = tile % down * STRIP, j = tile % tiles / down * ACROSS;
+        for (int tile = blockIdx.x; tile < count * tiles; tile += gridDim.x) {
+            int matrix = tile / tiles, i = tile % down * STRIP, j = tile % tiles / down * ACROSS;
             float scale = first_scale(step == 0, gram + matrix * square, rows, strips);
             step_tile(from + matrix * size, gram + matrix * square, rows, columns, i, j, scale, a, b, c,
                       to + matrix * size, strips);

@@ -978,12 +978,12 @@ def _launch_sum(name, steps, count, like, sizes, written, *arrays):
     CUDA.launch(name, blocks, 128, *sizes, *arrays, *_sums_of_blocks(like, blocks * count), *written)
 
 
-def _sums_of_blocks(like, count):
-    """(parts, ticket): scratch for sums in kernels.cu, one per stream, as streams may overlap."""
+def _sums_of_blocks(like, count, tickets=1):
+    """(parts, tickets): scratch for sums in kernels.cu, one per stream, as streams may overlap."""
     stream = torch.cuda.current_stream().cuda_stream
     parts = constant(("sums", stream, 1 << (count - 1).bit_length()), like,
                      lambda: torch.zeros(1 << (count - 1).bit_length(), dtype=torch.float64))
-    return parts, constant(("ticket", stream), like, lambda: torch.zeros(1, dtype=torch.int32))
+    return parts, constant(("tickets", stream, tickets), like, lambda: torch.zeros(tickets, dtype=torch.int32))
 
 
 def advantage_moments(advantages, valid, index, moments=None):
@@ -1309,20 +1309,27 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     sums += torch.as_tensor(parts.sum(0))
 
 
-def add_rows(rows, gradient, add=True):
-    """A bias's gradient (columns,) += the sum over n of rows (n, columns), floats; = if not add."""
-    n, columns = check_sizes("add_rows", "rows", rows, 2)
-    if not on_gpu(rows):
-        total = rows.sum(0, dtype=gradient.dtype)
-        gradient.copy_(gradient + total if add else total)
-        return
-    values = checked("add_rows", "rows", rows, (n, columns), FLOATS)
-    side_by_side = 256 // min(columns, 256)
-    chunk = -(-max(math.isqrt(n), 1) // side_by_side) * side_by_side  # the last block then has as much to add up
-    pieces = max(1, -(-n // chunk))
-    CUDA.launch("add_rows_half" if values.dtype == u16 else "add_rows", -(-columns // 256) * pieces, 256, n, columns,
-                chunk, values, *_sums_of_blocks(rows, pieces * columns), add,
-                checked("add_rows", "gradient", gradient, (columns,)))
+def add_rows(pairs, add=True):
+    """Of each pair (rows, gradient), a bias's gradient (columns,) += the sum over n of rows (n, columns), floats; = if
+    not add. On a GPU they are one launch."""
+    table, blocks, parts = [], 0, 0
+    for rows, gradient in pairs:
+        n, columns = check_sizes("add_rows", "rows", rows, 2)
+        if not on_gpu(rows):
+            total = rows.sum(0, dtype=gradient.dtype)
+            gradient.copy_(gradient + total if add else total)
+            continue
+        values = checked("add_rows", "rows", rows, (n, columns), FLOATS)
+        checked("add_rows", "gradient", gradient, (columns,))
+        side_by_side = 256 // min(columns, 256)
+        chunk = -(-max(math.isqrt(n), 1) // side_by_side) * side_by_side  # the last block then has as much to add up
+        pieces = max(1, -(-n // chunk))
+        table.append((rows.data_ptr(), values.dtype == u16, n, columns, chunk, blocks, parts, gradient.data_ptr()))
+        blocks, parts = blocks + -(-columns // 256) * pieces, parts + pieces * columns
+    if table:
+        like = pairs[0][0]
+        sums = constant(("add_rows", *table), like, lambda: torch.tensor(table, dtype=torch.int64).view(-1))
+        CUDA.launch("add_rows", blocks, 256, len(table), sums, add, *_sums_of_blocks(like, parts, len(table)))
 
 
 def loss_statistics(sums):

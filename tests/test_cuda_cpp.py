@@ -152,7 +152,7 @@ def test_what_c_cannot_say_is_an_error(function):
 # ---------------------------------------------------------------------------------------------------------------------
 # The file
 
-DOUBLES = {"priorities", "advantage_moments", "gradient_norm", "clip", "add_rows", "add_rows_half", "ppo_loss_discrete",
+DOUBLES = {"priorities", "advantage_moments", "gradient_norm", "clip", "add_rows", "ppo_loss_discrete",
            "ppo_loss_continuous", "draw", "newton_schulz"}  # kernels that add up in double
 
 
@@ -481,8 +481,7 @@ def results(monkeypatch, backwards):
     kernels.mingru_scan(**data, out=out)
     kernels.mingru_scan_grad(data["hgp"], data["x"], data["states"], data["resets"], data["valid"], out, sums)
     rows, gradient = torch.randn(500, 33), torch.zeros(33)
-    kernels.add_rows(rows, gradient)
-    kernels.add_rows(rows.bfloat16(), gradient)
+    kernels.add_rows([(rows, gradient), (rows.bfloat16(), torch.zeros(33)), (torch.randn(9, 300), torch.zeros(300))])
     memory = kernels.Arena()
     memory.adopt(torch.nn.Linear(33, 40))
     optimizer = muon.Muon(memory, together=True)

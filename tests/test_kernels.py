@@ -1235,11 +1235,13 @@ def test_add_rows(n, columns, dtype):
     rng = generator(n)
     rows, gradient = torch.randn(n, columns, generator=rng).to(dtype), torch.randn(columns, generator=rng)
     fresh, expected = poison(columns), rows.double().sum(0)
-    kernels.add_rows(rows, fresh, add=False)
+    kernels.add_rows([(rows, fresh)], add=False)
     close(fresh, expected, 1e-6 * n**0.5)
     expected += gradient.double()
-    kernels.add_rows(rows, gradient)
+    more, other, wanted = rows.float()[::2].contiguous(), gradient.clone(), gradient + rows.float()[::2].sum(0)
+    kernels.add_rows([(rows, gradient), (more, other)])
     close(gradient, expected, 1e-6 * n**0.5)
+    close(other, wanted, 1e-5 * n**0.5)
 
 
 # --------------------------------------------------------------------------------------------------
