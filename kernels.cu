@@ -199,7 +199,8 @@ extern "C" __global__ void mingru_scan_grad_half(i64 T, i64 M, i64 N, i64 H, u16
 
 // --------------------------------------------------------------------------------------------------------------------
 // A rollout's step of the whole default network. A block copies all weights into its shared memory, at once and while it
-// reads its first observations, and then takes one tile of `rows` agents after the other. What flows between the layers stays there, a column's rows side by side.
+// reads its first observations, and then takes one tile of `rows` agents after the other. What flows between the layers
+// stays there, a column's rows side by side.
 
 #define EACH 8     // rows whose sums one thread has
 #define IN_WAY 16  // numbers that a thread asks for before it puts the first in its place
@@ -520,8 +521,8 @@ extern "C" __global__ void advantage_moments(i64 T, i64 M, i64 N, const float *a
                                              const i64 *index, double *parts, int *ticket, double *moments) {
     __shared__ Shared<3> shared;
     double mine[3] = {};
-    for (i64 i = global_thread(); i < T * M; i += (i64)gridDim.x * blockDim.x) {
-        i64 place = i / M * N + index[i % M];
+    for (int i = (int)global_thread(); i < (int)(T * M); i += (int)(gridDim.x * blockDim.x)) {
+        i64 place = i / (int)M * N + index[i % (int)M];
         if (valid[place] == 0) continue;
         double a = advantages[place];
         mine[0] += 1.0, mine[1] += a, mine[2] += a * a;
@@ -643,9 +644,9 @@ extern "C" __global__ void ppo_loss_discrete(
     __shared__ Shared<SUMS> shared;
     double mine[SUMS] = {};
     float clip_coef = settings[CLIP_COEF], ent_coef = settings[ENT_COEF] * settings[ROW_SCALE];
-    for (i64 i = global_thread(); i < T * M; i += (i64)gridDim.x * blockDim.x) {
-        i64 t = i / M, m = i % M, column = start + m, place = t * N + index[column];
-        const float *row = outputs + i * width;
+    for (int i = (int)global_thread(); i < (int)(T * M); i += (int)(gridDim.x * blockDim.x)) {
+        i64 t = i / (int)M, m = i % (int)M, column = start + m, place = t * N + index[column];
+        const float *row = outputs + (i64)i * width;
         const u8 *mask = masks + (masked ? place * (width - 1) : 0);
         float *drow = grad + i * width, value = row[width - 1], old_value = values[place];
         bool live = valid[place] != 0;
@@ -691,9 +692,9 @@ extern "C" __global__ void ppo_loss_continuous(
     double mine[SUMS] = {};
     float clip_coef = settings[CLIP_COEF], ent_coef = settings[ENT_COEF] * settings[ROW_SCALE];
     bool squashed = squash[squash_row] > 0.0f;
-    for (i64 i = global_thread(); i < T * M; i += (i64)gridDim.x * blockDim.x) {
-        i64 t = i / M, m = i % M, column = start + m, place = t * N + index[column], dims = width - 1;
-        const float *row = outputs + i * width, *spread = log_std + i * spread_row, *chosen = actions + place * dims;
+    for (int i = (int)global_thread(); i < (int)(T * M); i += (int)(gridDim.x * blockDim.x)) {
+        i64 t = i / (int)M, m = i % (int)M, column = start + m, place = t * N + index[column], dims = width - 1;
+        const float *row = outputs + (i64)i * width, *spread = log_std + i * spread_row, *chosen = actions + place * dims;
         float *drow = grad + i * width, *dspread = grad_log_std + i * dims;
         float value = row[dims], old_value = values[place], advantage = advantages[place];
         bool live = valid[place] != 0;
