@@ -611,11 +611,11 @@ class OnGpu(Native):
         self._tables = torch.from_numpy(np.stack(tables)).to(self.device)
         self._step_rows = [table.data_ptr() for table in self._tables]
 
-    def _launch(self, name, argument, first=0, num_envs=None):
+    def _launch(self, name, *arguments, first=0, num_envs=None):
         stream = torch.cuda.current_stream(self.device).cuda_stream
         envs = self._memory.data_ptr() + first * self.library.struct_size
         with cuda_cpp.on_stream(stream):
-            self._kernels.launch(name, num_envs or self.num_envs, (envs, argument))
+            self._kernels.launch(name, num_envs or self.num_envs, (envs, *arguments))
 
     def restart(self, seed=None):
         """Begin new episodes, observations in row T; a seed begins its random numbers anew."""
@@ -628,10 +628,7 @@ class OnGpu(Native):
     def launch(self, t):
         """Step all environments with row t's actions on torch's current
         stream; it can be captured."""
-        self._launch("step", self._step_rows[t])
-        arrays = self._bound
-        torch.bitwise_or(arrays["terminals"][t], arrays["truncations"][t],
-                         out=arrays["resets"][t + 1])
+        self._launch("step", self._step_rows[t], self._bound["resets"][t + 1].data_ptr())
 
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
@@ -655,7 +652,7 @@ class OnGpu(Native):
         """As Native's; only the sums come to the host."""
         first, count = (0, self.num_envs) if env is None else (env, 1)
         logs = self._logs[first : first + count]
-        self._launch("log", logs.data_ptr(), first, count)
+        self._launch("log", logs.data_ptr(), first=first, num_envs=count)
         return self.envs.means(logs.double().sum(0).tolist())
 
     def save(self):

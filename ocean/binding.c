@@ -114,21 +114,26 @@ static inline void reset_env(Env* env, const Rows* rows) {
 
 #ifdef OCEAN_DEVICE
 /* ocean_step and ocean_reset on a GPU, one thread for each environment (device.py). rows: from ocean_rows, with
- * addresses on the GPU. */
+ * addresses on the GPU. resets: whether each agent's next observation begins an episode. */
 static_assert(sizeof(Env) == STRUCT_SIZE && offsetof(Env, rng) == PLAIN_START && offsetof(Env, log) == LOG_OFFSET,
               "struct Env is laid out otherwise than by the C compiler");
 
-extern "C" __global__ void device_step(Env* envs, int64_t num_envs, const Rows* rows) {
+static inline void step_env(Env* env, const Rows* rows, uint8_t* resets) {
+    bind_rows(env, rows);
+    c_step(env);
+    size_t agent = env->agent_offset, agents = (size_t)spaces_of(env).num_agents;
+    for (size_t k = 0; k < agents; k++) resets[agent + k] = rows->terminals[agent + k] | rows->truncations[agent + k];
+}
+
+extern "C" __global__ void device_step(Env* envs, int64_t num_envs, const Rows* rows, uint8_t* resets) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= num_envs) return;
     if (sizeof(Env) > 640) {
-        bind_rows(envs + i, rows);
-        c_step(envs + i);
+        step_env(envs + i, rows, resets);
         return;
     }
     Env env = envs[i]; /* nothing else points to a copy, so what c_step writes elsewhere cannot have changed it */
-    bind_rows(&env, rows);
-    c_step(&env);
+    step_env(&env, rows, resets);
     envs[i] = env;
 }
 

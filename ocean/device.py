@@ -3,7 +3,7 @@
     problem = device.why_not(library)               # None, or in one line why it steps on the host
     text = device.source(library)                   # CUDA C++, for NVRTC with device.OPTIONS
     kernels = device.Kernels(library)               # compiled by CuPy, for the GPU that torch has chosen
-    kernels.launch("step", num_envs, (envs, rows))  # addresses there; on the stream that CuPy has at present
+    kernels.launch("step", num_envs, (envs, rows, resets))  # addresses there; on the stream that CuPy has at present
 
 C++ is not C. env.h has what a GPU's compiler lacks, and `source` writes `(Type){...}` as `Type{...}`; the rest of a
 header stays as it is. A struct that holds nothing but plain data is copied to the GPU as c_init left it on the host.
@@ -110,6 +110,6 @@ class Kernels:
 
     def launch(self, name, num_envs, addresses):
         """Run a kernel on CuPy's current stream, with a thread for each of num_envs environments. addresses there: of
-        the environments, and of the rows or the logs."""
-        arguments = tuple(np.int64(number) for number in (addresses[0], num_envs, addresses[1]))
+        the environments, and of the rows or the logs; for a step of the resets, too."""
+        arguments = tuple(np.int64(number) for number in (addresses[0], num_envs, *addresses[1:]))
         self._functions[name]((-(-num_envs // THREADS),), (THREADS,), arguments)

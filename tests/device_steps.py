@@ -55,7 +55,7 @@ def same_steps(kernels, name, steps, num_envs, seed, settings):
     ours, theirs = arrays_for(host), arrays_for(other)
     rows = ocean.rows(*ours.values())
     table = other.rows_for_a_gpu(ocean.rows(*theirs.values()))
-    random, episodes = np.random.default_rng(seed), 0.0
+    random, episodes, resets = np.random.default_rng(seed), 0.0, np.empty(other.num_agents, np.uint8)
     for step in range(steps + 1):
         for arrays in (ours, theirs):  # whatever is not written stays as it is in both
             for key, array in arrays.items():
@@ -71,7 +71,8 @@ def same_steps(kernels, name, steps, num_envs, seed, settings):
                 ours["actions"][:] = random.uniform(-1.2, 1.2, ours["actions"].shape)
             theirs["actions"][:] = ours["actions"]
             host.step(rows)
-            kernels.launch("step", num_envs, (other.address, table.ctypes.data))
+            kernels.launch("step", num_envs, (other.address, table.ctypes.data, resets.ctypes.data))
+            assert np.array_equal(resets, theirs["terminals"] | theirs["truncations"])
         for key in NAMES:
             if ours[key] is not None:
                 assert ours[key].tobytes() == theirs[key].tobytes(), f"{name}: {key} of step {step}"

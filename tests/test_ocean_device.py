@@ -318,8 +318,8 @@ def test_a_trainer_learns_the_same_from_them(recorder, name):
             assert stepped == [*["device_step"] * 8, "device_log"] * 5
             captured = ("rollout", 0, 8) in trainer.engine.device.graphs
             assert captured == (graphs == 2 and name != "continuous")
-            if captured and name == "squared":  # a step: the policy's, the environments', the resets; at the end V
-                assert [len(launches(trainer, ("rollout", 0, first))) for first in (0, 8)] == [8 * 3, 2]
+            if captured and name == "squared":  # a step: the policy's, the environments'; at the end V
+                assert [len(launches(trainer, ("rollout", 0, first))) for first in (0, 8)] == [8 * 2, 2]
             assert not trainer.engine.device.pinned[2:]  # nothing of a rollout is on the host
         trainer.release()
     for tensors, logs, returns in results[1:]:
