@@ -456,8 +456,7 @@ class PuffeRL:
             if path is not None:
                 runs.save(state, Path(path))
             else:
-                best = runs.on_the_cpu(self.statistics.best) if self.statistics.best_unsaved else None
-                self.run.save(state, model, best)
+                self.run.save(state, model, self.statistics.best if self.statistics.best_unsaved else None)
                 self.statistics.best_unsaved = False
                 self.logger.artifact(str(model))
         return str(model)
@@ -554,6 +553,9 @@ class Statistics:
             if total / episodes > self.best_score:
                 self.best_score, self.best_unsaved = total / episodes, True
                 for name, tensor in policy.state_dict().items():
+                    if not isinstance(tensor, torch.Tensor):  # from get_extra_state
+                        self.best[name] = copy.deepcopy(tensor)
+                        continue
                     if self.best[name].shape != tensor.shape:
                         raise ConfigError(f"{type(policy).__name__}: its {name} is {tuple(tensor.shape)} now, but "
                                           f"{tuple(self.best[name].shape)} when the run began, so no checkpoint fits "

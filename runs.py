@@ -440,7 +440,7 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         save(state["model"], model)
         if best is not None:
-            save(best, self.folder / f"best_{self.env_name}.pt")
+            save(on_the_cpu(best), self.folder / f"best_{self.env_name}.pt")
         save(state, self.folder / "trainer_state.pt")
         for old in sorted(self.folder.glob("model_*.pt"))[: -self.keep]:
             old.unlink()
