@@ -544,8 +544,8 @@ class OnGpu(Native):
     all of them one buffer.
 
     device: the torch.device. They are made on the host and copied there. An engine on that device
-    gives `write_to` its own arrays; then a step brings nothing to the host, so that a rollout can
-    be one CUDA graph in which `launch` steps, and `log` brings the sums. Else each step copies its
+    gives `write_to` its own arrays; then a step brings nothing to the host, so that CUDA graphs can
+    hold a rollout's steps, in which `launch` steps, and `log` brings the sums. Else each step copies its
     rows from `storage` and back. Raises ImportError without CuPy, ocean.device.NotCompiled if the
     header does not compile there.
     """
