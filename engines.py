@@ -596,6 +596,11 @@ class Autograd(Acting):
         observations, state = self._inputs(part)
         logits, value, outputs, log_std = self._pass(observations, state)
         outputs = outputs.float().contiguous()
+        if not self.compared and worker == start == 0 and self.chooses and models.are_probabilities(
+                outputs.detach(), self.vecenv.action_heads):
+            warn_once(f"network: {type(models.wrapped(self.policy)).__name__} returns probabilities, but logits are "
+                      "expected, of which a softmax is taken: all actions stay about as likely, and little is learnt. "
+                      "Return what goes into the softmax, or the probabilities' logarithm.")
         grads = [torch.empty_like(outputs), None]
         if log_std is not None:
             log_std = log_std.float().contiguous()

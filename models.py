@@ -1115,6 +1115,13 @@ def check_logits(policy, outputs, log_std, heads, dims):
                            "the number from env.single_action_space.")
 
 
+def are_probabilities(outputs, heads):
+    """Whether outputs (..., A + 1) hold probabilities in the place of logits: those of each head lie within 0 and 1,
+    and their sum is 1."""
+    parts = [part for part in outputs[..., :-1].split(heads, -1) if part.shape[-1] > 1]
+    return bool(parts) and all(part.min() >= 0 and (part.sum(-1) - 1).abs().max() < 0.01 for part in parts)
+
+
 def no_pair(policy, method, outputs):
     """The NetworkFault for a result that is not (logits, value)."""
     parts = outputs if isinstance(outputs, (list, tuple)) else [outputs]

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import gymnasium
@@ -650,6 +651,35 @@ class Detached(models.FeedForward):
     @torch.no_grad()
     def forward(self, observations, state=None):
         return super().forward(observations, state)
+
+
+class Softmax(models.FeedForward):
+    """Probabilities in the place of logits."""
+
+    def decode_actions(self, hidden):
+        logits, value = super().decode_actions(hidden)
+        return logits.softmax(-1), value
+
+
+@pytest.mark.parametrize("kind, said", [(Softmax, True), (models.FeedForward, False)])
+def test_probabilities_in_the_place_of_logits_are_said(kind, said):
+    trainer = by_autograd(kind)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            trainer.evaluate()
+            trainer.train()
+    trainer.release()
+    assert ["Softmax returns probabilities, but logits" in str(one.message) for one in found] == [True] * said
+
+
+def test_what_counts_as_probabilities():
+    logits = torch.randn(5, 3, 8)
+    parts = [head.softmax(-1) for head in logits[..., :7].split((4, 1, 2), -1)]
+    assert models.are_probabilities(torch.cat((*parts, logits[..., 7:]), -1), (4, 1, 2))
+    assert not models.are_probabilities(torch.cat((*parts, logits[..., 7:]), -1), (5, 2))
+    assert not models.are_probabilities(logits, (4, 1, 2))
+    assert not models.are_probabilities(torch.ones(4, 2), (1,))  # a single choice says nothing
 
 
 def test_a_network_without_a_gradient_is_said():
