@@ -52,7 +52,8 @@ template <int BYTES> CELL void begin_copy(void *to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
                  :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from), "n"(BYTES) : "memory");
 #else
-    memcpy(to, from, BYTES);
+    struct alignas(BYTES) Bytes { char at[BYTES]; };
+    *(Bytes *)to = *(const Bytes *)from;
 #endif
 }
 CELL void end_copies() {

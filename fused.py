@@ -287,7 +287,7 @@ class Graphs(engines.Autograd):
         with self.device.main():
             self.play("returns", self._returns, running)
             lowest, highest = self.arena["returns"].tolist()
-        return float(np.minimum(low, lowest)), float(np.maximum(high, highest))  # of a NaN a NaN
+        return min(low, lowest), max(high, highest)
 
     def _returns(self, running):
         """The smallest and the largest return of the last rollout to where the host reads them."""
@@ -586,8 +586,10 @@ class PolicyStep:
         outputs = checked(name, "outputs", outputs, (n, width))
         ends, values = flags, outputs  # not read
         if final is not None:
-            ends = [checked(name, what, end, (n,), np.uint8) for what, end in zip(ENDS, final, strict=False)]
-            values = checked(name, "values", final[2], (n,))
+            assert drawn is None, "both write values"
+            *ends, values = final
+            ends = [checked(name, what, end, (n,), np.uint8) for what, end in zip(ENDS, ends, strict=True)]
+            values = checked(name, "values", values, (n,))
         if drawn is None:  # arrays that are not read
             drawing = 0, 0, weights, 0, weights, False, flags[0], outputs, 0, *(outputs for _ in range(4)), values
         else:

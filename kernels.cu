@@ -203,7 +203,6 @@ extern "C" __global__ void mingru_scan_grad_half(i64 T, i64 M, i64 N, i64 H, u16
 // stays there, a column's rows side by side.
 
 #define EACH 8     // rows whose sums one thread has
-#define IN_WAY 16  // numbers that a thread asks for before it puts the first in its place
 
 CELL i64 fours(i64 n) { return (n + 3) / 4 * 4; }
 // The length of a row of n weights: threads that read four numbers each of neighbouring rows then meet no bank twice.
@@ -211,6 +210,7 @@ CELL int weight_pitch(i64 n) { return (int)((n + 3) / 8 * 8 + 4); }
 
 // write(row, column, read(i)) for the `count` numbers of a matrix, by all threads of a block.
 template <class Value, class Read, class Write> CELL void carry(int count, int columns, Read read, Write write) {
+    constexpr int IN_WAY = sizeof(Value) > 4 ? 4 : 16;  // asked for before the first is put in its place
     int row = threadIdx.x / columns, column = threadIdx.x % columns, down = CREW / columns, right = CREW % columns;
     for (int begin = threadIdx.x; begin < count; begin += IN_WAY * CREW) {
         Value values[IN_WAY];
@@ -811,7 +811,10 @@ CELL void meet(int *arrived, int &round) {
 #define DEEP 64  // a tile's sums go over so many numbers at once
 
 // A tile has STRIP x ACROSS numbers. Of each operand DEEP rows, the first one turned, so that a sum goes down all of them.
-struct Strips { float left[DEEP][STRIP + 4], right[DEEP][DEEP + 4], own[DEEP][ACROSS + 4], parts[2048], scale; };
+struct alignas(16) Strips {
+    float left[DEEP][STRIP + 4], right[DEEP][DEEP + 4], own[DEEP][ACROSS + 4], parts[8 * CREW], scale;
+};
+static_assert(CREW == 4 * DEEP && STRIP % 4 == 0 && ACROSS % 4 == 0, "gram_tile reads four rows at once, a thread a column");
 
 // A thread has 2 x 4 numbers of a tile, and as many threads as are left over share their sum over DEEP numbers.
 template <int COLUMNS> struct Piece {

@@ -1312,7 +1312,7 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
 def add_rows(pairs, add=True):
     """Of each pair (rows, gradient), a bias's gradient (columns,) += the sum over n of rows (n, columns), floats; = if
     not add. On a GPU they are one launch."""
-    table, blocks, parts = [], 0, 0
+    table, blocks, parts, like = [], 0, 0, None
     for rows, gradient in pairs:
         n, columns = check_sizes("add_rows", "rows", rows, 2)
         if not on_gpu(rows):
@@ -1325,9 +1325,8 @@ def add_rows(pairs, add=True):
         chunk = -(-max(math.isqrt(n), 1) // side_by_side) * side_by_side  # the last block then has as much to add up
         pieces = max(1, -(-n // chunk))
         table.append((rows.data_ptr(), values.dtype == u16, n, columns, chunk, blocks, parts, gradient.data_ptr()))
-        blocks, parts = blocks + -(-columns // 256) * pieces, parts + pieces * columns
+        blocks, parts, like = blocks + -(-columns // 256) * pieces, parts + pieces * columns, rows
     if table:
-        like = pairs[0][0]
         sums = constant(("add_rows", *table), like, lambda: torch.tensor(table, dtype=torch.int64).view(-1))
         CUDA.launch("add_rows", blocks, 256, len(table), sums, add, *_sums_of_blocks(like, parts, len(table)))
 
@@ -1414,7 +1413,7 @@ def _nesterov_cuda(begin, end, gradients, buffers, updates, scalars, places, wor
                 work[places[i]] = update
 
 
-CREW = 256  # threads of a block of policy_step and newton_schulz
+CREW = 256  # a block's threads in policy_step and newton_schulz
 STRIP, ACROSS = 16, 32  # rows and columns of what a block of newton_schulz works out at once
 
 

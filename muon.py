@@ -258,7 +258,7 @@ class Muon:
         return norm
 
     def _orthogonalise_together(self, x, y, gram, polynomial):
-        """The matrices in x orthogonalised into y; all four are overwritten."""
+        """The matrices in x orthogonalised into y; x and gram are overwritten, and of large ones polynomial."""
         count, rows, columns = x.shape
         if not on_gpu(x) or rows * rows * columns > self.SMALL:
             torch.div(x, torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1e-7, out=x)

@@ -149,7 +149,7 @@ class PuffeRL:
         self.engine = engine(policy, vecenv, c, self.segments, sum(agents[: self.ranks.rank]))
         self._allocate()
         self._say_engine(why)
-        self.statistics.best = copy.deepcopy(policy.state_dict())
+        self.statistics.best = runs.copies(policy.state_dict())
 
     @out_of_memory("vec.total_agents (or env.num_envs) or train.horizon")
     def _allocate(self):

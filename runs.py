@@ -15,6 +15,7 @@ this machine, for `wandb sync` and `neptune sync` later.
 """
 
 import contextlib
+import copy
 import dataclasses
 import fcntl
 import functools
@@ -446,11 +447,15 @@ class Run:
             old.unlink()
 
 
+def copies(tensors, device=None):
+    """A dict with copies of its tensors, each with memory of its own; other values, from get_extra_state, are
+    copied too. device: where the tensors go, if not where they are."""
+    return {name: tensor.to(device or tensor.device, copy=True) if isinstance(tensor, torch.Tensor)
+            else copy.deepcopy(tensor) for name, tensor in tensors.items()}
+
+
 def on_the_cpu(tensors):
-    """A dict with copies of its tensors on the CPU; other values, from get_extra_state, stay as
-    they are."""
-    return {name: tensor.to("cpu", copy=True) if isinstance(tensor, torch.Tensor) else tensor
-            for name, tensor in tensors.items()}
+    return copies(tensors, "cpu")
 
 
 SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others are the trainer's

@@ -118,6 +118,10 @@ static inline void reset_env(Env* env, const Rows* rows) {
 static_assert(sizeof(Env) == STRUCT_SIZE && offsetof(Env, rng) == PLAIN_START && offsetof(Env, log) == LOG_OFFSET,
               "struct Env is laid out otherwise than by the C compiler");
 
+/* A struct up to so many bytes steps as a copy. Nothing else points to that, so the compiler keeps its numbers in
+ * registers while c_step writes observations. A larger one would be moved from and to the memory as a whole. */
+enum { COPIED = 640 };
+
 static inline void step_env(Env* env, const Rows* rows, uint8_t* resets) {
     bind_rows(env, rows);
     c_step(env);
@@ -128,11 +132,11 @@ static inline void step_env(Env* env, const Rows* rows, uint8_t* resets) {
 extern "C" __global__ void device_step(Env* envs, int64_t num_envs, const Rows* rows, uint8_t* resets) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= num_envs) return;
-    if (sizeof(Env) > 640) {
+    if (sizeof(Env) > COPIED) {
         step_env(envs + i, rows, resets);
         return;
     }
-    Env env = envs[i]; /* nothing else points to a copy, so what c_step writes elsewhere cannot have changed it */
+    Env env = envs[i];
     step_env(&env, rows, resets);
     envs[i] = env;
 }

@@ -29,6 +29,9 @@ LITERAL = re.compile(r"(?<=[-=(,{?:&|+*/;<>!~^%])(\s*)\(\s*(?:struct\s+)?([A-Za-
                      r"\breturn(\s*)\(\s*(?:struct\s+)?([A-Za-z_]\w*)\s*\)\s*\{")
 
 
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+
+
 class NotCompiled(RuntimeError):
     """A header that the C compiler takes and the GPU's does not; the message holds the compiler's own."""
 
@@ -37,6 +40,8 @@ def why_not(library):
     """Why an environment cannot step on a GPU here, as the end of a sentence; None if nothing is known against it."""
     if library.has_heap:
         return "its struct points to memory of its own (HEAP)"
+    if any("*" in _struct(path.read_text()) for path in _files(library.header)):
+        return "its struct holds a pointer, which a copy of it would keep"
     for path in _files(library.header):
         for _, name, _ in INCLUDE.findall(path.read_text()):
             if name and name not in STANDARD and path.parent != FOLDER:
@@ -46,10 +51,23 @@ def why_not(library):
     return None
 
 
+def _struct(text):
+    """What stands between the braces of `struct Env`, without comments and arrays' sizes; "" if it is not there."""
+    text = re.sub(r"\[[^]]*\]", "", COMMENT.sub(" ", text))
+    begun = re.search(r"\bstruct\s+Env\s*\{", text)
+    if begun is None:
+        return ""
+    depth, end = 1, begun.end()
+    while depth and end < len(text):
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        end += 1
+    return text[begun.end() : end]
+
+
 def truncates(library):
     """Whether an environment may cut episodes off: unless its header writes nothing but 0 into the truncations."""
     text = "".join(path.read_text() for path in _files(library.header) if path.parent != FOLDER)
-    text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL)
+    text = COMMENT.sub(" ", text)
     never = r"truncations(?:\[[^]]*\])?\s*=\s*(?:0|false)\s*;|memset\(env->truncations, 0,"
     return "truncations" in re.sub(never, "", text)
 

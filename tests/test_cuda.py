@@ -35,17 +35,26 @@ KERNELS = ("sample", "advantage", "priorities", "draw", "gather", "mingru_step",
 def on_the_gpu(function):
     """The kernel with every tensor on the GPU; what it wrote comes back into the caller's own."""
 
+    def there(value):
+        if isinstance(value, list):
+            return [tuple(map(there, pair)) for pair in value]
+        return value.cuda() if isinstance(value, torch.Tensor) else value
+
+    def back(value, moved):
+        if isinstance(value, list):
+            for pair, other in zip(value, moved, strict=True):
+                list(map(back, pair, other))
+        elif isinstance(value, torch.Tensor):
+            value.copy_(moved)
+
     @functools.wraps(function)
     def call(*args, **kwargs):
         names = inspect.signature(function).bind(*args, **kwargs).arguments
-        moved = {name: value.cuda() if isinstance(value, torch.Tensor)
-                 and name != "heads" else value
-                 for name, value in names.items()}
+        moved = {name: value if name == "heads" else there(value) for name, value in names.items()}
         positional = [moved[name] for name in list(moved)[: len(args)]]
         result = function(*positional, **{name: moved[name] for name in kwargs})
         for name, value in names.items():
-            if isinstance(value, torch.Tensor):
-                value.copy_(moved[name])
+            back(value, moved[name])
         return result.cpu() if isinstance(result, torch.Tensor) else result
 
     return call

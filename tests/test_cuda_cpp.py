@@ -230,6 +230,32 @@ def test_threads_that_never_meet_are_found(monkeypatch):
         kernel((1,), (64,), (np.int64(64),))
 
 
+@pytest.mark.parametrize("T", [1, 7, 12])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scans_with_two_channels_a_thread_are_those_with_one(T, dtype, monkeypatch):
+    """Bit for bit. Two are for many channels only, so MANY is lower here."""
+    import test_kernels as cases
+
+    def scanned(many):
+        cupy = cuda_on_a_cpu.install(monkeypatch)
+        monkeypatch.setattr(arena, "SIMULATOR", True)
+        monkeypatch.setattr(kernels, "MANY", many)
+        monkeypatch.setattr(kernels, "CUDA", cuda_cpp.Module("kernels.cu", vars(kernels)))
+        data = cases.segments(T, 5, 6)
+        data |= {name: data[name].to(dtype) for name in ("hgp", "x")}
+        out, sums = torch.full((T, 5, 6), math.nan, dtype=dtype), cases.poison(5, 18)
+        kernels.mingru_scan(**data, out=out)
+        result = out.clone()
+        kernels.mingru_scan_grad(data["hgp"], data["x"], data["states"], data["resets"], data["valid"], out, sums)
+        assert len(cupy.launches) == 2
+        return {**data, "out": result, "grad": out, "sums": sums}
+
+    one, two = scanned(1 << 16), scanned(1)
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=0, equal_nan=True, msg=name)
+
+
 @pytest.mark.parametrize("count, rows, columns", [(1, 1, 1), (2, 3, 70), (3, 33, 40), (2, 64, 100), (2, 70, 131)])
 @pytest.mark.parametrize("backwards", [False, True])
 def test_newton_schulz_in_one_launch(count, rows, columns, backwards, monkeypatch):
@@ -480,8 +506,9 @@ def results(monkeypatch, backwards):
     out, sums = cases.poison(9, 65, 18), cases.poison(65, 54)
     kernels.mingru_scan(**data, out=out)
     kernels.mingru_scan_grad(data["hgp"], data["x"], data["states"], data["resets"], data["valid"], out, sums)
-    rows, gradient = torch.randn(500, 33), torch.zeros(33)
-    kernels.add_rows([(rows, gradient), (rows.bfloat16(), torch.zeros(33)), (torch.randn(9, 300), torch.zeros(300))])
+    rows = torch.randn(500, 33)
+    pairs = [(rows, torch.zeros(33)), (rows.bfloat16(), torch.zeros(33)), (torch.randn(9, 300), torch.zeros(300))]
+    kernels.add_rows(pairs)
     memory = kernels.Arena()
     memory.adopt(torch.nn.Linear(33, 40))
     optimizer = muon.Muon(memory, together=True)
@@ -490,7 +517,7 @@ def results(monkeypatch, backwards):
     outputs, written, states = Actor(40, 5, 9, 2, "squashed").step()
     left |= {("step", name): tensor for name, tensor in {**written, "outputs": outputs, "states": states}.items()}
     left |= {("muon", "norm"): optimizer.step(0.1), ("muon", "weights"): memory.flat("weights"),
-             ("rows", "gradient"): gradient}
+             **{("rows", i): gradient for i, (_, gradient) in enumerate(pairs)}}
     left |= {("scan", key): tensor for key, tensor in {**data, "out": out, "sums": sums}.items()}
     return {key: tensor.clone() for key, tensor in left.items()}, set(cupy.launches)
 

@@ -1,5 +1,5 @@
 """Environments in C on a GPU, without one: their kernels compile for it, and run as host C++ they do what the C library
-does, byte for byte, alone and in a trainer (fused.py) whose rollout is one graph."""
+does, byte for byte, alone and in a trainer (fused.py) whose rollout is played from graphs."""
 
 import os
 import subprocess
@@ -128,6 +128,9 @@ def test_a_header_of_ones_own_may_be_c(tmp_path, monkeypatch):
     assert on_device.why_not(library) is None and not on_device.truncates(library)
     device_steps.compare(own, 200)
     nvrtc.compile(on_device.source(library), options=on_device.OPTIONS)
+    for struct, why in (("int *now;", True), ("int (*act)(int);", True), ("int cells[2 * 3]; /* int *x; */", False)):
+        own.write_text((HEADER % "").replace("struct Env { ENV_COMMON", f"struct Env {{ ENV_COMMON {struct}"))
+        assert ("holds a pointer" in (on_device.why_not(device_steps.library(own)) or "")) == why
     own.write_text(HEADER % "#include <time.h>")
     assert "includes <time.h>" in on_device.why_not(library)
     own.write_text(HEADER % "")
@@ -318,6 +321,7 @@ def test_a_trainer_learns_the_same_from_them(recorder, name):
             assert stepped == [*["device_step"] * 8, "device_log"] * 5
             captured = ("rollout", 0, 8) in trainer.engine.device.graphs
             assert captured == (graphs == 2 and name != "continuous")
+            assert ("returns" in trainer.engine.device.graphs) == (graphs == 2)
             if captured and name == "squared":  # a step: the policy's, the environments'; at the end V
                 assert [len(launches(trainer, ("rollout", 0, first))) for first in (0, 8)] == [8 * 2, 2]
             assert not trainer.engine.device.pinned[2:]  # nothing of a rollout is on the host

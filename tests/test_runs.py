@@ -546,6 +546,14 @@ class Remembers(models.FeedForward):
         self.restored = state["seen"]
 
 
+def test_the_best_weights_take_no_more_memory_than_weights(tmp_path):
+    """Although the network's are a part of the arena."""
+    trainer = make_trainer(tmp_path)
+    kept = trainer.statistics.best.values()
+    assert sum(tensor.untyped_storage().nbytes() for tensor in kept) == sum(tensor.nbytes for tensor in kept)
+    assert trainer.arena.memory.nbytes > 10 * sum(tensor.nbytes for tensor in kept)
+
+
 def test_what_a_network_keeps_beside_its_weights_is_resumed(tmp_path):
     trainer = make_trainer(tmp_path, policy=lambda env: Remembers(env, 8))
     path = trainer.save_checkpoint(tmp_path / "mine.pt")
