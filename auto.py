@@ -166,4 +166,5 @@ def wants_normalising(facts):
         return False, f"observations lie within ±{largest:.3g}"
     if largest > 1e6:
         return True, "observations have no bounds"
-    return True, f"observations reach {largest:.3g}" if largest > 2 else f"some move within {smallest:.2g}"
+    return True, (f"by its bounds an observation may be {largest:.3g}" if largest > 2
+                  else f"some move within {smallest:.2g}")

@@ -208,7 +208,8 @@ class Train:
     prio_beta0: float = 0.2
     """How much that preference is corrected in the loss at the start; it rises to 1 over the training."""
     norm_obs: bool | Auto = "auto"
-    """Normalise each element of the observations by its moments (models.Normalizer), from the second rollout on."""
+    """Normalise each element of the observations by its moments (models.Normalizer). Nothing is learnt until these are
+    of 1,024 observations, or of a twentieth of the run if that is less: at least of the first rollout."""
     norm_reward: bool | Auto = "auto"
     """Divide rewards by the deviation of recent discounted returns (models.RewardScale); logs keep the true ones."""
     reward_clip: float | None = None

@@ -200,6 +200,9 @@ def flattened(observations):
     return observations.flatten(1)
 
 
+MEASURE_FIRST = 1024  # observations to measure before any is learnt from; a twentieth of a run's if that is less
+
+
 class Normalizer(nn.Module):
     """clip((x - mean) / sqrt(var + 1e-8), ±10), an element each, with the moments of all
     observations so far.

@@ -181,6 +181,25 @@ class Signs:
                     "now. If the task did not become harder meanwhile, steps were too large: try a smaller "
                     "--train.learning-rate. The run's folder has the weights of the best score (best_*.pt).")
 
+    def fell(self, name):
+        """(first, last) of the values under a name if the last half of them all are far below the first ones, else
+        None."""
+        values = np.array(self.values(name))
+        if len(values) < 2 * PATIENCE:
+            return None
+        first, last = np.mean(values[:3]), values[-(len(values) // 2) :]
+        noise = max(np.std(values[:PATIENCE]), np.std(last))
+        return (first, np.mean(last)) if first - max(last) > 3 * noise + 0.3 * abs(first) else None
+
+    def sign_return_fell(self):
+        """Returns, and the score if the environment has one, stay far below those of the untrained policy."""
+        found = self.fell("environment/episode_return") if self.progress > 0.5 else None
+        if found and (not self.values("environment/score") or self.fell("environment/score")):
+            return (f"The policy earns far less than it did untrained: the mean return fell from {found[0]:.4g} to "
+                    f"{found[1]:.4g} and stays there. If the task did not become harder meanwhile: do rewards pay for "
+                    "something else, or does the environment's reset forget a variable? Else try a smaller "
+                    "--train.learning-rate.")
+
     def sign_value_dwarfs(self):
         """The clipped gradient is nearly all the value's."""
         weight, clip = self.settings.get("vf_coef", 1.0), self.settings.get("max_grad_norm", math.inf)
@@ -221,6 +240,14 @@ class Signs:
                     "reached by chance? Make it easier at first, or reward steps towards it "
                     "(docs/recipes.md).")
 
+    def sign_returns_without_rewards(self):
+        """The environment counts what it does not pay: its own figure is not 0, the sum of the rewards always is."""
+        paid = [self.values(f"environment/episode_return_{end}") for end in ("min", "max")]
+        counted = self.values("environment/episode_return")
+        if min(map(len, paid)) > PATIENCE and not any(map(any, paid)) and any(counted):
+            return (f"Every reward so far is 0, but the environment logs returns ({counted[-1]:.4g} now). Does its "
+                    "step pay what it counts? In C, c_step has to write rewards[0].")
+
     def sign_rewards_vast(self):
         low, high = self.values("vital/reward_min"), self.values("vital/reward_max")
         c = self.settings
@@ -260,6 +287,15 @@ class Signs:
             return (f"No episode has ended in {steps:,.0f} steps of each agent. Does the "
                     "environment say terminated or truncated? A time limit helps too "
                     "(gymnasium.wrappers.TimeLimit).")
+
+    def sign_every_step_ends(self):
+        """Once episodes were longer, now each has a single step, and that is no success."""
+        size, ended = (self.agents or 0) * self.settings.get("horizon", 0), [
+            sum(both) for both in zip(self.values("vital/terminated"), self.values("vital/truncated"), strict=False)]
+        if size and len(ended) > PATIENCE and ended[0] < size / 2 and min(ended[-PATIENCE:]) > 0.99 * size and (
+                not self.score_rises()):
+            return ("By now each step ends an episode, which was not so at first. Does the environment's reset begin "
+                    "its counters at 0?")
 
     def sign_cut_at_the_same_step(self):
         """Every episode is truncated, all at one step, and the score does not move."""

@@ -295,6 +295,34 @@ def test_the_fused_network_normalises_as_its_forward_does(precision):
     trainer.release()
 
 
+@pytest.mark.parametrize("steps, measured", [(20_000, 4), (2_000, 1)])
+def test_small_rollouts_are_measured_until_the_moments_are_of_many(tmp_path, steps, measured):
+    """1,024 observations, or a twentieth of the run's."""
+    name = f"{ROOT}/tests/brought.py:Track"
+    args = pufferl.load_config(name, ["--train.total-timesteps", str(steps), "--train.horizon", "32", "--vec.num-envs",
+                                      "8", "--vec.backend", "serial", "--train.norm-obs"])
+    vecenv = pufferl.load_env(name, args)
+    trainer = pufferl.PuffeRL({**args["train"], "data_dir": None}, vecenv, pufferl.load_policy(args, vecenv))
+    weights, still = trainer.arena.flat("weights").clone(), 0
+    while torch.equal(trainer.arena.flat("weights"), weights):
+        trainer.evaluate()
+        trainer.train()
+        still += 1
+    assert still == measured + 1
+    trainer.release()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 5])
+def test_a_short_run_learns_with_whatever_is_seen_first(tmp_path, seed):
+    """-38 and -22 were reached with moments of 256 observations; a random policy has about -80, the best about -3."""
+    name = f"{ROOT}/tests/brought.py:Track"
+    trainer = pufferl.train(name, pufferl.load_config(name, [
+        "--train.total-timesteps", "20_000", "--train.seed", str(seed), "--train.log-interval", "0.2",
+        "--data-dir", str(tmp_path), "--vec.num-threads", "1"]))
+    assert trainer.environment["episode_return"] > -10
+
+
 def test_normalisation_goes_on_exactly_after_a_checkpoint(tmp_path):
     def make(folder):
         args = pufferl.load_config("cartpole",

@@ -117,6 +117,13 @@ FAILURES = {
     "value_knows_nothing": {"meddle": change_metrics(losses__explained_variance=lambda n: -0.5,
                                                       losses__value_loss=lambda n: 1.0)},
     "rewards_zero": {"world": {"reward": 0.0}},
+    "returns_without_rewards": {"meddle": change_metrics(environment__episode_return_min=lambda n: 0.0,
+                                                         environment__episode_return_max=lambda n: 0.0)},
+    "return_fell": {"meddle": change_metrics(environment__episode_return=lambda n: 1.5 if n < 8 else 0.1,
+                                             environment__score=lambda n: 1.5 if n < 8 else 0.1)},
+    "every_step_ends": {"meddle": change_metrics(
+        vital__terminated=lambda n: 0.0, vital__truncated=lambda n: 64.0 if n < 9 else 256.0,
+        environment__episode_return=lambda n: 1.0)},
     "rewards_vast": {"world": {"reward": 5000.0}},
     "actions_reach_little": {"world": {"bounds": (0.0, 500.0)}},
     "observations_constant": {"world": {"observation": 0.0}},
