@@ -335,10 +335,10 @@ REFUSED = {
 
 
 RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", "resume", "data_dir",
-                "launch")  # belong to one run: --resume does not take them over
+                "launch", "sources")  # belong to one run: --resume does not take them over
 
 # What config.json has besides settings.
-OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch", "turn")
+OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch", "turn", "sources")
 
 # What a run did, if its file is so old that it lacks these settings.
 OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None, "draw": "segments"}
@@ -954,6 +954,11 @@ def read_settings(path, schema):
         for known in dataclasses.fields(cls):
             if known.name in own and (section != "env" or known.type in (bool, int, float, str)):
                 own[known.name] = coerce(own[known.name], known.type, f"{path}: {section}.{known.name}")
+    for section in ("policy", "rnn"):  # a file of one's own was named from the folder in which the run was started
+        name, colon, what = str(saved.get(section, {}).get("name")).rpartition(":")
+        known = [file for file in saved.get("sources", ()) if Path(file).name == Path(name).name]
+        if name.endswith(".py") and not Path(name).exists() and known:
+            saved[section]["name"] = known[0] + colon + what
     return saved
 
 

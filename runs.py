@@ -19,12 +19,15 @@ import copy
 import dataclasses
 import fcntl
 import functools
+import hashlib
+import inspect
 import json
 import math
 import os
 import re
 import shutil
 import sys
+import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -542,6 +545,20 @@ def _plain(value, name):
     return value
 
 
+def sources(policy, vecenv):
+    """{file: digest} of the files that a run's network and environment stand in, but for installed packages."""
+    env, library = getattr(vecenv, "driver_env", vecenv), getattr(vecenv, "library", None)
+    while "env" in getattr(env, "__dict__", ()) and env.env is not env:  # the innermost one
+        env = env.env
+    files = set() if library is None else {str(library.header)}
+    for kind in {type(env), *map(type, policy.modules())}:
+        with contextlib.suppress(TypeError, OSError):  # typed into a prompt, or compiled
+            files.add(inspect.getsourcefile(kind))
+    installed = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+    return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in sorted(filter(None, files))
+            if not file.startswith(installed) and Path(file).is_file()}
+
+
 def restore(trainer, path):
     """Put a checkpoint, a file or the trainer_state.pt of a folder, into a trainer; returns what
     was saved. See PuffeRL.load_checkpoint."""
@@ -572,6 +589,10 @@ def restore(trainer, path):
     changes = difference(before, json.loads(json.dumps(trainer.args, default=str)))
     if changes:
         say(f"changed since {path} was written: {', '.join(changes)}")
+    now = trainer.args["sources"]
+    edited = [Path(file).name for file, digest in before.get("sources", {}).items() if now.get(file, digest) != digest]
+    if edited:
+        say(f"edited since {path} was written: {', '.join(edited)}. What was learnt goes on in what they do now.")
     _restore_optimizer(trainer, saved["adam"], tensors, ours, path, say)
     # The order of these lines matters: see number 5 of the list above.
     restored = _restore_environments(trainer, saved["epoch"], count, tensors, ours,

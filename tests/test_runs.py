@@ -590,6 +590,36 @@ def test_what_a_backend_once_ignored_does_not_stop_a_resume(tmp_path, name, igno
     pufferl.load_env(name, args).close()
 
 
+def test_an_edited_file_is_said_at_resume(tmp_path, capsys):
+    """Of the network and of the environment; not what else a file imports, nor what is installed."""
+    own = tmp_path / "nets_of_one.py"
+    own.write_text("import models\n\n\nclass Mine(models.FeedForward):\n    pass\n")
+    name = f"{Path(__file__).parent}/brought.py:Catch"
+    options = ["--policy.name", f"{own}:Mine", "--data-dir", str(tmp_path), "--train.total-timesteps", "2048",
+               "--vec.num-threads", "1"]
+    folder = pufferl.train(name, pufferl.load_config(name, options)).run_folder
+    kept = json.loads((folder / "config.json").read_text())["sources"]
+    assert {Path(file).name for file in kept} == {"nets_of_one.py", "brought.py", "models.py"}
+    for text, said in (("", False), ("# now\n", True)):
+        own.write_text(own.read_text() + text)
+        capsys.readouterr()
+        pufferl.train(name, pufferl.load_config(name, [*options, "--resume", str(folder)]))
+        assert ("edited since" in (out := capsys.readouterr().out)) == said and (": nets_of_one.py." in out) == said
+
+
+def test_a_run_of_ones_own_network_is_read_from_any_folder(tmp_path, monkeypatch):
+    (tmp_path / "nets_of_two.py").write_text("import models\n\n\nclass Mine(models.FeedForward):\n    pass\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    options = ["--policy.name", "nets_of_two.py:Mine", "--data-dir", "runs", "--train.total-timesteps", "2048",
+               "--vec.num-threads", "1"]
+    folder = pufferl.train("squared", pufferl.load_config("squared", options)).run_folder.resolve()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    args = pufferl.load_config("squared", ["--load-model-path", str(folder)])
+    assert args["policy"]["name"] == f"{tmp_path / 'nets_of_two.py'}:Mine"
+    assert type(pufferl.load_policy(args, pufferl.load_env("squared", args))).__name__ == "Mine"
+
+
 def test_what_changed_at_resume_is_said_and_takes_effect(tmp_path, capsys):
     first = make_trainer(tmp_path, env_kwargs={"max_steps": 30})
     run_epochs(first, 2)
