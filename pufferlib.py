@@ -17,6 +17,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import operator
 import re
 import sys
 import types
@@ -186,6 +187,9 @@ class Room(types.ModuleType):
         return find(self.__name__.partition(".")[2], name)
 
 
+TRAINER = {"stats": "environment", "last_stats": "environment"}  # names of PuffeRL there, and ours
+
+
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """Lets `import pufferlib.NAME` give our module or a Room, and `python -m pufferlib.NAME` run
     our file."""
@@ -221,6 +225,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         if isinstance(module, Room):
             return
         room, module.__spec__ = module.__spec__.name.partition(".")[2], module.__spec__.loader_state
+        for old, ours in TRAINER.items() if ALIASES[room] == "pufferl" else ():
+            setattr(module.PuffeRL, old, property(operator.attrgetter(ours)))
         if "__getattr__" not in vars(module):
             module.__getattr__ = functools.partial(find, room)
 

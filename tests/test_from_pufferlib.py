@@ -52,6 +52,7 @@ def run_epochs(trainer, count=2):
         losses = trainer.train()
         metrics = trainer.mean_and_log()
     assert np.isfinite(losses["policy_loss"]) and metrics["performance/epoch"] == trainer.epoch
+    assert trainer.stats == trainer.last_stats == trainer.environment  # PufferLib's names for it
     return statistics
 
 
