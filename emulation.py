@@ -532,6 +532,17 @@ def _quickest_step(env):
     return env.step, left, scale
 
 
+def note_moments(env):
+    """Say that what a wrapper measures of its environment is forgotten, if one does."""
+    kinds = {gymnasium.wrappers.NormalizeObservation: "norm-obs", gymnasium.wrappers.NormalizeReward: "norm-reward"}
+    while (inner := getattr(env, "__dict__", {}).get("env")) not in (None, env):
+        env = inner
+        if type(env) in kinds:
+            warn_once(f"{type(env).__name__}: each environment measures for itself, and a resume, an evaluation and an "
+                      f"export begin anew. Leave it out: --train.{kinds[type(env)]} True measures for all of them, and "
+                      "is saved with the run.")
+
+
 class GymnasiumTogether:
     """GymnasiumPufferEnvs of one vector, stepped together: it does to each what step_into does,
     without the calls and attributes that are a third of the 5 us of a CartPole's step.

@@ -700,6 +700,7 @@ class Emulated(Vector):
         self.timeout, self._next_look, self._starting = timeout, 0.0, set()
         self.num_threads = num_threads or physical_cores()
         self._driver = driver = emulation.create(*creators[0], seed)
+        emulation.note_moments(driver)
         self._take_spaces(driver)
         self.num_envs = len(creators) * emulation.copies(driver)
         self.agents_per_env = emulation.slots(driver) // emulation.copies(driver)

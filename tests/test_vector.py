@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import time
+import warnings
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -877,3 +878,18 @@ def test_a_ray_that_does_not_start_is_said(monkeypatch):
     monkeypatch.setattr(ray, "init", fails)
     with pytest.raises(vector.WorkerError, match="Ray did not start"), vector.make(Walk, 2, "ray") as vecenv:
         vecenv.reset()
+
+
+@pytest.mark.parametrize("wrapper, said", [(gymnasium.wrappers.NormalizeObservation, "norm-obs True"),
+                                           (gymnasium.wrappers.NormalizeReward, "norm-reward True"),
+                                           (gymnasium.wrappers.ClipReward, None)])
+def test_a_wrapper_that_measures_for_itself_is_said(wrapper, said):
+    """Also if another one is around it."""
+    options = {"max_reward": 1.0} if said is None else {}
+    emulation.warn_once.cache_clear()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        vector.make(lambda **_: gymnasium.wrappers.TimeLimit(wrapper(CartPoleEnv(), **options), 10), num_envs=2,
+                    backend="serial").close()
+    texts = [str(one.message) for one in found if "begin anew" in str(one.message)]
+    assert [said in text and wrapper.__name__ in text for text in texts] == [True] * (said is not None)
