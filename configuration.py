@@ -1312,8 +1312,8 @@ def put_weights(policy, weights, path):
         policy.load_state_dict(weights)
     except RuntimeError as error:
         first, *others = [line.strip().rstrip(".") for line in str(error).splitlines()[1:]] or [str(error)]
-        raise ConfigError(f"{path} does not fit this network; settings that change what it sees or may do, or its "
-                          f"size, must be those that it was trained with. ({first}"
+        raise ConfigError(f"{path} does not fit this network; its class, and settings that change what it sees or may "
+                          f"do, or its size, must be those that it was trained with. ({first}"
                           f"{f'; {len(others)} more' if others else ''})") from None
     check_finite(policy.state_dict(), masks, path)
 

@@ -630,7 +630,8 @@ def _check(trainer, saved, tensors, ours, path):
         name = next(name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name))
         raise ConfigError(f"{path} is of another network, which cannot be resumed: {name} is "
                           f"{theirs.get(name, 'not in it')} there and "
-                          f"{mine.get(name, 'missing')} here.")
+                          f"{mine.get(name, 'missing')} here. Take back what was changed of its class, or of the "
+                          "policy and rnn settings; or begin a new run.")
     check_kinds(saved["model"], trainer.policy.state_dict(), path)
     check_finite(saved["model"], infinite(trainer.policy.state_dict()), path)
     learnt = {*REWARD_SCALE, *trainer.optimizer.tensors(),
