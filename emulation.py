@@ -299,15 +299,23 @@ def gymnasium_form(env):
     return env if takes(env.reset, "seed") and isinstance(env, gymnasium.Env) else OldGym(env)
 
 
+def within(env):
+    """An environment and those within its wrappers, from the outermost to the innermost."""
+    known = []
+    while hasattr(env, "step") and not any(env is one for one in known):
+        known.append(env)
+        yield env
+        env = getattr(env, "env", None)
+
+
 def mask_method(env):
     """The method `action_masks` of an environment, or of one within its wrappers; None if there is none."""
-    while env is not None:
-        method = getattr(env, "action_masks", None)
+    for layer in within(env):
+        method = getattr(layer, "action_masks", None)
         if callable(method):
             return method
         if method is not None:
-            warn_once(f"{env}.action_masks is no method, and not asked for action masks.")
-        env = getattr(env, "env", None)
+            warn_once(f"{layer}.action_masks is no method, and not asked for action masks.")
     return None
 
 
@@ -535,12 +543,11 @@ def _quickest_step(env):
 def note_moments(env):
     """Say that what a wrapper measures of its environment is forgotten, if one does."""
     kinds = {gymnasium.wrappers.NormalizeObservation: "norm-obs", gymnasium.wrappers.NormalizeReward: "norm-reward"}
-    while (inner := getattr(env, "__dict__", {}).get("env")) not in (None, env):
-        env = inner
-        if type(env) in kinds:
-            warn_once(f"{type(env).__name__}: each environment measures for itself, and a resume, an evaluation and an "
-                      f"export begin anew. Leave it out: --train.{kinds[type(env)]} True measures for all of them, and "
-                      "is saved with the run.")
+    for kind in map(type, within(env)):
+        if kind in kinds:
+            warn_once(f"{kind.__name__}: each environment measures for itself, and a resume, an evaluation and an "
+                      f"export begin anew. Leave it out: --train.{kinds[kind]} True measures for all of them, and is "
+                      "saved with the run.")
 
 
 class GymnasiumTogether:

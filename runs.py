@@ -36,6 +36,7 @@ import numpy as np
 import psutil
 import torch
 
+import emulation
 from arena import compiling
 from auto import plural
 from checkpoints import NUMBERS, WHOLE_RUN, save, write_whole
@@ -547,10 +548,10 @@ def _plain(value, name):
 
 def sources(policy, vecenv):
     """{file: digest} of the files that a run's network and environment stand in, but for installed packages."""
-    env, library = getattr(vecenv, "driver_env", vecenv), getattr(vecenv, "library", None)
-    while "env" in getattr(env, "__dict__", ()) and env.env is not env:  # the innermost one
-        env = env.env
-    files = set() if library is None else {str(library.header)}
+    library, files = getattr(vecenv, "library", None), set()
+    if library is not None:
+        files.add(str(library.header))
+    env = [vecenv, *emulation.within(getattr(vecenv, "driver_env", vecenv))][-1]
     for kind in {type(env), *map(type, policy.modules())}:
         with contextlib.suppress(TypeError, OSError):  # typed into a prompt, or compiled
             files.add(inspect.getsourcefile(kind))
