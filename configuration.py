@@ -208,8 +208,8 @@ class Train:
     prio_beta0: float = 0.2
     """How much that preference is corrected in the loss at the start; it rises to 1 over the training."""
     norm_obs: bool | Auto = "auto"
-    """Normalise each element of the observations by its moments (models.Normalizer). Nothing is learnt until these are
-    of 1,024 observations, or of a twentieth of the run if that is less: at least of the first rollout."""
+    """Normalise each element of the observations by its moments (models.Normalizer). Rollouts that begin within the
+    first 1,024 steps, or the first twentieth of the run if that is less, are only measured."""
     norm_reward: bool | Auto = "auto"
     """Divide rewards by the deviation of recent discounted returns (models.RewardScale); logs keep the true ones."""
     reward_clip: float | None = None
@@ -954,10 +954,12 @@ def read_settings(path, schema):
         for known in dataclasses.fields(cls):
             if known.name in own and (section != "env" or known.type in (bool, int, float, str)):
                 own[known.name] = coerce(own[known.name], known.type, f"{path}: {section}.{known.name}")
-    for section in ("policy", "rnn"):  # a file of one's own was named from the folder in which the run was started
-        name, colon, what = str(saved.get(section, {}).get("name")).rpartition(":")
-        known = [file for file in saved.get("sources", ()) if Path(file).name == Path(name).name]
-        if name.endswith(".py") and not Path(name).exists() and known:
+    sources = saved.get("sources") if isinstance(saved.get("sources"), dict) else {}
+    for section in {"policy", "rnn"} & saved.keys() & schema.keys():  # a file was named from where the run was started
+        name, colon, what = str(saved[section].get("name")).rpartition(":")
+        parts = tuple(part for part in Path(name).parts if part not in (".", ".."))
+        known = [file for file in sources if Path(file).parts[-len(parts) :] == parts]
+        if name.endswith(".py") and not Path(name).exists() and len(known) == 1:
             saved[section]["name"] = known[0] + colon + what
     return saved
 

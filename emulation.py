@@ -17,6 +17,7 @@ Episodes restart by themselves. Both return a list of dicts, one for each episod
 
 import functools  # noqa: I001  (the names of flat on few lines)
 import inspect
+import itertools
 import math
 import sys
 import warnings
@@ -542,12 +543,14 @@ def _quickest_step(env):
 
 def note_moments(env):
     """Say that what a wrapper measures of its environment is forgotten, if one does."""
-    kinds = {gymnasium.wrappers.NormalizeObservation: "norm-obs", gymnasium.wrappers.NormalizeReward: "norm-reward"}
-    for kind in map(type, within(env)):
-        if kind in kinds:
-            warn_once(f"{kind.__name__}: each environment measures for itself, and a resume, an evaluation and an "
-                      f"export begin anew. Leave it out: --train.{kinds[kind]} True measures for all of them, and is "
-                      "saved with the run.")
+    own = "--train.norm-obs True (models.Normalized around a network of your own)"
+    ours = {gymnasium.wrappers.NormalizeObservation: own,
+            gymnasium.wrappers.NormalizeReward: "--train.norm-reward True"}
+    for layer, kind in itertools.product(within(env), ours):
+        if isinstance(layer, kind):
+            warn_once(f"{type(layer).__name__}: each environment measures for itself, and a resume, an evaluation and "
+                      f"an export begin anew. Leave it out: {ours[kind]} measures for all of them, and is saved with "
+                      "the run.")
 
 
 class GymnasiumTogether:

@@ -200,7 +200,7 @@ def flattened(observations):
     return observations.flatten(1)
 
 
-MEASURE_FIRST = 1024  # observations to measure before any is learnt from; a twentieth of a run's if that is less
+MEASURE_FIRST = 1024  # steps whose observations are measured before anything is learnt; a twentieth of a run's if less
 
 
 class Normalizer(nn.Module):
@@ -222,6 +222,11 @@ class Normalizer(nn.Module):
         # from the last merge: shift and scale of observations
         self.register_buffer("shift", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))
+
+    def only_measures(self, step, total_timesteps):
+        """Whether a rollout that began at `step` is measured and not learnt from. The first one always is."""
+        few = self.count < MEASURE_FIRST and step < min(MEASURE_FIRST, total_timesteps / 20)
+        return self.count == 0 or bool(few)
 
     def forward(self, x):
         """x (..., size) normalised, float32."""

@@ -92,9 +92,8 @@ class Args:
     """Adapt the learning rate each epoch so that the policy moves by this KL divergence (try 0.01);
     None leaves the rate to the cosine."""
     norm_obs: bool = False
-    """Subtract the mean of all observations so far and divide by their standard deviation. The
-    first 1,024 are only measured, or a twentieth of all if that is less; nothing is learnt from
-    their rollouts."""
+    """Subtract the mean of all observations so far and divide by their standard deviation. Nothing is
+    learnt from rollouts that begin within the first 1,024 steps, or the first twentieth if that is less."""
     norm_reward: bool = False
     """Divide rewards by the standard deviation of recent discounted returns."""
     reward_clip: float = math.inf
@@ -401,7 +400,7 @@ def train(args, envs, policy=None):
                 running = torch.where(alive[t], args.gamma * before + rewards[t], running)
                 returns.add(running[alive[t]])
             rewards = rewards * returns.scale
-        if not (args.norm_obs and observed.count < min(1024, args.total_timesteps / 20)):
+        if not (args.norm_obs and epoch * T * N < min(1024, args.total_timesteps / 20)):
             updates_owed += args.replay_ratio * T * N / args.minibatch_size
         count, progress = int(updates_owed + 1e-9), min(1.0, epoch * T * N / args.total_timesteps)
         updates_owed -= count  # the fraction of an update that is left waits for the next epoch

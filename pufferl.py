@@ -261,7 +261,7 @@ class PuffeRL:
     def _minibatches(self):
         """How many this epoch has: on average replay_ratio · batch_size / minibatch_size."""
         c = self.config
-        if c["norm_obs"] and self.normalizer.count < min(models.MEASURE_FIRST, c["total_timesteps"] / 20):
+        if c["norm_obs"] and self.normalizer.only_measures(self.global_step, c["total_timesteps"]):
             return 0
         self._minibatches_owed += c["replay_ratio"] * self.batch_size / c["minibatch_size"]
         count = int(self._minibatches_owed + 1e-9)

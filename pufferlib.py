@@ -17,7 +17,6 @@ import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import operator
 import re
 import sys
 import types
@@ -190,6 +189,16 @@ class Room(types.ModuleType):
 TRAINER = {"stats": "environment", "last_stats": "environment"}  # names of PuffeRL there, and ours
 
 
+class Alias:
+    """Another name of an attribute, until something is assigned to it."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __get__(self, owner, kind=None):
+        return self if owner is None else getattr(owner, self.name)
+
+
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """Lets `import pufferlib.NAME` give our module or a Room, and `python -m pufferlib.NAME` run
     our file."""
@@ -226,7 +235,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
             return
         room, module.__spec__ = module.__spec__.name.partition(".")[2], module.__spec__.loader_state
         for old, ours in TRAINER.items() if ALIASES[room] == "pufferl" else ():
-            setattr(module.PuffeRL, old, property(operator.attrgetter(ours)))
+            setattr(module.PuffeRL, old, Alias(ours))
         if "__getattr__" not in vars(module):
             module.__getattr__ = functools.partial(find, room)
 

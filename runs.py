@@ -547,17 +547,19 @@ def _plain(value, name):
 
 
 def sources(policy, vecenv):
-    """{file: digest} of the files that a run's network and environment stand in, but for installed packages."""
-    library, files = getattr(vecenv, "library", None), set()
-    if library is not None:
-        files.add(str(library.header))
-    env = [vecenv, *emulation.within(getattr(vecenv, "driver_env", vecenv))][-1]
-    for kind in {type(env), *map(type, policy.modules())}:
+    """{file: digest} of the files in which the classes of a run's network, of its environment and of that one's
+    wrappers are defined, without those of installed packages."""
+    library, kinds = getattr(vecenv, "library", None), set(map(type, policy.modules()))
+    files = set() if library is None else {str(library.header)}
+    if library is None:
+        kinds |= {type(env) for env in emulation.within(vecenv.driver_env)} - set(emulation.WRAPPERS)
+    for kind in kinds:
         with contextlib.suppress(TypeError, OSError):  # typed into a prompt, or compiled
             files.add(inspect.getsourcefile(kind))
-    installed = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
-    return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in sorted(filter(None, files))
-            if not file.startswith(installed) and Path(file).is_file()}
+    python, packages = Path(sysconfig.get_paths()["stdlib"]), {"site-packages", "dist-packages"}
+    own = [path for path in map(Path, filter(None, files)) if path.is_file() and python not in path.parents
+           and not packages.intersection(path.parts)]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in sorted(own)}
 
 
 def restore(trainer, path):

@@ -182,20 +182,22 @@ class Signs:
                     "--train.learning-rate. The run's folder has the weights of the best score (best_*.pt).")
 
     def fell(self, name):
-        """(first, last) of the values under a name if the last half of them all are far below the first ones, else
-        None."""
+        """(first, last) of the values under a name if the last half of them all are far below those at first, and do
+        not rise, else None. The very first are of episodes that ended early."""
         values = np.array(self.values(name))
-        if len(values) < 2 * PATIENCE:
+        if len(values) < 4 * PATIENCE:
             return None
-        first, last = np.mean(values[:3]), values[-(len(values) // 2) :]
-        noise = max(np.std(values[:PATIENCE]), np.std(last))
-        return (first, np.mean(last)) if first - max(last) > 3 * noise + 0.3 * abs(first) else None
+        first, last = np.mean(values[2:PATIENCE]), values[-(len(values) // 2) :]
+        noise, half = max(np.std(values[2 : 2 + PATIENCE]), np.std(last)), len(last) // 2
+        below = first - max(last) > 3 * noise + 0.3 * abs(first)
+        return (first, np.mean(last)) if below and np.mean(last[half:]) <= np.mean(last[:half]) else None
 
     def sign_return_fell(self):
-        """Returns, and the score if the environment has one, stay far below those of the untrained policy."""
-        found = self.fell("environment/episode_return") if self.progress > 0.5 else None
+        """Returns, and the score if the environment has one, stay far below those at the run's begin."""
+        whole = self.progress > 0.5 and (self.first or 0) < BEGUN * self.settings.get("total_timesteps", math.inf)
+        found = self.fell("environment/episode_return") if whole else None
         if found and (not self.values("environment/score") or self.fell("environment/score")):
-            return (f"The policy earns far less than it did untrained: the mean return fell from {found[0]:.4g} to "
+            return (f"The policy earns far less than it did at first: the mean return fell from {found[0]:.4g} to "
                     f"{found[1]:.4g} and stays there. If the task did not become harder meanwhile: do rewards pay for "
                     "something else, or does the environment's reset forget a variable? Else try a smaller "
                     "--train.learning-rate.")
@@ -245,8 +247,8 @@ class Signs:
         paid = [self.values(f"environment/episode_return_{end}") for end in ("min", "max")]
         counted = self.values("environment/episode_return")
         if min(map(len, paid)) > PATIENCE and not any(map(any, paid)) and any(counted):
-            return (f"Every reward so far is 0, but the environment logs returns ({counted[-1]:.4g} now). Does its "
-                    "step pay what it counts? In C, c_step has to write rewards[0].")
+            return ("The rewards of every episode so far sum to 0, but the environment logs returns "
+                    f"({counted[-1]:.4g} now). Does its step pay what it counts? In C, c_step has to write rewards[0].")
 
     def sign_rewards_vast(self):
         low, high = self.values("vital/reward_min"), self.values("vital/reward_max")
@@ -289,11 +291,13 @@ class Signs:
                     "(gymnasium.wrappers.TimeLimit).")
 
     def sign_every_step_ends(self):
-        """Once episodes were longer, now each has a single step, and that is no success."""
+        """Once episodes were longer, now each has a single step, and earns no more. (With one rank: a rollout is
+        compared with all agents.)"""
         size, ended = (self.agents or 0) * self.settings.get("horizon", 0), [
-            sum(both) for both in zip(self.values("vital/terminated"), self.values("vital/truncated"), strict=False)]
+            max(both) for both in zip(self.values("vital/terminated"), self.values("vital/truncated"), strict=False)]
+        returns = self.values("environment/episode_return")
         if size and len(ended) > PATIENCE and ended[0] < size / 2 and min(ended[-PATIENCE:]) > 0.99 * size and (
-                not self.score_rises()):
+                len(returns) < PATIENCE or np.mean(returns[-PATIENCE:]) <= max(returns[:3])):
             return ("By now each step ends an episode, which was not so at first. Does the environment's reset begin "
                     "its counters at 0?")
 

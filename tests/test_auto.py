@@ -296,20 +296,30 @@ def test_the_fused_network_normalises_as_its_forward_does(precision):
 
 
 @pytest.mark.parametrize("steps, measured", [(20_000, 4), (2_000, 1)])
-def test_small_rollouts_are_measured_until_the_moments_are_of_many(tmp_path, steps, measured):
+def test_small_rollouts_are_measured_until_the_moments_are_of_many(steps, measured):
     """1,024 observations, or a twentieth of the run's."""
     name = f"{ROOT}/tests/brought.py:Track"
     args = pufferl.load_config(name, ["--train.total-timesteps", str(steps), "--train.horizon", "32", "--vec.num-envs",
                                       "8", "--vec.backend", "serial", "--train.norm-obs"])
     vecenv = pufferl.load_env(name, args)
     trainer = pufferl.PuffeRL({**args["train"], "data_dir": None}, vecenv, pufferl.load_policy(args, vecenv))
-    weights, still = trainer.arena.flat("weights").clone(), 0
-    while torch.equal(trainer.arena.flat("weights"), weights):
+    weights, same = trainer.arena.flat("weights").clone(), []
+    for _ in range(measured + 1):
         trainer.evaluate()
         trainer.train()
-        still += 1
-    assert still == measured + 1
+        same.append(torch.equal(trainer.arena.flat("weights"), weights))
+    assert same == [True] * measured + [False]
     trainer.release()
+
+
+def test_what_is_only_measured():
+    normalizer = models.Normalizer(2)
+    assert normalizer.only_measures(0, 10**9) and normalizer.only_measures(5_000, 10**9)  # nothing alive was seen yet
+    normalizer.count.fill_(300)
+    assert normalizer.only_measures(768, 10**9) and not normalizer.only_measures(1024, 10**9)  # also if few are alive
+    assert normalizer.only_measures(99, 2000) and not normalizer.only_measures(100, 2000)
+    normalizer.count.fill_(1024)  # loaded, or resumed
+    assert not normalizer.only_measures(0, 10**9)
 
 
 @pytest.mark.slow

@@ -53,6 +53,9 @@ def run_epochs(trainer, count=2):
         metrics = trainer.mean_and_log()
     assert np.isfinite(losses["policy_loss"]) and metrics["performance/epoch"] == trainer.epoch
     assert trainer.stats == trainer.last_stats == trainer.environment  # PufferLib's names for it
+    trainer.stats = {}  # a script may keep its own
+    assert trainer.stats == {}
+    del trainer.stats
     return statistics
 
 

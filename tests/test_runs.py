@@ -600,6 +600,10 @@ def test_an_edited_file_is_said_at_resume(tmp_path, capsys):
     folder = pufferl.train(name, pufferl.load_config(name, options)).run_folder
     kept = json.loads((folder / "config.json").read_text())["sources"]
     assert {Path(file).name for file in kept} == {"nets_of_one.py", "brought.py", "models.py"}
+    env = vector.make("squared", 2)
+    files = runs.sources(models.FeedForward(env, 8), env)
+    env.close()
+    assert {Path(file).name for file in files} == {"squared.h", "models.py"}
     for text, said in (("", False), ("# now\n", True)):
         own.write_text(own.read_text() + text)
         capsys.readouterr()
@@ -618,6 +622,11 @@ def test_a_run_of_ones_own_network_is_read_from_any_folder(tmp_path, monkeypatch
     args = pufferl.load_config("squared", ["--load-model-path", str(folder)])
     assert args["policy"]["name"] == f"{tmp_path / 'nets_of_two.py'}:Mine"
     assert type(pufferl.load_policy(args, pufferl.load_env("squared", args))).__name__ == "Mine"
+    config = json.loads((folder / "config.json").read_text())
+    for sources in ({"/other/nets_of_two.pyc": "", "/a/nets_of_two.py": "", "/b/nets_of_two.py": ""}, 5, None, [[1]]):
+        (folder / "config.json").write_text(json.dumps({**config, "sources": sources}))
+        with pytest.raises(ConfigError, match=r"policy\.name = nets_of_two\.py:Mine: must be auto"):
+            pufferl.load_config("squared", ["--load-model-path", str(folder)])
 
 
 def test_what_changed_at_resume_is_said_and_takes_effect(tmp_path, capsys):

@@ -119,8 +119,8 @@ FAILURES = {
     "rewards_zero": {"world": {"reward": 0.0}},
     "returns_without_rewards": {"meddle": change_metrics(environment__episode_return_min=lambda n: 0.0,
                                                          environment__episode_return_max=lambda n: 0.0)},
-    "return_fell": {"meddle": change_metrics(environment__episode_return=lambda n: 1.5 if n < 8 else 0.1,
-                                             environment__score=lambda n: 1.5 if n < 8 else 0.1)},
+    "return_fell": {"meddle": change_metrics(environment__episode_return=lambda n: 1.5 if n < 11 else 0.1,
+                                             environment__score=lambda n: 1.5 if n < 11 else 0.1)},
     "every_step_ends": {"meddle": change_metrics(
         vital__terminated=lambda n: 0.0, vital__truncated=lambda n: 64.0 if n < 9 else 256.0,
         environment__episode_return=lambda n: 1.0)},
@@ -181,6 +181,42 @@ def test_a_lost_score_was_there_for_long_and_is_gone(returns, expected):
     for step, value in enumerate(returns, 1):  # as with a bonus that fades out
         found.see(step, {"environment/episode_return": value, "environment/score": step})
     assert "sign_score_lost" not in found.said
+
+
+def entries(name, **metrics):
+    """Whether a detector speaks in a run of 40 entries; metrics: the value of each, by the entry's number."""
+    found = signs.Signs({**SETTINGS, "total_timesteps": 40 * 256}, AGENTS)
+    for n in range(40):
+        found.see(256 * (n + 1), {key.replace("__", "/"): value(n) for key, value in metrics.items()})
+    return f"sign_{name}" in found.said
+
+
+@pytest.mark.parametrize("returns, expected", [
+    (lambda n: 0.5 if n < 8 else 0.0, True), (lambda n: -10.0 if n < 9 else -60.0, True),
+    (lambda n: 0.5, False), (lambda n: 1.0 if n < 2 else 0.1, False),  # luck, or episodes that ended early
+    (lambda n: [-8, -24, -40, -80][n] if n < 4 else -120 + 3 * n, False),  # a cost a step, and it is learnt
+    (lambda n: 0.5 if n < 15 else 0.6 - 0.01 * n, False),
+])
+def test_a_return_that_fell(returns, expected):
+    assert entries("return_fell", environment__episode_return=returns) == expected
+
+
+def test_a_resumed_run_has_no_untrained_returns():
+    found = signs.Signs({**SETTINGS, "total_timesteps": 80 * 256}, AGENTS)
+    for n in range(40):
+        found.see(256 * (n + 41), {"environment/episode_return": 0.9 if n < 8 else 0.1})
+    assert "sign_return_fell" not in found.said
+
+
+@pytest.mark.parametrize("returns, cut, expected", [
+    (lambda n: 0.7, lambda n: 0, True), (lambda n: 1.0 - n / 40, lambda n: 0, True),
+    (lambda n: min(1.0, 0.7 + n / 40), lambda n: 0, False),  # the sooner the better, and it is as soon as can be
+    (lambda n: 0.7, lambda n: 128 if n > 9 else 30, False),  # two steps, whose ends are marked as both
+])
+def test_steps_that_all_end_episodes(returns, cut, expected):
+    ended = (lambda n: 256 if n > 9 else 60) if expected or cut(20) == 0 else cut
+    assert entries("every_step_ends", environment__episode_return=returns, vital__truncated=cut,
+                   vital__terminated=ended) == expected
 
 
 def test_a_sentence_comes_once_and_says_what_to_try():

@@ -893,3 +893,16 @@ def test_a_wrapper_that_measures_for_itself_is_said(wrapper, said):
                     backend="serial").close()
     texts = [str(one.message) for one in found if "begin anew" in str(one.message)]
     assert [said in text and wrapper.__name__ in text for text in texts] == [True] * (said is not None)
+
+
+def test_what_an_environment_keeps_as_env_is_no_wrapper():
+    """An array, or something that refers back to the environment."""
+    class Keeps(CartPoleEnv):
+        def __init__(self, back=False):
+            super().__init__()
+            self.env = np.zeros(5) if not back else Keeps()
+            if back:
+                self.env.env = self
+
+    for back in (False, True):
+        vector.make(lambda back=back, **_: Keeps(back), num_envs=2, backend="serial").close()
