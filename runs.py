@@ -58,7 +58,7 @@ from configuration import (
     solved,
     turn_of,
 )
-from vector import SEEN
+from vector import SEEN, Native
 
 # --------------------------------------------------------------------------------------------------
 # Loggers: log(metrics, step), config, artifact, close
@@ -549,9 +549,10 @@ def _plain(value, name):
 def sources(policy, vecenv):
     """{file: digest} of the files in which the classes of a run's network, of its environment and of that one's
     wrappers are defined, without those of installed packages."""
-    library, kinds = getattr(vecenv, "library", None), set(map(type, policy.modules()))
-    files = set() if library is None else {str(library.header)}
-    if library is None:
+    files, kinds = set(), set(map(type, policy.modules()))
+    if isinstance(vecenv, Native):
+        files.add(str(vecenv.library.header))
+    else:
         kinds |= {type(env) for env in emulation.within(vecenv.driver_env)} - set(emulation.WRAPPERS)
     for kind in kinds:
         with contextlib.suppress(TypeError, OSError):  # typed into a prompt, or compiled
