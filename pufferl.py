@@ -22,7 +22,6 @@ same algorithm on one page.
 """
 
 import contextlib
-import copy
 import dataclasses
 import importlib
 import inspect
@@ -554,7 +553,7 @@ class Statistics:
                 self.best_score, self.best_unsaved = total / episodes, True
                 for name, tensor in policy.state_dict().items():
                     if not isinstance(tensor, torch.Tensor):  # from get_extra_state
-                        self.best[name] = copy.deepcopy(tensor)
+                        self.best |= runs.copies({name: tensor})
                         continue
                     if self.best[name].shape != tensor.shape:
                         raise ConfigError(f"{type(policy).__name__}: its {name} is {tuple(tensor.shape)} now, but "

@@ -459,6 +459,7 @@ def copies(tensors, device=None):
 
 
 def on_the_cpu(tensors):
+    """The same on the CPU, wherever the tensors are."""
     return copies(tensors, "cpu")
 
 
