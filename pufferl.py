@@ -124,7 +124,7 @@ class PuffeRL:
         own = {f.name: named(c[f.name]) for f in dataclasses.fields(Train)}
         c["use_rnn"] = hasattr(policy, "initial_state")
         self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": own, "agents": sum(agents),
-                     "versions": VERSIONS, "sources": runs.sources(policy, vecenv)}
+                     "versions": VERSIONS, "sources": runs.sources(policy, vecenv, c["loss"], c["optimizer"])}
         self.vecenv, self.policy = vecenv, policy
         self.logger = runs.check_logger(logger) if logger is not None and self.ranks.rank == 0 else NoLogger()
         self.env_name = stem_of(c["env"])

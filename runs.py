@@ -547,10 +547,12 @@ def _plain(value, name):
     return value
 
 
-def sources(policy, vecenv):
+def sources(policy, vecenv, *others):
     """{file: digest} of the files in which the classes of a run's network, of its environment and of that one's
-    wrappers are defined, without those of installed packages."""
-    files, kinds = set(), set(map(type, policy.modules()))
+    wrappers are defined, and what else a setting names (path/to/file.py:name, or the object itself), without those of
+    installed packages."""
+    files = {f"{path}.py" for path, dot, _ in (str(other).partition(".py:") for other in others) if dot}
+    kinds = {*map(type, policy.modules()), *filter(callable, others)}
     if isinstance(vecenv, Native):
         files.add(str(vecenv.library.header))
     else:

@@ -591,7 +591,7 @@ def test_what_a_backend_once_ignored_does_not_stop_a_resume(tmp_path, name, igno
 
 
 def test_an_edited_file_is_said_at_resume(tmp_path, capsys):
-    """Of the network and of the environment; not what else a file imports, nor what is installed."""
+    """Of the network, the environment and what a setting names; not what else a file imports, nor what is installed."""
     own = tmp_path / "nets_of_one.py"
     own.write_text("import models\n\n\nclass Mine(models.FeedForward):\n    pass\n")
     name = f"{Path(__file__).parent}/brought.py:Catch"
@@ -601,9 +601,12 @@ def test_an_edited_file_is_said_at_resume(tmp_path, capsys):
     kept = json.loads((folder / "config.json").read_text())["sources"]
     assert {Path(file).name for file in kept} == {"nets_of_one.py", "brought.py", "models.py"}
     env = vector.make("squared", 2)
-    files = runs.sources(models.FeedForward(env, 8), env)
+    policy = models.FeedForward(env, 8)
+    assert {Path(file).name for file in runs.sources(policy, env)} == {"squared.h", "models.py"}
+    for setting, file in ((f"{own}:loss", "nets_of_one.py"), (read_until, "conftest.py")):
+        files = {Path(path).name for path in runs.sources(policy, env, "muon", None, setting)}
+        assert files == {"squared.h", "models.py", file}
     env.close()
-    assert {Path(file).name for file in files} == {"squared.h", "models.py"}
     for text, said in (("", False), ("# now\n", True)):
         own.write_text(own.read_text() + text)
         capsys.readouterr()
