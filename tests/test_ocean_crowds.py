@@ -478,9 +478,11 @@ def test_moba_frameskip_is_as_many_ticks():
 
 def test_moba_script_beats_chance():
     game = Moba(12, frameskip=4)
+    game.envs.every_final()  # also of a team that has lost all of its buildings
     for _ in range(1200):
         game.random_actions(game.rng)
         game.step()
+        assert (np.abs(game.final_observations[game.terminals == 1]) <= 1).all()
     log = game.envs.log()
     assert log["n"] >= 12 and log["lost"] > 0.7 and log["score"] < -0.85 and log["perf"] < 0.1
     assert log["kills"] < log["deaths"]

@@ -1086,9 +1086,10 @@ static void write_observation(const Env* env, int h, float* out) {
     }
     int building =
         slot(nearest_at(env, env->x, own + BUILDING, BUILDINGS, x, y, SIDE * 2, 0), own + BUILDING);
-    *out++ = cut(sign * (env->x[building] - x) / 12); /* there is always one: the ancient */
-    *out++ = cut(sign * (env->y[building] - y) / 12);
-    *out++ = env->health[building] / env->max_health[building];
+    bool stands = building != NONE; /* the ancient at least, but for what a lost game ends with */
+    *out++ = stands ? cut(sign * (env->x[building] - x) / 12) : 0;
+    *out++ = stands ? cut(sign * (env->y[building] - y) / 12) : 0;
+    *out++ = stands ? env->health[building] / env->max_health[building] : 0;
     uint32_t key = 0;
     for (int k = 0; k < 2; k++) {
         if (key != NOBODY)
