@@ -31,6 +31,7 @@ import gymnasium
 import numpy as np
 
 import ocean
+import signs
 from emulation import FlatObservation, GymnasiumVectorPufferEnv, OldGym, PufferEnv, ScaledReward, takes
 
 # The package that registers the ids with this beginning; "gym/package:ID" names any other one.
@@ -350,7 +351,7 @@ def check(creator, vecenv, settings, steps, seconds=30.0):
     space = getattr(vecenv.driver_env, "env_single_observation_space",
                     vecenv.single_observation_space)
     flat, ends, rewarded, deadline = FlatObservation(space), 0, False, time.monotonic() + seconds
-    known = len(problems)
+    known, played = len(problems), signs.RandomPlay(vecenv.num_agents)
     rng = np.random.default_rng(0)
     seen, rewards = vecenv.reset(seed=0)[0], np.zeros(vecenv.num_agents)
     vecenv.single_action_space.seed(0)
@@ -377,9 +378,11 @@ def check(creator, vecenv, settings, steps, seconds=30.0):
             np.stack([vecenv.single_action_space.sample() for _ in range(vecenv.num_agents)])
         seen, rewards, terminals, truncations = vecenv.step(actions)[:4]
         ends, rewarded = ends + int((terminals | truncations).sum()), rewarded or bool(rewards.any())
+        played.add(rewards, terminals | truncations)
     if not problems:
         notes += [f"no episode ended in {t:,} steps. Is there a limit of steps?"] * (not ends)
         notes += ["no reward but 0 was ever given. Can a random agent find one at all?"] * (not rewarded)
+        notes += filter(None, [played.moved()])
     return problems, notes
 
 

@@ -57,6 +57,40 @@ def vital(observations, rewards, valid, terminals, truncations, actions=None, bo
                       if low <= high else {})
 
 
+class RandomPlay:
+    """Returns of episodes that are played at random. They have no reason to move from episode to episode, unless
+    something of those before is left in the environment: a sum of rewards that reset does not clear, for example."""
+
+    def __init__(self, agents):
+        self.total, self.returns = np.zeros(agents), [[] for _ in range(agents)]
+
+    def add(self, rewards, over):
+        """A step: rewards, and whether an episode ended, (agents,)."""
+        self.total += rewards
+        for agent in np.flatnonzero(over):
+            self.returns[agent].append(self.total[agent])
+            self.total[agent] = 0
+
+    def moved(self):
+        """A sentence if the later half of each agent's episodes is unlike the earlier one by more than chance
+        (the rank-sum test of Mann and Whitney 1947, from five standard deviations on), else None."""
+        halves = []
+        for returns in self.returns:
+            whole, half = returns[1:], (len(returns) - 1) // 2  # the first episode may have begun in its middle
+            if half > 0:
+                halves.append((whole[:half], whole[-half:]))
+        early, late = (np.array([r for pair in halves for r in pair[i]]) for i in range(2))
+        if not len(early) or not np.isfinite([early, late]).all():
+            return None
+        below, beside = (np.searchsorted(np.sort(early), late, side) for side in ("left", "right"))
+        share = (below + beside).mean() / (2 * len(early))  # of the pairs in which the later episode has more
+        error = math.sqrt((2 * len(early) + 1) / 12) / len(early)
+        if abs(share - 0.5) < max(0.25, 5 * error):
+            return None
+        return (f"the return of random play moves from {early.mean():.4g} in the earlier episodes to {late.mean():.4g} "
+                "in the later ones: does a reset leave something of the episodes before, as a sum of rewards?")
+
+
 class Signs:
     """The detectors and what they remember of a run. settings: the resolved train section; a
     detector stays silent if a setting that it needs is missing. agents: of all ranks."""

@@ -28,6 +28,7 @@ import numpy as np
 
 import ocean
 import processes
+import signs
 
 # Raylib's codes of the keys that the window itself uses.
 ESCAPE, F12, CONTROL, R = 256, 301, 341, ord("R")
@@ -108,6 +109,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
     low, high = np.full(space.shape, np.inf), np.full(space.shape, -np.inf)
     ended, rewarded, together, same_seed, unfinished = np.zeros(agents, int), 0, True, True, False
     begun_low, begun_high = low.copy(), high.copy()  # bounds of episodes' first observations
+    played = signs.RandomPlay(agents)
 
     def problem(key, text):
         problems.setdefault(key, text)
@@ -156,6 +158,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
         ended += done
         together &= done.all() or not done.any()
         rewarded += np.count_nonzero(whole.rewards)
+        played.add(whole.rewards, done)
         if not compare:
             continue
         seen = whole.observations
@@ -218,6 +221,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
                          "episode ends, `if (WANTS_FINAL(env, truncated))` (env.h).")
         if rewarded == 0:
             notes.append("no reward but 0 was ever given. Can a random agent find one at all?")
+        notes += filter(None, [played.moved()])
         constant = np.flatnonzero((low == high).ravel())
         if len(constant):
             shown = ", ".join(map(str, constant[:12])) + (" ..." if len(constant) > 12 else "")

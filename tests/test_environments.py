@@ -361,7 +361,7 @@ class Sound(gymnasium.Env):
     observation_space, action_space = gymnasium.spaces.Box(-5, 5, (2,), np.float32), gymnasium.spaces.Discrete(2)
 
     def __init__(self, trouble="none"):
-        self.trouble = trouble
+        self.trouble, self.sum = trouble, 0.0
         if trouble == "large":
             self.observation_space = gymnasium.spaces.Box(-1e301, 1e301, (2,), np.float64)
 
@@ -381,7 +381,8 @@ class Sound(gymnasium.Env):
             raise ConnectionError("the simulator hung up")
         if self.trouble == "first" or (self.t == 7 and self.trouble == "range"):
             seen[0] = 9
-        reward = np.inf if self.t == 7 and self.trouble == "reward" else float(action)
+        self.sum = (self.sum if self.trouble == "sum" else 0.0) + float(action)
+        reward = np.inf if self.t == 7 and self.trouble == "reward" else self.sum
         return seen, reward, self.t == 20 and self.trouble != "endless", False, {}
 """
 TROUBLES = {
@@ -393,6 +394,7 @@ TROUBLES = {
     r"element \(0,\) is 9.0",
     "range": r"look at this: step 7: observation\[0\] of agent 0 is 9.0, which lies outside Box",
     "endless": r"look at this: no episode ended in \d+ steps",
+    "sum": r"look at this: the return of random play moves from [\d.]+ in the earlier episodes to [\d.]+ in the later",
     "raise": r"(?s)PROBLEM: it raised this in its own code:.*in step.*ConnectionError: the "
     r"simulator hung up",
 }
@@ -402,7 +404,7 @@ TROUBLES = {
 def test_check_finds_what_is_wrong_with_an_environment_in_python(trouble, tmp_path, capsys,
                                                                  monkeypatch):
     (tmp_path / "Sound.py").write_text(SOUND)
-    options = ["--check", "--steps", "60", "--set", f"trouble={trouble}"]
+    options = ["--check", "--steps", "60" if trouble != "sum" else "1000", "--set", f"trouble={trouble}"]
     monkeypatch.setattr("sys.argv", ["ocean", f"{tmp_path}/Sound.py:Sound", *options])
     status = ocean_main.main()
     said = capsys.readouterr().out

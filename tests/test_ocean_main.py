@@ -87,6 +87,8 @@ PLANTED = {  # what is replaced, by what, and a part of the sentence that must c
     "constant": ("observation[i] = env->at[i];", "observation[i] = i == 2 ? 0.5f : env->at[i];",
                  "number 2"),
     "no reward": ("env->rewards[0] = over;", "", "no reward but 0"),
+    "sum": ("env->rewards[0] = over;", "env->log.score += over; env->rewards[0] = over ? env->log.score : 0;",
+            "return of random play moves"),
     "unscaled": (".observation_low = -1, .observation_high = 1",
                  ".observation_low = -1e6, .observation_high = 1e6",
                  "observations reach 1e+05"),
