@@ -21,7 +21,6 @@ import itertools
 import math
 import sys
 import warnings
-import zlib
 from collections.abc import Iterable
 from types import SimpleNamespace
 
@@ -32,7 +31,7 @@ from gymnasium import spaces
 import flat
 from flat import (  # noqa: F401  (others import these names from emulation)
     Fault, FlatAction, FlatObservation, check_flag, check_info, check_late_masks, check_value, describe, find_mask,
-    nativize_dtype, nativize_tensor, note_lost_mask, numeric_scalars, space_dtype, warn_once,
+    nativize_dtype, nativize_tensor, note_lost_mask, numeric_scalars, source_checksum, space_dtype, warn_once,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -499,15 +498,6 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         return ()
 
 
-@functools.cache
-def _checksum(*functions):
-    """A checksum of functions' source; None if it cannot be read."""
-    try:
-        return zlib.crc32("".join(map(inspect.getsource, functions)).encode())
-    except (OSError, TypeError):
-        return None
-
-
 class ScaledReward(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
     """scale · the environment's rewards. The info of an episode's last step has the _unscaled_return."""
 
@@ -584,7 +574,7 @@ class GymnasiumTogether:
     @classmethod
     def checksum(cls):
         """The checksum of the methods that `step` restates."""
-        return _checksum(*(getattr(GymnasiumPufferEnv, name) for name in cls.RESTATED), FlatAction.unflatten)
+        return source_checksum(*(getattr(GymnasiumPufferEnv, name) for name in cls.RESTATED), FlatAction.unflatten)
 
     def __init__(self, envs, numbers, rows):
         self._envs, self._numbers, first = envs, numbers, envs[0]

@@ -34,7 +34,7 @@ import ranks
 from arena import clock
 from auto import drawn_steps
 from configuration import ConfigError, load_attribute, named
-from flat import warn_once
+from flat import source_checksum, warn_once
 from vector import SEEN
 
 # Operations of a pass through the network above which threads share each matrix product.
@@ -955,6 +955,18 @@ def edited(policy, engine):
     return None
 
 
+# What compiled.py and fused.py restate of this file. After an edit of it they are not taken. To have them again, make the
+# same edit in both, run tests/test_engines.py, and write the checksum that it names.
+RESTATED = {Acting: ("_rollout", "step", "_drawn", "_act", "_bootstrap", "_copy_state"),
+            Autograd: ("_learn", "_inputs", "_pass", "_learn_part", "_loss")}
+CHECKED = 0x57e05a6
+
+
+def checksum():
+    """The checksum of RESTATED; None if the source cannot be read."""
+    return source_checksum(*(getattr(kind, name) for kind, names in RESTATED.items() for name in names))
+
+
 def plain_engine(config):
     """The class of the engine that runs any network on train.device."""
     if config["device"] == "cuda":
@@ -975,7 +987,7 @@ def any_network(engine):
 def choose(policy, vecenv, config):
     """(the class of the engine for a policy, why it is not the fast one): train.engine, or for auto
     the fast engine of the device if it computes what the policy does. The reason is None if there
-    is none to be told. Raises ConfigError for an engine that cannot run this."""
+    is none to be told, as of a network of one's own. Raises ConfigError for an engine that cannot run this."""
     gpu, wanted = config["device"] == "cuda", config["engine"]
     fast = "fused" if gpu else "compiled"
     if wanted not in ("auto", "autograd", fast):
@@ -985,6 +997,8 @@ def choose(policy, vecenv, config):
     if wanted == "autograd":
         return plain, None
     why = edited(policy, fast)
+    if why is None and checksum() not in (CHECKED, None):
+        why = "engines.py was edited, and the fast engine restates it (RESTATED there says how to have both)"
     if why is None and config["loss"]:
         why = "train.loss needs its derivative"
     if why is None and np.dtype(vecenv.observation_dtype) == np.float16:
@@ -1012,4 +1026,5 @@ def choose(policy, vecenv, config):
         return engine, None
     if wanted != "auto":
         raise ConfigError(f"train.engine = {wanted} cannot run this: {why}. Take auto or autograd.")
-    return plain, (why if isinstance(policy, models.MinGRUPolicy) else None)
+    inner = policy.policy if type(policy) is models.Normalized else policy
+    return plain, why if isinstance(policy, models.MinGRUPolicy) or type(inner) in NETWORKS[fast] else None

@@ -10,8 +10,10 @@ uint8. A plain Box keeps its shape. Actions become Discrete, MultiDiscrete or Bo
 """
 
 import functools
+import inspect
 import math
 import warnings
+import zlib
 
 import numpy as np
 from gymnasium import spaces
@@ -24,6 +26,15 @@ class Fault(ValueError):
 @functools.cache
 def warn_once(text):
     warnings.warn(text, stacklevel=3)
+
+
+@functools.cache
+def source_checksum(*functions):
+    """A checksum of functions' source; None if it cannot be read."""
+    try:
+        return zlib.crc32("".join(map(inspect.getsource, functions)).encode())
+    except (OSError, TypeError):
+        return None
 
 
 # --------------------------------------------------------------------------------------------------

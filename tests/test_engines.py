@@ -291,6 +291,18 @@ CHANGES = {"in place": (tripled, models.MinGRUPolicy), "a subclass": (lambda pol
            "a layer": (another_layer, models.MinGRUPolicy)}
 
 
+@pytest.mark.parametrize("kind, name", [(kind, name) for kind, names in engines.RESTATED.items() for name in names])
+def test_an_edit_of_engines_is_what_runs(kind, name, monkeypatch, capsys):
+    assert engines.checksum() == engines.CHECKED, f"the checksum of what is restated is {engines.checksum():#x}"
+    own, runs = getattr(kind, name), []
+    monkeypatch.setattr(kind, name, lambda *args, **options: runs.append(name) or own(*args, **options))
+    trainer = make_trainer()
+    assert trainer.engine.name == "autograd"
+    assert "engine: autograd, because engines.py was edited" in capsys.readouterr().err
+    learn(trainer)
+    assert runs or name in ("_bootstrap", "_copy_state")  # nothing is truncated here
+
+
 def test_an_edit_in_the_middle_of_a_run_is_followed_and_noted(tmp_path, capsys):
     trainer = make_trainer(data_dir=str(tmp_path))
     trainer.evaluate()
