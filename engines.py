@@ -579,9 +579,11 @@ class Autograd(Acting):
 
     def _inputs(self, part):
         """observations and state of these segments, as a network takes them over time."""
+        return self.columns.observations.index_select(1, part), self._state_of(part)
+
+    def _state_of(self, part):
         state = {name: tensor[:, part] for name, tensor in self.initial_state.items()}
-        state |= {name: getattr(self.columns, name).index_select(1, part) for name in ("resets", "valid")}
-        return self.columns.observations.index_select(1, part), state
+        return state | {name: getattr(self.columns, name).index_select(1, part) for name in ("resets", "valid")}
 
     def _pass(self, observations, state):
         """logits and value of these segments, as the network gave them, outputs (T, n, A + 1) and log_std."""
@@ -631,8 +633,8 @@ class Autograd(Acting):
     def _extra(self, index, observations, logits, value):
         """train.loss of these segments, in proportion to the minibatch that they are a part of. It
         gets a namespace: observations (T, M, ...), logits as the network gave them, values,
-        old_values, logprobs (of the rollout), advantages, returns, resets, valid (T, M), actions,
-        and action_masks if the environment has them. If a tanh squashes the actions, these are the
+        old_values, logprobs (of the rollout), advantages, returns, resets, valid (T, M), actions, state,
+        as models.over_time takes it, and action_masks if the environment has them. If a tanh squashes the actions, these are the
         Gaussian's samples, and logprobs theirs."""
         names, T = {"samples": "actions", "values": "old_values"}, self.span
         taken = {names.get(name, name): tensor.index_select(1, index) for name, tensor in vars(self.columns).items()
@@ -644,7 +646,7 @@ class Autograd(Acting):
         logits = [head.float() for head in logits] if isinstance(logits, list | tuple) else (
             logits.float() if isinstance(logits, torch.Tensor) else logits)
         minibatch = SimpleNamespace(observations=observations, logits=logits,
-                                    values=value.reshape(T, -1).float(),
+                                    values=value.reshape(T, -1).float(), state=self._state_of(index),
                                     **taken, returns=taken["advantages"] + taken["old_values"])
         extra = self.extra_loss(minibatch)
         if isinstance(extra, torch.Tensor) and not extra.requires_grad:
@@ -958,8 +960,8 @@ def edited(policy, engine):
 # What compiled.py and fused.py restate of this file. After an edit of it they are not taken. To have them again, make the
 # same edit in both, run tests/test_engines.py, and write the checksum that it names.
 RESTATED = {Acting: ("_rollout", "step", "_drawn", "_act", "_bootstrap", "_copy_state"),
-            Autograd: ("_learn", "_inputs", "_pass", "_learn_part", "_loss")}
-CHECKED = 0x57e05a6
+            Autograd: ("_learn", "_inputs", "_state_of", "_pass", "_learn_part", "_loss")}
+CHECKED = 0x34b1cb20
 
 
 def checksum():

@@ -549,7 +549,7 @@ class Statistics:
         total, episodes = self._recent[0] + score * count, self._recent[1] + count
         self._recent = total, episodes
         if episodes >= BEST_EPISODES:
-            if total / episodes > self.best_score:
+            if total / episodes >= self.best_score:  # the newest of equals: in self-play all may score 0
                 self.best_score, self.best_unsaved = total / episodes, True
                 for name, tensor in policy.state_dict().items():
                     if not isinstance(tensor, torch.Tensor):  # from get_extra_state

@@ -291,6 +291,24 @@ CHANGES = {"in place": (tripled, models.MinGRUPolicy), "a subclass": (lambda pol
            "a layer": (another_layer, models.MinGRUPolicy)}
 
 
+def test_another_network_in_the_loss_begins_with_the_same_memory():
+    gaps = []
+
+    def leash(minibatch):
+        with torch.no_grad():
+            logits, _ = models.over_time(trainer.policy, minibatch.observations, minibatch.state)
+        gaps.append((logits - minibatch.logits).abs().max().item())
+        return 0 * minibatch.values.mean()
+
+    trainer = make_trainer(loss=leash)
+    for _ in range(3):
+        trainer.evaluate()
+        trainer.train()
+    assert len(gaps) > 2 and max(gaps) < 1e-5
+    assert any(state.abs().max() > 0.01 for state in trainer.engine.initial_state.values())
+    trainer.release()
+
+
 @pytest.mark.parametrize("kind, name", [(kind, name) for kind, names in engines.RESTATED.items() for name in names])
 def test_an_edit_of_engines_is_what_runs(kind, name, monkeypatch, capsys):
     assert engines.checksum() == engines.CHECKED, f"the checksum of what is restated is {engines.checksum():#x}"

@@ -667,6 +667,18 @@ def test_the_best_weights_survive_epochs_without_an_episode(tmp_path):
     trainer.release()
 
 
+@pytest.mark.parametrize("score, newer", [(0.0, True), (-0.1, False)])
+def test_of_equal_scores_the_newest_weights_are_the_best(tmp_path, score, newer):
+    """If one's gain is the other's loss, the mean of all scores is always 0."""
+    trainer = make_trainer(tmp_path)
+    trainer.statistics.add_episodes({"score": 0.0, "n": 100}, trainer.policy)
+    with torch.no_grad():
+        weight = next(trainer.policy.parameters()).add_(1)
+    trainer.statistics.add_episodes({"score": score, "n": 100}, trainer.policy)
+    assert torch.equal(next(iter(trainer.statistics.best.values())), weight) == newer
+    trainer.release()
+
+
 def test_a_buffer_whose_shape_changes_is_named(tmp_path):
     class Remembers(models.FeedForward):
         def __init__(self, env, hidden_size=16):
