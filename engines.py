@@ -634,8 +634,8 @@ class Autograd(Acting):
         """train.loss of these segments, in proportion to the minibatch that they are a part of. It
         gets a namespace: observations (T, M, ...), logits as the network gave them, values,
         old_values, logprobs (of the rollout), advantages, returns, resets, valid (T, M), actions, state,
-        as models.over_time takes it, and action_masks if the environment has them. If a tanh squashes the actions, these are the
-        Gaussian's samples, and logprobs theirs."""
+        as models.over_time takes it, and action_masks if the environment has them. If a tanh squashes
+        the actions, these are the Gaussian's samples, and logprobs theirs."""
         names, T = {"samples": "actions", "values": "old_values"}, self.span
         taken = {names.get(name, name): tensor.index_select(1, index) for name, tensor in vars(self.columns).items()
                  if tensor is not None and name != "observations"}
@@ -957,8 +957,8 @@ def edited(policy, engine):
     return None
 
 
-# What compiled.py and fused.py restate of this file. After an edit of it they are not taken. To have them again, make the
-# same edit in both, run tests/test_engines.py, and write the checksum that it names.
+# What compiled.py and fused.py restate of this file. After an edit of it they are not taken. To have them again, make
+# the same edit in both, run tests/test_engines.py, and write the checksum that it names.
 RESTATED = {Acting: ("_rollout", "step", "_drawn", "_act", "_bootstrap", "_copy_state"),
             Autograd: ("_learn", "_inputs", "_state_of", "_pass", "_learn_part", "_loss")}
 CHECKED = 0x34b1cb20

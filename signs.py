@@ -68,7 +68,8 @@ class RandomPlay:
         """A step: rewards, and whether an episode ended, (agents,)."""
         self.total += rewards
         for agent in np.flatnonzero(over):
-            self.returns[agent].append(self.total[agent])
+            if len(self.returns[agent]) < 500:
+                self.returns[agent].append(self.total[agent])
             self.total[agent] = 0
 
     def moved(self):

@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import ctypes
 import json
+import math
 import os
 import re
 import shutil
@@ -92,6 +93,15 @@ class Agents:
 # Checking
 
 
+def allocated():
+    """Bytes that this process has allocated in C; 0 without the sanitizers."""
+    count = getattr(ctypes.CDLL(None), "__sanitizer_get_current_allocated_bytes", None)
+    if count is None:
+        return 0
+    count.restype = ctypes.c_size_t
+    return count()
+
+
 def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
     """Steps environments at random and returns (problems, notes), each a list of sentences.
 
@@ -109,7 +119,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
     low, high = np.full(space.shape, np.inf), np.full(space.shape, -np.inf)
     ended, rewarded, together, same_seed, unfinished = np.zeros(agents, int), 0, True, True, False
     begun_low, begun_high = low.copy(), high.copy()  # bounds of episodes' first observations
-    played = signs.RandomPlay(agents)
+    played, largest_reward, held = signs.RandomPlay(agents), 0.0, 0
 
     def problem(key, text):
         problems.setdefault(key, text)
@@ -159,6 +169,12 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
         together &= done.all() or not done.any()
         rewarded += np.count_nonzero(whole.rewards)
         played.add(whole.rewards, done)
+        if not np.isfinite(whole.rewards).all():
+            problem("reward", f"step {t}: a reward is {whole.rewards[~np.isfinite(whole.rewards)][0]}.")
+            break
+        largest_reward = max(largest_reward, np.abs(whole.rewards).max())
+        if t == rounds // 2:
+            held = allocated()
         if not compare:
             continue
         seen = whole.observations
@@ -167,8 +183,6 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
             at = np.argwhere(outside)[0]
             problem("range", f"step {t}: observation {at[1:].tolist()} of agent {at[0]} is {seen[tuple(at)]}, outside "
                              f"{space.low.min()} .. {space.high.max()}. Correct c_spaces, or scale and cut it.")
-        if not np.isfinite(whole.rewards).all():
-            problem("reward", f"step {t}: a reward is {whole.rewards[~np.isfinite(whole.rewards)][0]}.")
         for name in ("terminals", "truncations"):
             if (whole.outputs()[name] > 1).any() and "unwritten" not in problems:
                 problem(name, f"step {t}: {name} holds {whole.outputs()[name].max()}; it must be 0 or 1.")
@@ -203,6 +217,8 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
             problem("log", "episodes end, but log.n stays 0: call LOG_EPISODE when an episode ends.")
         elif not 0 <= log["perf"] <= 1:
             problem("perf", f"log.perf is {log['perf']:.3g} in the mean; it must lie within 0..1.")
+        elif not all(map(math.isfinite, log.values())):
+            problem("log", f"not finite in the log: {', '.join(k for k, v in log.items() if not math.isfinite(v))}.")
         saved, first = whole.envs.save(), []
         for trial in range(2):
             replay = np.random.default_rng(1)
@@ -231,6 +247,11 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
         largest = max(np.abs(high[finite]).max(initial=0), np.abs(low[finite]).max(initial=0))
         if largest > 20:
             notes.append(f"observations reach {largest:.4g}; networks learn best from numbers of about 1.")
+        if largest_reward > 1000:
+            notes.append(f"rewards reach {largest_reward:.4g}; scale them so that returns are below ten or so.")
+        if (grown := allocated() - held) > max(2**16, 4 * rounds):
+            notes.append(f"memory grows: {grown:,} bytes more after {rounds - rounds // 2:,} steps. Does c_step or "
+                         "c_reset allocate what nobody frees?")
         if ended.sum() > 10 and agents == num_envs:
             fresh = Agents(library, 1024, settings, seed + 2)
             reach = 0.25 * (high.astype(float) - low)  # as floats: unsigned numbers would wrap around

@@ -84,6 +84,8 @@ PLANTED = {  # what is replaced, by what, and a part of the sentence that must c
                 "outside its own part"),
     "no reset": ("for (int i = 0; i < 4; i++) env->at[i] = random_float(&env->rng, -0.1f, 0.1f);",
                  "env->at[0] = random_float(&env->rng, 0, 1) * 0;", "begin everything anew"),
+    "log": ("env->log.perf += 0.5f;", "env->log.perf += 0.5f; env->log.score += NAN;", "not finite in the log: score"),
+    "vast reward": ("env->rewards[0] = over;", "env->rewards[0] = over * 5000;", "rewards reach 5000"),
     "constant": ("observation[i] = env->at[i];", "observation[i] = i == 2 ? 0.5f : env->at[i];",
                  "number 2"),
     "no reward": ("env->rewards[0] = over;", "", "no reward but 0"),
@@ -143,6 +145,13 @@ def test_planted_bugs_are_found(tmp_path, bug):
     assert any(sentence in text for text in problems + notes), problems + notes
 
 
+def test_a_reward_is_looked_at_on_each_step(tmp_path):
+    """After 3,000 steps only each sixteenth is compared."""
+    source = SOUND.replace("env->rewards[0] = over;", "env->rewards[0] = (env->log.score += 1) == 3500 ? NAN : over;")
+    problems, _ = cli.check(ocean.load(plant(tmp_path, source)), {}, steps=40_000)
+    assert problems == ["step 3500: a reward is nan."]
+
+
 @pytest.mark.parametrize("name", ["squared", "breakout", "masked", "lander", "tetris", "snake"])
 def test_check_is_clean(name):
     problems, _ = cli.check(ocean.load(name), {}, steps=12_000)
@@ -165,6 +174,15 @@ def test_sanitizers_stop_the_check(tmp_path, bug):
     assert sentence in (result.stderr if bug else result.stdout), result.stdout + result.stderr
     assert ((result.returncode == 0) == (bug is None)
             and ("planted.h:" in result.stderr) == (bug is not None))
+
+
+def test_memory_that_nobody_frees(tmp_path):
+    source = SOUND.replace("env->tick++;", "env->tick++; void* volatile lost = malloc(64); (void)lost;")
+    result = command(plant(tmp_path, source), "--check", "--steps", "20000")
+    if "no sanitizers found" in result.stderr:
+        pytest.skip("needs the compiler's sanitizers")
+    assert re.search(r"memory grows: \d,\d+,\d+ bytes more after 1,250 steps", result.stdout), result.stdout
+    assert "memory" not in command(plant(tmp_path, SOUND), "--check", "--steps", "20000").stdout
 
 
 def test_command_line(tmp_path):
