@@ -227,6 +227,9 @@ def in_front():
     return False
 
 
+_reading = []  # the Keys that have changed the terminal
+
+
 class Keys:
     """Within it, a terminal at stdin gives each key as it is pressed, without Enter, and does not show it. At the end,
     and while Ctrl-Z stops the process, the terminal is as it was. `possible` says whether there is one to read: only
@@ -238,12 +241,14 @@ class Keys:
 
     def __enter__(self):
         if self.possible:
+            _reading.append(self)
             self._gives_lines()
             self._before = signal.signal(signal.SIGTSTP, self._stop)
         return self
 
     def __exit__(self, *_):
         if self.possible:
+            _reading.remove(self)
             self.leave()
             signal.signal(signal.SIGTSTP, self._before)
 
@@ -287,16 +292,71 @@ def stop_at_once():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+STUCK = 3.0  # seconds without an answer
+
+
+@contextlib.contextmanager
+def unstuck():
+    """Within it, a second SIGINT or SIGTERM ends the process also if the main thread does not return from C, from an
+    environment with an endless loop for example: there no handler of Python's ever runs. Called by another thread than
+    the main one it does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    (reading, writing), answers = os.pipe(), []
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    handler = signal.signal(signal.SIGURG, lambda *_: answers.append(True))
+    threading.Thread(target=_hear, args=(reading, threading.get_ident(), answers), daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        signal.signal(signal.SIGURG, handler)
+        os.close(writing)
+
+
+def _hear(reading, main, answers):
+    """What unstuck's thread does. From `reading` come the numbers of the signals, which are written in C."""
+    count = 0
+    with open(reading, "rb", buffering=0) as signals:
+        while number := signals.read(1):
+            if number[0] not in (signal.SIGINT, signal.SIGTERM):
+                continue
+            count += 1
+            if not _is_stuck(main, answers):
+                continue
+            if count > 1:
+                for keys in _reading:
+                    keys.leave()
+                print("left at once, in the middle of that call", file=sys.stderr, flush=True)
+                os._exit(128 + number[0])
+            print(f"\nthe process has been in one call into C for {STUCK:.0f} s (an environment's step that does not "
+                  "end?); once more to leave it", file=sys.stderr, flush=True)
+
+
+def _is_stuck(main, answers):
+    """Whether the main thread does not answer a signal of ours, which is ignored elsewhere, within STUCK seconds."""
+    answers.clear()
+    signal.pthread_kill(main, signal.SIGURG)
+    deadline = time.monotonic() + STUCK
+    while not answers and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not answers
+
+
 def run_command(function):
     """Run the main function of a command line. Within it Ctrl-C raises KeyboardInterrupt; after it
-    no traceback is printed. A crash in C, of an environment for example, prints where it was."""
+    no traceback is printed. A crash in C, of an environment for example, prints where it was; a call into C that
+    does not return is left at the second signal."""
     with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # stderr may be closed
         faulthandler.enable(all_threads=False)
     outlive_readers()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        function()
+        with unstuck():
+            function()
     except KeyboardInterrupt:
         stop_at_once()
         os.kill(os.getpid(), signal.SIGINT)  # so that a shell sees how it ended

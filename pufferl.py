@@ -120,7 +120,7 @@ class PuffeRL:
         self.ranks = ranks.connect()
         agents = self.ranks.gather(vecenv.num_agents)
         config = sizes_of({**config, **settings}, sum(agents))
-        c = self.config = check_train(config, vecenv, policy, sum(agents), self.ranks)
+        c = self.config = Settings(check_train(config, vecenv, policy, sum(agents), self.ranks))
         own = {f.name: named(c[f.name]) for f in dataclasses.fields(Train)}
         c["use_rnn"] = hasattr(policy, "initial_state")
         self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": own, "agents": sum(agents),
@@ -269,7 +269,7 @@ class PuffeRL:
 
     def _schedules(self):
         """Put this epoch's numbers where the kernels read them."""
-        c = self.config
+        c = followed(self)
         progress = min(1.0, self.global_step / c["total_timesteps"])
         self._used_lr = self.learning_rate
         numbers = {**c, "ent_coef": c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)}
@@ -773,6 +773,46 @@ def check_norms(trainer, norms, sums):
     if not math.isfinite(sums[-1]):
         raise FloatingPointError(f"train.loss = {named(trainer.config['loss'])} gave {sums[-1]}; a finite number is "
                                  f"expected. It gets T = {trainer.span} steps of each segment.")
+
+
+MOVING = ("total_timesteps", "learning_rate", "anneal_lr", "min_lr_ratio", "target_kl", "gamma", "gae_lambda",
+          "clip_coef", "vf_coef", "vf_clip_coef", "ent_coef", "anneal_ent_coef", "vtrace_rho_clip", "vtrace_c_clip",
+          "prio_alpha", "prio_beta0", "reward_clip", "state", "log_interval", "checkpoint_interval")
+
+
+class Settings(dict):
+    """A trainer's settings. Those in MOVING may be assigned between epochs. ConfigError for another setting of the
+    train section: memory or a part of the trainer was made for it, and a change would do nothing."""
+
+    moved = False  # since the last epoch
+
+    def __setitem__(self, name, value):
+        if name in FIXED and name in self and value != self[name]:
+            raise ConfigError(f"train.{name} = {named(value)}: this trainer was made for {named(self[name])}, and a "
+                              "change would do nothing; make another one, whose load_checkpoint goes on from this "
+                              f"one's. What may change between epochs: {', '.join(MOVING)}.")
+        self.moved = True
+        super().__setitem__(name, value)
+
+    def update(self, *others, **settings):
+        for name, value in dict(*others, **settings).items():
+            self[name] = value
+
+    def __ior__(self, other):
+        self.update(other)
+        return self
+
+
+FIXED = {f.name for f in dataclasses.fields(Train)} - set(MOVING)
+
+
+def followed(trainer):
+    """A trainer's settings. If one was assigned since the last epoch, nothing is kept that was captured with the old
+    one."""
+    if trainer.config.moved:
+        trainer.engine.forget()
+        trainer.config.moved = False
+    return trainer.config
 
 
 def follow_frozen(trainer):

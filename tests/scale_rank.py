@@ -62,7 +62,8 @@ def learn_from_given_segments(trainer, members):
 
     before = kernels.draw, trainer._update
     kernels.draw, trainer._update = draw, update
-    trainer._minibatches_owed, trainer.config["replay_ratio"] = 1.0, 0.0
+    trainer._minibatches_owed = 1.0
+    dict.__setitem__(trainer.config, "replay_ratio", 0.0)
     found["losses"] = trainer.train()
     kernels.draw, trainer._update = before
     return found

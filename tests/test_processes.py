@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
@@ -190,6 +192,45 @@ def test_one_that_ignores_ctrl_c_goes_on_ignoring_it():
     done = subprocess.run([sys.executable, "-c", code, str(ROOT)], capture_output=True,
                           text=True, check=True)
     assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_call_into_c_that_does_not_return_is_left_at_the_second_signal(number):
+    code = f"""
+import ctypes, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+import processes
+
+def wait_for_ever():
+    signal.signal({int(number)}, lambda *_: None)
+    library, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(lock)
+    print("here", flush=True)
+    library.pthread_mutex_lock(lock)
+
+processes.STUCK = 0.3
+processes.run_command(wait_for_ever)
+"""
+    process = start([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == b"here\n"
+    process.send_signal(number)
+    assert process.stderr.readline() == b"\n" and b"in one call into C for 0 s" in process.stderr.readline()
+    process.send_signal(number)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + number and errors == b"left at once, in the middle of that call\n"
+
+
+def test_a_signal_that_is_handled_ends_nothing(capsys):
+    before, count = signal.signal(signal.SIGINT, lambda *_: None), threading.active_count()
+    try:
+        with mock.patch.object(processes, "STUCK", 0.1), processes.unstuck():
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.3)
+        wait_for(lambda: threading.active_count() == count, 5)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("options", [["-u"], []], ids=["unbuffered", "buffered"])

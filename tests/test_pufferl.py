@@ -8,6 +8,7 @@ import time
 import tracemalloc
 from concurrent.futures import Future
 from pathlib import Path
+from unittest import mock
 
 import gymnasium
 import numpy as np
@@ -665,6 +666,34 @@ def test_the_best_weights_survive_epochs_without_an_episode(tmp_path):
         trainer.statistics.add_episodes(log, trainer.policy)
     assert trainer.statistics.best_score == 2.0 and trainer.statistics.best_unsaved
     trainer.release()
+
+
+@pytest.mark.parametrize("name", sorted(pufferl.FIXED))
+def test_a_setting_that_would_do_nothing_cannot_be_assigned(tmp_path, name):
+    trainer = make_trainer(tmp_path)
+    trainer.config[name] = trainer.config[name]
+    for assign in (trainer.config.__setitem__, lambda key, value: trainer.config.update({key: value})):
+        with pytest.raises(configuration.ConfigError, match=rf"train\.{name} = 12345: this trainer was made for .* gamma,"):
+            assign(name, 12345)
+    trainer.release()
+
+
+@pytest.mark.parametrize("name, value", [
+    ("learning_rate", 0.1), ("gamma", 0.2), ("gae_lambda", 0.1), ("clip_coef", 0.001), ("vf_coef", 0.0),
+    ("vf_clip_coef", 0.001), ("ent_coef", 1.0), ("prio_alpha", 1.0), ("reward_clip", 0.1), ("anneal_lr", True)])
+def test_what_is_assigned_between_epochs_takes_effect(tmp_path, name, value):
+    weights = []
+    for assign in (False, True):
+        trainer = make_trainer(tmp_path, anneal_lr=False, total_timesteps=1000)
+        run_epochs(trainer, 2)
+        trainer.engine.forget = mock.Mock()
+        if assign:
+            trainer.config[name] = value
+        run_epochs(trainer, 2)
+        weights.append(trainer.arena.flat("weights").clone())
+        assert trainer.engine.forget.call_count == assign, "what was captured with the old one"
+        trainer.release()
+    assert not torch.equal(*weights)
 
 
 @pytest.mark.parametrize("score, newer", [(0.0, True), (-0.1, False)])
