@@ -224,15 +224,16 @@ def sources(library):
 
 MAKEFILE = """# {name} with its policy as a C program; nothing of Python is needed. Written by export.py.
 CFLAGS ?= -O3 -march=native
+ENVIRONMENT = '-DENV_HEADER="{header}"'{trained}
 
 run: {name}
-	./{name} policy.bin {arguments}
+	./{name} policy.bin
 
-# With raylib installed: make window && ./{name}_window policy.bin {arguments}
+# With raylib installed: make window && ./{name}_window policy.bin
 {name}: $(wildcard *.h *.c)
-	$(CC) -std=gnu11 $(CFLAGS) '-DENV_HEADER="{header}"' main.c -o $@ -lm
+	$(CC) -std=gnu11 $(CFLAGS) $(ENVIRONMENT) main.c -o $@ -lm
 window: $(wildcard *.h *.c)
-	$(CC) -std=gnu11 $(CFLAGS) -DDRAW '-DENV_HEADER="{header}"' main.c -o {name}_window -lraylib -lm
+	$(CC) -std=gnu11 $(CFLAGS) -DDRAW $(ENVIRONMENT) main.c -o {name}_window -lraylib -lm
 .PHONY: run window
 """
 
@@ -244,9 +245,9 @@ def write_c(library, settings, flat, folder):
     for path in sources(library):
         shutil.copy(path, folder / path.name)
     flat.tofile(folder / "policy.bin")
+    arguments = ",".join(f'"{argument}"' for argument in settings_arguments(library, settings))
     (folder / "Makefile").write_text(MAKEFILE.format(
-        name=library.name, header=library.header.name,
-        arguments=" ".join(settings_arguments(library, settings))))
+        name=library.name, header=library.header.name, trained=f" '-DTRAINED={arguments}'" if arguments else ""))
 
 
 EXPORTED = ("main", "demo_frame", "demo_fps", "demo_steps", "demo_episodes", "demo_score",

@@ -204,6 +204,10 @@ int main(int argc, char** argv) {
         SETTINGS(SETTING_DEFAULT) 0};
     const char* path = NULL;
     uint64_t episodes = 100, limit = 10000000;
+#ifdef TRAINED /* "name=value", ...: what an exported policy was trained with, unlike the header's defaults */
+    const char* trained[] = {TRAINED};
+    for (size_t i = 0; i < sizeof trained / sizeof *trained; i++) demo_set(settings, trained[i]);
+#endif
     for (int i = 1; i < argc; i++) {
         const char* value = i + 1 < argc ? argv[i + 1] : "";
         if (!strcmp(argv[i], "--deterministic")) demo.deterministic = true;

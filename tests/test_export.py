@@ -407,7 +407,10 @@ def test_command_line_writes_a_program(tmp_path):
     made = subprocess.run(["make", "-C", tmp_path / "game", "run", f"CC={CC}"],
                           capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
-    assert "distance=3" in made.stdout and re.search(r"^n +100$", made.stdout, re.M)
+    assert re.search(r"^n +100$", made.stdout, re.M)
+    for arguments, right in (((), True), (("distance=5",), False)):  # of 3 without a word, as the policy was trained
+        done, log = run_main(tmp_path / "game/squared", tmp_path / "game/policy.bin", "--episodes", 5, *arguments)
+        assert log.get("n") == 5 if right else "other observations" in done.stderr
 
 
 def test_errors_say_what_to_do(tmp_path, monkeypatch):
