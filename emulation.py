@@ -532,14 +532,15 @@ def _quickest_step(env):
 
 def note_moments(env):
     """Say that what a wrapper measures of its environment is forgotten, if one does."""
-    own = "--train.norm-obs True (models.Normalized around a network of your own)"
-    ours = {gymnasium.wrappers.NormalizeObservation: own,
-            gymnasium.wrappers.NormalizeReward: "--train.norm-reward True"}
-    for layer, kind in itertools.product(within(env), ours):
+    ours = {"NormalizeObservation": "--train.norm-obs True (models.Normalized around a network of your own)",
+            "NormalizeReward": "--train.norm-reward True"}
+    kinds = {getattr(module, name): name for module in (gymnasium.wrappers, gymnasium.wrappers.vector) for name in ours}
+    for layer, kind in itertools.product(within(env), kinds):
         if isinstance(layer, kind):
-            warn_once(f"{type(layer).__name__}: each environment measures for itself, and a resume, an evaluation and "
-                      f"an export begin anew. Leave it out: {ours[kind]} measures for all of them, and is saved with "
-                      "the run.")
+            for_itself = "" if kind.__module__.startswith("gymnasium.wrappers.vector") else (
+                "each environment measures for itself, and ")
+            warn_once(f"{type(layer).__name__}: {for_itself}a resume, an evaluation and an export begin anew. Leave it "
+                      f"out: {ours[kinds[kind]]} measures for all of them, and is saved with the run.")
 
 
 class GymnasiumTogether:
@@ -709,6 +710,7 @@ class GymnasiumVectorPufferEnv:
     """
 
     def __init__(self, env, reward_scale=1.0):
+        note_moments(env)
         self.env, self.num_agents, self.copies, self.reward_scale = env, env.num_envs, env.num_envs, reward_scale
         mode = autoreset_mode(env, "unsaid")
         self.said, self.mode = mode != "unsaid", "next_step" if mode == "unsaid" else mode

@@ -895,6 +895,13 @@ def test_a_wrapper_that_measures_for_itself_is_said(wrapper, said):
     assert [said in text and wrapper.__name__ in text for text in texts] == [True] * (said is not None)
 
 
+def test_a_vector_wrapper_that_measures_is_said():
+    emulation.warn_once.cache_clear()
+    env = gymnasium.wrappers.vector.NormalizeReward(gymnasium.make_vec("CartPole-v1", num_envs=2))
+    with pytest.warns(UserWarning, match=r"^NormalizeReward: a resume.*norm-reward True"):
+        vector.make(env).close()
+
+
 def test_what_an_environment_keeps_as_env_is_no_wrapper():
     """An array, or something that refers back to the environment."""
     class Keeps(CartPoleEnv):
