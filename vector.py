@@ -712,7 +712,7 @@ class Emulated(Vector):
         self.ranges = [slice(i, i + self.agents_per_batch)
                        for i in range(0, self.num_agents, self.agents_per_batch)]
         self._busy, self._done, self._ready = {}, deque(), deque()
-        self._pending, self._infos = [0] * len(self.ranges), {}
+        self._pending, self._infos, self._answers = [0] * len(self.ranges), {}, {}
         self._public, self._logs, self._batch = False, {}, None
         # a PufferEnv's infos may say for how many episodes they speak; else its ends are counted
         self._counts = not isinstance(driver, emulation.WRAPPERS)
@@ -835,6 +835,9 @@ class Emulated(Vector):
         """A worker has answered; infos: [(environment, info)]."""
         _, _, kind = self._busy.pop(worker)
         self._starting.discard(worker)
+        if kind in (workers.RENDER, workers.ASK):
+            self._answers[worker] = infos
+            return
         for env, info in infos:
             self._add_to_log(env, info)
         if self._public:
@@ -965,6 +968,29 @@ class Emulated(Vector):
         self._done.clear()
         return infos
 
+    def call(self, name, *args, **kwargs):
+        """[what the method `name` of each environment returns], or its attribute of that name; also of an environment
+        within wrappers, and in another process. Between rollouts only. Raises AttributeError if it has none."""
+        return self._ask(name, args, kwargs)
+
+    def set_attr(self, name, value):
+        """Set an attribute that each environment has, or one within its wrappers; as `call`."""
+        self._ask(name, value, None)
+
+    def _ask(self, *question):
+        import cloudpickle
+
+        if self.storage is None:
+            self.allocate(1)
+        self._settle()
+        for worker in range(self.num_processes):
+            self._tell(worker, workers.ASK, cloudpickle.dumps(question))
+        self._settle()
+        answers = [self._answers.pop(worker) for worker in range(self.num_processes)]
+        if missing := next((words for _, words in answers if words), None):
+            raise AttributeError(f"{missing}.")
+        return [answer for part, _ in answers for answer in part]
+
     def close(self):
         """End the workers and close all environments."""
         if not self.closed:
@@ -1087,12 +1113,7 @@ class Multiprocessing(Emulated):
             self._blame(worker, *pickle.loads(payload))
         if kind == workers.ERROR:
             self._fail(worker, "raised", payload.decode())
-        answer = pickle.loads(payload) if payload else ()
-        if self._busy[worker][2] == workers.RENDER:
-            del self._busy[worker]
-            self._picture = answer
-        else:
-            self._finish(worker, answer)
+        self._finish(worker, pickle.loads(payload) if payload else ())
 
     def _where(self, worker):
         return self._workers[worker].report(ask=True)
@@ -1114,7 +1135,7 @@ class Multiprocessing(Emulated):
         worker, number = divmod(index, self.num_envs // self.num_processes)
         self._tell(worker, workers.RENDER, number)
         self._settle()
-        return self._picture
+        return self._answers.pop(worker)
 
 
 class Ray(Emulated):

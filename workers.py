@@ -113,9 +113,11 @@ class Envs:
         return infos
 
     def do(self, kind, number):
-        """What a message asks: STEP row `number`, RESET with a seed (-1: without one), or
-        RENDER an environment."""
+        """What a message asks: STEP row `number`, RESET with a seed (-1: without one),
+        RENDER an environment, or ASK, whose `number` is what `ask` takes, pickled."""
         try:
+            if kind == ASK:
+                return self.ask(*pickle.loads(number))
             if kind == RENDER:
                 return self.render(number)
             return self.step(number) if kind == STEP else self.reset(None if number < 0 else number)
@@ -150,6 +152,25 @@ class Envs:
         env, copy = divmod(index, self.copies)
         frame = self.envs[env].render()
         return frame[copy] if self.copies > 1 else frame
+
+    def ask(self, name, args, kwargs):
+        """(what the method `name` of each environment, or of one within its wrappers, returns, or its attribute of that
+        name; None). With kwargs None the attribute is set to args. Without such a name (None, an error's words)."""
+        answers = []
+        for env in self.envs:
+            whole = getattr(env, "env", None)
+            if self.copies > 1 and hasattr(whole, "set_attr"):  # a vector of environments, which are asked by it
+                answers += (whole.set_attr(name, args) if kwargs is None else whole.call(name, *args, **kwargs)) or ()
+                continue
+            layers = [layer for layer in (env, *emulation.within(whole)) if hasattr(layer, name)]
+            if not layers:
+                return None, f"{emulation.describe(env)} has no {name}, and what it wraps has none"
+            found = getattr(layers[-1], name)
+            if kwargs is None:
+                setattr(layers[-1], name, args)
+            else:
+                answers.append(found(*args, **kwargs) if callable(found) else found)
+        return answers, None
 
     def close(self, first=0):
         """Close all of them from `first` on, even if one of them raises, and raise that then."""
@@ -243,7 +264,7 @@ PATIENCE = 3.0  # seconds that an environment has to react
 # To the worker go a kind and a number; from it come a kind and bytes: a traceback, a pickled (the
 # words of a Fault, its environment or None), or the result of Envs.do, if it has one.
 COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
-STEP, RESET, RENDER, DONE, ERROR, FAULT = range(6)
+STEP, RESET, RENDER, ASK, DONE, ERROR, FAULT = range(7)
 CLOSING = 10  # seconds that an idle worker's environments have to close
 
 
@@ -325,7 +346,7 @@ class Process:
         return self._channel.fileno()
 
     def send(self, kind, number):
-        self._say(COMMAND.pack(kind, number))
+        self._say(COMMAND.pack(kind, number) if kind != ASK else COMMAND.pack(kind, len(number)) + number)
 
     def _say(self, data):
         with contextlib.suppress(OSError):  # of one that has died, which receive finds
@@ -396,7 +417,7 @@ def serve(channel_fd, memory_fd, report_fd):
         envs.bind(arrays, setup["first_agent"])
         while True:
             kind, number = COMMAND.unpack(receive(channel, COMMAND.size))
-            answer = envs.do(kind, number)
+            answer = envs.do(kind, receive(channel, number) if kind == ASK else number)
             send_answer(channel, DONE, pickle.dumps(answer) if kind == RENDER or answer else b"")
     except Gone:
         pass
@@ -440,6 +461,8 @@ class RemoteEnvs:
             infos, kept = self.envs.do(kind, number), ("actions", "final_observations")
         except emulation.Fault as error:
             return (str(error), self.envs.blamed(error)), None
+        if kind == ASK:
+            return infos, {}
         results = {name: array[-1] for name, array in self.arrays.items() if name not in kept}
         if self.arrays["truncations"].any():
             results["final_observations"] = self.arrays["final_observations"]

@@ -54,8 +54,9 @@ def test_short_forms(recipe, tmp_path):
 
 
 def test_curriculum(recipe):
-    scores = recipe("Curriculum over environment settings")["scores"]
-    assert len(scores) == 3 and scores[0] > 0.7 and scores[2] > 0.9, "guessing gives 0.5"
+    names = recipe("Curriculum over environment settings")
+    assert len(scores := names["scores"]) == 3 and scores[0] > 0.7 and scores[2] > 0.9, "guessing gives 0.5"
+    assert names["forces"] == [6.0]
 
 
 def test_reward_shaping(recipe):

@@ -20,7 +20,9 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorE
 
 import emulation
 import environments
+import models
 import ocean
+import pufferl
 import vector
 import workers
 from vector import Multiprocessing, Native, Serial
@@ -878,6 +880,64 @@ def test_a_ray_that_does_not_start_is_said(monkeypatch):
     monkeypatch.setattr(ray, "init", fails)
     with pytest.raises(vector.WorkerError, match="Ray did not start"), vector.make(Walk, 2, "ray") as vecenv:
         vecenv.reset()
+
+
+class Paced(CartPoleEnv):
+    """Its rewards are its `pace`, which a method can change, too."""
+
+    def __init__(self, pace=1.0):
+        super().__init__()
+        self.pace = pace
+
+    def step(self, action):
+        seen, _, *ends = super().step(action)
+        return seen, self.pace, *ends
+
+    def faster(self, by=1.0):
+        self.pace += by
+        return self.pace
+
+
+@pytest.mark.parametrize("backend", ["serial", "multiprocessing", pytest.param("ray", marks=pytest.mark.slow)])
+def test_running_environments_are_asked_and_changed(backend):
+    """One within a wrapper; in a rollout of a trainer too."""
+    if backend == "ray":
+        pytest.importorskip("ray")
+    workers = {} if backend == "serial" else {"num_workers": 2}
+    with vector.make(lambda **_: gymnasium.wrappers.TimeLimit(Paced(), 9), 4, backend, **workers) as env:
+        assert env.call("pace") == [1.0] * 4
+        env.reset()
+        env.set_attr("pace", 3.0)
+        assert env.call("faster", by=2.0) == env.call("pace") == [5.0] * 4
+        assert (env.step(np.zeros(4))[1] == 5).all()
+        for ask in (lambda: env.call("pase"), lambda: env.set_attr("pase", 1)):
+            with pytest.raises(AttributeError, match="has no pase, and what it wraps has none"):
+                ask()
+        assert (env.step(np.zeros(4))[1] == 5).all()
+
+
+def test_environments_are_changed_between_rollouts_of_a_trainer():
+    env = vector.make(Paced, 4, "multiprocessing", num_workers=2)
+    trainer = pufferl.PuffeRL(env=env, policy=models.FeedForward(env, 8), horizon=16, minibatch_size=32, data_dir=None,
+                              norm_reward=False)
+    for pace in (1.0, 7.0, 2.0):
+        env.set_attr("pace", pace)
+        trainer.evaluate()
+        assert (trainer.storage["rewards"] == pace).all()
+        trainer.train()
+    trainer.close()
+
+
+def test_a_vector_environment_of_a_package_is_asked_by_its_own_methods():
+    with vector.make(gymnasium.vector.SyncVectorEnv([Paced] * 3)) as env:
+        env.reset()
+        env.set_attr("pace", 4.0)
+        assert env.call("faster") == [5.0] * 3
+        assert (env.step(np.zeros(3))[1] == 5).all()
+    with vector.make("gym/CartPole-v1", 3) as env:  # one object for all
+        assert isinstance(env, vector.Package)
+        env.set_attr("force_mag", 4.0)
+        assert env.call("force_mag") == [4.0]
 
 
 @pytest.mark.parametrize("wrapper, said", [(gymnasium.wrappers.NormalizeObservation, "norm-obs True"),
