@@ -276,7 +276,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
 
 def run_check(library, settings, steps):
     start = time.perf_counter()
-    print(f"{library.name}: playing {steps:,} random steps, each looked at; seconds to some minutes", file=sys.stderr)
+    print(f"{library.name}: playing {steps:,} random steps; seconds to some minutes", file=sys.stderr)
     problems, notes = check(library, settings, steps)
     return tell(library.name, problems, notes, time.perf_counter() - start)
 
