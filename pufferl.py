@@ -775,23 +775,25 @@ def check_norms(trainer, norms, sums):
                                  f"expected. It gets T = {trainer.span} steps of each segment.")
 
 
-MOVING = ("total_timesteps", "learning_rate", "anneal_lr", "min_lr_ratio", "target_kl", "gamma", "gae_lambda",
-          "clip_coef", "vf_coef", "vf_clip_coef", "ent_coef", "anneal_ent_coef", "vtrace_rho_clip", "vtrace_c_clip",
-          "prio_alpha", "prio_beta0", "reward_clip", "state", "log_interval", "checkpoint_interval")
+# graphs of a GPU have these
+CAPTURED = ("gamma", "gae_lambda", "vtrace_rho_clip", "vtrace_c_clip", "prio_alpha", "reward_clip")
+MOVING = ("total_timesteps", "learning_rate", "anneal_lr", "min_lr_ratio", "target_kl", "clip_coef", "vf_coef",
+          "vf_clip_coef", "ent_coef", "anneal_ent_coef", *CAPTURED, "prio_beta0", "state", "log_interval",
+          "checkpoint_interval")
 
 
 class Settings(dict):
     """A trainer's settings. Those in MOVING may be assigned between epochs. ConfigError for another setting of the
     train section: memory or a part of the trainer was made for it, and a change would do nothing."""
 
-    moved = False  # since the last epoch
+    moved = False  # one of CAPTURED, since the last epoch
 
     def __setitem__(self, name, value):
         if name in FIXED and name in self and value != self[name]:
             raise ConfigError(f"train.{name} = {named(value)}: this trainer was made for {named(self[name])}, and a "
                               "change would do nothing; make another one, whose load_checkpoint goes on from this "
                               f"one's. What may change between epochs: {', '.join(MOVING)}.")
-        self.moved = True
+        self.moved |= name in CAPTURED
         super().__setitem__(name, value)
 
     def update(self, *others, **settings):
@@ -807,7 +809,7 @@ FIXED = {f.name for f in dataclasses.fields(Train)} - set(MOVING)
 
 
 def followed(trainer):
-    """A trainer's settings. If one was assigned since the last epoch, nothing is kept that was captured with the old
+    """A trainer's settings. If one of CAPTURED was assigned since the last epoch, no graph is kept that has the old
     one."""
     if trainer.config.moved:
         trainer.engine.forget()

@@ -691,7 +691,7 @@ def test_what_is_assigned_between_epochs_takes_effect(tmp_path, name, value):
             trainer.config[name] = value
         run_epochs(trainer, 2)
         weights.append(trainer.arena.flat("weights").clone())
-        assert trainer.engine.forget.call_count == assign, "what was captured with the old one"
+        assert trainer.engine.forget.call_count == (assign and name in pufferl.CAPTURED), "graphs with the old one"
         trainer.release()
     assert not torch.equal(*weights)
 
