@@ -351,7 +351,7 @@ def check(creator, vecenv, settings, steps, seconds=30.0):
     space = getattr(vecenv.driver_env, "env_single_observation_space",
                     vecenv.single_observation_space)
     flat, ends, rewarded, deadline = FlatObservation(space), 0, False, time.monotonic() + seconds
-    known, played = len(problems), signs.RandomPlay(vecenv.num_agents)
+    known, played = len(problems), signs.RandomPlay(vecenv.num_envs)
     rng = np.random.default_rng(0)
     seen, rewards = vecenv.reset(seed=0)[0], np.zeros(vecenv.num_agents)
     vecenv.single_action_space.seed(0)

@@ -298,13 +298,14 @@ STUCK = 3.0  # seconds without an answer
 @contextlib.contextmanager
 def unstuck():
     """Within it, a second SIGINT or SIGTERM ends the process also if the main thread does not return from C, from an
-    environment with an endless loop for example: there no handler of Python's ever runs. Called by another thread than
-    the main one it does nothing."""
+    environment with an endless loop for example: there no handler of Python's ever runs. (C that keeps Python's lock,
+    unlike ours, is not left.) Called by another thread than the main one it does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     (reading, writing), answers = os.pipe(), []
     os.set_blocking(writing, False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are not ours
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     handler = signal.signal(signal.SIGURG, lambda *_: answers.append(True))
     threading.Thread(target=_hear, args=(reading, threading.get_ident(), answers), daemon=True).start()
@@ -318,21 +319,22 @@ def unstuck():
 
 def _hear(reading, main, answers):
     """What unstuck's thread does. From `reading` come the numbers of the signals, which are written in C."""
-    count = 0
+    warned = False
     with open(reading, "rb", buffering=0) as signals:
         while number := signals.read(1):
-            if number[0] not in (signal.SIGINT, signal.SIGTERM):
+            if number[0] not in (signal.SIGINT, signal.SIGTERM) or not _is_stuck(main, answers):
                 continue
-            count += 1
-            if not _is_stuck(main, answers):
-                continue
-            if count > 1:
+            if warned:
                 for keys in _reading:
                     keys.leave()
                 print("left at once, in the middle of that call", file=sys.stderr, flush=True)
                 os._exit(128 + number[0])
             print(f"\nthe process has been in one call into C for {STUCK:.0f} s (an environment's step that does not "
-                  "end?); once more to leave it", file=sys.stderr, flush=True)
+                  "end, if not a long step of learning); once more to leave at once, without a checkpoint",
+                  file=sys.stderr, flush=True)
+            warned = True
+            while select.select([signals], [], [], 0)[0] and signals.read(1024):
+                pass  # what came before that
 
 
 def _is_stuck(main, answers):

@@ -784,16 +784,18 @@ MOVING = ("total_timesteps", "learning_rate", "anneal_lr", "min_lr_ratio", "targ
 
 class Settings(dict):
     """A trainer's settings. Those in MOVING may be assigned between epochs. ConfigError for another setting of the
-    train section: memory or a part of the trainer was made for it, and a change would do nothing."""
+    train section, because memory or a part of the trainer was made for it, and for a name that there is not."""
 
     moved = False  # one of CAPTURED, since the last epoch
 
     def __setitem__(self, name, value):
-        if name in FIXED and name in self and value != self[name]:
-            raise ConfigError(f"train.{name} = {named(value)}: this trainer was made for {named(self[name])}, and a "
-                              "change would do nothing; make another one, whose load_checkpoint goes on from this "
-                              f"one's. What may change between epochs: {', '.join(MOVING)}.")
-        self.moved |= name in CAPTURED
+        if name not in self and name != "use_rnn":
+            raise ConfigError(f"train.{name}: {ocean.nearest(name, MOVING)}.")
+        if name in FIXED and value != self[name]:
+            raise ConfigError(f"train.{name} = {named(value)}: this trainer was made for {named(self[name])}; make "
+                              "another one, whose load_checkpoint goes on from this one's. What may change between "
+                              f"epochs: {', '.join(MOVING)}.")
+        self.moved |= name in CAPTURED and value != self[name]
         super().__setitem__(name, value)
 
     def update(self, *others, **settings):
@@ -809,12 +811,16 @@ FIXED = {f.name for f in dataclasses.fields(Train)} - set(MOVING)
 
 
 def followed(trainer):
-    """A trainer's settings. If one of CAPTURED was assigned since the last epoch, no graph is kept that has the old
-    one."""
-    if trainer.config.moved:
+    """A trainer's settings, which what it saves has too. If one of CAPTURED was assigned since the last epoch, no graph
+    is kept that has the old one."""
+    c = trainer.config
+    trainer.args["train"].update({name: c[name] for name in MOVING})
+    if trainer.reward_scale is not None:
+        trainer.reward_scale.gamma = c["gamma"]
+    if c.moved:
         trainer.engine.forget()
-        trainer.config.moved = False
-    return trainer.config
+        c.moved = False
+    return c
 
 
 def follow_frozen(trainer):

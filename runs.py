@@ -552,7 +552,9 @@ def sources(policy, vecenv, *others):
     wrappers are defined, and what else a setting names (path/to/file.py:name, or the object itself), without those of
     installed packages."""
     files = {f"{path}.py" for path, dot, _ in (str(other).partition(".py:") for other in others) if dot}
-    kinds = {*map(type, policy.modules()), *filter(callable, others)}
+    kinds = set(map(type, policy.modules()))
+    for own in (getattr(other, "func", other) for other in others if callable(other)):  # of a functools.partial
+        kinds.add(own if inspect.isroutine(own) or inspect.isclass(own) else type(own))
     if isinstance(vecenv, Native):
         files.add(str(vecenv.library.header))
     else:

@@ -58,26 +58,31 @@ def vital(observations, rewards, valid, terminals, truncations, actions=None, bo
 
 
 class RandomPlay:
-    """Returns of episodes that are played at random. They have no reason to move from episode to episode, unless
-    something of those before is left in the environment: a sum of rewards that reset does not clear, for example."""
+    """Returns of episodes that are played at random, of one agent of each environment, because those of one may share
+    their rewards. They have no reason to move from episode to episode, unless something of those before is left in the
+    environment: a sum of rewards that reset does not clear, for example."""
 
-    def __init__(self, agents):
-        self.total, self.returns = np.zeros(agents), [[] for _ in range(agents)]
+    KEPT = 200  # episodes of each
+
+    def __init__(self, environments):
+        self.total, self.count = np.zeros(environments), np.zeros(environments, int)
+        self.returns = np.zeros((environments, self.KEPT))
 
     def add(self, rewards, over):
-        """A step: rewards, and whether an episode ended, (agents,)."""
-        self.total += rewards
-        for agent in np.flatnonzero(over):
-            if len(self.returns[agent]) < 500:
-                self.returns[agent].append(self.total[agent])
-            self.total[agent] = 0
+        """A step: rewards, and whether an episode ended, (agents,), those of an environment side by side."""
+        each = len(rewards) // len(self.total)
+        self.total += rewards[::each]
+        for env in np.flatnonzero(over[::each] & (self.count < self.KEPT)):
+            self.returns[env, self.count[env]] = self.total[env]
+            self.count[env] += 1
+        self.total[over[::each] != 0] = 0
 
     def moved(self):
-        """A sentence if the later half of each agent's episodes is unlike the earlier one by more than chance
+        """A sentence if the later half of each environment's episodes is unlike the earlier one by more than chance
         (the rank-sum test of Mann and Whitney 1947, from five standard deviations on), else None."""
         halves = []
-        for returns in self.returns:
-            whole, half = returns[1:], (len(returns) - 1) // 2  # the first episode may have begun in its middle
+        for returns, count in zip(self.returns, self.count, strict=True):
+            whole, half = returns[1:count], (count - 1) // 2  # the first episode may have begun in its middle
             if half > 0:
                 halves.append((whole[:half], whole[-half:]))
         early, late = (np.array([r for pair in halves for r in pair[i]]) for i in range(2))

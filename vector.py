@@ -712,7 +712,8 @@ class Emulated(Vector):
         self.ranges = [slice(i, i + self.agents_per_batch)
                        for i in range(0, self.num_agents, self.agents_per_batch)]
         self._busy, self._done, self._ready = {}, deque(), deque()
-        self._pending, self._infos, self._answers = [0] * len(self.ranges), {}, {}
+        self._pending, self._infos, self._answers, self._given = [0] * len(self.ranges), {}, {}, {}
+        self._fresh = True  # no episode has begun that anybody has seen
         self._public, self._logs, self._batch = False, {}, None
         # a PufferEnv's infos may say for how many episodes they speak; else its ends are counted
         self._counts = not isinstance(driver, emulation.WRAPPERS)
@@ -748,8 +749,10 @@ class Emulated(Vector):
         """Make the arrays of `horizon` steps (see new_storage) and begin the first episodes."""
         self._stop()
         self._busy.clear()
-        self._public, self._starting = False, set(range(self.num_processes))
+        self._public, self._starting, self._fresh = False, set(range(self.num_processes)), False
         self._start(horizon)
+        for name, value in self._given.items():  # its workers are new ones
+            self._ask(name, value, None)
         self.restart(self.seed)
         self.begin()
         return self.storage
@@ -901,8 +904,9 @@ class Emulated(Vector):
 
     def async_reset(self, seed=None):
         """Begin new episodes; `recv` gives the observations of the first batch that is ready."""
-        fresh = self.storage is None
+        fresh = self._fresh
         self._publish()
+        self._fresh = False
         self._settle()
         self._done.clear()
         self._batch = None
@@ -976,12 +980,16 @@ class Emulated(Vector):
     def set_attr(self, name, value):
         """Set an attribute that each environment has, or one within its wrappers; as `call`."""
         self._ask(name, value, None)
+        self._given[name] = value
 
     def _ask(self, *question):
         import cloudpickle
 
+        if self.closed:
+            raise RuntimeError("these environments are closed.")
         if self.storage is None:
             self.allocate(1)
+            self._fresh = True
         self._settle()
         for worker in range(self.num_processes):
             self._tell(worker, workers.ASK, cloudpickle.dumps(question))

@@ -31,6 +31,7 @@ import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 
 import emulation
@@ -154,22 +155,27 @@ class Envs:
         return frame[copy] if self.copies > 1 else frame
 
     def ask(self, name, args, kwargs):
-        """(what the method `name` of each environment, or of one within its wrappers, returns, or its attribute of that
-        name; None). With kwargs None the attribute is set to args. Without such a name (None, an error's words)."""
+        """(what the method `name` of each environment returns, of the outermost wrapper that has one, or its attribute
+        of that name; None). With kwargs None the attribute is set to args. (None, an error's words) if there is none,
+        or if setting it would do nothing."""
         answers = []
         for env in self.envs:
-            whole = getattr(env, "env", None)
-            if self.copies > 1 and hasattr(whole, "set_attr"):  # a vector of environments, which are asked by it
+            layers = [*emulation.within(getattr(env, "env", None)), env]  # ours is the last to be asked
+            vectors = [layer for layer in layers if hasattr(layer, "set_attr") and hasattr(layer, "call")]
+            if self.copies > 1 and vectors:  # of environments, which are asked by it
+                whole = vectors[0]
                 answers += (whole.set_attr(name, args) if kwargs is None else whole.call(name, *args, **kwargs)) or ()
                 continue
-            layers = [layer for layer in (env, *emulation.within(whole)) if hasattr(layer, name)]
-            if not layers:
-                return None, f"{emulation.describe(env)} has no {name}, and what it wraps has none"
-            found = getattr(layers[-1], name)
-            if kwargs is None:
-                setattr(layers[-1], name, args)
-            else:
+            owner = next((layer for layer in layers if hasattr(layer, name)), None)
+            if owner is None:
+                return None, f"{emulation.describe(layers[0])} has no {name}, and what it wraps has none"
+            if kwargs is not None:
+                found = getattr(owner, name)
                 answers.append(found(*args, **kwargs) if callable(found) else found)
+            elif isinstance(owner, gymnasium.wrappers.TimeLimit | emulation.ScaledReward):
+                return None, f"{name} of {type(owner).__name__} was read when the environments began; make new ones"
+            else:
+                setattr(owner, name, args)
         return answers, None
 
     def close(self, first=0):

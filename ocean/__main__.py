@@ -119,7 +119,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
     low, high = np.full(space.shape, np.inf), np.full(space.shape, -np.inf)
     ended, rewarded, together, same_seed, unfinished = np.zeros(agents, int), 0, True, True, False
     begun_low, begun_high = low.copy(), high.copy()  # bounds of episodes' first observations
-    played, largest_reward, held = signs.RandomPlay(agents), 0.0, 0
+    played, largest_reward, held = signs.RandomPlay(num_envs), 0.0, 0
 
     def problem(key, text):
         problems.setdefault(key, text)
@@ -206,6 +206,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
         same_seed &= np.array_equal(seen, other.observations) and np.array_equal(whole.rewards, other.rewards)
         if problems:
             break
+    grown = allocated() - held
     if not (whole.guards_are_whole() and all(twin.guards_are_whole() for twin in single)):
         problem("guard", "c_step or c_reset writes outside its own part of a buffer.")
     if not problems:
@@ -249,7 +250,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
             notes.append(f"observations reach {largest:.4g}; networks learn best from numbers of about 1.")
         if largest_reward > 1000:
             notes.append(f"rewards reach {largest_reward:.4g}; scale them so that returns are below ten or so.")
-        if (grown := allocated() - held) > max(2**16, 4 * rounds):
+        if grown > max(2**16, 4 * rounds):
             notes.append(f"memory grows: {grown:,} bytes more after {rounds - rounds // 2:,} steps. Does c_step or "
                          "c_reset allocate what nobody frees?")
         if ended.sum() > 10 and agents == num_envs:

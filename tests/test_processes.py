@@ -220,6 +220,14 @@ processes.run_command(wait_for_ever)
     assert process.returncode == 128 + number and errors == b"left at once, in the middle of that call\n"
 
 
+def test_signals_of_a_forked_child_are_not_the_parents():
+    with processes.unstuck():
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if signal.set_wakeup_fd(-1) == -1 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
 def test_a_signal_that_is_handled_ends_nothing(capsys):
     before, count = signal.signal(signal.SIGINT, lambda *_: None), threading.active_count()
     try:

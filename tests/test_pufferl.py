@@ -678,6 +678,16 @@ def test_a_setting_that_would_do_nothing_cannot_be_assigned(tmp_path, name):
     trainer.release()
 
 
+def test_an_assigned_name_must_be_one_and_is_saved(tmp_path):
+    trainer = make_trainer(tmp_path, norm_reward=True)
+    with pytest.raises(configuration.ConfigError, match=r"train\.learning_rat: did you mean learning_rate"):
+        trainer.config["learning_rat"] = 0.1
+    trainer.config |= {"gamma": 0.5}
+    run_epochs(trainer, 1)
+    assert trainer.reward_scale.gamma == trainer.args["train"]["gamma"] == 0.5
+    trainer.release()
+
+
 @pytest.mark.parametrize("name, value", [
     ("learning_rate", 0.1), ("gamma", 0.2), ("gae_lambda", 0.1), ("clip_coef", 0.001), ("vf_coef", 0.0),
     ("vf_clip_coef", 0.001), ("ent_coef", 1.0), ("prio_alpha", 1.0), ("reward_clip", 0.1), ("anneal_lr", True)])

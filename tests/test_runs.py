@@ -4,6 +4,7 @@ another run's policy."""
 import collections
 import contextlib
 import errno
+import functools
 import gc
 import json
 import math
@@ -590,6 +591,16 @@ def test_what_a_backend_once_ignored_does_not_stop_a_resume(tmp_path, name, igno
     pufferl.load_env(name, args).close()
 
 
+class Unhashable:
+    """A loss with an __eq__, as of a dataclass."""
+
+    def __call__(self, minibatch):
+        return minibatch
+
+    def __eq__(self, other):
+        return False
+
+
 def test_an_edited_file_is_said_at_resume(tmp_path, capsys):
     """Of the network, the environment and what a setting names; not what else a file imports, nor what is installed."""
     own = tmp_path / "nets_of_one.py"
@@ -603,7 +614,8 @@ def test_an_edited_file_is_said_at_resume(tmp_path, capsys):
     env = vector.make("squared", 2)
     policy = models.FeedForward(env, 8)
     assert {Path(file).name for file in runs.sources(policy, env)} == {"squared.h", "models.py"}
-    for setting, file in ((f"{own}:loss", "nets_of_one.py"), (read_until, "conftest.py")):
+    for setting, file in ((f"{own}:loss", "nets_of_one.py"), (read_until, "conftest.py"),
+                          (functools.partial(read_until, 1), "conftest.py"), (Unhashable(), "test_runs.py")):
         files = {Path(path).name for path in runs.sources(policy, env, "muon", None, setting)}
         assert files == {"squared.h", "models.py", file}
     env.close()

@@ -91,6 +91,21 @@ def change_metrics(**functions):
     return meddle
 
 
+@pytest.mark.parametrize("drift, said", [(0.0, False), (1.0, True)])
+def test_returns_of_random_play(drift, said):
+    """The agents of an environment share their rewards."""
+    rng, found = np.random.default_rng(0), 0
+    for _ in range(50):
+        played = signs.RandomPlay(2)
+        for episode in range(40):
+            rewards = np.repeat(rng.normal(drift * episode, 1, 2), 20)
+            played.add(rewards, np.zeros(40, bool))
+            played.add(rewards, np.ones(40, bool))
+        found += played.moved() is not None
+    assert found == (50 if said else 0)
+    assert signs.RandomPlay(3).moved() is None
+
+
 def squashed(env):
     policy = models.MinGRUPolicy(env, 32)
     models.squash(policy, env.single_action_space)

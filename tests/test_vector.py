@@ -910,18 +910,35 @@ def test_running_environments_are_asked_and_changed(backend):
         env.set_attr("pace", 3.0)
         assert env.call("faster", by=2.0) == env.call("pace") == [5.0] * 4
         assert (env.step(np.zeros(4))[1] == 5).all()
-        for ask in (lambda: env.call("pase"), lambda: env.set_attr("pase", 1)):
-            with pytest.raises(AttributeError, match="has no pase, and what it wraps has none"):
+        for ask, words in ((lambda: env.call("pase"), "has no pase, and what it wraps has none"),
+                           (lambda: env.set_attr("pase", 1), "has no pase, and what it wraps has none"),
+                           (lambda: env.set_attr("_max_episode_steps", 3), "of TimeLimit was read when")):
+            with pytest.raises(AttributeError, match=words):
                 ask()
         assert (env.step(np.zeros(4))[1] == 5).all()
+    with pytest.raises(RuntimeError, match="are closed"):
+        env.call("pace")
+
+
+@pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
+def test_to_ask_before_the_first_episode_changes_none_of_it(backend):
+    seen = []
+    for ask in (False, True):
+        with vector.make(Paced, 2, backend, seed=3) as env:
+            if ask:
+                assert env.call("pace") == [1.0] * 2
+            seen.append([env.reset()[0].copy(), env.reset()[0].copy()])
+    np.testing.assert_array_equal(*seen)
 
 
 def test_environments_are_changed_between_rollouts_of_a_trainer():
     env = vector.make(Paced, 4, "multiprocessing", num_workers=2)
+    env.set_attr("pace", 9.0)  # holds in the processes that the trainer starts
     trainer = pufferl.PuffeRL(env=env, policy=models.FeedForward(env, 8), horizon=16, minibatch_size=32, data_dir=None,
                               norm_reward=False)
-    for pace in (1.0, 7.0, 2.0):
-        env.set_attr("pace", pace)
+    for pace in (9.0, 7.0, 2.0):
+        if pace != 9.0:
+            env.set_attr("pace", pace)
         trainer.evaluate()
         assert (trainer.storage["rewards"] == pace).all()
         trainer.train()
@@ -934,6 +951,8 @@ def test_a_vector_environment_of_a_package_is_asked_by_its_own_methods():
         env.set_attr("pace", 4.0)
         assert env.call("faster") == [5.0] * 3
         assert (env.step(np.zeros(3))[1] == 5).all()
+    with vector.make(gymnasium.wrappers.vector.ClipReward(gymnasium.vector.SyncVectorEnv([Paced] * 3), 0, 9)) as env:
+        assert env.call("pace") == [1.0] * 3
     with vector.make("gym/CartPole-v1", 3) as env:  # one object for all
         assert isinstance(env, vector.Package)
         env.set_attr("force_mag", 4.0)
