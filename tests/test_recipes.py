@@ -121,8 +121,9 @@ def test_own_loss_and_optimizer(recipe):
     sizes = {"T": T, "M": segments}
     assert {name for name, _ in told} - {"action_masks"} == set(vars(seen)), (
         "every field stands on the page")
+    assert set(seen.state) == {"mingru", "resets", "valid"}
     for name, shape in told:
-        if name != "action_masks":
+        if name not in ("action_masks", "state"):
             expected = [sizes.get(word, word)
                         for word in re.findall(r"\w+", shape.partition(")")[0])]
             assert list(getattr(seen, name).shape)[:2] == expected[:2] == [T, segments], name
