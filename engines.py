@@ -582,6 +582,7 @@ class Autograd(Acting):
         return self.columns.observations.index_select(1, part), self._state_of(part)
 
     def _state_of(self, part):
+        """These segments' memory before their first step, resets and valid, as models.over_time takes them."""
         state = {name: tensor[:, part] for name, tensor in self.initial_state.items()}
         return state | {name: getattr(self.columns, name).index_select(1, part) for name in ("resets", "valid")}
 
@@ -961,7 +962,7 @@ def edited(policy, engine):
 # the same edit in both, run tests/test_engines.py, and write the checksum that it names.
 RESTATED = {Acting: ("_run_workers", "_rollout", "step", "_drawn", "_act", "_bootstrap", "_copy_state"),
             Autograd: ("learn", "_prepare", "_learn", "_inputs", "_state_of", "_pass", "_learn_part", "_loss")}
-CHECKED = 0x18d8265c
+CHECKED = 0x5b82a53
 
 
 def checksum():

@@ -267,8 +267,8 @@ PATIENCE = 3.0  # seconds that an environment has to react
 # Processes: shared memory for the arrays, and messages through a socket
 
 
-# To the worker go a kind and a number; from it come a kind and bytes: a traceback, a pickled (the
-# words of a Fault, its environment or None), or the result of Envs.do, if it has one.
+# To the worker go a kind and a number (of ASK that of the bytes that follow); from it come a kind and bytes: a
+# traceback, a pickled (the words of a Fault, its environment or None), or the result of Envs.do, if it has one.
 COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
 STEP, RESET, RENDER, ASK, DONE, ERROR, FAULT = range(7)
 CLOSING = 10  # seconds that an idle worker's environments have to close
