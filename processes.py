@@ -308,13 +308,15 @@ def unstuck():
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are not ours
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     handler = signal.signal(signal.SIGURG, lambda *_: answers.append(True))
-    threading.Thread(target=_hear, args=(reading, threading.get_ident(), answers), daemon=True).start()
+    hearing = threading.Thread(target=_hear, args=(reading, threading.get_ident(), answers), daemon=True)
+    hearing.start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
-        signal.signal(signal.SIGURG, handler)
         os.close(writing)
+        hearing.join(timeout=1)  # it may just ask this thread, which answers here
+        signal.signal(signal.SIGURG, handler)
 
 
 def _hear(reading, main, answers):
@@ -329,12 +331,12 @@ def _hear(reading, main, answers):
                     keys.leave()
                 print("left at once, in the middle of that call", file=sys.stderr, flush=True)
                 os._exit(128 + number[0])
+            while select.select([signals], [], [], 0)[0] and signals.read(1024):
+                pass  # what came before the sentence below
             print(f"\nthe process has been in one call into C for {STUCK:.0f} s (an environment's step that does not "
                   "end, if not a long step of learning); once more to leave at once, without a checkpoint",
                   file=sys.stderr, flush=True)
             warned = True
-            while select.select([signals], [], [], 0)[0] and signals.read(1024):
-                pass  # what came before that
 
 
 def _is_stuck(main, answers):

@@ -213,6 +213,7 @@ processes.run_command(wait_for_ever)
 """
     process = start([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.readline() == b"here\n"
+    wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING, 60)  # else Python handles it
     process.send_signal(number)
     assert process.stderr.readline() == b"\n" and b"in one call into C for 0 s" in process.stderr.readline()
     process.send_signal(number)
@@ -231,11 +232,11 @@ def test_signals_of_a_forked_child_are_not_the_parents():
 def test_a_signal_that_is_handled_ends_nothing(capsys):
     before, count = signal.signal(signal.SIGINT, lambda *_: None), threading.active_count()
     try:
-        with mock.patch.object(processes, "STUCK", 0.1), processes.unstuck():
+        with mock.patch.object(processes, "STUCK", 20), processes.unstuck():
             for _ in range(3):
                 os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.3)
-        wait_for(lambda: threading.active_count() == count, 5)
+                time.sleep(0.2)
+        assert threading.active_count() == count
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == ""
