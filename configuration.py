@@ -1155,9 +1155,9 @@ def check_train(config, vecenv, policy, agents, group):
     check_minibatches(c, agents, group.count, need)
     need(c["draw"] == "segments" or not (recurrent and policy.initial_state(1)), "draw",
          "this network has a memory, which needs steps in their order; take segments, or rnn.name none")
-    for keys, right, what in BOUNDS:
+    for keys, _, _ in BOUNDS:
         for key in keys:
-            need(right(c[key]), key, what)
+            check_bounds(key, c[key])
     check_own(c, need)
     return c
 
@@ -1172,6 +1172,13 @@ BOUNDS = (  # settings of the train section, what they must be, and that in word
     (("cudagraphs",), lambda x: x == -1 or x >= 1, "must be 1 or more, or -1 for none"),
     (("prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "log_interval"), lambda x: x >= 0,
      "must be 0 or more"))
+
+
+def check_bounds(name, value):
+    """ConfigError if the train section's setting `name` cannot be this value."""
+    for keys, right, what in BOUNDS:
+        if name in keys and not right(value):
+            raise ConfigError(f"train.{name} = {value}: {what}.")
 
 
 def check_minibatches(c, agents, ranks, need):

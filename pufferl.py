@@ -73,9 +73,11 @@ from configuration import (  # load_* for scripts
     EXPECTED,
     ConfigError,
     Train,
+    check_bounds,
     check_names,
     check_sizes,
     check_train,
+    coerce,
     command,
     error_text,
     find_run,
@@ -784,7 +786,8 @@ MOVING = ("total_timesteps", "learning_rate", "anneal_lr", "min_lr_ratio", "targ
 
 class Settings(dict):
     """A trainer's settings. Those in MOVING may be assigned between epochs. ConfigError for another setting of the
-    train section, because memory or a part of the trainer was made for it, and for a name that there is not."""
+    train section, because memory or a part of the trainer was made for it, for a name that there is not, and for a
+    value that a setting cannot have."""
 
     moved = False  # one of CAPTURED, since the last epoch
 
@@ -795,6 +798,12 @@ class Settings(dict):
             raise ConfigError(f"train.{name} = {named(value)}: this trainer was made for {named(self[name])}; make "
                               "another one, whose load_checkpoint goes on from this one's. What may change between "
                               f"epochs: {', '.join(MOVING)}.")
+        if name in MOVING:
+            value = coerce(value, TYPES[name], f"train.{name}")
+            if value == "auto":
+                raise ConfigError(f"train.{name} = auto: it was decided when this trainer was made; give a value.")
+            check_sizes({**self, name: value})
+            check_bounds(name, value)
         self.moved |= name in CAPTURED and value != self[name]
         super().__setitem__(name, value)
 
@@ -807,7 +816,8 @@ class Settings(dict):
         return self
 
 
-FIXED = {f.name for f in dataclasses.fields(Train)} - set(MOVING)
+TYPES = {f.name: f.type for f in dataclasses.fields(Train)}
+FIXED = set(TYPES) - set(MOVING)
 
 
 def followed(trainer):

@@ -678,6 +678,21 @@ def test_a_setting_that_would_do_nothing_cannot_be_assigned(tmp_path, name):
     trainer.release()
 
 
+@pytest.mark.parametrize("name, value, words", [
+    ("learning_rate", "fast", "fast"), ("learning_rate", -1, "must be above 0"), ("gamma", 1.5, "within 0 and 1"),
+    ("target_kl", "auto", "was decided when"), ("total_timesteps", 0, "must be above 0"), ("state", "keep", "one of"),
+    ("clip_coef", None, "clip_coef"), ("checkpoint_interval", 0, "must be 1 or more")])
+def test_an_assigned_value_must_be_one_that_could_be_given(tmp_path, name, value, words):
+    trainer = make_trainer(tmp_path)
+    before = trainer.config[name]
+    with pytest.raises(configuration.ConfigError, match=words):
+        trainer.config[name] = value
+    assert trainer.config[name] == before
+    trainer.config["learning_rate"] = "0.25"  # as from a command line
+    assert trainer.config["learning_rate"] == 0.25
+    trainer.release()
+
+
 def test_an_assigned_name_must_be_one_and_is_saved(tmp_path):
     trainer = make_trainer(tmp_path, norm_reward=True)
     with pytest.raises(configuration.ConfigError, match=r"train\.learning_rat: did you mean learning_rate"):
