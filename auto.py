@@ -150,7 +150,8 @@ def farthest(space):
 
 def wants_normalising(facts):
     """(whether to normalise observations, why)."""
-    numbers = [space for space in facts.spaces if models.leaf_kind(space) == "numbers"]
+    seen = ("numbers", "image") if facts.native else ("numbers",)  # what is seen in C, one linear map reads
+    numbers = [space for space in facts.spaces if models.leaf_kind(space) in seen]
     if not numbers:
         return False, "no plain numbers are seen"
     if any(isinstance(space, gymnasium.spaces.Text) for space in numbers):

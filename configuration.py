@@ -62,7 +62,7 @@ class Base:
     baseline: bool = False
     """Start from the small trained policy that ships with the environment, ocean/ENV/baseline.safetensors."""
     resume: str | None = None
-    """Go on with a run, same folder and log: its folder, or "latest"."""
+    """Go on with a run, same folder and log: its folder, or latest; auto: the latest if there is one, else begin."""
     logger: Literal["tensorboard", "none"] = "tensorboard"
     """Where metrics go besides metrics.jsonl in the run's folder."""
     wandb: bool = False
@@ -443,7 +443,7 @@ def parse_ini(path, strict=True, word=""):
     cannot be read, a ConfigError with file and line. strict: a section or a key that comes twice is an error too."""
     parser = configparser.ConfigParser(inline_comment_prefixes="#", interpolation=None, strict=strict)
     try:
-        if word in (text := path.read_text()):
+        if word in (text := path.read_text(encoding="utf-8")):
             parser.read_string(text, source=str(path))
     except configparser.Error as error:
         raise ConfigError(str(error)) from None

@@ -30,7 +30,8 @@ from gymnasium import spaces
 import flat
 from flat import (  # noqa: F401  (others import these names from emulation)
     Fault, FlatAction, FlatObservation, check_flag, check_info, check_late_masks, check_value, describe, find_mask,
-    nativize_dtype, nativize_tensor, note_lost_mask, numeric_scalars, source_checksum, space_dtype, warn_once,
+    nativize_dtype, nativize_tensor, note_lost_mask, numeric_scalars, outside, source_checksum, space_dtype,
+    warn_once,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -286,6 +287,11 @@ def takes(function, keyword):
     """Whether a function, or a class when it is called, takes a keyword, also as one of its **keywords."""
     parameters = inspect.signature(function).parameters.values()
     return any(p.name == keyword or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def seen_space(env):
+    """The observation space that an environment declares, before it was made flat."""
+    return getattr(env, "env_single_observation_space", None) or env.single_observation_space
 
 
 def gymnasium_form(env):
@@ -1129,7 +1135,7 @@ def copies(env):
 
 def signature(env):
     """What all environments of a vector have in common: observation space, action space, number of agents."""
-    own = getattr(env, "env_single_observation_space", env.single_observation_space)
+    own = seen_space(env)
     return own, getattr(env, "env_single_action_space", env.single_action_space), slots(env)
 
 

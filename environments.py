@@ -32,7 +32,16 @@ import numpy as np
 
 import ocean
 import signs
-from emulation import FlatObservation, GymnasiumVectorPufferEnv, OldGym, PufferEnv, ScaledReward, takes
+from emulation import (
+    FlatObservation,
+    GymnasiumVectorPufferEnv,
+    OldGym,
+    PufferEnv,
+    ScaledReward,
+    outside,
+    seen_space,
+    takes,
+)
 
 # The package that registers the ids with this beginning; "gym/package:ID" names any other one.
 PACKAGES = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid",
@@ -348,9 +357,8 @@ def check(creator, vecenv, settings, steps, seconds=30.0):
     a `step` as vector.make gives it, is stepped at random, for so many steps or seconds.
     `python -m ocean NAME --check` does it."""
     problems, notes = _check_interface(creator(**settings))
-    space = getattr(vecenv.driver_env, "env_single_observation_space",
-                    vecenv.single_observation_space)
-    flat, ends, rewarded, deadline = FlatObservation(space), 0, False, time.monotonic() + seconds
+    flat, ends, rewarded = FlatObservation(seen_space(vecenv.driver_env)), 0, False
+    deadline = time.monotonic() + seconds
     known, played = len(problems), signs.RandomPlay(vecenv.num_envs)
     rng = np.random.default_rng(0)
     seen, rewards = vecenv.reset(seed=0)[0], np.zeros(vecenv.num_agents)
@@ -363,11 +371,11 @@ def check(creator, vecenv, settings, steps, seconds=30.0):
             if not np.isfinite(narrow).all():
                 what = "is not finite" if not np.isfinite(values).all() else "is too large for a float32"
                 problems.append(f"step {t}: {where}{_first(~np.isfinite(narrow), values)}, which {what}.")
-            elif isinstance(leaf, gymnasium.spaces.Box):
-                outside = (values < leaf.low) | (values > leaf.high)
-                if outside.any() and not any("lies outside" in note for note in notes):
-                    notes.append(f"step {t}: {where}{_first(outside, values)}, which lies "
-                                 f"outside {leaf}.")
+            elif (wrong := outside(leaf, values)).any():
+                if not isinstance(leaf, gymnasium.spaces.Box):
+                    problems.append(f"step {t}: {where}{_first(wrong, values)}, which is not in {leaf}.")
+                elif not any("lies outside" in note for note in notes):
+                    notes.append(f"step {t}: {where}{_first(wrong, values)}, which lies outside {leaf}.")
         if not np.isfinite(rewards).all():
             problems.append(f"step {t}: the reward{_first(~np.isfinite(rewards), rewards)}, which "
                             "is not finite.")

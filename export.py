@@ -341,6 +341,7 @@ def export(env_name, args):
                    else f"within {difference:.1g} of torch")
         print(f"wrote {chosen['onnx']} ({checked})")
     if chosen["flat"]:
+        Path(chosen["flat"]).parent.mkdir(parents=True, exist_ok=True)
         flat.tofile(chosen["flat"])
         print(f"wrote {chosen['flat']}: {len(flat):,} float32 for ocean/policy.h")
     if chosen["c"]:

@@ -71,6 +71,12 @@ def _leaf(space):
     )
 
 
+def outside(leaf, values):
+    """Where values (..., *shape) lie outside the bounds of a leaf, or are none of its choices."""
+    _, _, low, high = _leaf(leaf)
+    return ~((values >= low) & (values <= high))
+
+
 def space_dtype(space):
     """The numpy dtype that holds one value of `space`: structured for Dict and Tuple (fields f0, f1, ... for a Tuple),
     with a shape for an array. Fields are aligned, so that torch can view them."""
@@ -104,6 +110,8 @@ class FlatObservation:
     Attributes: space, the structured one; dtype, `obs_dtype`; flat_space, a Box; shape and
     flat_dtype, of the flat one. Raises TypeError for a space that has none.
     """
+
+    _noted = False  # whether a strange choice was said
 
     def __init__(self, space):
         self.space, self.leaves = space, _leaves(space)
@@ -156,6 +164,21 @@ class FlatObservation:
                 view = view[name]
             views.append(view)
         return views
+
+    def note_strange(self, observations, name):
+        """Warn, once, of a choice in observations (..., *flat shape) that its space does not have: a network of
+        models.py sees the nearest one in its place."""
+        if self._noted:
+            return
+        fields = self.fields(observations.reshape(-1, *self.shape))
+        for (keys, _, leaf), values in zip(self.leaves, fields, strict=True):
+            if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+                strange = values[outside(leaf, values)]
+                if strange.size and not self._noted:
+                    self._noted = True
+                    warnings.warn(f"{name}: the observation{''.join(f'[{key!r}]' for key in keys)} was {strange[0]}, "
+                                  f"which is not in {leaf}. The network sees the nearest choice in its place; "
+                                  + CORRECT, stacklevel=3)
 
     def flatten(self, value, out=None):
         """One observation as a flat array, new or written into `out`."""
@@ -415,8 +438,11 @@ def check_value(space, value, what):
         raise Fault(f"{what} breaks its space: expected shape {shape}, got shape {array.shape}; {CORRECT}")
     if not np.can_cast(array.dtype, dtype, "same_kind") and not (dtype.kind in "ui" and array.dtype.kind in "uib"):
         raise Fault(f"{what} breaks its space: expected dtype {dtype}, got {array.dtype}; {CORRECT}")
-    outside = ~((array >= low) & (array <= high))
-    if outside.any():
+    if isinstance(space, spaces.Box) and dtype.kind in "ui" and not np.can_cast(array.dtype, dtype):
+        warn_once(f"{what} is {array.dtype}, and its space says {dtype}: a later number beyond {dtype} would become "
+                  f"another one in silence. Return {dtype}.")
+    wrong = outside(space, array)
+    if wrong.any():
         with np.errstate(over="ignore", invalid="ignore"):
             low_edge, high_edge = (bound + sign * HAIR * np.maximum(1, np.abs(bound))
                                    for bound, sign in ((low, -1), (high, 1)))
@@ -424,7 +450,7 @@ def check_value(space, value, what):
             warn_once(f"{what} lies a hair outside its bounds, which is let pass: the space that "
                       "the environment declares is a little too narrow.")
             return
-        where = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(outside)))
+        where = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(wrong)))
         got, lowest, highest = (np.atleast_1d(np.broadcast_to(part, shape))[where] for part in (array, low, high))
         raise Fault(
             f"{what} breaks its space: element {where} is {got}, expected {lowest} to "

@@ -514,7 +514,7 @@ class Encoded(nn.Module):
 
     def __init__(self, env, hidden_size=128, boards=False, normalize=False, image_encoder=None):
         super().__init__()
-        space = getattr(env, "env_single_observation_space", env.single_observation_space)
+        space = emulation.seen_space(env)
         flat = emulation.FlatObservation(space)
         self.hidden_size, self.native = hidden_size, emulation.nativize_dtype(flat.dtype)
         self.leaves = [(names, leaf, leaf_kind(leaf, boards)) for _, names, leaf in flat.leaves]
@@ -699,9 +699,7 @@ def leaf_kind(space, boards=True):
 
 def seen_spaces(vecenv):
     """The spaces of the fields that an agent of a vectorized environment sees."""
-    env = vecenv.driver_env
-    space = getattr(env, "env_single_observation_space", None) or env.single_observation_space
-    return [leaf for _, _, leaf in emulation.FlatObservation(space).leaves]
+    return [leaf for _, _, leaf in emulation.FlatObservation(emulation.seen_space(vecenv.driver_env)).leaves]
 
 
 def sees_choices(vecenv):

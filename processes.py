@@ -205,7 +205,8 @@ def outlive_readers():
             heard = Heard(fd, "w", closefd=False)
             # unbuffered with python -u
             buffer = heard if before.write_through else io.BufferedWriter(heard)
-            setattr(sys, name, io.TextIOWrapper(buffer, before.encoding, before.errors,
+            errors = "replace" if before.errors in ("strict", "surrogateescape") else before.errors  # a locale without ×
+            setattr(sys, name, io.TextIOWrapper(buffer, before.encoding, errors,
                                                 line_buffering=before.line_buffering,
                                                 write_through=before.write_through))
 

@@ -19,6 +19,7 @@ command line.
 import dataclasses
 import difflib
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -567,7 +568,7 @@ class Random:
         objective: config -> (score, cost in seconds), called here one after the other; None
         trains `env_name` in processes of their own, as `python protein.py` does. A
         RuntimeError, ValueError, ArithmeticError or MemoryError in an objective is a failed
-        trial; any other ends the search. KeyboardInterrupt at Ctrl-C if no trial has ended yet.
+        trial, which a warning says; any other ends the search. KeyboardInterrupt at Ctrl-C if no trial has ended yet.
         """
         if objective is None:
             import sweep
@@ -578,17 +579,20 @@ class Random:
             runner.run()
             if runner.interrupts.requested and self.best() is None:
                 raise KeyboardInterrupt("the sweep was stopped before a trial ended; the next start goes on")
+        last = None
         while objective is not None and len(self.observations) < self.num_trials:
             config = self.suggest()
             if config is None:
                 break
             try:
                 score, cost = objective(config)
-            except (ArithmeticError, MemoryError, RuntimeError, ValueError):
-                score, cost = math.nan, math.nan
+            except (ArithmeticError, MemoryError, RuntimeError, ValueError) as error:
+                score, cost, last = math.nan, math.nan, error
+                warnings.warn(f"a trial failed: {type(error).__name__}: {error}", stacklevel=2)
             self.observe(config, score, cost, failed=not math.isfinite(score))
         if self.best() is None:
-            raise RuntimeError(f"none of {len(self.observations)} trials gave a result.")
+            why = f"; the last one that failed: {type(last).__name__}: {last}" if last else ""
+            raise RuntimeError(f"none of {len(self.observations)} trials gave a result{why}.") from last
         return self.best()[0]
 
     def _next(self):

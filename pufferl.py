@@ -42,7 +42,7 @@ import processes
 
 if __name__ == "__main__":
     processes.stop_at_once()  # also during the imports below
-    if sys.argv[1:2] == ["train"] and sys.stderr.isatty():
+    if sys.argv[1:2] == ["train"] and sys.stderr and sys.stderr.isatty():
         print("loading torch and numba", file=sys.stderr)
 
 # torch's threads spin for 0.2 to 0.5 ms after an operation, because to wake one takes 0.1 ms. Then they
@@ -71,6 +71,7 @@ from arena import clock, compiling
 from auto import decide, drawn_steps, facts_of, plural
 from configuration import (  # load_* for scripts
     EXPECTED,
+    Base,
     ConfigError,
     Train,
     check_bounds,
@@ -90,6 +91,7 @@ from configuration import (  # load_* for scripts
     own_optimizer,
     sizes_of,
     stem_of,
+    typed,
 )
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
 from vector import Native, Tensors, make  # make for scripts too: make("breakout", num_envs=256)
@@ -1253,6 +1255,18 @@ def verb_first(argv):
     return [verb, *filter(None, [named.get("--env")]), *rest]
 
 
+def named_run(name, options):
+    """The options of train, with the run that `--resume auto` means: the latest that can go on; none if there is none,
+    so that a job that is started again and again needs one command only."""
+    if typed(options, "--resume") != "auto":
+        return options
+    try:
+        found = find_run("latest", typed(options, "--data-dir") or Base.data_dir, name, "trainer_state.pt")
+    except ConfigError:
+        found = None
+    return [*options, "--resume", str(found)]  # the last one counts
+
+
 def main(argv=None):
     argv = verb_first(list(sys.argv[1:] if argv is None else argv))
     if not argv or argv[0] in ("-h", "--help") or argv in (["train", "-h"], ["train", "--help"]):
@@ -1275,7 +1289,7 @@ def main(argv=None):
     if len(argv) < 2 or argv[1].startswith("-"):
         sys.exit(f"pufferl.py {argv[0]}: which environment? There are: {', '.join(ocean.names())}")
     try:
-        args = ranks.connect().first(lambda: load_config(argv[1], argv[2:]))
+        args = ranks.connect().first(lambda: load_config(argv[1], named_run(argv[1], argv[2:])))
         gpus, started = args["train"]["gpus"], ranks.connect().local_count
         if gpus > 1 and not ranks.started():
             sys.exit(ranks.launch(gpus, [__file__, *argv]))

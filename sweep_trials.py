@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -426,9 +427,11 @@ def newest_run(folder):
 
 
 def explain(code, text):
-    """Why a training run failed, in one line: the kind of failure, and its last printed line."""
+    """Why a training run failed, in one line: the kind of failure, and the last printed line that names an error, if
+    there is none the last one."""
     lines = [line for line in (line.strip(" │╭╰╮╯─") for line in text.splitlines()) if line]  # without boxes
-    last = lines[-1] if lines else "it printed nothing"
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Fault|Interrupt|Exit)\b", line)]
+    last = (errors or lines or ["it printed nothing"])[-1]
     lower = text[-4000:].lower()
     if "out of memory" in lower or "memoryerror" in lower or "can't allocate" in lower:
         return f"out of memory (exit {code}): {last}"

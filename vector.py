@@ -713,9 +713,10 @@ class Emulated(Vector):
                        for i in range(0, self.num_agents, self.agents_per_batch)]
         self._busy, self._done, self._ready = {}, deque(), deque()
         self._pending, self._infos, self._answers, self._given = [0] * len(self.ranges), {}, {}, {}
+        self._flat = emulation.FlatObservation(emulation.seen_space(driver))
         self._fresh = True  # no episode has begun that anybody has seen
         self._public, self._logs, self._batch = False, {}, None
-        # a PufferEnv's infos may say for how many episodes they speak; else its ends are counted
+        # a PufferEnv's infos may tell how many episodes they speak for; else its ends are counted
         self._counts = not isinstance(driver, emulation.WRAPPERS)
         self._uncounted, self._ends = False, 0
 
@@ -765,8 +766,8 @@ class Emulated(Vector):
         self._settle()
 
     def begin(self):
-        """The last row becomes the next rollout's first; every buffer stands at t = 0."""
         self._settle()
+        self._flat.note_strange(self.storage.observations, self.name)
         super().begin()
         self._ready = deque(range(self.num_buffers))
 
@@ -1040,10 +1041,10 @@ class Serial(Emulated):
         return self._envs.envs
 
     def _send(self, worker, kind, number):
-        self._finish(worker, self._do(kind, number))
-
-    def _do(self, kind, number):
-        return self._watched(self._envs.do, kind, number)
+        try:
+            self._finish(worker, self._watched(self._envs.do, kind, number))
+        finally:
+            self._busy.clear()  # also after an error or Ctrl-C, which nobody else will answer
 
     def who(self, frames):
         """The number of the environment whose code is in these frames, as far as that can be
@@ -1056,7 +1057,7 @@ class Serial(Emulated):
             return super().step(actions)
         self._check_actions(actions, self.num_agents)
         self.storage.actions[0] = np.reshape(actions, (self.num_agents, self.action_dims))
-        infos = self._do(workers.STEP, 0)
+        infos = self._watched(self._envs.do, workers.STEP, 0)
         for env, info in infos:
             self._add_to_log(env, info)
         return (*self._results, [info for _, info in infos])

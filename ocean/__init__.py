@@ -384,9 +384,13 @@ class Envs:
 
 
 def find_compiler():
-    """The path of the first compiler that exists of $CC, gcc, clang and cc; else RuntimeError."""
-    names = filter(None, [os.environ.get("CC"), "gcc", "clang", "cc"])
-    compiler = next(filter(None, map(shutil.which, names)), None)
+    """The path of $CC, if that is set, else of the first that exists of gcc, clang and cc. RuntimeError if there is
+    none."""
+    own = os.environ.get("CC")
+    compiler = next(filter(None, map(shutil.which, [own] if own else ["gcc", "clang", "cc"])), None)
+    if own and compiler is None:
+        raise RuntimeError(f"CC = {own!r}: there is no such program. One name or path is expected, without options; "
+                           "for options, name a script that runs the compiler with them.")
     if compiler is None:
         raise RuntimeError("no C compiler found: install gcc or clang, or set CC to one")
     return compiler
