@@ -205,8 +205,8 @@ def outlive_readers():
             heard = Heard(fd, "w", closefd=False)
             # unbuffered with python -u
             buffer = heard if before.write_through else io.BufferedWriter(heard)
-            errors = "replace" if before.errors in ("strict", "surrogateescape") else before.errors  # a locale without ×
-            setattr(sys, name, io.TextIOWrapper(buffer, before.encoding, errors,
+            lossy = before.errors in ("strict", "surrogateescape")  # a locale may not have all our signs
+            setattr(sys, name, io.TextIOWrapper(buffer, before.encoding, "replace" if lossy else before.errors,
                                                 line_buffering=before.line_buffering,
                                                 write_through=before.write_through))
 
