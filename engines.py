@@ -616,9 +616,7 @@ class Autograd(Acting):
             with self._tiles(self.at_once):
                 pairs.append((self._extra(part, observations, logits, value), None))
         leaves = [(x, grad) for x, grad in pairs if x is not None and x.requires_grad]
-        if not leaves and any(parameter.requires_grad for parameter in self.policy.parameters()):
-            warn_once("network: nothing is learnt, because no gradient leads from its outputs back to its weights. Is "
-                      "its forward within torch.no_grad, or are its outputs detached?")
+        warn_of_detached(self.policy, logits, value)
         losses, slopes = [x for x, _ in leaves], [grad for _, grad in leaves]
         if worker == 0:
             torch.autograd.backward(losses, slopes)
@@ -646,9 +644,9 @@ class Autograd(Acting):
             taken["logprobs"] += log_slope.sum(-1)
         logits = [head.float() for head in logits] if isinstance(logits, list | tuple) else (
             logits.float() if isinstance(logits, torch.Tensor) else logits)
-        minibatch = SimpleNamespace(observations=observations, logits=logits,
-                                    values=value.reshape(T, -1).float(), state=self._state_of(index),
-                                    **taken, returns=taken["advantages"] + taken["old_values"])
+        minibatch = Minibatch(observations=observations, logits=logits,
+                              values=value.reshape(T, -1).float(), state=self._state_of(index),
+                              **taken, returns=taken["advantages"] + taken["old_values"])
         extra = self.extra_loss(minibatch)
         if isinstance(extra, torch.Tensor) and not extra.requires_grad:
             warn_once(f"train.loss = {named(self.config['loss'])}: what it returns does not depend on the network's "
@@ -962,7 +960,7 @@ def edited(policy, engine):
 # the same edit in both, run tests/test_engines.py, and write the checksum that it names.
 RESTATED = {Acting: ("_run_workers", "_rollout", "step", "_drawn", "_act", "_bootstrap", "_copy_state"),
             Autograd: ("learn", "_prepare", "_learn", "_inputs", "_state_of", "_pass", "_learn_part", "_loss")}
-CHECKED = 0x5b82a53
+CHECKED = 0xdfb4f8f7
 
 
 def checksum():
@@ -977,6 +975,30 @@ def plain_engine(config):
 
         return Graphs
     return Autograd
+
+
+class Minibatch(SimpleNamespace):
+    """What train.loss gets (see Autograd._extra)."""
+
+    def __getattr__(self, name):
+        raise AttributeError(f"a minibatch of train.loss has no {name}; it has {', '.join(vars(self))}.")
+
+
+def warn_of_detached(policy, logits, value):
+    """Warn, once, if a network has weights to learn, but its outputs, as it gave them, lead no gradient to them."""
+    both = grad_of(logits), value.requires_grad
+    if not all(both) and any(parameter.requires_grad for parameter in policy.parameters()):
+        what = {(False, True): "the policy is not learnt, because no gradient leads from the logits",
+                (True, False): "the value is not learnt, because no gradient leads from it",
+                (False, False): "nothing is learnt, because no gradient leads from its outputs"}[both]
+        warn_once(f"network: {what} back to its weights. Is its forward within torch.no_grad, or are its outputs "
+                  "detached?")
+
+
+def grad_of(logits):
+    """Whether a gradient leads from logits, a tensor, a list of tensors or a Normal, back to weights."""
+    parts = logits if isinstance(logits, list | tuple) else [getattr(logits, "loc", logits)]
+    return any(part.requires_grad for part in parts)
 
 
 def any_network(engine):

@@ -223,6 +223,7 @@ def nativize_dtype(env):
             return {name: nest(dtype.fields[name][0], offset + dtype.fields[name][1]) for name in dtype.names}
         return torch.from_numpy(np.zeros(1, dtype.base)).dtype, dtype.shape, offset, dtype.itemsize
 
+    env = getattr(env, "driver_env", env)  # of a vector of environments, one
     return nest(getattr(env, "obs_dtype", env), 0)
 
 
@@ -429,6 +430,8 @@ def check_value(space, value, what):
         if not isinstance(value, str) or len(value) > space.max_length or "\0" in value:
             raise Fault(f"{what} breaks its space: expected {space}, got {describe(value)}; {CORRECT}")
         return
+    if value is None:
+        raise Fault(f"{what} is None; does a `return` lack its values?")
     dtype, shape, low, high = _leaf(space)
     try:
         array = np.asarray(value)

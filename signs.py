@@ -65,17 +65,29 @@ class RandomPlay:
     KEPT = 200  # episodes of each
 
     def __init__(self, environments):
-        self.total, self.count = np.zeros(environments), np.zeros(environments, int)
-        self.returns = np.zeros((environments, self.KEPT))
+        self.total, self.paid, self.ended = 0.0, 0.0, 0  # since each agent's episode began; in all that ended
+        self.count, self.returns = np.zeros(environments, int), np.zeros((environments, self.KEPT))
 
     def add(self, rewards, over):
         """A step: rewards, and whether an episode ended, (agents,), those of an environment side by side."""
-        each = len(rewards) // len(self.total)
-        self.total += rewards[::each]
+        each, self.total = len(rewards) // len(self.count), self.total + rewards
         for env in np.flatnonzero(over[::each] & (self.count < self.KEPT)):
-            self.returns[env, self.count[env]] = self.total[env]
+            self.returns[env, self.count[env]] = self.total[env * each]
             self.count[env] += 1
-        self.total[over[::each] != 0] = 0
+        self.paid, self.ended = self.paid + self.total[over != 0].sum(), self.ended + (over != 0).sum()
+        self.total[over != 0] = 0
+
+    def logged_otherwise(self, log):
+        """A sentence if the mean return in an environment's log is neither the mean nor the sum of its agents' rewards
+        in the same episodes, else None; also None if it counts its episodes otherwise."""
+        each = np.size(self.total) // len(self.count)
+        if not self.ended or round(log["n"]) not in (self.ended, self.ended // each):
+            return None
+        paid = self.paid / self.ended
+        if any(abs(log["episode_return"] - total) <= 1e-3 * max(1, abs(total)) for total in (paid, paid * each)):
+            return None
+        return (f"log.episode_return is {log['episode_return']:.4g} in the mean, but the rewards of these episodes "
+                f"add up to {paid:.4g}: does a reset forget the sum, or does the log leave some rewards out?")
 
     def moved(self):
         """A sentence if the later half of each environment's episodes is unlike the earlier one by more than chance

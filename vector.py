@@ -767,7 +767,6 @@ class Emulated(Vector):
 
     def begin(self):
         self._settle()
-        self._flat.note_strange(self.storage.observations, self.name)
         super().begin()
         self._ready = deque(range(self.num_buffers))
 
@@ -776,6 +775,7 @@ class Emulated(Vector):
         with t = T, which each is once, for the value of the last row."""
         while not self._ready:
             if not self._busy:
+                self._flat.note_strange(self.storage.observations, self.name)
                 return None
             self._listen()
         buffer = self._ready.popleft()

@@ -238,7 +238,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
                          "episode ends, `if (WANTS_FINAL(env, truncated))` (env.h).")
         if rewarded == 0:
             notes.append("no reward but 0 was ever given. Can a random agent find one at all?")
-        notes += filter(None, [played.moved()])
+        notes += filter(None, [played.moved(), played.logged_otherwise(log) if log else None])
         constant = np.flatnonzero((low == high).ravel())
         if len(constant):
             shown = ", ".join(map(str, constant[:12])) + (" ..." if len(constant) > 12 else "")

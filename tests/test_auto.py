@@ -312,6 +312,12 @@ def test_small_rollouts_are_measured_until_the_moments_are_of_many(steps, measur
     trainer.release()
 
 
+def test_an_image_from_c_is_read_by_a_linear_map_and_normalised():
+    image = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    for native in (True, False):
+        assert auto.wants_normalising(Facts(64, 1000, True, [image], native))[0] == native
+
+
 def test_what_is_only_measured():
     normalizer = models.Normalizer(2)
     assert normalizer.only_measures(0, 10**9) and normalizer.only_measures(5_000, 10**9)  # nothing alive was seen yet

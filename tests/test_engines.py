@@ -683,6 +683,18 @@ class Detached(models.FeedForward):
         return super().forward(observations, state)
 
 
+class DetachedLogits(models.FeedForward):
+    def decode_actions(self, hidden):
+        logits, value = super().decode_actions(hidden)
+        return logits.detach(), value
+
+
+class DetachedValue(models.FeedForward):
+    def decode_actions(self, hidden):
+        logits, value = super().decode_actions(hidden)
+        return logits, value.detach()
+
+
 class Softmax(models.FeedForward):
     """Probabilities in the place of logits."""
 
@@ -712,10 +724,22 @@ def test_what_counts_as_probabilities():
     assert not models.are_probabilities(torch.ones(4, 2), (1,))  # a single choice says nothing
 
 
-def test_a_network_without_a_gradient_is_said():
-    trainer = by_autograd(Detached)
+def test_what_a_minibatch_lacks_is_said_with_what_it_has():
+    trainer = make_trainer(loss=lambda minibatch: minibatch.rewards.mean())
     trainer.evaluate()
-    with pytest.warns(UserWarning, match="nothing is learnt, because no gradient leads from its outputs back"):
+    with pytest.raises(AttributeError, match=r"has no rewards; it has observations, logits, .*returns"):
+        trainer.train()
+    trainer.release()
+
+
+@pytest.mark.parametrize("kind, words", [
+    (Detached, "nothing is learnt, because no gradient leads from its outputs back"),
+    (DetachedLogits, "the policy is not learnt, because no gradient leads from the logits back"),
+    (DetachedValue, "the value is not learnt, because no gradient leads from it back")])
+def test_a_network_without_a_gradient_is_said(kind, words):
+    trainer = by_autograd(kind)
+    trainer.evaluate()
+    with pytest.warns(UserWarning, match=words):
         trainer.train()
     trainer.release()
 

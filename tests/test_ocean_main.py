@@ -48,7 +48,7 @@ static void c_step(Env* env) {
     if (!over && !late) { write_observation(env, env->observations); return; }
     env->terminals[0] = over; env->truncations[0] = late;
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
-    env->log.perf += 0.5f; env->log.n += 1;
+    env->log.perf += 0.5f; env->log.episode_return += over; env->log.n += 1;
     c_reset(env);
 }
 static void c_render(Env* env) { (void)env; }
@@ -86,6 +86,8 @@ PLANTED = {  # what is replaced, by what, and a part of the sentence that must c
                  "env->at[0] = random_float(&env->rng, 0, 1) * 0;", "begin everything anew"),
     "log": ("env->log.perf += 0.5f;", "env->log.perf += 0.5f; env->log.score += NAN;", "not finite in the log: score"),
     "vast reward": ("env->rewards[0] = over;", "env->rewards[0] = over * 5000;", "rewards reach 5000"),
+    "another return": ("env->log.episode_return += over;", "env->log.episode_return += ++env->log.score;",
+                       "the rewards of these episodes add up to"),
     "constant": ("observation[i] = env->at[i];", "observation[i] = i == 2 ? 0.5f : env->at[i];",
                  "number 2"),
     "no reward": ("env->rewards[0] = over;", "", "no reward but 0"),

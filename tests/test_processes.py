@@ -288,3 +288,12 @@ def test_kept_code_lies_where_nobody_else_can_put_any(tmp_path, monkeypatch, cap
     known.symlink_to(tmp_path / "other")
     assert processes.spare_folder("kernels are") not in (known, tmp_path / "other")
     assert "kernels are kept in" in capsys.readouterr().err
+
+
+def test_a_run_without_stderr_in_a_locale_without_our_signs(tmp_path):
+    """As some daemons start jobs, and old machines are set."""
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [*TRAIN, "squared", "--train.total-timesteps", "70_000", "--logger", "none", "--data-dir", str(tmp_path)]
+    done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *command], capture_output=True, text=True, env=plain,
+                          timeout=300)
+    assert done.returncode == 0 and "1,024 agents ? horizon 64 = 65,536 steps" in done.stdout

@@ -547,3 +547,13 @@ def test_what_only_some_trials_use_is_searched():
     trial = {"train.optimizer": "muon", "train.beta2": 0.95, "train.gamma": 0.9}
     assert sweep.used(trial, config) == {"train.optimizer": "muon", "train.gamma": 0.9}
     assert sweep.used({**trial, "train.optimizer": "adam"}, config).keys() == trial.keys()
+
+
+def test_why_trials_of_an_own_objective_failed_is_said():
+    def objective(config):
+        raise ValueError("the licence server is down")
+
+    tuner = Protein(search_space={"env.x": UNIT}, num_trials=3)
+    with pytest.warns(UserWarning, match="a trial failed: ValueError: the licence server is down"), pytest.raises(
+            RuntimeError, match="none of 3 trials gave a result; the last one that failed: ValueError: the licence"):
+        tuner.optimize(objective)

@@ -4,6 +4,8 @@ import contextlib
 import copy
 import math
 import re
+import subprocess
+import sys
 import time
 import tracemalloc
 from concurrent.futures import Future
@@ -1228,3 +1230,15 @@ def test_memory_needs_the_recurrent_state(tmp_path):
                                           "--rnn.name", "none"])
     args["load_model_path"] = str(pufferl.train("memory", args).run_folder)
     assert watch.evaluate("memory", args)["score"][0] < 0.65
+
+
+def test_resume_auto_is_the_latest_run_or_a_new_one(tmp_path):
+    options = ["--resume", "auto", "--data-dir", str(tmp_path)]
+    assert pufferl.named_run("squared", options)[-2:] == ["--resume", "None"]
+    assert pufferl.load_config("squared", pufferl.named_run("squared", options))["resume"] is None
+    for start in range(2):
+        text = subprocess.run(
+            [sys.executable, pufferl.__file__, "train", "squared", *options, "--logger", "none",
+             "--train.total-timesteps", str(65_536 * (start + 1))], capture_output=True, text=True, timeout=300).stdout
+        assert (f"resumed {tmp_path}" in text) == bool(start), text
+    assert len(list(tmp_path.glob("squared_*"))) == 1

@@ -341,6 +341,12 @@ def test_the_last_line_of_a_failure_is_not_the_edge_of_a_box():
     assert sweep_trials.explain(2, box) == "exit 2: invalid choice"
 
 
+def test_a_failure_is_told_by_its_error_not_by_the_advice_after_it():
+    text = ("Traceback (most recent call last):\nRuntimeError: the simulator lost its licence\n(environment 0)\n"
+            "The last checkpoint is whole: python pufferl.py train mine --resume x\n")
+    assert sweep_trials.explain(1, text) == "exit 1: RuntimeError: the simulator lost its licence"
+
+
 def test_other_weights_to_start_from_are_another_sweep(tmp_path):
     tuner, config = Protein(search_space=FAKE_SPACE), configuration.load_config("squared")
     sweep.begin(Ledger(tmp_path), tuner, sweep.Sweep(), [], config)

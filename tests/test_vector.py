@@ -882,6 +882,79 @@ def test_a_ray_that_does_not_start_is_said(monkeypatch):
         vecenv.reset()
 
 
+class Broken(CartPoleEnv):
+    """One of its steps is interrupted, or has a bug."""
+
+    left, how = 10**9, KeyboardInterrupt
+
+    def step(self, action):
+        Broken.left -= 1
+        if Broken.left == 0:
+            raise self.how
+        return super().step(action)
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt, ZeroDivisionError])
+def test_a_run_goes_on_after_a_step_that_was_interrupted(how, tmp_path, monkeypatch):
+    """As in a notebook, whose cell is stopped."""
+    monkeypatch.setattr(Broken, "how", how)
+    env = vector.make(Broken, 4, "serial")
+    trainer = pufferl.PuffeRL(env=env, policy=models.FeedForward(env, 8), horizon=16, minibatch_size=32, data_dir=None)
+    trainer.evaluate()
+    trainer.train()
+    trainer.save_checkpoint(str(tmp_path / "last.pt"))
+    monkeypatch.setattr(Broken, "left", 30)
+    with pytest.raises(how):
+        trainer.evaluate()
+    trainer.load_checkpoint(str(tmp_path / "last.pt"))
+    trainer.evaluate()
+    trainer.train()
+    trainer.close()
+
+
+class Strange(gymnasium.Env):
+    """Its second step has a choice that its space has not."""
+
+    observation_space = spaces.Dict(at=spaces.Discrete(5), to=spaces.MultiDiscrete([2, 3], start=[1, 1]))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, strange=None):
+        self.strange = strange
+
+    def _see(self):
+        return {"at": 5 if self.steps > 1 and self.strange == "at" else 4,
+                "to": np.array([0 if self.steps > 1 and self.strange == "to" else 1, 3])}
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._see(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self._see(), 1.0, False, self.steps == 9, {}
+
+
+@pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
+@pytest.mark.parametrize("field, words", [("at", r"\['at'\] was 5, which is not in Discrete"),
+                                          ("to", r"\['to'\] was 0, which is not in MultiDiscrete"), (None, None)])
+def test_a_choice_that_its_space_does_not_have_is_said_once(backend, field, words):
+    env = vector.make(lambda **_: Strange(field), 4, backend)
+    trainer = pufferl.PuffeRL(env=env, policy=models.Encoded(env, 8), horizon=16, minibatch_size=32, data_dir=None)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            trainer.evaluate()
+            trainer.train()
+    texts = [str(one.message) for one in found if "nearest choice" in str(one.message)]
+    assert len(texts) == (field is not None) and all(re.search(words, text) for text in texts)
+    trainer.close()
+    with vector.make(lambda **_: Strange(field), 1, "serial") as env:
+        problems, _ = environments.check(lambda **_: Strange(field), env, {}, 50)
+    assert [re.search(r"which is not in (Multi)?Discrete", text) is not None for text in problems] == (
+        [True] * (field is not None)), problems
+
+
 class Paced(CartPoleEnv):
     """Its rewards are its `pace`, which a method can change, too."""
 
