@@ -50,7 +50,7 @@ train: .venv/ready  ## train Breakout to a solved policy
 SPLIT := -n auto --maxprocesses 4 --dist loadfile
 test: .venv/ready-test  ## every fast test
 	$(RUN) -m ruff check .
-	$(RUN) -m pytest -m "not slow and not gpu and not cudasim" $(SPLIT)
+	$(RUN) -m pytest -m "not slow and not gpu and not cudasim" $(SPLIT) --timeout 600
 	NUMBA_ENABLE_CUDASIM=1 NUMBA_DISABLE_JIT=1 $(RUN) -m pytest tests/test_cuda.py -m cudasim
 
 gpu:  ## on a GPU: tests, speed and learning, step by step, into docs/gpu; installs nothing (STEPS="smoke kernels" OUT=folder MINUTES=9)

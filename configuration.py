@@ -62,7 +62,8 @@ class Base:
     baseline: bool = False
     """Start from the small trained policy that ships with the environment, ocean/ENV/baseline.safetensors."""
     resume: str | None = None
-    """Go on with a run, same folder and log: its folder, or latest; auto: the latest if there is one, else begin."""
+    """Go on with a run, same folder and log: its folder, latest, or, on the command line, auto: the latest if there is
+    one, whatever its settings, else a new one."""
     logger: Literal["tensorboard", "none"] = "tensorboard"
     """Where metrics go besides metrics.jsonl in the run's folder."""
     wandb: bool = False
@@ -672,7 +673,7 @@ def solved(env_name, path=None):
 
 def resolve(env_name, argv=()):
     """(schema, values) before the command line `argv`: each section's dataclass, each one's settings."""
-    env_name, own = find_config(env_name)
+    given, (env_name, own) = env_name, find_config(env_name)
     files = [path for path in (ROOT / "config" / "default.ini", own) if path.exists()]
     policies = [dict(ini["policy"]) if "policy" in (ini := parse_ini(path, word="policy")) else {} for path in files]
     schema = {"base": Base, "env": env_section(env_name), **SECTIONS}
@@ -683,7 +684,7 @@ def resolve(env_name, argv=()):
         values["vec"]["num_envs"] = 1
     for path in files:
         read_ini(path, schema, values)
-    saved = saved_settings(argv, env_name, schema, values) or {}
+    saved = saved_settings(argv, given, schema, values) or {}
     name = (typed(argv, "--policy.name", "--policy-name")
             or saved.get("policy", {}).get("name", values["policy"]["name"]))
     sized = next((one.get("name", name) for one in reversed(policies) if "hidden_size" in one), None)

@@ -291,7 +291,8 @@ def takes(function, keyword):
 
 def seen_space(env):
     """The observation space that an environment declares, before it was made flat."""
-    return getattr(env, "env_single_observation_space", None) or env.single_observation_space
+    own = getattr(env, "env_single_observation_space", None)
+    return env.single_observation_space if own is None else own
 
 
 def gymnasium_form(env):

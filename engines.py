@@ -616,7 +616,8 @@ class Autograd(Acting):
             with self._tiles(self.at_once):
                 pairs.append((self._extra(part, observations, logits, value), None))
         leaves = [(x, grad) for x, grad in pairs if x is not None and x.requires_grad]
-        warn_of_detached(self.policy, logits, value)
+        if not leaves or self.extra_loss is None:
+            warn_of_detached(self.policy, logits, value)
         losses, slopes = [x for x, _ in leaves], [grad for _, grad in leaves]
         if worker == 0:
             torch.autograd.backward(losses, slopes)
@@ -960,7 +961,7 @@ def edited(policy, engine):
 # the same edit in both, run tests/test_engines.py, and write the checksum that it names.
 RESTATED = {Acting: ("_run_workers", "_rollout", "step", "_drawn", "_act", "_bootstrap", "_copy_state"),
             Autograd: ("learn", "_prepare", "_learn", "_inputs", "_state_of", "_pass", "_learn_part", "_loss")}
-CHECKED = 0xdfb4f8f7
+CHECKED = 0xc784e16c
 
 
 def checksum():
@@ -985,9 +986,10 @@ class Minibatch(SimpleNamespace):
 
 
 def warn_of_detached(policy, logits, value):
-    """Warn, once, if a network has weights to learn, but its outputs, as it gave them, lead no gradient to them."""
-    both = grad_of(logits), value.requires_grad
-    if not all(both) and any(parameter.requires_grad for parameter in policy.parameters()):
+    """Warn, once, if a network's outputs, as it gave them, lead no gradient to its weights: one of them if no weights
+    are frozen, both if some are not."""
+    both, free = (grad_of(logits), value.requires_grad), [weights.requires_grad for weights in policy.parameters()]
+    if not all(both) and (all(free) if any(both) else any(free)):
         what = {(False, True): "the policy is not learnt, because no gradient leads from the logits",
                 (True, False): "the value is not learnt, because no gradient leads from it",
                 (False, False): "nothing is learnt, because no gradient leads from its outputs"}[both]

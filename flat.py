@@ -165,15 +165,15 @@ class FlatObservation:
             views.append(view)
         return views
 
-    def note_strange(self, observations, name):
-        """Warn, once, of a choice in observations (..., *flat shape) that its space does not have: a network of
-        models.py sees the nearest one in its place."""
+    def note_strange(self, observations, valid, name):
+        """Warn, once, of a choice in the observations (..., *flat shape) of living agents, valid (...), that its space
+        does not have: a network of models.py sees the nearest one in its place."""
         if self._noted:
             return
-        fields = self.fields(observations.reshape(-1, *self.shape))
+        fields, alive = self.fields(observations.reshape(-1, *self.shape)), valid.reshape(-1) != 0
         for (keys, _, leaf), values in zip(self.leaves, fields, strict=True):
             if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
-                strange = values[outside(leaf, values)]
+                strange = values[alive][outside(leaf, values[alive])]
                 if strange.size and not self._noted:
                     self._noted = True
                     warnings.warn(f"{name}: the observation{''.join(f'[{key!r}]' for key in keys)} was {strange[0]}, "
@@ -442,8 +442,8 @@ def check_value(space, value, what):
     if not np.can_cast(array.dtype, dtype, "same_kind") and not (dtype.kind in "ui" and array.dtype.kind in "uib"):
         raise Fault(f"{what} breaks its space: expected dtype {dtype}, got {array.dtype}; {CORRECT}")
     if isinstance(space, spaces.Box) and dtype.kind in "ui" and not np.can_cast(array.dtype, dtype):
-        warn_once(f"{what} is {array.dtype}, and its space says {dtype}: a later number beyond {dtype} would become "
-                  f"another one in silence. Return {dtype}.")
+        warn_once(f"an observation is {array.dtype}, but its space says {dtype}: numbers that do not fit into {dtype} "
+                  f"are changed without an error. Return {dtype}.")
     wrong = outside(space, array)
     if wrong.any():
         with np.errstate(over="ignore", invalid="ignore"):

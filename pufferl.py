@@ -71,7 +71,6 @@ from arena import clock, compiling
 from auto import decide, drawn_steps, facts_of, plural
 from configuration import (  # load_* for scripts
     EXPECTED,
-    Base,
     ConfigError,
     Train,
     check_bounds,
@@ -89,6 +88,7 @@ from configuration import (  # load_* for scripts
     named,
     out_of_memory,
     own_optimizer,
+    resolve,
     sizes_of,
     stem_of,
     typed,
@@ -805,7 +805,8 @@ class Settings(dict):
             if value == "auto":
                 raise ConfigError(f"train.{name} = auto: it was decided when this trainer was made; give a value.")
             check_sizes({**self, name: value})
-            check_bounds(name, value)
+            if value != 0 or name == "checkpoint_interval":  # a schedule of one's own may end in 0
+                check_bounds(name, value)
         self.moved |= name in CAPTURED and value != self[name]
         super().__setitem__(name, value)
 
@@ -1260,10 +1261,12 @@ def named_run(name, options):
     so that a job that is started again and again needs one command only."""
     if typed(options, "--resume") != "auto":
         return options
-    try:
-        found = find_run("latest", typed(options, "--data-dir") or Base.data_dir, name, "trainer_state.pt")
-    except ConfigError:
-        found = None
+    folder, found = typed(options, "--data-dir"), None
+    if not any(option.partition("=")[0].replace("_", "-") == "--data-dir" for option in options):
+        folder = resolve(name)[1]["base"]["data_dir"]
+    if folder is not None:
+        with contextlib.suppress(ConfigError):
+            found = find_run("latest", folder, name, "trainer_state.pt")
     return [*options, "--resume", str(found)]  # the last one counts
 
 

@@ -70,7 +70,7 @@ class RandomPlay:
 
     def add(self, rewards, over):
         """A step: rewards, and whether an episode ended, (agents,), those of an environment side by side."""
-        each, self.total = len(rewards) // len(self.count), self.total + rewards
+        each, self.total = len(rewards) // len(self.count), self.total + np.asarray(rewards, float)
         for env in np.flatnonzero(over[::each] & (self.count < self.KEPT)):
             self.returns[env, self.count[env]] = self.total[env * each]
             self.count[env] += 1
@@ -81,7 +81,7 @@ class RandomPlay:
         """A sentence if the mean return in an environment's log is neither the mean nor the sum of its agents' rewards
         in the same episodes, else None; also None if it counts its episodes otherwise."""
         each = np.size(self.total) // len(self.count)
-        if not self.ended or round(log["n"]) not in (self.ended, self.ended // each):
+        if not self.ended or "episode_return" not in log or round(log["n"]) not in (self.ended, self.ended // each):
             return None
         paid = self.paid / self.ended
         if any(abs(log["episode_return"] - total) <= 1e-3 * max(1, abs(total)) for total in (paid, paid * each)):

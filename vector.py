@@ -775,7 +775,7 @@ class Emulated(Vector):
         with t = T, which each is once, for the value of the last row."""
         while not self._ready:
             if not self._busy:
-                self._flat.note_strange(self.storage.observations, self.name)
+                self._flat.note_strange(self.storage.observations, self.storage.valid, self.name)
                 return None
             self._listen()
         buffer = self._ready.popleft()

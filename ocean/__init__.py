@@ -28,6 +28,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -387,10 +388,13 @@ def find_compiler():
     """The path of $CC, if that is set, else of the first that exists of gcc, clang and cc. RuntimeError if there is
     none."""
     own = os.environ.get("CC")
+    if own and len(own.split()) > 1 and not shutil.which(own):
+        warnings.warn(f"CC = {own!r} is not used, because it is more than a program's name. Name a script that runs "
+                      "the compiler with these words.", stacklevel=2)
+        own = None
     compiler = next(filter(None, map(shutil.which, [own] if own else ["gcc", "clang", "cc"])), None)
     if own and compiler is None:
-        raise RuntimeError(f"CC = {own!r}: there is no such program. One name or path is expected, without options; "
-                           "for options, name a script that runs the compiler with them.")
+        raise RuntimeError(f"CC = {own!r}: there is no such program; name a C compiler, or unset CC")
     if compiler is None:
         raise RuntimeError("no C compiler found: install gcc or clang, or set CC to one")
     return compiler

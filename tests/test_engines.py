@@ -732,6 +732,20 @@ def test_what_a_minibatch_lacks_is_said_with_what_it_has():
     trainer.release()
 
 
+def test_frozen_parts_are_not_told_as_detached():
+    trainer = by_autograd(models.FeedForward)
+    for parameter in trainer.policy.decoder.parameters():
+        parameter.requires_grad_(False)
+    for parameter in trainer.policy.encoder.parameters():
+        parameter.requires_grad_(False)
+    next(trainer.policy.encoder.parameters()).requires_grad_(True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no gradient leads")
+        trainer.evaluate()
+        trainer.train()
+    trainer.release()
+
+
 @pytest.mark.parametrize("kind, words", [
     (Detached, "nothing is learnt, because no gradient leads from its outputs back"),
     (DetachedLogits, "the policy is not learnt, because no gradient leads from the logits back"),

@@ -759,8 +759,9 @@ def test_cache_elsewhere_and_no_compiler(tmp_path):
     message = code.replace("print(", "\ntry: print(").replace(".path)", ".path)\nexcept "
                                                               "RuntimeError as e: print(e)")
     assert "install gcc or clang" in run_python(message, PATH=str(tmp_path), CC="")
-    for own in ("no-such-compiler", "gcc -m64"):
-        assert f"CC = {own!r}: there is no such program" in run_python(message, CC=own)
+    assert "CC = 'no-such-compiler': there is no such program" in run_python(message, CC="no-such-compiler")
+    with_words = code.replace("import sys;", "import sys, warnings; warnings.showwarning = lambda t, *_: print(t);")
+    assert "CC = 'ccache gcc' is not used" in run_python(with_words, CC="ccache gcc")
 
 
 RENDER = """

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import json
 import math
 import re
 import subprocess
@@ -690,6 +691,8 @@ def test_an_assigned_value_must_be_one_that_could_be_given(tmp_path, name, value
     with pytest.raises(configuration.ConfigError, match=words):
         trainer.config[name] = value
     assert trainer.config[name] == before
+    trainer.config["learning_rate"] = 0.0  # where a schedule of one's own ends
+    run_epochs(trainer, 1)
     trainer.config["learning_rate"] = "0.25"  # as from a command line
     assert trainer.config["learning_rate"] == 0.25
     trainer.release()
@@ -1236,9 +1239,21 @@ def test_resume_auto_is_the_latest_run_or_a_new_one(tmp_path):
     options = ["--resume", "auto", "--data-dir", str(tmp_path)]
     assert pufferl.named_run("squared", options)[-2:] == ["--resume", "None"]
     assert pufferl.load_config("squared", pufferl.named_run("squared", options))["resume"] is None
+    assert pufferl.named_run("squared", ["--resume", "auto", "--data-dir", "none"])[-1] == "None"
     for start in range(2):
         text = subprocess.run(
             [sys.executable, pufferl.__file__, "train", "squared", *options, "--logger", "none",
              "--train.total-timesteps", str(65_536 * (start + 1))], capture_output=True, text=True, timeout=300).stdout
         assert (f"resumed {tmp_path}" in text) == bool(start), text
     assert len(list(tmp_path.glob("squared_*"))) == 1
+
+
+def test_a_run_of_an_ini_file_is_found_by_that_files_name(tmp_path):
+    run = tmp_path / "drone_1"
+    run.mkdir()
+    (run / "trainer_state.pt").touch()
+    (run / "config.json").write_text(json.dumps({"config_name": "drone_race", "env_name": "drone"}))
+    options = ["--data-dir", str(tmp_path)]
+    assert pufferl.load_config("drone_race", ["--resume", "latest", *options])["resume"] == "latest"
+    assert pufferl.named_run("drone_race", ["--resume", "auto", *options])[-1] == str(run)
+    assert pufferl.named_run("drone", ["--resume", "auto", *options])[-1] == "None"

@@ -955,6 +955,42 @@ def test_a_choice_that_its_space_does_not_have_is_said_once(backend, field, word
         [True] * (field is not None)), problems
 
 
+def test_what_the_dead_see_is_no_choice():
+    flat = emulation.FlatObservation(spaces.Dict(at=spaces.Discrete(3, start=1)))
+    rows = np.stack([flat.flatten({"at": 2}), flat.flatten({"at": 0})])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        flat.note_strange(rows, np.array([1, 0], np.uint8), "env")
+    with pytest.warns(UserWarning, match=r"env: the observation\['at'\] was 0"):
+        flat.note_strange(rows, np.array([1, 1], np.uint8), "env")
+
+
+class Wide(CartPoleEnv):
+    """Its bytes come as int64."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, (4,), np.uint8)
+
+    def reset(self, **options):
+        return np.full(4, 7), super().reset(**options)[1]
+
+    def step(self, action):
+        return np.full(4, 9), *super().step(action)[1:]
+
+
+def test_a_wider_type_than_the_space_says_is_said_once():
+    emulation.warn_once.cache_clear()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with vector.make(Wide, 3, "serial") as env:
+            env.reset()
+            env.step(np.zeros(3))
+    assert [str(one.message) for one in found] == [
+        "an observation is int64, but its space says uint8: numbers that do not fit into uint8 are changed without an "
+        "error. Return uint8."]
+
+
 class Paced(CartPoleEnv):
     """Its rewards are its `pace`, which a method can change, too."""
 
