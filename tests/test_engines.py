@@ -733,12 +733,10 @@ def test_what_a_minibatch_lacks_is_said_with_what_it_has():
 
 
 def test_frozen_parts_are_not_told_as_detached():
-    trainer = by_autograd(models.FeedForward)
-    for parameter in trainer.policy.decoder.parameters():
-        parameter.requires_grad_(False)
-    for parameter in trainer.policy.encoder.parameters():
-        parameter.requires_grad_(False)
-    next(trainer.policy.encoder.parameters()).requires_grad_(True)
+    """A value that learns first, alone."""
+    trainer = by_autograd(models.Separate)
+    for part in (trainer.policy.actor, trainer.policy.decoder):
+        part.requires_grad_(False)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*no gradient leads")
         trainer.evaluate()
