@@ -1156,9 +1156,7 @@ def check_train(config, vecenv, policy, agents, group):
     check_minibatches(c, agents, group.count, need)
     need(c["draw"] == "segments" or not (recurrent and policy.initial_state(1)), "draw",
          "this network has a memory, which needs steps in their order; take segments, or rnn.name none")
-    for keys, _, _ in BOUNDS:
-        for key in keys:
-            check_bounds(key, c[key])
+    check_bounds(c)
     check_own(c, need)
     return c
 
@@ -1175,11 +1173,12 @@ BOUNDS = (  # settings of the train section, what they must be, and that in word
      "must be 0 or more"))
 
 
-def check_bounds(name, value):
-    """ConfigError if the train section's setting `name` cannot be this value."""
+def check_bounds(settings):
+    """ConfigError if one of these settings of the train section, a dict, cannot be what it is."""
     for keys, right, what in BOUNDS:
-        if name in keys and not right(value):
-            raise ConfigError(f"train.{name} = {value}: {what}.")
+        for key in settings.keys() & keys:
+            if not right(settings[key]):
+                raise ConfigError(f"train.{key} = {settings[key]}: {what}.")
 
 
 def check_minibatches(c, agents, ranks, need):

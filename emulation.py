@@ -1136,8 +1136,7 @@ def copies(env):
 
 def signature(env):
     """What all environments of a vector have in common: observation space, action space, number of agents."""
-    own = seen_space(env)
-    return own, getattr(env, "env_single_action_space", env.single_action_space), slots(env)
+    return seen_space(env), getattr(env, "env_single_action_space", env.single_action_space), slots(env)
 
 
 WRAPPERS = GymnasiumPufferEnv, GymnasiumVectorPufferEnv, PettingZooPufferEnv

@@ -988,8 +988,8 @@ class Minibatch(SimpleNamespace):
 def warn_of_detached(policy, logits, value):
     """Warn, once, if a network's outputs, as it gave them, lead no gradient to its weights: one of them if no weights
     are frozen, both if some are not."""
-    both, free = (grad_of(logits), value.requires_grad), [weights.requires_grad for weights in policy.parameters()]
-    if not all(both) and (all(free) if any(both) else any(free)):
+    both = grad_of(logits), value.requires_grad
+    if not all(both) and (all if any(both) else any)(weights.requires_grad for weights in policy.parameters()):
         what = {(False, True): "the policy is not learnt, because no gradient leads from the logits",
                 (True, False): "the value is not learnt, because no gradient leads from it",
                 (False, False): "nothing is learnt, because no gradient leads from its outputs"}[both]

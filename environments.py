@@ -364,7 +364,6 @@ def check(creator, vecenv, settings, steps, seconds=30.0):
     seen, rewards = vecenv.reset(seed=0)[0], np.zeros(vecenv.num_agents)
     vecenv.single_action_space.seed(0)
     for t in range(steps):
-        alive = vecenv.storage.valid[-1] != 0
         for (_, names, leaf), values in zip(flat.leaves, flat.fields(seen), strict=True):
             where = f"observation{''.join(f'[{name!r}]' for name in names)}"
             with np.errstate(over="ignore"):
@@ -372,7 +371,7 @@ def check(creator, vecenv, settings, steps, seconds=30.0):
             if not np.isfinite(narrow).all():
                 what = "is not finite" if not np.isfinite(values).all() else "is too large for a float32"
                 problems.append(f"step {t}: {where}{_first(~np.isfinite(narrow), values)}, which {what}.")
-            elif (wrong := outside(leaf, values) & alive.reshape(-1, *[1] * (values.ndim - 1))).any():
+            elif (wrong := outside(leaf, values, vecenv.storage.valid[-1])).any():
                 if not isinstance(leaf, gymnasium.spaces.Box):
                     problems.append(f"step {t}: {where}{_first(wrong, values)}, which is not in {leaf}.")
                 elif not any("lies outside" in note for note in notes):

@@ -335,13 +335,14 @@ def export(env_name, args):
     if not trained:
         print("neither --load-model-path nor --baseline: this is an untrained policy")
     flat = flat_policy(policy, env) if any(chosen[kind] for kind in ("flat", "c", "web")) else None
+    for path in filter(None, (chosen["onnx"], chosen["flat"])):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
     if chosen["onnx"]:
         difference = write_onnx(policy, env, chosen["onnx"], args["env_name"])
         checked = ("not checked: pip install onnxruntime" if difference is None
                    else f"within {difference:.1g} of torch")
         print(f"wrote {chosen['onnx']} ({checked})")
     if chosen["flat"]:
-        Path(chosen["flat"]).parent.mkdir(parents=True, exist_ok=True)
         flat.tofile(chosen["flat"])
         print(f"wrote {chosen['flat']}: {len(flat):,} float32 for ocean/policy.h")
     if chosen["c"]:

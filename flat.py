@@ -71,10 +71,12 @@ def _leaf(space):
     )
 
 
-def outside(leaf, values):
-    """Where values (..., *shape) lie outside the bounds of a leaf, or are none of its choices."""
+def outside(leaf, values, valid=None):
+    """Where values (..., *shape) lie outside the bounds of a leaf, or are none of its choices. With valid (n in all),
+    which is 0 for dead agents, values are (n, *shape), and those of the dead lie nowhere."""
     _, _, low, high = _leaf(leaf)
-    return ~((values >= low) & (values <= high))
+    wrong = ~((values >= low) & (values <= high))
+    return wrong if valid is None else wrong & (valid.reshape(-1, *[1] * (wrong.ndim - 1)) != 0)
 
 
 def space_dtype(space):
@@ -170,15 +172,16 @@ class FlatObservation:
         does not have: a network of models.py sees the nearest one in its place."""
         if self._noted:
             return
-        fields, alive = self.fields(observations.reshape(-1, *self.shape)), valid.reshape(-1) != 0
+        fields = self.fields(observations.reshape(-1, *self.shape))
         for (keys, _, leaf), values in zip(self.leaves, fields, strict=True):
             if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
-                strange = values[alive][outside(leaf, values[alive])]
-                if strange.size and not self._noted:
+                strange = values[outside(leaf, values, valid)]
+                if strange.size:
                     self._noted = True
                     warnings.warn(f"{name}: the observation{''.join(f'[{key!r}]' for key in keys)} was {strange[0]}, "
                                   f"which is not in {leaf}. The network sees the nearest choice in its place; "
                                   + CORRECT, stacklevel=3)
+                    return
 
     def flatten(self, value, out=None):
         """One observation as a flat array, new or written into `out`."""

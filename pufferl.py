@@ -805,8 +805,8 @@ class Settings(dict):
             if value == "auto":
                 raise ConfigError(f"train.{name} = auto: it was decided when this trainer was made; give a value.")
             check_sizes({**self, name: value})
-            if value != 0 or name == "checkpoint_interval":  # a schedule of one's own may end in 0
-                check_bounds(name, value)
+            if value != 0 or name not in ("learning_rate", "clip_coef", "vf_clip_coef"):  # a schedule may end in 0
+                check_bounds({name: value})
         self.moved |= name in CAPTURED and value != self[name]
         super().__setitem__(name, value)
 

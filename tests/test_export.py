@@ -702,3 +702,10 @@ def test_pages_show_the_same_game_as_raylib(browser, tmp_path, monkeypatch, name
                     for image in (ours, theirs))
     far = (np.abs(ours - theirs).max(axis=-1) > 40).mean()
     assert far < 0.035, f"{far:.1%} of the picture differs"
+
+
+def test_files_go_into_folders_that_are_not_there_yet(tmp_path):
+    need_onnx()
+    for kind, file in (("flat", tmp_path / "a" / "b" / "policy.bin"), ("onnx", tmp_path / "c" / "d" / "policy.onnx")):
+        run_python(ROOT / "pufferl.py", "export", "squared", "--baseline", f"--export.{kind}", file)
+        assert file.stat().st_size > 1000
