@@ -474,28 +474,30 @@ template <int COUNT> CELL bool grid_sums(double (&mine)[COUNT], double *parts, i
 
 extern "C" __global__ void advantage(i64 T, i64 N, i64 count, const i64 *index, const float *values,
                                      const float *rewards, const u8 *terminals, const u8 *truncations,
-                                     const float *bootstraps, const float *ratios, const u8 *valid, float gamma,
-                                     float gae_lambda, float rho_clip, float c_clip, float reward_clip,
-                                     float *advantages) {
+                                     const float *bootstraps, const float *ratios, const u8 *valid,
+                                     const float *mean, float gamma, float gae_lambda, float rho_clip, float c_clip,
+                                     float reward_clip, float *advantages) {
     i64 m = global_thread() / 32;
     int lane = threadIdx.x % 32;
     if (m >= count || (m > 0 && index[m - 1] == index[m])) return;  // a segment drawn twice
     i64 n = index[m];
-    float next_advantage = 0.0f, next_value = values[T * N + n];
+    float next_advantage = 0.0f, next_value = values[T * N + n], follows = 1.0f, shift = *mean;
     for (i64 end = T; end > 0; end -= 32) {
         int steps = end < 32 ? (int)end : 32;
         i64 place = (end - steps + lane) * N + n;
         float value = 0.0f, reward = 0.0f, bootstrap = 0.0f, ratio = 0.0f, own = 0.0f;
-        bool done = false, live = false;
+        bool done = false, cut = false, live = false;
         if (lane < steps) {
             value = values[place], reward = rewards[place], bootstrap = bootstraps[place], ratio = ratios[place];
             done = terminals[place] != 0 || truncations[place] != 0, live = valid[place] != 0;
+            cut = done && terminals[place] == 0;
         }
         for (int turn = steps - 1; turn >= 0; turn--) {
-            auto [result, following] =
-                advantage_cell(value, reward, done, bootstrap, ratio, live, next_advantage, next_value, gamma,
-                               gae_lambda, rho_clip, c_clip, reward_clip);
+            auto [result, following, has_next] =
+                advantage_cell(value, reward, done, cut, bootstrap, ratio, live, next_advantage, next_value,
+                               follows, shift, gamma, gae_lambda, rho_clip, c_clip, reward_clip);
             next_advantage = __shfl_sync(~0u, result, turn), next_value = __shfl_sync(~0u, following, turn);
+            follows = __shfl_sync(~0u, has_next, turn);
             if (lane == turn) own = result;
         }
         if (lane < steps) advantages[place] = live ? own : 0.0f;

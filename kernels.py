@@ -420,19 +420,24 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
 
 
 @cell
-def advantage_cell(value, reward, done, truncated_value, ratio, valid, next_advantage, next_value,
-                   gamma, gae_lambda, rho_clip, c_clip, reward_clip):
-    """One step back in time: (advantage, next_value) to hand to the step before; GAE (Schulman et
-    al. 2016, eq. 16) with the clipped importance weights of V-trace (Espeholt et al. 2018, eq. 1).
-    An invalid step passes on unchanged what follows it, or 0 if it ends the episode."""
+def advantage_cell(value, reward, done, cut, truncated_value, ratio, valid, next_advantage, next_value, follows,
+                   mean, gamma, gae_lambda, rho_clip, c_clip, reward_clip):
+    """One step back in time: (advantage, next_value, follows) to hand to the step before; GAE
+    (Schulman et al. 2016, eq. 16) with the clipped importance weights of V-trace (Espeholt et al.
+    2018, eq. 1). Values are relative to `mean`; `follows` is 1 if a value follows, 0 after an
+    episode's end; `cut` says that truncated_value does. An invalid step passes on unchanged what
+    follows it, or 0 if it ends the episode."""
     reward = reward_clip if reward > reward_clip else reward
     reward = -reward_clip if reward < -reward_clip else reward
     going = ZERO if done else ONE
+    bootstrapped = ONE if cut else going * follows
     rho = rho_clip if ratio > rho_clip else ratio
     c = c_clip if ratio > c_clip else ratio
-    delta = rho * (reward + gamma * (going * next_value + truncated_value) - value)
+    relative = reward - mean * (ONE - gamma * bootstrapped)
+    delta = rho * (relative + gamma * (going * next_value + truncated_value) - value)
     advantage = delta + gamma * gae_lambda * c * going * next_advantage
-    return (advantage if valid else going * next_advantage), (value if valid else going * next_value)
+    return ((advantage if valid else going * next_advantage), (value if valid else going * next_value),
+            (ONE if valid else going * follows))
 
 
 def column_of(index, lane):
@@ -448,34 +453,40 @@ def _column_of(index, lane):
 
 
 @distinct_driver
-def _advantage_lanes(begin, end, index, values, rewards, terminals, truncations, bootstraps, ratios, valid,
+def _advantage_lanes(begin, end, index, values, rewards, terminals, truncations, bootstraps, ratios, valid, mean,
                      gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages, following):
     # all segments, or those in `index` (sorted, or None); 256 at a time, so that what follows them stays in cache
     T, size = len(rewards), 256
     for first in range(begin, end, size):
         last = min(end, first + size)
-        next_advantage, next_value = following[0, first:last], following[1, first:last]
+        next_advantage, next_value, follows = (following[0, first:last], following[1, first:last],
+                                               following[2, first:last])
         for i in range(last - first):
-            next_advantage[i], next_value[i] = ZERO, values[T, column_of(index, first + i)]
+            next_advantage[i], next_value[i], follows[i] = ZERO, values[T, column_of(index, first + i)], ONE
         for t in range(T - 1, -1, -1):
             for i in range(last - first):
                 n = column_of(index, first + i)
                 live, done = valid[t, n] != 0, (terminals[t, n] | truncations[t, n]) != 0
-                a, v = advantage_cell(
-                    values[t, n], rewards[t, n], done, bootstraps[t, n], ratios[t, n], live,
-                    next_advantage[i], next_value[i], gamma, gae_lambda, rho_clip, c_clip, reward_clip)
-                next_advantage[i], next_value[i] = a, v
+                cut = done & (terminals[t, n] == 0)
+                a, v, f = advantage_cell(
+                    values[t, n], rewards[t, n], done, cut, bootstraps[t, n], ratios[t, n], live,
+                    next_advantage[i], next_value[i], follows[i], mean[0], gamma, gae_lambda, rho_clip, c_clip,
+                    reward_clip)
+                next_advantage[i], next_value[i], follows[i] = a, v, f
                 advantages[t, n] = a if live else ZERO
 
 
 def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid, advantages, *, gamma, gae_lambda,
-              rho_clip=1.0, c_clip=1.0, reward_clip=math.inf, index=None):
+              rho_clip=1.0, c_clip=1.0, reward_clip=math.inf, index=None, mean=None):
     """Advantages of all segments, or of the columns in `index` (sorted int64 (M,)), written into `advantages`.
 
     values (T+1, N), row T bootstraps; rewards, bootstraps (V of a truncated step's final observation, else 0), ratios,
-    advantages (T, N); terminals, truncations (T, N) uint8; valid (T+1, N) uint8. With n_t = 1 - done_t:
-        delta_t = min(ratio_t, rho_clip) · (r_t + gamma · (n_t · V_{t+1} + bootstraps_t) - V_t)
+    advantages (T, N); terminals, truncations (T, N) uint8; valid (T+1, N) uint8. With n_t = 1 - done_t and
+    f_t = 1 if a value follows (V_{t+1} or bootstraps_t), else 0:
+        delta_t = min(ratio_t, rho_clip) · (r_t - mean · (1 - gamma · f_t) + gamma · (n_t · V_{t+1} + bootstraps_t) - V_t)
         A_t = delta_t + gamma · gae_lambda · min(ratio_t, c_clip) · n_t · A_{t+1}
+    values and bootstraps are relative to `mean`, float32 (1,) (0 by default): these are the advantages of
+    mean + values (a shift as in van Hasselt et al. 2016, here without its rounding).
     An invalid step gets 0 and passes the A and V that follow it to the step before. `reward_clip`
     clamps r alone. Raises ValueError or TypeError for a wrong shape or dtype.
     """
@@ -488,6 +499,7 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         checked("advantage", "bootstraps", bootstraps, (T, N)),
         checked("advantage", "ratios", ratios, (T, N)),
         checked("advantage", "valid", valid, (T + 1, N), np.uint8),
+        check_numbers("advantage", "mean", 0.0 if mean is None else mean, 1, np.float32, values),
         f32(gamma), f32(gae_lambda), f32(rho_clip), f32(c_clip), f32(reward_clip),
         checked("advantage", "advantages", advantages, (T, N)))
     if on_gpu(values):
@@ -496,7 +508,7 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         return
     index = None if index is None else check_index("advantage", index, 0, 0, N, values)
     lanes = N if index is None else len(index)
-    run(_advantage_lanes, lanes, (1 if index is None else 4) * T, index, *arrays, np.empty((2, lanes), np.float32))
+    run(_advantage_lanes, lanes, (1 if index is None else 4) * T, index, *arrays, np.empty((3, lanes), np.float32))
 
 
 @driver
@@ -523,9 +535,10 @@ def return_moments(rewards, valid, resets, returns, gamma, around):
     count, total, squares = 0.0, 0.0, 0.0
     for t in range(len(rewards)):
         for i in range(len(returns)):
+            if resets[t, i] != 0:
+                returns[i] = 0.0
             if valid[t, i] != 0:
-                before = 0.0 if resets[t, i] != 0 else returns[i]
-                returns[i] = gamma * before + rewards[t, i]
+                returns[i] = gamma * returns[i] + rewards[t, i]
                 deviation = returns[i] - around
                 count += 1.0
                 total += deviation
@@ -987,12 +1000,15 @@ def _sums_of_blocks(like, count, tickets=1):
 
 
 def advantage_moments(advantages, valid, index, moments=None):
-    """moments (3,) float64, written and returned: count, sum and sum of squares of the advantages at the drawn
-    segments' valid steps. The loss normalises advantages by them; several ranks add theirs up before that."""
-    name, M = "advantage_moments", len(index)
+    """moments (3,) float64, written and returned: count, sum and sum of squares of the advantages at the valid steps
+    of the drawn segments (of all, if `index` is None). The loss normalises advantages by them; several ranks add
+    theirs up before that."""
+    name = "advantage_moments"
     T, N = check_sizes(name, "advantages", advantages, 2)
+    index = check_index(name, index, 0, 0, N, advantages)
+    M = len(index)
     arrays = (checked(name, "advantages", advantages, (T, N)), check_rows(name, "valid", valid, T, (N,), np.uint8),
-              check_index(name, index, 0, 0, N, advantages))
+              index)
     if moments is None:
         moments = torch.empty(3, dtype=torch.float64, device=advantages.device)
     result = checked(name, "moments", moments, (3,), np.float64)

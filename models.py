@@ -260,11 +260,15 @@ def find_normalizer(policy):
 
 
 class RewardScale:
-    """r / sqrt(var + 1e-8) with the variance of the discounted return of all agents; no centring
-    (Engstrom et al. 2020). A step counts 1/e once it is WINDOW times as many steps ago as the
-    discount looks ahead, 1 / (1 - gamma): a policy that has learnt earns other returns than before.
-    `returns` (N,) are the agents' discounted returns at present, `moments` (3,) the count, mean and
-    squared deviations of those so far, both float64."""
+    """Keeps values near 1 whatever an environment pays. Rewards are divided by sqrt(var + 1e-8) with
+    the variance of the discounted return of all agents, and are not centred (Engstrom et al. 2020).
+    The network learns values relative to `value_mean`, the mean of the targets of its values, as in
+    PopArt (van Hasselt et al. 2016). A step counts 1/e once it is WINDOW times as many steps ago as
+    the discount looks ahead, 1 / (1 - gamma): a policy that has learnt earns other returns than before.
+
+    All float64: `returns` (N,) are the agents' discounted returns at present, `moments` (3,) the
+    count, mean and squared deviations of those so far, `targets` (3,) those of the targets; all in
+    the environment's units."""
 
     WINDOW = 25  # a short one sees few episodes, and the scale would change with each of them
 
@@ -272,6 +276,7 @@ class RewardScale:
         self.gamma, self.kept = gamma, 1.0  # kept: what the moments so far count beside a new rollout
         self.returns = torch.zeros(agents, dtype=torch.float64)
         self.moments = torch.zeros(3, dtype=torch.float64)
+        self.targets = torch.zeros(3, dtype=torch.float64)
 
     def follow(self, rewards, resets, valid):
         """(count, mean, squares) of the discounted returns of a rollout: rewards (T, N),
@@ -284,15 +289,19 @@ class RewardScale:
         mean = total / max(count, 1.0)
         return count, around + mean, max(0.0, squares - count * mean**2)
 
-    def merge(self, parts):
-        """Add the ranks' moments of a rollout, in their order."""
-        self.moments[::2] *= self.kept
-        merge_moments(self.moments[0], self.moments[1], self.moments[2], parts)
+    def merge(self, moments, parts):
+        """Add the ranks' moments of a rollout, in their order, to `moments` or `targets`."""
+        moments[::2] *= self.kept
+        merge_moments(moments[0], moments[1], moments[2], parts)
 
     @property
     def scale(self):
         count, _, squares = self.moments.tolist()
         return (squares / max(count, 1.0) + 1e-8) ** -0.5
+
+    @property
+    def value_mean(self):
+        return float(self.targets[1]) * self.scale
 
 
 # --------------------------------------------------------------------------------------------------

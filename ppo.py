@@ -95,7 +95,8 @@ class Args:
     """Subtract the mean of all observations so far and divide by their standard deviation. Nothing is
     learnt from rollouts that begin within the first 1,024 steps, or the first twentieth if that is less."""
     norm_reward: bool = False
-    """Divide rewards by the standard deviation of recent discounted returns."""
+    """Divide rewards by the standard deviation of recent discounted returns, and learn values relative to
+    the mean of recent value targets."""
     reward_clip: float = math.inf
     """Clip rewards to ± this."""
     squash: bool = False
@@ -219,20 +220,25 @@ def rollout(args, envs, storage, policy, state, epoch):
     return data
 
 
-def advantage(args, storage, rewards, values, bootstraps, ratios):
-    """GAE (Schulman et al. 2016) with V-trace's clipped weights (Espeholt et al. 2018), (T, N)."""
+def advantage(args, storage, rewards, mean, values, bootstraps, ratios):
+    """GAE (Schulman et al. 2016) with V-trace's clipped weights (Espeholt et al. 2018), (T, N).
+    Values and bootstraps are relative to `mean` (van Hasselt et al. 2016)."""
     advantages, later, next_value = torch.zeros_like(ratios), torch.zeros_like(ratios[0]), values[-1]
-    done = (storage.terminals | storage.truncations).float()
+    terminal, done = storage.terminals.float(), (storage.terminals | storage.truncations).float()
     rewards = rewards.clamp(-args.reward_clip, args.reward_clip)
+    follows = torch.ones_like(later)  # 1 if a value follows, 0 after an episode's end
     for t in reversed(range(len(ratios))):
         alive, going = storage.valid[t] != 0, 1.0 - done[t]
         rho, c = ratios[t].clamp(max=args.vtrace_rho_clip), ratios[t].clamp(max=args.vtrace_c_clip)
-        delta = rho * (rewards[t] + args.gamma * (going * next_value + bootstraps[t]) - values[t])
+        bootstrapped = going * follows + done[t] - terminal[t]
+        relative = rewards[t] - mean * (1 - args.gamma * bootstrapped)
+        delta = rho * (relative + args.gamma * (going * next_value + bootstraps[t]) - values[t])
         now = delta + args.gamma * args.gae_lambda * c * going * later
         advantages[t] = torch.where(alive, now, 0.0)
         # A step at which the agent is not alive passes on what follows it, unchanged.
         later = torch.where(alive, now, going * later)
         next_value = torch.where(alive, values[t], going * next_value)
+        follows = torch.where(alive, 1.0, going * follows)
     return advantages
 
 
@@ -322,7 +328,7 @@ def muon(args, policy, momenta, learning_rate):
 # -- Learning from a rollout, and the run ----------------------------------------------------------
 
 
-def learn(args, storage, data, rewards, policy, momenta, count, epoch, progress, learning_rate):
+def learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, progress, learning_rate):
     """`count` updates on minibatches of segments; returns their losses' means over valid steps."""
     T, N = data.logprobs.shape
     alive, ratios, M = storage.valid[:T] != 0, torch.ones(T, N), args.minibatch_size // T
@@ -333,7 +339,7 @@ def learn(args, storage, data, rewards, policy, momenta, count, epoch, progress,
     for minibatch in range(count):
         # Each minibatch computes all advantages anew, with the newest values and ratios. Segments
         # with larger ones are drawn more often (prioritized replay, Schaul et al. 2016).
-        advantages = advantage(args, storage, rewards, data.values, data.bootstraps, ratios)
+        advantages = advantage(args, storage, rewards, mean, data.values, data.bootstraps, ratios)
         masses = (advantages.abs() * alive).double().sum(0) ** args.prio_alpha + 1e-6
         masses = torch.where(alive.any(0), masses, 0.0)
         # One segment from each of M equal strata of the masses, so that a pass meets nearly all of them;
@@ -387,20 +393,28 @@ def train(args, envs, policy=None):
     momenta = [torch.zeros_like(weight) for weight in policy.parameters()]
     state = torch.zeros(len(policy.layers), N, policy.encoder.out_features)
     observed, returns, running = Moments(size), Moments(), torch.zeros(N, dtype=torch.float64)
+    targets, mean = Moments(), 0.0
     updates_owed, rate_factor, losses = 0.0, 1.0, {}
     for epoch in range(-(-args.total_timesteps // (T * N))):
         data = rollout(args, envs, storage, policy, state, epoch)
         state, alive, rewards = data.following, storage.valid[:T] != 0, storage.rewards
         if args.norm_reward:
             # Older returns count less, because an earlier policy earned them.
-            kept = math.exp(-T * (1 - args.gamma) / 25)
-            returns.count, returns.squares = returns.count * kept, returns.squares * kept
+            for moments in (returns, targets):
+                moments.count *= math.exp(-T * (1 - args.gamma) / 25)
+                moments.squares *= math.exp(-T * (1 - args.gamma) / 25)
             for t in range(T):
-                before = running * (1 - storage.resets[t].double())
-                running = torch.where(alive[t], args.gamma * before + rewards[t], running)
+                running = running * (1 - storage.resets[t].double())
+                running = torch.where(alive[t], args.gamma * running + rewards[t], running)
                 returns.add(running[alive[t]])
-            rewards = rewards * returns.scale
-        if not (args.norm_obs and epoch * T * N < min(1024, args.total_timesteps / 20)):
+            rewards, mean = rewards * returns.scale, (targets.mean * returns.scale).float()
+            # The network learns values relative to the mean of their targets, in the environment's units.
+            goals = advantage(args, storage, rewards, mean, data.values, data.bootstraps,
+                              torch.ones(T, N)) + data.values[:T] + mean
+            targets.add(goals[alive].double() / returns.scale.double())
+            mean = (targets.mean * returns.scale).float()
+        few = observed.count == 0 or epoch * T * N < min(1024, args.total_timesteps / 20)
+        if not (args.norm_obs and few):
             updates_owed += args.replay_ratio * T * N / args.minibatch_size
         count, progress = int(updates_owed + 1e-9), min(1.0, epoch * T * N / args.total_timesteps)
         updates_owed -= count  # the fraction of an update that is left waits for the next epoch
@@ -414,7 +428,7 @@ def train(args, envs, policy=None):
                 target *= min(1.0, losses["advantages"] / 0.2)
             step = math.sqrt(target / max(losses["approx_kl"], 1e-12))
             rate_factor = min(10.0, 4.0 / schedule, max(0.1, rate_factor * min(1.2, max(0.5, step))))
-        losses = learn(args, storage, data, rewards, policy, momenta, count, epoch, progress,
+        losses = learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, progress,
                        args.learning_rate * rate_factor * schedule)
         if args.norm_obs:
             observed.add(storage.observations[:T].flatten(2)[alive])

@@ -165,7 +165,7 @@ class PuffeRL:
             arena, c["momentum"], c["weight_decay"], c["max_grad_norm"], together=c["device"] == "cuda")
         for name, shape in (("ratios", (T, N)), ("advantages", (T, N)), ("segment_weights", (M,)),
                             ("settings", (len(kernels.LOSS_SETTINGS),)), ("beta", (1,)), ("rate", ()),
-                            ("found_inf", ()), *((("rewards", (T, N)),) if c["norm_reward"] else ())):
+                            ("found_inf", ()), ("value_mean", (1,)), *((("rewards", (T, N)),) if c["norm_reward"] else ())):
             arena.register(name, shape)
         for name in ("masses", "cumulative"):
             arena.register(name, (N * T // self.span,), torch.float64)
@@ -187,6 +187,7 @@ class PuffeRL:
         self.index, self.segment_weights = arena["index"], arena["segment_weights"]
         self.settings, self.beta, self.moments = arena["settings"], arena["beta"], arena["moments"]
         self.counter, self.norms, self.cumulative = arena["counter"], arena["norms"], arena["cumulative"]
+        self.value_mean = arena["value_mean"]
         self.rate, self.found_inf, self.gradients = arena["rate"], arena["found_inf"], arena.flat("gradients")
         self.rewards, self.reward_scale = self.storage["rewards"], None  # the rollout's, or a scaled copy
         if c["norm_reward"]:
@@ -245,6 +246,7 @@ class PuffeRL:
             self._schedules()
             self._scale_rewards()
             self.engine.play("renew", self._advantages)
+            self._center_values()
             for _ in range(minibatches):
                 self.engine.play("minibatch", self._minibatch)
             norms, sums = self.norms[:minibatches].tolist(), self.sums.sum(0).cpu().numpy()
@@ -291,8 +293,19 @@ class PuffeRL:
         rollout: else the first reward after many zeros would be divided by almost 0."""
         if self.reward_scale is not None:
             moments = self.reward_scale.follow(*map(self.engine.on_host, ("rewards", "resets", "valid")))
-            self.reward_scale.merge(self.ranks.gather(moments))
+            self.reward_scale.merge(self.reward_scale.moments, self.ranks.gather(moments))
             torch.mul(self.storage["rewards"], self.reward_scale.scale, out=self.rewards)
+            self.value_mean.fill_(self.reward_scale.value_mean)
+
+    def _center_values(self):
+        """Move the mean that values are relative to towards that of the rollout's value targets."""
+        if self.reward_scale is not None:
+            targets = self.advantages + self.values[:-1]
+            count, total, _ = kernels.advantage_moments(targets, self.storage["valid"], None).tolist()
+            mean = (total / max(count, 1.0) + self.reward_scale.value_mean) / self.reward_scale.scale
+            self.reward_scale.merge(self.reward_scale.targets, self.ranks.gather((count, mean, 0.0)))
+            self.value_mean.fill_(self.reward_scale.value_mean)
+            self.engine.play("renew", self._advantages)
 
     def _advantages(self, index=None):
         """Advantages and priorities of all segments, or of those in `index`. A segment's depend on
@@ -302,7 +315,7 @@ class PuffeRL:
             self.values, self.rewards, s["terminals"], s["truncations"], self.bootstraps, self.ratios, s["valid"],
             self.advantages, gamma=c["gamma"], gae_lambda=c["gae_lambda"], rho_clip=c["vtrace_rho_clip"],
             c_clip=c["vtrace_c_clip"], reward_clip=math.inf if c["reward_clip"] is None else c["reward_clip"],
-            index=index)
+            index=index, mean=self.value_mean)
         kernels.priorities(self.columns.advantages, self.columns.valid, self.masses, alpha=c["prio_alpha"], index=index)
 
     def _draw(self):

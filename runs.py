@@ -487,7 +487,7 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 # The whole list is tested by test_every_kind_of_run_resumes_bit_for_bit in tests/test_pufferl.py.
 
 
-REWARD_SCALE = "discounted_returns", "return_moments"  # what a checkpoint calls its tensors
+REWARD_SCALE = "discounted_returns", "return_moments", "value_targets"  # what a checkpoint calls its tensors
 
 
 def _saved_tensors(trainer):
@@ -497,7 +497,8 @@ def _saved_tensors(trainer):
     tensors |= {f"state/{name}": tensor for name, tensor in trainer.engine.state.items()}
     tensors |= trainer.optimizer.tensors()
     if trainer.reward_scale is not None:
-        tensors |= zip(REWARD_SCALE, (trainer.reward_scale.returns, trainer.reward_scale.moments), strict=True)
+        scale = trainer.reward_scale
+        tensors |= zip(REWARD_SCALE, (scale.returns, scale.moments, scale.targets), strict=True)
     return {**tensors, "running_returns": trainer.running_returns,
             "torch_random": torch.get_rng_state()}
 
@@ -609,6 +610,8 @@ def restore(trainer, path):
     trainer.policy.load_state_dict(saved["model"])
     for name in restored:
         ours[name].copy_(tensors[name])
+    if trainer.reward_scale is not None and "value_targets" not in tensors:  # these values are relative to 0
+        trainer.reward_scale.targets[0] = trainer.reward_scale.moments[0]
     for name, value in saved["numbers"].items():
         setattr(trainer.statistics if name in SCORES else trainer, name, value)
     rate = before["train"].get("learning_rate")
@@ -711,7 +714,7 @@ def _restore_environments(trainer, epoch, count, tensors, ours, environments, sa
         trainer.running_returns.zero_()
         for state in trainer.engine.state.values():
             state.zero_()
-        return fitting & {REWARD_SCALE[1], *of_optimizer}
+        return fitting & {*REWARD_SCALE[1:], *of_optimizer}
     return fitting
 
 

@@ -67,7 +67,7 @@ def philox4x32(counter, key, rounds=10):
 
 def advantage(
     values, rewards, terminals, truncations, bootstraps, ratios, valid, gamma, lam, rho_clip,
-    c_clip, reward_clip=None
+    c_clip, reward_clip=None, mean=0.0
 ):
     """Generalised advantage estimate with V-trace weights: (T, N).
 
@@ -82,11 +82,16 @@ def advantage(
     it, unchanged; if it is done, it hands over (0, 0). So V_{t+1} and A_{t+1} of a valid step are
     those of the next valid step.
 
+    values and bootstraps are relative to `mean`: this adds it to each value that there is, and no
+    value follows a terminal step.
+
     Source: Schulman et al. 2016 (GAE, equation 16), which it is where rho = c = 1; Espeholt et al.
     2018 (V-trace): A is vs - V of equation 1 with c_t = lambda min(ratio_t, c_clip) as in remark 2.
     """
     advantages = torch.zeros_like(rewards)
     next_advantage = torch.zeros_like(values[0])
+    values = values + mean
+    bootstraps = bootstraps + mean * ((truncations != 0) & (terminals == 0))
     next_value = values[-1]
     for t in reversed(range(len(rewards))):
         is_valid = valid[t] != 0

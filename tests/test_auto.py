@@ -229,13 +229,14 @@ def test_the_reward_scale_is_the_deviation_of_the_discounted_return(seed, gamma,
     scale = models.RewardScale(3, gamma)
     for rows in (slice(0, cut), slice(cut, 10)):
         parts = scale.follow(*(torch.from_numpy(array[rows]) for array in (rewards, resets, valid)))
-        scale.merge([parts])
+        scale.merge(scale.moments, [parts])
     returns, seen, weights = np.zeros(3), [], []
     old = math.exp(-(10 - cut) * (1 - gamma) / 25)  # what the first rollout counts in the end
     for t in range(10):
+        returns[resets[t] != 0] = 0.0  # also of an agent that is inactive at its reset
         for i in range(3):
             if valid[t, i]:
-                returns[i] = gamma * returns[i] * (not resets[t, i]) + rewards[t, i]
+                returns[i] = gamma * returns[i] + rewards[t, i]
                 seen.append(returns[i])
                 weights.append(old if t < cut else 1.0)
     if seen:
@@ -244,12 +245,51 @@ def test_the_reward_scale_is_the_deviation_of_the_discounted_return(seed, gamma,
         assert scale.scale == pytest.approx((variance + 1e-8) ** -0.5, rel=1e-6)
 
 
+def test_a_discounted_return_ends_with_its_episode_also_at_an_inactive_step():
+    rewards, flags = torch.tensor([[1.0], [0.0], [1.0]]), torch.uint8
+    scale = models.RewardScale(1, gamma=0.9)
+    scale.follow(rewards, torch.tensor([[0], [1], [0]], dtype=flags), torch.tensor([[1], [0], [1]], dtype=flags))
+    assert scale.returns.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("base, gain", [(0.0, 1.0), (10_000.0, 1.0), (-1e5, 1.0), (100.0, 1e-3), (5.0, 0.0)])
+def test_the_value_target_is_near_1_for_any_offset_and_scale_of_rewards(base, gain):
+    class Choice(gymnasium.Env):
+        observation_space, action_space = gymnasium.spaces.Box(0, 1, (4,)), gymnasium.spaces.Discrete(4)
+
+        def observe(self):
+            self.right = int(self.np_random.integers(4))
+            return np.eye(4, dtype=np.float32)[self.right]
+
+        def reset(self, seed=None, options=None):
+            super().reset(seed=seed)
+            return self.observe(), {}
+
+        def step(self, action):
+            right = float(action == self.right)
+            return self.observe(), base + gain * right, True, False, {}
+
+    settings = {"total_timesteps": 40_000, "horizon": 32, "minibatch_size": 256, "replay_ratio": 4.0,
+                "learning_rate": 0.005, "norm_reward": True, "data_dir": None, "env": "choice"}
+    vecenv = vector.make([Choice] * 32, 32, "serial")
+    trainer = pufferl.PuffeRL(settings, vecenv, models.FeedForward(vecenv, hidden_size=32))
+    try:
+        for _ in range(30):
+            trainer.evaluate()
+            losses = trainer.train()
+            assert losses["value_loss"] < 10.0
+        right = (trainer.storage["rewards"] - base) > gain / 2
+        assert gain == 0.0 or right.float().mean() > 0.9
+    finally:
+        trainer.release()
+
+
 def test_the_reward_scale_follows_a_policy_that_learns():
     scale, rng = models.RewardScale(8, gamma=0.99), np.random.default_rng(0)
     resets, valid = torch.zeros(257, 8, dtype=torch.uint8), torch.ones(257, 8, dtype=torch.uint8)
     for size in (100.0,) * 20 + (1.0,) * 100:  # at first each episode costs a hundred times as much
         rewards = torch.from_numpy(rng.normal(0, size, (256, 8)).astype(np.float32))
-        scale.merge([scale.follow(rewards, resets, valid)])
+        scale.merge(scale.moments, [scale.follow(rewards, resets, valid)])
     deviation = 1 / math.sqrt(1 - 0.99**2)  # of the discounted sum of numbers of deviation 1
     assert 0.8 < scale.scale * deviation < 1.25
 

@@ -91,7 +91,7 @@ def borrowed(name, where=WHERE):
 for name in (
     "sample_discrete", "sample_continuous", "sample_deterministic_is_argmax_or_mean", "nan_sample",
     "nan_sample_masked_action_is_never_taken", "advantage",
-    "advantage_of_drawn_segments_equals_the_full_pass",
+    "advantage_of_values_relative_to_a_mean", "advantage_of_drawn_segments_equals_the_full_pass",
     "nan_advantage", "priorities", "draw", "draw_takes_no_segment_without_a_mass",
     "add_rows", "gather", "gather_normalises", "write_back",
     "mingru_scan_and_every_gradient", "mingru_scan_equals_the_step_by_step_rollout", "mingru_step",

@@ -46,7 +46,7 @@ CELLS = {  # what each takes and returns: float, int32, uint32, uint16, bool
     "half_tanh_cell": ("f", "f"), "tanh_cell": ("f", "f"),
     "exponent_and_mantissa": ("f", "ff"), "cos_turn_cell": ("f", "f"), "uniform_cell": ("u", "f"),
     "philox_cell": ("uuuuuu", "uuuu"), "float_of_bfloat": ("h", "f"), "bfloat_of_float": ("f", "h"),
-    "normalise_cell": ("fff", "f"), "advantage_cell": ("ffbffbfffffff", "ff"), "mingru_gates_cell": ("fff", "fff"),
+    "normalise_cell": ("fff", "f"), "advantage_cell": ("ffbbffbfffffffff", "fff"), "mingru_gates_cell": ("fff", "fff"),
     "mingru_cell": ("fffffb", "ff"), "mingru_cell_grad": ("fffffbff", "fffff"), "ppo_cell": ("ffff", "ffff"),
     "value_cell": ("ffff", "ff"), "entropy_cell": ("ff", "f"), "entropy_grad_cell": ("fff", "f"),
     "logit_grad_cell": ("ffbff", "f"), "nesterov_cell": ("fff", "ff"), "squash_cell": ("f", "ff"),

@@ -492,17 +492,17 @@ def mingru_grad_loop(x, hgp, state, dy, carry):
             x[i], h[i], g[i], p[i], state[i], True, dy[i], carry[i])
 
 
-def advantage_loop(values, rewards, done, live, ratios, carry, gamma, gae_lambda, rho_clip, c_clip,
+def advantage_loop(values, rewards, done, cut, live, ratios, carry, mean, gamma, gae_lambda, rho_clip, c_clip,
                    reward_clip):
-    n = len(values) // 2
-    value, following = values[:n], values[n:]
+    n = len(values) // 3
+    value, following, follows = values[:n], values[n : 2 * n], values[2 * n :]
     for i in range(n):
-        a, v = kernels.advantage_cell(value[i], rewards[i], done[i] != 0, kernels.ZERO, ratios[i],
-                                      live[i] != 0,
-                                      carry[i], following[i], gamma, gae_lambda, rho_clip, c_clip,
-                                      reward_clip)
+        a, v, f = kernels.advantage_cell(value[i], rewards[i], done[i] != 0, cut[i] != 0, kernels.ZERO, ratios[i],
+                                         live[i] != 0, carry[i], following[i], follows[i], mean, gamma, gae_lambda,
+                                         rho_clip, c_clip, reward_clip)
         carry[i] = a
         following[i] = v
+        follows[i] = f
 
 
 def ppo_loop(logprobs, old, advantages, out, ratios, clip_coef):
@@ -527,7 +527,7 @@ def nesterov_loop(gradients, buffers, updates, momentum):
 
 B = numba.uint8[::1]
 LOOPS = {exp_loop: (F, F), sigmoid_loop: (F, F), mingru_loop: (F,) * 4, mingru_grad_loop: (F,) * 5,
-         advantage_loop: (F, F, B, B, F, F, *(f4,) * 5), ppo_loop: (*(F,) * 5, f4),
+         advantage_loop: (F, F, B, B, B, F, F, *(f4,) * 6), ppo_loop: (*(F,) * 5, f4),
          value_loop: (*(F,) * 4, f4), nesterov_loop: (*(F,) * 3, f4)}
 
 

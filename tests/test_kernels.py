@@ -610,10 +610,10 @@ def rollout(T, N, seed=0, live=0.85):
 GAE = {"gamma": 0.97, "gae_lambda": 0.9, "rho_clip": 1.3, "c_clip": 0.9}
 
 
-def expected_advantage(data, gamma, gae_lambda, rho_clip=1.0, c_clip=1.0, reward_clip=None):
+def expected_advantage(data, gamma, gae_lambda, rho_clip=1.0, c_clip=1.0, reward_clip=None, mean=0.0):
     doubles = {k: v.double() if v.is_floating_point() else v for k, v in data.items()}
     return reference.advantage(**doubles, gamma=gamma, lam=gae_lambda, rho_clip=rho_clip,
-                               c_clip=c_clip, reward_clip=reward_clip)
+                               c_clip=c_clip, reward_clip=reward_clip, mean=mean)
 
 
 @pytest.mark.parametrize("T", [1, 2, 17, 64])
@@ -638,6 +638,17 @@ def test_advantage_any_flags(T, N, seed, live, reward_clip, rho_clip, c_clip, ga
     clip = {} if reward_clip is None else {"reward_clip": reward_clip}
     kernels.advantage(**data, advantages=out, **given_, **clip)
     close(out, expected_advantage(data, **given_, **clip))
+
+
+@pytest.mark.parametrize("offset", [3.0, -20_000.0])
+def test_advantage_of_values_relative_to_a_mean(offset):
+    """What follows a step does not depend on the offset, and rounding does not grow with it."""
+    data = rollout(17, 67)
+    data["bootstraps"] *= data["terminals"] == 0  # nothing follows a terminal step
+    data["rewards"] += offset  # every step pays it, so nearly all of it is in the mean
+    out = poison(17, 67)
+    kernels.advantage(**data, advantages=out, **GAE, mean=torch.tensor([offset]))
+    close(out, expected_advantage(data, **GAE, mean=offset))
 
 
 @pytest.mark.parametrize("index", [[0], [2, 2, 2], [0, 1, 1, 5, 66], list(range(67))])
