@@ -483,7 +483,8 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
     values (T+1, N), row T bootstraps; rewards, bootstraps (V of a truncated step's final observation, else 0), ratios,
     advantages (T, N); terminals, truncations (T, N) uint8; valid (T+1, N) uint8. With n_t = 1 - done_t and
     f_t = 1 if a value follows (V_{t+1} or bootstraps_t), else 0:
-        delta_t = min(ratio_t, rho_clip) · (r_t - mean · (1 - gamma · f_t) + gamma · (n_t · V_{t+1} + bootstraps_t) - V_t)
+        R_t = r_t - mean · (1 - gamma · f_t) + gamma · (n_t · V_{t+1} + bootstraps_t)
+        delta_t = min(ratio_t, rho_clip) · (R_t - V_t)
         A_t = delta_t + gamma · gae_lambda · min(ratio_t, c_clip) · n_t · A_{t+1}
     values and bootstraps are relative to `mean`, float32 (1,) (0 by default): these are the advantages of
     mean + values (a shift as in van Hasselt et al. 2016, here without its rounding).

@@ -165,8 +165,10 @@ class PuffeRL:
             arena, c["momentum"], c["weight_decay"], c["max_grad_norm"], together=c["device"] == "cuda")
         for name, shape in (("ratios", (T, N)), ("advantages", (T, N)), ("segment_weights", (M,)),
                             ("settings", (len(kernels.LOSS_SETTINGS),)), ("beta", (1,)), ("rate", ()),
-                            ("found_inf", ()), ("value_mean", (1,)), *((("rewards", (T, N)),) if c["norm_reward"] else ())):
+                            ("found_inf", ()), ("value_mean", (1,))):
             arena.register(name, shape)
+        for name in ("rewards", "value_targets") if c["norm_reward"] else ():
+            arena.register(name, (T, N))
         for name in ("masses", "cumulative"):
             arena.register(name, (N * T // self.span,), torch.float64)
         arena.register("moments", (3,), torch.float64)
@@ -300,7 +302,7 @@ class PuffeRL:
     def _center_values(self):
         """Move the mean that values are relative to towards that of the rollout's value targets."""
         if self.reward_scale is not None:
-            targets = self.advantages + self.values[:-1]
+            targets = torch.add(self.advantages, self.values[:-1], out=self.arena["value_targets"])
             count, total, _ = kernels.advantage_moments(targets, self.storage["valid"], None).tolist()
             mean = (total / max(count, 1.0) + self.reward_scale.value_mean) / self.reward_scale.scale
             self.reward_scale.merge(self.reward_scale.targets, self.ranks.gather((count, mean, 0.0)))

@@ -611,7 +611,7 @@ def restore(trainer, path):
     for name in restored:
         ours[name].copy_(tensors[name])
     if trainer.reward_scale is not None and "value_targets" not in tensors:  # these values are relative to 0
-        trainer.reward_scale.targets[0] = trainer.reward_scale.moments[0]
+        trainer.reward_scale.targets.zero_()[0] = trainer.reward_scale.moments[0]
     for name, value in saved["numbers"].items():
         setattr(trainer.statistics if name in SCORES else trainer, name, value)
     rate = before["train"].get("learning_rate")

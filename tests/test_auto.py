@@ -678,6 +678,14 @@ def test_reward_scaling_may_begin_and_cease_at_a_resume(tmp_path, capsys):
     without.load_checkpoint(a)
     with_scale.load_checkpoint(b)
     assert "begin new episodes" not in capsys.readouterr().out
+    # a file without value_targets: its values are relative to 0, from which their mean moves slowly
+    with_scale.evaluate()
+    with_scale.train()
+    saved = torch.load(with_scale.save_checkpoint(tmp_path / "c.pt"))
+    count = saved["tensors"].pop("value_targets")[0]
+    torch.save(saved, tmp_path / "c.pt")
+    with_scale.load_checkpoint(tmp_path / "c.pt")
+    assert with_scale.reward_scale.targets.tolist() == [count, 0.0, 0.0]
 
 
 def test_a_rate_that_is_set_at_a_resume_is_the_one_that_is_used(tmp_path):
