@@ -184,6 +184,13 @@ class Episodes:
         silent = not self.always_report and not any(self.reports)
         self.open = {env for env in self.open if not self._done(env, silent)}
 
+    def play(self, play, log):
+        """Step a `Play` and count what ends."""
+        play.decide()
+        valid = play.storage.valid[0].copy()
+        play.advance()
+        self.add(play.storage.rewards[0], play.storage.resets[1], valid, log)
+
     def _done(self, env, silent):
         if self.by_agent or silent:
             return bool((self.ended[env] >= self.quotas[env]).all())
@@ -233,7 +240,7 @@ def evaluate(env_name, args):
     num_envs = min(episodes, MOST_ENVS if native
                    else args["vec"]["num_envs"] * args["env"].get("num_envs", 1))
     play = Play(env_name, args, num_envs, args["train"]["seed"] + EVAL_SEED)
-    vecenv, storage = play.vecenv, play.storage
+    vecenv = play.vecenv
     inner = vecenv.num_envs < num_envs
     if inner:  # one environment that itself holds num_envs, whose agents have a quota each
         quotas = [-(-episodes // num_envs)]
@@ -242,8 +249,7 @@ def evaluate(env_name, args):
         quotas = [episodes // num_envs + (env < episodes % num_envs) for env in range(num_envs)]
     counted = Episodes(quotas, vecenv.num_agents // vecenv.num_envs, always_report=native)
     longest = args["eval"]["max_steps"] * max(quotas)
-    shown = time.monotonic() if sys.stderr.isatty() else math.inf  # progress is for a terminal
-    try:
+    with contextlib.closing(play), processes.progress() as show:
         while counted.open:
             if play.step == longest:
                 raise pufferl.ConfigError(
@@ -405,10 +411,7 @@ def episode_pictures(view, seconds):
         yield view.picture()
         if not counted.open:
             return
-        view.decide()
-        valid = view.storage.valid[0].copy()
-        view.advance()
-        counted.add(view.storage.rewards[0], view.storage.resets[1], valid, lambda env: view.report)
+        counted.play(view, lambda env: view.report)
 
 
 def check_video(path):
