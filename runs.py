@@ -916,6 +916,26 @@ def share_lines(wanted, lines):
     return shares
 
 
+def table(title, rows, lines):
+    """A table of the panel, as a rich renderable of at most `lines` lines, the title's among them."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(title=title, title_style="bold cyan", box=None, show_header=False,
+                 title_justify="left", padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True, justify="right", min_width=9)
+    fitting = len(rows) if len(rows) < lines else max(0, lines - 2)
+    for name, value in rows[:fitting]:
+        low, high = WORTH_A_LOOK.get(name, (-math.inf, math.inf))
+        odd = isinstance(value, float) and not low <= value <= high
+        grid.add_row(name, Text(figure(value) if isinstance(value, float) else value,
+                                "yellow" if odd else "bold"))
+    if len(rows) > fitting:
+        grid.add_row(f"and {len(rows) - fitting} more", "")
+    return grid
+
+
 def panel(trainer, scores, solved_at, time, console, explaining=None):
     """The live panel, as a rich renderable for the size of the console. Green is reached, yellow is
     worth a look. scores: of each call so far; solved_at: (what they are, how much counts as
@@ -926,22 +946,6 @@ def panel(trainer, scores, solved_at, time, console, explaining=None):
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
-
-    def table(title, rows, lines):
-        """One of `lines` lines, the title's among them."""
-        grid = Table(title=title, title_style="bold cyan", box=None, show_header=False,
-                     title_justify="left", padding=(0, 1))
-        grid.add_column(no_wrap=True)
-        grid.add_column(no_wrap=True, justify="right", min_width=9)
-        fitting = len(rows) if len(rows) < lines else max(0, lines - 2)
-        for name, value in rows[:fitting]:
-            low, high = WORTH_A_LOOK.get(name, (-math.inf, math.inf))
-            odd = isinstance(value, float) and not low <= value <= high
-            grid.add_row(name, Text(figure(value) if isinstance(value, float) else value,
-                                    "yellow" if odd else "bold"))
-        if len(rows) > fitting:
-            grid.add_row(f"and {len(rows) - fitting} more", "")
-        return grid
 
     process, stages = psutil.Process(), trainer.statistics.stages
     summary = [
