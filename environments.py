@@ -351,10 +351,11 @@ class FileCreator:
 # Is an environment in Python as it should be?
 
 
-def check(creator, vecenv, settings, steps, seconds=30.0):
+def check(creator, vecenv, settings, steps, seconds=15.0, show=lambda text: None):
     """Look for the usual bugs of an environment in Python: (problems, notes), sentences each.
     Gymnasium's and PettingZoo's own checks come first; then `vecenv`, a vector of one of them with
-    a `step` as vector.make gives it, is stepped at random, for so many steps or seconds.
+    a `step` as vector.make gives it, is stepped at random, for so many steps or seconds. `show` is
+    called with how far it is.
     `python -m ocean NAME --check` does it."""
     problems, notes = _check_interface(creator(**settings))
     flat, ends, rewarded = FlatObservation(seen_space(vecenv.driver_env)), 0, False
@@ -364,6 +365,7 @@ def check(creator, vecenv, settings, steps, seconds=30.0):
     seen, rewards = vecenv.reset(seed=0)[0], np.zeros(vecenv.num_agents)
     vecenv.single_action_space.seed(0)
     for t in range(steps):
+        show(f"step {t:,} of {steps:,}")
         for (_, names, leaf), values in zip(flat.leaves, flat.fields(seen), strict=True):
             where = f"observation{''.join(f'[{name!r}]' for name in names)}"
             with np.errstate(over="ignore"):

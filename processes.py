@@ -11,6 +11,7 @@ because each process begins with it.
 import contextlib
 import faulthandler
 import io
+import math
 import os
 import select
 import signal
@@ -226,6 +227,25 @@ def in_front():
             launcher = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
             return "TORCHELASTIC_RUN_ID" in os.environ and launcher[2] == launcher[5]  # its group, the terminal's group
     return False
+
+
+@contextlib.contextmanager
+def progress():
+    """A function that shows a text in the last line of a terminal, at most twice a second; elsewhere
+    it shows nothing."""
+    due = time.monotonic() if sys.stderr.isatty() else math.inf
+
+    def show(text):
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + 0.5
+            print(f"\r{text}", end="\033[K", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        if due < math.inf:
+            print(end="\r\033[K", file=sys.stderr, flush=True)
 
 
 _reading = []  # the Keys that have changed the terminal

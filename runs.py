@@ -777,8 +777,8 @@ class Dashboard:
         """The live panel anew, if there is one."""
         if self.live is not None:
             left = time_left(trainer, *self.first)
-            self.live.update(panel(trainer, self.scores, self.solved_at, left, self.explaining),
-                             refresh=True)
+            shown = panel(trainer, self.scores, self.solved_at, left, self.console, self.explaining)
+            self.live.update(shown, refresh=True)
 
     def close(self):
         compiling.announce = lambda: None
@@ -879,7 +879,7 @@ def closing(trainer, args, model, solved_at):
 
 # docs/troubleshooting.md
 WORTH_A_LOOK = {"approx_kl": (0, 0.05), "clipfrac": (0, 0.3), "explained_variance": (0, 1)}
-MOST_ROWS = 14  # of a table
+NARROWEST = 27  # columns of a table of the panel
 
 
 @functools.cache
@@ -909,30 +909,46 @@ def words(tables):
     return grid
 
 
-def panel(trainer, scores, solved_at, time, explaining=None):
-    """The live panel, as a rich renderable. Green is reached, yellow is worth a look.
-    scores: of each call so far; solved_at: (what they are, how much counts as solved); time: what
-    is gone and left, in words; explaining: whether what the words mean stands in the place of
-    the numbers, None if nobody can ask for it."""
-    from rich.columns import Columns
+def share_lines(wanted, lines):
+    """How many of `lines` each of some tables gets that wants so many: those that want little get
+    it, the others share the rest."""
+    shares = [0] * len(wanted)
+    for rest, index in zip(range(len(wanted), 0, -1), np.argsort(wanted, kind="stable"), strict=True):
+        shares[index] = min(wanted[index], max(0, lines) // rest)
+        lines -= shares[index]
+    return shares
+
+
+def table(title, rows, lines):
+    """A table of the panel, as a rich renderable of at most `lines` lines, the title's among them."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(title=title, title_style="bold cyan", box=None, show_header=False,
+                 title_justify="left", padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True, justify="right", min_width=9)
+    fitting = len(rows) if len(rows) < lines else max(0, lines - 2)
+    for name, value in rows[:fitting]:
+        low, high = WORTH_A_LOOK.get(name, (-math.inf, math.inf))
+        odd = isinstance(value, float) and not low <= value <= high
+        grid.add_row(name, Text(figure(value) if isinstance(value, float) else value,
+                                "yellow" if odd else "bold"))
+    if len(rows) > fitting:
+        grid.add_row(f"and {len(rows) - fitting} more", "")
+    return grid
+
+
+def panel(trainer, scores, solved_at, time, console, explaining=None):
+    """The live panel, as a rich renderable for the size of the console. Green is reached, yellow is
+    worth a look. scores: of each call so far; solved_at: (what they are, how much counts as
+    solved); time: what is gone and left, in words; explaining: whether what the words mean stands
+    in the place of the numbers, None if nobody can ask for it."""
+    from rich.console import Group
     from rich.panel import Panel
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
-
-    def table(title, rows, style="bold"):
-        grid = Table(title=title, title_style="bold cyan", box=None, show_header=False,
-                     title_justify="left", padding=(0, 1))
-        grid.add_column()
-        grid.add_column(justify="right", min_width=9)
-        for name, value in [*rows][:MOST_ROWS]:
-            low, high = WORTH_A_LOOK.get(name, (-math.inf, math.inf))
-            odd = isinstance(value, float) and not low <= value <= high
-            grid.add_row(name, Text(figure(value) if isinstance(value, float) else value,
-                                    "yellow" if odd else style))
-        if len(rows) > MOST_ROWS:
-            grid.add_row(f"and {len(rows) - MOST_ROWS} more", "")
-        return grid
 
     process, stages = psutil.Process(), trainer.statistics.stages
     summary = [
@@ -947,23 +963,33 @@ def panel(trainer, scores, solved_at, time, explaining=None):
     total = max(sum(stages.values()), 1e-9)
     parts = [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()]
     numbers = lambda metrics: [(name, float(value)) for name, value in metrics.items()]  # noqa: E731
-    tables = {"run": summary, "time": parts, "losses": numbers(trainer.losses),
-              "environment": numbers(trainer.environment)}
+    tables = {"run": summary, "environment": numbers(trainer.environment), "time": parts,
+              "losses": numbers(trainer.losses)}
     metric, least = solved_at
     reached = least is not None and scores[-1] >= least
-    grid = Table.grid()
-    grid.add_row(Text.assemble(f" {metric or 'score'} ",
-                               (f"{figure(scores[-1]):>10} ", "bold green" if reached else "bold"),
-                               (sparkline(scores, 40), "cyan"),
-                               "" if least is None else f"  {figure(least)} counts as solved"))
-    if not explaining:
-        grid.add_row(Columns([table(*one) for one in tables.items()]))
-    for _, sentence in sorted(trainer.signs.said.values()):
-        grid.add_row(Text(sentence, "yellow"))
+    name, width, lines = metric or "score", console.width - 4, console.height - 2  # within the frame
+    solved = "" if least is None else f"  {figure(least)} counts as solved"
+    curve = sparkline(scores, max(4, min(40, width - len(f" {name} {'':10} {solved}"))))
+    grid = Table.grid(expand=True)
+    grid.add_row(Text.assemble(f" {name} ", (f"{figure(scores[-1]):>10} ", "bold green" if reached else "bold"),
+                               (curve, "cyan"), solved))
     grid.add_row(Text(f" {time}"))
     grid.add_row(ProgressBar(total=max(1, trainer.total_epochs), completed=trainer.epoch))
-    if explaining is not None:
-        grid.add_row(Text(" ? shows the numbers again" if explaining else " ? explains these words", "dim"))
-    if explaining:  # last, because a small terminal shows no more than it can hold
+    for _, sentence in sorted(trainer.signs.said.values()):
+        grid.add_row(Text(sentence, "yellow"))
+    lines -= len(console.render_lines(grid, console.options.update(width=width)))
+    if explaining:
         grid.add_row(words(tables))
-    return Panel(grid, title=f"[bold]PuffeRL[/] {trainer.env_name}", border_style="cyan")
+    else:
+        columns = 4 if width >= 4 * NARROWEST else 2 if width >= 2 * NARROWEST else 1
+        stacks = [[*tables.items()][first : first + 4 // columns] for first in range(0, 4, 4 // columns)]
+        shares = [share_lines([1 + len(rows) for _, rows in stack], lines) for stack in stacks]
+        side_by_side = Table.grid()
+        side_by_side.add_row(*(
+            Group(*(table(title, rows, share) for (title, rows), share in zip(*both, strict=True)
+                    if share > min(2, len(rows))))
+            for both in zip(stacks, shares, strict=True)))
+        grid.add_row(side_by_side)
+    hint = {None: None, False: "[dim]? explains these words", True: "[dim]? shows the numbers again"}[explaining]
+    return Panel(grid, title=f"[bold]PuffeRL[/] {trainer.env_name}", border_style="cyan", subtitle=hint,
+                 height=console.height if explaining else None)

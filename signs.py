@@ -71,6 +71,8 @@ class RandomPlay:
     def add(self, rewards, over):
         """A step: rewards, and whether an episode ended, (agents,), those of an environment side by side."""
         each, self.total = len(rewards) // len(self.count), self.total + np.asarray(rewards, float)
+        if not over.any():
+            return
         for env in np.flatnonzero(over[::each] & (self.count < self.KEPT)):
             self.returns[env, self.count[env]] = self.total[env * each]
             self.count[env] += 1

@@ -184,6 +184,13 @@ class Episodes:
         silent = not self.always_report and not any(self.reports)
         self.open = {env for env in self.open if not self._done(env, silent)}
 
+    def play(self, play, log):
+        """Step a `Play` and count what ends."""
+        play.decide()
+        valid = play.storage.valid[0].copy()
+        play.advance()
+        self.add(play.storage.rewards[0], play.storage.resets[1], valid, log)
+
     def _done(self, env, silent):
         if self.by_agent or silent:
             return bool((self.ended[env] >= self.quotas[env]).all())
@@ -194,15 +201,18 @@ class Episodes:
         """How many of the episodes were played; an environment of several agents is as far as its slowest."""
         return int(np.minimum(self.ended.min(1), self.quotas).sum())
 
+    def samples(self):
+        """[(environment, agents that it stands for, log)] of the reports that count."""
+        if self.by_agent:
+            return [(env, weight, log) for env, reports in enumerate(self.reports)
+                    for weight, log in reports if weight]
+        return [(env, 1, log) for env, reports in enumerate(self.reports)
+                for _, log in reports[: self.quotas[env]]]
+
     def statistics(self):
         """{field: Statistic}. The error allows for dependence between the agents of one
         environment."""
-        if self.by_agent:
-            samples = [(env, weight, log) for env, reports in enumerate(self.reports)
-                       for weight, log in reports if weight]
-        else:
-            samples = [(env, 1, log) for env, reports in enumerate(self.reports)
-                       for _, log in reports[: self.quotas[env]]]
+        samples = self.samples()
         own = [(number, *one) for number, one in enumerate(self.own)]
         names = dict.fromkeys(name for _, _, log in samples for name in log if name != "n")
         results = {name: self._statistic(name, samples) for name in names}
@@ -233,7 +243,7 @@ def evaluate(env_name, args):
     num_envs = min(episodes, MOST_ENVS if native
                    else args["vec"]["num_envs"] * args["env"].get("num_envs", 1))
     play = Play(env_name, args, num_envs, args["train"]["seed"] + EVAL_SEED)
-    vecenv, storage = play.vecenv, play.storage
+    vecenv = play.vecenv
     inner = vecenv.num_envs < num_envs
     if inner:  # one environment that itself holds num_envs, whose agents have a quota each
         quotas = [-(-episodes // num_envs)]
@@ -242,27 +252,16 @@ def evaluate(env_name, args):
         quotas = [episodes // num_envs + (env < episodes % num_envs) for env in range(num_envs)]
     counted = Episodes(quotas, vecenv.num_agents // vecenv.num_envs, always_report=native)
     longest = args["eval"]["max_steps"] * max(quotas)
-    shown = time.monotonic() if sys.stderr.isatty() else math.inf  # progress is for a terminal
-    try:
+    with contextlib.closing(play), processes.progress() as show:
         while counted.open:
             if play.step == longest:
                 raise pufferl.ConfigError(
                     f"{len(counted.open)} of {vecenv.num_envs} environments did not finish "
                     f"{max(quotas)} episodes in {longest} steps. Raise eval.max_steps where they "
                     "are meant to be that long.")
-            play.decide()
-            valid = storage.valid[0].copy()
-            play.advance()
-            counted.add(storage.rewards[0], storage.resets[1], valid, vecenv.log)
-            if time.monotonic() > shown + 0.5:
-                shown = time.monotonic()
-                done = counted.done * episodes // sum(quotas)
-                print(f"\r{done:,} of {episodes:,} episodes, {play.step:,} steps of all environments",
-                      end="\033[K", file=sys.stderr)
-    finally:
-        if shown < math.inf:
-            print(end="\r\033[K", file=sys.stderr)
-        play.close()
+            counted.play(play, vecenv.log)
+            show(f"{counted.done * episodes // counted.quotas.sum():,} of {episodes:,} episodes, "
+                 f"{play.step:,} steps of all environments")
     results = counted.statistics()
     for name, value in results.items():
         error = "" if math.isnan(value.error) else f" ± {value.error:.3f}"
@@ -405,10 +404,7 @@ def episode_pictures(view, seconds):
         yield view.picture()
         if not counted.open:
             return
-        view.decide()
-        valid = view.storage.valid[0].copy()
-        view.advance()
-        counted.add(view.storage.rewards[0], view.storage.resets[1], valid, lambda env: view.report)
+        counted.play(view, lambda env: view.report)
 
 
 def check_video(path):
@@ -613,10 +609,13 @@ class Page:
 
     One thread plays and draws, that of `run`: raylib is bound to one. Requests come in threads of
     their own; they read the last state that was published, and put orders ({"pause": true},
-    {"seed": 3}) into a queue. Nothing is played while no page asks for it.
+    {"seed": 3}) into a queue. Nothing is played while no page asks for it. Between two steps that are
+    shown, some episodes are played ahead at full speed, because one that is watched may take minutes.
     """
 
     PICTURES = 40  # states a second that are published at most
+    AHEAD, AHEAD_AGENTS = 16, 256  # the most environments in which an episode is played ahead, and their agents
+    SPARE = 0.005  # seconds until the next step that suffice for one of those
     PATIENCE = 10.0  # seconds that a request waits for a new state
     LARGEST = 960  # pixels of a picture's longer side
 
@@ -626,7 +625,7 @@ class Page:
         self.number, self.runs, self.token = 0, 0, f"{random.SystemRandom().getrandbits(32):08x}"
         self.state, self.scores = {}, []
         self.paused, self.steps, self.agent, self.problem = False, 0, 0, None
-        self.asked, self.closing, self.view = 0.0, False, None
+        self.asked, self.closing, self.view, self.ahead = 0.0, False, None, None
         shipped = {path.parent.name for path in ocean.FOLDER.glob("*/baseline.safetensors")}
         names = dict.fromkeys([*ocean.names(), env_name])
         self.trained = [name for name in names if name in shipped]
@@ -645,13 +644,16 @@ class Page:
             while not self.closing:
                 now = time.perf_counter()
                 idle = (self.paused and not self.steps) or now - self.asked > self.PATIENCE + 2
+                spare = bool(self.ahead and self.counted.open) and not idle and now < due - self.SPARE
                 try:
-                    order = self.orders.get(timeout=0.25 if idle else max(0.0, due - now))
+                    order = self.orders.get(timeout=0.25 if idle else 0 if spare else max(0.0, due - now))
                 except queue.Empty:
                     order = None
                 if order is not None:
                     self._obey(order)
                     self._publish()
+                elif spare:
+                    self.counted.play(self.ahead, self.ahead.vecenv.log)
                 elif not idle:
                     stepped = bool(self.steps)
                     self.steps = max(0, self.steps - 1)
@@ -669,7 +671,11 @@ class Page:
         finally:
             self.server.shutdown()
             self.server.server_close()
-            self.view.close()
+            self._close()
+
+    def _close(self):
+        for one in filter(None, (self.view, self.ahead)):
+            one.close()
 
     def close(self):
         """End `run`; may be called by a signal's handler."""
@@ -736,8 +742,10 @@ class Page:
         except pufferl.ConfigError:
             view.close()
             raise
-        if self.view is not None:
-            self.view.close()
+        self._close()
+        count = min(self.AHEAD, self.AHEAD_AGENTS // view.agents) if view.native else 0
+        self.ahead = Play(name, args, count, seed + 1) if count else None
+        self.counted = Episodes([1] * count, view.agents, always_report=True)
         self.view, self.environment, self.policy, self.policies = view, name, policy, policies
         self.speed, self.agent = view.fps, 0
         self._begin()
@@ -772,7 +780,8 @@ class Page:
         """Publish the present state for the page."""
         self._decide()
         view, scores = self.view, self.view.scores
-        count = len(scores)
+        ahead = [float(runs.score_of(log)) for _, _, log in self.counted.samples()]
+        count, every = len(scores), ahead + scores
         state = {
             "run": f"{self.token}-{self.runs}", "environment": self.environment,
             "policy": self.policy, "environments": {"trained": self.trained, "others": self.others},
@@ -780,8 +789,8 @@ class Page:
             "seed": view.seed - EVAL_SEED, "deterministic": view.deterministic,
             "agents": view.agents, "agent": self.agent, "steps": self.total,
             "length": int(view.lengths[self.agent]), "return": float(view.returns[self.agent]),
-            "count": count, "mean": float(np.mean(scores)) if count else None,
-            "error": float(np.std(scores, ddof=1) / math.sqrt(count)) if count > 1 else None,
+            "ahead": ahead, "count": count, "mean": float(np.mean(every)) if every else None,
+            "error": float(np.std(every, ddof=1) / math.sqrt(len(every))) if len(every) > 1 else None,
             "problem": self.problem, "picture": png(view.picture(), self.LARGEST),
             **view.thoughts(self.agent),
         }

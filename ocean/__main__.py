@@ -37,12 +37,18 @@ GUARD = 64  # bytes before and after each buffer, in which a check finds writes 
 
 
 class Agents:
-    """Environments, the arrays of one step for them, and random actions."""
+    """Environments, the arrays of one step for them, and random actions.
 
-    def __init__(self, library, num_envs, settings, seed=0, first_env=0):
-        self.envs = envs = library.create(num_envs, seed=seed, settings=settings,
-                                          first_env=first_env)
-        self.blocks, agents = [], envs.num_agents
+    apart: each environment has buffers of its own. Then an array is (environments, agents of each,
+    ...), else (agents, ...).
+    """
+
+    def __init__(self, library, num_envs, settings, seed=0, apart=False):
+        each = 1 if apart else num_envs
+        self.parts = [library.create(each, seed=seed, settings=settings, first_env=first)
+                      for first in range(0, num_envs, each)]
+        self.envs = envs = self.parts[0]
+        self.apart, self.blocks, agents = apart, [], envs.num_agents
         self.observations = self._buffer((agents, *envs.observation_shape), envs.observation_dtype)
         self.final_observations = self._buffer((agents, *envs.observation_shape),
                                                envs.observation_dtype)
@@ -52,16 +58,28 @@ class Agents:
         self.valid = self._buffer((agents,), np.uint8) if envs.has_valid else None
         self.masks = (self._buffer((agents, sum(envs.action_heads)), np.uint8)
                       if envs.has_action_masks else None)
-        self.rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals,
-                               self.truncations, self.final_observations, self.valid, self.masks)
-        envs.reset(self.rows)
+        named = {"observations": self.observations, "rewards": self.rewards,
+                 "terminals": self.terminals, "truncations": self.truncations,
+                 "valid": self.valid, "action_masks": self.masks}
+        self.outputs = {name: array for name, array in named.items() if array is not None}
+        self.bytes = {name: array.view(np.uint8) for name, array in
+                      {**self.outputs, "final_observations": self.final_observations}.items()}
+        arrays = (self.observations, self.actions, self.rewards, self.terminals, self.truncations,
+                  self.final_observations, self.valid, self.masks)
+        self.rows = ocean.rows(*arrays) if not apart else [
+            ocean.rows(*(None if array is None else array[i] for array in arrays))
+            for i in range(num_envs)]
+        for part, rows in zip(self.parts, self.rows if apart else [self.rows], strict=True):
+            part.reset(rows)
 
     def _buffer(self, shape, dtype):
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        block = np.full(size + 2 * GUARD, 0xA5, np.uint8)
+        block = np.full((len(self.parts), size + 2 * GUARD), 0xA5, np.uint8)
         self.blocks.append(block)
-        block[GUARD : GUARD + size] = 0
-        return block[GUARD : GUARD + size].view(dtype).reshape(shape)
+        inside = block[:, GUARD:-GUARD]
+        inside[:] = 0
+        arrays = inside.view(dtype).reshape(len(self.parts), *shape)
+        return arrays if self.apart else arrays[0]
 
     def act(self, rng):
         """Random actions. With a mask nine of ten are legal: a policy never takes the others, but
@@ -79,14 +97,13 @@ class Agents:
                                               self.actions[:, i])
             first += n
 
-    def outputs(self):
-        named = {"observations": self.observations, "rewards": self.rewards,
-                 "terminals": self.terminals,
-                 "truncations": self.truncations, "valid": self.valid, "action_masks": self.masks}
-        return {name: array for name, array in named.items() if array is not None}
+    def fill(self, value):
+        """Write a byte into all that a step writes."""
+        for array in self.bytes.values():
+            array[...] = value
 
     def guards_are_whole(self):
-        return all((block[:GUARD] == 0xA5).all() and (block[-GUARD:] == 0xA5).all()
+        return all((block[:, :GUARD] == 0xA5).all() and (block[:, -GUARD:] == 0xA5).all()
                    for block in self.blocks)
 
 
@@ -102,22 +119,22 @@ def allocated():
     return count()
 
 
-def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
+def check(library, settings, steps=1_000_000, num_envs=8, seed=0, show=lambda text: None):
     """Steps environments at random and returns (problems, notes), each a list of sentences.
 
     Two copies run side by side: one as a vector, the other as single environments, stepped from the last to the first.
     Their buffers hold different garbage before each step. So an output that differs between them was not written, or
-    depends on something else than the environment's state and generator.
+    depends on something else than the environment's state and generator. show: is called with how far it is.
     """
     rng, problems, notes = np.random.default_rng(seed), {}, []
-    whole = Agents(library, num_envs, settings, seed)
-    single = [Agents(library, 1, settings, seed, first_env=i) for i in range(num_envs)]
-    for twin in single:  # writing more final observations must not change anything else
-        twin.envs.every_final()
+    whole, twin = Agents(library, num_envs, settings, seed), Agents(library, num_envs, settings, seed, apart=True)
+    backwards = [(part, rows.ctypes.data) for part, rows in zip(twin.parts, twin.rows, strict=True)][::-1]
+    for part in twin.parts:  # writing more final observations must not change anything else
+        part.every_final()
     other = Agents(library, num_envs, settings, seed + 1)
     space, agents = whole.envs.single_observation_space, whole.envs.num_agents
     low, high = np.full(space.shape, np.inf), np.full(space.shape, -np.inf)
-    ended, rewarded, together, same_seed, unfinished = np.zeros(agents, int), 0, True, True, False
+    ended, together, same_seed, unfinished = np.zeros(agents, int), True, True, False
     begun_low, begun_high = low.copy(), high.copy()  # bounds of episodes' first observations
     played, largest_reward, held = signs.RandomPlay(num_envs), 0.0, 0
 
@@ -126,53 +143,49 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
 
     rounds = max(200, steps // agents)
     for t in range(1, rounds + 1):
+        show(f"step {t:,} of {rounds:,} of {agents} agents")
         whole.act(rng)
-        other.actions[:] = whole.actions
-        other.envs.step(other.rows)
+        twin.actions[:] = whole.actions.reshape(twin.actions.shape)
         compare = t <= 3000 or t % 16 == 0  # comparing takes longer than stepping
-        for array in (*whole.outputs().values(), whole.final_observations):
-            array.view(np.uint8)[...] = 0xFF
+        if compare:
+            whole.fill(0xFF)
+            twin.fill(0x7F)
         whole.envs.step(whole.rows)
-        offset = agents
-        for twin in reversed(single):
-            n = twin.envs.num_agents
-            offset -= n
-            twin.actions[:] = whole.actions[offset : offset + n]
-            for array in (*twin.outputs().values(), twin.final_observations):
-                array.view(np.uint8)[...] = 0x7F
-            twin.envs.step(twin.rows)
-            over = (twin.terminals | twin.truncations) == 1
+        for part, rows in backwards:
+            part.step(rows)
+        if same_seed:
+            other.actions[:] = whole.actions
+            other.envs.step(other.rows)
+        over = (twin.terminals | twin.truncations) == 1
+        if over.any():
             ends = twin.final_observations[over]
-            if any((end.view(np.uint8) == 0x7F).all() for end in ends):
+            if (ends.reshape(len(ends), -1).view(np.uint8) == 0x7F).all(axis=1).any():
                 unfinished = True
             elif not ((ends >= space.low) & (ends <= space.high)).all():
                 problem("final_range", f"step {t}: a final observation lies outside {space.low.min()} .. "
                                        f"{space.high.max()}.")
-            if not compare:
+        for name, array in twin.outputs.items() if compare else ():
+            mine = whole.outputs[name].reshape(array.shape)
+            if np.array_equal(mine, array, equal_nan=array.dtype.kind == "f"):
                 continue
-            for name, array in twin.outputs().items():
-                mine = whole.outputs()[name][offset : offset + n]
-                if np.array_equal(mine, array, equal_nan=array.dtype.kind == "f"):
-                    continue
-                differ = np.argwhere(mine.view(np.uint8) != array.view(np.uint8))
-                kept = mine.view(np.uint8)[tuple(differ[0])] == 0xFF and array.view(np.uint8)[tuple(differ[0])] == 0x7F
-                where = f"{name} of agent {differ[0][0]}, from byte {differ[0][-1]}" if mine.ndim > 1 else name
-                if kept:
-                    problem("unwritten", f"step {t}: c_step does not write {where}. Rows move on every step, so that "
-                                         "all of an output is written on each one, also if nothing changed.")
-                else:
-                    problem("differs", f"step {t}: {where} differs between two environments of one seed. Something "
-                                       "else than the struct and its generator is used: a static variable, rand(), "
-                                       "the time, another environment, or memory that c_reset leaves as it is.")
+            ours, its = mine.view(np.uint8), twin.bytes[name]
+            differ = np.argwhere(ours != its)[0]
+            where = f"{name} of agent {differ[1]}, from byte {differ[-1]}" if array.ndim > 2 else name
+            if ours[tuple(differ)] == 0xFF and its[tuple(differ)] == 0x7F:
+                problem("unwritten", f"step {t}: c_step does not write {where}. Rows move on every step, so that "
+                                     "all of an output is written on each one, also if nothing changed.")
+            else:
+                problem("differs", f"step {t}: {where} differs between two environments of one seed. Something "
+                                   "else than the struct and its generator is used: a static variable, rand(), "
+                                   "the time, another environment, or memory that c_reset leaves as it is.")
         done = (whole.terminals | whole.truncations) == 1
         ended += done
         together &= done.all() or not done.any()
-        rewarded += np.count_nonzero(whole.rewards)
         played.add(whole.rewards, done)
-        if not np.isfinite(whole.rewards).all():
+        largest_reward = max(largest_reward, reach := np.abs(whole.rewards).max())
+        if not math.isfinite(reach):
             problem("reward", f"step {t}: a reward is {whole.rewards[~np.isfinite(whole.rewards)][0]}.")
             break
-        largest_reward = max(largest_reward, np.abs(whole.rewards).max())
         if t == rounds // 2:
             held = allocated()
         if not compare:
@@ -184,14 +197,14 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
             problem("range", f"step {t}: observation {at[1:].tolist()} of agent {at[0]} is {seen[tuple(at)]}, outside "
                              f"{space.low.min()} .. {space.high.max()}. Correct c_spaces, or scale and cut it.")
         for name in ("terminals", "truncations"):
-            if (whole.outputs()[name] > 1).any() and "unwritten" not in problems:
-                problem(name, f"step {t}: {name} holds {whole.outputs()[name].max()}; it must be 0 or 1.")
+            if (whole.outputs[name] > 1).any() and "unwritten" not in problems:
+                problem(name, f"step {t}: {name} holds {whole.outputs[name].max()}; it must be 0 or 1.")
         cut = whole.truncations == 1
-        finals = whole.final_observations.reshape(agents, -1).view(np.uint8)
-        if cut.any() and (finals[cut] == 0xFF).all(axis=1).any():
+        untouched = (whole.bytes["final_observations"] == 0xFF).reshape(agents, -1)
+        if untouched[cut].all(axis=1).any():
             problem("final", f"step {t}: an agent is truncated, but its final observation is not written. The trainer "
                              "values what would have come next by it: write it before the reset.")
-        if (finals[~cut] != 0xFF).any():
+        if not untouched[~cut].all():
             problem("final", f"step {t}: a final observation is written for an agent that is not truncated.")
         if whole.masks is not None:
             first = 0
@@ -203,11 +216,12 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
         if done.any():
             begun_low, begun_high = (np.minimum(begun_low, seen[done].min(axis=0)),
                                      np.maximum(begun_high, seen[done].max(axis=0)))
-        same_seed &= np.array_equal(seen, other.observations) and np.array_equal(whole.rewards, other.rewards)
+        same_seed = same_seed and (np.array_equal(seen, other.observations)
+                                   and np.array_equal(whole.rewards, other.rewards))
         if problems:
             break
     grown = allocated() - held
-    if not (whole.guards_are_whole() and all(twin.guards_are_whole() for twin in single)):
+    if not (whole.guards_are_whole() and twin.guards_are_whole()):
         problem("guard", "c_step or c_reset writes outside its own part of a buffer.")
     if not problems:
         log = whole.envs.log()
@@ -236,7 +250,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
         if unfinished:
             notes.append("a terminated agent gets no final observation, which ocean.gymnasium wants: write it when an "
                          "episode ends, `if (WANTS_FINAL(env, truncated))` (env.h).")
-        if rewarded == 0:
+        if largest_reward == 0:
             notes.append("no reward but 0 was ever given. Can a random agent find one at all?")
         notes += filter(None, [played.moved(), played.logged_otherwise(log) if log else None])
         constant = np.flatnonzero((low == high).ravel())
@@ -270,15 +284,16 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0):
             notes.append("another seed changes nothing: does the environment use its generator?")
         if largest > 0 and not np.any(low < high):
             notes.append("the observation is the same at all times.")
-    for one in (whole, other, *single):
-        one.envs.close()
+    for one in (whole.envs, other.envs, *twin.parts):
+        one.close()
     return list(problems.values()), notes
 
 
 def run_check(library, settings, steps):
     start = time.perf_counter()
-    print(f"{library.name}: playing {steps:,} random steps; seconds to some minutes", file=sys.stderr)
-    problems, notes = check(library, settings, steps)
+    print(f"{library.name}: playing {steps:,} random steps", file=sys.stderr)
+    with processes.progress() as show:
+        problems, notes = check(library, settings, steps, show=show)
     return tell(library.name, problems, notes, time.perf_counter() - start)
 
 
@@ -313,10 +328,11 @@ def main_python(creator, arguments):
                          f"{', '.join(settings.keys() - known.keys())}; it has: "
                          f"{', '.join(known) or 'none'}")
     steps = arguments.steps or 10_000
-    print(f"{creator.name}: playing {steps:,} random steps, each looked at; 30 s at most", file=sys.stderr)
+    print(f"{creator.name}: playing {steps:,} random steps, each looked at; 15 s at most", file=sys.stderr)
     try:
-        with vector.make(creator, 1, vector.Serial, env_kwargs=settings, seed=arguments.seed) as vecenv:
-            found = environments.check(creator, vecenv, settings, steps)
+        with (vector.make(creator, 1, vector.Serial, env_kwargs=settings, seed=arguments.seed) as vecenv,
+              processes.progress() as show):
+            found = environments.check(creator, vecenv, settings, steps, show=show)
     except Exception as error:
         text, own = workers.own_part(error)
         if not own and not isinstance(error, (ValueError, TypeError, ImportError)):

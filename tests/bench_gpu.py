@@ -4,7 +4,6 @@
     make gpu STEPS="smoke kernels"       # steps whose names begin so; what others left is kept
     make gpu OUT=/tmp/gpu PYTHON=python3.12 MINUTES=9
     python tests/bench_gpu.py --list     # the steps and their limits
-    python tests/bench_gpu.py --readme   # the table of docs/gpu into README.md
 
 Each step is a process of its own that is ended at its limit; after a failure the next one begins.
 Nothing is installed. report.json and report.md are written anew after each step, so that an
@@ -39,7 +38,6 @@ GOAL = 0.7  # of the speed of a plain copy
 # what figures of another form lead to
 UNEXPECTED = ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError
 OLDEST_TORCH = 2, 11
-BEGIN, END = "<!-- from docs/gpu, by tests/bench_gpu.py --readme -->\n", "<!-- end -->\n"
 
 # --------------------------------------------------------------------------------------------------
 # What the figures must say: each returns what is wrong, or None
@@ -460,8 +458,8 @@ def passed(results, name):
 
 
 def summary(results):
-    """The table of what was found, for the README: lines of Markdown, one a figure; only what a
-    step has measured."""
+    """The table of what was found: lines of Markdown, one a figure; only what a step has
+    measured."""
     rows = []
     if found := passed(results, "versions"):
         rows.append(("machine",
@@ -546,15 +544,6 @@ def page(results):
     return "\n".join(lines) + "\n"
 
 
-NONE_YET = "**No figure of this trainer on a GPU has been measured yet**, so `--train.device auto` is the CPU.\n"
-
-
-def section(folder=ROOT / "docs/gpu"):
-    """What the README shows between its two marks: what was measured, or that nothing was."""
-    results = kept(folder)
-    return f"{summary(results)}\n[The whole report](docs/gpu/report.md).\n" if results else NONE_YET
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -562,16 +551,10 @@ def main():
     parser.add_argument("--out", type=Path, default=ROOT / "docs/gpu", help="folder of the report")
     parser.add_argument("--minutes", type=float, default=ALL / 60, help="of all steps")
     parser.add_argument("--list", action="store_true", help="name the steps")
-    parser.add_argument("--readme", action="store_true", help="put the table into README.md")
     if sys.argv[1:2] == ["--run"]:  # the inside of a step
         name, *options = sys.argv[2:]
         return {"versions": versions, "epoch": epoch, "resume": resume}[name](*options)
     a = parser.parse_args()
-    if a.readme:
-        before, _, after = (ROOT / "README.md").read_text().partition(BEGIN)
-        (ROOT / "README.md").write_text(before + BEGIN + section(a.out) + END
-                                        + after.partition(END)[2])
-        return None
     for word in a.steps:
         if not any(step.name.startswith(word) for step in STEPS):
             parser.error(f"no step begins with {word}; there are "

@@ -157,7 +157,7 @@ def test_the_table_has_what_was_measured_and_no_more(tmp_path, monkeypatch):
                        stand_in("learn-host", SOLVED),
                        stand_in("resume-host", {"whole": "a", "whole_again": "a", "resumed": "b"})],
                       tmp_path)
-    table = bench_gpu.section(tmp_path)
+    table = bench_gpu.summary(bench_gpu.kept(tmp_path))
     assert "| machine | Some GPU, 16 cores, torch 2.11.0, driver 580.1 |" in table
     assert ("| trained steps a second: 4,096 × 32, network 4 layers × 32, bfloat16, environments on the host | "
             "12,345,678, GPU busy 62% |") in table
@@ -170,7 +170,7 @@ def test_the_table_has_what_was_measured_and_no_more(tmp_path, monkeypatch):
             and results["learn-host"] == "passed")
     bench_gpu.run_all([stand_in("learn-host", never)], tmp_path)
     assert report(tmp_path)[0]["learn-host"]["result"] == "ended at 858, below 800"
-    assert "| never; 858 at the end" in bench_gpu.section(tmp_path)
+    assert "| never; 858 at the end" in bench_gpu.summary(bench_gpu.kept(tmp_path))
 
 
 @pytest.mark.slow
@@ -188,12 +188,6 @@ def test_the_setting_is_looked_for_where_it_is():
     import configuration
 
     assert bench_gpu.has_device_setting() == hasattr(configuration.Vec(), "device")
-
-
-def test_the_readme_shows_what_was_measured():
-    readme = (ROOT / "README.md").read_text()
-    shown = readme.partition(bench_gpu.BEGIN)[2].partition(bench_gpu.END)[0]
-    assert shown == bench_gpu.section(), "python tests/bench_gpu.py --readme"
 
 
 def test_each_step_runs_what_there_is():

@@ -1,6 +1,8 @@
 """`python -m ocean`: the check finds planted bugs, and none in correct environments;
 pictures are drawn without a window."""
 
+import cProfile
+import pstats
 import re
 import shutil
 import subprocess
@@ -152,6 +154,22 @@ def test_a_reward_is_looked_at_on_each_step(tmp_path):
     source = SOUND.replace("env->rewards[0] = over;", "env->rewards[0] = (env->log.score += 1) == 3500 ? NAN : over;")
     problems, _ = cli.check(ocean.load(plant(tmp_path, source)), {}, steps=40_000)
     assert problems == ["step 3500: a reward is nan."]
+
+
+def test_a_step_of_the_check_is_a_few_calls(tmp_path):
+    """A million steps take some seconds then; comparing all environments one by one takes a minute."""
+    library, counts = ocean.load(plant(tmp_path, SOUND)), []
+    for steps in (40_000, 80_000):  # the difference is 5,000 steps of 8 agents that are not the first
+        profile = cProfile.Profile()
+        profile.runcall(cli.check, library, {}, steps=steps)
+        counts.append(pstats.Stats(profile).total_calls)
+    assert (counts[1] - counts[0]) / 5000 < 120
+
+
+def test_the_check_says_how_far_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    cli.run_check(ocean.load(plant(tmp_path, SOUND)), {}, 20_000)
+    assert "step 1 of 2,500 of 8 agents" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["squared", "breakout", "masked", "lander", "tetris", "snake"])

@@ -141,6 +141,24 @@ def test_commands_can_be_typed(page, parse, capsys):
             raise AssertionError(f"{page}: {shlex.join(words)}: {error}\n{capsys.readouterr().err}") from error
 
 
+def test_the_example_of_the_readme_learns(tmp_path, monkeypatch):
+    (block,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(block, "README.md", "exec"), names)
+    assert names["trainer"].environment["episode_return"] > 60, "a random policy has 22"
+
+
+def test_speeds_of_the_readme_are_of_the_settings_that_ship():
+    table = (ROOT / "README.md").read_text().partition("| machine | trained steps")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    shipped = configuration.load_config("breakout")
+    assert len(rows) >= 2 and all(machine and speed and command for machine, speed, command in rows)
+    assert rows[0][2] == f"`python tests/bench_train.py --minibatch-size {shipped['train']['minibatch_size']}`"
+    known = (ROOT / "tests/bench_train.py").read_text().replace("_", "-")
+    assert all(f"\n    {option}: " in known for row in rows for option in re.findall(r"--([\w-]+)", row[2]))
+
+
 def test_what_is_misspelt_is_found(parse):
     for line in ("python pufferl.py train breakout --train.learning-rat 0.1",
                  "python pufferl.py trian breakout",

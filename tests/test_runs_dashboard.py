@@ -5,6 +5,7 @@ import fcntl
 import io
 import math
 import os
+import re
 import select
 import signal
 import struct
@@ -41,8 +42,8 @@ class Fake:
         self.run_folder = None
 
 
-def terminal(width=120):
-    return Console(file=io.StringIO(), force_terminal=True, width=width, height=50,
+def terminal(width=120, height=50):
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=height,
                    color_system="truecolor")
 
 
@@ -81,7 +82,32 @@ def test_many_statistics_do_not_fill_the_screen():
     screen = on(runs.Dashboard(runs.solved_at(Fake().args)), terminal())
     screen.show(Fake(**{f"item_{i}": float(i) for i in range(50)}))
     screen.close()
-    assert f"and {50 - runs.MOST_ROWS} more" in screen.console.file.getvalue()
+    assert re.search(r"and \d+ more", screen.console.file.getvalue())
+
+
+@pytest.mark.parametrize("explaining", [None, False, True])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (40, 12), (120, 30), (200, 50)])
+def test_the_panel_fits_the_terminal(width, height, explaining):
+    """Nothing is cut off, and as many numbers are shown as there is room for."""
+    trainer = Fake(**dict.fromkeys(("score", "perf", "episode_return", "episode_length", "n",
+                                    "episode_return_min", "episode_return_max"), 0.5))
+    trainer.losses = dict.fromkeys(("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac",
+                                    "explained_variance", "old_approx_kl", "importance", "grad_norm",
+                                    "learning_rate"), 0.01)
+    stages = "environment", "policy", "learn", "ranks", "other"
+    trainer.statistics = SimpleNamespace(stages=dict.fromkeys(stages, 1.0))
+    console = terminal(width, height)
+    shown = runs.panel(trainer, [0.1, 0.5, 0.96], ("score", 0.95), "40s gone, 6m 00s left", console, explaining)
+    lines = ["".join(segment.text for segment in line) for line in console.render_lines(shown)]
+    assert len(lines) <= height and {len(line) for line in lines} == {width}
+    assert lines[0].startswith("╭") and lines[-1].startswith("╰")
+    text = "\n".join(lines)
+    assert "━" in text and "6m 00s left" in text and "Updates are too large." in text
+    assert ("? " in lines[-1]) == (explaining is not None)
+    if not explaining and width >= 80:
+        assert all(name in text for name in (*trainer.losses, *trainer.environment, *stages, "memory"))
+    if not explaining and (width, height) == (60, 20):
+        assert all(name in text for name in ("policy_loss", "entropy", "score", "steps/s", "learn"))
 
 
 def test_compiling_is_announced_once_and_ends(capsys):

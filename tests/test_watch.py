@@ -578,6 +578,22 @@ def test_the_menu_has_a_picture_of_each_environment(server):
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 3
 
 
+def test_a_page_has_scores_before_an_episode_has_ended_on_it(server):
+    """An episode of the Breakout policy that ships takes four minutes on the page."""
+    _, port = server
+    order(port, environment="breakout", pause=False)
+
+    def state(name):
+        now = json.loads(ask(port, "GET", "/state")[2])
+        return now["environment"] == name and now
+
+    now = wait_for(lambda: (now := state("breakout")) and len(now["ahead"]) == watch.Page.AHEAD and now)
+    assert now["count"] == 0
+    assert now["mean"] == pytest.approx(np.mean(now["ahead"])) and now["mean"] > 700 and now["error"] > 0
+    order(port, environment="squared")
+    wait_for(lambda: state("squared"))
+
+
 def test_states_and_orders(server):
     """What the page asks for, without a browser."""
     _, port = server
