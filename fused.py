@@ -37,7 +37,7 @@ import kernels
 import ranks
 from arena import (
     check_heads, check_numbers, check_sizes, check_squash, checked, clock, constant, numpy_dtype, on_gpu,
-    optional_masks,
+    optional_masks, stream_between,
 )
 from configuration import ConfigError, own_optimizer
 from kernels import driver, host
@@ -73,21 +73,15 @@ class Gpu:
                   "wait for each other, which is slower. ulimit -l unlimited, or docker run --ulimit memlock=-1, may "
                   "allow it.", file=sys.stderr)
 
-    @contextlib.contextmanager
     def main(self):
         """Within it, work goes to the main stream, after what the caller's stream was given and before what follows."""
-        before = torch.cuda.current_stream(self.torch_device)
-        self.main_stream.wait_stream(before)
-        try:
-            with torch.cuda.stream(self.main_stream):
-                yield
-        finally:  # after an interrupt, too, what is queued comes before what the caller does next
-            before.wait_stream(self.main_stream)
+        return stream_between(self.main_stream, torch.cuda.current_stream(self.torch_device))
 
     @contextlib.contextmanager
     def worker(self, number):
-        """Within it, this thread's work goes to that worker's stream."""
-        with (torch.cuda.device(self.torch_device), torch.cuda.stream(self.streams[number]),
+        """Within it, this thread's work goes to that worker's stream, after what the main stream was given and before
+        what follows there."""
+        with (torch.cuda.device(self.torch_device), stream_between(self.streams[number], self.main_stream),
               torch.cuda.nvtx.range(f"worker {number}")):
             yield
 
@@ -301,7 +295,7 @@ class Graphs(engines.Autograd):
 
     def _begin(self, number):
         super()._begin(number)
-        self.device.wait()  # the workers have streams of their own
+        self.device.wait()  # the environments write over what is copied from the host
 
     def _run_workers(self):
         with engines.torch_threads(self.vecenv.threads_per_worker):
