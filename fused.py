@@ -235,7 +235,8 @@ class Graphs(engines.Autograd):
         super().bind()
         cut = aligned_zeros((self.num_agents,), np.uint8)
         cut_step = aligned_zeros((self.vecenv.num_buffers,), np.int64)
-        arrays = [] if self.alone else [tensor.numpy() for tensor in self.host.values() if tensor is not None]
+        used = () if self.alone else TOLD if self.together else self.host
+        arrays = [self.host[name].numpy() for name in used if self.host[name] is not None]
         for array in (*arrays, cut, cut_step):
             self.device.pin(array)
         self.host_cut, self.host_cut_step = torch.from_numpy(cut), torch.from_numpy(cut_step)
@@ -267,7 +268,7 @@ class Graphs(engines.Autograd):
             if self.alone:
                 return seconds
             if self.together:
-                for name in ("rewards", "resets", "valid"):  # for statistics; of terminals and truncations it has them
+                for name in TOLD[2:]:  # for statistics; a step brings terminals and truncations
                     self.host[name].copy_(self.storage[name], non_blocking=True)
                 self.device.wait()
                 return seconds
@@ -524,6 +525,8 @@ PIECE = 8  # steps of a rollout in one graph: to launch one of 64 takes half a m
 ENDS = "truncations", "terminals"
 
 
+# What the host gets of a rollout of environments that live on the GPU: of each step the first two, at the end the rest.
+TOLD = "terminals", "truncations", "rewards", "resets", "valid"
 class PolicyStep:
     """A step of the rollout as one kernel: encoder, layers, decoder and the draw of actions, with all weights in the
     shared memory of each block. A network that does not fit there takes its products from cuBLAS (`Layers.step`).
