@@ -704,6 +704,22 @@ def test_streams_wait_for_each_other(device, place, monkeypatch):
     trainer.release()
 
 
+@pytest.mark.parametrize("device", ["recorder"], indirect=True)
+def test_what_the_host_does_not_read_is_neither_pinned_nor_copied(device):
+    """Of environments that live where the policy does: no observations, but those of the agents that a log looks at."""
+    trainer, copied = make_trainer(**PLACES["tensors"]), {}
+    pinned = {array.ctypes.data for array in trainer.engine.device.pinned}
+    used = {name for name, tensor in trainer.host.items() if tensor is not None and tensor.data_ptr() in pinned}
+    assert used == {"rewards", "resets", "valid", "terminals", "truncations"}
+    on_host = trainer.engine.on_host
+    trainer.engine.on_host = lambda name, *agents: copied.setdefault(name, on_host(name, *agents))
+    trainer.evaluate()
+    trainer.train()
+    trainer.mean_and_log()
+    assert copied["observations"].shape[1] == copied["actions"].shape[1] == 16 and len(copied["rewards"][0]) == 64
+    trainer.release()
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What only a GPU can show
 
