@@ -57,7 +57,8 @@ class Gpu:
         self.main_stream = torch.cuda.Stream(device)
         self._pinned, self._graphs, self._refused = [], {}, False
         weakref.finalize(self, _unlock, device, self._pinned).atexit = False  # dropped without release()
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        self._tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"  # cuDNN's is so unless somebody changes it
+        torch.backends.cuda.matmul.allow_tf32 = True
 
     def pin(self, array):
         """Lock a numpy array's pages in memory until `release`; they must be its own. A system that refuses, as some
@@ -148,9 +149,10 @@ class Gpu:
         return shown
 
     def release(self):
-        """Unlock the pinned arrays."""
+        """Unlock the pinned arrays, drop the graphs, and give torch its precision of products back."""
         _unlock(self.torch_device, self._pinned)
         self.forget()
+        torch.backends.cuda.matmul.allow_tf32 = self._tf32
 
 
 def _unlock(device, arrays):
@@ -523,10 +525,10 @@ DTYPES = {"float32": 0, "uint8": 1, "bool": 1, "int8": 2, "int16": 3, "uint16": 
 TILES = 8, 16, 32  # agents that a block takes at once
 PIECE = 8  # steps of a rollout in one graph: to launch one of 64 takes half a millisecond, in which the GPU waits
 ENDS = "truncations", "terminals"
-
-
 # What the host gets of a rollout of environments that live on the GPU: of each step the first two, at the end the rest.
 TOLD = "terminals", "truncations", "rewards", "resets", "valid"
+
+
 class PolicyStep:
     """A step of the rollout as one kernel: encoder, layers, decoder and the draw of actions, with all weights in the
     shared memory of each block. A network that does not fit there takes its products from cuBLAS (`Layers.step`).

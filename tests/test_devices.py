@@ -720,6 +720,18 @@ def test_what_the_host_does_not_read_is_neither_pinned_nor_copied(device):
     trainer.release()
 
 
+def test_torch_has_its_precision_back_after_a_run(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    chosen = torch.backends.cuda.matmul
+    for before in (True, False):
+        chosen.allow_tf32 = before
+        gpu = fused.Gpu(torch.device("cuda", 0), workers=1)
+        assert chosen.allow_tf32
+        gpu.release()
+        assert chosen.allow_tf32 == before
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # What only a GPU can show
 
