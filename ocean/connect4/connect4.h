@@ -85,8 +85,8 @@ typedef struct {
  * known at once. A win is WIN + moves left, so that a sooner one counts more. `lines` are the mover's
  * line_cells; the other player's stone has not changed them. The last two moves need no search: the
  * mover wins if it can, and loses only if each move leaves the other player a cell to win at. */
-static bool settled(Node* node, Stones own, Stones other, Stones lines, int depth, int alpha,
-                    int beta, int* value) {
+static inline bool settled(Node* node, Stones own, Stones other, Stones lines, int depth,
+                           int alpha, int beta, int* value) {
     Stones free = next_cells(own | other);
     *value = 0;
     if (!free || depth == 0) return true;
@@ -109,24 +109,23 @@ static bool settled(Node* node, Stones own, Stones other, Stones lines, int dept
 /* The value for the player to move, who looks `depth` moves ahead: alpha-beta. The nodes stand in for
  * calls of itself, because a GPU's thread has little memory for calls. */
 static int search(Stones own, Stones other, Stones lines, int depth, int alpha, int beta) {
-    Node nodes[DEEPEST];
-    int level = 0, value;
-    if (settled(nodes, own, other, lines, depth, alpha, beta, &value)) return value;
+    Node nodes[DEEPEST], *top = nodes, now, next;
+    int value;
+    if (settled(&now, own, other, lines, depth, alpha, beta, &value)) return value;
     for (;;) {
-        Node* node = &nodes[level];
         Stones stone = 0;
-        while (!stone && node->next < COLUMNS && node->alpha < node->beta)
-            stone = node->moves & column_cells(order[node->next++]);
+        while (!stone && now.next < COLUMNS && now.alpha < now.beta)
+            stone = now.moves & column_cells(order[now.next++]);
         if (!stone) {
-            value = node->alpha;
-            if (level-- == 0) return value;
-            node--;
-        } else if (!settled(node + 1, node->other, node->own | stone, node->threats,
-                            depth - level - 1, -node->beta, -node->alpha, &value)) {
-            level++;
+            value = now.alpha;
+            if (top == nodes) return value;
+            now = *--top, depth++;
+        } else if (!settled(&next, now.other, now.own | stone, now.threats, depth - 1, -now.beta,
+                            -now.alpha, &value)) {
+            *top++ = now, now = next, depth--;
             continue;
         }
-        if (-value > node->alpha) node->alpha = -value;
+        if (-value > now.alpha) now.alpha = -value;
     }
 }
 
