@@ -3,7 +3,8 @@
 The recorder keeps tensors apart from the environments' arrays, runs the CUDA drivers (on the CPU, compiled), and
 captures as a GPU does: while it captures it notes each torch operation and each kernel with the tensors and the numbers
 it was handed, and a replay repeats exactly those. So a number that Python computes and a graph would bake in is found
-here too, as is memory that does not stay in its place. What it cannot find: what only streams and real memory do.
+here too, as is memory that does not stay in its place. With `Streams` it finds work that another stream's does not wait
+for. What it cannot find: what only real memory does.
 """
 
 import contextlib
