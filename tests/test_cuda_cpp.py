@@ -294,7 +294,7 @@ def test_newton_schulz_takes_fewer_blocks_if_the_gpu_cannot_hold_all(monkeypatch
     with torch.cuda.stream(stream):
         x.copy_(given)
         optimizer._orthogonalise_together(x, y, gram, polynomial)
-        torch.testing.assert_close(y.double().cpu(), expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(y.double().cpu(), expected, rtol=0, atol=1e-3)
         stream.synchronize()
         graph.capture_begin(capture_error_mode="thread_local")
         optimizer._orthogonalise_together(x, y, gram, polynomial)
@@ -302,7 +302,7 @@ def test_newton_schulz_takes_fewer_blocks_if_the_gpu_cannot_hold_all(monkeypatch
         x.copy_(given)
         y.zero_()
         graph.replay()
-        torch.testing.assert_close(y.double().cpu(), expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(y.double().cpu(), expected, rtol=0, atol=1e-3)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

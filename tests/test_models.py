@@ -113,9 +113,10 @@ def test_a_memory_takes_what_autocast_gives_it(wrapper, network, device, monkeyp
     torch.manual_seed(0)
     vecenv = PICTURES if network is picture else environment()
     policy = wrapper(vecenv, network(vecenv, 32), hidden_size=32, num_layers=2).to(device)
-    observations, resets, valid = (tensor.to(device) for tensor in segment(T=5, N=4))
+    observations, resets, valid = segment(T=5, N=4)
     if network is picture:
-        observations = torch.randint(0, 256, (5, 4, 3, 48, 48), dtype=torch.uint8, device=device)
+        observations = torch.randint(0, 256, (5, 4, 3, 48, 48), dtype=torch.uint8)
+    observations, resets, valid = (tensor.to(device) for tensor in (observations, resets, valid))
     results = []
     for enabled in (False, True):
         with torch.autocast(device, torch.bfloat16, enabled=enabled):
