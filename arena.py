@@ -374,6 +374,26 @@ def _launch(function, lanes, arguments):
             _kernels[function][-(-lanes // THREADS), THREADS, stream](lanes, arguments)
 
 
+@contextmanager
+def stream_between(stream, other):
+    """Within it, this thread's work goes to a CUDA stream, after what `other` was given and before what it is given
+    next."""
+    stream.wait_stream(other)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:  # after an interrupt, too
+        other.wait_stream(stream)
+
+
+def default_stream(device):
+    """Within it, work goes to the device's default stream, in order with the present one. Simulators that have streams
+    of their own order these by the default stream alone."""
+    if device.type != "cuda":
+        return nullcontext()
+    return stream_between(torch.cuda.default_stream(device), torch.cuda.current_stream(device))
+
+
 def on_gpu(tensor):
     """Whether the CUDA drivers are the ones for this tensor."""
     return tensor.is_cuda or SIMULATOR

@@ -295,9 +295,11 @@ class Module:
             result.append(_address(name, parameter, value, dtype) if is_array else dtype.type(value))
         return tuple(result)
 
-    def launch(self, name, blocks, threads, *values, shared=0):
+    def launch(self, name, blocks, threads, *values, shared=0, cooperative=False):
         """Run a kernel on torch's current stream. It does not wait, and allocates nothing. `values` are numbers, and
-        arrays of numpy or numba. shared: bytes of shared memory a block, beside the kernel's own variables."""
+        arrays of numpy or numba. shared: bytes of shared memory a block, beside the kernel's own variables.
+        cooperative: all blocks run at once, so they may wait for each other; CuPy takes fewer if the GPU cannot hold
+        so many, and the driver refuses what it cannot promise."""
         if blocks == 0:
             return
         if name not in self._kernels:
@@ -307,7 +309,8 @@ class Module:
         if shared > kernel.max_dynamic_shared_size_bytes:  # 48 KB, unless a kernel asks for more
             kernel.max_dynamic_shared_size_bytes = shared
         with on_stream(torch.cuda.current_stream().cuda_stream):
-            kernel((blocks,), (threads,), self.arguments(name, values), shared_mem=shared)
+            kernel.kernel((blocks,), (threads,), self.arguments(name, values), shared,
+                          enable_cooperative_groups=cooperative)
 
     @functools.cached_property
     def _module(self):

@@ -37,7 +37,7 @@ import kernels
 import ranks
 from arena import (
     check_heads, check_numbers, check_sizes, check_squash, checked, clock, constant, numpy_dtype, on_gpu,
-    optional_masks,
+    optional_masks, stream_between,
 )
 from configuration import ConfigError, own_optimizer
 from kernels import driver, host
@@ -57,7 +57,8 @@ class Gpu:
         self.main_stream = torch.cuda.Stream(device)
         self._pinned, self._graphs, self._refused = [], {}, False
         weakref.finalize(self, _unlock, device, self._pinned).atexit = False  # dropped without release()
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        self._tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"  # cuDNN's is so unless somebody changes it
+        torch.backends.cuda.matmul.allow_tf32 = True
 
     def pin(self, array):
         """Lock a numpy array's pages in memory until `release`; they must be its own. A system that refuses, as some
@@ -73,21 +74,15 @@ class Gpu:
                   "wait for each other, which is slower. ulimit -l unlimited, or docker run --ulimit memlock=-1, may "
                   "allow it.", file=sys.stderr)
 
-    @contextlib.contextmanager
     def main(self):
         """Within it, work goes to the main stream, after what the caller's stream was given and before what follows."""
-        before = torch.cuda.current_stream(self.torch_device)
-        self.main_stream.wait_stream(before)
-        try:
-            with torch.cuda.stream(self.main_stream):
-                yield
-        finally:  # after an interrupt, too, what is queued comes before what the caller does next
-            before.wait_stream(self.main_stream)
+        return stream_between(self.main_stream, torch.cuda.current_stream(self.torch_device))
 
     @contextlib.contextmanager
     def worker(self, number):
-        """Within it, this thread's work goes to that worker's stream."""
-        with (torch.cuda.device(self.torch_device), torch.cuda.stream(self.streams[number]),
+        """Within it, this thread's work goes to that worker's stream, after what the main stream was given and before
+        what follows there."""
+        with (torch.cuda.device(self.torch_device), stream_between(self.streams[number], self.main_stream),
               torch.cuda.nvtx.range(f"worker {number}")):
             yield
 
@@ -154,9 +149,10 @@ class Gpu:
         return shown
 
     def release(self):
-        """Unlock the pinned arrays."""
+        """Unlock the pinned arrays, drop the graphs, and give torch its precision of products back."""
         _unlock(self.torch_device, self._pinned)
         self.forget()
+        torch.backends.cuda.matmul.allow_tf32 = self._tf32
 
 
 def _unlock(device, arrays):
@@ -241,7 +237,8 @@ class Graphs(engines.Autograd):
         super().bind()
         cut = aligned_zeros((self.num_agents,), np.uint8)
         cut_step = aligned_zeros((self.vecenv.num_buffers,), np.int64)
-        arrays = [] if self.alone else [tensor.numpy() for tensor in self.host.values() if tensor is not None]
+        used = () if self.alone else TOLD if self.together else self.host
+        arrays = [self.host[name].numpy() for name in used if self.host[name] is not None]
         for array in (*arrays, cut, cut_step):
             self.device.pin(array)
         self.host_cut, self.host_cut_step = torch.from_numpy(cut), torch.from_numpy(cut_step)
@@ -273,7 +270,7 @@ class Graphs(engines.Autograd):
             if self.alone:
                 return seconds
             if self.together:
-                for name in ("rewards", "resets", "valid"):  # for statistics; of terminals and truncations it has them
+                for name in TOLD[2:]:  # for statistics; a step brings terminals and truncations
                     self.host[name].copy_(self.storage[name], non_blocking=True)
                 self.device.wait()
                 return seconds
@@ -296,12 +293,12 @@ class Graphs(engines.Autograd):
         kernels.run(_return_range, len(running), 1, *map(kernels.device if running.is_cuda else host, tensors))
         self.arena["returns"].copy_(torch.stack((lows.min(), highs.max())))
 
-    def on_host(self, name):
-        return self.storage[name].cpu() if self.together else self.host[name]
+    def on_host(self, name, agents=slice(None)):
+        return self.storage[name][:, agents].cpu() if self.together else super().on_host(name, agents)
 
     def _begin(self, number):
         super()._begin(number)
-        self.device.wait()  # the workers have streams of their own
+        self.device.wait()  # the environments write over what is copied from the host
 
     def _run_workers(self):
         with engines.torch_threads(self.vecenv.threads_per_worker):
@@ -528,6 +525,8 @@ DTYPES = {"float32": 0, "uint8": 1, "bool": 1, "int8": 2, "int16": 3, "uint16": 
 TILES = 8, 16, 32  # agents that a block takes at once
 PIECE = 8  # steps of a rollout in one graph: to launch one of 64 takes half a millisecond, in which the GPU waits
 ENDS = "truncations", "terminals"
+# What the host gets of a rollout of environments that live on the GPU: of each step the first two, at the end the rest.
+TOLD = "terminals", "truncations", "rewards", "resets", "valid"
 
 
 class PolicyStep:

@@ -796,8 +796,8 @@ draw(i64 N, i64 M, i64 first, u64 seed, const i64 *counter, const float *beta, c
 // --------------------------------------------------------------------------------------------------------------------
 // Newton-Schulz: all steps of all matrices in one launch, whose blocks wait for each other between the products
 
-// Until all blocks are here; `round` counts the times. There must be no more blocks than run at once. What the others
-// have written is then read by __ldcg.
+// Until all blocks are here; `round` counts the times. The launch must be cooperative. What the others have written is
+// then read by __ldcg.
 CELL void meet(int *arrived, int &round) {
     __syncthreads();
     if (threadIdx.x == 0) {

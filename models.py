@@ -310,8 +310,8 @@ class RewardScale:
 
 def mingru_layer(x, hgp, state, resets, valid):
     """One MinGRU layer with highway gate in plain torch: x (T, N, H), hgp (T, N, 3H), state (N, H)
-    -> (out (T, N, H), final state). The form for export, torch.compile, bfloat16 and gradient
-    checks. In float32 `MinGRU` runs the kernels in its place: to change the layer, call yours in
+    -> (out (T, N, H), final state). The form for export, torch.compile and gradient checks. In float32
+    and bfloat16 `MinGRU` runs the kernels in its place: to change the layer, call yours in
     `MinGRU.forward`. See kernels.mingru_cell."""
     h, g, p = hgp.chunk(3, dim=-1)
     z, candidate = torch.sigmoid(g), torch.where(h >= 0, h + 0.5, torch.sigmoid(h))
@@ -332,7 +332,7 @@ class _FusedScan(torch.autograd.Function):
     @kernels.unwatched
     def forward(ctx, x, hgp, state, resets, valid):
         if len(x) == 1 and not any(ctx.needs_input_grad):  # a step of a rollout: no gates are kept
-            x, new = x.contiguous(), state.clone(memory_format=torch.contiguous_format)
+            x, new = x.contiguous(), state.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
             out = torch.empty_like(x)
             kernels.mingru_step(hgp.contiguous()[0], x[0], new, resets[0], valid[0], out[0])
             return out, new
@@ -382,12 +382,13 @@ class MinGRU(nn.Module):
             layer.bias.data[hidden_size : hidden_size + hidden_size // 4].uniform_(1, LONGEST - 1).log_().neg_()
 
     def forward(self, x, state, resets, valid):
-        known = x.device.type in ("cpu", "cuda") and x.dtype == torch.float32
-        fused = known and not torch.compiler.is_compiling()
-        scan = _FusedScan.apply if fused and not torch.onnx.is_in_onnx_export() else mingru_layer
+        traced = x.device.type not in ("cpu", "cuda") or torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()
         states = []
         for i, layer in enumerate(self.layers):
-            x, final = scan(x, layer(x), state[i], resets, valid)
+            hgp = layer(x)
+            scan = mingru_layer if traced or hgp.dtype not in (torch.float32, torch.bfloat16) else _FusedScan.apply
+            # autocast rounds what a Linear returns, but not what a LayerNorm or an Embedding does
+            x, final = scan(x.to(hgp.dtype), hgp, state[i], resets, valid)
             states.append(final)
         return x, torch.stack(states)
 

@@ -264,7 +264,6 @@ class Muon:
             torch.div(x, torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1e-7, out=x)
             self._orthogonalise(x, y, gram, polynomial)
             return
-        # The kernel's blocks wait for each other, so all of them must run at once.
         tiles = count * -(-rows // kernels.STRIP) * -(-columns // kernels.ACROSS)
         blocks = min(tiles, torch.cuda.get_device_properties(x.device).multi_processor_count)
         arrays = [checked("Muon", "matrices", part, tuple(part.shape)) for part in (x, y, gram)]
@@ -272,7 +271,7 @@ class Muon:
         arrived = constant(("barrier", torch.cuda.current_stream().cuda_stream), x,
                            lambda: torch.zeros(2, dtype=torch.int32))
         kernels.CUDA.launch("newton_schulz", blocks, kernels.CREW, count, rows, columns, len(NEWTON_SCHULZ),
-                            coefficients, *arrays, arrived)
+                            coefficients, *arrays, arrived, cooperative=True)  # its blocks wait for each other
 
     @staticmethod
     def _orthogonalise(x, y, gram, polynomial):

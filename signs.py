@@ -25,6 +25,7 @@ PATIENCE = 5  # a state must last so many entries before it is said
 BEGUN = 0.1  # share of the run after which a policy could have moved
 # so many numbers of a rollout's observations are sampled, at least one agent's in a step
 SAMPLE = 1 << 12
+AGENTS = slice(0, 16)  # whose observations and actions are looked at
 LONG = 10_000  # steps of each agent in which an episode should have ended
 VAST = 1000.0  # larger observations are not of the order of 1
 VAST_VALUE_LOSS = 1000.0  # while the policy's is below 1
@@ -33,15 +34,15 @@ VAST_VALUE_LOSS = 1000.0  # while the policy's is below 1
 def vital(observations, rewards, valid, terminals, truncations, actions=None, bounds=None, choices=False):
     """Metrics that only the rollout itself shows, from observations (T, N, ...), rewards, valid,
     terminals, truncations (T, N), numpy arrays of one rollout; of actions (T, N, A) only with their
-    bounds (models.finite_bounds); choices: whether observations have indices, whose size means nothing. Observations
-    and actions are looked at in a sample of the agents."""
+    bounds (models.finite_bounds); choices: whether observations have indices, whose size means nothing. Of
+    observations and actions the AGENTS suffice."""
     live, size = valid[: len(rewards)].view(bool), max(1, observations[0, 0].size)
     some = slice(0, None, max(1, 16 * size // SAMPLE))  # of the numbers, if an observation has many
-    agents, rows = slice(0, 16), slice(0, None, max(1, 256 * len(range(size)[some]) // SAMPLE))
+    rows = slice(0, None, max(1, 256 * len(range(size)[some]) // SAMPLE))
     metrics = {"vital/terminated": float(terminals.sum(where=live)),
                "vital/truncated": float(truncations.sum(where=live))}
-    flat = observations[: len(rewards)].reshape(*live.shape, -1)[rows, agents, some]
-    seen = flat[live[rows, agents]]
+    flat = observations[: len(rewards), AGENTS].reshape(*live[:, AGENTS].shape, -1)[rows, :, some]
+    seen = flat[live[rows, AGENTS]]
     if len(seen) > 1 and seen.dtype.kind in "fiub":
         low, high = seen.min(0).astype(np.float64), seen.max(0).astype(np.float64)
         metrics["vital/observation_constant"] = float((low == high).mean())
@@ -49,7 +50,7 @@ def vital(observations, rewards, valid, terminals, truncations, actions=None, bo
             metrics["vital/observation_max"] = float(max(-low.min(), high.max()))
     if bounds is not None and len(seen):
         least, most = bounds
-        taken, free = np.clip(actions[: len(rewards)][rows, agents][live[rows, agents]], least, most), most > least
+        taken, free = np.clip(actions[: len(rewards)][rows, AGENTS][live[rows, AGENTS]], least, most), most > least
         if free.any():
             metrics["vital/action_reach"] = float((np.ptp(taken, 0)[free] / (most - least)[free]).min())
     low, high = rewards.min(where=live, initial=np.inf), rewards.max(where=live, initial=-np.inf)

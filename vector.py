@@ -66,7 +66,7 @@ import ocean.device
 import processes
 import tensors
 import workers
-from arena import driver
+from arena import default_stream, driver
 
 
 def physical_cores():
@@ -1294,7 +1294,8 @@ class Tensors(Vector):
         self._t, self._starting = self._t + 1, False
 
     def _step(self):
-        self._env.step_into(self._rows[self._t])
+        with default_stream(self.device):
+            self._env.step_into(self._rows[self._t])
         for name in self._told:
             self._host[name][self._t].copy_(self._arrays[name][self._t])
 

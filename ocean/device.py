@@ -27,8 +27,7 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"]+)"|<([^>]+)>|(ENV_HE
 # (Type){ where a value may stand: after an operator, a bracket, a comma or return.
 LITERAL = re.compile(r"(?<=[-=(,{?:&|+*/;<>!~^%])(\s*)\(\s*(?:struct\s+)?([A-Za-z_]\w*)\s*\)\s*\{|"
                      r"\breturn(\s*)\(\s*(?:struct\s+)?([A-Za-z_]\w*)\s*\)\s*\{")
-
-
+FUNCTION = re.compile(r"^\w[\w \t*]*?\b(\w+)\s*\([^;{}()]*\)\s*\{", re.MULTILINE)  # a definition, at a line's begin
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
@@ -46,6 +45,8 @@ def why_not(library):
         for _, name, _ in INCLUDE.findall(path.read_text()):
             if name and name not in STANDARD and path.parent != FOLDER:
                 return f"it includes <{name}>, which a GPU does not have"
+    if name := _recursion("".join(path.read_text() for path in _files(library.header) if path.parent != FOLDER)):
+        return f"its function {name} calls itself, for which a GPU's thread has too little memory: write it as a loop"
     if "cupy" not in sys.modules and importlib.util.find_spec("cupy") is None:
         return "there is no CuPy: pip install -r requirements-cuda.txt"
     return None
@@ -55,13 +56,27 @@ def _struct(text):
     """What stands between the braces of `struct Env`, without comments and arrays' sizes; "" if it is not there."""
     text = re.sub(r"\[[^]]*\]", "", COMMENT.sub(" ", text))
     begun = re.search(r"\bstruct\s+Env\s*\{", text)
-    if begun is None:
-        return ""
-    depth, end = 1, begun.end()
+    return "" if begun is None else _braces(text, begun.end())
+
+
+def _braces(text, begin):
+    """What follows up to the brace that closes the one before `begin`."""
+    depth, end = 1, begin
     while depth and end < len(text):
         depth += {"{": 1, "}": -1}.get(text[end], 0)
         end += 1
-    return text[begun.end() : end]
+    return text[begin:end]
+
+
+def _recursion(text):
+    """The name of a function that calls itself, also by way of others; None if there is none. How deep it goes no
+    compiler knows, and a GPU's threads have 1,024 bytes each for calls whose depth is unknown."""
+    text = COMMENT.sub(" ", text)
+    bodies = {match[1]: _braces(text, match.end()) for match in FUNCTION.finditer(text)}
+    calls = {name: bodies.keys() & set(re.findall(r"\b(\w+)\s*\(", body)) for name, body in bodies.items()}
+    for _ in calls:  # each round reaches one call further at least
+        calls = {name: reached.union(*map(calls.get, reached)) for name, reached in calls.items()}
+    return next((name for name, reached in calls.items() if name in reached), None)
 
 
 def truncates(library):

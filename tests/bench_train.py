@@ -189,13 +189,13 @@ def busy_us(events):
     return busy
 
 
-def gpu_shares(trainer):
-    """{"busy": share of an epoch's time in which the GPU did anything, "copies",
-    "kernels": seconds of those}."""
-    events, seconds = gpu_events(lambda: (trainer.evaluate(), trainer.train()))
-    copies = sum(event.time_range.elapsed_us() for event in events if "Mem" in event.name)
-    busy, total = busy_us(events), sum(event.time_range.elapsed_us() for event in events)
-    return {"busy": busy / 1e6 / seconds, "copies": copies / 1e6, "kernels": (total - copies) / 1e6}
+def gpu_shares(trainer, seconds, epochs=5):
+    """{"busy": share of an epoch's time in which the GPU did anything, "copies", "kernels": seconds of those}, the mean
+    of some epochs. seconds: what an epoch takes without a profiler, which slows the host down."""
+    events, _ = gpu_events(lambda: [(trainer.evaluate(), trainer.train()) for _ in range(epochs)])
+    copies = sum(event.time_range.elapsed_us() for event in events if "Mem" in event.name) / 1e6 / epochs
+    total = sum(event.time_range.elapsed_us() for event in events) / 1e6 / epochs
+    return {"busy": busy_us(events) / 1e6 / epochs / seconds, "copies": copies, "kernels": total - copies}
 
 
 def memory(trainer):
@@ -299,7 +299,7 @@ def measure(a):
         **memory(trainer),
     }
     if gpu:
-        result |= {"gpu": torch.cuda.get_device_name(), "shares": gpu_shares(trainer)}
+        result |= {"gpu": torch.cuda.get_device_name(), "shares": gpu_shares(trainer, epoch)}
     trainer.release()
     del trainer, vecenv
     gc.collect()

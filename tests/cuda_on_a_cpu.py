@@ -28,6 +28,7 @@ import kernels
 
 SHIM = Path(__file__).with_name("cuda_shim.h")
 STREAM = 7  # torch's current one, here
+PROCESSORS = 3  # multiprocessors
 LIMIT = 227 << 10  # bytes of shared memory that a block may have, as on an H100
 FLAGS = os.environ.get("CUDA_SHIM_FLAGS", "-O1").split()  # -fsanitize=address,undefined finds what is out of bounds
 APART = "-ffp-contract=off"  # what --fmad=false is for a GPU: products and sums are not joined
@@ -63,20 +64,26 @@ class Kernel:
         count = getattr(library, f"kinds_{name}")(text)
         self.kinds = [text.value[i : i + 2].decode() for i in range(0, count, 2)]
 
-    def __call__(self, grid, block, args, *, shared_mem=0):
+    @property
+    def kernel(self):  # CuPy's Function of its RawKernel
+        return self
+
+    def __call__(self, grid, block, args, shared_mem=0, *, enable_cooperative_groups=False):
         assert type(grid) is tuple and type(block) is tuple and type(args) is tuple
         assert self.owner.streams.stack == [STREAM], f"{self.name} is launched on another stream than torch's"
         assert 0 < grid[0] < 2**31 and 0 < block[0] <= 1024, (grid, block)
+        assert not enable_cooperative_groups or grid[0] <= PROCESSORS, f"{self.name}: {grid[0]} blocks at once"
         assert shared_mem <= self.max_dynamic_shared_size_bytes <= LIMIT, f"{self.name}: {shared_mem} bytes shared"
         assert all(isinstance(value, np.generic) for value in args), f"{self.name}: {args}"
         given = [("f" if value.dtype.kind == "f" else "i") + str(value.itemsize) for value in args]
         assert given == [kind.replace("p", "i") for kind in self.kinds], f"{self.name} takes {self.kinds}, not {given}"
         values = [np.array(value) for value in args]
         addresses = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
-        self.owner.execute(self, grid[0], block[0], shared_mem, values, addresses)
+        self.owner.execute(self, grid[0], block[0], shared_mem, values, addresses, enable_cooperative_groups)
 
-    def run(self, blocks, threads, shared, _, addresses):
-        error = self.launch(*map(ctypes.c_uint, (blocks, threads, shared)), addresses, int(self.owner.backwards))
+    def run(self, blocks, threads, shared, _, addresses, together):
+        error = self.launch(*map(ctypes.c_uint, (blocks, threads, shared)), addresses, int(self.owner.backwards),
+                            int(together))
         assert error != 1, f"{self.name}: threads wait for each other that never meet"
         assert error == 0, f"{self.name} writes behind the {shared} bytes of its shared memory"
 
@@ -109,8 +116,8 @@ class Stream:
 
 
 def cupy():
-    """The module. `backwards` runs the last thread first; `execute(kernel, blocks, threads, shared, values, addresses)`
-    may be replaced by what notes the launches."""
+    """The module. `backwards` runs the last thread first; `execute(kernel, blocks, threads, shared, values, addresses,
+    together)` may be replaced by what notes the launches."""
     module = types.ModuleType("cupy")
     module.streams, module.backwards, module.launches = Streams(), False, []
 
@@ -138,7 +145,7 @@ def install(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: types.SimpleNamespace(cuda_stream=STREAM))
     monkeypatch.setattr(torch.cuda, "get_device_properties",
                         lambda device: types.SimpleNamespace(
-                            multi_processor_count=3, shared_memory_per_block_optin=LIMIT,
+                            multi_processor_count=PROCESSORS, shared_memory_per_block_optin=LIMIT,
                             shared_memory_per_multiprocessor=LIMIT + 1024))
     monkeypatch.setattr(stand_in, "backwards", False)
     monkeypatch.setattr(stand_in, "execute", stand_in.execute)

@@ -2,7 +2,8 @@
 //
 // A block's threads are fibers of one thread of the system. Each runs until it meets the others: at __syncthreads, or
 // in a shuffle, its warp's, or, if it sleeps, another block's. `launch` returns HANGS if all that can run have ended or
-// wait, and none of these waits can end, and OVERRUN if a block wrote behind the shared memory that the launch gave it.
+// wait, and none of these waits can end, or if a block waits for another though the launch is not cooperative
+// (`together`), and OVERRUN if a block wrote behind the shared memory that the launch gave it.
 // Shared memory is filled with NaN before each block. Threads and blocks run in order or from the last to the first:
 // what depends on it was a race.
 #pragma once
@@ -150,7 +151,7 @@ inline void call(void (*kernel)(P...), void **values, std::index_sequence<I...>)
 }
 
 inline int launch(void (*entry)(void **), unsigned grid, unsigned threads, unsigned shared, void **values,
-                  int backwards) {
+                  int backwards, int together) {
     std::lock_guard<std::mutex> guard(one_at_a_time);
     body = entry, arguments = values, blockDim.x = threads, gridDim.x = grid;
     unsigned waiting = 0;  // blocks[0] to [waiting - 1] wait for others
@@ -161,6 +162,7 @@ inline int launch(void (*entry)(void **), unsigned grid, unsigned threads, unsig
         bool moved = false;
         bool done = run(blocks[waiting], threads, backwards, moved);
         if (overrun(blocks[waiting])) return OVERRUN;
+        if (!done && !together) return HANGS;
         if (!done) waiting++;
     }
     while (waiting > 0) {
@@ -230,8 +232,9 @@ template <class T> inline T atomicAdd(T *place, T value) { T before = *place; *p
 
 #define KERNEL(NAME) \
     extern "C" int kinds_##NAME(char *out) { return shim::kinds(NAME, out); } \
-    extern "C" int launch_##NAME(unsigned blocks, unsigned threads, unsigned shared, void **values, int backwards) { \
+    extern "C" int launch_##NAME(unsigned blocks, unsigned threads, unsigned shared, void **values, int backwards, \
+                                 int together) { \
         return shim::launch([](void **v) { shim::call(NAME, v, indices(NAME)); }, blocks, threads, shared, values, \
-                            backwards); \
+                            backwards, together); \
     }
 template <class... P> constexpr auto indices(void (*)(P...)) { return std::index_sequence_for<P...>(); }

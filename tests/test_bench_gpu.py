@@ -249,8 +249,9 @@ def test_streams_have_queues_of_their_own_unless_the_user_says_otherwise():
         assert done.stdout.split() == [kept, "False"], done.stderr
 
 
-def test_an_epochs_kernels_and_gaps_are_counted():
-    """Three kernels in 10 µs, of which the second lies within the first and 2 µs are idle; two are products."""
+def test_an_epochs_kernels_and_gaps_are_counted(monkeypatch):
+    """Three kernels, of which the second lies within the first: 8 µs of two epochs that are profiled, which is the
+    share of an epoch without a profiler. Two are products."""
     import bench_train
 
     def event(start, end, name):
@@ -263,10 +264,12 @@ def test_an_epochs_kernels_and_gaps_are_counted():
     trainer = types.SimpleNamespace(evaluate=lambda: calls.append("evaluate"), train=lambda: calls.append("train"))
     traced = types.SimpleNamespace(gpu_events=lambda function: (function(), (events, 1.0))[1],
                                    busy_us=bench_train.busy_us)
-    found = bench_gpu.one_epoch(traced, trainer, repeats=2)
-    assert calls == ["evaluate", "train"] * 3 and found["milliseconds"] >= 0.0
-    assert found["idle"] == pytest.approx(0.002)
-    assert found["kernels"] == [["products", 2, pytest.approx(0.008)], ["_gather_cuda", 1, pytest.approx(0.003)]]
+    found = bench_gpu.one_epoch(traced, trainer, epochs=10)
+    assert calls == ["evaluate", "train"] * (10 + 2)
+    assert found["milliseconds"] - found["idle"] == pytest.approx(0.004)
+    assert found["kernels"] == [["products", 1, pytest.approx(0.004)], ["_gather_cuda", 0.5, pytest.approx(0.0015)]]
+    monkeypatch.setattr(bench_train, "gpu_events", traced.gpu_events)
+    assert bench_train.gpu_shares(trainer, 5e-6, epochs=2)["busy"] == pytest.approx(0.8)
     names = {"policy_step": "policy_step", "void at::native::copy<4, float>(int)": "torch's own",
              "Memcpy DtoH (Device -> Pageable)": "Memcpy DtoH", "void mine::scan<2>(int)": "scan"}
     assert {name: bench_gpu.kernel_name(name) for name in names} == names

@@ -274,6 +274,37 @@ def test_newton_schulz_in_one_launch(count, rows, columns, backwards, monkeypatc
     torch.testing.assert_close(y.double(), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The grid size will be reduced")
+def test_newton_schulz_takes_fewer_blocks_if_the_gpu_cannot_hold_all(monkeypatch):
+    """In a graph, too."""
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    properties = torch.cuda.get_device_properties(0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(
+        multi_processor_count=100 * properties.multi_processor_count))
+    memory = kernels.Arena()
+    memory.adopt(torch.nn.Linear(2, 2))
+    given = torch.randn(40, 128, 256)
+    expected = torch.stack([reference.newton_schulz(matrix.double()) for matrix in given])
+    shapes = given.shape, given.shape, (40, 128, 128), (40, 128, 128)
+    x, y, gram, polynomial = (torch.zeros(shape, device="cuda") for shape in shapes)
+    optimizer, graph = muon.Muon(memory, together=True), torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        x.copy_(given)
+        optimizer._orthogonalise_together(x, y, gram, polynomial)
+        torch.testing.assert_close(y.double().cpu(), expected, rtol=0, atol=1e-3)
+        stream.synchronize()
+        graph.capture_begin(capture_error_mode="thread_local")
+        optimizer._orthogonalise_together(x, y, gram, polynomial)
+        graph.capture_end()
+        x.copy_(given)
+        y.zero_()
+        graph.replay()
+        torch.testing.assert_close(y.double().cpu(), expected, rtol=0, atol=1e-3)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The step of a rollout in one kernel
 

@@ -3,7 +3,8 @@
 The recorder keeps tensors apart from the environments' arrays, runs the CUDA drivers (on the CPU, compiled), and
 captures as a GPU does: while it captures it notes each torch operation and each kernel with the tensors and the numbers
 it was handed, and a replay repeats exactly those. So a number that Python computes and a graph would bake in is found
-here too, as is memory that does not stay in its place. What it cannot find: what only streams and real memory do.
+here too, as is memory that does not stay in its place. With `Streams` it finds work that another stream's does not wait
+for. What it cannot find: what only real memory does.
 """
 
 import contextlib
@@ -171,10 +172,10 @@ def device(request, monkeypatch):
     install(monkeypatch, on_a_cpu)
 
 
-def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None, squash=False, **settings):
+def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None, squash=False, vec=None, **settings):
     torch.manual_seed(1)
     buffers = {"num_buffers": 4, "num_threads": 2} if not env.startswith("gym/") else {"backend": "serial"}
-    vecenv = make(env, num_envs=num_envs, seed=1, env_kwargs=env_kwargs, **buffers)
+    vecenv = make(env, num_envs=num_envs, seed=1, env_kwargs=env_kwargs, **(buffers if vec is None else vec))
     if network == "mingru":
         policy = models.MinGRUPolicy(vecenv, hidden_size=16, num_layers=2)
     elif network == "lstm":
@@ -202,6 +203,13 @@ def run(epochs, tf32=True, **settings):
     finally:
         trainer.release()
 
+
+PLACES = {  # where environments step
+    "tensors": {"env": "examples/torch_cartpole.py:make", "num_envs": 1, "env_kwargs": {"num_envs": 64}, "vec": {}},
+    "plain": {"env": "cartpole", "env_kwargs": {"max_steps": 7}, "vec": {"device": "cpu"}, "rollout": "plain"},
+    "graphs": {"env": "cartpole", "env_kwargs": {"max_steps": 7}, "vec": {"device": "cpu"}},
+    "host": {"env": "cartpole", "env_kwargs": {"max_steps": 7}, "vec": {"num_buffers": 1, "num_threads": 1}},
+}
 
 CASES = {
     "breakout": {},
@@ -608,6 +616,124 @@ def test_a_missing_gpu_is_said(monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Streams
+
+
+class Stream:
+    """A stream that knows how much of the others' work comes before its own next."""
+
+    cuda_stream = cuda_on_a_cpu.STREAM
+    every, here, host = [], [], {}  # all streams; those that are entered; what the host has waited for
+
+    def __init__(self, device=None):
+        self.given, self.seen = 0, {}
+        self.every.append(self)
+
+    def before(self):
+        return self.seen | {self: self.given}
+
+    def wait_stream(self, other):
+        self.seen = merged(self.seen, other.before())
+
+    def synchronize(self):
+        Stream.host = merged(self.host, self.before())
+
+    def take(self):
+        """This stream is given some work, which must come after all that the others have."""
+        for other in self.every:
+            done = max(self.seen.get(other, 0), self.host.get(other, 0))
+            assert other is self or done == other.given, "work on a stream does not wait for another's"
+        self.given += 1
+
+
+def merged(*counts):
+    return {key: max(one.get(key, 0) for one in counts) for key in set().union(*counts)}
+
+
+@contextlib.contextmanager
+def entered(stream):
+    Stream.here.append(stream)
+    yield
+    Stream.here.pop()
+
+
+class InOrder(TorchDispatchMode):
+    """Within it, what touches a trainer's arena is work of the current stream."""
+
+    def __init__(self, arena):
+        super().__init__()
+        self.first, self.end = arena.memory.data_ptr(), arena.memory.data_ptr() + len(arena.memory)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(isinstance(one, torch.Tensor) and self.first <= one.data_ptr() < self.end
+               for one in tree_flatten((args, kwargs))[0]):
+            Stream.here[-1].take()
+        return function(*args, **(kwargs or {}))
+
+
+class Streams(Recorder):
+    """The recorder with a GPU's streams."""
+
+    main, worker, wait = fused.Gpu.main, fused.Gpu.worker, staticmethod(fused.Gpu.wait)
+
+    def __init__(self):
+        super().__init__()
+        self.main_stream, self.streams = Stream(), [Stream()]
+
+
+@pytest.mark.parametrize("place", ["tensors", "plain", "graphs", "host"])
+@pytest.mark.parametrize("device", ["recorder"], indirect=True)
+def test_streams_wait_for_each_other(device, place, monkeypatch):
+    """All of a run in order, also two rollouts in a row, wherever the environments are."""
+    monkeypatch.setattr(Stream, "every", [])
+    monkeypatch.setattr(Stream, "here", [Stream()])
+    monkeypatch.setattr(Stream, "host", {})
+    nothing = lambda *what: contextlib.nullcontext()  # noqa: E731
+    for name, value in {"current_stream": lambda device=None: Stream.here[-1], "stream": entered, "device": nothing,
+                        "nvtx": types.SimpleNamespace(range=nothing)}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(fused, "find_gpu", lambda workers: Streams())
+    trainer = make_trainer(**PLACES[place], cudagraphs=-1)
+    run_kernel = sys.modules["cupy"].execute
+    monkeypatch.setattr(sys.modules["cupy"], "execute", lambda *call: (Stream.here[-1].take(), run_kernel(*call)))
+    with InOrder(trainer.arena):
+        for rollouts in (1, 2, 1):
+            for _ in range(rollouts):
+                trainer.evaluate()
+            trainer.train()
+    assert len([stream for stream in Stream.every if stream.given]) >= 2
+    trainer.release()
+
+
+@pytest.mark.parametrize("device", ["recorder"], indirect=True)
+def test_what_the_host_does_not_read_is_neither_pinned_nor_copied(device):
+    """Of environments that live where the policy does: no observations, but those of the agents that a log looks at."""
+    trainer, copied = make_trainer(**PLACES["tensors"]), {}
+    pinned = {array.ctypes.data for array in trainer.engine.device.pinned}
+    used = {name for name, tensor in trainer.host.items() if tensor is not None and tensor.data_ptr() in pinned}
+    assert used == {"rewards", "resets", "valid", "terminals", "truncations"}
+    on_host = trainer.engine.on_host
+    trainer.engine.on_host = lambda name, *agents: copied.setdefault(name, on_host(name, *agents))
+    trainer.evaluate()
+    trainer.train()
+    trainer.mean_and_log()
+    assert copied["observations"].shape[1] == copied["actions"].shape[1] == 16 and len(copied["rewards"][0]) == 64
+    trainer.release()
+
+
+def test_torch_has_its_precision_back_after_a_run(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    chosen = torch.backends.cuda.matmul
+    for before in (True, False):
+        chosen.allow_tf32 = before
+        gpu = fused.Gpu(torch.device("cuda", 0), workers=1)
+        assert chosen.allow_tf32
+        gpu.release()
+        assert chosen.allow_tf32 == before
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # What only a GPU can show
 
 
@@ -630,6 +756,45 @@ def test_after_warm_up_nothing_is_allocated_and_nothing_waits_but_for_the_action
                 "Synchronize" in event.key)
     seen = {event.key: event.count for event in profile.key_averages()}
     assert waits <= trainer.vecenv.num_buffers + 16, json.dumps(seen, indent=1)
+    trainer.release()
+
+
+def there(place):
+    """One of PLACES on this GPU."""
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    gpu = {"device": torch.device("cuda", torch.cuda.current_device())}
+    options = "env_kwargs" if place == "tensors" else "vec"
+    return PLACES[place] | {options: PLACES[place][options] | gpu}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", ["tensors", "plain"])
+def test_the_last_values_come_before_what_follows(place):
+    """Though the network takes long, and nobody waits for it."""
+    class Slow(models.FeedForward):
+        def encode_observations(self, observations, state=None):
+            torch.cuda._sleep(50_000_000)  # cycles
+            return super().encode_observations(observations)
+
+    trainer = make_trainer(**there(place), network=Slow, horizon=2, minibatch_size=64, cudagraphs=-1)
+    for _ in range(2):
+        trainer.evaluate()
+        seen = trainer.values.clone()
+        torch.cuda.synchronize()
+        assert torch.equal(seen, trainer.values) and seen[-1].any()
+        trainer.train()
+    trainer.release()
+
+
+@pytest.mark.gpu
+def test_environments_of_tensors_step_on_the_default_stream():
+    """By which simulators order what they do themselves."""
+    trainer = make_trainer(**there("tensors"), cudagraphs=-1)
+    streams, step = set(), trainer.vecenv._env.step_into
+    trainer.vecenv._env.step_into = lambda row: (streams.add(torch.cuda.current_stream()), step(row))
+    trainer.evaluate()
+    assert streams == {torch.cuda.default_stream()}
     trainer.release()
 
 

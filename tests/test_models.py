@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import reference
+import test_devices
 import torch
 from conftest import slow_but
 
@@ -81,6 +82,57 @@ def test_bfloat16_is_near_float32(engine, layers):
         near = gradients[1][name]
         assert torch.cosine_similarity(exact, near, dim=0) > 0.998, name
         assert (near.norm() / exact.norm() - 1).abs() < 0.02, name
+
+
+class Wide(models.FeedForward):
+    """Autocast does not round what it encodes."""
+
+    def encode_observations(self, observations, state=None):
+        return super().encode_observations(observations).float()
+
+
+def picture(vecenv, hidden_size):
+    """A network with a LayerNorm, which autocast keeps in float32 on a GPU."""
+    return models.Encoded(vecenv, hidden_size)
+
+
+PICTURES = SimpleNamespace(single_observation_space=gymnasium.spaces.Box(0, 255, (3, 48, 48), np.uint8),
+                           single_action_space=DISCRETE)
+
+
+@pytest.mark.parametrize("device", ["cpu", "recorder", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("network", [models.FeedForward, Wide, picture], ids=["rounded", "wide", "picture"])
+@pytest.mark.parametrize("wrapper", [models.MinGRUWrapper, models.LSTMWrapper, models.GRUWrapper])
+def test_a_memory_takes_what_autocast_gives_it(wrapper, network, device, monkeypatch):
+    """In bfloat16, over time and step by step: near float32, with gradients."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    if device == "recorder":
+        test_devices.install(monkeypatch, test_devices.on_a_cpu)
+        device = "cpu"
+    torch.manual_seed(0)
+    vecenv = PICTURES if network is picture else environment()
+    policy = wrapper(vecenv, network(vecenv, 32), hidden_size=32, num_layers=2).to(device)
+    observations, resets, valid = segment(T=5, N=4)
+    if network is picture:
+        observations = torch.randint(0, 256, (5, 4, 3, 48, 48), dtype=torch.uint8)
+    observations, resets, valid = (tensor.to(device) for tensor in (observations, resets, valid))
+    results = []
+    for enabled in (False, True):
+        with torch.autocast(device, torch.bfloat16, enabled=enabled):
+            state = policy.initial_state(4)
+            whole, _ = models.join_outputs(*policy(observations, {**state, "resets": resets, "valid": valid}))
+            steps = []
+            for t in range(5):
+                state |= {"resets": resets[t], "valid": valid[t]}
+                with torch.no_grad():
+                    steps.append(models.join_outputs(*policy.forward_eval(observations[t], state))[0])
+        policy.zero_grad()
+        whole.float().square().sum().backward()
+        results.append((whole.float(), *(parameter.grad.clone() for parameter in policy.parameters())))
+        torch.testing.assert_close(torch.stack(steps).float(), whole.float(), atol=0.01, rtol=0.05)
+    for name, exact, near in zip(["outputs", *dict(policy.named_parameters())], *results, strict=True):
+        assert torch.cosine_similarity(exact.flatten(), near.flatten(), dim=0) > 0.98, name
 
 
 @both

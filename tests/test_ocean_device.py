@@ -120,6 +120,15 @@ static void c_close(Env* env) { (void)env; }
 """
 
 
+RECURSION = [  # functions, and the one that calls itself
+    ("static int fall(int n) { return n ? fall(n - 1) : 0; }", "fall"),
+    ("static int up(int n);\nstatic int down(int n)\n{\n    return n ? up(n - 1) : 0;\n}\n"
+     "static int top(int n) {\n    if (n > 1) { return down(n); }\n    return 0;\n}\n"
+     "static int up(int n) { return down(n - 1); }", "down"),
+    ("static int fall(int n) { return n; } /* fall(n) */\nstatic int top(int n) { return fall(fall(n)); }", None),
+]
+
+
 def test_a_header_of_ones_own_may_be_c(tmp_path, monkeypatch):
     """Names that C++ takes for words, compound literals, bits and memory, all of them as in C."""
     own = tmp_path / "own.h"
@@ -133,6 +142,10 @@ def test_a_header_of_ones_own_may_be_c(tmp_path, monkeypatch):
         assert ("holds a pointer" in (on_device.why_not(device_steps.library(own)) or "")) == why
     own.write_text(HEADER % "#include <time.h>")
     assert "includes <time.h>" in on_device.why_not(library)
+    for functions, caller in RECURSION:
+        own.write_text(HEADER % functions)
+        assert on_device._recursion(own.read_text()) == caller
+        assert (caller is not None) == (f"{caller} calls itself" in (on_device.why_not(library) or ""))
     own.write_text(HEADER % "")
     monkeypatch.delitem(sys.modules, "cupy")
     monkeypatch.setattr(on_device.importlib.util, "find_spec", lambda name: None)
@@ -385,6 +398,21 @@ def test_a_gpu_steps_as_the_host(name):
         for a, b in zip(*(vecenv.step(actions)[:4] for vecenv in vectors), strict=True):
             near = np.isclose(a.astype(float), b.astype(float), rtol=1e-3, atol=1e-3)
             assert near.mean() > 0.99
+
+
+@pytest.mark.gpu
+def test_a_gpu_searches_as_deep_as_the_host():
+    """Connect Four's opponent looks eight moves ahead, which takes more memory than a thread has for calls."""
+    library = device_steps.library("connect4")
+    vectors = [vector.make(library, 64, seed=3, num_threads=1, env_kwargs={"depth": 8}, **place)
+               for place in ({"num_buffers": 1}, {"device": "cuda"})]
+    random = np.random.default_rng(0)
+    for vecenv in vectors:
+        vecenv.reset()
+    for _ in range(6):
+        actions = act(vectors[0], random)
+        for a, b in zip(*(vecenv.step(actions)[:4] for vecenv in vectors), strict=True):
+            assert np.array_equal(a, b)
 
 
 @pytest.mark.gpu

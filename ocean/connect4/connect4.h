@@ -21,7 +21,7 @@
 
 /* A board is a set of bits, seven for each column, from the bottom up. The seventh is always empty,
  * so that no line wraps. */
-enum { COLUMNS = 7, ROWS = 6, TALL = ROWS + 1, CELLS = ROWS * COLUMNS, WIN = 100 };
+enum { COLUMNS = 7, ROWS = 6, TALL = ROWS + 1, CELLS = ROWS * COLUMNS, WIN = 100, DEEPEST = 12 };
 typedef uint64_t Stones;
 #define BOTTOM 0x0000040810204081u /* the lowest cell of each column: bits 0, 7, 14 .. 42 */
 #define BOARD (BOTTOM * 63)
@@ -34,7 +34,7 @@ struct Env {
 };
 
 static const char* c_init(Env* env) {
-    if (env->depth < 0 || env->depth > 12) return "depth must lie within 0..12";
+    if (env->depth < 0 || env->depth > DEEPEST) return "depth must lie within 0..12";
     return NULL;
 }
 
@@ -74,28 +74,59 @@ static Stones line_cells(Stones s) {
 /* From the middle outwards, because the better moves come first. */
 static const int order[COLUMNS] = {3, 2, 4, 1, 5, 0, 6};
 
-/* The value for the player to move, who looks `depth` moves ahead. A win is WIN + moves left, so
- * that a sooner one counts more. `lines` are the mover's line_cells; the other player's stone has
- * not changed them. The last two moves need no search: the mover wins if it can, and loses only if
- * each move leaves the other player a cell to win at. */
-static int search(Stones own, Stones other, Stones lines, int depth, int alpha, int beta) {
+/* A position of the search: the mover's stones, the other player's, its line_cells, the moves worth
+ * a look, the window, and the column that is next. */
+typedef struct {
+    Stones own, other, threats, moves;
+    int alpha, beta, next;
+} Node;
+
+/* Looks at a position from which the mover looks `depth` moves ahead. Returns whether its value is
+ * known at once. A win is WIN + moves left, so that a sooner one counts more. `lines` are the mover's
+ * line_cells; the other player's stone has not changed them. The last two moves need no search: the
+ * mover wins if it can, and loses only if each move leaves the other player a cell to win at. */
+static inline bool settled(Node* node, Stones own, Stones other, Stones lines, int depth,
+                           int alpha, int beta, int* value) {
     Stones free = next_cells(own | other);
-    if (!free || depth == 0) return 0;
-    if (lines & free) return WIN + depth;
-    if (depth == 1) return 0;
+    *value = 0;
+    if (!free || depth == 0) return true;
+    *value = WIN + depth;
+    if (lines & free) return true;
+    *value = 0;
+    if (depth == 1) return true;
     Stones threats = line_cells(other), must = threats & free;
-    if (must & (must - 1)) return -(WIN + depth - 1); /* nobody can stop two at once */
+    *value = -(WIN + depth - 1);
+    if (must & (must - 1)) return true; /* nobody can stop two at once */
     /* a stone below a threat lets the other player use it */
     Stones moves = (must ? must : free) & ~(threats >> 1);
-    if (!moves) return -(WIN + depth - 1);
-    if (depth == 2) return 0;
-    for (int i = 0; i < COLUMNS && alpha < beta; i++) {
-        Stones stone = moves & column_cells(order[i]);
-        if (!stone) continue;
-        int value = -search(other, own | stone, threats, depth - 1, -beta, -alpha);
-        if (value > alpha) alpha = value;
+    if (!moves) return true;
+    *value = 0;
+    if (depth == 2) return true;
+    *node = (Node){own, other, threats, moves, alpha, beta, 0};
+    return false;
+}
+
+/* The value for the player to move, who looks `depth` moves ahead: alpha-beta. The nodes stand in for
+ * calls of itself, because a GPU's thread has little memory for calls. */
+static int search(Stones own, Stones other, Stones lines, int depth, int alpha, int beta) {
+    Node nodes[DEEPEST], *top = nodes, now, next;
+    int value;
+    if (settled(&now, own, other, lines, depth, alpha, beta, &value)) return value;
+    for (;;) {
+        Stones stone = 0;
+        while (!stone && now.next < COLUMNS && now.alpha < now.beta)
+            stone = now.moves & column_cells(order[now.next++]);
+        if (!stone) {
+            value = now.alpha;
+            if (top == nodes) return value;
+            now = *--top, depth++;
+        } else if (!settled(&next, now.other, now.own | stone, now.threats, depth - 1, -now.beta,
+                            -now.alpha, &value)) {
+            *top++ = now, now = next, depth--;
+            continue;
+        }
+        if (-value > now.alpha) now.alpha = -value;
     }
-    return alpha;
 }
 
 /* Makes one of the best moves, at random. The search window begins one below the best value, so
