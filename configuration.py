@@ -1320,10 +1320,8 @@ def put_weights(policy, weights, path):
     try:
         policy.load_state_dict(weights)
     except RuntimeError as error:
-        first, *others = [line.strip().rstrip(".") for line in str(error).splitlines()[1:]] or [str(error)]
-        raise ConfigError(f"{path} does not fit this network; its class, and settings that change what it sees or may "
-                          f"do, or its size, must be those that it was trained with. ({first}"
-                          f"{f'; {len(others)} more' if others else ''})") from None
+        check_shapes(weights, policy.state_dict(), path)
+        raise ConfigError(f"{path} does not fit this network: {error}") from None
     check_finite(policy.state_dict(), masks, path)
 
 
@@ -1333,6 +1331,17 @@ def load_checkpoint(path, check=checkpoints.weights):
         return checkpoints.load(path, check)
     except checkpoints.CheckpointError as error:
         raise ConfigError(str(error)) from None
+
+
+def check_shapes(theirs, mine, path):
+    """ConfigError that names the first tensor of weights that the network lacks, or has in another shape."""
+    theirs, mine = ({name: tuple(getattr(tensor, "shape", ())) for name, tensor in weights.items()}
+                    for weights in (theirs, mine))
+    if theirs != mine:
+        name = next(name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name))
+        raise ConfigError(f"{path} is of another network: {name} is {theirs.get(name, 'not in it')} there and "
+                          f"{mine.get(name, 'missing')} here. Take back what was changed of its class, or of the env, "
+                          "policy and rnn settings; or begin a new run.")
 
 
 def check_kinds(theirs, mine, path):

@@ -49,6 +49,7 @@ from configuration import (
     Train,
     check_finite,
     check_kinds,
+    check_shapes,
     command,
     difference,
     infinite,
@@ -618,10 +619,6 @@ def restore(trainer, path):
     return saved
 
 
-def _shapes(tensors):
-    return {name: tuple(getattr(tensor, "shape", ())) for name, tensor in tensors.items()}
-
-
 def _fits(theirs, ours):
     """Whether a tensor can be copied into ours as it is."""
     return theirs.shape == ours.shape and theirs.is_floating_point() == ours.is_floating_point()
@@ -634,13 +631,7 @@ def _check(trainer, saved, tensors, ours, path):
     if before != trainer.args["train"]["optimizer"]:
         raise ConfigError(f"{path} was trained with train.optimizer {before}, which cannot be "
                           "changed at resume.")
-    theirs, mine = _shapes(saved["model"]), _shapes(trainer.policy.state_dict())
-    if theirs != mine:
-        name = next(name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name))
-        raise ConfigError(f"{path} is of another network, which cannot be resumed: {name} is "
-                          f"{theirs.get(name, 'not in it')} there and "
-                          f"{mine.get(name, 'missing')} here. Take back what was changed of its class, or of the "
-                          "policy and rnn settings; or begin a new run.")
+    check_shapes(saved["model"], trainer.policy.state_dict(), path)
     check_kinds(saved["model"], trainer.policy.state_dict(), path)
     check_finite(saved["model"], infinite(trainer.policy.state_dict()), path)
     learnt = {*REWARD_SCALE, *trainer.optimizer.tensors(),
