@@ -169,7 +169,7 @@ def show(name):
     if entry.ships:
         print(f"watch it     {command('eval', name, '--baseline', '--eval.web')}")
     print(f"train it     {command('train', name)}")
-    print(f"tune it      {command('sweep', name)}")
+    print(f"tune it      {command(name, script='protein.py')}")
 
 
 def main(argv=None, program="pufferl.py list"):

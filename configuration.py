@@ -413,13 +413,13 @@ def said_by(program, expected=()):
         sys.exit(f"{program}: {text or error}")
 
 
-def command(*words):
-    """What to type in this folder for `python pufferl.py WORDS`. It has the path of the Python that
+def command(*words, script="pufferl.py"):
+    """What to type in this folder for `python SCRIPT WORDS`. It has the path of the Python that
     runs now if `python` is another one, for example outside an activated virtual environment."""
     here, python = Path.cwd(), shutil.which("python")
     python = "python" if python and Path(python).parent == Path(sys.executable).parent else Path(sys.executable)
     paths = [path.relative_to(here) if isinstance(path, Path) and path.is_relative_to(here) else path
-             for path in (python, ROOT / "pufferl.py")]
+             for path in (python, ROOT / script)]
     return shlex.join(map(str, (*paths, *words)))
 
 

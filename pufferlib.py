@@ -97,7 +97,7 @@ GONE = {  # what took the place of a name that has no equivalent
     "models.ProcgenResnet": "models.Impala, which reads images by residual convolutions",
     "pytorch.log_prob": "models.act(logits, action)[1]", "pytorch.entropy": "models.act(logits)[2]",
     "sweep.Carbs": "protein.Protein", "sweep.Hyperparameters": "protein.Space",
-    "pufferl.sweep": "protein.Protein(env_name).optimize(), or python pufferl.py sweep ENV",
+    "pufferl.sweep": "protein.Protein(env_name).optimize(), or python protein.py ENV",
     "pufferl.autotune": "python pufferl.py autotune ENV",
     "pufferl.Profile": "python pufferl.py profile ENV",
     "pufferl.Utilization": "trainer.print_dashboard()",

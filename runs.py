@@ -860,7 +860,7 @@ def closing(trainer, args, model, solved_at):
     if trainer.epoch < trainer.total_epochs:
         yield f"go on        {command('train', name, '--resume', run)}"
     yield f"watch it     {command('eval', name, '--load-model-path', run, '--eval.web')}"
-    yield f"tune it      {command('sweep', name)}"
+    yield f"tune it      {command(name, script='protein.py')}"
     if not Path(name.partition(":")[0]).suffix:  # else it is
         yield f"your own     {command('train', 'my_file.py:make_env')}   (or one in C: docs/write_an_environment.md)"
 

@@ -53,7 +53,7 @@ def test_the_table_has_a_line_each(monkeypatch, capsys):
     ("squared", ["The agent starts in the middle", "solved at    a mean score of 0.95",
                  "ships        a policy",
                  "ocean/squared/squared.h", "config/squared.ini", "train squared",
-                 "eval squared --baseline"]),
+                 "eval squared --baseline", "protein.py squared"]),
     ("gym/CartPole-v1",
      ["sees         4 float32", "does         2", "a mean score of 475", "train gym/CartPole-v1"]),
 ])
