@@ -1419,7 +1419,8 @@ def load_attribute(setting, name, others=()):
         raise ConfigError(f"{setting} = {name}: must be {known}path/to/file.py:name of a file that exists."
                           + ("" if others else GIVEN))
     # a file is run once for all settings that name it, and anew after an edit
-    module = environments.run_file(path, f"{path.resolve()} {path.stat().st_mtime_ns}")
+    with making():
+        module = environments.run_file(path, f"{path.resolve()} {path.stat().st_mtime_ns}")
     if not attribute or not hasattr(module, attribute):
         names = [key for key, value in vars(module).items()
                  if callable(value) and getattr(value, "__module__", None) == module.__name__]

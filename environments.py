@@ -30,6 +30,7 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 
+import absolute_imports
 import ocean
 import signs
 from emulation import (
@@ -299,6 +300,7 @@ def run_file(path, name):
             del sys.modules[name]
             raise
     return sys.modules[name]
+        absolute_imports.check(path)
 
 
 class FileCreator:

@@ -38,6 +38,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import absolute_imports  # noqa: F401  first
 import processes
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ import webbrowser
 from pathlib import Path
 from typing import NamedTuple
 
+import absolute_imports  # noqa: F401  first
 import processes
 
 if __name__ == "__main__":
