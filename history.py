@@ -209,7 +209,8 @@ def show(run):
     for step, sentence in sorted(spoken.said.values()) if spoken else ():
         print(f"sign         step {step:,}: {sentence}")
     name, folder = run.saved.get("config_name", run.saved["env_name"]), str(run.folder)
-    print(f"\nwatch it     {command('eval', name, '--load-model-path', folder, '--eval.web')}")
+    page = [] if ".py:" in name else ["--eval.web"]  # a user's file, of which it is not known whether it draws
+    print(f"\nwatch it     {command('eval', name, '--load-model-path', folder, *page)}")
     if run.state == "stopped":
         print(f"go on        {command('train', name, '--resume', folder)}")
     print(f"its curve    {command('plot', folder)}\nits trouble  {command('diagnose', folder)}")

@@ -55,6 +55,7 @@ from configuration import (
     infinite,
     load_checkpoint,
     own_optimizer,
+    load_creator,
     resolve,
     solved,
     turn_of,
@@ -859,7 +860,10 @@ def closing(trainer, args, model, solved_at):
     run = "latest" if args["data_dir"] == Base.data_dir else str(folder)
     if trainer.epoch < trainer.total_epochs:
         yield f"go on        {command('train', name, '--resume', run)}"
-    yield f"watch it     {command('eval', name, '--load-model-path', run, '--eval.web')}"
+    creator = load_creator(args["env_name"])
+    draws = creator is None or environments.can_draw(trainer.vecenv.driver_env, creator.picture_settings)
+    yield (f"{'watch it' if draws else 'play it':12} "
+           + command("eval", name, "--load-model-path", run, *["--eval.web"] * draws))
     yield f"tune it      {command(name, script='protein.py')}"
     if not Path(name.partition(":")[0]).suffix:  # else it is
         yield f"your own     {command('train', 'my_file.py:make_env')}   (or one in C: docs/write_an_environment.md)"
