@@ -54,6 +54,7 @@ ROOT = Path(__file__).resolve().parent
 
 Auto = Literal["auto"]
 
+STEPS_IN_C, STEPS_IN_PYTHON = 20_000_000, 1_000_000  # train.total_timesteps of an environment without an .ini
 
 @dataclass
 class Base:
@@ -705,6 +706,8 @@ def load_config(env_name, argv=()):
     apply_saved(argv, env_name, schema, values)
     if argv:
         values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
+    if env_name != "default":  # what no .ini says
+        values["train"]["total_timesteps"] = STEPS_IN_C if creator is None else STEPS_IN_PYTHON
     reasons, steps, env, vec = {}, values["train"]["total_timesteps"], values["env"], values["vec"]
     name = find_config(env_name)[0]
     creator = load_creator(name)
