@@ -12,6 +12,7 @@ is a ConfigError that names the file, the key and the nearest right ones.
 import ast
 import configparser
 import contextlib
+import copy
 import dataclasses
 import difflib
 import errno
@@ -53,8 +54,8 @@ ROOT = Path(__file__).resolve().parent
 
 
 Auto = Literal["auto"]
-
 STEPS_IN_C, STEPS_IN_PYTHON = 20_000_000, 1_000_000  # train.total_timesteps of an environment without an .ini
+
 
 @dataclass
 class Base:
@@ -337,13 +338,37 @@ REFUSED = {
 
 
 RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", "resume", "data_dir",
-                "launch", "sources")  # belong to one run: --resume does not take them over
+                "launch", "defaults", "sources")  # belong to one run: --resume does not take them over
 
 # What config.json has besides settings.
-OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch", "turn", "sources")
+OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch", "defaults", "turn", "sources")
 
 # What a run did, if its file is so old that it lacks these settings.
 OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None, "draw": "segments"}
+
+
+# What a script may read of `load_config`'s settings though it is none: {name there: how it follows from all settings}.
+READ_ONLY = {
+    "train.use_rnn": lambda args: recurrent_layer(args) != "none" or (
+        args["policy"]["name"] not in POLICIES
+        and hasattr(load_attribute("policy.name", args["policy"]["name"]), "initial_state")),
+}
+
+
+class Section(dict):
+    """Settings by their names here, which may be read by those in RENAMED and READ_ONLY too. name: the section's, ""
+    for `args`, which holds all of them. KeyError for any other name."""
+
+    def __init__(self, values, name="", args=None):
+        super().__init__(values)
+        self.name, self.args = name, self if args is None else args
+
+    def __missing__(self, key):
+        old = f"{self.name}.{key}".removeprefix(".")
+        if old in READ_ONLY:
+            return READ_ONLY[old](self.args)
+        section, _, new = RENAMED[old].rpartition(".")
+        return (self.args[section] if section else self.args)[new]
 
 
 class ConfigError(ValueError):
@@ -681,6 +706,8 @@ def resolve(env_name, argv=()):
     schema["policy"] = policy_section(next((one["name"] for one in reversed(policies) if "name" in one), Policy.name))
     values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()} | {"sweep": {}}
     creator = load_creator(env_name)
+    if env_name != "default":  # what no .ini says
+        values["train"]["total_timesteps"] = STEPS_IN_C if creator is None else STEPS_IN_PYTHON
     if not getattr(creator, "takes_copies", True):
         values["vec"]["num_envs"] = 1
     for path in files:
@@ -701,13 +728,12 @@ def load_config(env_name, argv=()):
     exist or has the wrong type; --help, and what is no option at all, print and exit, as on a command line.
     """
     schema, values = resolve(env_name, argv)
+    defaults = copy.deepcopy({section: values[section] for section in ("env", *SECTIONS)})
     argv, sizes = take_sizes(argv)
     argv = spell_out(schema, argv)
     apply_saved(argv, env_name, schema, values)
     if argv:
         values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
-    if env_name != "default":  # what no .ini says
-        values["train"]["total_timesteps"] = STEPS_IN_C if creator is None else STEPS_IN_PYTHON
     reasons, steps, env, vec = {}, values["train"]["total_timesteps"], values["env"], values["vec"]
     name = find_config(env_name)[0]
     creator = load_creator(name)
@@ -720,7 +746,8 @@ def load_config(env_name, argv=()):
             vec["num_envs"], agents = choose_copies(creator, env, steps)
             reasons["vec.num_envs"] = f"{steps:,} steps, {agents} agent{'s' * (agents > 1)} each"
     base = values.pop("base")
-    args = {"config_name": env_name, "env_name": name, **base, **values, "auto": reasons}
+    args = Section({"config_name": env_name, "env_name": name, **base, "auto": reasons, "defaults": defaults})
+    args |= {section: Section(settings, section, args) for section, settings in values.items()}
     for key in sorted(unused(args)):
         if typed(argv, f"--{key}".replace("_", "-")):
             why = {"policy": f"{named(args['policy']['name'])} has no keyword hidden_size. What its __init__ takes "

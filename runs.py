@@ -37,6 +37,7 @@ import psutil
 import torch
 
 import emulation
+import environments
 from arena import compiling
 from auto import plural
 from checkpoints import NUMBERS, WHOLE_RUN, save, write_whole
@@ -54,8 +55,8 @@ from configuration import (
     difference,
     infinite,
     load_checkpoint,
-    own_optimizer,
     load_creator,
+    own_optimizer,
     resolve,
     solved,
     turn_of,
@@ -779,11 +780,12 @@ class Dashboard:
 def solved_at(args):
     """(metric, how much of it counts as solved) from config/ENV.ini; (None, None) if it has none,
     or if the environment's settings are not those that ship: it was measured with these."""
-    if "config_name" not in args:  # a trainer in a script
+    known = solved(args["config_name"]) if "config_name" in args else None  # a trainer in a script has none
+    if known is None:
         return None, None
-    shipped, known = resolve(args["config_name"])[1]["env"], solved(args["config_name"])
+    shipped = resolve(args["config_name"])[1]["env"]
     same = all(args["env"].get(key) == value for key, value in shipped.items() if key != "num_envs")
-    return known.metric if known is not None and same else (None, None)
+    return known.metric if same else (None, None)
 
 
 def score_of(environment, metric=None):

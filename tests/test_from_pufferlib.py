@@ -4,8 +4,11 @@
 In code of our own, call by call, what PufferLib's documentation shows.
 """
 
+import copy
 import importlib.util
+import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -95,6 +98,23 @@ def test_a_name_without_an_equivalent_says_what_took_its_place(name):
     room, _, attribute = name.rpartition(".")
     with pytest.raises(AttributeError, match=re.escape(pufferlib.GONE[name])):
         pufferlib.find(room, attribute)
+
+
+@pytest.mark.parametrize(("options", "recurrent"), [
+    ([], True), (["--rnn.name", "none"], False), (["--policy.name", "separate"], False),
+    (["--policy.name", "net.py:Keeps"], True), (["--policy.name", "net.py:Plain"], False)])
+def test_a_scripts_reads_of_the_settings_work(options, recurrent):
+    Path("net.py").write_text("from models import FeedForward as Plain\nclass Keeps(Plain):\n    initial_state = 1\n")
+    args = pufferl.load_config("squared", [*options, "--train.horizon", "16"])
+    assert args["train"]["use_rnn"] is recurrent
+    assert args["train"]["bptt_horizon"] == args["train"]["horizon"] == 16
+    assert args["rnn_name"] == args["rnn"]["name"] and args["train"]["num_workers"] is None
+    for copied in (copy.deepcopy(args), pickle.loads(pickle.dumps(args))):
+        copied["rnn"]["name"], copied["policy"]["name"] = "lstm", "default"
+        assert copied["train"]["use_rnn"] is True and copied == {**copied}
+    assert json.loads(json.dumps(args["train"])) == args["train"] and "use_rnn" not in {**args["train"]}
+    with pytest.raises(KeyError, match="nonsense"):
+        args["train"]["nonsense"]
 
 
 def test_a_misspelt_name_has_a_hint():
