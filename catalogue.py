@@ -98,10 +98,10 @@ def look(name):
 
 def made(entry, args):
     """The Entry with what one environment shows that is made for it. args: from load_config."""
-    one = {"num_envs": 1, "num_workers": None, "batch_size": None, "total_agents": None}
-    backend = "auto" if args["env_name"].endswith(".h") else "serial"
-    vec, env = {**args["vec"], **one, "backend": backend}, {**args["env"], "num_envs": 1}
-    with contextlib.closing(configuration.load_env(entry.name, {**args, "vec": vec, "env": env})) as vecenv:
+    vec = {**args["vec"], "num_envs": 1, "num_workers": None, "batch_size": None, "total_agents": None,
+           "backend": "auto" if args["env_name"].endswith(".h") else "serial"}
+    args = {**args, "vec": vec, "env": {**args["env"], "num_envs": 1}}
+    with contextlib.closing(configuration.load_env(entry.name, args)) as vecenv:
         sees, does = sees_and_does(vecenv)
         return entry._replace(sees=sees, does=does, agents=vecenv.num_agents // vecenv.num_envs)
 

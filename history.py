@@ -170,7 +170,7 @@ def table(data_dir, env_name=None):
         rows.append((run.folder.name, duration(run.age), run.state, f"{run.last.get('step', 0):,}",
                      "-" if math.isnan(run.score) else figure(run.score),
                      f"{run.last.get('performance/uptime', 0):,.0f}",
-                     "-" if other is None else listed(other)))
+                     "-  (a script's, or older: its defaults were not kept)" if other is None else listed(other)))
     if len(rows) == 1:
         of = f" of {env_name}" if env_name else ""
         print(f"no run{of} in {Path(data_dir).resolve()}; "
@@ -178,8 +178,6 @@ def table(data_dir, env_name=None):
         return
     for line in aligned(rows, right=("age", "steps", "score", "seconds")):
         print(line)
-    if any(row[-1] == "-" for row in rows):
-        print("\n-: a script's run, or one of an older version, which has not kept what it began with")
     newest = rows[1][0] if data_dir == Base.data_dir else str(Path(data_dir, rows[1][0]))
     print(f"\none of them  {command('runs', 'show', newest)}\nits curve    "
           f"{command('plot', newest)}")

@@ -1126,8 +1126,8 @@ def describe(trainer, args, facts):
            f"rollout {trainer.engine.rollout_name}; {folder}")
     yield f"network: {models.describe(trainer.policy)}{speed}"
     if minutes > 10:
-        few = float(f"{args['train']['total_timesteps'] * 5 / minutes:.2g}")
-        yield f"this run takes some {minutes:.0f} minutes: --train.total-timesteps {few:.0f} takes five"
+        yield (f"this run takes some {minutes:.0f} minutes: --train.total-timesteps "
+               f"{float(f'{5 / seconds * 60:.2g}'):.0f} takes five")
     if trainer.engine.held_back:
         yield (f"one thread of {trainer.vecenv.num_threads} learns. If forward keeps nothing from call to call and "
                f"draws no random numbers, write thread_safe = True into {', '.join(trainer.engine.held_back)}: "
