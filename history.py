@@ -211,7 +211,7 @@ def show(run):
         print(f"sign         step {step:,}: {sentence}")
     name, folder = run.saved.get("config_name", run.saved["env_name"]), str(run.folder)
     page = [] if ".py:" in name else ["--eval.web"]  # a user's file, of which it is not known whether it draws
-    print(f"\nwatch it     {command('eval', name, '--load-model-path', folder, *page)}")
+    print(f"\n{'watch it' if page else 'play it':12} {command('eval', name, '--load-model-path', folder, *page)}")
     if run.state == "stopped":
         print(f"go on        {command('train', name, '--resume', folder)}")
     print(f"its curve    {command('plot', folder)}\nits trouble  {command('diagnose', folder)}")
