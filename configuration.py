@@ -145,7 +145,8 @@ class Rnn:
 @dataclass
 class Train:
     total_timesteps: int = 10_000_000
-    """Environment steps of all agents of all ranks together; rounded up to whole epochs of agents × horizon steps."""
+    """Environment steps of all agents of all ranks together; rounded up to whole epochs of agents × horizon steps. An
+    environment without an .ini has 20,000,000 if it is in C, 1,000,000 if not."""
     learning_rate: float | Auto = "auto"
     """Step size at the start. Muon's steps have unit scale, so this is about ten times what Adam wants."""
     anneal_lr: bool = True
