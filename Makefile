@@ -9,10 +9,13 @@ UV := $(shell command -v uv 2>/dev/null)
 ifeq ($(UV),)
 venv = $(PYTHON) -m venv $(1)
 HAS_VENV = $(RUN) -m pip --version
-# What pip says, in one line that changes, if somebody watches.
+# What pip says, in one line that changes, if somebody watches. Its warnings and errors, which are on stderr, come
+# through the same pipe behind a !, and get lines of their own. (awk may wait for 4096 bytes.)
 WATCHED := $(shell test -t 2 && echo yes)
-SHOW := awk '{ printf "\r\033[K%.100s", $$0; fflush() } END { printf "\r\033[K" }'
-LINE := $(if $(WATCHED),| $(SHOW),--quiet)
+MARK := while IFS= read -r line; do echo "!$$line"; done
+SHOW := { while IFS= read -r line; do case "$$line" in !*) printf '\r\033[K%s\n' "$${line:1}" >&2 ;; \
+                                                       *) printf '\r\033[K%.100s' "$$line" ;; esac; done; printf '\r\033[K'; }
+LINE := $(if $(WATCHED),2> >($(MARK)) | $(SHOW),--quiet)
 # --no-compile: to compile all of torch takes longer than to unpack it, and Python does it for what it imports.
 install = $(1)/bin/python -m pip install --disable-pip-version-check --no-compile $(2) $(LINE)
 QUICKLY := --timeout 5 --retries 0

@@ -9,6 +9,7 @@ counts as solved is [solved] in the .ini.
 """
 
 import configparser
+import contextlib
 import re
 import sys
 import textwrap
@@ -27,7 +28,7 @@ from runs import aligned, figure
 
 
 class Entry(NamedTuple):
-    """An environment in words; for another package's, sees, does and agents are None until it is
+    """An environment in words; for another package's, sees, does and agents are None until one is
     made."""
 
     name: str
@@ -95,6 +96,16 @@ def look(name):
                  solved, ships)
 
 
+def made(entry, args):
+    """The Entry with what one environment shows that is made for it. args: from load_config."""
+    vec = {**args["vec"], "num_envs": 1, "num_workers": None, "batch_size": None, "total_agents": None,
+           "backend": "auto" if args["env_name"].endswith(".h") else "serial"}
+    args = {**args, "vec": vec, "env": {**args["env"], "num_envs": 1}}
+    with contextlib.closing(configuration.load_env(entry.name, args)) as vecenv:
+        sees, does = sees_and_does(vecenv)
+        return entry._replace(sees=sees, does=does, agents=vecenv.num_agents // vecenv.num_envs)
+
+
 def took(solved):
     """What a training needed until it was solved: "26 M, 79 s"."""
     if solved.steps is None:
@@ -109,18 +120,21 @@ def table():
               file=sys.stderr)
     with ThreadPoolExecutor(processes.cores()) as pool:
         entries = list(pool.map(look, names()))
+    for number, one in enumerate(entries):
+        with contextlib.suppress(Exception, SystemExit):  # its package is missing, or some of its files
+            entries[number] = one if one.sees else made(one, configuration.load_config(one.name))
     rows = [("environment", "sees", "does", "agents", "solved at", "after", "ships", "what it is")]
     for one in entries:
         metric, least = one.solved.metric if one.solved else ("", None)
         at = ("" if least is None
               else figure(least) if metric == "score" else f"{metric} {figure(least)}")
-        rows.append((one.name, one.sees or "?", one.does or "?", str(one.agents or "?"), at,
+        rows.append((one.name, one.sees or "-", one.does or "-", str(one.agents or "-"), at,
                      took(one.solved) if one.solved else "", "yes" if one.ships else "", one.line))
     for line in aligned(rows, right=("agents", "solved at", "after")):
         print(line)
     print("\nsees: numbers of an observation; does: choices of each action; solved at: a mean "
-          "score; after: agent steps and seconds on\ntwo cores until then; ?: another package's, "
-          "which is not made for this list; ships: a trained policy does.\nMore of one: "
+          "score; after: agent steps and seconds on\ntwo cores until then; -: another package's, "
+          "which is not installed here; ships: a trained policy does.\nMore of one: "
           f"{command('list', 'breakout')}")
 
 
@@ -136,14 +150,7 @@ def show(name):
                       configuration.solved(name), False)
     args = configuration.load_config(name)
     if entry.sees is None:
-        one = {"num_envs": 1, "num_workers": None, "batch_size": None, "total_agents": None}
-        backend = "auto" if env_name.endswith(".h") else "serial"
-        vecenv = configuration.load_env(name,
-                                        {**args, "vec": {**args["vec"], **one, "backend": backend},
-                                         "env": {**args["env"], "num_envs": 1}})
-        sees, does = sees_and_does(vecenv)
-        entry = entry._replace(sees=sees, does=does, agents=vecenv.num_agents // vecenv.num_envs)
-        vecenv.close()
+        entry = made(entry, args)
     print(f"{name}\n\n{entry.rules}\n" if entry.rules else f"{name}\n")
     print(f"sees         {entry.sees}\ndoes         {entry.does}\nagents       {entry.agents} in "
           "each environment")
@@ -169,7 +176,7 @@ def show(name):
     if entry.ships:
         print(f"watch it     {command('eval', name, '--baseline', '--eval.web')}")
     print(f"train it     {command('train', name)}")
-    print(f"tune it      {command('sweep', name)}")
+    print(f"tune it      {command(name, script='protein.py')}")
 
 
 def main(argv=None, program="pufferl.py list"):

@@ -12,6 +12,7 @@ is a ConfigError that names the file, the key and the nearest right ones.
 import ast
 import configparser
 import contextlib
+import copy
 import dataclasses
 import difflib
 import errno
@@ -53,6 +54,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 Auto = Literal["auto"]
+STEPS_IN_C, STEPS_IN_PYTHON = 20_000_000, 1_000_000  # train.total_timesteps of an environment without an .ini
 
 
 @dataclass
@@ -143,7 +145,8 @@ class Rnn:
 @dataclass
 class Train:
     total_timesteps: int = 10_000_000
-    """Environment steps of all agents of all ranks together; rounded up to whole epochs of agents × horizon steps."""
+    """Environment steps of all agents of all ranks together; rounded up to whole epochs of agents × horizon steps. An
+    environment without an .ini has 20,000,000 if it is in C, 1,000,000 if not."""
     learning_rate: float | Auto = "auto"
     """Step size at the start. Muon's steps have unit scale, so this is about ten times what Adam wants."""
     anneal_lr: bool = True
@@ -337,13 +340,37 @@ REFUSED = {
 
 
 RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", "resume", "data_dir",
-                "launch", "sources")  # belong to one run: --resume does not take them over
+                "launch", "defaults", "sources")  # belong to one run: --resume does not take them over
 
 # What config.json has besides settings.
-OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch", "turn", "sources")
+OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch", "defaults", "turn", "sources")
 
 # What a run did, if its file is so old that it lacks these settings.
 OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None, "draw": "segments"}
+
+
+# What a script may read of `load_config`'s settings though it is none: {name there: how it follows from all settings}.
+READ_ONLY = {
+    "train.use_rnn": lambda args: recurrent_layer(args) != "none" or (
+        args["policy"]["name"] not in POLICIES
+        and hasattr(load_attribute("policy.name", args["policy"]["name"]), "initial_state")),
+}
+
+
+class Section(dict):
+    """Settings by their names here, which may be read by those in RENAMED and READ_ONLY too. name: the section's, ""
+    for `args`, which holds all of them. KeyError for any other name."""
+
+    def __init__(self, values, name="", args=None):
+        super().__init__(values)
+        self.name, self.args = name, self if args is None else args
+
+    def __missing__(self, key):
+        old = f"{self.name}.{key}".removeprefix(".")
+        if old in READ_ONLY:
+            return READ_ONLY[old](self.args)
+        section, _, new = RENAMED[old].rpartition(".")
+        return (self.args[section] if section else self.args)[new]
 
 
 class ConfigError(ValueError):
@@ -414,13 +441,13 @@ def said_by(program, expected=()):
         sys.exit(f"{program}: {text or error}")
 
 
-def command(*words):
-    """What to type in this folder for `python pufferl.py WORDS`. It has the path of the Python that
+def command(*words, script="pufferl.py"):
+    """What to type in this folder for `python SCRIPT WORDS`. It has the path of the Python that
     runs now if `python` is another one, for example outside an activated virtual environment."""
     here, python = Path.cwd(), shutil.which("python")
     python = "python" if python and Path(python).parent == Path(sys.executable).parent else Path(sys.executable)
     paths = [path.relative_to(here) if isinstance(path, Path) and path.is_relative_to(here) else path
-             for path in (python, ROOT / "pufferl.py")]
+             for path in (python, ROOT / script)]
     return shlex.join(map(str, (*paths, *words)))
 
 
@@ -681,6 +708,8 @@ def resolve(env_name, argv=()):
     schema["policy"] = policy_section(next((one["name"] for one in reversed(policies) if "name" in one), Policy.name))
     values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()} | {"sweep": {}}
     creator = load_creator(env_name)
+    if env_name != "default":  # what no .ini says
+        values["train"]["total_timesteps"] = STEPS_IN_C if creator is None else STEPS_IN_PYTHON
     if not getattr(creator, "takes_copies", True):
         values["vec"]["num_envs"] = 1
     for path in files:
@@ -701,6 +730,7 @@ def load_config(env_name, argv=()):
     exist or has the wrong type; --help, and what is no option at all, print and exit, as on a command line.
     """
     schema, values = resolve(env_name, argv)
+    defaults = copy.deepcopy({section: values[section] for section in ("env", *SECTIONS)})
     argv, sizes = take_sizes(argv)
     argv = spell_out(schema, argv)
     apply_saved(argv, env_name, schema, values)
@@ -718,7 +748,8 @@ def load_config(env_name, argv=()):
             vec["num_envs"], agents = choose_copies(creator, env, steps)
             reasons["vec.num_envs"] = f"{steps:,} steps, {agents} agent{'s' * (agents > 1)} each"
     base = values.pop("base")
-    args = {"config_name": env_name, "env_name": name, **base, **values, "auto": reasons}
+    args = Section({"config_name": env_name, "env_name": name, **base, "auto": reasons, "defaults": defaults})
+    args |= {section: Section(settings, section, args) for section, settings in values.items()}
     for key in sorted(unused(args)):
         if typed(argv, f"--{key}".replace("_", "-")):
             why = {"policy": f"{named(args['policy']['name'])} has no keyword hidden_size. What its __init__ takes "
@@ -1321,10 +1352,8 @@ def put_weights(policy, weights, path):
     try:
         policy.load_state_dict(weights)
     except RuntimeError as error:
-        first, *others = [line.strip().rstrip(".") for line in str(error).splitlines()[1:]] or [str(error)]
-        raise ConfigError(f"{path} does not fit this network; its class, and settings that change what it sees or may "
-                          f"do, or its size, must be those that it was trained with. ({first}"
-                          f"{f'; {len(others)} more' if others else ''})") from None
+        check_shapes(weights, policy.state_dict(), path)
+        raise ConfigError(f"{path} does not fit this network: {error}") from None
     check_finite(policy.state_dict(), masks, path)
 
 
@@ -1334,6 +1363,17 @@ def load_checkpoint(path, check=checkpoints.weights):
         return checkpoints.load(path, check)
     except checkpoints.CheckpointError as error:
         raise ConfigError(str(error)) from None
+
+
+def check_shapes(theirs, mine, path):
+    """ConfigError that names the first tensor of weights that the network lacks, or has in another shape."""
+    theirs, mine = ({name: tuple(getattr(tensor, "shape", ())) for name, tensor in weights.items()}
+                    for weights in (theirs, mine))
+    if theirs != mine:
+        name = next(name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name))
+        raise ConfigError(f"{path} is of another network: {name} is {theirs.get(name, 'not in it')} there and "
+                          f"{mine.get(name, 'missing')} here. Take back what was changed of its class, or of the env, "
+                          "policy and rnn settings; or begin a new run.")
 
 
 def check_kinds(theirs, mine, path):
@@ -1411,7 +1451,8 @@ def load_attribute(setting, name, others=()):
         raise ConfigError(f"{setting} = {name}: must be {known}path/to/file.py:name of a file that exists."
                           + ("" if others else GIVEN))
     # a file is run once for all settings that name it, and anew after an edit
-    module = environments.run_file(path, f"{path.resolve()} {path.stat().st_mtime_ns}")
+    with making():
+        module = environments.run_file(path, f"{path.resolve()} {path.stat().st_mtime_ns}")
     if not attribute or not hasattr(module, attribute):
         names = [key for key, value in vars(module).items()
                  if callable(value) and getattr(value, "__module__", None) == module.__name__]

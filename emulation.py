@@ -27,6 +27,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+import absolute_imports  # noqa: F401  first
 import flat
 from flat import (  # noqa: F401  (others import these names from emulation)
     Fault, FlatAction, FlatObservation, check_flag, check_info, check_late_masks, check_value, describe, find_mask,

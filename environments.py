@@ -30,6 +30,7 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 
+import absolute_imports
 import ocean
 import signs
 from emulation import (
@@ -41,6 +42,7 @@ from emulation import (
     outside,
     seen_space,
     takes,
+    within,
 )
 
 # The package that registers the ids with this beginning; "gym/package:ID" names any other one.
@@ -285,9 +287,20 @@ class PettingZooCreator:
         return make(**kwargs)
 
 
+def can_draw(env, picture_settings):
+    """Whether an environment, or that within its wrappers, draws: it has a render() besides that of its base class, and
+    if it keeps a render_mode, that was given or is one of the `picture_settings` of its creator."""
+    inner = [env, *within(env)][-1]
+    module = next((cls.__module__ for cls in type(inner).__mro__ if "render" in vars(cls)), None)
+    return bool(picture_settings or getattr(inner, "__dict__", {}).get("render_mode", True)) and module not in (
+        None, "gymnasium.core", "gymnasium.vector.vector_env", "gym.core", "pettingzoo.utils.env", "emulation",
+        "pufferlib")
+
+
 def run_file(path, name):
     """The module of a Python file, run once under `name`. It can import what lies beside it, as with `python FILE`."""
     if name not in sys.modules:
+        absolute_imports.check(path)
         specification = importlib.util.spec_from_file_location(name, path)
         sys.modules[name] = importlib.util.module_from_spec(specification)  # dataclasses look for theirs there
         folder = os.path.dirname(os.path.abspath(path))

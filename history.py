@@ -140,12 +140,13 @@ def shipped(name):
 
 
 def changes(saved):
-    """{setting: value} of those that differ from the shipped ones, or that only a network of one's own has; None if the
-    shipped ones are unknown. "auto" equals the number that it chose, and 1 in vec.num_envs; a resumed run, or a
-    script's, does not know who chose it."""
-    ours = shipped(saved.get("config_name", saved["env_name"]))
+    """{setting: value} of those that differ from the shipped ones, or that only a network of one's own has. Of a user's
+    environment, or of one that cannot be made here, these are the defaults that the run began with; None if it has not
+    kept them. "auto" equals the number that it chose, and 1 in vec.num_envs; a resumed run, or a script's, does not
+    know who chose it."""
+    ours = shipped(saved.get("config_name", saved["env_name"])) or settings_of(saved.get("defaults", {}))
     chosen = {"vec.num_envs", "policy.squash", *saved.get("auto", {})}
-    if ours is None:
+    if not ours:
         return None
     return {key: value for key, value in settings_of(saved).items()
             if (key in ours or key.startswith("policy.")) and ours.get(key, ...) != value
@@ -169,7 +170,7 @@ def table(data_dir, env_name=None):
         rows.append((run.folder.name, duration(run.age), run.state, f"{run.last.get('step', 0):,}",
                      "-" if math.isnan(run.score) else figure(run.score),
                      f"{run.last.get('performance/uptime', 0):,.0f}",
-                     "?" if other is None else listed(other)))
+                     "-  (a script's, or older: its defaults were not kept)" if other is None else listed(other)))
     if len(rows) == 1:
         of = f" of {env_name}" if env_name else ""
         print(f"no run{of} in {Path(data_dir).resolve()}; "
@@ -200,16 +201,17 @@ def show(run):
         print(f"score        {figure(run.score)}, best entry {figure(best)}   "
               f"{sparkline(scores, 40)}")
     engine = run.saved.get("engine", {})
-    print(f"engine       {engine.get('name', '?')}, rollout {engine.get('rollout', '?')}; "
+    print(f"engine       {engine.get('name', '-')}, rollout {engine.get('rollout', '-')}; "
           + ", ".join(f"{name} {version}"
                       for name, version in run.saved.get("versions", {}).items()))
-    print(f"settings     {'?' if other is None else listed(other) or 'as they ship'}")
+    print(f"settings     {'-' if other is None else listed(other) or 'as they ship'}")
     for entry in entries:
         spoken.see(entry["step"], entry)
     for step, sentence in sorted(spoken.said.values()) if spoken else ():
         print(f"sign         step {step:,}: {sentence}")
     name, folder = run.saved.get("config_name", run.saved["env_name"]), str(run.folder)
-    print(f"\nwatch it     {command('eval', name, '--load-model-path', folder, '--eval.web')}")
+    page = [] if ".py:" in name else ["--eval.web"]  # a user's file, of which it is not known whether it draws
+    print(f"\n{'watch it' if page else 'play it':12} {command('eval', name, '--load-model-path', folder, *page)}")
     if run.state == "stopped":
         print(f"go on        {command('train', name, '--resume', folder)}")
     print(f"its curve    {command('plot', folder)}\nits trouble  {command('diagnose', folder)}")

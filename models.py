@@ -41,6 +41,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import absolute_imports  # noqa: F401  first
 import emulation
 import kernels
 import pictures

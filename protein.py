@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import absolute_imports  # noqa: F401  first
 import processes
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import absolute_imports  # noqa: F401  first
 import processes
 
 if __name__ == "__main__":
@@ -1124,10 +1125,11 @@ def make_trainer(env_name, args):
 
 def describe(trainer, args, facts):
     """Lines that describe a run: its sizes, its network and engine, and what "auto" chose."""
-    speed = ""
+    speed, minutes = "", 0.0
     if facts.learn_seconds is not None:
         seconds = facts.step_seconds + args["train"]["replay_ratio"] * facts.learn_seconds
         speed = f"; some {float(f'{1 / seconds:.2g}'):,.0f} steps a second"
+        minutes = args["train"]["total_timesteps"] * seconds / 60
     elsewhere = getattr(trainer.vecenv, "num_processes", 1)
     steps = f" and {elsewhere} processes of environments" if elsewhere > 1 else ""
     folder = ("nothing is written" if trainer.run_folder is None
@@ -1139,6 +1141,9 @@ def describe(trainer, args, facts):
            f"{plural(trainer.vecenv.num_threads, 'thread')}{steps}; engine {trainer.engine.name}, "
            f"rollout {trainer.engine.rollout_name}; {folder}")
     yield f"network: {models.describe(trainer.policy)}{speed}"
+    if minutes > 10:
+        yield (f"this run takes some {minutes:.0f} minutes: --train.total-timesteps "
+               f"{float(f'{5 / seconds * 60:.2g}'):.0f} takes five")
     if trainer.engine.held_back:
         yield (f"one thread of {trainer.vecenv.num_threads} learns. If forward keeps nothing from call to call and "
                f"draws no random numbers, write thread_safe = True into {', '.join(trainer.engine.held_back)}: "

@@ -24,27 +24,14 @@ from pathlib import Path
 
 import gymnasium
 
+import absolute_imports  # noqa: F401  first
+
 __path__ = []  # makes this file count as a package; the Finder below finds what is in it
 ROOT = Path(__file__).resolve().parent
 
 
-def load(name):
-    """Import a module by its name, ours first: a file beside your script may have the same name.
-    Raises ImportError if that file is imported already."""
-    sys.path.insert(0, str(ROOT))
-    try:
-        module = importlib.import_module(name)
-    finally:
-        sys.path.remove(str(ROOT))
-    own = ROOT / name if (ROOT / name).is_dir() else ROOT / f"{name}.py"
-    if own.exists() and ROOT not in Path(module.__file__).resolve().parents:
-        raise ImportError(f"{module.__file__} has the name of {own}, which PufferLib's names lead "
-                          "to: rename yours, or import pufferlib and what you need of it first.")
-    return module
-
-
 # Under other names, because `import pufferlib.ocean` sets the name `ocean` in here to a Room.
-our_emulation, our_environments, our_ocean = map(load, ("emulation", "environments", "ocean"))
+our_emulation, our_environments, our_ocean = map(importlib.import_module, ("emulation", "environments", "ocean"))
 
 # --------------------------------------------------------------------------------------------------
 # Where names lead
@@ -97,7 +84,7 @@ GONE = {  # what took the place of a name that has no equivalent
     "models.ProcgenResnet": "models.Impala, which reads images by residual convolutions",
     "pytorch.log_prob": "models.act(logits, action)[1]", "pytorch.entropy": "models.act(logits)[2]",
     "sweep.Carbs": "protein.Protein", "sweep.Hyperparameters": "protein.Space",
-    "pufferl.sweep": "protein.Protein(env_name).optimize(), or python pufferl.py sweep ENV",
+    "pufferl.sweep": "protein.Protein(env_name).optimize(), or python protein.py ENV",
     "pufferl.autotune": "python pufferl.py autotune ENV",
     "pufferl.Profile": "python pufferl.py profile ENV",
     "pufferl.Utilization": "trainer.print_dashboard()",
@@ -147,7 +134,7 @@ def find(room, name):
         return importlib.import_module(f"pufferlib.{full}")
     if full in NAMES:
         module, _, attribute = NAMES[full].rpartition(".")
-        return getattr(load(module), attribute)
+        return getattr(importlib.import_module(module), attribute)
     # PufferLib 2 had these names in modules of their own; here they are defined in this file.
     if room in ("wrappers", "postprocess", "exceptions", "utils"):
         return getattr(sys.modules[__name__], name)
@@ -159,7 +146,7 @@ def find(room, name):
             return importlib.import_module(f"pufferlib.{full}")
         if environment:
             return our_environments.OceanPufferEnv.of(environment)
-    modules = [load(module) for module in ROOMS.get(room, ALIASES.get(room, "").split())]
+    modules = [importlib.import_module(module) for module in ROOMS.get(room, ALIASES.get(room, "").split())]
     for module in modules:
         if name in vars(module):
             return vars(module)[name]
@@ -224,7 +211,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         room = spec.name.partition(".")[2]
         if room not in ALIASES:
             return Room(spec.name)
-        module = load(ALIASES[room])
+        module = importlib.import_module(ALIASES[room])
         spec.loader_state = module.__spec__
         return module
 
@@ -463,7 +450,7 @@ def environment_creator(family, name=None):
 
 def layer_init(layer, std=2**0.5, bias_const=0.0):
     """Orthogonal weights, constant bias, in place; returns the layer."""
-    load("models").orthogonal(layer, std)
+    importlib.import_module("models").orthogonal(layer, std)
     if layer.bias is not None:
         layer.bias.data.fill_(bias_const)
     return layer
@@ -481,7 +468,7 @@ def compute_puff_advantage(values, rewards, terminals, ratio, advantages, gamma,
 
     done = steps(terminals, torch.uint8, 1)
     flags, result = torch.zeros_like(done), torch.empty_like(steps(values))
-    load("kernels").advantage(
+    importlib.import_module("kernels").advantage(
         values.T.float().contiguous(), steps(rewards, first=1), done, flags,
         torch.zeros_like(result), steps(ratio),
         torch.ones(values.T.shape, dtype=torch.uint8), result, gamma=gamma, gae_lambda=gae_lambda,

@@ -37,6 +37,7 @@ import psutil
 import torch
 
 import emulation
+import environments
 from arena import compiling
 from auto import plural
 from checkpoints import NUMBERS, WHOLE_RUN, save, write_whole
@@ -49,10 +50,12 @@ from configuration import (
     Train,
     check_finite,
     check_kinds,
+    check_shapes,
     command,
     difference,
     infinite,
     load_checkpoint,
+    load_creator,
     own_optimizer,
     resolve,
     solved,
@@ -621,10 +624,6 @@ def restore(trainer, path):
     return saved
 
 
-def _shapes(tensors):
-    return {name: tuple(getattr(tensor, "shape", ())) for name, tensor in tensors.items()}
-
-
 def _fits(theirs, ours):
     """Whether a tensor can be copied into ours as it is."""
     return theirs.shape == ours.shape and theirs.is_floating_point() == ours.is_floating_point()
@@ -637,13 +636,7 @@ def _check(trainer, saved, tensors, ours, path):
     if before != trainer.args["train"]["optimizer"]:
         raise ConfigError(f"{path} was trained with train.optimizer {before}, which cannot be "
                           "changed at resume.")
-    theirs, mine = _shapes(saved["model"]), _shapes(trainer.policy.state_dict())
-    if theirs != mine:
-        name = next(name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name))
-        raise ConfigError(f"{path} is of another network, which cannot be resumed: {name} is "
-                          f"{theirs.get(name, 'not in it')} there and "
-                          f"{mine.get(name, 'missing')} here. Take back what was changed of its class, or of the "
-                          "policy and rnn settings; or begin a new run.")
+    check_shapes(saved["model"], trainer.policy.state_dict(), path)
     check_kinds(saved["model"], trainer.policy.state_dict(), path)
     check_finite(saved["model"], infinite(trainer.policy.state_dict()), path)
     learnt = {*REWARD_SCALE, *trainer.optimizer.tensors(),
@@ -790,11 +783,12 @@ class Dashboard:
 def solved_at(args):
     """(metric, how much of it counts as solved) from config/ENV.ini; (None, None) if it has none,
     or if the environment's settings are not those that ship: it was measured with these."""
-    if "config_name" not in args:  # a trainer in a script
+    known = solved(args["config_name"]) if "config_name" in args else None  # a trainer in a script has none
+    if known is None:
         return None, None
-    shipped, known = resolve(args["config_name"])[1]["env"], solved(args["config_name"])
+    shipped = resolve(args["config_name"])[1]["env"]
     same = all(args["env"].get(key) == value for key, value in shipped.items() if key != "num_envs")
-    return known.metric if known is not None and same else (None, None)
+    return known.metric if same else (None, None)
 
 
 def score_of(environment, metric=None):
@@ -871,8 +865,11 @@ def closing(trainer, args, model, solved_at):
     run = "latest" if args["data_dir"] == Base.data_dir else str(folder)
     if trainer.epoch < trainer.total_epochs:
         yield f"go on        {command('train', name, '--resume', run)}"
-    yield f"watch it     {command('eval', name, '--load-model-path', run, '--eval.web')}"
-    yield f"tune it      {command('sweep', name)}"
+    creator = load_creator(args["env_name"])
+    draws = creator is None or environments.can_draw(trainer.vecenv.driver_env, creator.picture_settings)
+    yield (f"{'watch it' if draws else 'play it':12} "
+           + command("eval", name, "--load-model-path", run, *["--eval.web"] * draws))
+    yield f"tune it      {command(name, script='protein.py')}"
     if not Path(name.partition(":")[0]).suffix:  # else it is
         yield f"your own     {command('train', 'my_file.py:make_env')}   (or one in C: docs/write_an_environment.md)"
 

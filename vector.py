@@ -57,6 +57,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+import absolute_imports  # noqa: F401  first
 import cuda_cpp
 import emulation
 import environments

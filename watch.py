@@ -36,6 +36,7 @@ import webbrowser
 from pathlib import Path
 from typing import NamedTuple
 
+import absolute_imports  # noqa: F401  first
 import processes
 
 if __name__ == "__main__":
@@ -369,7 +370,9 @@ class View(Play):
     def picture(self):
         """The environment now: (height, width, 3) uint8. Raises ConfigError
         if it draws nothing."""
-        drawn = self.vecenv.render(0)
+        drawn = None
+        with contextlib.suppress(NotImplementedError):  # of a class that others derive from
+            drawn = self.vecenv.render(0)
         if isinstance(drawn, list):
             drawn = drawn[-1] if drawn else None
         if isinstance(drawn, str):
@@ -379,7 +382,7 @@ class View(Play):
             raise pufferl.ConfigError(f"{self.vecenv.name} cannot be shown: its render() gave "
                                       f"{what}, expected a picture (height, width, 3). A callable "
                                       "of yours gets render_mode='rgb_array' where it has "
-                                      "that parameter.")
+                                      "that parameter. Without pictures, eval prints the scores.")
         drawn = np.asarray(drawn)
         drawn = drawn[..., None].repeat(3, -1) if drawn.ndim == 2 else drawn[..., :3]
         return np.ascontiguousarray(drawn, np.uint8)
@@ -1079,8 +1082,8 @@ def steps_of(model):
 
 
 def play(env_name, args):
-    """The eval verb: scores, and what the eval section asks to show. The page and the
-    terminal play at once."""
+    """The eval verb: scores, and what the eval section asks to show. The page, the
+    terminal and a video play at once, without scores of many episodes."""
     show = args["eval"]
     asked = [key for key in ("web", "terminal", "video", "window") if show[key]]
     if len(asked) > 1 and asked not in (["video", "window"], ["terminal", "video"]):
@@ -1092,7 +1095,7 @@ def play(env_name, args):
         check_window()
     if show["web"]:
         return show_on_page(env_name, args)
-    if not show["terminal"]:
+    if not (show["terminal"] or show["video"]):
         evaluate(env_name, args)
     window = show["window"]
     if window is None:
@@ -1106,8 +1109,11 @@ def play(env_name, args):
         if show["video"]:
             view.restart(view.seed)
             write_video(episode_pictures(view, show["seconds"]), show["video"], view.fps)
+            print(summary(view))
         if window and not show["terminal"]:
-            show_in_window(view)
+            # One that was not asked for is left out if nothing is drawn.
+            with contextlib.suppress(*[pufferl.ConfigError] * (show["window"] is None)):
+                show_in_window(view)
     finally:
         view.close()
 

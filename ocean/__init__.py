@@ -35,6 +35,7 @@ from typing import NamedTuple
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete  # `gymnasium` here is the file beside it
 
+import absolute_imports  # noqa: F401  first
 import processes
 
 FOLDER = Path(__file__).resolve().parent

@@ -138,6 +138,32 @@ def test_a_run_on_the_cpu_says_that_there_is_a_gpu(monkeypatch):
     assert said() and not said("--train.device", "cpu")
 
 
+CATCH = f"{ROOT}/tests/brought.py:Catch"
+
+
+@pytest.mark.parametrize(("name", "options", "steps"), [
+    (CATCH, [], 1_000_000), ("gym/FrozenLake-v1", [], 1_000_000), ("default", [], 10_000_000),
+    ("mine.h", [], 20_000_000), ("squared", [], 3_000_000),
+    (CATCH, ["--train.total-timesteps", "5e3"], 5000),
+    (CATCH, ["--train.num-iterations", "3", "--train.horizon", "32"], 3 * 32 * 32)])
+def test_steps_without_a_setting_are_those_of_a_first_look(name, options, steps, tmp_path):
+    if name == "mine.h":
+        name = str(tmp_path / name)
+        Path(name).write_text((ROOT / "ocean/squared/squared.h").read_text())
+    args = pufferl.load_config(name, options)
+    assert args["train"]["total_timesteps"] == steps
+
+
+@pytest.mark.parametrize(("seconds", "flags"), [(1e-3, ["--train.total-timesteps 300000"]), (1e-5, [])])
+def test_a_long_run_says_which_steps_take_five_minutes(seconds, flags):
+    args = pufferl.load_config(CATCH, ["--data-dir", "none", "--train.gamma", "0.9", "--train.replay-ratio", "1"])
+    trainer, facts = pufferl.make_trainer(CATCH, args)
+    facts = dataclasses.replace(facts, step_seconds=seconds / 2, learn_seconds=seconds / 2)
+    lines = list(pufferl.describe(trainer, args, facts))
+    trainer.close()
+    assert [re.search(r"minutes: (--train\S+ \d+)", line)[1] for line in lines if " minutes: " in line] == flags
+
+
 def test_auto_is_for_settings_that_have_it():
     with pytest.raises(ConfigError, match="gae-lambda = 'auto'"):
         pufferl.load_config("squared", ["--train.gae-lambda", "auto"])

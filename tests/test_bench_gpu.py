@@ -238,6 +238,24 @@ def test_make_takes_the_python_that_is_named_or_that_of_the_venv(tmp_path):
         assert command(*named, **where) == 'python3.12 tests/bench_gpu.py --out "/tmp/a b"'
 
 
+def test_warnings_of_pip_are_no_part_of_the_line_that_changes(tmp_path):
+    """They have lines of their own, in their order; nothing is shown of an attempt that may fail."""
+    (tmp_path / "bin").mkdir()
+    pip = tmp_path / "bin/python"
+    pip.write_text("#!/bin/sh\necho Collecting torch\nsleep 0.2\necho WARNING: old >&2\nsleep 0.2\necho Installing\n")
+    pip.chmod(0o755)
+    clear = "\r\x1b[K"
+    for more, warned in ((" 2>/dev/null", ""), ("", f"{clear}WARNING: old\n")):
+        rule = f"try:; @$(call install,{tmp_path},torch){more}"
+        done = subprocess.run(["make", "-f", str(ROOT / "Makefile"), "UV=", "WATCHED=yes", "--eval", rule, "try"],
+                              cwd=ROOT, env=without_make(), capture_output=True)
+        assert done.stderr.decode() == warned and done.returncode == 0
+        assert done.stdout.decode() == f"{clear}Collecting torch{clear}Installing{clear}"
+    done = subprocess.run(["make", "-f", str(ROOT / "Makefile"), "UV=", "WATCHED=yes", "--eval", f"{rule} 2>&1", "try"],
+                          cwd=ROOT, env=without_make(), capture_output=True)
+    assert done.stdout.decode() == f"{clear}Collecting torch{clear}WARNING: old\n{clear}Installing{clear}"
+
+
 @pytest.mark.slow
 def test_streams_have_queues_of_their_own_unless_the_user_says_otherwise():
     code = "import os, pufferl, torch; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'], torch.cuda.is_initialized())"

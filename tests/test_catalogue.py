@@ -1,6 +1,7 @@
 """The command `list`: what it prints agrees with the headers and the settings."""
 
 import re
+import sys
 
 import pytest
 
@@ -37,15 +38,17 @@ def test_the_settings_of_an_ini_count():
 
 
 def test_the_table_has_a_line_each(monkeypatch, capsys):
-    monkeypatch.setattr(catalogue, "names", lambda: ["atari_pong", "bandit", "squared"])
+    monkeypatch.setattr(catalogue, "names", lambda: ["atari_pong", "bandit", "gym_cartpole", "squared"])
+    monkeypatch.setitem(sys.modules, "ale_py", None)  # as if it was not installed
     pufferl.main(["list"])
-    title, pong, bandit, squared, *rest = capsys.readouterr().out.splitlines()
+    title, pong, bandit, cartpole, squared, *rest = capsys.readouterr().out.splitlines()
+    assert re.split(r"\s{2,}", cartpole)[1:4] == ["4 float32", "2", "1"]
     assert re.split(r"\s{2,}", title) == [
         "environment", "sees", "does", "agents", "solved at", "after", "ships", "what it is"]
     assert re.split(r"\s{2,}", squared) == [
         "squared", "11 × 11 uint8", "5", "1", "0.95", "2 M, 8 s", "yes",
         "The smallest complete environment"]
-    assert ("perf 0.97" in bandit and pong.split()[1:4] == ["?", "?", "?"]
+    assert ("perf 0.97" in bandit and pong.split()[1:4] == ["-", "-", "-"]
             and "list breakout" in rest[-1])
 
 
@@ -53,7 +56,7 @@ def test_the_table_has_a_line_each(monkeypatch, capsys):
     ("squared", ["The agent starts in the middle", "solved at    a mean score of 0.95",
                  "ships        a policy",
                  "ocean/squared/squared.h", "config/squared.ini", "train squared",
-                 "eval squared --baseline"]),
+                 "eval squared --baseline", "protein.py squared"]),
     ("gym/CartPole-v1",
      ["sees         4 float32", "does         2", "a mean score of 475", "train gym/CartPole-v1"]),
 ])

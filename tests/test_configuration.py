@@ -291,8 +291,9 @@ def test_a_run_brings_its_own_network_and_refuses_another(tmp_path, monkeypatch,
     small = ["--env.num-envs", "64", "--train.total-timesteps", "4096", "--logger", "none"]
     pufferl.main(["train", "squared", *small, "--policy.hidden-size", "24", "--env.distance", "2"])
     pufferl.main(["eval", "squared", "--load-model-path", "latest", "--eval.episodes", "4"])
-    with pytest.raises(SystemExit, match="another network"):
-        pufferl.main(["train", "squared", "--resume", "latest", "--policy.hidden-size", "32"])
+    for words in (["train", "squared", "--resume"], ["eval", "squared", "--load-model-path"]):
+        with pytest.raises(SystemExit, match=r"weight is \(24, \d+\) there and \(32, \d+\) here"):
+            pufferl.main([*words, "latest", "--policy.hidden-size", "32"])
     capsys.readouterr()
     pufferl.main(["train", "squared", "--resume", "latest", "--train.total-timesteps", "8192"])
     assert "resumed" in capsys.readouterr().out, "the refusal must leave the run as it was"

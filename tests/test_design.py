@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [  # docs/design.md; a file imports from those before its own
-    {"processes", "flat"},
+    {"absolute_imports", "processes", "flat"},
     {"arena", "checkpoints", "cuda_cpp", "emulation", "ocean", "protein", "ranks", "signs"},
     {"kernels", "workers", "environments", "tensors"},
     {"pictures", "products"},
@@ -34,7 +34,7 @@ UPWARD = {  # a room above that a function reaches: (file, room): the function
     ("engines", "compiled"): {"choose"},
     ("engines", "fused"): {"choose", "plain_engine"},
 }
-LINES, CLASS, FUNCTION = 1510, 410, 60
+LINES, CLASS, FUNCTION = 1700, 500, 70
 COLUMNS, WIDER = 100, 0.05  # the share of lines that may be wider
 REASON = "longer because"  # what the docstring of a longer function says
 

@@ -4,8 +4,11 @@
 In code of our own, call by call, what PufferLib's documentation shows.
 """
 
+import copy
 import importlib.util
+import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -17,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 
+import absolute_imports
 import configuration
 import emulation
 import environments
@@ -96,6 +100,23 @@ def test_a_name_without_an_equivalent_says_what_took_its_place(name):
         pufferlib.find(room, attribute)
 
 
+@pytest.mark.parametrize(("options", "recurrent"), [
+    ([], True), (["--rnn.name", "none"], False), (["--policy.name", "separate"], False),
+    (["--policy.name", "net.py:Keeps"], True), (["--policy.name", "net.py:Plain"], False)])
+def test_a_scripts_reads_of_the_settings_work(options, recurrent):
+    Path("net.py").write_text("from models import FeedForward as Plain\nclass Keeps(Plain):\n    initial_state = 1\n")
+    args = pufferl.load_config("squared", [*options, "--train.horizon", "16"])
+    assert args["train"]["use_rnn"] is recurrent
+    assert args["train"]["bptt_horizon"] == args["train"]["horizon"] == 16
+    assert args["rnn_name"] == args["rnn"]["name"] and args["train"]["num_workers"] is None
+    for copied in (copy.deepcopy(args), pickle.loads(pickle.dumps(args))):
+        copied["rnn"]["name"], copied["policy"]["name"] = "lstm", "default"
+        assert copied["train"]["use_rnn"] is True and copied == {**copied}
+    assert json.loads(json.dumps(args["train"])) == args["train"] and "use_rnn" not in {**args["train"]}
+    with pytest.raises(KeyError, match="nonsense"):
+        args["train"]["nonsense"]
+
+
 def test_a_misspelt_name_has_a_hint():
     with pytest.raises(AttributeError, match="Did you mean Serial"):
         pufferlib.vector.Seral  # noqa: B018
@@ -120,17 +141,41 @@ def test_importing_it_loads_no_torch_and_the_trainer_does_not_load_it():
     assert run_python("-c", "import sys, pufferl; print('pufferlib' in sys.modules)").strip() == "False"
 
 
-def test_a_file_of_ones_own_may_have_the_name_of_ours(tmp_path):
-    (tmp_path / "environments.py").write_text("raise RuntimeError('the wrong one')\n")
+@pytest.mark.parametrize("code", ["import pufferlib.emulation as ours", "import models as ours",
+                                  "import watch as ours", "import ocean as ours", "import protein as ours"])
+def test_a_file_of_ones_own_may_have_the_name_of_ours(code, tmp_path):
+    for name in absolute_imports.NAMES - {code.split()[1].partition(".")[0], "absolute_imports"}:
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong one')\n")
+    script = tmp_path / "vector.py"  # itself
+    script.write_text(f"{code}\nprint(ours.__file__)\n")
+    assert str(ROOT) in run_python(str(script))
+
+
+@pytest.mark.parametrize("code", ["import emulation\nimport pufferlib", "import helper\nimport pufferl",
+                                  "import protein\ndef later():\n    from ocean.a import b"])
+def test_a_file_that_is_imported_by_the_name_of_ours_is_refused(code, tmp_path):
     (tmp_path / "emulation.py").write_text("mine = 1\n")
-    script = tmp_path / "vector.py"
-    script.write_text("import pufferlib.emulation\nprint(pufferlib.emulation.__file__)\n")
-    assert run_python(str(script)).strip() == str(ROOT / "emulation.py")
-    script.write_text("import emulation\nimport pufferlib\n")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True,
-                            env=environment)
-    assert result.returncode == 1 and "rename yours" in result.stderr
+    (tmp_path / "helper.py").write_text("import helper, emulation\n")
+    (tmp_path / "ocean").mkdir()
+    (tmp_path / "ocean/__init__.py").touch()
+    (tmp_path / "script.py").write_text(code)
+    result = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True,
+                            env={**os.environ, "PYTHONPATH": str(ROOT)})
+    name, last = "ocean/__init__.py" if "ocean" in code else "emulation.py", result.stderr.splitlines()[-1]
+    assert last.startswith("ImportError") and str(tmp_path / name) in last and str(ROOT / name) in last
+
+
+@pytest.mark.parametrize("setting", ["train", "policy"])
+def test_a_file_beside_an_environment_or_a_network_too(setting, tmp_path):
+    (tmp_path / "models.py").write_text("from models import FeedForward\n\nclass Net(FeedForward):\n    pass\n")
+    (tmp_path / "mine.py").write_text("from models import Net\n")
+    mine = f"{tmp_path}/mine.py:Net"
+    words = [mine] if setting == "train" else ["squared", "--policy.name", mine]
+    with pytest.raises(SystemExit) as refused:
+        pufferl.main(["train", *words])
+    assert str(tmp_path / "models.py") in str(refused.value) and str(ROOT / "models.py") in str(refused.value)
+    own = pufferl.load_config("squared", ["--policy.name", f"{tmp_path}/models.py:Net"])
+    assert own["policy"]["name"].endswith("models.py:Net"), "it imports ours, and not itself"
 
 
 @pytest.mark.slow

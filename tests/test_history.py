@@ -12,6 +12,17 @@ import history
 import pufferl
 import runs
 
+MINE = """
+import gymnasium, numpy as np
+from pathlib import Path
+
+class Mine(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(0, 1, (2,), np.float32), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, size=3, speed=1.0): ...
+    def reset(self, seed=None, options=None): return np.zeros(2, np.float32), {}
+    def step(self, action): return np.zeros(2, np.float32), 1.0, True, False, {}
+"""
 SETTINGS = configuration.load_config("squared")
 SCORES = [0.1, 0.2, 0.4, 0.7, 0.9]
 
@@ -70,9 +81,10 @@ def test_runs_are_listed_the_newest_first_with_what_differs(left, capsys):
 
 def test_a_run_of_an_environment_that_is_gone_is_listed_all_the_same(left, capsys):
     path = left / "squared_1-aa/config.json"
-    path.write_text(json.dumps({**SETTINGS, "config_name": "gone.py:make", "env_name": "gone.py:make"}, default=str))
+    path.write_text(json.dumps({**SETTINGS, "config_name": "gone.py:make", "env_name": "gone.py:make",
+                                "train": SETTINGS["train"] | {"gamma": 0.5}}, default=str))
     call("runs", "gone.py:make", "--data-dir", left)
-    assert capsys.readouterr().out.splitlines()[1].split()[-1] == "?"
+    assert capsys.readouterr().out.splitlines()[1].endswith("  gamma 0.5")
 
 
 @pytest.mark.parametrize("name", ["squared_2-bb", "bb", "latest", "squared"])
@@ -183,3 +195,31 @@ def test_a_picture_without_its_package_says_what_to_install(left, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(SystemExit, match="pip install matplotlib"):
         call("plot", "aa", "--data-dir", left, "--output", left / "a.png")
+
+
+@pytest.mark.parametrize(("options", "other"), [
+    ([], ""), (["--env.size", "9", "--train.gamma", "0.9"], "env.size 9, gamma 0.9")])
+def test_a_run_of_a_users_environment_has_its_settings(options, other, tmp_path, capsys):
+    """The file itself is not needed any more, and is not run."""
+    (tmp_path / "mine.py").write_text(MINE)
+    steps = ["--train.total-timesteps", "512", "--vec.backend", "serial", "--logger", "none"]
+    pufferl.main(["train", f"{tmp_path}/mine.py:Mine", *options, *steps, "--data-dir", str(tmp_path / "runs")])
+    (tmp_path / "mine.py").write_text("raise RuntimeError('it was run')")
+    capsys.readouterr()
+    pufferl.main(["runs", "--data-dir", str(tmp_path / "runs")])
+    title, row, *_ = capsys.readouterr().out.splitlines()
+    found = row[title.index("other than shipped"):]
+    assert found == ", ".join(filter(None, [other.partition(", ")[0], "vec.backend serial", "total_timesteps 512",
+                                            other.partition(", ")[2]]))
+    pufferl.main(["diagnose", str(next((tmp_path / "runs").iterdir()))])
+
+
+def test_what_cannot_be_known_is_a_dash_with_the_reason(tmp_path, capsys):
+    leave(tmp_path, "mine_1-aa", 3)
+    saved = json.loads((tmp_path / "mine_1-aa/config.json").read_text())
+    for name in ("config_name", "defaults"):
+        del saved[name]
+    (tmp_path / "mine_1-aa/config.json").write_text(json.dumps({**saved, "env_name": "mine"}))
+    history.table(tmp_path)
+    title, row, *_ = capsys.readouterr().out.splitlines()
+    assert row[title.index("other"):].startswith("-  (a script's")

@@ -915,8 +915,7 @@ def test_a_tanh_is_kept_with_the_weights_and_needs_bounds(tmp_path):
         "as it was trained")
     assert models.squash_of(load("pendulum", folders["none"], "none")) is None, (
         "as before there was a tanh")
-    with pytest.raises(configuration.ConfigError,
-                       match=r"(?s)does not fit this network.*action_squash"):
+    with pytest.raises(configuration.ConfigError, match="action_squash"):
         load("pendulum", folders["none"], "tanh")
     for env, settings in (("cartpole", {}), ("pendulum", {"continuous": False})):
         with pytest.raises(configuration.ConfigError, match="is for continuous actions"):

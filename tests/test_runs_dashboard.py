@@ -281,7 +281,7 @@ def test_the_end_says_how_far_it_is_from_solved_and_what_to_type(tmp_path):
     assert lines[1] == "score        0.96 in the last 1 episode: solved (0.95 counts as solved)"
     words = [line.split()[:2] for line in lines[4:]]
     assert (words == [["watch", "it"], ["tune", "it"], ["your", "own"]]
-            and str(trainer.run_folder) in lines[4])
+            and str(trainer.run_folder) in lines[4] and "protein.py squared" in lines[5])
     args["env"]["distance"] = 9  # what counts as solved is said of the settings that ship
     assert [*runs.closing(trainer, args, "", runs.solved_at(args))][1] == "score        0.96 in the last 1 episode"
 

@@ -3,6 +3,7 @@ score; pictures, videos and the page show the game."""
 
 import base64
 import contextlib
+import functools
 import http.client
 import io
 import itertools
@@ -29,6 +30,7 @@ from conftest import find_chromium, read_until, wait_for
 
 import configuration
 import emulation
+import environments
 import ocean
 import pufferl
 import watch
@@ -335,6 +337,67 @@ def test_an_environment_that_draws_nothing_says_so():
     with pytest.raises(pufferl.ConfigError, match=r"its render\(\) gave nothing"):
         view.picture()
     view.close()
+
+
+class Bare(gymnasium.Env):
+    """Has no render()."""
+
+    observation_space, action_space = Uneven.observation_space, Uneven.action_space
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 1.0, True, False, {}
+
+
+class Always(Bare):
+    """Draws without a render_mode."""
+
+    def render(self):
+        return np.zeros((8, 16, 3), np.uint8)
+
+
+@pytest.mark.parametrize(("make", "settings", "draws"), [
+    (Bare, {}, False), (emulation.PufferEnv, {}, False), (Always, {}, True),
+    (Uneven, {"render_mode": "rgb_array"}, True), (Uneven, {}, False),
+    (functools.partial(gymnasium.make, "CartPole-v1"), {"render_mode": "rgb_array"}, True)])
+def test_it_is_known_whether_an_environment_draws(make, settings, draws):
+    env = make() if make is not emulation.PufferEnv else object.__new__(make)
+    env = emulation.wrap(env) if isinstance(env, gymnasium.Env) else env
+    assert environments.can_draw(env, settings) is draws
+
+
+@pytest.mark.parametrize(("name", "draws"), [("Bare", False), ("Uneven", True)])
+def test_the_end_of_a_run_suggests_what_works(name, draws, tmp_path, capsys):
+    name = f"{__file__}:{name}"
+    pufferl.main(["train", name, "--train.total-timesteps", "512", "--data-dir", str(tmp_path), "--logger", "none",
+                  "--vec.backend", "serial"])
+    folder = next(tmp_path.iterdir())
+    at_the_end = capsys.readouterr().out
+    pufferl.main(["runs", "show", str(folder)])
+    for shown, page in ((at_the_end, draws), (capsys.readouterr().out, False)):
+        (line,) = [line for line in shown.splitlines() if " eval " in line]
+        assert ("--eval.web" in line) is page
+
+
+def test_a_video_plays_one_episode_and_is_refused_before_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(watch, "evaluate", lambda *_: pytest.fail("many episodes were played"))
+    path = tmp_path / "out.gif"
+    watch.main([UNEVEN, "--eval.video", str(path)])
+    assert "1 episode, score" in capsys.readouterr().out and path.exists()
+    monkeypatch.setattr(watch.View, "advance", lambda self: pytest.fail("it was stepped"))
+    with pytest.raises(SystemExit, match="Bare cannot be shown"):
+        watch.main([f"{__file__}:Bare", "--eval.video", str(tmp_path / "b.gif")])
+
+
+def test_a_window_that_was_not_asked_for_is_left_out_if_nothing_is_drawn(monkeypatch):
+    monkeypatch.setattr(watch.ocean, "has_display", lambda: True)
+    monkeypatch.setattr(watch.sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(watch, "evaluate", lambda *_: None)
+    assert watch.main([f"{__file__}:Bare"]) is None
+    with pytest.raises(SystemExit, match="Bare cannot be shown"):
+        watch.main([f"{__file__}:Bare", "--eval.window"])
 
 
 DROPPING = """

@@ -375,7 +375,7 @@ def test_an_edited_step_is_the_one_that_runs(how):
 
 
 def test_an_edited_file_is_the_one_that_runs(tmp_path):
-    for name in ("flat.py", "emulation.py", "workers.py"):
+    for name in ("absolute_imports.py", "flat.py", "emulation.py", "workers.py"):
         shutil.copy(ROOT / name, tmp_path)
     file = tmp_path / "emulation.py"
     source = file.read_text()
