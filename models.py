@@ -509,15 +509,16 @@ class Encoded(nn.Module):
     env: with `env_single_observation_space`, the structured space, as emulation.py's wrappers have
     it. boards: small boards of integers or flags become planes, one a kind of piece, and go through
     convolutions as well. normalize: the other numbers go through a `Normalizer` first.
-    image_encoder: makes the convolutions from an image's space.
+    image_encoder: makes the convolutions from an image's space. trained: as in `leaf_kinds`.
     """
 
-    def __init__(self, env, hidden_size=128, boards=False, normalize=False, image_encoder=None):
+    def __init__(self, env, hidden_size=128, boards=False, normalize=False, image_encoder=None, trained=()):
         super().__init__()
         space = emulation.seen_space(env)
         flat = emulation.FlatObservation(space)
         self.hidden_size, self.native = hidden_size, emulation.nativize_dtype(flat.dtype)
-        self.leaves = [(names, leaf, leaf_kind(leaf, boards)) for _, names, leaf in flat.leaves]
+        self.leaves = [(names, leaf, kind) for (_, names, leaf), kind in
+                       zip(flat.leaves, leaf_kinds(flat.leaves, boards, trained), strict=True)]
         encoders = {"image": image_encoder or _image_encoder, "board": _board_encoder}
         self.parts = nn.ModuleList(
             encoders[kind](leaf) if kind in encoders else nn.Identity()
@@ -595,11 +596,11 @@ class Impala(Encoded):
     Procgen's. TypeError if nothing seen is an image.
     """
 
-    def __init__(self, env, hidden_size=256, channels=(16, 32, 32), normalize=False):
-        super().__init__(env, hidden_size, normalize=normalize,
+    def __init__(self, env, hidden_size=256, channels=(16, 32, 32), normalize=False, trained=()):
+        super().__init__(env, hidden_size, normalize=normalize, trained=trained,
                          image_encoder=lambda space: _residual_encoder(space, channels))
         if not any(kind == "image" for *_, kind in self.leaves):
-            raise TypeError("models.Impala reads images (uint8, three dimensions, 5 × 5 or more), "
+            raise TypeError("models.Impala reads images (docs/environments.md says which spaces are), "
                             f"and none is in {env.single_observation_space}: take "
                             "policy.name auto.")
 
@@ -682,6 +683,7 @@ class Board(nn.Module):
 
 
 PICTURE = 28  # pixels: a smaller picture is a grid, as MiniGrid's, which have 25 at most
+IMAGE = 32  # pixels: a side of an array that is an image whatever its layout
 KINDS = 32  # at most so many kinds of pieces on a board, and so long sides
 
 
@@ -692,9 +694,15 @@ def leaf_kind(space, boards=True):
         return "choices"
     if boards and _is_board(space):
         return "board"
-    image = isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 3 and space.dtype == "uint8" and (
-        _side(space) >= 5)
-    return "image" if image else "numbers"
+    return "image" if _is_image(space) else "numbers"
+
+
+def leaf_kinds(leaves, boards=True, trained=()):
+    """leaf_kind of each of the leaves of a FlatObservation. trained: the names of the weights that the network gets, if
+    there are some; it keeps a linear map of what has no convolutions among them."""
+    kinds = [leaf_kind(space, boards) for *_, space in leaves]
+    return ["numbers" if trained and kind in ("image", "board") and not any(f"parts.{i}." in name for name in trained)
+            else kind for i, kind in enumerate(kinds)]
 
 
 def seen_spaces(vecenv):
@@ -705,6 +713,17 @@ def seen_spaces(vecenv):
 def sees_choices(vecenv):
     """Whether an agent sees choices."""
     return any(leaf_kind(space) == "choices" for space in seen_spaces(vecenv))
+
+
+def _is_image(space):
+    """Three dimensions of uint8, 5 × 5 or more; of IMAGE × IMAGE or more also a plane, a stack, uint16, and floats
+    within [0, 1] or [0, 255]."""
+    if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) not in (2, 3, 4):
+        return False
+    if space.dtype == np.uint8 and len(space.shape) == 3:
+        return _side(space) >= 5
+    return _side(space) >= IMAGE and (space.dtype in (np.uint8, np.uint16) or (
+        space.dtype.kind == "f" and space.low.min() == 0 and space.high.max() in (1, 255)))
 
 
 def _is_board(space):
@@ -721,14 +740,24 @@ def _pieces(space):
 
 
 def _side(space):
-    """The shorter side of an image; the smallest of its three sizes is taken for the channels."""
-    return sorted(space.shape)[1]
+    """The shorter side of an image; the smallest of its last three sizes is taken for the channels."""
+    return sorted(space.shape[-3:])[-2]
 
 
-def _channels_last(space):
-    """Whether the last of three sizes is no side of an image or board."""
-    rows, columns, depth = space.shape
-    return rows == columns or (columns != depth and depth < rows)
+def _layout(space):
+    """(channels, whether they are last, layout in letters) of an image or board; a stack's images are channels too."""
+    *_, rows, columns, depth = (0, *space.shape)
+    last = len(space.shape) > 2 and (rows == columns or (columns != depth and depth < rows))
+    sides = space.shape[-3:-1] if last else space.shape[-2:]
+    letters = ["K"] * (len(space.shape) == 4) + (["H", "W", "C"] if last else ["C", "H", "W"][-len(space.shape):])
+    return math.prod(space.shape) // math.prod(sides), last, f"({', '.join(letters)})"
+
+
+def _scale(space):
+    """What the numbers of an image are multiplied by; a small grid's are kinds of things."""
+    if _side(space) < PICTURE:
+        return 0.1
+    return 1 / 255 if space.dtype == np.uint8 else 1 / float(space.high.max())
 
 
 def wrapped(policy):
@@ -758,33 +787,33 @@ def describe(policy):
         words["image"] = "residual convolutions of an image"
     if isinstance(inner, Encoded):
         seen = "; ".join(f"{'/'.join(names) + ' ' if names else ''}{emulation.space_dtype(leaf).shape} {words[kind]}"
-                         for names, leaf, kind in inner.leaves)
+                         + (f" {_layout(leaf)[2]}" if kind == "image" else "") for names, leaf, kind in inner.leaves)
     return f"{seen}, {memory or 'no recurrent layer'}; {parameters}"
 
 
-def wants_encoding(env, boards=False):
-    """Whether `Encoded` suits an environment's observations."""
+def wants_encoding(env, boards=False, trained=()):
+    """Whether `Encoded` suits an environment's observations. trained: as in `leaf_kinds`."""
     space = getattr(env, "env_single_observation_space", None)
     return space is not None and (
         not isinstance(space, gymnasium.spaces.Box)
-        or leaf_kind(space, boards) in ("image", "board"))
+        or leaf_kinds([(space,)], boards, trained)[0] in ("image", "board"))
 
 
 def _image_encoder(space):
     """Mnih et al. 2015 for pictures, with norms, and half of it in stride and width for those below
     64 pixels, so that as much of where things are is left; 3 × 3 convolutions that keep the size
     for small grids, as MiniGrid's."""
-    last = _channels_last(space)
-    channels, side = space.shape[-1 if last else 0], _side(space)
+    channels, last, _ = _layout(space)
+    side, scale = _side(space), _scale(space)
     if side >= PICTURE:
         half = 2 if side < 64 else 1
         narrow, wide = 32 // half, 64 // half
-        layers = [orthogonal(pictures.BytesConvolution(channels, narrow, 8 // half, 4 // half, last)),
+        layers = [orthogonal(pictures.BytesConvolution(channels, narrow, 8 // half, 4 // half, last, scale)),
                   pictures.NormReLU(narrow)]
         for size in ((narrow, wide, 4, 2), (wide, wide, 3, 1)):
             layers += [orthogonal(nn.Conv2d(*size)), pictures.NormReLU(wide)]
         return nn.Sequential(*layers, nn.Flatten())
-    return nn.Sequential(pictures.Bytes(last, 0.1),
+    return nn.Sequential(pictures.Bytes(last, scale),
                          orthogonal(nn.Conv2d(channels, 16, 3, padding=1)), nn.ReLU(),
                          orthogonal(nn.Conv2d(16, 32, 3, padding=1)), nn.ReLU(), nn.Flatten())
 
@@ -803,9 +832,9 @@ class _Residual(nn.Module):
 
 def _residual_encoder(space, channels):
     """Espeholt et al. 2018, figure 3, right, without its LSTM."""
-    last = _channels_last(space)
-    layers = [pictures.Bytes(last, 1 / 255 if _side(space) >= PICTURE else 0.1)]
-    for inputs, outputs in itertools.pairwise((space.shape[-1 if last else 0], *channels)):
+    first, last, _ = _layout(space)
+    layers = [pictures.Bytes(last, _scale(space))]
+    for inputs, outputs in itertools.pairwise((first, *channels)):
         layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, padding=1)),
                    nn.MaxPool2d(3, 2, padding=1), _Residual(outputs), _Residual(outputs)]
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
@@ -817,18 +846,12 @@ class _Planes(nn.Module):
 
     def __init__(self, space):
         super().__init__()
-        self.pieces, self.channels = _pieces(space), 1
-        self.last = len(space.shape) == 3 and _channels_last(space)
-        if len(space.shape) == 3:
-            self.channels = space.shape[-1 if self.last else 0]
+        self.pieces = _pieces(space)
+        self.channels, self.last, _ = _layout(space)
         self.planes = self.channels * (1 if len(self.pieces) == 2 else len(self.pieces))
 
     def forward(self, x):
-        if x.dim() == 3:
-            x = x.unsqueeze(1)
-        elif self.last:
-            x = x.movedim(-1, 1)
-        x = x.long() - self.pieces[0]
+        x = pictures.channels_first(x, self.last).long() - self.pieces[0]
         if len(self.pieces) != 2:
             x = nn.functional.one_hot(x.clamp(0, len(self.pieces) - 1), len(self.pieces)).movedim(-1, 2).flatten(1, 2)
         return x.to(torch.float32, memory_format=torch.channels_last)

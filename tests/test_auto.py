@@ -1,5 +1,6 @@
 """What `auto` chooses, normalisation, and the networks that are chosen for users' own environments."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -105,7 +106,6 @@ def test_what_is_set_stays_and_the_rest_fits_it():
     (spaces.Box(-128, 127, (3,), np.int8), True),
     (spaces.Box(0, 10, (3,), np.int64), False),
     (spaces.Text(5), True),
-    (spaces.Box(0, 255, (0,), np.int64), False),
     (spaces.Box(0, 20_000, (2,), np.int64), True),
     (spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32), True),
     (spaces.Discrete(16), False),
@@ -401,6 +401,14 @@ int main(void) { Policy p; const char* problem = policy_load(&p, "policy.bin");
     (spaces.Box(-1, 1, (2, 8, 8), np.int8), "board"),
     (spaces.Box(0, 255, (84, 84, 3), np.uint8), "image"),
     (spaces.Box(0, 255, (7, 7, 3), np.uint8), "image"),
+    (spaces.Box(0, 255, (84, 84), np.uint8), "image"),
+    (spaces.Box(0, 255, (31, 40), np.uint8), "numbers"),
+    (spaces.Box(0, 255, (4, 32, 40, 3), np.uint8), "image"),
+    (spaces.Box(0, 65535, (64, 64, 1), np.uint16), "image"),
+    (spaces.Box(0.0, 1.0, (3, 64, 64), np.float32), "image"),
+    (spaces.Box(0.0, 255.0, (64, 64), np.float64), "image"),
+    (spaces.Box(0.0, 1.0, (31, 64, 3), np.float32), "numbers"),
+    (spaces.Box(-1.0, 1.0, (64, 64), np.float32), "numbers"),
     (spaces.Box(0, 255, (12,), np.uint8), "numbers"),
     (spaces.Box(0, 1000, (6, 6), np.int64), "numbers"),
     (spaces.Box(0.0, 1.0, (7, 7), np.float32), "numbers"),
@@ -715,6 +723,55 @@ def test_how_episodes_end(lengths, ended, agents):
 ])
 def test_boards_without_bounds_are_numbers(space):
     assert models.leaf_kind(space) == "numbers"
+
+
+class Plane(gymnasium.Env):
+    """Which half of an image (H, W) is white; in a Dict if `nested`."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, nested=False):
+        image = spaces.Box(0, 255, (40, 40), np.uint8)
+        self.nested, self.observation_space = nested, spaces.Dict({"image": image}) if nested else image
+
+    def observe(self):
+        self.side, image = int(self.np_random.integers(2)), np.zeros((40, 40), np.uint8)
+        image[:, 20 * self.side : 20 * self.side + 20] = 255
+        return {"image": image} if self.nested else image
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 8
+        return self.observe(), {}
+
+    def step(self, action):
+        reward, self.left = float(action == self.side), self.left - 1
+        return self.observe(), reward, self.left == 0, False, {}
+
+
+@pytest.mark.parametrize(("name", "nested"), [("auto", False), ("feed-forward", True)])
+def test_a_checkpoint_keeps_the_linear_map_of_its_image(tmp_path, monkeypatch, name, nested):
+    env = f"{__file__}:Plane"
+
+    def train(*options, steps=256):
+        options = ["--train.total-timesteps", str(steps), "--train.horizon", "8", "--train.minibatch-size", "64",
+                   "--data-dir", str(tmp_path), "--logger", "none", "--vec.num-threads", "1", *options]
+        trainer = pufferl.train(env, pufferl.load_config(env, options))
+        return trainer, "convolutions of an image (H, W)" in models.describe(trainer.policy)
+
+    new = "--policy.name", name, "--env.nested", str(nested), "--vec.num-envs", "8"
+    assert train(*new)[1]
+    with monkeypatch.context() as patch:
+        patch.setattr(models, "_is_image", lambda space: False)
+        old, convolved = train(*new, "--train.norm-obs", "True")
+    weights, folder = {key: tensor.clone() for key, tensor in old.policy.state_dict().items()}, str(old.run_folder)
+    assert not convolved
+    args = pufferl.load_config(env, ["--load-model-path", folder, "--data-dir", "none"])
+    with contextlib.closing(pufferl.load_env(env, args)) as vecenv:
+        loaded = pufferl.load_policy(args, vecenv).state_dict()
+    assert loaded.keys() == weights.keys() and all(torch.equal(loaded[key], weights[key]) for key in weights)
+    resumed, convolved = train("--resume", folder, steps=512)
+    assert not convolved and resumed.global_step == 512
 
 
 def test_an_image_of_few_colours_is_an_image():
