@@ -163,7 +163,7 @@ class PufferEnv:
                             "Discrete, MultiDiscrete or Box.")
         if self.num_agents < 1:
             raise ValueError(f"{type(self).__name__}: num_agents is {self.num_agents}; it must be 1 or more.")
-        self.obs_dtype = self.single_observation_space.dtype
+        self.obs_dtype = FlatObservation(self.single_observation_space).dtype
         self._action = FlatAction(self.single_action_space)
         self._raw_actions = not self._action.starts.any() and self._action.heads
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_agents)

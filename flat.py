@@ -96,6 +96,9 @@ def _leaves(space, keys=(), names=()):
     """[(keys into a value, field names, leaf space)] in order."""
     children = _children(space)
     if children is None:
+        if 0 in (space.shape or ()):
+            raise TypeError(f"{'/'.join(names) or 'the space'} = {space}: holds no number. Leave it out, or let each "
+                            "of its sizes be 1 or more.")
         return [(keys, names, space)]
     return [leaf for name, key, sub in children for leaf in _leaves(sub, (*keys, key), (*names, name))]
 
@@ -237,14 +240,12 @@ def nativize_tensor(observations, native_dtype):
 
     if not isinstance(native_dtype, dict):
         return observations
-    octets, lead = observations.view(torch.uint8), observations.shape[:-1]
+    octets = observations.view(torch.uint8)
 
     def nest(native):
         if isinstance(native, dict):
             return {name: nest(part) for name, part in native.items()}
         dtype, shape, offset, size = native
-        if size == 0:
-            return torch.empty(*lead, *shape, dtype=dtype, device=observations.device)
         part = octets[..., offset : offset + size].view(dtype)
         return part.unflatten(-1, shape) if shape else part.squeeze(-1)
 

@@ -1094,6 +1094,27 @@ def test_a_later_info_that_is_none_is_told():
             vecenv.step(np.zeros(1, np.int32))
 
 
+NOTHING = spaces.Box(-1, 1, (2, 0), np.float32)
+
+
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+@pytest.mark.parametrize("space", [NOTHING, spaces.Tuple([spaces.Discrete(2), NOTHING]),
+                                   spaces.Dict({"a": spaces.Dict({"none": NOTHING}), "b": spaces.Box(-1, 1, (1,))})])
+@pytest.mark.parametrize("kind", [Returns, PufferEnv, gymnasium.vector.VectorEnv])
+def test_a_space_without_numbers_is_refused(kind, name, space):
+    def make():
+        one, own = ("single_", kind.__init__) if kind is not Returns else ("", lambda self: None)
+        found = {f"{one}observation_space": spaces.Box(0, 1, (1,)), f"{one}action_space": spaces.Discrete(2)}
+        attributes = {**found, one + name: space, "num_agents": 1, "num_envs": 1}
+        return type("Empty", (kind,), {**attributes, "__init__": own, "metadata": {"autoreset_mode": "disabled"},
+                                       "reset": lambda self, **_: (np.zeros((1, 1)), {})})()
+
+    if kind is PufferEnv and space is not NOTHING:
+        pytest.skip("its spaces are no Dict and no Tuple")
+    with pytest.raises(TypeError, match=r"\(2, 0\).*: holds no number"):
+        vector.make(make)
+
+
 @pytest.mark.parametrize("name", ["observation_space", "action_space"])
 def test_an_environment_without_a_space_is_named(name):
     class NoSpace(gymnasium.Env):
