@@ -11,6 +11,7 @@ uint8. A plain Box keeps its shape. Actions become Discrete, MultiDiscrete or Bo
 
 import functools
 import inspect
+import itertools
 import math
 import warnings
 import zlib
@@ -184,6 +185,20 @@ class FlatObservation:
                     warnings.warn(f"{name}: the observation{''.join(f'[{key!r}]' for key in keys)} was {strange[0]}, "
                                   f"which is not in {leaf}. The network sees the nearest choice in its place; "
                                   + CORRECT, stacklevel=3)
+                    return
+
+    def note_indistinct(self, observations, name):
+        """Warn of numbers in observations (..., *flat shape), a tensor, that are several, but one in float32, in which
+        a network computes."""
+        wide = [isinstance(leaf, spaces.Box) and not np.can_cast(leaf.dtype, np.float32) for *_, leaf in self.leaves]
+        fields = self.fields(observations.cpu().numpy().reshape(-1, *self.shape)) if any(wide) else ()
+        for (keys, *_), values in itertools.compress(zip(self.leaves, fields, strict=False), wide):
+            columns = values.reshape(len(values), -1)
+            for column in columns[:, np.abs(columns).max(0) > 2**24].T:
+                if len(np.unique(column)) > len(np.unique(column.astype(np.float32))):
+                    warnings.warn(f"{name}: the observation{''.join(f'[{key!r}]' for key in keys)} has numbers near "
+                                  f"{column[0]} that are one number in float32, so the network cannot tell them apart. "
+                                  "Give --train.norm-obs True, which first subtracts their mean.", stacklevel=2)
                     return
 
     def flatten(self, value, out=None):

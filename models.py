@@ -196,6 +196,12 @@ def merge_moments(count, mean, squares, others):
             count.copy_(total)
 
 
+def beyond_float32(space):
+    """Whether numbers of a space may differ and be the same in float32, whose whole numbers end at 2^24."""
+    return (isinstance(space, gymnasium.spaces.Box) and not np.can_cast(space.dtype, np.float32)
+            and max(-space.low.astype(float).min(), space.high.astype(float).max()) > 2**24)
+
+
 def flattened(observations):
     return observations.flatten(1)
 
@@ -210,17 +216,17 @@ class Normalizer(nn.Module):
     The moments stay as they are until the trainer calls `merge`, after an epoch, so a rollout and
     the learning from it use the same moments. They are saved with the weights, and frozen in
     evaluation and in exports. read: from a batch of observations (B, *observation) to the numbers
-    (B, size) that are normalised.
+    (B, size) that are normalised. exact: the mean is subtracted in float64; see `beyond_float32`.
     """
 
-    def __init__(self, size, read=flattened):
+    def __init__(self, size, read=flattened, exact=False):
         super().__init__()
         self.read = read
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
         # from the last merge: shift and scale of observations
-        self.register_buffer("shift", torch.zeros(size))
+        self.register_buffer("shift", torch.zeros(size, dtype=torch.float64 if exact else torch.float32))
         self.register_buffer("scale", torch.ones(size))
 
     def only_measures(self, step, total_timesteps):
@@ -230,7 +236,7 @@ class Normalizer(nn.Module):
 
     def forward(self, x):
         """x (..., size) normalised, float32."""
-        return ((x.float() - self.shift) * self.scale).clamp(-10.0, 10.0)
+        return ((x.to(self.shift.dtype) - self.shift).float() * self.scale).clamp(-10.0, 10.0)
 
     @torch.no_grad()
     def moments(self, observations, valid):
@@ -238,8 +244,10 @@ class Normalizer(nn.Module):
         *observation); valid (B,) uint8."""
         x, around = self.read(observations), self.mean
         x = (x.float() if x.dtype.itemsize == 2 and x.is_floating_point() else x).contiguous()
-        sums = kernels.observation_moments(x, valid.contiguous(), around)
         count = float((valid != 0).sum())
+        if self.shift.dtype == torch.float64 and self.count == 0:  # around 0 the squares would lose small deviations
+            around = around + kernels.observation_moments(x, valid.contiguous(), around)[0] / max(count, 1.0)
+        sums = kernels.observation_moments(x, valid.contiguous(), around)
         mean = sums[0] / max(count, 1.0)
         # for other ranks
         return count, (around + mean).cpu(), (sums[1] - count * mean**2).clamp(min=0.0).cpu()
@@ -413,7 +421,8 @@ class MinGRUPolicy(_Recurrent):
         super().__init__()
         self.hidden_size, self.num_layers = hidden_size, num_layers
         inputs = math.prod(env.single_observation_space.shape)
-        self.normalizer = Normalizer(inputs) if normalize else None
+        self.normalizer = (Normalizer(inputs, exact=beyond_float32(env.single_observation_space)) if normalize
+                           else None)
         self.encoder = orthogonal(nn.Linear(inputs, hidden_size))
         self.rnn = MinGRU(hidden_size, num_layers)
         self.decoder = Decoder(hidden_size, env.single_action_space)
@@ -424,8 +433,8 @@ class MinGRUPolicy(_Recurrent):
 
     def forward(self, observations, state):
         T, N = observations.shape[:2]
-        x = observations.reshape(T, N, -1).float()
-        x = self.encoder(x if self.normalizer is None else self.normalizer(x))
+        x = observations.reshape(T, N, -1)
+        x = self.encoder(x.float() if self.normalizer is None else self.normalizer(x))
         x, state["mingru"] = self.rnn(x, state["mingru"], *self.flags(state, T, N, x.device))
         return self.decoder.split(self.decoder(x))
 
@@ -525,7 +534,8 @@ class Encoded(nn.Module):
             for _, leaf, kind in self.leaves)
         self.numbers = [math.prod(emulation.space_dtype(leaf).shape)  # a Text has no shape of its own
                         for _, leaf, kind in self.leaves if kind == "numbers"]
-        self.normalizer = (Normalizer(sum(self.numbers), self._numbers)
+        exact = any(beyond_float32(leaf) for _, leaf, kind in self.leaves if kind == "numbers")
+        self.normalizer = (Normalizer(sum(self.numbers), self._numbers, exact)
                            if normalize and self.numbers else None)
         # an observation that lies in the space, for the widths of its features
         with torch.no_grad():
@@ -554,9 +564,9 @@ class Encoded(nn.Module):
     def _numbers(self, observations):
         return self._join(self._values(observations))
 
-    @staticmethod
-    def _join(values):
-        return torch.cat([value.flatten(1).float() for _, kind, value in values if kind == "numbers"], dim=1)
+    def _join(self, values):
+        dtype = self.normalizer.shift.dtype
+        return torch.cat([value.flatten(1).to(dtype) for _, kind, value in values if kind == "numbers"], dim=1)
 
     def _features(self, observations):
         """The groups of features, (B, width) each: numbers and choices, if there are any, then one for
@@ -617,7 +627,8 @@ class Normalized(nn.Module):
             raise TypeError("train.norm_obs takes observations that are one array; a network of "
                             "your own normalises the fields of a Dict or Tuple itself "
                             "(models.Normalizer).")
-        self.policy, self.normalizer = policy, Normalizer(size)
+        self.policy = policy
+        self.normalizer = Normalizer(size, exact=beyond_float32(env.single_observation_space))
 
     @property
     def decoder(self):

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import subprocess
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -217,6 +218,16 @@ def test_normalised_observations_are_clipped_deviations():
     torch.testing.assert_close(normalizer(rows), torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
     # a number that never moved until now
     assert normalizer(torch.tensor([[2.0, 6.0]])).tolist() == [[0.0, 10.0]]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_deviations_far_from_0_are_exact(dtype):
+    rows = np.random.default_rng(0).integers(-3, 4, (50, 2)).astype(dtype) + 10**12
+    normalizer, valid = models.Normalizer(2, exact=True), torch.ones(25, dtype=torch.uint8)
+    for part in (rows[:25], rows[25:]):
+        normalizer.merge([normalizer.moments(torch.from_numpy(part), valid)])
+    expected = torch.from_numpy((rows - 10.0**12 - (rows - 10.0**12).mean(0)) / rows.std(0)).float()
+    torch.testing.assert_close(normalizer(torch.from_numpy(rows)), expected, atol=1e-4, rtol=1e-4)
 
 
 @settings(deadline=None, max_examples=25)
@@ -822,6 +833,67 @@ def test_actions_far_from_one_go_through_a_tanh(low, high, wanted):
     if low == high or models.finite_bounds(space) is None:
         with pytest.raises(TypeError, match="finite bound"):
             models.squash(torch.nn.Identity(), space)
+
+
+class Ticks(gymnasium.Env):
+    """Whether a number near 10^9 is odd says which action pays; 10 steps. In a Dict if `nested`."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, dtype="int64", nested=False):
+        self.price = spaces.Box(0, 2e9, (1,), np.dtype(dtype).type)
+        self.observation_space = spaces.Dict({"price": self.price, "x": BOX}) if nested else self.price
+
+    def observe(self):
+        self.odd = int(self.np_random.integers(2))
+        price = np.array([10**9 + self.odd], self.price.dtype)
+        return price if self.observation_space is self.price else {"price": price, "x": np.zeros(BOX.shape, BOX.dtype)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 10
+        return self.observe(), {}
+
+    def step(self, action):
+        reward, self.left = float(action == self.odd), self.left - 1
+        return self.observe(), reward, self.left == 0, False, {}
+
+
+class Small(torch.nn.Module):
+    """A network of a user's own."""
+
+    def __init__(self, env):
+        super().__init__()
+        self.body, self.decoder = torch.nn.Linear(1, 16), models.Decoder(16, env.single_action_space)
+
+    def forward(self, observations):
+        return self.decoder.split(self.decoder(torch.tanh(self.body(observations.float()))))
+
+
+def train_ticks(*options):
+    args = pufferl.load_config(f"{__file__}:Ticks", [
+        "--train.total-timesteps", "20_000", "--train.log-interval", "0", "--data-dir", "none",
+        "--logger", "none", "--vec.num-threads", "1", "--vec.backend", "serial", *options])
+    return pufferl.train(f"{__file__}:Ticks", args)
+
+
+@pytest.mark.parametrize("options", [
+    ["--env.dtype", "int64"], ["--env.dtype", "float64"], ["--env.dtype", "uint32"], ["--env.nested", "True"],
+    ["--policy.name", f"{__file__}:Small", "--train.norm-obs", "True"]])
+def test_what_float32_cannot_tell_apart_is_learnt(options):
+    """Chance is 5."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*float32")
+        assert train_ticks(*options).environment["episode_return"] > 8
+
+
+@pytest.mark.parametrize("options", [
+    ["--train.norm-obs", "False"], ["--env.nested", "True", "--train.norm-obs", "False"],
+    ["--policy.name", f"{__file__}:Small"]])
+def test_what_float32_cannot_tell_apart_is_told(options):
+    field = r"observation\['price'\]" if "--env.nested" in options else "observation"
+    with pytest.warns(UserWarning, match=f"{field} has numbers near 1000000000.*float32.*--train.norm-obs"):
+        train_ticks(*options, "--train.total-timesteps", "512")
 
 
 class Heating(gymnasium.Env):
