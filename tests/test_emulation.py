@@ -627,6 +627,53 @@ def test_vector_environments_in_every_autoreset_mode(mode):
     assert len(infos) == (5 if mode == gymnasium.vector.AutoresetMode.NEXT_STEP else 6)
 
 
+def test_infos_in_a_list_are_those_of_a_dict():
+    """Masks, last observations and what is logged, nested too."""
+    found = []
+    for wrapper in (lambda env: env, gymnasium.wrappers.vector.DictInfoToList):
+        for mode in gymnasium.vector.AutoresetMode:
+            sync = gymnasium.vector.SyncVectorEnv([MaskedVectorPart, MaskedVectorPart], autoreset_mode=mode)
+            _, history = drive(wrapper(gymnasium.wrappers.vector.RecordEpisodeStatistics(sync)), 8)
+            infos = [{key: value for key, value in info.items() if key != "episode/t"} for row in history
+                     for info in row.infos]
+            assert infos[0]["episode/r"] == infos[0]["episode_return"] == 3 and infos[0]["t"] == 3
+            found.append([infos, *([getattr(row, name).tolist() for row in history]
+                                   for name in ("observations", "action_masks", "final_observations", "valid"))])
+    assert found[:3] == found[3:]
+
+
+class MaskedVectorPart(Timed):
+    def reset(self, seed=None, options=None):
+        observation, _ = super().reset(seed=seed)
+        return observation, {"action_mask": np.array([1, 0], np.int8)}
+
+    def step(self, action):
+        *result, info = super().step(action)
+        return *result, {**info, "action_mask": np.array([self.t % 2, 1], np.int8)}
+
+
+def test_the_return_of_a_vector_environment_is_the_recorded_one():
+    """As with wrappers of single environments: that of the rewards before others changed them."""
+    env = gymnasium.wrappers.vector.RecordEpisodeStatistics(gymnasium.vector.SyncVectorEnv([Timed] * 2))
+    _, history = drive(gymnasium.wrappers.vector.TransformReward(env, lambda rewards: rewards / 10), 3)
+    assert history[2].infos[0]["episode_return"] == 3 and history[2].rewards.tolist() == pytest.approx([0.1, 0.1])
+
+
+
+@pytest.mark.parametrize("wrap_in", [
+    lambda env: gymnasium.wrappers.vector.TransformObservation(env, lambda seen: seen[:, :1]),
+    lambda env: gymnasium.wrappers.vector.TransformObservation(env, lambda seen: seen.reshape(2, 2, 1)),
+    lambda env: gymnasium.wrappers.vector.TransformObservation(env, lambda seen: seen / 255),
+    lambda env: gymnasium.wrappers.vector.TransformObservation(
+        env, lambda seen: seen[:, :1], observation_space=spaces.Box(0, 255, (2, 1), np.uint8)),
+    lambda env: gymnasium.wrappers.vector.TransformReward(env, np.sum)])
+def test_what_a_vector_wrapper_returns_fits_what_it_declares(wrap_in):
+    env = wrap_in(gymnasium.vector.SyncVectorEnv([Returns] * 2))
+    with pytest.raises(emulation.Fault, match=r"of the first (reset|step)\(\)"), vector.make(lambda: env) as vecenv:
+        vecenv.reset()
+        vecenv.step(np.zeros(2, np.int32))
+
+
 class Unsaid(gymnasium.vector.VectorEnv):
     """Two copies whose episodes take three steps, by numpy; `final`: what the info of a last step has."""
 
