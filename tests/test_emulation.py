@@ -51,7 +51,7 @@ BOX_DTYPES = [
 @st.composite
 def boxes(draw):
     dtype = draw(st.sampled_from(BOX_DTYPES))
-    shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
+    shape = tuple(draw(st.lists(st.integers(1, 5), max_size=3)))
     low, high = ((-np.inf, np.inf) if np.issubdtype(dtype, np.floating)
                  else (0, 1 if dtype == np.bool_ else 100))
     return spaces.Box(low, high, shape, dtype)
