@@ -380,7 +380,7 @@ def out_of_memory(settings):
 
 
 EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, ranks.RankError, vector.WorkerError,
-            models.NetworkFault, ocean.MissingPackage)
+            models.NetworkFault, ocean.MissingPackage, gymnasium.error.DependencyNotInstalled)
 REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS}
 
 

@@ -14,6 +14,7 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import configuration
 import emulation
 import vector
 from emulation import (
@@ -672,6 +673,14 @@ def test_what_a_vector_wrapper_returns_fits_what_it_declares(wrap_in):
     with pytest.raises(emulation.Fault, match=r"of the first (reset|step)\(\)"), vector.make(lambda: env) as vecenv:
         vecenv.reset()
         vecenv.step(np.zeros(2, np.int32))
+
+
+def test_a_wrapper_without_its_package_is_told_in_a_sentence():
+    def make():  # as RecordVideo without moviepy
+        raise gymnasium.error.DependencyNotInstalled("MoviePy is not installed")
+
+    with pytest.raises(SystemExit, match=r"^pufferl: MoviePy is not installed"), configuration.said_by("pufferl"):
+        vector.make(make)
 
 
 class Unsaid(gymnasium.vector.VectorEnv):
