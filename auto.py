@@ -157,7 +157,7 @@ def wants_normalising(facts):
     if any(isinstance(space, gymnasium.spaces.Text) for space in numbers):
         return True, "characters are seen as numbers"
     # Small integers often name things, a cell or a kind. In larger ones a network drowns.
-    boxes = [space for space in numbers if isinstance(space, gymnasium.spaces.Box) and space.low.size
+    boxes = [space for space in numbers if isinstance(space, gymnasium.spaces.Box)
              and (space.dtype.kind == "f" or farthest(space) > models.KINDS)]
     if not boxes:
         return False, "observations are small integers"

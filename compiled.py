@@ -89,7 +89,7 @@ def _read_observations(begin, end, observations, shift, scale, out):
         for i in range(begin, end):
             row, target = observations[i], out[i - begin]
             for j in range(len(row)):
-                target[j] = kernels.normalise_cell(f32(row[j]), shift[j], scale[j])
+                target[j] = kernels.normalise_cell(shift.dtype.type(row[j]), shift[j], scale[j])
         return
     source, target = observations.reshape(-1), out.reshape(-1)
     first, numbers = u64(begin) * u64(out.shape[1]), u64(end - begin) * u64(out.shape[1])

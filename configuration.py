@@ -408,7 +408,7 @@ def out_of_memory(settings):
 
 
 EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, ranks.RankError, vector.WorkerError,
-            models.NetworkFault, ocean.MissingPackage)
+            models.NetworkFault, ocean.MissingPackage, gymnasium.error.DependencyNotInstalled)
 REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -1274,6 +1274,15 @@ def _named_weights(args):
     return ranks.connect().first(read) if args.get("load_model_path") or args.get("baseline") else (None, None)
 
 
+def _resumed_weights(args):
+    """The names of the weights of the run that is resumed."""
+    def read():
+        path = find_run(args["resume"], args["data_dir"], args["config_name"], "trainer_state.pt")
+        return list(load_checkpoint(path / "trainer_state.pt" if path.is_dir() else path))
+
+    return ranks.connect().first(read)
+
+
 @out_of_memory("policy.hidden_size or rnn.num_layers")
 def load_policy(args, vecenv, env_name=""):
     """The network that the policy and rnn sections describe, with weights from load_model_path if that is given."""
@@ -1292,8 +1301,10 @@ def load_policy(args, vecenv, env_name=""):
         raise ConfigError(f"rnn.num_layers = {rnn['num_layers']}: must be 1 or more, or set rnn.name none.")
     own = name not in POLICIES
     recurrent_default = name in ("default", "auto") and kind == "mingru"
+    resumed = args.get("resume") and models.wants_encoding(env, True)
+    trained = _resumed_weights(args) if resumed else list(weights or ())
     encoded = name == "impala" or (
-        name in ("auto", "default", "feed-forward") and models.wants_encoding(env, boards=name == "auto"))
+        name in ("auto", "default", "feed-forward") and models.wants_encoding(env, name == "auto", trained))
     if recurrent_default and not encoded:
         if (recurrent, rnn["input_size"] or hidden) != (hidden, hidden):
             raise ConfigError(f"rnn.hidden_size {recurrent} and rnn.input_size {rnn['input_size'] or hidden} must "
@@ -1305,7 +1316,7 @@ def load_policy(args, vecenv, env_name=""):
                               "it.")
         if name == "board" and kind != "none":
             raise ConfigError(f"rnn.name = {kind}: policy.name board has no recurrent form; set rnn.name none.")
-        policy = make_network(args["policy"], env, encoded, normalize)
+        policy = make_network(args["policy"], env, encoded, normalize, trained)
         if kind != "none":
             wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper, "gru": models.GRUWrapper}[kind]
             policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
@@ -1399,15 +1410,16 @@ def check_finite(weights, masks, path):
                               "--load-model-path best.")
 
 
-def make_network(settings, env, encoded, normalize):
-    """What policy.name stands for, without a recurrent layer of ours. settings: the policy section."""
+def make_network(settings, env, encoded, normalize, trained=()):
+    """What policy.name stands for, without a recurrent layer of ours. settings: the policy section; trained: as in
+    models.leaf_kinds."""
     name, hidden = settings["name"], settings["hidden_size"]
     own = name not in POLICIES
     try:
         if name == "impala":
-            return models.Impala(env, hidden_size=hidden, normalize=normalize)
+            return models.Impala(env, hidden_size=hidden, normalize=normalize, trained=trained)
         if encoded:
-            return models.Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize)
+            return models.Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize, trained=trained)
         ours = {"board": models.Board, "separate": models.Separate}.get(name, models.FeedForward)
         cls = load_attribute("policy.name", name, POLICIES) if own else ours
         options = {"hidden_size": hidden} if emulation.takes(cls, "hidden_size") else {}

@@ -15,7 +15,8 @@ rollout's arrays; `reset_into(view, seed)` and `step_into(view)` read the action
 Episodes restart by themselves. Both return a list of dicts, one for each episode that ended.
 """
 
-import inspect  # noqa: I001  (the names of flat on few lines)
+import functools  # noqa: I001  (the names of flat on few lines)
+import inspect
 import itertools
 import math
 import sys
@@ -164,7 +165,7 @@ class PufferEnv:
                             "Discrete, MultiDiscrete or Box.")
         if self.num_agents < 1:
             raise ValueError(f"{type(self).__name__}: num_agents is {self.num_agents}; it must be 1 or more.")
-        self.obs_dtype = self.single_observation_space.dtype
+        self.obs_dtype = FlatObservation(self.single_observation_space).dtype
         self._action = FlatAction(self.single_action_space)
         self._raw_actions = not self._action.starts.any() and self._action.heads
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_agents)
@@ -736,12 +737,15 @@ class GymnasiumVectorPufferEnv:
         self._fields = self._observation.fields(self._flat)
         self._returns, self._lengths = np.zeros(self.num_agents), np.zeros(self.num_agents, np.int64)
         self._ending = np.zeros(self.num_agents, bool)  # NEXT_STEP: ended at the last step
-        self._mask_needed = None
+        self._mask_needed = self._told = None
+        self._unchecked = {"reset", "step"}
+
+    last_info = GymnasiumPufferEnv.last_info
 
     @property
     def has_action_masks(self):
         if self._mask_needed is None:
-            self._mask_needed = "action_mask" in self.env.reset()[1]
+            self._mask_needed = "action_mask" in self._arrays_of(self.env.reset()[1], "reset")
             if not self._mask_needed and any(map(mask_method, getattr(self.env, "envs", ()))):
                 raise Fault(f"{self.env}: its environments have a method action_masks(), which is asked of single "
                             "environments only. Give what makes one of them, and --vec.num-envs.")
@@ -751,6 +755,25 @@ class GymnasiumVectorPufferEnv:
         part = slice(first, first + self.num_agents)
         return SimpleNamespace(**{name: None if array is None else array[part]
                                   for name, array in vars(rows).items()})
+
+    def _arrays_of(self, info, call):
+        """An info as Gymnasium's dict of arrays, also if it is one dict a copy, as DictInfoToList makes it."""
+        if isinstance(info, list | tuple) and len(info) == self.num_agents and isinstance(info[0], dict):
+            return functools.reduce(lambda merged, i: self.env._add_info(merged, info[i], i), range(len(info)), {})
+        check_info(info, f"{self.env}.{call}")
+        return info
+
+    def _check(self, call, observations, **numbers):
+        """Raise a Fault if the first result of a call is not what the spaces say; numbers: one a copy."""
+        if call not in self._unchecked:
+            return
+        self._unchecked.discard(call)
+        batch = gymnasium.vector.utils.batch_space(self.env_single_observation_space, self.num_agents)
+        check_value(batch, observations, f"{self.env}: the observation of the first {call}()")
+        for name, value in numbers.items():
+            if np.shape(value) != (self.num_agents,):
+                raise Fault(f"{self.env}: {name} of the first {call}() must be an array of {self.num_agents}, one for "
+                            f"each environment, got {describe(value)}.")
 
     def _write(self, view, observations, info, last=False):
         """last: these are observations after which no copy acts."""
@@ -773,7 +796,8 @@ class GymnasiumVectorPufferEnv:
         if hasattr(leaf, "__dlpack__") and not isinstance(leaf, np.ndarray | np.generic):
             raise TypeError(f"{self.env} returns {type(leaf).__name__}s, not numpy's arrays; "
                             "vec.backend tensors (tensors.py) takes it.")
-        self._write(view, observations, info)
+        self._check("reset", observations)
+        self._write(view, observations, self._arrays_of(info, "reset"))
         self._returns[:], self._lengths[:], self._ending[:] = 0, 0, False
         return []
 
@@ -788,7 +812,8 @@ class GymnasiumVectorPufferEnv:
                 gymnasium.vector.utils.create_empty_array(space, self.num_agents),
             )
         observations, rewards, terminated, truncated, info = self.env.step(actions)
-        done = terminated | truncated
+        self._check("step", observations, rewards=rewards, terminated=terminated, truncated=truncated)
+        info, done = self._arrays_of(info, "step"), terminated | truncated
         dead, self._ending = self._ending, done if self.mode == "next_step" else self._ending
         rewards = np.where(dead, 0, rewards)
         self._returns += rewards
@@ -799,22 +824,12 @@ class GymnasiumVectorPufferEnv:
             if not self.said and "final_obs" in info:
                 raise Fault(f"{self.env}: the info of a step that ends an episode has final_obs, as with the mode of "
                             f"autoreset same_step, but it does not say its mode: {SAY_MODE}")
-            # Under same_step the info itself is already the next episode's.
-            final = info.get("final_info", {}) if self.mode == "same_step" else info
+            # Under same_step the info is the next episode's, but for what RecordEpisodeStatistics adds.
+            recorded = {key: info[key] for key in ("episode", "_episode") if key in info}
+            final = recorded | info.get("final_info", {}) if self.mode == "same_step" else info
             for i in self.ended:
-                part = {
-                    key: value[i]
-                    for key, value in final.items()
-                    if isinstance(value, np.ndarray)
-                    and not key.startswith("_")
-                    and len(value) == self.num_agents
-                    and final.get(f"_{key}", done)[i]
-                }
-                ended.append(
-                    numeric_scalars(part)
-                    | {"episode_return": float(self._returns[i]),
-                       "episode_length": int(self._lengths[i])}
-                )
+                ended.append(numeric_scalars(
+                    self.last_info(_of_copy(final, i, done), float(self._returns[i]), int(self._lengths[i]))))
                 if self.mode == "same_step" and truncated[i]:
                     if "final_obs" not in info:
                         raise Fault(f"{self.env}: its mode of autoreset is same_step, so the info of a step that ends "
@@ -827,6 +842,7 @@ class GymnasiumVectorPufferEnv:
                 view.valid[done] = 0
             if self.mode == "disabled":
                 observations, info = self.env.reset(options={"reset_mask": done})
+                info = self._arrays_of(info, "reset")
             self._returns[done], self._lengths[done] = 0, 0
         self._write(view, observations, info, last=self.mode == "next_step" and done.all())
         return ended
@@ -836,6 +852,13 @@ class GymnasiumVectorPufferEnv:
 
     def close(self):
         self.env.close()
+
+
+def _of_copy(info, i, given):
+    """What a dict of arrays, one entry a copy, has of copy i; given (copies,): where it has a key without a mask."""
+    return {key: _of_copy(value, i, given) if isinstance(value, dict) else value[i] for key, value in info.items()
+            if isinstance(value, dict) or (isinstance(value, np.ndarray) and len(value) == len(given))
+            if not key.startswith("_") and info.get(f"_{key}", given)[i]}
 
 
 def _at(batch, i):

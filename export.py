@@ -81,6 +81,9 @@ def flat_policy(policy, env):
     weights = [tensor for linear in linears for tensor in (linear.weight, linear.bias)]
     weights += [] if decoder.log_std is None else [decoder.log_std]
     norm, squash = policy.normalizer, models.squash_of(policy)
+    if norm is not None and ((norm.shift.abs() > 2**24) & (norm.shift.abs() * norm.scale > 2**14)).any():
+        raise pufferl.ConfigError("--export.flat, c, web: the observations' mean is so far from 0 that their "
+                                  "deviations are lost in float32, in which policy.h reads them. Take --export.onnx.")
     weights = weights if norm is None else [norm.shift, norm.scale, *weights]
     weights += [] if squash is None else [squash[:2]]
     header = np.array([magic, 1 + (norm is not None) + 2 * (squash is not None), *sizes, *heads],

@@ -11,6 +11,7 @@ uint8. A plain Box keeps its shape. Actions become Discrete, MultiDiscrete or Bo
 
 import functools
 import inspect
+import itertools
 import math
 import warnings
 import zlib
@@ -96,6 +97,9 @@ def _leaves(space, keys=(), names=()):
     """[(keys into a value, field names, leaf space)] in order."""
     children = _children(space)
     if children is None:
+        if 0 in (space.shape or ()):
+            raise TypeError(f"{'/'.join(names) or 'the space'} = {space}: holds no number. Leave it out, or let each "
+                            "of its sizes be 1 or more.")
         return [(keys, names, space)]
     return [leaf for name, key, sub in children for leaf in _leaves(sub, (*keys, key), (*names, name))]
 
@@ -183,6 +187,20 @@ class FlatObservation:
                                   + CORRECT, stacklevel=3)
                     return
 
+    def note_indistinct(self, observations, name):
+        """Warn of numbers in observations (..., *flat shape), a tensor, that are several, but one in float32, in which
+        a network computes."""
+        wide = [isinstance(leaf, spaces.Box) and not np.can_cast(leaf.dtype, np.float32) for *_, leaf in self.leaves]
+        fields = self.fields(observations.cpu().numpy().reshape(-1, *self.shape)) if any(wide) else ()
+        for (keys, *_), values in itertools.compress(zip(self.leaves, fields, strict=False), wide):
+            columns = values.reshape(len(values), -1)
+            for column in columns[:, np.abs(columns).max(0) > 2**24].T:
+                if len(np.unique(column)) > len(np.unique(column.astype(np.float32))):
+                    warnings.warn(f"{name}: the observation{''.join(f'[{key!r}]' for key in keys)} has numbers near "
+                                  f"{column[0]} that are one number in float32, so the network cannot tell them apart. "
+                                  "Give --train.norm-obs True, which first subtracts their mean.", stacklevel=2)
+                    return
+
     def flatten(self, value, out=None):
         """One observation as a flat array, new or written into `out`."""
         flat = np.zeros(self.shape, self.flat_dtype) if out is None else out
@@ -237,14 +255,12 @@ def nativize_tensor(observations, native_dtype):
 
     if not isinstance(native_dtype, dict):
         return observations
-    octets, lead = observations.view(torch.uint8), observations.shape[:-1]
+    octets = observations.view(torch.uint8)
 
     def nest(native):
         if isinstance(native, dict):
             return {name: nest(part) for name, part in native.items()}
         dtype, shape, offset, size = native
-        if size == 0:
-            return torch.empty(*lead, *shape, dtype=dtype, device=observations.device)
         part = octets[..., offset : offset + size].view(dtype)
         return part.unflatten(-1, shape) if shape else part.squeeze(-1)
 

@@ -558,7 +558,10 @@ class PolicyStep:
 
     @classmethod
     def fits(cls, policy, precision, device):
-        """Whether a block of this GPU may have as much shared memory as the network needs."""
+        """Whether a block of this GPU may have as much shared memory as the network needs, whose normalizer, if it has
+        one, has a shift in float32."""
+        if policy.normalizer is not None and policy.normalizer.shift.dtype != torch.float32:
+            return False
         properties = torch.cuda.get_device_properties(device)
         return cls.size(policy, precision) <= getattr(properties, "shared_memory_per_block_optin", 48 << 10)
 

@@ -650,8 +650,8 @@ OBSERVATION_CLIP = f32(10)  # standard deviations at which normalised observatio
 
 @cell
 def normalise_cell(x, shift, scale):
-    """An observation's element, in standard deviations from its mean; NaN stays NaN."""
-    x = (x - shift) * scale
+    """An observation's element, in standard deviations from its mean; NaN stays NaN. x is of the shift's type."""
+    x = f32(x - shift) * scale
     x = OBSERVATION_CLIP if x > OBSERVATION_CLIP else x
     return -OBSERVATION_CLIP if x < -OBSERVATION_CLIP else x
 
@@ -665,7 +665,7 @@ def _gather_lanes(begin, end, source, index, start, shift, scale, out):
             row, target = source[t, column], out[t, m]
             if len(shift) > 0:
                 for j in range(len(row)):
-                    target[j] = narrow(normalise_cell(f32(row[j]), shift[j], scale[j]), target)
+                    target[j] = narrow(normalise_cell(shift.dtype.type(row[j]), shift[j], scale[j]), target)
             else:
                 for j in range(len(row)):
                     target[j] = narrow(row[j], target)
@@ -679,7 +679,7 @@ def _gather_cuda(begin, end, T, M, N, width, source, index, start, shift, scale,
         at, there = (first * M + m) * width + j, (first * N + u64(index[start + m])) * width + j
         for _ in range(first, min(first + u64(STRIDE), T)):
             if len(shift) > 0:
-                out[at] = narrow(normalise_cell(f32(source[there]), shift[j], scale[j]), out)
+                out[at] = narrow(normalise_cell(shift.dtype.type(source[there]), shift[j], scale[j]), out)
             else:
                 out[at] = narrow(source[there], out)
             at, there = at + M * width, there + N * width
@@ -687,7 +687,7 @@ def _gather_cuda(begin, end, T, M, N, width, source, index, start, shift, scale,
 
 def gather(source, index, out, *, start=0, shift=None, scale=None):
     """out[t, m] = source[t, index[start + m]], cast to out's dtype; `source` may have more rows than `out`. With shift
-    and scale, float32 of the trailing shape, it is clip((source - shift) · scale, ±10) an element.
+    and scale of the trailing shape, float32 or the shift float64, it is clip((source - shift) · scale, ±10) an element.
 
     source (>= T, N, ...) of any dtype but 16-bit floats, index int64 or None for all columns in
     order, out (T, M, ...) with the same trailing shape.
@@ -703,7 +703,7 @@ def gather(source, index, out, *, start=0, shift=None, scale=None):
               .reshape(*tensor.shape[:2], width) for name, tensor in (("source", source), ("out", out))]
     norm = [constant(("no normalisation",), source, lambda: torch.zeros(0))] * 2
     if shift is not None:
-        norm = [checked("gather", name, tensor, tuple(out.shape[2:])).reshape(-1)
+        norm = [checked("gather", name, tensor, tuple(out.shape[2:]), numpy_dtype(tensor)).reshape(-1)
                 for name, tensor in (("shift", shift), ("scale", scale))]
     if on_gpu(out):  # flat and unsigned: indices of several dimensions cost more there, signed ones most of all
         run(_gather_cuda, -(-T // STRIDE) * M * width, 1, *map(u64, (T, M, source.shape[1], width)),

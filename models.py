@@ -197,6 +197,12 @@ def merge_moments(count, mean, squares, others):
             count.copy_(total)
 
 
+def beyond_float32(space):
+    """Whether numbers of a space may differ and be the same in float32, whose whole numbers end at 2^24."""
+    return (isinstance(space, gymnasium.spaces.Box) and not np.can_cast(space.dtype, np.float32)
+            and max(-space.low.astype(float).min(), space.high.astype(float).max()) > 2**24)
+
+
 def flattened(observations):
     return observations.flatten(1)
 
@@ -211,17 +217,17 @@ class Normalizer(nn.Module):
     The moments stay as they are until the trainer calls `merge`, after an epoch, so a rollout and
     the learning from it use the same moments. They are saved with the weights, and frozen in
     evaluation and in exports. read: from a batch of observations (B, *observation) to the numbers
-    (B, size) that are normalised.
+    (B, size) that are normalised. exact: the mean is subtracted in float64; see `beyond_float32`.
     """
 
-    def __init__(self, size, read=flattened):
+    def __init__(self, size, read=flattened, exact=False):
         super().__init__()
         self.read = read
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
         # from the last merge: shift and scale of observations
-        self.register_buffer("shift", torch.zeros(size))
+        self.register_buffer("shift", torch.zeros(size, dtype=torch.float64 if exact else torch.float32))
         self.register_buffer("scale", torch.ones(size))
 
     def only_measures(self, step, total_timesteps):
@@ -231,7 +237,7 @@ class Normalizer(nn.Module):
 
     def forward(self, x):
         """x (..., size) normalised, float32."""
-        return ((x.float() - self.shift) * self.scale).clamp(-10.0, 10.0)
+        return ((x.to(self.shift.dtype) - self.shift).float() * self.scale).clamp(-10.0, 10.0)
 
     @torch.no_grad()
     def moments(self, observations, valid):
@@ -239,8 +245,10 @@ class Normalizer(nn.Module):
         *observation); valid (B,) uint8."""
         x, around = self.read(observations), self.mean
         x = (x.float() if x.dtype.itemsize == 2 and x.is_floating_point() else x).contiguous()
-        sums = kernels.observation_moments(x, valid.contiguous(), around)
         count = float((valid != 0).sum())
+        if self.shift.dtype == torch.float64 and self.count == 0:  # around 0 the squares would lose small deviations
+            around = around + kernels.observation_moments(x, valid.contiguous(), around)[0] / max(count, 1.0)
+        sums = kernels.observation_moments(x, valid.contiguous(), around)
         mean = sums[0] / max(count, 1.0)
         # for other ranks
         return count, (around + mean).cpu(), (sums[1] - count * mean**2).clamp(min=0.0).cpu()
@@ -424,7 +432,8 @@ class MinGRUPolicy(_Recurrent):
         super().__init__()
         self.hidden_size, self.num_layers = hidden_size, num_layers
         inputs = math.prod(env.single_observation_space.shape)
-        self.normalizer = Normalizer(inputs) if normalize else None
+        self.normalizer = (Normalizer(inputs, exact=beyond_float32(env.single_observation_space)) if normalize
+                           else None)
         self.encoder = orthogonal(nn.Linear(inputs, hidden_size))
         self.rnn = MinGRU(hidden_size, num_layers)
         self.decoder = Decoder(hidden_size, env.single_action_space)
@@ -435,8 +444,8 @@ class MinGRUPolicy(_Recurrent):
 
     def forward(self, observations, state):
         T, N = observations.shape[:2]
-        x = observations.reshape(T, N, -1).float()
-        x = self.encoder(x if self.normalizer is None else self.normalizer(x))
+        x = observations.reshape(T, N, -1)
+        x = self.encoder(x.float() if self.normalizer is None else self.normalizer(x))
         x, state["mingru"] = self.rnn(x, state["mingru"], *self.flags(state, T, N, x.device))
         return self.decoder.split(self.decoder(x))
 
@@ -520,22 +529,24 @@ class Encoded(nn.Module):
     env: with `env_single_observation_space`, the structured space, as emulation.py's wrappers have
     it. boards: small boards of integers or flags become planes, one a kind of piece, and go through
     convolutions as well. normalize: the other numbers go through a `Normalizer` first.
-    image_encoder: makes the convolutions from an image's space.
+    image_encoder: makes the convolutions from an image's space. trained: as in `leaf_kinds`.
     """
 
-    def __init__(self, env, hidden_size=128, boards=False, normalize=False, image_encoder=None):
+    def __init__(self, env, hidden_size=128, boards=False, normalize=False, image_encoder=None, trained=()):
         super().__init__()
         space = emulation.seen_space(env)
         flat = emulation.FlatObservation(space)
         self.hidden_size, self.native = hidden_size, emulation.nativize_dtype(flat.dtype)
-        self.leaves = [(names, leaf, leaf_kind(leaf, boards)) for _, names, leaf in flat.leaves]
+        self.leaves = [(names, leaf, kind) for (_, names, leaf), kind in
+                       zip(flat.leaves, leaf_kinds(flat.leaves, boards, trained), strict=True)]
         encoders = {"image": image_encoder or _image_encoder, "board": _board_encoder}
         self.parts = nn.ModuleList(
             encoders[kind](leaf) if kind in encoders else nn.Identity()
             for _, leaf, kind in self.leaves)
         self.numbers = [math.prod(emulation.space_dtype(leaf).shape)  # a Text has no shape of its own
                         for _, leaf, kind in self.leaves if kind == "numbers"]
-        self.normalizer = (Normalizer(sum(self.numbers), self._numbers)
+        exact = any(beyond_float32(leaf) for _, leaf, kind in self.leaves if kind == "numbers")
+        self.normalizer = (Normalizer(sum(self.numbers), self._numbers, exact)
                            if normalize and self.numbers else None)
         # an observation that lies in the space, for the widths of its features
         with torch.no_grad():
@@ -564,9 +575,9 @@ class Encoded(nn.Module):
     def _numbers(self, observations):
         return self._join(self._values(observations))
 
-    @staticmethod
-    def _join(values):
-        return torch.cat([value.flatten(1).float() for _, kind, value in values if kind == "numbers"], dim=1)
+    def _join(self, values):
+        dtype = self.normalizer.shift.dtype
+        return torch.cat([value.flatten(1).to(dtype) for _, kind, value in values if kind == "numbers"], dim=1)
 
     def _features(self, observations):
         """The groups of features, (B, width) each: numbers and choices, if there are any, then one for
@@ -606,11 +617,11 @@ class Impala(Encoded):
     Procgen's. TypeError if nothing seen is an image.
     """
 
-    def __init__(self, env, hidden_size=256, channels=(16, 32, 32), normalize=False):
-        super().__init__(env, hidden_size, normalize=normalize,
+    def __init__(self, env, hidden_size=256, channels=(16, 32, 32), normalize=False, trained=()):
+        super().__init__(env, hidden_size, normalize=normalize, trained=trained,
                          image_encoder=lambda space: _residual_encoder(space, channels))
         if not any(kind == "image" for *_, kind in self.leaves):
-            raise TypeError("models.Impala reads images (uint8, three dimensions, 5 × 5 or more), "
+            raise TypeError("models.Impala reads images (docs/environments.md says which spaces are), "
                             f"and none is in {env.single_observation_space}: take "
                             "policy.name auto.")
 
@@ -627,7 +638,8 @@ class Normalized(nn.Module):
             raise TypeError("train.norm_obs takes observations that are one array; a network of "
                             "your own normalises the fields of a Dict or Tuple itself "
                             "(models.Normalizer).")
-        self.policy, self.normalizer = policy, Normalizer(size)
+        self.policy = policy
+        self.normalizer = Normalizer(size, exact=beyond_float32(env.single_observation_space))
 
     @property
     def decoder(self):
@@ -693,6 +705,7 @@ class Board(nn.Module):
 
 
 PICTURE = 28  # pixels: a smaller picture is a grid, as MiniGrid's, which have 25 at most
+IMAGE = 32  # pixels: a side of an array that is an image whatever its layout
 KINDS = 32  # at most so many kinds of pieces on a board, and so long sides
 
 
@@ -703,9 +716,15 @@ def leaf_kind(space, boards=True):
         return "choices"
     if boards and _is_board(space):
         return "board"
-    image = isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 3 and space.dtype == "uint8" and (
-        _side(space) >= 5)
-    return "image" if image else "numbers"
+    return "image" if _is_image(space) else "numbers"
+
+
+def leaf_kinds(leaves, boards=True, trained=()):
+    """leaf_kind of each of the leaves of a FlatObservation. trained: the names of the weights that the network gets, if
+    there are some; it keeps a linear map of what has no convolutions among them."""
+    kinds = [leaf_kind(space, boards) for *_, space in leaves]
+    return ["numbers" if trained and kind in ("image", "board") and not any(f"parts.{i}." in name for name in trained)
+            else kind for i, kind in enumerate(kinds)]
 
 
 def seen_spaces(vecenv):
@@ -716,6 +735,17 @@ def seen_spaces(vecenv):
 def sees_choices(vecenv):
     """Whether an agent sees choices."""
     return any(leaf_kind(space) == "choices" for space in seen_spaces(vecenv))
+
+
+def _is_image(space):
+    """Three dimensions of uint8, 5 × 5 or more; of IMAGE × IMAGE or more also a plane, a stack, uint16, and floats
+    within [0, 1] or [0, 255]."""
+    if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) not in (2, 3, 4):
+        return False
+    if space.dtype == np.uint8 and len(space.shape) == 3:
+        return _side(space) >= 5
+    return _side(space) >= IMAGE and (space.dtype in (np.uint8, np.uint16) or (
+        space.dtype.kind == "f" and space.low.min() == 0 and space.high.max() in (1, 255)))
 
 
 def _is_board(space):
@@ -732,14 +762,24 @@ def _pieces(space):
 
 
 def _side(space):
-    """The shorter side of an image; the smallest of its three sizes is taken for the channels."""
-    return sorted(space.shape)[1]
+    """The shorter side of an image; the smallest of its last three sizes is taken for the channels."""
+    return sorted(space.shape[-3:])[-2]
 
 
-def _channels_last(space):
-    """Whether the last of three sizes is no side of an image or board."""
-    rows, columns, depth = space.shape
-    return rows == columns or (columns != depth and depth < rows)
+def _layout(space):
+    """(channels, whether they are last, layout in letters) of an image or board; a stack's images are channels too."""
+    *_, rows, columns, depth = (0, *space.shape)
+    last = len(space.shape) > 2 and (rows == columns or (columns != depth and depth < rows))
+    sides = space.shape[-3:-1] if last else space.shape[-2:]
+    letters = ["K"] * (len(space.shape) == 4) + (["H", "W", "C"] if last else ["C", "H", "W"][-len(space.shape):])
+    return math.prod(space.shape) // math.prod(sides), last, f"({', '.join(letters)})"
+
+
+def _scale(space):
+    """What the numbers of an image are multiplied by; a small grid's are kinds of things."""
+    if _side(space) < PICTURE:
+        return 0.1
+    return 1 / 255 if space.dtype == np.uint8 else 1 / float(space.high.max())
 
 
 def wrapped(policy):
@@ -769,33 +809,33 @@ def describe(policy):
         words["image"] = "residual convolutions of an image"
     if isinstance(inner, Encoded):
         seen = "; ".join(f"{'/'.join(names) + ' ' if names else ''}{emulation.space_dtype(leaf).shape} {words[kind]}"
-                         for names, leaf, kind in inner.leaves)
+                         + (f" {_layout(leaf)[2]}" if kind == "image" else "") for names, leaf, kind in inner.leaves)
     return f"{seen}, {memory or 'no recurrent layer'}; {parameters}"
 
 
-def wants_encoding(env, boards=False):
-    """Whether `Encoded` suits an environment's observations."""
+def wants_encoding(env, boards=False, trained=()):
+    """Whether `Encoded` suits an environment's observations. trained: as in `leaf_kinds`."""
     space = getattr(env, "env_single_observation_space", None)
     return space is not None and (
         not isinstance(space, gymnasium.spaces.Box)
-        or leaf_kind(space, boards) in ("image", "board"))
+        or leaf_kinds([(space,)], boards, trained)[0] in ("image", "board"))
 
 
 def _image_encoder(space):
     """Mnih et al. 2015 for pictures, with norms, and half of it in stride and width for those below
     64 pixels, so that as much of where things are is left; 3 × 3 convolutions that keep the size
     for small grids, as MiniGrid's."""
-    last = _channels_last(space)
-    channels, side = space.shape[-1 if last else 0], _side(space)
+    channels, last, _ = _layout(space)
+    side, scale = _side(space), _scale(space)
     if side >= PICTURE:
         half = 2 if side < 64 else 1
         narrow, wide = 32 // half, 64 // half
-        layers = [orthogonal(pictures.BytesConvolution(channels, narrow, 8 // half, 4 // half, last)),
+        layers = [orthogonal(pictures.BytesConvolution(channels, narrow, 8 // half, 4 // half, last, scale)),
                   pictures.NormReLU(narrow)]
         for size in ((narrow, wide, 4, 2), (wide, wide, 3, 1)):
             layers += [orthogonal(nn.Conv2d(*size)), pictures.NormReLU(wide)]
         return nn.Sequential(*layers, nn.Flatten())
-    return nn.Sequential(pictures.Bytes(last, 0.1),
+    return nn.Sequential(pictures.Bytes(last, scale),
                          orthogonal(nn.Conv2d(channels, 16, 3, padding=1)), nn.ReLU(),
                          orthogonal(nn.Conv2d(16, 32, 3, padding=1)), nn.ReLU(), nn.Flatten())
 
@@ -814,9 +854,9 @@ class _Residual(nn.Module):
 
 def _residual_encoder(space, channels):
     """Espeholt et al. 2018, figure 3, right, without its LSTM."""
-    last = _channels_last(space)
-    layers = [pictures.Bytes(last, 1 / 255 if _side(space) >= PICTURE else 0.1)]
-    for inputs, outputs in itertools.pairwise((space.shape[-1 if last else 0], *channels)):
+    first, last, _ = _layout(space)
+    layers = [pictures.Bytes(last, _scale(space))]
+    for inputs, outputs in itertools.pairwise((first, *channels)):
         layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, padding=1)),
                    nn.MaxPool2d(3, 2, padding=1), _Residual(outputs), _Residual(outputs)]
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
@@ -828,18 +868,12 @@ class _Planes(nn.Module):
 
     def __init__(self, space):
         super().__init__()
-        self.pieces, self.channels = _pieces(space), 1
-        self.last = len(space.shape) == 3 and _channels_last(space)
-        if len(space.shape) == 3:
-            self.channels = space.shape[-1 if self.last else 0]
+        self.pieces = _pieces(space)
+        self.channels, self.last, _ = _layout(space)
         self.planes = self.channels * (1 if len(self.pieces) == 2 else len(self.pieces))
 
     def forward(self, x):
-        if x.dim() == 3:
-            x = x.unsqueeze(1)
-        elif self.last:
-            x = x.movedim(-1, 1)
-        x = x.long() - self.pieces[0]
+        x = pictures.channels_first(x, self.last).long() - self.pieces[0]
         if len(self.pieces) != 2:
             x = nn.functional.one_hot(x.clamp(0, len(self.pieces) - 1), len(self.pieces)).movedim(-1, 2).flatten(1, 2)
         return x.to(torch.float32, memory_format=torch.channels_last)

@@ -230,6 +230,9 @@ class PuffeRL:
         log = self.ranks.merge_log(self.vecenv.log())
         self.statistics.add_returns(self.engine, self.running_returns)
         self.statistics.add_episodes(log, self.policy)
+        if self._rollouts == 0 and self.normalizer is None and self.signs is not None:  # no run that only measures
+            layout = emulation.FlatObservation(emulation.seen_space(self.vecenv.driver_env))
+            layout.note_indistinct(self.storage["observations"], self.vecenv.name)
         self._rollouts += 1  # counts the random words of actions: an exact resume rests on it (runs.py)
         self._rolled_out = True
         return dict(self.environment)

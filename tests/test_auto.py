@@ -1,10 +1,12 @@
 """What `auto` chooses, normalisation, and the networks that are chosen for users' own environments."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import re
 import subprocess
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -105,7 +107,6 @@ def test_what_is_set_stays_and_the_rest_fits_it():
     (spaces.Box(-128, 127, (3,), np.int8), True),
     (spaces.Box(0, 10, (3,), np.int64), False),
     (spaces.Text(5), True),
-    (spaces.Box(0, 255, (0,), np.int64), False),
     (spaces.Box(0, 20_000, (2,), np.int64), True),
     (spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32), True),
     (spaces.Discrete(16), False),
@@ -243,6 +244,16 @@ def test_normalised_observations_are_clipped_deviations():
     torch.testing.assert_close(normalizer(rows), torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
     # a number that never moved until now
     assert normalizer(torch.tensor([[2.0, 6.0]])).tolist() == [[0.0, 10.0]]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_deviations_far_from_0_are_exact(dtype):
+    rows = np.random.default_rng(0).integers(-3, 4, (50, 2)).astype(dtype) + 10**12
+    normalizer, valid = models.Normalizer(2, exact=True), torch.ones(25, dtype=torch.uint8)
+    for part in (rows[:25], rows[25:]):
+        normalizer.merge([normalizer.moments(torch.from_numpy(part), valid)])
+    expected = torch.from_numpy((rows - 10.0**12 - (rows - 10.0**12).mean(0)) / rows.std(0)).float()
+    torch.testing.assert_close(normalizer(torch.from_numpy(rows)), expected, atol=1e-4, rtol=1e-4)
 
 
 @settings(deadline=None, max_examples=25)
@@ -467,6 +478,14 @@ int main(void) { Policy p; const char* problem = policy_load(&p, "policy.bin");
     (spaces.Box(-1, 1, (2, 8, 8), np.int8), "board"),
     (spaces.Box(0, 255, (84, 84, 3), np.uint8), "image"),
     (spaces.Box(0, 255, (7, 7, 3), np.uint8), "image"),
+    (spaces.Box(0, 255, (84, 84), np.uint8), "image"),
+    (spaces.Box(0, 255, (31, 40), np.uint8), "numbers"),
+    (spaces.Box(0, 255, (4, 32, 40, 3), np.uint8), "image"),
+    (spaces.Box(0, 65535, (64, 64, 1), np.uint16), "image"),
+    (spaces.Box(0.0, 1.0, (3, 64, 64), np.float32), "image"),
+    (spaces.Box(0.0, 255.0, (64, 64), np.float64), "image"),
+    (spaces.Box(0.0, 1.0, (31, 64, 3), np.float32), "numbers"),
+    (spaces.Box(-1.0, 1.0, (64, 64), np.float32), "numbers"),
     (spaces.Box(0, 255, (12,), np.uint8), "numbers"),
     (spaces.Box(0, 1000, (6, 6), np.int64), "numbers"),
     (spaces.Box(0.0, 1.0, (7, 7), np.float32), "numbers"),
@@ -791,6 +810,55 @@ def test_boards_without_bounds_are_numbers(space):
     assert models.leaf_kind(space) == "numbers"
 
 
+class Plane(gymnasium.Env):
+    """Which half of an image (H, W) is white; in a Dict if `nested`."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, nested=False):
+        image = spaces.Box(0, 255, (40, 40), np.uint8)
+        self.nested, self.observation_space = nested, spaces.Dict({"image": image}) if nested else image
+
+    def observe(self):
+        self.side, image = int(self.np_random.integers(2)), np.zeros((40, 40), np.uint8)
+        image[:, 20 * self.side : 20 * self.side + 20] = 255
+        return {"image": image} if self.nested else image
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 8
+        return self.observe(), {}
+
+    def step(self, action):
+        reward, self.left = float(action == self.side), self.left - 1
+        return self.observe(), reward, self.left == 0, False, {}
+
+
+@pytest.mark.parametrize(("name", "nested"), [("auto", False), ("feed-forward", True)])
+def test_a_checkpoint_keeps_the_linear_map_of_its_image(tmp_path, monkeypatch, name, nested):
+    env = f"{__file__}:Plane"
+
+    def train(*options, steps=256):
+        options = ["--train.total-timesteps", str(steps), "--train.horizon", "8", "--train.minibatch-size", "64",
+                   "--data-dir", str(tmp_path), "--logger", "none", "--vec.num-threads", "1", *options]
+        trainer = pufferl.train(env, pufferl.load_config(env, options))
+        return trainer, "convolutions of an image (H, W)" in models.describe(trainer.policy)
+
+    new = "--policy.name", name, "--env.nested", str(nested), "--vec.num-envs", "8"
+    assert train(*new)[1]
+    with monkeypatch.context() as patch:
+        patch.setattr(models, "_is_image", lambda space: False)
+        old, convolved = train(*new, "--train.norm-obs", "True")
+    weights, folder = {key: tensor.clone() for key, tensor in old.policy.state_dict().items()}, str(old.run_folder)
+    assert not convolved
+    args = pufferl.load_config(env, ["--load-model-path", folder, "--data-dir", "none"])
+    with contextlib.closing(pufferl.load_env(env, args)) as vecenv:
+        loaded = pufferl.load_policy(args, vecenv).state_dict()
+    assert loaded.keys() == weights.keys() and all(torch.equal(loaded[key], weights[key]) for key in weights)
+    resumed, convolved = train("--resume", folder, steps=512)
+    assert not convolved and resumed.global_step == 512
+
+
 def test_an_image_of_few_colours_is_an_image():
     assert models.leaf_kind(spaces.Box(0, 1, (84, 84, 1), np.uint8)) == "image"
     assert models.leaf_kind(spaces.Box(0, 10, (7, 7, 3), np.uint8)) == "board"
@@ -839,6 +907,67 @@ def test_actions_far_from_one_go_through_a_tanh(low, high, wanted):
     if low == high or models.finite_bounds(space) is None:
         with pytest.raises(TypeError, match="finite bound"):
             models.squash(torch.nn.Identity(), space)
+
+
+class Ticks(gymnasium.Env):
+    """Whether a number near 10^9 is odd says which action pays; 10 steps. In a Dict if `nested`."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, dtype="int64", nested=False):
+        self.price = spaces.Box(0, 2e9, (1,), np.dtype(dtype).type)
+        self.observation_space = spaces.Dict({"price": self.price, "x": BOX}) if nested else self.price
+
+    def observe(self):
+        self.odd = int(self.np_random.integers(2))
+        price = np.array([10**9 + self.odd], self.price.dtype)
+        return price if self.observation_space is self.price else {"price": price, "x": np.zeros(BOX.shape, BOX.dtype)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 10
+        return self.observe(), {}
+
+    def step(self, action):
+        reward, self.left = float(action == self.odd), self.left - 1
+        return self.observe(), reward, self.left == 0, False, {}
+
+
+class Small(torch.nn.Module):
+    """A network of a user's own."""
+
+    def __init__(self, env):
+        super().__init__()
+        self.body, self.decoder = torch.nn.Linear(1, 16), models.Decoder(16, env.single_action_space)
+
+    def forward(self, observations):
+        return self.decoder.split(self.decoder(torch.tanh(self.body(observations.float()))))
+
+
+def train_ticks(*options):
+    args = pufferl.load_config(f"{__file__}:Ticks", [
+        "--train.total-timesteps", "20_000", "--train.log-interval", "0", "--data-dir", "none",
+        "--logger", "none", "--vec.num-threads", "1", "--vec.backend", "serial", *options])
+    return pufferl.train(f"{__file__}:Ticks", args)
+
+
+@pytest.mark.parametrize("options", [
+    ["--env.dtype", "int64"], ["--env.dtype", "float64"], ["--env.nested", "True"],
+    ["--policy.name", f"{__file__}:Small", "--train.norm-obs", "True"]])
+def test_what_float32_cannot_tell_apart_is_learnt(options):
+    """Chance is 5."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*float32")
+        assert train_ticks(*options).environment["episode_return"] > 8
+
+
+@pytest.mark.parametrize("options", [
+    ["--train.norm-obs", "False"], ["--env.nested", "True", "--train.norm-obs", "False"],
+    ["--policy.name", f"{__file__}:Small"]])
+def test_what_float32_cannot_tell_apart_is_told(options):
+    field = r"observation\['price'\]" if "--env.nested" in options else "observation"
+    with pytest.warns(UserWarning, match=f"{field} has numbers near 100000000.*float32.*--train.norm-obs"):
+        train_ticks(*options, "--train.total-timesteps", "512")
 
 
 class Heating(gymnasium.Env):

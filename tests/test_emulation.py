@@ -14,6 +14,7 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import configuration
 import emulation
 import vector
 from emulation import (
@@ -51,7 +52,7 @@ BOX_DTYPES = [
 @st.composite
 def boxes(draw):
     dtype = draw(st.sampled_from(BOX_DTYPES))
-    shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
+    shape = tuple(draw(st.lists(st.integers(1, 5), max_size=3)))
     low, high = ((-np.inf, np.inf) if np.issubdtype(dtype, np.floating)
                  else (0, 1 if dtype == np.bool_ else 100))
     return spaces.Box(low, high, shape, dtype)
@@ -627,6 +628,61 @@ def test_vector_environments_in_every_autoreset_mode(mode):
     assert len(infos) == (5 if mode == gymnasium.vector.AutoresetMode.NEXT_STEP else 6)
 
 
+def test_infos_in_a_list_are_those_of_a_dict():
+    """Masks, last observations and what is logged, nested too."""
+    found = []
+    for wrapper in (lambda env: env, gymnasium.wrappers.vector.DictInfoToList):
+        for mode in gymnasium.vector.AutoresetMode:
+            sync = gymnasium.vector.SyncVectorEnv([MaskedVectorPart, MaskedVectorPart], autoreset_mode=mode)
+            _, history = drive(wrapper(gymnasium.wrappers.vector.RecordEpisodeStatistics(sync)), 8)
+            infos = [{key: value for key, value in info.items() if key != "episode/t"} for row in history
+                     for info in row.infos]
+            assert infos[0]["episode/r"] == infos[0]["episode_return"] == 3 and infos[0]["t"] == 3
+            found.append([infos, *([getattr(row, name).tolist() for row in history]
+                                   for name in ("observations", "action_masks", "final_observations", "valid"))])
+    assert found[:3] == found[3:]
+
+
+class MaskedVectorPart(Timed):
+    def reset(self, seed=None, options=None):
+        observation, _ = super().reset(seed=seed)
+        return observation, {"action_mask": np.array([1, 0], np.int8)}
+
+    def step(self, action):
+        *result, info = super().step(action)
+        return *result, {**info, "action_mask": np.array([self.t % 2, 1], np.int8)}
+
+
+def test_the_return_of_a_vector_environment_is_the_recorded_one():
+    """As with wrappers of single environments: that of the rewards before others changed them."""
+    env = gymnasium.wrappers.vector.RecordEpisodeStatistics(gymnasium.vector.SyncVectorEnv([Timed] * 2))
+    _, history = drive(gymnasium.wrappers.vector.TransformReward(env, lambda rewards: rewards / 10), 3)
+    assert history[2].infos[0]["episode_return"] == 3 and history[2].rewards.tolist() == pytest.approx([0.1, 0.1])
+
+
+
+@pytest.mark.parametrize("wrap_in", [
+    lambda env: gymnasium.wrappers.vector.TransformObservation(env, lambda seen: seen[:, :1]),
+    lambda env: gymnasium.wrappers.vector.TransformObservation(env, lambda seen: seen.reshape(2, 2, 1)),
+    lambda env: gymnasium.wrappers.vector.TransformObservation(env, lambda seen: seen / 255),
+    lambda env: gymnasium.wrappers.vector.TransformObservation(
+        env, lambda seen: seen[:, :1], observation_space=spaces.Box(0, 255, (2, 1), np.uint8)),
+    lambda env: gymnasium.wrappers.vector.TransformReward(env, np.sum)])
+def test_what_a_vector_wrapper_returns_fits_what_it_declares(wrap_in):
+    env = wrap_in(gymnasium.vector.SyncVectorEnv([Returns] * 2))
+    with pytest.raises(emulation.Fault, match=r"of the first (reset|step)\(\)"), vector.make(lambda: env) as vecenv:
+        vecenv.reset()
+        vecenv.step(np.zeros(2, np.int32))
+
+
+def test_a_wrapper_without_its_package_is_told_in_a_sentence():
+    def make():  # as RecordVideo without moviepy
+        raise gymnasium.error.DependencyNotInstalled("MoviePy is not installed")
+
+    with pytest.raises(SystemExit, match=r"^pufferl: MoviePy is not installed"), configuration.said_by("pufferl"):
+        vector.make(make)
+
+
 class Unsaid(gymnasium.vector.VectorEnv):
     """Two copies whose episodes take three steps, by numpy; `final`: what the info of a last step has."""
 
@@ -1092,6 +1148,27 @@ def test_a_later_info_that_is_none_is_told():
         with pytest.raises(emulation.Fault,
                            match=r"last step of an episode returned as its info.*None"):
             vecenv.step(np.zeros(1, np.int32))
+
+
+NOTHING = spaces.Box(-1, 1, (2, 0), np.float32)
+
+
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+@pytest.mark.parametrize("space", [NOTHING, spaces.Tuple([spaces.Discrete(2), NOTHING]),
+                                   spaces.Dict({"a": spaces.Dict({"none": NOTHING}), "b": spaces.Box(-1, 1, (1,))})])
+@pytest.mark.parametrize("kind", [Returns, PufferEnv, gymnasium.vector.VectorEnv])
+def test_a_space_without_numbers_is_refused(kind, name, space):
+    def make():
+        one, own = ("single_", kind.__init__) if kind is not Returns else ("", lambda self: None)
+        found = {f"{one}observation_space": spaces.Box(0, 1, (1,)), f"{one}action_space": spaces.Discrete(2)}
+        attributes = {**found, one + name: space, "num_agents": 1, "num_envs": 1}
+        return type("Empty", (kind,), {**attributes, "__init__": own, "metadata": {"autoreset_mode": "disabled"},
+                                       "reset": lambda self, **_: (np.zeros((1, 1)), {})})()
+
+    if kind is PufferEnv and space is not NOTHING:
+        pytest.skip("its spaces are no Dict and no Tuple")
+    with pytest.raises(TypeError, match=r"\(2, 0\).*: holds no number"):
+        vector.make(make)
 
 
 @pytest.mark.parametrize("name", ["observation_space", "action_space"])

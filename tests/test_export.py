@@ -2,6 +2,7 @@
 same games as in Python."""
 
 import base64
+import contextlib
 import ctypes
 import io
 import re
@@ -248,6 +249,18 @@ def test_flat_file_is_what_its_comment_says():
         expected += [layer.weight, layer.bias]
     expected += [policy.decoder.weight, policy.decoder.bias, policy.decoder.log_std]
     np.testing.assert_array_equal(flat[8:], torch.cat([tensor.detach().flatten() for tensor in expected]).numpy())
+
+
+def test_a_flat_file_of_numbers_that_float32_loses_is_refused():
+    space = spaces.Box(0, 2**40, (2,), np.int64)
+    env = SimpleNamespace(single_observation_space=space, single_action_space=spaces.Discrete(3))
+    policy = models.MinGRUPolicy(env, 8, normalize=True)
+    for mean, deviation in ((1e9, 1.0), (1e9, 1e6), (5.0, 1e-4)):
+        policy.normalizer.shift.fill_(mean)
+        policy.normalizer.scale.fill_(1 / deviation)
+        lost = (mean, deviation) == (1e9, 1.0)
+        with pytest.raises(pufferl.ConfigError, match=r"--export\.onnx") if lost else contextlib.nullcontext():
+            export.flat_policy(policy, env)
 
 
 def test_flat_file_is_for_the_default_network_only():

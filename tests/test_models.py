@@ -429,6 +429,25 @@ def test_impala_forward_equals_forward_eval_and_every_weight_learns(shape, high)
     assert all(parameter.grad.abs().sum() > 0 for parameter in policy.parameters())
 
 
+@pytest.mark.parametrize(("layout", "shape"), [
+    ("(H, W)", (40, 48)), ("(H, W, C)", (40, 48, 3)), ("(C, H, W)", (3, 40, 48)), ("(K, H, W, C)", (4, 40, 48, 3)),
+    ("(K, C, H, W)", (4, 3, 40, 48))])
+@pytest.mark.parametrize(("dtype", "high"), [(np.uint8, 255), (np.uint16, 65535), (np.float32, 1), (np.float64, 255)])
+@pytest.mark.parametrize("network", [models.Encoded, models.Impala])
+def test_an_image_is_the_same_in_every_layout_and_type(network, dtype, high, layout, shape):
+    picture = np.random.default_rng(0).integers(0, 256, (2, *shape))
+    first = np.moveaxis(picture, -1, -3) if layout.endswith("C)") else picture
+    first = first.reshape(2, -1, 40, 48).astype(np.uint8)
+    outputs = []
+    for space, x in ((image(*first.shape[1:]), first),
+                     (gymnasium.spaces.Box(0, high, shape, dtype), (picture * (high / 255)).astype(dtype))):
+        torch.manual_seed(0)
+        policy = network(seen(space), hidden_size=8)
+        outputs.append(policy.forward_eval(torch.from_numpy(x)))
+    assert layout in models.describe(policy)
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-4)
+
+
 def test_impala_is_the_network_of_the_paper():
     """15 convolutions of 3 × 3 (Espeholt et al. 2018, figure 3); sides halved thrice, rounded up;
     all again by hand."""
