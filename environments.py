@@ -178,6 +178,8 @@ class GymnasiumCreator:
         }
         if spec.max_episode_steps is not None:
             settings["max_episode_steps"] = spec.max_episode_steps
+        elif spec.vector_entry_point is None:
+            settings["max_episode_steps"] = -1  # Gymnasium's word for no limit
         settings["reward_scale"] = 1.0
         if self.id.startswith("ALE/"):
             settings = {k: v for k, v in settings.items() if k not in ("obs_type", "frameskip")} | self.ATARI

@@ -576,12 +576,13 @@ class Statistics:
             low, high = self._returns
             low, high = group.max(np.array([-low, high])).tolist()
             self._returns = -low, high
-        if self._totals and self._returns[0] <= self._returns[1]:
-            self.environment |= dict(zip(ends, self._returns, strict=True))
+        has_ended = self._returns[0] <= self._returns[1]
+        known = dict(zip(ends, self._returns, strict=True)) if has_ended else {}
+        self.environment |= known if self._totals else {}
         stages["other"] = max(0.0, seconds - sum(stages.values()))
         self.stages = stages
-        metrics = {f"environment/{name}": value for name, value in self.environment.items()
-                   if self._totals}
+        metrics = {f"environment/{name}": value  # episodes may end without a log
+                   for name, value in (self.environment if self._totals else known).items()}
         metrics |= {f"losses/{name}": value for name, value in losses.items() if self.grad_norms}
         return metrics | {f"performance/seconds_{name}": value for name, value in stages.items()}
 

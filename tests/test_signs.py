@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 import models
 import pufferl
+import runs
 import signs
 import vector
 
@@ -232,6 +233,62 @@ def test_steps_that_all_end_episodes(returns, cut, expected):
     ended = (lambda n: 256 if n > 9 else 60) if expected or cut(20) == 0 else cut
     assert entries("every_step_ends", environment__episode_return=returns, vital__truncated=cut,
                    vital__terminated=ended) == expected
+
+
+@pytest.mark.parametrize("gamma, steps, ends, expected", [
+    (0.99, 4_000, None, False), (0.99, 6_000, None, True), (0.5, 4_000, None, False),
+    (0.995, 6_000, None, False), (0.995, 11_000, None, True), (1.0, 30_000, None, True),
+    (0.99, 6_000, "environment/n", False), (0.99, 6_000, "vital/terminated", False),
+    (0.99, 6_000, "environment/episode_return_max", False)])
+def test_episodes_that_never_end(gamma, steps, ends, expected):
+    """Two entries are enough; an end without a log is one."""
+    found = signs.Signs({"gamma": gamma}, AGENTS)
+    metrics = {"vital/terminated": 0.0, "vital/truncated": 0.0} | ({ends: 1.0} if ends else {})
+    for n in range(2):
+        found.see(256 + n * steps * AGENTS, metrics)
+    assert ("sign_episodes_never_end" in found.said) is expected
+    assert found.has_ended is (ends is not None)
+
+
+@pytest.mark.parametrize("steps, words", [(4_000, ["no episode has ended"]), (
+    6_000, ["--env.max-episode-steps", "TimeLimit(env, 1000)", "env->truncations"])])
+def test_the_end_of_a_run_and_diagnose_agree_that_no_episode_ended(tmp_path, capsys, steps, words):
+    (tmp_path / "config.json").write_text(json.dumps({"train": {"gamma": 0.99}, "agents": 4}))
+    lines = [{"step": 4 * step, "vital/terminated": 0.0, "vital/truncated": 0.0}
+             for step in (1, steps)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    pufferl.main(["diagnose", str(tmp_path)])
+    told = capsys.readouterr().out
+    trainer = types.SimpleNamespace(global_step=4 * steps, uptime=1.0, environment={},
+                                    run_folder=None, signs=signs.read(tmp_path)[0])
+    for entry in lines:
+        trainer.signs.see(entry["step"], entry)
+    closing = "\n".join(runs.closing(trainer, {"config_name": "mine"}, "", (None, None)))
+    assert all(word in told and word in closing for word in words)
+    assert "no episode has ended" in closing
+
+
+def test_an_episode_that_is_not_logged_has_ended():
+    class Silent(vector.emulation.PufferEnv):
+        single_observation_space = spaces.Box(0, 1, (1,), np.float32)
+        single_action_space, num_agents = spaces.Discrete(2), 4
+
+        def reset(self, seed=None):
+            self.steps = 0
+            return self.observations, []
+
+        def step(self, actions):
+            self.steps += 1
+            self.rewards[:], self.terminals[:] = 1, self.steps % 5 == 3
+            return self.observations, self.rewards, self.terminals, self.truncations, []
+
+    env = vector.make(Silent, 1, "serial")
+    config = {**SETTINGS, "minibatch_size": 8, "horizon": 4, "data_dir": None}
+    trainer = pufferl.PuffeRL(config, env, models.MinGRUPolicy(env.driver_env, 8))
+    trainer.evaluate()
+    trainer.train()
+    assert trainer.signs.has_ended and not trainer.environment
+    trainer.close()
 
 
 def test_a_sentence_comes_once_and_says_what_to_try():
