@@ -38,6 +38,7 @@ from emulation import (
     OldGym,
     PufferEnv,
     ScaledReward,
+    name_field,
     outside,
     seen_space,
     takes,
@@ -367,7 +368,7 @@ def check(creator, vecenv, settings, steps, seconds=30.0):
     vecenv.single_action_space.seed(0)
     for t in range(steps):
         for (_, names, leaf), values in zip(flat.leaves, flat.fields(seen), strict=True):
-            where = f"observation{''.join(f'[{name!r}]' for name in names)}"
+            where = name_field(names)
             with np.errstate(over="ignore"):
                 narrow = values.astype(np.float32) if values.dtype.kind == "f" else values  # as a network sees it
             if not np.isfinite(narrow).all():

@@ -296,8 +296,8 @@ class Graphs(engines.Autograd):
         kernels.run(_return_range, len(running), 1, *map(kernels.device if running.is_cuda else host, tensors))
         self.arena["returns"].copy_(torch.stack((lows.min(), highs.max())))
 
-    def on_host(self, name):
-        return self.storage[name].cpu() if self.together else self.host[name]
+    def on_host(self, name, part=...):
+        return self.storage[name][part].cpu() if self.together else self.host[name][part]
 
     def _begin(self, number):
         super()._begin(number)

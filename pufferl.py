@@ -93,6 +93,7 @@ from configuration import (  # load_* for scripts
     stem_of,
     typed,
 )
+from flat import HAIR
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
 from vector import Native, Tensors, make  # make for scripts too: make("breakout", num_envs=256)
 
@@ -147,6 +148,7 @@ class PuffeRL:
         if self.ranks.count > 1:
             self.ranks.join(self, agents)
         self.normalizer = models.find_normalizer(policy)
+        self.observation = emulation.FlatObservation(emulation.seen_space(vecenv.driver_env))
         check_policy(policy, vecenv, c)
         engine, why = engines.choose(policy, vecenv, c)
         self.engine = engine(policy, vecenv, c, self.segments, sum(agents[: self.ranks.rank]))
@@ -226,6 +228,8 @@ class PuffeRL:
         log = self.ranks.merge_log(self.vecenv.log())
         self.statistics.add_returns(self.engine, self.running_returns)
         self.statistics.add_episodes(log, self.policy)
+        if self.signs:
+            count_outside(self)
         self._rollouts += 1  # counts the random words of actions: an exact resume rests on it (runs.py)
         self._rolled_out = True
         return dict(self.environment)
@@ -419,6 +423,7 @@ class PuffeRL:
                     "performance/epoch": self.epoch,
                     "performance/seconds_epoch": seconds * self.batch_size / (self.global_step - step)}
         shown = ("observations", "rewards", "valid", "terminals", "truncations", "actions")
+        metrics["vital/observation_outside"] = float(self.statistics.outside)
         metrics |= signs.vital(*(self.engine.on_host(name).numpy() for name in shown),
                                models.finite_bounds(self.vecenv.single_action_space), models.sees_choices(self.vecenv))
         sentences = self.signs.see(self.global_step, metrics) if self.signs else []
@@ -531,7 +536,7 @@ class Statistics:
 
     def _clear(self):
         self.loss_sums, self.grad_norms = np.zeros(kernels.SUMS + 1), []
-        self._totals, self._returns = {}, (math.inf, -math.inf)
+        self._totals, self._returns, self.outside = {}, (math.inf, -math.inf), 0
 
     def add_returns(self, engine, running):
         """Keep the smallest and the largest return of the episodes that ended in a rollout. running
@@ -576,8 +581,8 @@ class Statistics:
             low, high = self._returns
             low, high = group.max(np.array([-low, high])).tolist()
             self._returns = -low, high
-        has_ended = self._returns[0] <= self._returns[1]
-        known = dict(zip(ends, self._returns, strict=True)) if has_ended else {}
+        known = (dict(zip(ends, self._returns, strict=True))
+                 if self._returns[0] <= self._returns[1] else {})
         self.environment |= known if self._totals else {}
         stages["other"] = max(0.0, seconds - sum(stages.values()))
         self.stages = stages
@@ -852,6 +857,20 @@ def follow_frozen(trainer):
     if frozen != trainer.optimizer.frozen:
         trainer.optimizer.freeze(frozen)
         trainer.engine.forget()
+
+
+def count_outside(trainer):
+    """Count what lies outside the declared space in a few of a rollout's observations, others in
+    each, for signs.py. What train.norm_obs normalises may reach twice the bounds."""
+    T, N, flat = trainer.horizon, trainer.num_agents, trainer.observation
+    steps = max(1, T // 4), min(N, max(1, 4 * N * math.prod(flat.shape) // signs.SAMPLE))
+    part = tuple(slice(trainer._rollouts % step, end, step)
+                 for step, end in zip(steps, (T, N), strict=True))
+    seen, valid = (trainer.engine.on_host(name, part).numpy() for name in ("observations", "valid"))
+    count, words = flat.find_outside(seen, valid, 1.0 if trainer.config["norm_obs"] else HAIR)
+    trainer.statistics.outside += count
+    if words and not trainer.signs.outside:
+        trainer.signs.outside = f"{words} ({advice(trainer)})"
 
 
 def advice(trainer):

@@ -118,6 +118,7 @@ class Signs:
     def __init__(self, settings, agents=None):
         self.settings, self.agents = settings, agents
         self.step, self.first, self.lists, self.said = 0, None, {}, {}
+        self.outside = ""  # the first number of an observation that lay outside its space, in words
 
     def see(self, step, metrics):
         """The new sentences after one more entry of the log."""
@@ -332,6 +333,13 @@ class Signs:
             return ("The observations never change: no number in them differs between agents or "
                     "steps. Does the environment write them in each step?")
 
+    def sign_observations_outside(self):
+        if any(self.values("vital/observation_outside")):
+            which = self.outside or "signs.txt says which, and python -m ocean ENV --check does"
+            return ("Observations lie outside the space that the environment declares: "
+                    f"{which}. Correct the space or the observations: the network and its settings "
+                    "were chosen for that space.")
+
     def sign_observations_vast(self):
         if not self.settings.get("norm_obs") and self.lasting("vital/observation_max",
                                                               lambda x: x > VAST):
@@ -426,8 +434,8 @@ def diagnose(folder):
         print(f"step {step:,}: {sentence}")
     if not said:
         but = "" if signs.has_ended else ", but no episode has ended, so there is no score"
-        count = f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
-        print(f"{count}, no sign of trouble{but}.")
+        print(f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}, no sign of "
+              f"trouble{but}.")
     page = Path(folder, "diagnosis.html")
     page.write_text(draw(Path(folder).name, entries, said))
     print(f"curves: {page}")

@@ -30,8 +30,8 @@ class World(gymnasium.Env):
     Keywords plant failures."""
 
     def __init__(self, length=4, reward=1.0, observation=1.0, grow=0.0, ends=True, cut=False,
-                 bounds=None):
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+                 bounds=None, seen=np.inf):
+        self.observation_space = gymnasium.spaces.Box(-seen, seen, (3,), np.float32)
         self.action_space = (gymnasium.spaces.Discrete(3) if bounds is None
                              else gymnasium.spaces.Box(*bounds, (2,), np.float32))
         self.length, self.reward, self.observation, self.grow = length, reward, observation, grow
@@ -143,6 +143,7 @@ FAILURES = {
     "rewards_vast": {"world": {"reward": 5000.0}},
     "actions_reach_little": {"world": {"bounds": (0.0, 500.0)}},
     "observations_constant": {"world": {"observation": 0.0}},
+    "observations_outside": {"world": {"grow": 0.01, "seen": 1.1}},
     "observations_vast": {"world": {"observation": 1e5}},
     "observations_grow": {"world": {"grow": 0.06}, "epochs": 25},
     "episodes_never_end": {"world": {"ends": False}, "epochs": 90, "agents": 2, "horizon": 128,
@@ -167,6 +168,7 @@ def test_every_detector_has_a_failure():
     {"world": {"observation": 30.0}}, {"gamma": 0.0}, {"ent_coef": 0.0}, {"optimizer": "adam", "learning_rate": 1e-3},
     {"norm_reward": True, "world": {"reward": 5000.0}}, {"vf_clip_coef": math.inf}, {"prio_alpha": 0.0},
     {"policy": lambda env: models.FeedForward(env, 32)}, {"target_kl": 0.01}, {"world": {"length": 7, "reward": 0.01}},
+    {"world": {"seen": 1.0}},
     {"world": {"bounds": (-1.0, 1.0)}}, {"world": {"bounds": (0.0, 10.0)}}, {"world": {"bounds": (-1e-3, 1e-3)}},
     {"world": {"bounds": (0.0, 500.0)}, "policy": squashed}, {"world": {"bounds": (-np.inf, np.inf)}},
     {"norm_obs": True, "world": {"observation": 1e5},
