@@ -38,8 +38,8 @@ def store(target, value, keys=()):
     try:
         np.copyto(target, value, "same_kind")
     except TypeError:
-        warn_of_dtype(keys, np.asarray(value).dtype, target.dtype)
         target[...] = value
+        warn_of_dtype(keys, np.asarray(value).dtype, target.dtype)
 
 
 @functools.cache
@@ -201,8 +201,8 @@ class FlatObservation:
                 _, shape, *bounds = _leaf(leaf)
                 agent, *index = np.argwhere(wrong)[0].tolist()
                 low, high = (np.broadcast_to(bound, shape)[tuple(index)] for bound in bounds)
-                words = (f"{name_field(keys)}{index or ''} was {values[(agent, *index)]}, declared "
-                         f"are {low} to {high}")
+                words = (f"{name_field(keys)}{index or ''} was {values[(agent, *index)]!s}, declared "
+                         f"are {low!s} to {high!s}")
             count += np.count_nonzero(wrong)
         return count, words
 
