@@ -164,7 +164,9 @@ def wants_normalising(facts):
     largest = max(map(farthest, boxes))
     smallest = min(float((space.high.astype(float) - space.low).min()) for space in boxes)
     if largest <= 2 and smallest >= 0.5:
-        return False, f"observations lie within ±{largest:.3g}"
+        others = len(boxes) < len(facts.spaces)
+        return False, (f"observations lie within ±{largest:.3g}"
+                       + ", small integers, choices and images aside" * others)
     if largest > 1e6:
         return True, "observations have no bounds"
     return True, (f"by its bounds an observation may be {largest:.3g}" if largest > 2

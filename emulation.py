@@ -32,8 +32,8 @@ import absolute_imports  # noqa: F401  first
 import flat
 from flat import (  # noqa: F401  (others import these names from emulation)
     Fault, FlatAction, FlatObservation, check_flag, check_info, check_late_masks, check_value, describe, find_mask,
-    nativize_dtype, nativize_tensor, note_lost_mask, numeric_scalars, outside, source_checksum, space_dtype,
-    warn_once,
+    name_field, nativize_dtype, nativize_tensor, note_lost_mask, numeric_scalars, outside,
+    source_checksum, space_dtype, store, warn_once,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -458,7 +458,7 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         if self._structured:
             self._observation.write(observation, self._fields)
             observation = self._flat[0]
-        target[i] = observation
+        store(target[i], observation)
 
     def _flat_copy(self, observation):
         flat = np.zeros((1, *self._observation.shape), self._observation.flat_dtype)
@@ -563,7 +563,7 @@ class GymnasiumTogether:
     """
 
     RESTATED = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write")
-    CHECKED = 0xf9c96bf0
+    CHECKED = 0xe65d8702
 
     @classmethod
     def of(cls, envs, numbers, rows):
@@ -593,6 +593,7 @@ class GymnasiumTogether:
             row.valid[:], row.flagged = 1, True
             row.joined = row.observations[:, 0] if self._scalar or self._structured \
                 else row.observations.reshape(len(row.observations) * shape[0], *shape[1:])
+        self._casting = "same_kind"
         self._steps, left, scales = zip(*(_quickest_step(env.env) for env in envs), strict=True)
         self._resets, self._scales = [env.env.reset for env in envs], np.array(scales)
         self._returns = np.array([env.env.true_return if type(env.env) is ScaledReward else env._episode_return
@@ -639,10 +640,14 @@ class GymnasiumTogether:
             for i, (env, observation) in enumerate(zip(self._envs, seen, strict=True)):
                 env._write(row.observations, i, observation)
         elif self._scalar:
-            row.joined[:] = seen
+            store(row.joined, seen)
         else:
             try:
-                np.concatenate(seen, out=row.joined, casting="unsafe")
+                np.concatenate(seen, out=row.joined, casting=self._casting)
+            except TypeError:  # of another kind than the space's, which is said once
+                self._casting = "unsafe"
+                for target, observation in zip(row.observations, seen, strict=True):
+                    store(target, observation)
             except ValueError:
                 for number, env, observation in zip(self._numbers, self._envs, seen, strict=True):
                     check_value(env.env_single_observation_space, observation, f"environment {number}, {env}: the "
@@ -780,7 +785,7 @@ class GymnasiumVectorPufferEnv:
         if self._observation.structured:
             self._observation.write(observations, self._fields)
             observations = self._flat
-        view.observations[:] = observations.reshape(view.observations.shape)
+        store(view.observations, observations.reshape(view.observations.shape))
         if view.action_masks is not None:
             masks = info.get("action_mask")
             if masks is None and not last:

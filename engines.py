@@ -397,9 +397,9 @@ class Acting:
         enabled = self.precision != torch.float32
         return torch.autocast(self.torch_device.type, self.precision, enabled=enabled, **options)
 
-    def on_host(self, name, agents=slice(None)):
-        """One of the rollout's arrays, of some agents, to log figures of."""
-        return self.host[name][:, agents]
+    def on_host(self, name, part=...):
+        """One of the rollout's arrays, or a part of it, to log figures of."""
+        return self.host[name][part]
 
     def return_range(self, running, low, high):
         """kernels.return_range of the last rollout."""

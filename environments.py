@@ -39,6 +39,7 @@ from emulation import (
     OldGym,
     PufferEnv,
     ScaledReward,
+    name_field,
     outside,
     seen_space,
     takes,
@@ -180,6 +181,8 @@ class GymnasiumCreator:
         }
         if spec.max_episode_steps is not None:
             settings["max_episode_steps"] = spec.max_episode_steps
+        elif spec.vector_entry_point is None:
+            settings["max_episode_steps"] = -1  # Gymnasium's word for no limit
         settings["reward_scale"] = 1.0
         if self.id.startswith("ALE/"):
             settings = {k: v for k, v in settings.items() if k not in ("obs_type", "frameskip")} | self.ATARI
@@ -380,7 +383,7 @@ def check(creator, vecenv, settings, steps, seconds=15.0, show=lambda text: None
     for t in range(steps):
         show(f"step {t:,} of {steps:,}")
         for (_, names, leaf), values in zip(flat.leaves, flat.fields(seen), strict=True):
-            where = f"observation{''.join(f'[{name!r}]' for name in names)}"
+            where = name_field(names)
             with np.errstate(over="ignore"):
                 narrow = values.astype(np.float32) if values.dtype.kind == "f" else values  # as a network sees it
             if not np.isfinite(narrow).all():

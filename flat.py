@@ -29,6 +29,20 @@ def warn_once(text):
     warnings.warn(text, stacklevel=3)
 
 
+def warn_of_dtype(keys, found, declared):
+    warn_once(f"an {name_field(keys)} is {found}, but its space says {declared}: numbers that do not "
+              f"fit into {declared} are changed without an error. Return {declared}.")
+
+
+def store(target, value, keys=()):
+    """target[...] = value, a part of an observation; warns, once, of another kind of dtype."""
+    try:
+        np.copyto(target, value, "same_kind")
+    except TypeError:
+        target[...] = value
+        warn_of_dtype(keys, np.asarray(value).dtype, target.dtype)
+
+
 @functools.cache
 def source_checksum(*functions):
     """A checksum of functions' source; None if it cannot be read."""
@@ -72,12 +86,22 @@ def _leaf(space):
     )
 
 
-def outside(leaf, values, valid=None):
+def outside(leaf, values, valid=None, slack=0.0):
     """Where values (..., *shape) lie outside the bounds of a leaf, or are none of its choices. With valid (n in all),
-    which is 0 for dead agents, values are (n, *shape), and those of the dead lie nowhere."""
+    which is 0 for dead agents, values are (n, *shape), and those of the dead lie nowhere. slack: how
+    far a Box's values may lie beyond a bound, relative to it or to 1."""
     _, _, low, high = _leaf(leaf)
+    if slack and isinstance(leaf, spaces.Box):
+        with np.errstate(over="ignore"):
+            low, high = (bound + sign * slack * np.maximum(1, np.abs(bound))
+                         for bound, sign in ((low, -1), (high, 1)))
     wrong = ~((values >= low) & (values <= high))
     return wrong if valid is None else wrong & (valid.reshape(-1, *[1] * (wrong.ndim - 1)) != 0)
+
+
+def name_field(keys):
+    """observation['a'][0] for the keys that lead to a leaf."""
+    return f"observation{''.join(f'[{key!r}]' for key in keys)}"
 
 
 def space_dtype(space):
@@ -116,8 +140,6 @@ class FlatObservation:
     Attributes: space, the structured one; dtype, `obs_dtype`; flat_space, a Box; shape and
     flat_dtype, of the flat one. Raises TypeError for a space that has none.
     """
-
-    _noted = False  # whether a strange choice was said
 
     def __init__(self, space):
         self.space, self.leaves = space, _leaves(space)
@@ -171,21 +193,22 @@ class FlatObservation:
             views.append(view)
         return views
 
-    def note_strange(self, observations, valid, name):
-        """Warn, once, of a choice in the observations (..., *flat shape) of living agents, valid (...), that its space
-        does not have: a network of models.py sees the nearest one in its place."""
-        if self._noted:
-            return
+    def find_outside(self, observations, valid, slack):
+        """(how many numbers lie outside the space, the first one in words, "" for none) in the
+        observations (..., *flat shape) of valid agents, valid (...). NaN counts as inside. slack:
+        see `outside`."""
+        count, words = 0, ""
         fields = self.fields(observations.reshape(-1, *self.shape))
         for (keys, _, leaf), values in zip(self.leaves, fields, strict=True):
-            if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
-                strange = values[outside(leaf, values, valid)]
-                if strange.size:
-                    self._noted = True
-                    warnings.warn(f"{name}: the observation{''.join(f'[{key!r}]' for key in keys)} was {strange[0]}, "
-                                  f"which is not in {leaf}. The network sees the nearest choice in its place; "
-                                  + CORRECT, stacklevel=3)
-                    return
+            wrong = outside(leaf, values, valid, slack) & (values == values)
+            if wrong.any() and not words:
+                _, shape, *bounds = _leaf(leaf)
+                agent, *index = np.argwhere(wrong)[0].tolist()
+                low, high = (np.broadcast_to(bound, shape)[tuple(index)] for bound in bounds)
+                words = (f"{name_field(keys)}{index or ''} was {values[(agent, *index)]!s}, declared "
+                         f"are {low!s} to {high!s}")
+            count += np.count_nonzero(wrong)
+        return count, words
 
     def note_indistinct(self, observations, name):
         """Warn of numbers in observations (..., *flat shape), a tensor, that are several, but one in float32, in which
@@ -213,7 +236,8 @@ class FlatObservation:
             part = value
             for key in keys:
                 part = part[key]
-            view[...] = encode_text(part, leaf.max_length) if isinstance(leaf, spaces.Text) else part
+            store(view, encode_text(part, leaf.max_length) if isinstance(leaf, spaces.Text) else part,
+                  keys)
 
     def unflatten(self, flat):
         """The inverse of `flatten`: arrays are views of `flat`, Discrete values numpy scalars."""
@@ -428,7 +452,7 @@ CORRECT = "correct the space that the environment declares, or what it returns."
 HAIR = 1e-6  # relative to a bound, or to 1: a number outside by less was only rounded
 
 
-def check_value(space, value, what):
+def check_value(space, value, what, keys=()):
     """Raise a Fault that says where `value` breaks `space`: keys, type, shape, dtype or bounds. A float64 passes if a
     float32 is declared, as it can be cast; floats a HAIR outside their bounds are warned of, once."""
     children = _children(space)
@@ -443,7 +467,7 @@ def check_value(space, value, what):
             raise Fault(f"{what} breaks its space: expected a dict with keys {sorted(map(str, keys))}, got {got}; "
                         + CORRECT)
         for _, key, sub in children:
-            check_value(sub, value[key], f"{what}[{key!r}]")
+            check_value(sub, value[key], f"{what}[{key!r}]", (*keys, key))
         return
     if isinstance(space, spaces.Text):
         if not isinstance(value, str) or len(value) > space.max_length or "\0" in value:
@@ -461,14 +485,10 @@ def check_value(space, value, what):
     if not np.can_cast(array.dtype, dtype, "same_kind") and not (dtype.kind in "ui" and array.dtype.kind in "uib"):
         raise Fault(f"{what} breaks its space: expected dtype {dtype}, got {array.dtype}; {CORRECT}")
     if isinstance(space, spaces.Box) and dtype.kind in "ui" and not np.can_cast(array.dtype, dtype):
-        warn_once(f"an observation is {array.dtype}, but its space says {dtype}: numbers that do not fit into {dtype} "
-                  f"are changed without an error. Return {dtype}.")
+        warn_of_dtype(keys, array.dtype, dtype)
     wrong = outside(space, array)
     if wrong.any():
-        with np.errstate(over="ignore", invalid="ignore"):
-            low_edge, high_edge = (bound + sign * HAIR * np.maximum(1, np.abs(bound))
-                                   for bound, sign in ((low, -1), (high, 1)))
-        if dtype.kind == "f" and ((array >= low_edge) & (array <= high_edge)).all():
+        if dtype.kind == "f" and not outside(space, array, slack=HAIR).any():
             warn_once(f"{what} lies a hair outside its bounds, which is let pass: the space that "
                       "the environment declares is a little too narrow.")
             return

@@ -293,8 +293,8 @@ class Graphs(engines.Autograd):
         kernels.run(_return_range, len(running), 1, *map(kernels.device if running.is_cuda else host, tensors))
         self.arena["returns"].copy_(torch.stack((lows.min(), highs.max())))
 
-    def on_host(self, name, agents=slice(None)):
-        return self.storage[name][:, agents].cpu() if self.together else super().on_host(name, agents)
+    def on_host(self, name, part=...):
+        return self.storage[name][part].cpu() if self.together else self.host[name][part]
 
     def _begin(self, number):
         super()._begin(number)

@@ -94,6 +94,7 @@ from configuration import (  # load_* for scripts
     stem_of,
     typed,
 )
+from flat import HAIR
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
 from vector import Native, Tensors, make  # make for scripts too: make("breakout", num_envs=256)
 
@@ -148,6 +149,7 @@ class PuffeRL:
         if self.ranks.count > 1:
             self.ranks.join(self, agents)
         self.normalizer = models.find_normalizer(policy)
+        self.observation = emulation.FlatObservation(emulation.seen_space(vecenv.driver_env))
         check_policy(policy, vecenv, c)
         engine, why = engines.choose(policy, vecenv, c)
         self.engine = engine(policy, vecenv, c, self.segments, sum(agents[: self.ranks.rank]))
@@ -233,6 +235,8 @@ class PuffeRL:
         if self._rollouts == 0 and self.normalizer is None and self.signs is not None:  # no run that only measures
             layout = emulation.FlatObservation(emulation.seen_space(self.vecenv.driver_env))
             layout.note_indistinct(self.storage["observations"], self.vecenv.name)
+        if self.signs:
+            count_outside(self)
         self._rollouts += 1  # counts the random words of actions: an exact resume rests on it (runs.py)
         self._rolled_out = True
         return dict(self.environment)
@@ -441,6 +445,10 @@ class PuffeRL:
         shown |= {name: self.engine.on_host(name, signs.AGENTS).numpy() for name in ("observations", "actions")}
         metrics |= signs.vital(**shown, bounds=models.finite_bounds(self.vecenv.single_action_space),
                                choices=models.sees_choices(self.vecenv))
+        shown = ("observations", "rewards", "valid", "terminals", "truncations", "actions")
+        metrics["vital/observation_outside"] = float(self.statistics.outside)
+        metrics |= signs.vital(*(self.engine.on_host(name).numpy() for name in shown),
+                               models.finite_bounds(self.vecenv.single_action_space), models.sees_choices(self.vecenv))
         sentences = self.signs.see(self.global_step, metrics) if self.signs else []
         self.logger.log(metrics, self.global_step)
         if self.ranks.rank == 0:
@@ -551,7 +559,7 @@ class Statistics:
 
     def _clear(self):
         self.loss_sums, self.grad_norms = np.zeros(kernels.SUMS + 1), []
-        self._totals, self._returns = {}, (math.inf, -math.inf)
+        self._totals, self._returns, self.outside = {}, (math.inf, -math.inf), 0
 
     def add_returns(self, engine, running):
         """Keep the smallest and the largest return of the episodes that ended in a rollout. running
@@ -596,12 +604,13 @@ class Statistics:
             low, high = self._returns
             low, high = group.max(np.array([-low, high])).tolist()
             self._returns = -low, high
-        if self._totals and self._returns[0] <= self._returns[1]:
-            self.environment |= dict(zip(ends, self._returns, strict=True))
+        known = (dict(zip(ends, self._returns, strict=True))
+                 if self._returns[0] <= self._returns[1] else {})
+        self.environment |= known if self._totals else {}
         stages["other"] = max(0.0, seconds - sum(stages.values()))
         self.stages = stages
-        metrics = {f"environment/{name}": value for name, value in self.environment.items()
-                   if self._totals}
+        metrics = {f"environment/{name}": value  # episodes may end without a log
+                   for name, value in (self.environment if self._totals else known).items()}
         metrics |= {f"losses/{name}": value for name, value in losses.items() if self.grad_norms}
         return metrics | {f"performance/seconds_{name}": value for name, value in stages.items()}
 
@@ -871,6 +880,20 @@ def follow_frozen(trainer):
     if frozen != trainer.optimizer.frozen:
         trainer.optimizer.freeze(frozen)
         trainer.engine.forget()
+
+
+def count_outside(trainer):
+    """Count what lies outside the declared space in a few of a rollout's observations, others in
+    each, for signs.py. What train.norm_obs normalises may reach twice the bounds."""
+    T, N, flat = trainer.horizon, trainer.num_agents, trainer.observation
+    steps = max(1, T // 4), min(N, max(1, 4 * N * math.prod(flat.shape) // signs.SAMPLE))
+    part = tuple(slice(trainer._rollouts % step, end, step)
+                 for step, end in zip(steps, (T, N), strict=True))
+    seen, valid = (trainer.engine.on_host(name, part).numpy() for name in ("observations", "valid"))
+    count, words = flat.find_outside(seen, valid, 1.0 if trainer.config["norm_obs"] else HAIR)
+    trainer.statistics.outside += count
+    if words and not trainer.signs.outside:
+        trainer.signs.outside = f"{words} ({advice(trainer)})"
 
 
 def advice(trainer):

@@ -857,6 +857,10 @@ def closing(trainer, args, model, solved_at):
         reached = "solved" if least is not None and value >= least else "not solved yet"
         how = "" if least is None else f": {reached} ({figure(least)} counts as solved)"
         yield f"{metric or 'score':12} {figure(value)} {episodes}{how}"
+    elif not trainer.signs.has_ended:
+        yield "score        none: no episode has ended; is there a time limit?"
+    for step, sentence in sorted(trainer.signs.said.values()):
+        yield f"sign         step {step:,}: {sentence}"
     if folder is None:
         return
     yield f"checkpoint   {model}"

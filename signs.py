@@ -26,7 +26,9 @@ BEGUN = 0.1  # share of the run after which a policy could have moved
 # so many numbers of a rollout's observations are sampled, at least one agent's in a step
 SAMPLE = 1 << 12
 AGENTS = slice(0, 16)  # whose observations and actions are looked at
-LONG = 10_000  # steps of each agent in which an episode should have ended
+# An episode should end in so many steps of each agent: AHEAD times what the discount looks ahead,
+# within LONG.
+LONG, AHEAD = (5_000, 20_000), 50
 VAST = 1000.0  # larger observations are not of the order of 1
 VAST_VALUE_LOSS = 1000.0  # while the policy's is below 1
 
@@ -119,6 +121,7 @@ class Signs:
     def __init__(self, settings, agents=None):
         self.settings, self.agents = settings, agents
         self.step, self.first, self.lists, self.said = 0, None, {}, {}
+        self.outside = ""  # the first number of an observation that lay outside its space, in words
 
     def see(self, step, metrics):
         """The new sentences after one more entry of the log."""
@@ -140,6 +143,18 @@ class Signs:
     @property
     def progress(self):
         return min(1.0, self.step / self.settings.get("total_timesteps", math.inf))
+
+    @property
+    def steps(self):
+        """Steps of each agent since the first entry."""
+        return (self.step - (self.first or 0)) / (self.agents or math.inf)
+
+    @property
+    def has_ended(self):
+        """Whether any episode has ended."""
+        counts = ("environment/n", "vital/terminated", "vital/truncated")
+        return (any(any(self.values(name)) for name in counts)
+                or bool(self.values("environment/episode_return_max")))
 
     def values(self, name):
         """All finite numbers that were logged under a name, in order."""
@@ -321,6 +336,13 @@ class Signs:
             return ("The observations never change: no number in them differs between agents or "
                     "steps. Does the environment write them in each step?")
 
+    def sign_observations_outside(self):
+        if any(self.values("vital/observation_outside")):
+            which = self.outside or "signs.txt says which, and python -m ocean ENV --check does"
+            return ("Observations lie outside the space that the environment declares: "
+                    f"{which}. Correct the space or the observations: the network and its settings "
+                    "were chosen for that space.")
+
     def sign_observations_vast(self):
         if not self.settings.get("norm_obs") and self.lasting("vital/observation_max",
                                                               lambda x: x > VAST):
@@ -337,13 +359,13 @@ class Signs:
                     "each entry of the log. Does something in the environment add up for ever?")
 
     def sign_episodes_never_end(self):
-        ended = self.values("vital/terminated"), self.values("vital/truncated")
-        steps = (self.step - (self.first or 0)) / (self.agents or math.inf)
-        if len(ended[0]) >= PATIENCE and steps > LONG and not (
-                sum(map(sum, ended)) or any(self.values("environment/n"))):
-            return (f"No episode has ended in {steps:,.0f} steps of each agent. Does the "
-                    "environment say terminated or truncated? A time limit helps too "
-                    "(gymnasium.wrappers.TimeLimit).")
+        ahead = 1 / max(1e-9, 1 - self.settings.get("gamma", 0.99))
+        if not self.has_ended and self.steps > np.clip(AHEAD * ahead, *LONG):
+            return (f"No episode has ended in {self.steps:,.0f} steps of each agent, so there is no "
+                    "score. Give it a time limit: --env.max-episode-steps 1000 for gym/ID; return "
+                    "gymnasium.wrappers.TimeLimit(env, 1000) in a file of yours; in C "
+                    "env->truncations[0] = 1 and c_reset(env) at env->tick 1000, as in "
+                    "ocean/cartpole/cartpole.h.")
 
     def sign_every_step_ends(self):
         """Once episodes were longer, now each has a single step, and earns no more. (With one rank: a rollout is
@@ -414,7 +436,9 @@ def diagnose(folder):
     for step, sentence in said:
         print(f"step {step:,}: {sentence}")
     if not said:
-        print(f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}, no sign of trouble.")
+        but = "" if signs.has_ended else ", but no episode has ended, so there is no score"
+        print(f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}, no sign of "
+              f"trouble{but}.")
     page = Path(folder, "diagnosis.html")
     page.write_text(draw(Path(folder).name, entries, said))
     print(f"curves: {page}")

@@ -714,7 +714,6 @@ class Emulated(Vector):
                        for i in range(0, self.num_agents, self.agents_per_batch)]
         self._busy, self._done, self._ready = {}, deque(), deque()
         self._pending, self._infos, self._answers, self._given = [0] * len(self.ranges), {}, {}, {}
-        self._flat = emulation.FlatObservation(emulation.seen_space(driver))
         self._fresh = True  # no episode has begun that anybody has seen
         self._public, self._logs, self._batch = False, {}, None
         # a PufferEnv's infos may tell how many episodes they speak for; else its ends are counted
@@ -776,7 +775,6 @@ class Emulated(Vector):
         with t = T, which each is once, for the value of the last row."""
         while not self._ready:
             if not self._busy:
-                self._flat.note_strange(self.storage.observations, self.storage.valid, self.name)
                 return None
             self._listen()
         buffer = self._ready.popleft()

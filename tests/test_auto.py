@@ -116,6 +116,14 @@ def test_what_is_normalised(space, expected):
     assert chosen is expected and reason
 
 
+@pytest.mark.parametrize("other", [spaces.Box(0, 32, (3,), np.int64), spaces.Discrete(9),
+                                   spaces.Box(0, 255, (8, 8, 3), np.uint8), None])
+def test_the_reason_speaks_of_all_that_is_seen(other):
+    fields = [spaces.Box(-1.0, 1.0, (3,), np.float32), *filter(None, [other])]
+    chosen, reason = auto.wants_normalising(Facts(64, 1000, True, fields))
+    assert not chosen and ("aside" in reason) is (other is not None)
+
+
 @pytest.mark.parametrize(("text", "kind", "value"), [
     ("auto", int | configuration.Auto, "auto"), ("1e3", int | configuration.Auto, 1000),
     ("auto", bool | configuration.Auto, "auto"), ("true", bool | configuration.Auto, True),

@@ -208,6 +208,14 @@ def test_an_id_may_name_the_package_that_registers_it(somebodys_package, backend
         assert vecenv.log()["episode_length"] <= 9
     with pytest.raises(ValueError, match=r"knows no environment Mine-v4"):
         vector.make("gym/somebodys_package:Mine-v4")
+
+
+def test_an_id_without_a_time_limit_takes_one(somebodys_package):
+    creator = environments.load_creator("gym/somebodys_package:Two-v0")
+    for limit, last in ((creator.settings["max_episode_steps"], False), (3, True)):
+        env = creator(max_episode_steps=limit)
+        env.reset(seed=0)
+        assert [env.step(0)[3] for _ in range(3)] == [False, False, last]
     with pytest.raises(ValueError, match=r"gym/package:ID"):
         vector.make("gym/SomethingElse-v4")
     with pytest.raises(ImportError, match=r"needs the package no_such_package"):

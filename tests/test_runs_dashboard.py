@@ -37,7 +37,7 @@ class Fake:
                                                       "clipfrac": 0.1}
         self.engine = SimpleNamespace(name="compiled", usage=dict)
         self.statistics = SimpleNamespace(stages={"environment": 1.0, "learn": 3.0})
-        self.signs = SimpleNamespace(said={"kl": (5, "Updates are too large.")})
+        self.signs = SimpleNamespace(said={"kl": (5, "Updates are too large.")}, has_ended=True)
         self.policy = SimpleNamespace(parameters=list)
         self.run_folder = None
 
@@ -274,14 +274,15 @@ def test_the_end_says_how_far_it_is_from_solved_and_what_to_type(tmp_path):
     trainer.run_folder = tmp_path / "squared_1"
     lines = [*runs.closing(trainer, args, "model.pt", runs.solved_at(args))]
     assert lines[1] == "score        0.9 in the last 12 episodes: not solved yet (0.95 counts as solved)"
-    assert lines[2] == "checkpoint   model.pt" and lines[4].startswith("go on        "), (
+    assert lines[2] == "sign         step 5: Updates are too large."
+    assert lines[3] == "checkpoint   model.pt" and lines[5].startswith("go on        "), (
         "it was stopped")
     trainer.environment, trainer.epoch = {"score": 0.96, "n": 1.0}, trainer.total_epochs
     lines = [*runs.closing(trainer, args, "model.pt", runs.solved_at(args))]
     assert lines[1] == "score        0.96 in the last 1 episode: solved (0.95 counts as solved)"
-    words = [line.split()[:2] for line in lines[4:]]
+    words = [line.split()[:2] for line in lines[5:]]
     assert (words == [["watch", "it"], ["tune", "it"], ["your", "own"]]
-            and str(trainer.run_folder) in lines[4] and "protein.py squared" in lines[5])
+            and str(trainer.run_folder) in lines[5] and "protein.py squared" in lines[6])
     args["env"]["distance"] = 9  # what counts as solved is said of the settings that ship
     assert [*runs.closing(trainer, args, "", runs.solved_at(args))][1] == "score        0.96 in the last 1 episode"
 

@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 import models
 import pufferl
+import runs
 import signs
 import vector
 
@@ -29,8 +30,8 @@ class World(gymnasium.Env):
     Keywords plant failures."""
 
     def __init__(self, length=4, reward=1.0, observation=1.0, grow=0.0, ends=True, cut=False,
-                 bounds=None):
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+                 bounds=None, seen=np.inf):
+        self.observation_space = gymnasium.spaces.Box(-seen, seen, (3,), np.float32)
         self.action_space = (gymnasium.spaces.Discrete(3) if bounds is None
                              else gymnasium.spaces.Box(*bounds, (2,), np.float32))
         self.length, self.reward, self.observation, self.grow = length, reward, observation, grow
@@ -142,6 +143,7 @@ FAILURES = {
     "rewards_vast": {"world": {"reward": 5000.0}},
     "actions_reach_little": {"world": {"bounds": (0.0, 500.0)}},
     "observations_constant": {"world": {"observation": 0.0}},
+    "observations_outside": {"world": {"grow": 0.01, "seen": 1.1}},
     "observations_vast": {"world": {"observation": 1e5}},
     "observations_grow": {"world": {"grow": 0.06}, "epochs": 25},
     "episodes_never_end": {"world": {"ends": False}, "epochs": 90, "agents": 2, "horizon": 128,
@@ -166,6 +168,7 @@ def test_every_detector_has_a_failure():
     {"world": {"observation": 30.0}}, {"gamma": 0.0}, {"ent_coef": 0.0}, {"optimizer": "adam", "learning_rate": 1e-3},
     {"norm_reward": True, "world": {"reward": 5000.0}}, {"vf_clip_coef": math.inf}, {"prio_alpha": 0.0},
     {"policy": lambda env: models.FeedForward(env, 32)}, {"target_kl": 0.01}, {"world": {"length": 7, "reward": 0.01}},
+    {"world": {"seen": 1.0}},
     {"world": {"bounds": (-1.0, 1.0)}}, {"world": {"bounds": (0.0, 10.0)}}, {"world": {"bounds": (-1e-3, 1e-3)}},
     {"world": {"bounds": (0.0, 500.0)}, "policy": squashed}, {"world": {"bounds": (-np.inf, np.inf)}},
     {"norm_obs": True, "world": {"observation": 1e5},
@@ -232,6 +235,62 @@ def test_steps_that_all_end_episodes(returns, cut, expected):
     ended = (lambda n: 256 if n > 9 else 60) if expected or cut(20) == 0 else cut
     assert entries("every_step_ends", environment__episode_return=returns, vital__truncated=cut,
                    vital__terminated=ended) == expected
+
+
+@pytest.mark.parametrize("gamma, steps, ends, expected", [
+    (0.99, 4_000, None, False), (0.99, 6_000, None, True), (0.5, 4_000, None, False),
+    (0.995, 6_000, None, False), (0.995, 11_000, None, True), (1.0, 30_000, None, True),
+    (0.99, 6_000, "environment/n", False), (0.99, 6_000, "vital/terminated", False),
+    (0.99, 6_000, "environment/episode_return_max", False)])
+def test_episodes_that_never_end(gamma, steps, ends, expected):
+    """Two entries are enough; an end without a log is one."""
+    found = signs.Signs({"gamma": gamma}, AGENTS)
+    metrics = {"vital/terminated": 0.0, "vital/truncated": 0.0} | ({ends: 1.0} if ends else {})
+    for n in range(2):
+        found.see(256 + n * steps * AGENTS, metrics)
+    assert ("sign_episodes_never_end" in found.said) is expected
+    assert found.has_ended is (ends is not None)
+
+
+@pytest.mark.parametrize("steps, words", [(4_000, ["no episode has ended"]), (
+    6_000, ["--env.max-episode-steps", "TimeLimit(env, 1000)", "env->truncations"])])
+def test_the_end_of_a_run_and_diagnose_agree_that_no_episode_ended(tmp_path, capsys, steps, words):
+    (tmp_path / "config.json").write_text(json.dumps({"train": {"gamma": 0.99}, "agents": 4}))
+    lines = [{"step": 4 * step, "vital/terminated": 0.0, "vital/truncated": 0.0}
+             for step in (1, steps)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    pufferl.main(["diagnose", str(tmp_path)])
+    told = capsys.readouterr().out
+    trainer = types.SimpleNamespace(global_step=4 * steps, uptime=1.0, environment={},
+                                    run_folder=None, signs=signs.read(tmp_path)[0])
+    for entry in lines:
+        trainer.signs.see(entry["step"], entry)
+    closing = "\n".join(runs.closing(trainer, {"config_name": "mine"}, "", (None, None)))
+    assert all(word in told and word in closing for word in words)
+    assert "no episode has ended" in closing
+
+
+def test_an_episode_that_is_not_logged_has_ended():
+    class Silent(vector.emulation.PufferEnv):
+        single_observation_space = spaces.Box(0, 1, (1,), np.float32)
+        single_action_space, num_agents = spaces.Discrete(2), 4
+
+        def reset(self, seed=None):
+            self.steps = 0
+            return self.observations, []
+
+        def step(self, actions):
+            self.steps += 1
+            self.rewards[:], self.terminals[:] = 1, self.steps % 5 == 3
+            return self.observations, self.rewards, self.terminals, self.truncations, []
+
+    env = vector.make(Silent, 1, "serial")
+    config = {**SETTINGS, "minibatch_size": 8, "horizon": 4, "data_dir": None}
+    trainer = pufferl.PuffeRL(config, env, models.MinGRUPolicy(env.driver_env, 8))
+    trainer.evaluate()
+    trainer.train()
+    assert trainer.signs.has_ended and not trainer.environment
+    trainer.close()
 
 
 def test_a_sentence_comes_once_and_says_what_to_try():

@@ -913,17 +913,19 @@ def test_a_run_goes_on_after_a_step_that_was_interrupted(how, tmp_path, monkeypa
 
 
 class Strange(gymnasium.Env):
-    """Its second step has a choice that its space has not."""
+    """From its second step on, a field has what its space has not."""
 
-    observation_space = spaces.Dict(at=spaces.Discrete(5), to=spaces.MultiDiscrete([2, 3], start=[1, 1]))
+    observation_space = spaces.Dict(at=spaces.Discrete(5),
+                                    to=spaces.MultiDiscrete([2, 3], start=[1, 1]),
+                                    x=spaces.Box(-1, 1, (2,), np.float32))
     action_space = spaces.Discrete(2)
 
-    def __init__(self, strange=None):
-        self.strange = strange
+    def __init__(self, strange=None, value=None):
+        self.strange, self.value = strange, value
 
     def _see(self):
-        return {"at": 5 if self.steps > 1 and self.strange == "at" else 4,
-                "to": np.array([0 if self.steps > 1 and self.strange == "to" else 1, 3])}
+        seen = {"at": 4, "to": np.array([1, 3]), "x": np.array([0, 1], np.float32)}
+        return seen | ({self.strange: self.value} if self.steps > 1 and self.strange else {})
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
@@ -935,34 +937,78 @@ class Strange(gymnasium.Env):
         return self._see(), 1.0, False, self.steps == 9, {}
 
 
-@pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
-@pytest.mark.parametrize("field, words", [("at", r"\['at'\] was 5, which is not in Discrete"),
-                                          ("to", r"\['to'\] was 0, which is not in MultiDiscrete"), (None, None)])
-def test_a_choice_that_its_space_does_not_have_is_said_once(backend, field, words):
-    env = vector.make(lambda **_: Strange(field), 4, backend)
-    trainer = pufferl.PuffeRL(env=env, policy=models.Encoded(env, 8), horizon=16, minibatch_size=32, data_dir=None)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            trainer.evaluate()
-            trainer.train()
-    texts = [str(one.message) for one in found if "nearest choice" in str(one.message)]
-    assert len(texts) == (field is not None) and all(re.search(words, text) for text in texts)
+class Plain(Strange):
+    """With one field, which many environments step together."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def _see(self):
+        return np.array(self.value if self.steps > 1 else [0, 1], np.float32)
+
+
+def outside_said(env, /, **config):
+    """What a run's signs say of observations outside their space; None for nothing."""
+    network = models.Encoded(env, 8)
+    network = models.Normalized(env, network) if config.get("norm_obs") else network
+    config = {"horizon": 16, "minibatch_size": 32, "data_dir": None, "log_interval": 0, **config}
+    trainer = pufferl.PuffeRL(config, env, network)
+    for _ in range(3):
+        trainer.evaluate()
+        trainer.train()
     trainer.close()
-    with vector.make(lambda **_: Strange(field), 1, "serial") as env:
-        problems, _ = environments.check(lambda **_: Strange(field), env, {}, 50)
-    assert [re.search(r"which is not in (Multi)?Discrete", text) is not None for text in problems] == (
-        [True] * (field is not None)), problems
+    return trainer.signs.said.get("sign_observations_outside", (0, None))[1]
 
 
-def test_what_the_dead_see_is_no_choice():
+@pytest.mark.parametrize("backend", ["serial", "multiprocessing", "vector"])
+@pytest.mark.parametrize("make, value, words", [
+    (("at",), 5, r"\['at'\] was 5, declared are 0 to 4"),
+    (("to",), np.array([0, 3]), r"\['to'\]\[0\] was 0, declared are 1 to 2"),
+    (("x",), np.array([0, 7], np.float32), r"\['x'\]\[1\] was 7.0, declared are -1.0 to 1.0"),
+    (("x",), np.array([0, 1 + 1e-7], np.float64), None),
+    ((), [0, 7], r"\[1\] was 7.0"), ((), [0, 1], None)])
+def test_what_lies_outside_its_space_after_the_first_step_is_said(backend, make, value, words):
+    def creator(**_):
+        return Strange(*make, value) if make else Plain(value=value)
+
+    env = (vector.make(creator, 4, backend) if backend != "vector"
+           else vector.make(lambda: gymnasium.vector.SyncVectorEnv([creator] * 4)))
+    said = outside_said(env)
+    assert (said is None) if words is None else re.search(words, said), said
+    with vector.make(creator, 1, "serial") as env:
+        problems, notes = environments.check(creator, env, {}, 50)
+    if words is not None:
+        assert problems or any("lies outside" in note for note in notes)
+
+
+@pytest.mark.parametrize("high, said", [("TARGET", None), (
+    "AGENT", r"observation\[\d+, \d+\] was 2, declared are 0 to 1 .*mine.h --check")])
+def test_observations_in_c_outside_their_space_are_said(tmp_path, high, said):
+    path, text = tmp_path / "mine.h", (ROOT / "ocean/squared/squared.h").read_text()
+    assert text.count("high = TARGET") == 1
+    path.write_text(text.replace("high = TARGET", f"high = {high}"))
+    found = outside_said(vector.make(str(path), 4), env=str(path))
+    assert (found is None) if said is None else re.search(said, found), found
+
+
+@pytest.mark.parametrize("value, normalised, expected", [
+    (7, True, True), (1.9, True, False), (1.9, False, True), (np.nan, False, False),
+    (np.inf, False, True)])
+def test_what_a_normaliser_copes_with_and_nan_are_not_outside(value, normalised, expected):
+    flat = emulation.FlatObservation(spaces.Box(-1, 1, (2,), np.float32))
+    count, words = flat.find_outside(np.array([[0, value]], np.float32), np.ones(1, np.uint8),
+                                     1.0 if normalised else 1e-6)
+    assert count == expected and bool(words) == expected
+    if np.isfinite(value):
+        env = vector.make(lambda **_: Plain(value=[0, value]), 4, "serial")
+        said = outside_said(env, norm_obs=normalised)
+        assert (said is not None) is expected
+
+
+def test_what_the_dead_see_is_not_outside():
     flat = emulation.FlatObservation(spaces.Dict(at=spaces.Discrete(3, start=1)))
     rows = np.stack([flat.flatten({"at": 2}), flat.flatten({"at": 0})])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        flat.note_strange(rows, np.array([1, 0], np.uint8), "env")
-    with pytest.warns(UserWarning, match=r"env: the observation\['at'\] was 0"):
-        flat.note_strange(rows, np.array([1, 1], np.uint8), "env")
+    assert flat.find_outside(rows, np.array([1, 0], np.uint8), 0.0) == (0, "")
+    assert flat.find_outside(rows, np.array([1, 1], np.uint8), 0.0)[0] == 1
 
 
 class Wide(CartPoleEnv):
@@ -989,6 +1035,43 @@ def test_a_wider_type_than_the_space_says_is_said_once():
     assert [str(one.message) for one in found] == [
         "an observation is int64, but its space says uint8: numbers that do not fit into uint8 are changed without an "
         "error. Return uint8."]
+
+
+class Whole(Strange):
+    """Later its whole numbers may come as another dtype."""
+
+    observation_space = spaces.Box(0, 9, (2,), np.int16)
+
+    def __init__(self, later=np.float64):
+        self.later = later
+
+    def _see(self):
+        return np.array([3, 4], np.int16 if self.steps < 2 else self.later)
+
+
+class WholeVector(gymnasium.vector.SyncVectorEnv):
+    """Likewise, of many."""
+
+    def step(self, actions):
+        observations, *rest = super().step(actions)
+        return observations.astype(np.float64), *rest
+
+
+@pytest.mark.parametrize("creator, words", [
+    (lambda: Strange("at", np.float64(3.5)), r"observation\['at'\] is float64, .* int64"),
+    (lambda: Strange("x", np.array([0.5, 0.5])), None),
+    (Whole, "observation is float64, .* int16"),
+    (lambda: WholeVector([lambda: Whole(np.int16)] * 2), "observation is float64, .* int16")])
+def test_another_dtype_after_the_first_step_is_said_once(creator, words):
+    emulation.warn_once.cache_clear()
+    with warnings.catch_warnings(record=True) as found, vector.make(creator, 2, "serial") as env:
+        warnings.simplefilter("always")
+        env.reset()
+        for _ in range(8):
+            env.step(np.zeros(env.num_agents))
+    texts = [str(one.message) for one in found if "its space says" in str(one.message)]
+    assert len(texts) == (words is not None), texts
+    assert all(re.search(words, text) for text in texts), texts
 
 
 class Paced(CartPoleEnv):
