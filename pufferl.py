@@ -420,7 +420,7 @@ class PuffeRL:
                     "performance/seconds_epoch": seconds * self.batch_size / (self.global_step - step)}
         shown = ("observations", "rewards", "valid", "terminals", "truncations", "actions")
         metrics |= signs.vital(*(self.engine.on_host(name).numpy() for name in shown),
-                               models.finite_bounds(self.vecenv.single_action_space), models.sees_choices(self.vecenv))
+                               models.action_bounds(self.vecenv.single_action_space), models.sees_choices(self.vecenv))
         sentences = self.signs.see(self.global_step, metrics) if self.signs else []
         self.logger.log(metrics, self.global_step)
         if self.ranks.rank == 0:
