@@ -566,7 +566,8 @@ class Encoded(nn.Module):
 
     @staticmethod
     def _join(values):
-        return torch.cat([value.flatten(1).float() for _, kind, value in values if kind == "numbers"], dim=1)
+        return torch.cat([value.reshape(value.shape[0], -1).float() for _, kind, value in values if kind == "numbers"],
+                         dim=1)
 
     def _features(self, observations):
         """The groups of features, (B, width) each: numbers and choices, if there are any, then one for
