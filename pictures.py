@@ -22,7 +22,7 @@ def plain():
 
 
 def laid_out(x):
-    """Pictures x (B, C, H, W) with channels last in memory, which a CPU's convolutions take 1.4 times as fast. ONNX has no
+    """Pictures x (B, C, H, W), channels last in memory, which a CPU convolves 1.4 times as fast. ONNX has no
     such layout, and for one channel torch would export strides that fit either."""
     if torch.onnx.is_in_onnx_export():
         return x.clone(memory_format=torch.contiguous_format)
