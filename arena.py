@@ -580,7 +580,7 @@ def check_log_std(kernel, log_std, shape):
 
 def check_squash(kernel, squash, dims, like):
     """models.squash's (3, dims) as an array; (3, 1) zeros, whose half width of 0 tells a
-    driver so, without one."""
+    driver so, without one (models.squash has no 0 there)."""
     if squash is None:
         return constant(("squash",), like, lambda: torch.zeros(3, 1))
     return checked(kernel, "squash", squash, (3, dims))

@@ -124,8 +124,9 @@ class Policy:
     """Width of the network."""
     squash: Literal["auto", "none", "tanh"] = "auto"
     """How continuous actions are kept within their bounds. none: the environment clips the Gaussian's sample to them.
-    tanh: the sample goes through a tanh that is scaled to the bounds, which must be finite (models.squash). auto: tanh
-    if the bounds are far from -1 and 1. Weights that were trained with tanh always use it."""
+    tanh: each number with two finite bounds goes through a tanh scaled to them; any other is clipped, and begins
+    at its bound (models.squash). auto: tanh if the bounds are far from -1 and 1. Weights that were trained with
+    tanh always use it."""
     log_std_init: float = 0.0
     """Continuous actions: log of the deviation that the Gaussian begins with; -2 explores gently."""
 

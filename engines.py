@@ -640,9 +640,8 @@ class Autograd(Acting):
         taken = {names.get(name, name): tensor.index_select(1, index) for name, tensor in vars(self.columns).items()
                  if tensor is not None and name != "observations"}
         if self.squash is not None:  # 1 - tanh² u = sech² u
-            log_slope = self.squash[2] + 2 * (math.log(2) - taken["actions"]
-                                              - softplus(-2 * taken["actions"]))
-            taken["logprobs"] += log_slope.sum(-1)
+            of_tanh = 2 * (math.log(2) - taken["actions"] - softplus(-2 * taken["actions"]))
+            taken["logprobs"] += (self.squash[2] + of_tanh * (self.squash[1] > 0)).sum(-1)
         logits = [head.float() for head in logits] if isinstance(logits, list | tuple) else (
             logits.float() if isinstance(logits, torch.Tensor) else logits)
         minibatch = Minibatch(observations=observations, logits=logits,

@@ -6,7 +6,7 @@ program, a page in a browser.
     python export.py breakout --baseline --export.c breakout_c && make -C breakout_c run
     python export.py breakout --baseline --export.web breakout_web
 
-ONNX is for any network, unless it takes a Dict or Tuple apart. The others are for the default
+ONNX is for any network. The others are for the default
 network (models.MinGRUPolicy), which ocean/policy.h runs without a library; c and web also compile
 the environment, so they are for those in C. See docs/export.md.
 """
@@ -31,9 +31,11 @@ import numpy as np
 import torch
 
 import configuration
+import emulation
 import models
 import ocean
 import pufferl
+import vector
 
 
 @dataclass
@@ -55,6 +57,7 @@ class Export:
 # The numbers of the observation's types in policy.h.
 TYPES = ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32",
          "int64", "uint64")
+MAX_HEADS, MAX_SIZE = 64, 2**20  # as in policy.h
 
 
 def flat_policy(policy, env):
@@ -67,13 +70,24 @@ def flat_policy(policy, env):
         raise pufferl.ConfigError(
             f"The network is {_describe(policy)}; the flat file, C and web are for the default "
             "one (policy.name default with rnn.name mingru, observations that are plain numbers). "
-            "--export.onnx writes most others."
+            "Take --export.onnx, which writes any."
         )
     dtype = np.dtype(env.single_observation_space.dtype).name
     if dtype not in TYPES:
-        raise pufferl.ConfigError(f"Observations are {dtype}; policy.h reads {', '.join(TYPES)}.")
-    decoder = policy.decoder
+        raise pufferl.ConfigError(f"Observations are {dtype}; policy.h reads {', '.join(TYPES)}. Take --export.onnx.")
+    decoder, action = policy.decoder, env_action(env)
     heads, dims = decoder.heads or [], 0 if decoder.log_std is None else len(decoder.log_std)
+    if len(heads) > MAX_HEADS or max(policy.encoder.in_features, *heads, 0) > MAX_SIZE:
+        raise pufferl.ConfigError(f"There are {len(heads)} choices and {policy.encoder.in_features} inputs; policy.h "
+                                  f"takes {MAX_HEADS} and {MAX_SIZE} at most. Take --export.onnx.")
+    low, high = (bound.astype(np.float32) for bound in (action.low, action.high))
+    # rounded to float32 a bound of float64 may lie outside
+    low = np.where(low < action.low, np.nextafter(low, np.float32(np.inf)), low)
+    high = np.where(high > action.high, np.nextafter(high, np.float32(-np.inf)), high)
+    limits = np.float32([*action.starts, *low, *high])
+    bounded = bool(action.starts.any() or np.isfinite([*low, *high]).any())
+    if (limits[: len(heads)] != action.starts).any():
+        raise pufferl.ConfigError(f"An action of {action.space} is no float32. Take --export.onnx.")
     magic = np.frombuffer(b"PUFR", "<f4")[0]
     sizes = [TYPES.index(dtype), policy.encoder.in_features, policy.hidden_size, policy.num_layers,
              len(heads), dims]
@@ -86,9 +100,18 @@ def flat_policy(policy, env):
                                   "deviations are lost in float32, in which policy.h reads them. Take --export.onnx.")
     weights = weights if norm is None else [norm.shift, norm.scale, *weights]
     weights += [] if squash is None else [squash[:2]]
-    header = np.array([magic, 1 + (norm is not None) + 2 * (squash is not None), *sizes, *heads],
-                      "<f4")
-    return np.concatenate([header, *(tensor.detach().cpu().numpy().ravel() for tensor in weights)]).astype("<f4")
+    form = 1 + (norm is not None) + 2 * (squash is not None) + 4 * bounded
+    header = np.array([magic, form, *sizes, *heads], "<f4")
+    return np.concatenate([header, *(tensor.detach().cpu().numpy().ravel() for tensor in weights),
+                           limits[: len(limits) * bounded]]).astype("<f4")
+
+
+def env_action(env):
+    """The flat.FlatAction of an environment's own action space. One in C clips by itself."""
+    action = emulation.FlatAction(getattr(env, "env_single_action_space", env.single_action_space))
+    if isinstance(env, ocean.Envs | vector.Native):
+        action.low, action.high = action.low - np.inf, action.high + np.inf
+    return action
 
 
 def _describe(policy):
@@ -101,48 +124,85 @@ def _describe(policy):
 
 
 class Step(torch.nn.Module):
-    """One step of a policy with tensors in and tensors out: (observation (N, ...), state (layers,
-    N, size), ...) -> (logits (N, A) or mean and log_std (N, A), value (N, 1), new state, ...). If a
-    tanh squashes the actions, the most likely one, (N, A), stands before the value."""
+    """One step of a policy for N agents with tensors in and tensors out.
 
-    def __init__(self, policy, names):
+    In: the fields of the observation, (N, *shape) each; if the environment has them, action masks
+    (N, A) uint8; recurrent state (layers, N, size), .... Out: logits (N, A), or mean and log_std (N,
+    A); the environment's own action, the most likely one, (N, *shape) for each part of its space;
+    value (N, 1); the new state, .... `inputs` and `outputs` are their names.
+    """
+
+    def __init__(self, policy, env):
         super().__init__()
-        self.policy, self.names = policy, names
+        self.policy, self.action, self.masked = policy, env_action(env), getattr(env, "has_action_masks", False)
+        self.flat = emulation.FlatObservation(emulation.seen_space(env))
+        self.state = policy.initial_state(2) if hasattr(policy, "initial_state") else {}
+        joined = {"action": [names for _, names, _ in self.action.leaves],
+                  "observation": [names for _, names, _ in self.flat.leaves]}
+        self.outputs = [*(["logits"] if self.action.heads else ["mean", "log_std"]),
+                        *("/".join(("action", *names)) for names in joined["action"]), "value",
+                        *(f"new_{name}" for name in self.state)]
+        others = [*self.outputs, *self.state, "action_mask"]
+        names = ["/".join(names) or "observation" for names in joined["observation"]]
+        self.inputs = [*(f"observation/{name}" if name in others else name for name in names),
+                       *["action_mask"] * self.masked, *self.state]
 
-    def forward(self, observation, *state):
-        flags = observation.new_zeros(observation.shape[0], dtype=torch.uint8)  # no episode begins, and all agents live
-        carried = {**dict(zip(self.names, state, strict=True)), "resets": flags, "valid": flags + 1}
+    def forward(self, *inputs):
+        fields, rest = inputs[: len(self.flat.leaves)], inputs[len(self.flat.leaves) :]
+        masks, state = (rest[0], rest[1:]) if self.masked else (None, rest)
+        observation = self._join(fields)
+        # no episode begins, and all agents live; len(observation) would fix their number
+        flags = observation.new_zeros(observation.shape[0], dtype=torch.uint8)
+        carried = {**dict(zip(self.state, state, strict=True)), "resets": flags, "valid": flags + 1}
         outputs, log_std = models.join_outputs(*models.one_step(self.policy, observation, carried))
-        logits = (outputs[..., :-1],) if log_std is None else (outputs[..., :-1], log_std)
-        squash = models.squash_of(self.policy)
-        if squash is not None:
-            logits = (*logits, squash[0] + squash[1] * logits[0].tanh())
-        return *logits, outputs[..., -1:], *(carried[name] for name in self.names)
+        logits = outputs[..., :-1]
+        return (logits, *([] if log_std is None else [log_std]), *self._actions(logits, masks),
+                outputs[..., -1:], *(carried[name] for name in self.state))
+
+    def _join(self, fields):
+        """The flat observation that the network reads; for nativize_tensor in an export the fields'
+        numbers."""
+        if not self.flat.structured:
+            return fields[0].reshape(-1, *self.flat.shape)
+        if torch.onnx.is_in_onnx_export():
+            same = len({field.dtype for field in fields}) == 1
+            rows = [field.reshape(field.shape[0], -1) for field in fields]
+            return torch.cat(rows if same else [row.double() for row in rows], dim=1)
+        flat = np.zeros((len(fields[0]), *self.flat.shape), self.flat.flat_dtype)
+        for view, field in zip(self.flat.fields(flat), fields, strict=True):
+            view[...] = field.numpy()
+        return torch.from_numpy(flat)
+
+    def _actions(self, logits, masks):
+        """The most likely action, as flat.FlatAction.unflatten makes it of a row."""
+        action, squash = self.action, models.squash_of(self.policy)
+        if action.heads:
+            allowed = logits if masks is None else logits.masked_fill(masks == 0, -torch.inf)
+            row = torch.stack([head.argmax(-1) for head in allowed.split(action.heads, dim=-1)], dim=-1)
+            row = row + torch.from_numpy(action.starts)
+        else:
+            row = logits if squash is None else models.squashed(squash, logits)
+            low, high = torch.from_numpy(action.low), torch.from_numpy(action.high)
+            row = torch.minimum(torch.maximum(row.to(low.dtype), low), high)
+        return [row[:, first : first + count].to(torch.from_numpy(np.zeros(0, leaf.dtype)).dtype)
+                .reshape(-1, *leaf.shape) for leaf, first, count in action.parts]
 
 
 def write_onnx(policy, env, path, name=""):
     """Write `policy` to `path` as ONNX, for any number N of agents, and check it if onnxruntime is
     installed.
 
-    Inputs `observation` and a recurrent policy's states (zeros when an episode begins), outputs
-    `logits` (all heads, one after another) or `mean` and `log_std`, `value` and, for each state,
-    `new_` and its name; before `value` also `action`, the most likely one, if a tanh squashes them.
-    The metadata says what the actions are. Returns what check_onnx does. ConfigError if a
-    package is missing or the export fails.
+    Inputs and outputs are those of `Step`; docs/export.md has their names. The metadata says what
+    the actions are. Returns what check_onnx does. ConfigError if a package is missing or the export
+    fails.
     """
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise pufferl.ConfigError(f"--export.onnx needs two packages: pip install onnx onnxscript ({error})") from None
-    state = policy.initial_state(2) if hasattr(policy, "initial_state") else {}
-    step, space = Step(policy, list(state)).eval(), env.single_observation_space
-    heads, dims = models.action_layout(env.single_action_space)
-    squash = models.squash_of(policy)
-    outputs = [*(["logits"] if heads else ["mean", "log_std"]),
-               *([] if squash is None else ["action"]), "value",
-               *(f"new_{key}" for key in state)]
-    example = _random_observations(space, 2)
+    step = Step(policy, env).eval()
+    heads, squash = step.action.heads, models.squash_of(policy)
     agents = torch.export.Dim("agents", min=1)
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -152,34 +212,39 @@ def write_onnx(policy, env, path, name=""):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                step, (example, *state.values()), dynamo=True, verbose=False,
-                input_names=["observation", *state], output_names=outputs,
-                dynamic_shapes=({0: agents},
-                                *([tuple({1: agents} for _ in state)] if state else [])))
+                step, random_inputs(step, 2), dynamo=True, verbose=False,
+                input_names=step.inputs, output_names=step.outputs,
+                dynamic_shapes=(tuple({1 if name in step.state else 0: agents} for name in step.inputs),))
     except torch.onnx.errors.OnnxExporterError as error:
-        structured = getattr(getattr(env, "obs_dtype", None), "names", None)
-        why = "observations are a Dict or Tuple, whose bytes ONNX cannot take apart; export a network on plain ones."
-        raise pufferl.ConfigError(f"torch cannot export {_describe(policy)}: {why if structured else error}") from error
+        why = (f"torch cannot export {_describe(policy)}: it must read the fields of a Dict or Tuple through "
+               "emulation.nativize_tensor, as policy.name auto does." if step.flat.structured
+               else f"torch cannot export {_describe(policy)}: {error}")
+        raise pufferl.ConfigError(why) from error
     finally:
         logger.setLevel(level)
-    actions = {"action_heads": " ".join(map(str, heads))} if heads else {"action_dims": str(dims)}
-    if squash is not None:  # an action is middle + half · tanh(mean + exp(log_std) · noise)
+    actions = {"action_heads": " ".join(map(str, heads))} if heads else {"action_dims": str(step.action.columns)}
+    if squash is not None:
         actions |= {f"action_{key}": " ".join(f"{x:.9g}" for x in row.tolist())
                     for key, row in zip(("middle", "half"), squash, strict=False)}
     program.model.metadata_props.update({"environment": name, **actions})
     program.save(path, external_data=False)
-    return check_onnx(step, space, state, path)
+    return check_onnx(step, path)
 
 
-def _random_observations(space, n):
-    """(n, ...), of floats within 1,000: with bounds of a float's largest numbers a network's sums
-    would be infinite."""
-    observations = np.stack([space.sample() for _ in range(n)])
-    return torch.from_numpy(observations.clip(-1e3, 1e3) if observations.dtype.kind == "f"
-                            else observations)
+def random_inputs(step, n):
+    """Inputs of a Step for n agents; floats of observations within 1,000: with bounds of a float's
+    largest numbers a network's sums would be infinite."""
+    flat = np.stack([step.flat.flatten(step.flat.space.sample()) for _ in range(n)])
+    fields = [np.ascontiguousarray(field) for field in step.flat.fields(flat)]
+    inputs = [torch.from_numpy(field.clip(-1e3, 1e3) if field.dtype.kind == "f" else field) for field in fields]
+    if step.masked:
+        masks = torch.randint(2, (n, sum(step.action.heads)), dtype=torch.uint8)
+        masks[:, step.action.firsts] = 1
+        inputs.append(masks)
+    return *inputs, *(torch.randn(tensor.shape[0], n, *tensor.shape[2:]) for tensor in step.state.values())
 
 
-def check_onnx(step, space, state, path, tolerance=1e-4):
+def check_onnx(step, path, tolerance=1e-4):
     """The largest relative difference of the file from the network, on random
     observations and states of 1, 2 and 5 agents; None without onnxruntime. ConfigError
     if it is beyond `tolerance`."""
@@ -188,17 +253,15 @@ def check_onnx(step, space, state, path, tolerance=1e-4):
     except ImportError:
         return None
     session, largest = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]), 0.0
-    names = [entry.name for entry in session.get_inputs()]
     for n in (1, 2, 5):
-        inputs = [_random_observations(space, n)]
-        inputs += [torch.randn(tensor.shape[0], n, tensor.shape[2]) for tensor in state.values()]
+        inputs = random_inputs(step, n)
         with torch.no_grad():
             expected = step(*inputs)
-        feed = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+        feed = {name: tensor.numpy() for name, tensor in zip(step.inputs, inputs, strict=True)}
         for ours, theirs in zip(expected, session.run(None, feed), strict=True):
             scale = max(1.0, float(ours.abs().max()))
             # a NaN stays one
-            largest = float(np.maximum(largest, np.abs(ours.numpy() - theirs).max() / scale))
+            largest = float(np.maximum(largest, np.abs(ours.double().numpy() - theirs).max() / scale))
     if not largest <= tolerance:
         raise pufferl.ConfigError(f"{path} differs from the network by {largest:.2g} of the "
                                   "largest output; the network does something that torch.onnx "

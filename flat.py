@@ -274,18 +274,25 @@ def nativize_dtype(env):
 
 def nativize_tensor(observations, native_dtype):
     """Flat observations (..., flat) as views (..., *shape) in their own dtype: {field: tensor}, nested as the space is
-    (fields f0, f1, ... for a Tuple), or the tensor itself if the space is no Dict or Tuple."""
+    (fields f0, f1, ... for a Tuple), or the tensor itself if the space is no Dict or Tuple. Within torch.onnx.export
+    observations are the fields' numbers one after another, because ONNX cannot view bytes as other numbers."""
     import torch
 
     if not isinstance(native_dtype, dict):
         return observations
-    octets = observations.view(torch.uint8)
+    as_numbers, column = torch.onnx.is_in_onnx_export(), 0
+    octets = observations if as_numbers else observations.view(torch.uint8)
 
     def nest(native):
+        nonlocal column
         if isinstance(native, dict):
             return {name: nest(part) for name, part in native.items()}
         dtype, shape, offset, size = native
-        part = octets[..., offset : offset + size].view(dtype)
+        if as_numbers:
+            offset, size = column, math.prod(shape)
+            column += size
+        part = octets[..., offset : offset + size]
+        part = part.to(dtype) if as_numbers else part.view(dtype)
         return part.unflatten(-1, shape) if shape else part.squeeze(-1)
 
     return nest(native_dtype)
@@ -307,8 +314,8 @@ class FlatAction:
     def __init__(self, space):
         self.space = space
         heads, starts, lows, highs = [], [], [], []
-        self.parts = []  # (leaf, first column, columns)
-        for _, _, leaf in _leaves(space):
+        self.parts, self.leaves = [], _leaves(space)  # parts: (leaf, first column, columns)
+        for _, _, leaf in self.leaves:
             first = len(heads) + len(lows)
             if isinstance(leaf, spaces.Discrete):
                 if leaf.n > 2**16:

@@ -405,9 +405,10 @@ policy_step(i64 n, i64 inputs, i64 hidden, i64 layers, i64 width, i64 rows, bool
                 auto words = action_words_cell(seed, (u64)counter[0], first_agent + i, j);
                 auto [u, surprise] = gaussian_draw_cell(row[j], log_std[j], words.a, words.b, false);
                 samples[place] = u, logprob -= surprise;
-                if (squash[squash_row] > 0.0f) {
-                    auto [inside, log_slope] = squash_cell(u);
-                    ((float *)actions)[place] = squash[j] + squash[squash_row + j] * inside;
+                if (squash[squash_row] != 0.0f) {
+                    float half = squash[squash_row + j];
+                    auto [inside, log_slope] = squash_cell(u, half);
+                    ((float *)actions)[place] = squash[j] + (half > 0.0f ? half * inside : -half * u);
                     logprob -= squash[2 * squash_row + j] + log_slope;
                 }
             }
@@ -693,7 +694,7 @@ extern "C" __global__ void ppo_loss_continuous(
     __shared__ Shared<SUMS> shared;
     double mine[SUMS] = {};
     float clip_coef = settings[CLIP_COEF], ent_coef = settings[ENT_COEF] * settings[ROW_SCALE];
-    bool squashed = squash[squash_row] > 0.0f;
+    bool squashed = squash[squash_row] != 0.0f;
     for (int i = (int)global_thread(); i < (int)(T * M); i += (int)(gridDim.x * blockDim.x)) {
         i64 t = i / (int)M, m = i % (int)M, column = start + m, place = t * N + index[column], dims = width - 1;
         const float *row = outputs + (i64)i * width, *spread = log_std + i * spread_row, *chosen = actions + place * dims;
@@ -709,14 +710,14 @@ extern "C" __global__ void ppo_loss_continuous(
         }
         float logprob = 0.0f, entropy = 0.0f, target = advantage + old_value;
         for (i64 j = 0; j < dims; j++) {
-            float log_slope = squashed ? squash[2 * squash_row + j] + squash_cell(chosen[j]).b : 0.0f;
+            float log_slope = squashed ? squash[2 * squash_row + j] + squash_cell(chosen[j], squash[squash_row + j]).b : 0.0f;
             auto [surprise, uncertainty] = gaussian_cell(chosen[j], row[j], spread[j], log_slope);
             logprob -= surprise, entropy += uncertainty;
         }
         auto [policy, value_loss, ratio, logratio, dlogprob, dvalue] = objective_cell(
             logprob, logprobs[place], value, old_value, advantage, weights[column], settings);
         for (i64 j = 0; j < dims; j++) {
-            float inside = squashed ? squash_cell(chosen[j]).a : 0.0f;
+            float inside = squashed ? squash_cell(chosen[j], squash[squash_row + j]).a : 0.0f;
             auto [dmean, dlog_std] = gaussian_grad_cell(chosen[j], row[j], spread[j], inside, dlogprob, ent_coef);
             drow[j] = dmean, dspread[j] = dlog_std;
         }

@@ -344,12 +344,15 @@ LOG_SQRT_2PI = f32(0.91893853320467274178)
 
 
 @cell
-def squash_cell(u):
-    """(tanh u, log(1 - tanh² u)) without overflow; 1 - tanh² u itself would lose digits near 0."""
+def squash_cell(u, half):
+    """(tanh u, log(1 - tanh² u)) without overflow; 1 - tanh² u itself would lose digits near 0. Zeros unless half is
+    above 0 (the second row of models.squash): such a number is start - half · u."""
     x = abs(u)
     e = exp_cell(f32(-2) * x)
     size = (ONE - e) / (ONE + e)
-    return (-size if u < ZERO else size), f32(2) * (f32(0.69314718056) - x - log_cell(ONE + e))
+    inside = -size if u < ZERO else size
+    log_slope = f32(2) * (f32(0.69314718056) - x - log_cell(ONE + e))
+    return (inside if half > ZERO else ZERO), (log_slope if half > ZERO else ZERO)
 
 
 @cell
@@ -363,7 +366,7 @@ def gaussian_draw_cell(mean, log_std, a, b, deterministic):
 @driver
 def _sample_continuous_lanes(begin, end, means, log_std, squash, seed, first_agent, counter, deterministic, samples,
                            actions, logprobs, values):
-    width, step, squashed = means.shape[1], u64(counter[0]), squash[1, 0] > ZERO
+    width, step, squashed = means.shape[1], u64(counter[0]), squash[1, 0] != ZERO
     for i in range(begin, end):
         logprob = ZERO
         for j in range(width - 1):
@@ -372,8 +375,9 @@ def _sample_continuous_lanes(begin, end, means, log_std, squash, seed, first_age
             samples[i, j] = u  # without squash, samples is the array of actions itself
             logprob -= surprise
             if squashed:
-                inside, log_slope = squash_cell(u)
-                actions[i, j] = squash[0, j] + squash[1, j] * inside
+                half = squash[1, j]
+                inside, log_slope = squash_cell(u, half)
+                actions[i, j] = squash[0, j] + (half * inside if half > ZERO else -half * u)
                 logprob -= squash[2, j] + log_slope
         logprobs[i] = logprob
         values[i] = means[i, width - 1]
@@ -387,7 +391,8 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
     actions (n, heads) int32; masks (n, A) uint8, 0 forbids. Continuous: `log_std` (A,) or (n, A); actions (n, A)
     float32, the unclipped sample. Written: actions, logprobs (n,) joint over heads or dimensions, values (n,).
     With `squash` (3, A) (middle, half and log half of the bounds; see models.squash) the sample u goes to `samples`
-    (n, A), middle + half · tanh(u) to actions, logprobs are of these actions (Haarnoja et al. 2018, appendix C).
+    (n, A), middle + half · tanh(u) to actions, logprobs are of these actions (Haarnoja et al. 2018, appendix C). A
+    number whose half is below 0 has no tanh: its action is middle - half · u.
 
     Random words are Philox(key=seed, counter=(first_agent + row, step, head or dimension, PURPOSE_ACTION)): the same
     for any split of the agents over buffers, threads and devices. `step` is a number or an int64 tensor (1,), which
@@ -1233,7 +1238,7 @@ def gaussian_grad_cell(u, mean, log_std, inside, dlogprob, ent_coef):
 @driver
 def _ppo_loss_continuous(begin, end, outputs, index, start, log_std, squash, actions, logprobs, values,
                          advantages, weights, valid, settings, grad, grad_log_std, new_values, ratios, parts):
-    (_, M, width), squashed = outputs.shape, squash[1, 0] > ZERO
+    (_, M, width), squashed = outputs.shape, squash[1, 0] != ZERO
     clip_coef, ent_coef = settings[CLIP_COEF], settings[ENT_COEF] * settings[ROW_SCALE]
     for t in range(begin, end):
         for m in range(M):
@@ -1249,7 +1254,7 @@ def _ppo_loss_continuous(begin, end, outputs, index, start, log_std, squash, act
                 continue
             logprob, entropy = ZERO, ZERO
             for j in range(width - 1):
-                log_slope = squash[2, j] + squash_cell(actions[t, n, j])[1] if squashed else ZERO
+                log_slope = squash[2, j] + squash_cell(actions[t, n, j], squash[1, j])[1] if squashed else ZERO
                 surprise, uncertainty = gaussian_cell(actions[t, n, j], row[j], spread[j], log_slope)
                 logprob -= surprise
                 entropy += uncertainty
@@ -1257,7 +1262,7 @@ def _ppo_loss_continuous(begin, end, outputs, index, start, log_std, squash, act
             policy, value_loss, ratio, logratio, dlogprob, dvalue = objective_cell(
                 logprob, logprobs[t, n], value, values[t, n], advantages[t, n], weights[column], settings)
             for j in range(width - 1):
-                inside = squash_cell(actions[t, n, j])[0] if squashed else ZERO
+                inside = squash_cell(actions[t, n, j], squash[1, j])[0] if squashed else ZERO
                 drow[j], dspread[j] = gaussian_grad_cell(
                     actions[t, n, j], row[j], spread[j], inside, dlogprob, ent_coef)
             drow[width - 1] = dvalue

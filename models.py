@@ -131,54 +131,65 @@ def join_outputs(logits, value):
 
 
 def squash(policy, space):
-    """Have any policy with continuous actions take low + (tanh(u) + 1)/2 · (high - low) of its
-    Gaussian's sample u. Otherwise u is clipped to the bounds of `space`, the single_action_space
-    (Haarnoja et al. 2018, appendix C).
+    """Fit the Gaussian's samples u to the bounds of `space`, the single_action_space, number by
+    number, for any policy with continuous actions.
 
-    The policy gets a buffer action_squash (3, A), which is saved with its weights: the middle of
-    the bounds, half of their distance and the logarithm of that. Returns the policy. Raises
-    TypeError for actions that are discrete or have no finite bounds.
+    A number with two finite bounds becomes low + (tanh(u) + 1)/2 · (high - low) (Haarnoja et al.
+    2018, appendix C). The environment clips any other, which becomes start + scale · u: start is
+    the number within the bounds that is nearest to 0, scale is |start|, and 1 at least. The policy
+    gets a buffer action_squash (3, A), which is saved with its weights: the middle of the bounds,
+    half of their distance and its logarithm, or start, -scale and the logarithm of scale. Returns
+    the policy. Raises TypeError for actions that are discrete, or if no number would change.
     """
     if not isinstance(space, gymnasium.spaces.Box):
         raise TypeError("a tanh is for continuous actions, in a Box; these environments "
                         f"act in {space}.")
-    bounds = finite_bounds(space)
-    if bounds is None or (bounds[0] == bounds[1]).any():
-        raise TypeError("a tanh needs a lower and a higher finite bound of each action; the "
-                        f"action space is {space}. Clip instead, which is the default, or wrap the "
-                        "environment in gymnasium's RescaleAction.")
-    low, high = map(torch.from_numpy, bounds)
-    half = (high - low) / 2
-    bounds = torch.stack([low + half, half, half.log()]).float()
+    low, high = map(torch.from_numpy, action_bounds(space))
+    half, start = (high - low) / 2, torch.zeros_like(low).clamp(low, high)
+    between = half.isfinite() & (half > 0)
+    if not between.any() and not start.any():
+        raise TypeError("a tanh needs a number with a lower and a higher finite bound; the action "
+                        f"space is {space}. Clip instead: --policy.squash none.")
+    scale = torch.where(between, half, start.abs().clamp(min=1.0))
+    bounds = torch.stack([torch.where(between, low + half, start),
+                          torch.where(between, half, -scale), scale.log()]).float()
     policy.register_buffer("action_squash", bounds)
     return policy
 
 
-def finite_bounds(space):
-    """(low, high) of a Box's numbers, each (A,) float64; None if one has no bound, or for another space. Many
-    environments write "no bound" as a huge number, often float32's largest; a range of over 2e9 counts as none."""
-    if not isinstance(space, gymnasium.spaces.Box) or not space.is_bounded():
+def squashed(bounds, u):
+    """The actions (..., A) of samples u; bounds: squash_of(policy)."""
+    return bounds[0] + bounds[1].abs() * torch.where(bounds[1] > 0, u.tanh(), u)
+
+
+def action_bounds(space):
+    """(low, high) of a Box's numbers, each (A,) float64, infinite where there is none; None for another space. Many
+    environments write "no bound" as a huge number, often float32's largest: within a range of over 2e9 one beyond 1e9
+    counts as none."""
+    if not isinstance(space, gymnasium.spaces.Box):
         return None
     low, high = (bound.astype(np.float64).ravel() for bound in (space.low, space.high))
-    return None if (high - low > 2e9).any() else (low, high)
+    vast = high / 2 - low / 2 > 1e9
+    return np.where(vast & (low < -1e9), -np.inf, low), np.where(vast & (high > 1e9), np.inf, high)
 
 
 def why_squash(space):
     """Why actions in this space want a tanh; None if the clip is as good. A Gaussian begins near 0 with
     a deviation near 1: clipped to bounds that are far from -1 and 1, its samples reach a small part of
     the range, or hardly anything but its ends."""
-    bounds = finite_bounds(space)
-    if bounds is None or (bounds[0] == bounds[1]).any():
+    bounds = action_bounds(space)
+    if bounds is None:
         return None
     low, high = bounds
     half = (high - low) / 2
-    far = (half < 0.3) | (half > 3) | (low > 1) | (high < -1)
+    far = (half < 0.3) | ((half > 3) & np.isfinite(half)) | (low > 1) | (high < -1)
+    far &= half > 0  # a number that cannot move is left alone
     return "the bounds of actions are far from -1 and 1" if far.any() else None
 
 
 def squash_of(policy):
     """What `squash` gave the policy, (3, A), for kernels.sample; None if
-    its actions are clipped."""
+    all its actions are clipped."""
     return getattr(policy, "action_squash", None)
 
 
@@ -577,7 +588,8 @@ class Encoded(nn.Module):
 
     def _join(self, values):
         dtype = self.normalizer.shift.dtype
-        return torch.cat([value.flatten(1).to(dtype) for _, kind, value in values if kind == "numbers"], dim=1)
+        return torch.cat([value.reshape(value.shape[0], -1).to(dtype) for _, kind, value in values
+                          if kind == "numbers"], dim=1)
 
     def _features(self, observations):
         """The groups of features, (B, width) each: numbers and choices, if there are any, then one for

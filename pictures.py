@@ -21,6 +21,14 @@ def plain():
     return torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()
 
 
+def laid_out(x):
+    """Pictures x (B, C, H, W), channels last in memory, which a CPU convolves 1.4 times as fast. ONNX has no
+    such layout, and for one channel torch would export strides that fit either."""
+    if torch.onnx.is_in_onnx_export():
+        return x.clone(memory_format=torch.contiguous_format)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
 # --------------------------------------------------------------------------------------------------
 # From bytes to the first convolution's output
 
@@ -43,7 +51,7 @@ class Bytes(nn.Module):
         x = channels_first(x, self.last)
         x = x if x.dtype == torch.uint8 else x.float()
         # bytes times a float, in one pass
-        return x.contiguous(memory_format=torch.channels_last) * self.scale
+        return laid_out(x) * self.scale
 
 
 def blocks(x, side):
@@ -78,7 +86,7 @@ class BytesConvolution(nn.Conv2d):
     def forward(self, x):
         x = channels_first(x, self.last)
         if plain():
-            return super().forward(x.float() * self.scale)
+            return super().forward(laid_out(x.float()) * self.scale)
         side, (size, _) = self.stride[0], self.kernel_size
         if min(x.shape[2:]) < size:
             raise ValueError(f"BytesConvolution: pictures of {x.shape[2]} × {x.shape[3]} are smaller than the kernel, "

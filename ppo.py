@@ -100,8 +100,8 @@ class Args:
     reward_clip: float = math.inf
     """Clip rewards to ± this."""
     squash: bool = False
-    """Squash continuous actions by a tanh that is scaled to their bounds. Otherwise the
-    environment clips them."""
+    """Squash continuous actions that have two finite bounds by a tanh that is scaled to them. The
+    environment clips the others."""
     seed: int = 0
     """Seed of the weights, the environments, the actions and the minibatches."""
 
@@ -139,7 +139,7 @@ class Policy(nn.Module):
         self.heads, self.outputs = heads, sum(heads) if heads else dims
         self.register_buffer("shift", None)  # with norm_obs: the observations' mean,
         self.register_buffer("scale", None)  # and 1 / their standard deviation
-        self.register_buffer("squash", None)  # with squash: the bounds' middle, half range, its log
+        self.register_buffer("squash", None)  # with squash: middle, ± half range, its log
         self.encoder = nn.Linear(observation_size, width)
         self.layers = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(num_layers))
         self.decoder = nn.Linear(width, self.outputs + 1)
@@ -209,7 +209,8 @@ def rollout(args, envs, storage, policy, state, epoch):
         else:
             state = following
             # Writes actions, logprobs and values. Actions ~ Categorical(softmax(outputs)) for each
-            # head, or u ~ Normal(outputs, exp(log_std)), or with squash middle + half * tanh(u).
+            # head, or u ~ Normal(outputs, exp(log_std)), or with squash middle + half * tanh(u)
+            # (middle - half * u without finite bounds).
             masks = None if storage.action_masks is None else storage.action_masks[t]
             kernels.sample(torch.cat([outputs, value[..., None]], -1)[0], storage.actions[t],
                            data.logprobs[t], data.values[t], seed=args.seed, step=epoch * T + t,
@@ -267,9 +268,25 @@ def log_probability(policy, y, actions, mask):
     return logprob, entropy
 
 
+def squash_rows(space):
+    """(3, dims): middle, half range and its log of each number with two finite bounds. A number without
+    begins at the point of its bounds that is nearest to 0: this, -scale and the log of the scale."""
+    if not hasattr(space, "low"):
+        raise SystemExit(f"--squash = True: a tanh is for continuous actions, not {space}. Leave it out.")
+    low, high = (torch.from_numpy(x.ravel()).double() for x in (space.low, space.high))
+    half, start = (high - low) / 2, torch.zeros_like(low).clamp(low, high)
+    between = (half > 0) & (half <= 1e9)  # a larger range stands for none
+    if not between.any() and not start.any():
+        raise SystemExit(f"--squash = True: no number of {space} has finite bounds. Leave it out.")
+    scale = torch.where(between, half, start.abs().clamp(min=1))
+    return torch.stack([torch.where(between, low + half, start), torch.where(between, half, -scale),
+                        scale.log()]).float()
+
+
 def log_slope(policy, u):
     """log da/du of a = middle + half * tanh(u), summed over dims (Haarnoja et al. 2018, app. C)."""
-    return (policy.squash[2] + 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))).sum(-1)
+    of_tanh = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
+    return (policy.squash[2] + of_tanh * (policy.squash[1] > 0)).sum(-1)
 
 
 def ppo_loss(args, policy, y, v, batch, weights):
@@ -384,12 +401,7 @@ def train(args, envs, policy=None):
     if args.norm_obs:
         policy.shift, policy.scale = torch.zeros(size), torch.ones(size)
     if args.squash:
-        space = envs.single_action_space
-        if envs.action_heads or (space.high / 2 - space.low / 2).max() > 1e9:  # such a bound stands for none
-            raise SystemExit("--squash: a tanh needs continuous actions with finite bounds; "
-                             f"these are {space}.")
-        low, high = torch.from_numpy(space.low.ravel()), torch.from_numpy(space.high.ravel())
-        policy.squash = torch.stack([(low + high) / 2, (high - low) / 2, ((high - low) / 2).log()])
+        policy.squash = squash_rows(envs.single_action_space)
     momenta = [torch.zeros_like(weight) for weight in policy.parameters()]
     state = torch.zeros(len(policy.layers), N, policy.encoder.out_features)
     observed, returns, running = Moments(size), Moments(), torch.zeros(N, dtype=torch.float64)

@@ -442,13 +442,11 @@ class PuffeRL:
                     "performance/epoch": self.epoch,
                     "performance/seconds_epoch": seconds * self.batch_size / (self.global_step - step)}
         shown = {name: self.engine.on_host(name).numpy() for name in ("rewards", "valid", "terminals", "truncations")}
-        shown |= {name: self.engine.on_host(name, signs.AGENTS).numpy() for name in ("observations", "actions")}
-        metrics |= signs.vital(**shown, bounds=models.finite_bounds(self.vecenv.single_action_space),
-                               choices=models.sees_choices(self.vecenv))
-        shown = ("observations", "rewards", "valid", "terminals", "truncations", "actions")
+        few = slice(None), signs.AGENTS
+        shown |= {name: self.engine.on_host(name, few).numpy() for name in ("observations", "actions")}
         metrics["vital/observation_outside"] = float(self.statistics.outside)
-        metrics |= signs.vital(*(self.engine.on_host(name).numpy() for name in shown),
-                               models.finite_bounds(self.vecenv.single_action_space), models.sees_choices(self.vecenv))
+        metrics |= signs.vital(**shown, bounds=models.action_bounds(self.vecenv.single_action_space),
+                               choices=models.sees_choices(self.vecenv))
         sentences = self.signs.see(self.global_step, metrics) if self.signs else []
         self.logger.log(metrics, self.global_step)
         if self.ranks.rank == 0:

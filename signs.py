@@ -36,7 +36,7 @@ VAST_VALUE_LOSS = 1000.0  # while the policy's is below 1
 def vital(observations, rewards, valid, terminals, truncations, actions=None, bounds=None, choices=False):
     """Metrics that only the rollout itself shows, from observations (T, N, ...), rewards, valid,
     terminals, truncations (T, N), numpy arrays of one rollout; of actions (T, N, A) only with their
-    bounds (models.finite_bounds); choices: whether observations have indices, whose size means nothing. Of
+    bounds (models.action_bounds); choices: whether observations have indices, whose size means nothing. Of
     observations and actions the AGENTS suffice."""
     live, size = valid[: len(rewards)].view(bool), max(1, observations[0, 0].size)
     some = slice(0, None, max(1, 16 * size // SAMPLE))  # of the numbers, if an observation has many
@@ -51,10 +51,12 @@ def vital(observations, rewards, valid, terminals, truncations, actions=None, bo
         if not choices:
             metrics["vital/observation_max"] = float(max(-low.min(), high.max()))
     if bounds is not None and len(seen):
-        least, most = bounds
-        taken, free = np.clip(actions[: len(rewards)][rows, AGENTS][live[rows, AGENTS]], least, most), most > least
+        (least, most), nearest = bounds, np.clip(0.0, *bounds)
+        taken = np.clip(actions[: len(rewards)][rows, AGENTS][live[rows, AGENTS]], least, most)
+        free = (most > least) & (np.isfinite(least) | np.isfinite(most))
+        span = np.where(np.isfinite(most - least), most - least, np.maximum(1.0, np.abs(nearest)))
         if free.any():
-            metrics["vital/action_reach"] = float((np.ptp(taken, 0)[free] / (most - least)[free]).min())
+            metrics["vital/action_reach"] = float((np.ptp(taken, 0)[free] / span[free]).min())
     low, high = rewards.min(where=live, initial=np.inf), rewards.max(where=live, initial=-np.inf)
     return metrics | ({"vital/reward_min": float(low), "vital/reward_max": float(high)}
                       if low <= high else {})

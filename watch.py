@@ -350,8 +350,8 @@ class View(Play):
             # as the environment takes them, and half the distance from one deviation below to one
             # above
             if squash is not None:
-                less, more = (mean - spread).tanh(), (mean + spread).tanh()
-                mean, spread = squash[0] + squash[1] * mean.tanh(), squash[1] * (more - less) / 2
+                less, mean, more = (models.squashed(squash, u) for u in (mean - spread, mean, mean + spread))
+                spread = (more - less) / 2
             return {"value": value,
                     "heads": [{"mean": mean.tolist(), "spread": spread.tolist(), "taken": taken}]}
         heads, sizes = [], self.vecenv.action_heads

@@ -12,13 +12,15 @@
  *   with reset 1 if an episode begins here, and mask NULL or 0 for each forbidden action.
  *
  * The file is one row of little-endian float32, which numpy.fromfile(path, "<f4") reads:
- *     the bytes "PUFR"; format 1 to 4; observation type (PolicyType); inputs; hidden; layers; heads; dims; each head's size
- *     in formats 2 and 4 only: shift (inputs), scale (inputs), with which observations are normalised
+ *     the bytes "PUFR"; format 1 to 8; observation type (PolicyType); inputs; hidden; layers; heads; dims; each head's size
+ *     in formats 2, 4, 6 and 8 only: shift (inputs), scale (inputs), with which observations are normalised
  *     encoder: weight (hidden, inputs), bias (hidden)
  *     each layer: weight (3 * hidden, hidden), bias (3 * hidden), in the order h, g, p
  *     decoder: weight (actions + 1, hidden), bias (actions + 1); the last row is the value
  *     log_std (dims)
- *     in formats 3 and 4 only: middle (dims), half (dims): an action is middle + half * tanh(sample)
+ *     in formats 3, 4, 7 and 8 only: middle (dims), half (dims): an action is middle + half * tanh(sample), or
+ *         middle - half * sample where half is below 0
+ *     in formats 5 to 8 only: the first action of each head, or low (dims), high (dims), to which actions are clipped
  * with actions = the sum of the heads' sizes (discrete), or dims (continuous). Matrices are row by row, as in torch. */
 #pragma once
 
@@ -44,6 +46,7 @@ typedef struct {
     const float *shift, *scale; /* normalise observations; NULL if they are not normalised */
     const float *encoder, *layer, *decoder, *log_std; /* each matrix is followed by its bias */
     const float *middle, *half; /* the bounds of actions, if a tanh squashes them; else NULL */
+    const float *starts, *low, *high; /* what the environment adds to actions or clips them to; else NULL */
     float *weights, *outputs, *scratch;
 } Policy;
 
@@ -59,8 +62,8 @@ static const char* policy_read(Policy* policy, const float* file, size_t count) 
     *policy = (Policy){0};
     if (count < POLICY_HEADER || memcmp(file, "PUFR", 4))
         return "this is no policy file: it does not begin with PUFR";
-    if (!(file[1] == 1 || file[1] == 2 || file[1] == 3 || file[1] == 4))
-        return "the file has another format than 1 to 4, which this policy.h reads";
+    if (!(file[1] >= 1 && file[1] <= 8 && file[1] == (float)(int)file[1]))
+        return "the file has another format than 1 to 8, which this policy.h reads";
     for (int i = 2; i < POLICY_HEADER; i++)
         if (!(file[i] >= 0 && file[i] <= POLICY_MAX_SIZE)) return "the file's sizes are damaged";
     Policy p = {.type = (int)file[2],
@@ -82,9 +85,11 @@ static const char* policy_read(Policy* policy, const float* file, size_t count) 
 
     uint64_t inputs = (uint64_t)p.inputs, hidden = (uint64_t)p.hidden, width = (uint64_t)p.width;
     uint64_t encoder = hidden * (inputs + 1), layer = 3 * hidden * (hidden + 1);
-    uint64_t decoder = width * (hidden + 1), norm = (int)file[1] % 2 ? 0 : 2 * inputs;
-    uint64_t dims = (uint64_t)p.dims, squash = file[1] > 2 ? 2 * dims : 0;
-    uint64_t total = norm + encoder + (uint64_t)p.layers * layer + decoder + dims + squash;
+    int has = (int)file[1] - 1; /* one bit for each of the parts that a file may have */
+    uint64_t decoder = width * (hidden + 1), norm = has & 1 ? 2 * inputs : 0;
+    uint64_t dims = (uint64_t)p.dims, squash = has & 2 ? 2 * dims : 0;
+    uint64_t limits = has & 4 ? (uint64_t)p.heads + 2 * dims : 0;
+    uint64_t total = norm + encoder + (uint64_t)p.layers * layer + decoder + dims + squash + limits;
     if (count - POLICY_HEADER - (size_t)p.heads != total)
         return "the file is cut off, or has bytes that do not belong";
     p.state_size = p.layers * p.hidden;
@@ -107,6 +112,10 @@ static const char* policy_read(Policy* policy, const float* file, size_t count) 
     if (squash) {
         p.middle = p.log_std + dims;
         p.half = p.middle + dims;
+    }
+    if (limits) {
+        p.starts = p.low = p.log_std + dims + squash; /* there are heads or dims */
+        p.high = p.low + dims;
     }
     p.outputs = p.scratch + inputs + 4 * hidden;
     *policy = p;
@@ -227,7 +236,8 @@ static inline float policy_uniform(uint32_t word) {
     return (float)(word >> 8) * 0x1p-24f;
 }
 
-/* An action from policy->outputs: int32_t[heads], or float[dims], which may lie outside -1..1 without a tanh. The random words are
+/* The environment's own action from policy->outputs: int32_t[heads], or float[dims] (for an environment in C, which clips by
+ * itself, these may lie outside -1..1 without a tanh). The random words are
  * those of kernels.sample: the same seed, agent and step give its action. `deterministic`: the most likely one. */
 static void policy_act(const Policy* policy, const uint8_t* mask, uint64_t seed, uint32_t agent,
                        uint64_t step, bool deterministic, void* action) {
@@ -247,7 +257,7 @@ static void policy_act(const Policy* policy, const uint8_t* mask, uint64_t seed,
             sum += expf(logits[i] - top);
             if (deterministic ? logits[i] == top : sum > policy_uniform(words[0]) * total) break;
         }
-        ((int32_t*)action)[head] = choice;
+        ((int32_t*)action)[head] = choice + (policy->starts ? (int)policy->starts[head] : 0);
         logits += size;
         mask = mask ? mask + size : NULL;
     }
@@ -258,7 +268,10 @@ static void policy_act(const Policy* policy, const uint8_t* mask, uint64_t seed,
             noise = sqrtf(-2 * logf(1 - policy_uniform(words[0]))) *
                     cosf(6.283185307f * policy_uniform(words[1]));
         float sample = logits[i] + expf(policy->log_std[i]) * noise;
-        ((float*)action)[i] =
-            policy->half ? policy->middle[i] + policy->half[i] * tanhf(sample) : sample;
+        if (policy->half)
+            sample = policy->half[i] > 0 ? policy->middle[i] + policy->half[i] * tanhf(sample)
+                                         : policy->middle[i] - policy->half[i] * sample;
+        if (policy->low) sample = fminf(fmaxf(sample, policy->low[i]), policy->high[i]);
+        ((float*)action)[i] = sample;
     }
 }

@@ -273,20 +273,20 @@ def gaussian_logprob_entropy(mean, log_std, actions):
 
 def squashed_logprob_entropy(mean, log_std, samples, squash):
     """Joint log-density and entropy, each (...), of a = middle + half tanh(u) with u from a
-    diagonal Gaussian.
+    diagonal Gaussian, or of a = middle - half u where half < 0.
 
-    mean and samples u (..., A); log_std (A,); squash (3, A): middle, half and log half. The
+    mean and samples u (..., A); log_std (A,); squash (3, A): middle, half and log |half|. The
     entropy, for which there is no formula, is that of the Gaussian plus log da/du at these u = mean
     + std z, where z has no gradient. Source: Haarnoja et al. 2018 (SAC), appendix C.
     """
-    transforms = [torch.distributions.TanhTransform(),
-                  torch.distributions.AffineTransform(squash[0], squash[1])]
+    affine, tanh = torch.distributions.AffineTransform, torch.distributions.TanhTransform()
+    transform = torch.distributions.StackTransform(
+        [torch.distributions.ComposeTransform([tanh, affine(middle, half)]) if half > 0 else affine(middle, -half)
+         for middle, half in squash[:2].T], dim=-1)
     normal = torch.distributions.Normal(mean, log_std.exp().expand_as(mean))
-    logprob = torch.distributions.TransformedDistribution(normal, transforms).log_prob(
-        squash[0] + squash[1] * samples.tanh())
+    logprob = normal.log_prob(samples) - transform.log_abs_det_jacobian(samples, transform(samples))
     u = mean + normal.scale * ((samples - mean) / normal.scale).detach()
-    slope = transforms[0].log_abs_det_jacobian(u, u.tanh()) + squash[1].log()
-    return logprob.sum(-1), (normal.entropy() + slope).sum(-1)
+    return logprob.sum(-1), (normal.entropy() + transform.log_abs_det_jacobian(u, transform(u))).sum(-1)
 
 
 def ppo_loss(

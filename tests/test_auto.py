@@ -905,16 +905,21 @@ VAST = np.finfo(np.float32).max  # many an environment's "no bound"
 @pytest.mark.parametrize("low, high, wanted", [
     (-1, 1, False), (-2, 2, False), (0, 1, False), (-0.4, 0.4, False), (-np.inf, np.inf, False), (0, np.inf, False),
     (-VAST, VAST, False), (0, VAST, False), (-1e10, 1e10, False), (-1e6, 1e6, True),
-    (0, 0, False), (0, 500, True), (-0.01, 0.01, True), (2, 4, True), (-4, -2, True)])
+    (0, 0, False), (0, 500, True), (-0.01, 0.01, True), (2, 4, True), (-4, -2, True), (7, np.inf, True),
+    (-np.inf, -7, True), (0.5, np.inf, False)])
 def test_actions_far_from_one_go_through_a_tanh(low, high, wanted):
     space = gymnasium.spaces.Box(low, high, (2,), np.float32)
     assert (models.why_squash(space) is not None) == wanted
     one = gymnasium.spaces.Box(np.float32([-1, low]), np.float32([1, high]))
     assert (models.why_squash(one) is not None) == wanted
+    beside = gymnasium.spaces.Box(np.float32([-np.inf, low, 3]), np.float32([np.inf, high, 3]))
+    assert (models.why_squash(beside) is not None) == wanted
     assert models.why_squash(gymnasium.spaces.Discrete(5)) is None
-    if low == high or models.finite_bounds(space) is None:
+    if low == high or high in (VAST, 1e10) or (low in (-np.inf, 0) and high == np.inf):  # nothing would change
         with pytest.raises(TypeError, match="finite bound"):
             models.squash(torch.nn.Identity(), space)
+    else:
+        models.squash(torch.nn.Identity(), space)
 
 
 class Ticks(gymnasium.Env):
@@ -1002,6 +1007,31 @@ def test_a_range_of_500_is_learnt_without_a_setting(tmp_path):
     trainer = pufferl.train(f"{__file__}:Heating", args)
     assert trainer.args["policy"]["squash"] == "tanh" and "policy.squash" in trainer.args["auto"]
     assert trainer.environment["episode_return"] > -1.2
+
+
+class OneSided(gymnasium.Env):
+    """Wants 0.0005 of a number within ±0.001, and 800 of one that is 100 or more; 10 steps."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(np.array([-0.001, 100.0]), np.array([0.001, np.inf]), dtype=np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 10
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        reward = -abs(action[1] - 800) / 100 - abs(action[0] - 0.0005) * 1000
+        return np.zeros(1, np.float32), reward, False, self.left == 0, {}
+
+
+def test_a_number_with_one_bound_is_learnt_beside_one_with_two(tmp_path):
+    """A uniform draw of the first number alone gives -6."""
+    args = pufferl.load_config(f"{__file__}:OneSided", ["--train.total-timesteps", "60_000", "--logger", "none",
+                                                        "--data-dir", str(tmp_path), "--vec.num-threads", "1"])
+    trainer = pufferl.train(f"{__file__}:OneSided", args)
+    assert trainer.args["policy"]["squash"] == "tanh" and trainer.environment["episode_return"] > -0.75
 
 
 class Beside(gymnasium.Env):

@@ -49,7 +49,7 @@ CELLS = {  # what each takes and returns: float, int32, uint32, uint16, bool
     "normalise_cell": ("fff", "f"), "advantage_cell": ("ffbbffbfffffffff", "fff"), "mingru_gates_cell": ("fff", "fff"),
     "mingru_cell": ("fffffb", "ff"), "mingru_cell_grad": ("fffffbff", "fffff"), "ppo_cell": ("ffff", "ffff"),
     "value_cell": ("ffff", "ff"), "entropy_cell": ("ff", "f"), "entropy_grad_cell": ("fff", "f"),
-    "logit_grad_cell": ("ffbff", "f"), "nesterov_cell": ("fff", "ff"), "squash_cell": ("f", "ff"),
+    "logit_grad_cell": ("ffbff", "f"), "nesterov_cell": ("fff", "ff"), "squash_cell": ("ff", "ff"),
     "gaussian_cell": ("ffff", "ff"), "gaussian_grad_cell": ("ffffff", "ff"), "gaussian_draw_cell": ("ffuub", "ff"),
 }
 
@@ -309,8 +309,10 @@ def test_newton_schulz_takes_fewer_blocks_if_the_gpu_cannot_hold_all(monkeypatch
 # The step of a rollout in one kernel
 
 BOX = gymnasium.spaces.Box(-2, 3, (2,), np.float32)
+ONE_SIDED = gymnasium.spaces.Box(np.float32([-2, 7, -np.inf]), np.float32([3, np.inf, np.inf]))
 SPACES = {"discrete": gymnasium.spaces.Discrete(3), "masks": gymnasium.spaces.MultiDiscrete([2, 1, 5]),
-          "heads": gymnasium.spaces.MultiDiscrete([3, 2]), "continuous": BOX, "squashed": BOX}
+          "heads": gymnasium.spaces.MultiDiscrete([3, 2]), "continuous": BOX, "squashed": BOX,
+          "one-sided": ONE_SIDED}
 
 
 class Actor:
@@ -356,8 +358,8 @@ class Actor:
             masks = torch.rand(n, width, generator=rng) < 0.6
             masks[:, [0, 2, 4]] = True  # one of each head is allowed
             self.options["masks"] = masks.to(torch.uint8)
-        if kind == "squashed":
-            self.options["squash"] = models.squash_of(models.squash(policy, BOX))
+        if kind in ("squashed", "one-sided"):
+            self.options["squash"] = models.squash_of(models.squash(policy, SPACES[kind]))
 
     def step(self, drawn=True, commit=True, final=None):
         """(outputs, what was drawn, the state of all agents) of one step from where it began."""

@@ -5,6 +5,7 @@ import base64
 import contextlib
 import ctypes
 import io
+import itertools
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -29,6 +31,8 @@ import kernels
 import models
 import ocean
 import pufferl
+import vector
+from flat import encode_text
 
 ROOT = Path(__file__).resolve().parent.parent
 CC = next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
@@ -210,7 +214,8 @@ def test_c_actions_are_the_trainers(driver, action, deterministic):
         assert (actions == expected).mean() > 0.999
         assert masks[np.arange(3000), actions[:, 0]].all()
     else:
-        np.testing.assert_allclose(actions, expected, atol=2e-6, rtol=1e-6)
+        low, high = env.single_action_space.low, env.single_action_space.high
+        np.testing.assert_allclose(actions, expected.clip(low, high), atol=2e-6, rtol=1e-6)
     assert len(np.unique(actions, axis=0)) > 3
 
 
@@ -229,7 +234,7 @@ def test_c_refuses_damaged_files(driver, tmp_path):
     assert ("do not belong" in problem(whole + b"\0\0\0\0")
             and "cannot be read" in problem(whole + b"\0"))
     assert "cannot be read" in problem(b"") and "PUFR" in problem(b"xxxx" + whole)
-    for place, value, text in [(1, 5, "format"), (1, 2.5, "format"), (1, 2, "cut off"),
+    for place, value, text in [(1, 9, "format"), (1, 2.5, "format"), (1, 2, "cut off"),
                                (2, 10, "damaged"), (3, 0, "damaged"), (4, np.nan, "damaged"),
                                (5, -1, "damaged"), (6, 65, "damaged"), (6, 0, "damaged"),
                                (8, 0.5, "damaged"), (4, 2**20, "cut off")]:
@@ -243,11 +248,12 @@ def test_flat_file_is_what_its_comment_says():
     policy, env = make_policy("uint8", "continuous", hidden=6, layers=2)
     flat = export.flat_policy(policy, env)
     assert flat.dtype == "<f4" and flat[:1].tobytes() == b"PUFR"
-    assert flat[1:8].tolist() == [1, 3, 121, 6, 2, 0, 2]
+    assert flat[1:8].tolist() == [5, 3, 121, 6, 2, 0, 2]
     expected = [policy.encoder.weight, policy.encoder.bias]
     for layer in policy.rnn.layers:
         expected += [layer.weight, layer.bias]
-    expected += [policy.decoder.weight, policy.decoder.bias, policy.decoder.log_std]
+    expected += [policy.decoder.weight, policy.decoder.bias, policy.decoder.log_std,
+                 torch.tensor([-1.0, -1.0, 1.0, 1.0])]
     np.testing.assert_array_equal(flat[8:], torch.cat([tensor.detach().flatten() for tensor in expected]).numpy())
 
 
@@ -464,8 +470,8 @@ def check_onnx_run(kind, observation, action, path, steps=100):
     theirs = {name: np.zeros(tensor.shape, np.float32) for name, tensor in ours.items()}
     assert [entry.name for entry in session.get_inputs()] == ["observation", *ours]
     names = [entry.name for entry in session.get_outputs()]
-    given = {"continuous": ["mean", "log_std"], "squashed": ["mean", "log_std", "action"]}.get(action, ["logits"])
-    assert names == [*given, "value", *(f"new_{name}" for name in ours)]
+    given = ["mean", "log_std"] if action in ("continuous", "squashed") else ["logits"]
+    assert names == [*given, "action", "value", *(f"new_{name}" for name in ours)]
     heads, _ = models.action_layout(env.single_action_space)
     metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     bounds = {"action_middle": "0 2.5", "action_half": "1 2.5"} if action == "squashed" else {}
@@ -508,7 +514,8 @@ def test_a_network_that_reads_its_flags_exports():
             state["sum"] = (state["sum"] * keep + x * live)[-1:]
             return state["sum"], state["sum"][..., :1]
 
-    logits, value, state = export.Step(Sums(), ["sum"])(torch.ones(3, 2), torch.full((1, 3, 2), 4.0))
+    env = SimpleNamespace(single_observation_space=spaces.Box(-1, 1, (2,)), single_action_space=spaces.Discrete(2))
+    logits, _, value, state = export.Step(Sums(), env)(torch.ones(3, 2), torch.full((1, 3, 2), 4.0))
     assert (logits == 5).all() and (value == 5).all() and (state == 5).all()
     agent = models.RecurrentCleanRLAgent(Sums())
     assert (agent.get_value(torch.ones(3, 2)) == 1).all()
@@ -518,40 +525,171 @@ def test_onnx_equals_torch(tmp_path):
     """And a file that does not is refused."""
     need_onnx()
     policy, env = check_onnx_run("default", "uint8", "multi-discrete", tmp_path / "policy.onnx")
-    state = policy.initial_state(1)
     for wrong in (0.01, np.nan):
         with torch.no_grad():
             policy.decoder.bias += wrong
         with pytest.raises(pufferl.ConfigError, match="differs from the network"):
-            export.check_onnx(export.Step(policy, list(state)).eval(),
-                              env.single_observation_space, state,
-                              str(tmp_path / "policy.onnx"))
+            export.check_onnx(export.Step(policy, env).eval(), str(tmp_path / "policy.onnx"))
 
 
-@pytest.mark.parametrize(
-    "space",
-    [
-        spaces.Discrete(5, start=2),
-        spaces.Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (6,), np.float32),
-        spaces.Dict({"a": spaces.Box(-1, 1, (3,), np.float32), "b": spaces.Discrete(3)}),
-    ],
-    ids=["discrete", "huge", "dict"],
-)
-def test_onnx_by_kind_of_observation(tmp_path, space):
+class Spaces(gymnasium.Env):
+    """Any spaces; a mask that forbids every second choice if `masked`."""
+
+    def __init__(self, observations, actions, masked=False):
+        self.observation_space, self.action_space = observations, actions
+        if masked:
+            self.action_masks = lambda: np.arange(sum(emulation.FlatAction(actions).heads)) % 2 == 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+def image(*shape):
+    return spaces.Box(0, 255, shape, np.uint8)
+
+
+SEEN = {
+    "vector": spaces.Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (6,), np.float32),
+    "float64": spaces.Box(-1, 1, (2, 3), np.float64), "float16": spaces.Box(-1, 1, (3,), np.float16),
+    "integers": spaces.Box(-300, 300, (5,), np.int64), "uint16": spaces.Box(0, 2**16 - 1, (5,), np.uint16),
+    "uint32": spaces.Box(0, 9, (5,), np.uint32), "discrete": spaces.Discrete(5, start=2),
+    "choices": spaces.MultiDiscrete([3, 4], start=[1, -2]), "flags": spaces.MultiBinary(7), "text": spaces.Text(6),
+    "image first": image(4, 84, 84), "image last": image(84, 84, 3), "one channel": image(84, 84, 1),
+    "one channel first": image(1, 84, 84), "grid": image(7, 7, 3), "grid of one": image(7, 7, 1),
+    "square": image(16, 16, 16), "pixels": image(84, 84), "board": spaces.Box(-2, 3, (8, 8), np.int8),
+    "flags of a board": spaces.Box(0, 1, (6, 6, 1), np.int8), "plane": spaces.Box(0, 1, (6, 6), np.int8),
+    "planes": spaces.Box(0, 1, (2, 9, 9), np.uint8), "boards": spaces.Box(0, 4, (5, 5, 1), np.int32),
+    "dict": spaces.Dict({"value": spaces.Box(-1, 1, (3,), np.float32), "kind": spaces.Discrete(3, start=1),
+                         "mingru": spaces.Box(-9, 9, (2,), np.int16), "eye": image(20, 20, 1),
+                         "inner": spaces.Dict({"far": spaces.Box(-9, 9, (), np.float64), "board": spaces.Box(
+                             0, 3, (4, 4), np.int8)})}),
+    "tuple": spaces.Tuple([spaces.Box(-1, 1, (3,), np.float32), spaces.MultiBinary(4)]),
+    "floats": spaces.Dict({"b": spaces.Box(-1, 1, (3,), np.float32), "a": spaces.Box(-1, 1, (2, 2), np.float32)}),
+}
+TAKEN = {
+    "start": spaces.Discrete(5, start=-3), "starts": spaces.MultiDiscrete([[3, 2], [2, 4]], start=[[1, -1], [9, 0]]),
+    "masked": spaces.MultiDiscrete([3, 5], start=[2, 0]), "flags": spaces.MultiBinary(3),
+    "integers": spaces.Box(-3, 4, (2, 2), np.int16),
+    "clipped": spaces.Box(np.array([-0.01, 0, 0.05, -np.inf]), np.array([0.01, np.inf, 0.1, 0.0]), dtype=np.float64),
+    "squashed": spaces.Box(np.float32([[-1, 7], [-np.inf, 3]]), np.float32([[5, np.inf], [np.inf, 3]])),
+    "dict": spaces.Dict({"a": spaces.Discrete(3, start=5), "b": spaces.Tuple([spaces.MultiBinary(2)])}),
+    "box dict": spaces.Dict({"far": spaces.Box(-0.01, 0.01, (2,), np.float64), "near": spaces.Box(-1, 1, ())}),
+}
+
+
+def make_spaces(observations, actions, masked=False, squash=False):
+    """(environment, the network that policy.name auto has for it) with these spaces."""
+    torch.manual_seed(0)
+    with vector.make(partial(Spaces, observations, actions, masked), num_envs=1, backend="serial") as envs:
+        env = envs.driver_env
+    policy = (models.MinGRUWrapper(env, models.Encoded(env, 12, boards=True, normalize=True), hidden_size=12)
+              if models.wants_encoding(env, boards=True) else models.MinGRUPolicy(env, 12, normalize=True))
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if name.endswith("decoder.weight"):
+                parameter.uniform_(-2, 2)
+    if squash:
+        models.squash(policy, env.single_action_space)
+    return env, policy
+
+
+def leaves(space, value):
+    """{name of input or output: array} of a value."""
+    found = {}
+    for keys, names, leaf in emulation.FlatObservation(space).leaves:
+        part = value
+        for key in keys:
+            part = part[key]
+        found["/".join(names)] = encode_text(part, leaf.max_length) if isinstance(leaf, spaces.Text) else part
+    return found
+
+
+PAIRS = dict(zip(("one channel", "dict", "board", "discrete", "vector", "image first", "tuple", "text", "float16"),
+                 TAKEN, strict=True))
+
+
+@pytest.mark.parametrize("seen, taken", [
+    *PAIRS.items(), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in
+                      [*zip(SEEN, itertools.cycle(TAKEN), strict=False), *(("vector", name) for name in TAKEN)])])
+def test_onnx_gives_the_environments_own_action(tmp_path, seen, taken):
+    """Fed with what the environment returns, one input a key, it gives what the environment takes."""
     need_onnx()
-    layout = emulation.FlatObservation(space)
-    env = SimpleNamespace(single_observation_space=layout.flat_space,
-                          env_single_observation_space=space,
-                          obs_dtype=layout.dtype, single_action_space=spaces.Discrete(3))
-    path = str(tmp_path / "policy.onnx")
-    if isinstance(space, spaces.Dict):
-        with pytest.raises(pufferl.ConfigError,
-                           match=r"Encoded: observations are a Dict or Tuple.*plain"):
-            export.write_onnx(models.Encoded(env, hidden_size=8), env, path)
-        # reads bytes
-        assert export.write_onnx(models.FeedForward(env, hidden_size=8), env, path) < 1e-5
-    else:
-        assert export.write_onnx(models.Encoded(env, hidden_size=8), env, path) < 1e-5
+    import onnxruntime
+    env, policy = make_spaces(SEEN[seen], TAKEN[taken], taken == "masked", taken == "squashed")
+    assert export.write_onnx(policy, env, str(tmp_path / "a.onnx")) < 1e-4
+    session = onnxruntime.InferenceSession(str(tmp_path / "a.onnx"), providers=["CPUExecutionProvider"])
+    layout, action = emulation.FlatObservation(SEEN[seen]), emulation.FlatAction(TAKEN[taken])
+    state, ours = np.zeros((1, 1, 12), np.float32), policy.initial_state(1)
+    mask = (np.arange(sum(action.heads)) % 2 == 0)[None].astype(np.uint8) if taken == "masked" else None
+    for t in range(5):
+        observation = SEEN[seen].sample()
+        feed = {name or "observation": np.asarray(part)[None] for name, part in leaves(SEEN[seen], observation).items()}
+        feed = {name if name not in ("value", "mingru") else f"observation/{name}": part for name, part in feed.items()}
+        feed |= {"mingru": state} | ({} if mask is None else {"action_mask": mask})
+        assert feed.keys() == {one.name for one in session.get_inputs()}
+        names = [one.name for one in session.get_outputs()]
+        result = dict(zip(names, session.run(None, feed), strict=True))
+        state = result["new_mingru"]
+        with torch.no_grad():
+            logits, value = models.one_step(policy, torch.from_numpy(layout.flatten(observation)[None]), ours)
+        row, _, values = models.sample_logits(
+            logits, value, seed=0, step=t, heads=action.heads or None, deterministic=True,
+            squash=models.squash_of(policy), masks=None if mask is None else torch.from_numpy(mask))
+        np.testing.assert_allclose(result["value"][:, 0], values, atol=1e-4, rtol=1e-4)
+        expected = action.unflatten(row[0].numpy())
+        assert TAKEN[taken].contains(expected)
+        for name, part in leaves(TAKEN[taken], expected).items():
+            found = result[f"action/{name}" if name else "action"]
+            assert found.dtype == np.asarray(part).dtype
+            np.testing.assert_allclose(found[0], part, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("taken", TAKEN)
+def test_c_gives_the_environments_own_action(driver, taken):
+    env, policy = make_spaces(OBSERVATIONS["float32"], TAKEN[taken], taken == "masked", taken == "squashed")
+    observations, resets = random_run(OBSERVATIONS["float32"], 300)
+    action, contents = emulation.FlatAction(TAKEN[taken]), export.flat_policy(policy, env)
+    masks = np.tile(np.arange(sum(action.heads)) % 2 == 0, (300, 1)).astype(np.uint8) if taken == "masked" else None
+    outputs, actions = run_c(driver, contents, observations, resets, policy.decoder.out_features,
+                             np.empty((300, action.columns), np.int32 if action.heads else np.float32), masks=masks)
+    layout = {"heads": action.heads} if action.heads else {"squash": models.squash_of(policy)}
+    for t in range(300):
+        logits, value = policy.decoder.split(torch.from_numpy(outputs[t : t + 1]))
+        row, _, _ = models.sample_logits(logits, value, seed=0, step=t, **layout,
+                                         masks=None if masks is None else torch.from_numpy(masks[t : t + 1]))
+        low, high = (action.starts, np.inf) if action.heads else (action.low, action.high)
+        assert (actions[t] >= low).all() and (actions[t] <= high).all()
+        expected = action.flatten(action.unflatten(row[0].numpy())) + (action.starts if action.heads else 0)
+        np.testing.assert_allclose(actions[t], expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seen, taken", [
+    ("one channel", "start"), ("discrete", "start"), ("dict", "clipped"), ("float16", "start"),
+    ("vector", spaces.MultiBinary(65)), ("vector", spaces.Discrete(3, start=2**24 + 1))])
+def test_what_the_flat_file_cannot_hold_is_refused_with_a_way_that_works(tmp_path, seen, taken):
+    need_onnx()
+    env, policy = make_spaces(SEEN[seen], TAKEN.get(taken, taken) if isinstance(taken, str) else taken)
+    with pytest.raises(pufferl.ConfigError, match=r"--export\.onnx"):
+        export.flat_policy(policy, env)
+    assert export.write_onnx(policy, env, str(tmp_path / "a.onnx")) < 1e-4
+
+
+def test_a_network_that_reads_the_bytes_of_a_dict_is_refused(tmp_path):
+    """Fields of one type have no bytes of their own: they are numbers side by side."""
+    need_onnx()
+    for seen in ("dict", "floats"):
+        env, _ = make_spaces(SEEN[seen], TAKEN["start"])
+        policy = models.FeedForward(env, hidden_size=8)
+        if seen == "dict":
+            with pytest.raises(pufferl.ConfigError, match=r"FeedForward.*nativize_tensor.*auto"):
+                export.write_onnx(policy, env, str(tmp_path / "a.onnx"))
+        else:
+            assert export.write_onnx(policy, env, str(tmp_path / "a.onnx")) < 1e-5
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ import arena
 import kernels
 import models
 import muon
+import ppo
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 BOUNDED = settings(max_examples=25)
@@ -440,22 +441,37 @@ def test_sample_continuous(n, dims, wide):
     close(logprobs, logprob, 1e-5)
 
 
-@pytest.mark.parametrize("n, dims", [(1, 1), (257, 3)])
-def test_sample_squashed(n, dims):
+@pytest.mark.parametrize("n, dims, mixed", [(1, 1, False), (257, 3, False), (257, 6, True)])
+def test_sample_squashed(n, dims, mixed):
     """The same noise as without; actions within the bounds, and the density is
     torch's of the actions."""
-    rng, squash, samples = generator(n), bounds(dims), poison(n, dims)
+    rng, squash, samples = generator(n), bounds(dims, mixed), poison(n, dims)
     outputs, log_std = torch.randn(n, dims + 1, generator=rng), 0.5 * torch.randn(dims, generator=rng)
     unbounded, _, _ = draw_actions(outputs, log_std=log_std)
     actions, logprobs, values = draw_actions(outputs, log_std=log_std, squash=squash,
                                              samples=samples)
     assert torch.equal(samples, unbounded) and torch.equal(values, outputs[:, -1])
-    close(actions, squash[0] + squash[1] * samples.double().tanh(), 1e-6)
+    close(actions, models.squashed(squash, samples.double()), 1e-6)
     known = outputs[:, :-1].double(), log_std.double(), samples.double()
     close(logprobs, reference.squashed_logprob_entropy(*known, squash.double())[0], 1e-5)
     most_likely, _, _ = draw_actions(outputs, log_std=log_std, squash=squash, samples=samples,
                                      deterministic=True)
-    close(most_likely, squash[0] + squash[1] * outputs[:, :-1].double().tanh(), 1e-6)
+    close(most_likely, models.squashed(squash, outputs[:, :-1].double()), 1e-6)
+
+
+def test_each_number_is_squashed_by_its_own_bounds():
+    inf, vast = np.inf, np.finfo(np.float64).max
+    space = gymnasium.spaces.Box(np.array([-2.0, -inf, 0.0, -inf, 100.0, -inf, -vast, 3.0]),
+                                 np.array([6.0, inf, inf, 9.0, inf, -5.0, vast, 3.0]), dtype=np.float64)
+    squash = models.squash(torch.nn.Identity(), space).action_squash
+    expected = [[2, 4], [0, -1], [0, -1], [0, -1], [100, -100], [-5, -5], [0, -1], [3, -3]]
+    assert squash[:2].T.tolist() == expected
+    close(squash[2], squash[1].abs().log(), 1e-7)
+    assert torch.equal(ppo.squash_rows(space), squash)
+    u = torch.tensor([0.5, -40.0, 1e9]).repeat(8, 1).T
+    actions = models.squashed(squash, u)
+    assert torch.equal(actions[:, [1, 2, 3, 6]], u[:, :4])
+    close(actions[:, 4], 100 + 100 * u[:, 4], 1e-6)
 
 
 @pytest.mark.parametrize("far", [9.0, 60.0, 3e38])
@@ -933,9 +949,11 @@ def test_mingru_extreme_gates_stay_finite():
 COEFFICIENTS = {"clip_coef": 0.2, "vf_coef": 1.7, "vf_clip_coef": 0.3, "ent_coef": 0.05}
 
 
-def bounds(dims):
-    """models.squash's of some space."""
+def bounds(dims, mixed=False):
+    """models.squash's of some space; mixed: of each three numbers one has no upper bound, one no bound."""
     low, high = -1.0 - torch.arange(dims), torch.linspace(0.5, 4.0, dims)
+    if mixed:
+        low[1::3], high[1::3], low[2::3], high[2::3] = 7.0, np.inf, -np.inf, np.inf
     space = gymnasium.spaces.Box(low.numpy(), high.numpy(), (dims,), np.float32)
     return models.squash(torch.nn.Identity(), space).action_squash
 
@@ -973,7 +991,7 @@ def minibatch(T, B, *, heads=None, dims=None, masked=False, seed=0, live=0.8, sp
         known = outputs[..., :-1].double(), log_std.double(), data["actions"].double()
         logprobs, _ = reference.gaussian_logprob_entropy(*known)
         if squash:
-            data["squash"] = bounds(dims)
+            data["squash"] = bounds(dims, squash == "mixed")
             logprobs, _ = reference.squashed_logprob_entropy(*known, data["squash"].double())
         data["log_std"] = log_std[:, columns].contiguous() if wide else log_std
     data["logprobs"] = logprobs.view(T, N).float() + spread * torch.randn(T, N, generator=rng)
@@ -1114,7 +1132,8 @@ def check_loss(data, tolerance=1e-5, chunks=None, **coefficients):
 
 KINDS = [{"heads": [3]}, {"heads": [1]}, {"heads": [2, 5, 3]}, {"heads": [3], "masked": True},
          {"heads": [4, 3], "masked": True}, {"dims": 1}, {"dims": 4}, {"dims": 3, "wide": True},
-         {"dims": 3, "squash": True}, {"dims": 2, "squash": True, "wide": True}]
+         {"dims": 3, "squash": True}, {"dims": 2, "squash": True, "wide": True},
+         {"dims": 4, "squash": "mixed"}]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

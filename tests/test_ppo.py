@@ -4,6 +4,8 @@ by epoch."""
 import math
 
 import brought
+import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -81,25 +83,50 @@ CASES = {
     "spaces": {},  # several heads
     "scaled": {"max_steps": 20},  # and all that may be switched on
     "dying": {},  # in Python, agents that leave, and all that
+    "one-sided": {},  # a squashed number beside one with a single bound
 }
 SCALED = {"norm_obs": True, "norm_reward": True, "target_kl": 0.01, "reward_clip": 100.0,
           "learning_rate": 0.003}
 
 
+class OneSided(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(np.float32([-5, 7, -np.inf]), np.float32([5, np.inf, np.inf]))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 9
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        reward = -float(np.abs(action - [2, 20, -1]) @ [0.1, 0.05, 0.5])
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), reward, self.left == 0, False, {}
+
+
+@pytest.mark.parametrize("low, high", [(-np.inf, np.inf), (0, np.inf), (0, 0)])
+def test_squash_wants_a_number_with_finite_bounds(low, high):
+    ppo.squash_rows(gymnasium.spaces.Box(np.float32([low, -9]), np.float32([high, 9])))
+    for space in (gymnasium.spaces.Box(low, high, (1,)), gymnasium.spaces.Discrete(3)):
+        with pytest.raises(SystemExit, match="--squash"):
+            ppo.squash_rows(space)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_page_says_what_the_trainer_does(name, monkeypatch):
     called, settings = {"scaled": ("cartpole", SETTINGS | SCALED), "dying": (brought.Dying, SETTINGS | SCALED),
-                        "tanh": ("pendulum", SETTINGS)}.get(name, (name, SETTINGS))
-    options = ({"num_envs": 8, "backend": "serial"} if name == "dying"
-               else {"num_envs": 32, "num_buffers": 1})
+                        "tanh": ("pendulum", SETTINGS), "one-sided": (OneSided, SETTINGS)}.get(name, (name, SETTINGS))
+    options = {"num_envs": 32, "num_buffers": 1}
+    if name in ("dying", "one-sided"):
+        options = {"num_envs": 8 if name == "dying" else 32, "backend": "serial"}
     envs = [vector.make(called, seed=3, env_kwargs=CASES[name], **options) for _ in range(2)]
     theirs = models.MinGRUPolicy(envs[0], hidden_size=16, num_layers=2,
                                  normalize=settings["norm_obs"])
-    if name == "tanh":
+    if name in ("tanh", "one-sided"):
         models.squash(theirs, envs[0].single_action_space)
     trainer = PuffeRL(env=envs[0], policy=theirs, data_dir=None, **settings)
     args = ppo.Args(env=name, hidden_size=16, num_layers=2, num_envs=32,
-                    squash=name == "tanh", **settings)
+                    squash=name in ("tanh", "one-sided"), **settings)
     heads = list(envs[1].action_heads or ())
     ours = ppo.Policy(math.prod(envs[1].observation_shape), heads, envs[1].action_dims, 16, 2)
     names = {key.replace("rnn.layers", "layers").replace("decoder.log_std", "log_std"): key

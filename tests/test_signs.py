@@ -171,6 +171,7 @@ def test_every_detector_has_a_failure():
     {"world": {"seen": 1.0}},
     {"world": {"bounds": (-1.0, 1.0)}}, {"world": {"bounds": (0.0, 10.0)}}, {"world": {"bounds": (-1e-3, 1e-3)}},
     {"world": {"bounds": (0.0, 500.0)}, "policy": squashed}, {"world": {"bounds": (-np.inf, np.inf)}},
+    {"world": {"bounds": (0.0, np.inf)}}, {"world": {"bounds": (100.0, np.inf)}, "policy": squashed},
     {"norm_obs": True, "world": {"observation": 1e5},
      "policy": lambda env: models.MinGRUPolicy(env, 32, normalize=True)},
 ], ids=lambda case: " ".join(case) or "nothing set")
@@ -318,12 +319,25 @@ def test_an_action_without_a_choice_has_no_reach():
     actions = np.full((4, 2, 2), 3.0, np.float32)
     actions[0] = 0.5
     metrics = signs.vital(flat, np.zeros((4, 2), np.float32), np.ones((5, 2), np.uint8), flags, flags, actions,
-                         models.finite_bounds(space))
+                         models.action_bounds(space))
     assert metrics["vital/action_reach"] == 0.25
     space = gymnasium.spaces.Box(np.int8(-128), np.int8(127), (2,), np.int8)  # 255 is beyond int8
     metrics = signs.vital(flat, np.zeros((4, 2), np.float32), np.ones((5, 2), np.uint8), flags, flags, actions,
-                         models.finite_bounds(space))
+                         models.action_bounds(space))
     assert metrics["vital/action_reach"] == 2.5 / 255
+
+
+@pytest.mark.parametrize("low, high, reach", [
+    ([-500, -np.inf], [500, np.inf], 0.002), ([-np.inf, 100], [np.inf, np.inf], 0.0), ([-1, 0], [1, np.inf], 1.0)])
+def test_the_reach_of_actions_has_each_number_that_has_a_bound(low, high, reach):
+    """An infinite bound of one number hides no other; all that lies below a bound is clipped to it."""
+    actions, flags = np.zeros((4, 2, 2), np.float32), np.zeros((4, 2), np.uint8)
+    actions[1:] = 1, 2
+    actions[0] = -1, -1
+    bounds = models.action_bounds(gymnasium.spaces.Box(np.float32(low), np.float32(high)))
+    metrics = signs.vital(np.zeros((5, 2, 1), np.float32), flags.astype(np.float32), np.ones((5, 2), np.uint8), flags,
+                          flags, actions, bounds)
+    assert metrics["vital/action_reach"] == reach
 
 
 def test_diagnose_a_finished_run(tmp_path, capsys):
