@@ -13,9 +13,15 @@ class Net(nn.Module):
         self.body(torch.zeros(2, *env.single_observation_space.shape))
         self.head = nn.Linear(hidden_size, int(env.single_action_space.n) + 1)
 
-    def forward(self, observations):
-        y = self.head(self.body(observations.float()))
+    def encode_observations(self, observations):
+        return self.body(observations.float())
+
+    def decode_actions(self, hidden):
+        y = self.head(hidden)
         return y[..., :-1], y[..., -1:]
+
+    def forward(self, observations):
+        return self.decode_actions(self.encode_observations(observations))
 
 
 class Threaded(Net):
