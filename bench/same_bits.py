@@ -157,7 +157,7 @@ TEXTS = {  # {name: the command}
     "error: choice": bad("--train.optimizer", "sgd"),
     "error: sizes": bad("--train.minibatch-size", "100"),
     "error: environment's setting": bad("--env.distance", "0"),
-    "error: backend": bad_env("gym/CartPole-v1", "--vec.backend", "native"),
+    "error: backend": bad("--vec.backend", "nativ"),
     "error: no GPU": bad("--train.device", "cuda"),
     "error: unused option": bad("--train.beta2", "0.9"),
     "error: no network": bad("--policy.name", "missing.py:Net"),
