@@ -72,6 +72,7 @@ bench: .venv/ready-test .venv-bench/ready  ## steps a second beside the floor an
 
 lint: .venv/ready-test
 	$(RUN) -m ruff check .
+	-@$(RUN) bench/size.py --summary
 
 .venv/ready-demo: requirements-play.txt
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.12"'

@@ -247,7 +247,7 @@ def resume(*options):
     import torch
 
     sys.path.insert(0, str(ROOT))
-    from same_bits import digest
+    from bench.same_bits import digest
 
     command = [sys.executable, "pufferl.py", "train", "breakout", "--train.total-timesteps",
                str(40 * 4096 * 64),

@@ -1,0 +1,3 @@
+#define OBSERVATION float
+#include "env.h"
+struct Env { ENV_COMMON int x }
