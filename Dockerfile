@@ -4,7 +4,7 @@
 #   docker build -t trainer --build-arg BASE=nvidia/cuda:13.0.2-devel-ubuntu24.04 --build-arg TORCH=cu130 .
 #   docker run -it --rm --gpus all trainer python pufferl.py train breakout --train.device cuda
 #   with a driver below 580: BASE=nvidia/cuda:12.6.3-devel-ubuntu24.04 and TORCH=cu126
-# --build-arg EXTRAS=1 adds the third-party environments of requirements-extras.txt and -nodeps.txt, and Java for MicroRTS.
+# --build-arg EXTRAS=1 adds the third-party environments of requirements/extras.txt and -nodeps.txt, and Java for MicroRTS.
 ARG BASE=ubuntu:24.04
 FROM ${BASE}
 ARG TORCH=cpu
@@ -21,10 +21,10 @@ ENV VIRTUAL_ENV=/opt/venv PATH=/opt/venv/bin:$PATH SDL_VIDEODRIVER=dummy MUJOCO_
 RUN python3 -m venv $VIRTUAL_ENV
 WORKDIR /workspace
 COPY requirements*.txt ./
-RUN case "$TORCH" in cpu) CUDA= ;; cu12*) CUDA="-r requirements-cuda12.txt" ;; *) CUDA="-r requirements-cuda.txt" ;; esac \
+RUN case "$TORCH" in cpu) CUDA= ;; cu12*) CUDA="-r requirements/cuda12.txt" ;; *) CUDA="-r requirements/cuda.txt" ;; esac \
     && pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/${TORCH} -r requirements.txt $CUDA \
-    && if [ "$EXTRAS" = 1 ]; then pip install --no-cache-dir -r requirements-extras.txt \
-        && pip install --no-cache-dir --no-deps -r requirements-nodeps.txt; fi
+    && if [ "$EXTRAS" = 1 ]; then pip install --no-cache-dir -r requirements/extras.txt \
+        && pip install --no-cache-dir --no-deps -r requirements/nodeps.txt; fi
 COPY . .
 # make takes the packages that are there already.
 RUN ln -s $VIRTUAL_ENV .venv && touch .venv/ready-demo .venv/ready

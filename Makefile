@@ -31,14 +31,14 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Where there is an NVIDIA GPU, what it needs is installed as well; without one, torch's build for a CPU, which is
 # gigabytes smaller, if its index can be reached.
-CUDA := $(if $(shell command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null),-r requirements-cuda.txt)
+CUDA := $(if $(shell command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null),-r requirements/cuda.txt)
 # make gpu takes the Python that is named, else that of .venv if it is there.
 ifeq ($(origin PYTHON),file)
 GPU_PYTHON := $(or $(wildcard $(RUN)),$(PYTHON))
 else
 GPU_PYTHON := $(PYTHON)
 endif
-TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements-play.txt)
+TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements/play.txt)
 CPU_BUILD := --index-url https://download.pytorch.org/whl/cpu $(QUICKLY)
 
 .PHONY: demo train test test-slow gpu bench lint clean
@@ -57,33 +57,33 @@ test: .venv/ready-test  ## every fast test
 	NUMBA_ENABLE_CUDASIM=1 NUMBA_DISABLE_JIT=1 $(RUN) -m pytest tests/test_cuda.py -m cudasim
 
 gpu:  ## on a GPU: tests, speed and learning, step by step, into docs/gpu; installs nothing (STEPS="smoke kernels" OUT=folder MINUTES=9)
-	$(GPU_PYTHON) tests/bench_gpu.py --out "$(or $(OUT),docs/gpu)"$(if $(MINUTES), --minutes $(MINUTES)) $(STEPS)
+	$(GPU_PYTHON) bench/bench_gpu.py --out "$(or $(OUT),docs/gpu)"$(if $(MINUTES), --minutes $(MINUTES)) $(STEPS)
 
 test-slow: .venv/ready-test  ## learning curves, sanitizers, crash tests
 	$(RUN) -m pytest -m "slow and not gpu"
 
 bench: .venv/ready-test .venv-bench/ready  ## steps a second beside the floor and a peer, kernels beside a copy, ...
-	$(RUN) tests/bench_env.py
-	$(RUN) tests/bench_kernels.py
-	$(RUN) tests/bench_products.py
-	$(RUN) tests/bench_train.py
-	$(RUN) tests/bench_train.py --precision bfloat16
-	$(RUN) tests/bench_peers.py
+	$(RUN) bench/bench_env.py
+	$(RUN) bench/bench_kernels.py
+	$(RUN) bench/bench_products.py
+	$(RUN) bench/bench_train.py
+	$(RUN) bench/bench_train.py --precision bfloat16
+	$(RUN) bench/bench_peers.py
 
 lint: .venv/ready-test
 	$(RUN) -m ruff check .
 	-@$(RUN) bench/size.py --summary
 
-.venv/ready-demo: requirements-play.txt
+.venv/ready-demo: requirements/play.txt
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.12"'
 	@command -v $${CC:-cc} >/dev/null || { echo "a C compiler is needed (Debian/Ubuntu: apt-get install gcc libc6-dev)"; exit 1; }
 	@$(HAS_VENV) >/dev/null 2>&1 || $(call venv,.venv)
 	@echo "installing torch and what playing needs into .venv: half a minute to two minutes"
 	@$(if $(CUDA),true,$(RUN) -c 'import torch' 2>/dev/null || $(call install,.venv,$(CPU_BUILD) $(TORCH)) 2>/dev/null || true)
-	@$(call install,.venv,-r requirements-play.txt)
+	@$(call install,.venv,-r requirements/play.txt)
 	@touch $@
 
-.venv/ready: .venv/ready-demo requirements.txt requirements-cuda.txt
+.venv/ready: .venv/ready-demo requirements.txt requirements/cuda.txt
 	@echo "installing what training needs besides: some seconds to a minute"
 	@$(call install,.venv,-r requirements.txt $(CUDA))
 	@# PufferLib's command, and `import pufferlib` from any folder (docs/from_pufferlib.md).
@@ -92,13 +92,13 @@ lint: .venv/ready-test
 	@echo '$(CURDIR)' > "$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pufferl.pth"
 	touch $@
 
-.venv/ready-test: .venv/ready requirements-test.txt
-	@$(call install,.venv,-r requirements-test.txt)
+.venv/ready-test: .venv/ready requirements/test.txt
+	@$(call install,.venv,-r requirements/test.txt)
 	touch $@
 
-.venv-bench/ready: requirements.txt requirements-bench.txt
+.venv-bench/ready: requirements.txt requirements/bench.txt
 	$(call venv,.venv-bench)
-	@$(call install,.venv-bench,-r requirements-bench.txt)
+	@$(call install,.venv-bench,-r requirements/bench.txt)
 	touch $@
 
 clean:

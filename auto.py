@@ -1,5 +1,5 @@
 """What "auto" means: rules that choose settings from what is known of an environment, so that one that nobody has tuned
-is learnt from without a setting. tests/bench_defaults.py measures how well.
+is learnt from without a setting. bench/bench_defaults.py measures how well.
 
     facts = facts_of(vecenv, agents, steps)          # what can be seen of it; pufferl.measure adds what a step costs
     chosen = decide(args["train"], facts)            # {setting: (value, reason)} of those that are "auto" in there

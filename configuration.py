@@ -40,7 +40,7 @@ import models
 import ocean
 import ocean.device
 import processes
-import ranks
+import data_parallel
 import tensors
 import vector
 import workers
@@ -408,7 +408,7 @@ def out_of_memory(settings):
         raise
 
 
-EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, ranks.RankError, vector.WorkerError,
+EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, data_parallel.RankError, vector.WorkerError,
             models.NetworkFault, ocean.MissingPackage, gymnasium.error.DependencyNotInstalled)
 REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -909,7 +909,7 @@ def sizes_of(settings, agents, where=""):
 
 def count_agents(args):
     """The agents of all ranks that the vec and env sections of `args` describe."""
-    vec, count = args["vec"], ranks.connect().count if ranks.started() else args["train"]["gpus"]
+    vec, count = args["vec"], data_parallel.connect().count if data_parallel.started() else args["train"]["gpus"]
     if vec["total_agents"] is not None:
         return vec["total_agents"] * count
     env = load_creator(args["env_name"]) or load_library(args["env_name"])
@@ -1126,7 +1126,7 @@ def choose_device(env, vec, train):
            "torch finds no GPU here" if not torch.cuda.is_available() else
            vector.why_not_on_gpu(env, vec["backend"], vec["num_buffers"]))
     if why is None:
-        return torch.device("cuda", ranks.connect().choose_gpu())
+        return torch.device("cuda", data_parallel.connect().choose_gpu())
     if asked == "cuda":
         raise ConfigError(f"vec.device = cuda: {getattr(env, 'name', 'this environment')} cannot step on a GPU: {why}. "
                           "Take auto or host.")
@@ -1135,7 +1135,7 @@ def choose_device(env, vec, train):
 
 
 def _say_host(env, why):
-    if ranks.connect().rank == 0:
+    if data_parallel.connect().rank == 0:
         print(f"vec.device: {env.name} steps on the host, because {why}", file=sys.stderr)
 
 
@@ -1272,7 +1272,7 @@ def _named_weights(args):
         path = find_model(args["load_model_path"], args["data_dir"], args["config_name"])
         return path, load_checkpoint(path)
 
-    return ranks.connect().first(read) if args.get("load_model_path") or args.get("baseline") else (None, None)
+    return data_parallel.connect().first(read) if args.get("load_model_path") or args.get("baseline") else (None, None)
 
 
 def _resumed_weights(args):
@@ -1281,7 +1281,7 @@ def _resumed_weights(args):
         path = find_run(args["resume"], args["data_dir"], args["config_name"], "trainer_state.pt")
         return list(load_checkpoint(path / "trainer_state.pt" if path.is_dir() else path))
 
-    return ranks.connect().first(read)
+    return data_parallel.connect().first(read)
 
 
 @out_of_memory("policy.hidden_size or rnn.num_layers")
@@ -1535,7 +1535,7 @@ def find_baseline(env_name):
 
 def read_baseline(env_name):
     """(weights, metadata) of it: the env, policy and rnn sections that it was trained with, its
-    score and its steps. `python watch.py ship` writes one."""
+    score and its steps. `python pufferl.py ship` writes one."""
     from safetensors import SafetensorError, safe_open
 
     path = find_baseline(env_name)

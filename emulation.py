@@ -8,7 +8,7 @@
     structure = observation.view(env.obs_dtype)                 # the fields of a Dict or Tuple space again, as views
     fields = nativize_tensor(observations, nativize_dtype(env)) # the same fields as torch tensors
 
-flat.py says what becomes of spaces and observations.
+flat_spaces.py says what becomes of spaces and observations.
 
 workers.py steps all of them through three methods: `views(rows, first)` takes the environment's part of one row of the
 rollout's arrays; `reset_into(view, seed)` and `step_into(view)` read the actions there and write everything else.
@@ -29,8 +29,8 @@ import numpy as np
 from gymnasium import spaces
 
 import absolute_imports  # noqa: F401  first
-import flat
-from flat import (  # noqa: F401  (others import these names from emulation)
+import flat_spaces
+from flat_spaces import (  # noqa: F401  (others import these names from emulation)
     Fault, FlatAction, FlatObservation, check_flag, check_info, check_late_masks, check_value, describe, find_mask,
     name_field, nativize_dtype, nativize_tensor, note_lost_mask, numeric_scalars, outside,
     source_checksum, space_dtype, store, warn_once,
@@ -666,14 +666,14 @@ PARALLEL = ("observations", "rewards", "terminated", "truncated", "infos")
 
 
 def explain(error):
-    """The Fault for an error in this file or flat.py that an environment's return value caused; None for
+    """The Fault for an error in this file or flat_spaces.py that an environment's return value caused; None for
     another error. Only the first step and reset are checked beforehand."""
     frames, trace = [], error.__traceback__
     while trace is not None:
         frames.append(trace.tb_frame)
         trace = trace.tb_next
     inner = next((frame for frame in reversed(frames) if "numpy" not in frame.f_code.co_filename), None)
-    if inner is None or inner.f_code.co_filename not in (__file__, flat.__file__):  # the environment's own
+    if inner is None or inner.f_code.co_filename not in (__file__, flat_spaces.__file__):  # the environment's own
         return None
     try:
         for known in (frame.f_locals for frame in reversed(frames)):

@@ -7,8 +7,8 @@
         engine.learn()                  # a minibatch's gradients, from the segments in arena["index"]
 
 `Autograd`, below, is the engine of any nn.Module: its own forward, torch's autograd, and one plain
-loop over `vecenv.wait` and `advance`. compiled.py has the engine of the default network on a CPU,
-fused.py those of a GPU: they compute the same in fewer calls; compiled.py can be deleted. They must not run
+loop over `vecenv.wait` and `advance`. fast/compiled.py has the engine of the default network on a CPU,
+fast/fused.py those of a GPU: they compute the same in fewer calls; fast/compiled.py can be deleted. They must not run
 in the place of a network that somebody has changed: `choose` compares them with the network's own
 forward and gradients on sample inputs before a run begins, and again after a checkpoint is loaded.
 It misses an edit that changes the results of these samples by less than 0.1%, or only those of other
@@ -29,12 +29,12 @@ from torch.nn.functional import softplus
 
 import kernels
 import models
-import products
-import ranks
+from fast import products
+import data_parallel
 from arena import clock
 from auto import drawn_steps
 from configuration import ConfigError, load_attribute, named
-from flat import source_checksum, warn_once
+from flat_spaces import source_checksum, warn_once
 from vector import SEEN
 
 # Operations of a pass through the network above which threads share each matrix product.
@@ -64,7 +64,7 @@ def has_bfloat16():
 
 
 def thread_safe(policy):
-    """Whether threads may run a network side by side: its modules are those of models.py, pictures.py and torch, or say
+    """Whether threads may run a network side by side: its modules are those of models.py, fast/pictures.py and torch, or say
     `thread_safe = True`, and nothing is `_for_one_thread`."""
     return not unsaid(policy) and not _for_one_thread(policy)
 
@@ -149,7 +149,7 @@ class Acting:
         self.precision = getattr(torch, config["precision"])
         if self.through_torch and self.precision == torch.bfloat16 and not has_bfloat16():
             self.precision = torch.float32
-            if ranks.connect().rank == 0:
+            if data_parallel.connect().rank == 0:
                 print("precision: float32, because torch takes up to ten times as long for bfloat16, which was asked "
                       "for, on a processor without it; --train.precision float32 asks for that", file=sys.stderr)
         self.chooses = bool(vecenv.action_heads)
@@ -174,7 +174,7 @@ class Acting:
     def _find_tiles(self):
         """products.Tiles, through which the network's linear maps go, or None: they go through torch. A network with
         other matrices, or larger ones, has it only on one thread, because torch's threads spin on
-        the cores that tile.c's want."""
+        the cores that fast/tile.c's want."""
         if not self.through_torch or self.precision != torch.float32 or self.config["compile"] or products.missing():
             return None
         known = (nn.Linear, nn.LSTM, nn.GRU)
@@ -525,7 +525,7 @@ class Autograd(Acting):
 
     @staticmethod
     def play(key, function, *arguments):
-        """Run a part of the epoch; fused.py replays what it has captured under `key`."""
+        """Run a part of the epoch; fast/fused.py replays what it has captured under `key`."""
         function(*arguments)
 
     def learn(self):
@@ -548,7 +548,7 @@ class Autograd(Acting):
         divergence = 0.5 * (self.new_ratios[alive] - 1).square().mean().item()  # Schulman's k2, for ratios near 1
         error = (self.new_values - seen)[alive].square().mean() / (seen[alive].square().mean() + 1e-12)
         known = self.precision != torch.float32 or self._takes_moments()  # it rounds more, or is told of anyway
-        if max(divergence, error.item()) > OTHER and not known and ranks.connect().rank == 0:
+        if max(divergence, error.item()) > OTHER and not known and data_parallel.connect().rank == 0:
             name = type(models.wrapped(self.policy)).__name__
             print(f"network: {name} does not learn what it does: before the first update, its outputs are not those of "
                   f"the rollout (probabilities by {divergence:.1e}, values by {error:.1e}). Dropout and other noise do "
@@ -677,7 +677,7 @@ class Autograd(Acting):
         return self
 
     def forget(self):
-        """Forget what was captured; see fused.py."""
+        """Forget what was captured; see fast/fused.py."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -891,7 +891,7 @@ def _error(ours, theirs, dims=None):
 
 
 class Restated:
-    """What compiled.py's and fused.py's engines share, beside Autograd or Graphs. Sample: their
+    """What fast/compiled.py's and fast/fused.py's engines share, beside Autograd or Graphs. Sample: their
     network, for `difference`; actors: one for each worker, which steps its agents."""
 
     @classmethod
@@ -956,7 +956,7 @@ def edited(policy, engine):
     return None
 
 
-# What compiled.py and fused.py restate of this file. After an edit of it they are not taken. To have them again, make
+# What fast/compiled.py and fast/fused.py restate of this file. After an edit of it they are not taken. To have them again, make
 # the same edit in both, run tests/test_engines.py, and write the checksum that it names.
 RESTATED = {Acting: ("_run_workers", "_rollout", "step", "_drawn", "_act", "_bootstrap", "_copy_state"),
             Autograd: ("learn", "_prepare", "_learn", "_inputs", "_state_of", "_pass", "_learn_part", "_loss")}
@@ -971,7 +971,7 @@ def checksum():
 def plain_engine(config):
     """The class of the engine that runs any network on train.device."""
     if config["device"] == "cuda":
-        from fused import Graphs
+        from fast.fused import Graphs
 
         return Graphs
     return Autograd
@@ -1032,14 +1032,14 @@ def choose(policy, vecenv, config):
     if why is None:
         try:
             if gpu:
-                from fused import Fused as engine
+                from fast.fused import Fused as engine
             else:
-                from compiled import Compiled as engine
+                from fast.compiled import Compiled as engine
         except ModuleNotFoundError as error:
             if error.name != "compiled":
                 raise
-            why = "there is no compiled.py"
-        except (RuntimeError, OSError) as error:  # tile.c is missing, or a compiler for it
+            why = "there is no fast/compiled.py"
+        except (RuntimeError, OSError) as error:  # fast/tile.c is missing, or a compiler for it
             why = str(error).splitlines()[0]
         else:
             why = engine.difference(policy, vecenv)

@@ -32,7 +32,7 @@ import numpy as np
 
 import absolute_imports
 import ocean
-import signs
+import diagnostics
 from emulation import (
     FlatObservation,
     GymnasiumVectorPufferEnv,
@@ -376,7 +376,7 @@ def check(creator, vecenv, settings, steps, seconds=15.0, show=lambda text: None
     problems, notes = _check_interface(creator(**settings))
     flat, ends, rewarded = FlatObservation(seen_space(vecenv.driver_env)), 0, False
     deadline = time.monotonic() + seconds
-    known, played = len(problems), signs.RandomPlay(vecenv.num_envs)
+    known, played = len(problems), diagnostics.RandomPlay(vecenv.num_envs)
     rng = np.random.default_rng(0)
     seen, rewards = vecenv.reset(seed=0)[0], np.zeros(vecenv.num_agents)
     vecenv.single_action_space.seed(0)

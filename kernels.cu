@@ -1,4 +1,4 @@
-// The kernels that take most of a GPU's time, in CUDA C++. cuda_cpp.py puts before this text, as C, the cells and
+// The kernels that take most of a GPU's time, in CUDA C++. fast/cuda_cpp.py puts before this text, as C, the cells and
 // the numbers of kernels.py that it names: a formula is changed there. Each kernel belongs to the public function of its
 // name, which checks all shapes. Arrays are contiguous; their sizes are as in that function's docstring.
 

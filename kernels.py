@@ -2,10 +2,10 @@
 
     from kernels import Arena, advantage, mingru_scan, ppo_loss
     python -m pytest tests/test_kernels.py        # every kernel against its float64 reference
-    python tests/bench_kernels.py                 # nanoseconds an element, and a plain copy's
+    python bench/bench_kernels.py                 # nanoseconds an element, and a plain copy's
 
 Read from top to bottom: scalar mathematics, then the kernels in the order in which an epoch meets
-them (sample, advantage, priorities, gather, MinGRU, loss, and what muon.py needs). A kernel has these parts:
+them (sample, advantage, priorities, gather, MinGRU, loss, and what optim.py needs). A kernel has these parts:
 
     *_cell      the mathematics of one element, on float32 scalars; its formula stands nowhere else (but two that a CPU
                 takes for many agents or steps at once: `_choose_rows` and `_head_rows`)
@@ -13,7 +13,7 @@ them (sample, advantage, priorities, gather, MinGRU, loss, and what muon.py need
                 contiguous axis innermost so that it vectorises. What it works with is given to it: if it makes an
                 array, numba says "NRT required but not enabled". A GPU runs it if it has none of the next two
     _*_cuda     the driver for a GPU: each of its threads has one lane, and neighbouring lanes are neighbours in memory
-    kernels.cu  C++ for a GPU in place of the driver; the cells that it names are translated to C for it (cuda_cpp.py)
+    kernels.cu  C++ for a GPU in place of the driver; the cells that it names are translated to C for it (fast/cuda_cpp.py)
     the public function: checks shapes and types and hands the arrays to the driver for the tensors' device. On a CPU
                 it uses as many threads as `with kernels.threads(n)` allows the caller (1 by default, because the
                 trainer's workers already run side by side), on a GPU torch's current stream
@@ -33,7 +33,7 @@ import torch
 from numba import njit, types
 from numba.extending import overload
 
-import cuda_cpp
+from fast import cuda_cpp
 from arena import (  # noqa: F401  (others import these names from kernels)
     FLOATS, HALF, INT0, ONE, ZERO, Arena, ask_ahead, cell, check_heads, check_index, check_log_std, check_numbers,
     check_rows, check_sizes, check_squash, checked, constant, device, distinct_driver, driver, f32, host, i32,
@@ -1390,7 +1390,7 @@ def write_back(index, new_values, new_ratios, counter, values, ratios):
 
 
 # --------------------------------------------------------------------------------------------------
-# The optimizer's kernels (muon.py): the gradients' norm, momentum, and the step, on the arena's flat ranges
+# The optimizer's kernels (optim.py): the gradients' norm, momentum, and the step, on the arena's flat ranges
 
 BLOCK = 4096
 SCALE, MOMENTUM, DECAY, RATE = range(4)  # places in `scalars`; gradients are clipped by SCALE

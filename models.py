@@ -44,8 +44,8 @@ from torch import nn
 import absolute_imports  # noqa: F401  first
 import emulation
 import kernels
-import pictures
-import recurrent
+from fast import pictures
+from fast import recurrent
 
 
 class NetworkFault(TypeError):
@@ -434,7 +434,7 @@ class MinGRUPolicy(_Recurrent):
     """The default policy: linear encoder, MinGRU layers with highway gates, one linear
     decoder for logits and value.
 
-    normalize: observations go through a `Normalizer` first. The engines of compiled.py and fused.py
+    normalize: observations go through a `Normalizer` first. The engines of fast/compiled.py and fast/fused.py
     compute the same without autograd. If `forward` is changed (here, in a subclass or by a hook),
     the trainer notices and runs `forward`; engines.py says how, and what it could overlook.
     """
@@ -463,7 +463,7 @@ class MinGRUPolicy(_Recurrent):
 
 class FeedForward(nn.Module):
     """A feed-forward policy for any flat observation; the template for your own: copy it and edit
-    encode_observations and decode_actions. As it stands here, compiled.py computes the same on a
+    encode_observations and decode_actions. As it stands here, fast/compiled.py computes the same on a
     CPU without autograd."""
 
     def __init__(self, env, hidden_size=128):
@@ -497,7 +497,7 @@ Default = FeedForward  # PufferLib's name; the default network here is MinGRUPol
 class Separate(nn.Module):
     """Policy and value in networks of their own, two tanh layers each, without memory, for plain
     numbers. The value's errors then cannot disturb what the policy sees (Andrychowicz et al. 2021,
-    3.2, on robots). As it stands here, compiled.py computes the same on a CPU without autograd."""
+    3.2, on robots). As it stands here, fast/compiled.py computes the same on a CPU without autograd."""
 
     def __init__(self, env, hidden_size=64):
         super().__init__()

@@ -12,7 +12,7 @@
 What is searched stands in the [sweep.SECTION.KEY] sections of config/*.ini. Gaussian processes for
 score, log cost and success choose the next trial. The file reads in that order: search space,
 Gaussian process, tuners. To change how a trial is chosen, edit `Protein._gain`. Every tuner has the
-methods suggest and observe. sweep.py runs the trials that are suggested here, and has the
+methods suggest and observe. tools/sweep/command.py runs the trials that are suggested here, and has the
 command line.
 """
 
@@ -504,7 +504,7 @@ class Random:
         self.sweep_settings, self.search_space = settings, search_space or {}
         if settings or env_name is not None:
             # Imported here, because sweep imports this file, and a tuner alone does not need it.
-            import sweep
+            from tools.sweep import command as sweep
 
             self.search_space = sweep.searched_settings(env_name, search_space,
                                                         sweep.settings_of(self)[1])
@@ -572,7 +572,7 @@ class Random:
         trial, which a warning says; any other ends the search. KeyboardInterrupt at Ctrl-C if no trial has ended yet.
         """
         if objective is None:
-            import sweep
+            from tools.sweep import command as sweep
 
             if self.env_name is None:
                 raise SpaceError("optimize() needs an objective, or the tuner an env_name.")
@@ -679,7 +679,7 @@ class Protein(Random):
     in log cost. A candidate that costs at most t improves the front there by max(0, score −
     front(t)); score and log cost are Gaussian, so the expected gain is P(cost ≤ t) · EI(score;
     front(t)). Its mean over all t would be the expected gain in hypervolume. One t at a time does
-    as well (tests/bench_protein.py) and suggests fewer points at the bounds, because cheap and dear
+    as well (bench/bench_protein.py) and suggests fewer points at the bounds, because cheap and dear
     trials take turns.
 
     The score's standard deviation is multiplied by 1 to OPTIMISM, drawn for each suggestion.
@@ -844,6 +844,6 @@ class Protein(Random):
 
 
 if __name__ == "__main__":
-    import sweep  # sweep imports this file once more, as the module `protein`
+    from tools.sweep import command as sweep  # sweep imports this file once more, as the module `protein`
 
     processes.run_command(sweep.main)

@@ -63,11 +63,11 @@ import engines
 import environments
 import kernels
 import models
-import muon
+import optim
 import ocean
-import ranks
+import data_parallel
 import runs
-import signs
+import diagnostics
 from arena import clock, compiling
 from auto import decide, drawn_steps, facts_of, plural
 from configuration import (  # load_* for scripts
@@ -94,7 +94,7 @@ from configuration import (  # load_* for scripts
     stem_of,
     typed,
 )
-from flat import HAIR
+from flat_spaces import HAIR
 from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
 from vector import Native, Tensors, make  # make for scripts too: make("breakout", num_envs=256)
 
@@ -123,7 +123,7 @@ class PuffeRL:
 
     def __init__(self, config=None, vecenv=None, policy=None, logger=None, *, env=None, **settings):
         config, vecenv, policy = what_is_what(config, vecenv if env is None else env, policy)
-        self.ranks = ranks.connect()
+        self.ranks = data_parallel.connect()
         agents = self.ranks.gather(vecenv.num_agents)
         config = sizes_of({**config, **settings}, sum(agents))
         c = self.config = Settings(check_train(config, vecenv, policy, sum(agents), self.ranks))
@@ -142,7 +142,7 @@ class PuffeRL:
         self.epoch, self._rollouts, self._override_lr, self._steps_before = 0, 0, None, 0
         self._minibatches_owed, self._rate_factor, self._rolled_out, self._closed = 0.0, 1.0, False, False
         self._started, self.losses, self._dashboard, self._last_log = clock(), {}, None, None
-        self.statistics, self.signs = Statistics(self.ranks.count), signs.Signs(c, sum(agents))
+        self.statistics, self.signs = Statistics(self.ranks.count), diagnostics.Signs(c, sum(agents))
         run_id = c.get("run_id") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         name = f"{self.env_name}_{self.ranks.share(run_id)}"
         self.run = runs.Run(None if c["data_dir"] is None else Path(c["data_dir"]) / name, self.env_name, c["keep"])
@@ -164,7 +164,7 @@ class PuffeRL:
         arena = self.arena = kernels.Arena()
         arena.adopt(self.policy)
         self.engine.register(arena)
-        self.optimizer = None if c["optimizer"] != "muon" else muon.Muon(  # before `allocate`: its state is in there
+        self.optimizer = None if c["optimizer"] != "muon" else optim.Muon(  # before `allocate`: its state is in there
             arena, c["momentum"], c["weight_decay"], c["max_grad_norm"], together=c["device"] == "cuda")
         for name, shape in (("ratios", (T, N)), ("advantages", (T, N)), ("segment_weights", (M,)),
                             ("settings", (len(kernels.LOSS_SETTINGS),)), ("beta", (1,)), ("rate", ()),
@@ -442,10 +442,10 @@ class PuffeRL:
                     "performance/epoch": self.epoch,
                     "performance/seconds_epoch": seconds * self.batch_size / (self.global_step - step)}
         shown = {name: self.engine.on_host(name).numpy() for name in ("rewards", "valid", "terminals", "truncations")}
-        few = slice(None), signs.AGENTS
+        few = slice(None), diagnostics.AGENTS
         shown |= {name: self.engine.on_host(name, few).numpy() for name in ("observations", "actions")}
         metrics["vital/observation_outside"] = float(self.statistics.outside)
-        metrics |= signs.vital(**shown, bounds=models.action_bounds(self.vecenv.single_action_space),
+        metrics |= diagnostics.vital(**shown, bounds=models.action_bounds(self.vecenv.single_action_space),
                                choices=models.sees_choices(self.vecenv))
         sentences = self.signs.see(self.global_step, metrics) if self.signs else []
         self.logger.log(metrics, self.global_step)
@@ -882,9 +882,9 @@ def follow_frozen(trainer):
 
 def count_outside(trainer):
     """Count what lies outside the declared space in a few of a rollout's observations, others in
-    each, for signs.py. What train.norm_obs normalises may reach twice the bounds."""
+    each, for diagnostics.py. What train.norm_obs normalises may reach twice the bounds."""
     T, N, flat = trainer.horizon, trainer.num_agents, trainer.observation
-    steps = max(1, T // 4), min(N, max(1, 4 * N * math.prod(flat.shape) // signs.SAMPLE))
+    steps = max(1, T // 4), min(N, max(1, 4 * N * math.prod(flat.shape) // diagnostics.SAMPLE))
     part = tuple(slice(trainer._rollouts % step, end, step)
                  for step, end in zip(steps, (T, N), strict=True))
     seen, valid = (trainer.engine.on_host(name, part).numpy() for name in ("observations", "valid"))
@@ -992,7 +992,7 @@ class Interrupts:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.requested = True
-        if ranks.connect().rank == 0:
+        if data_parallel.connect().rank == 0:
             print("\nstopping after this epoch, with a checkpoint; once more to leave at once",
                   file=sys.stderr)
 
@@ -1027,7 +1027,7 @@ def measure(env_name, args, vecenv, facts):
                        "horizon": MEASURED_HORIZON, "minibatch_size": "auto",
                        "max_minibatch_size": None, "log_interval": math.inf}}
     # environments may draw from global generators
-    with ranks.alone(), contextlib.ExitStack() as stack:
+    with data_parallel.alone(), contextlib.ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
         try:
@@ -1092,7 +1092,7 @@ class EpisodeEnds:
 def settle(env_name, args, vecenv):
     """Replace "auto" in the train section of `args` by numbers, and put the reasons into
     args["auto"]. Rank 0 chooses for all ranks. Returns the Facts that it chose by."""
-    group, section = ranks.connect(), args["train"]
+    group, section = data_parallel.connect(), args["train"]
     check_sizes(section)
     facts = facts_of(vecenv, sum(group.gather(vecenv.num_agents)), section["total_timesteps"])
 
@@ -1120,7 +1120,7 @@ def find_interrupted(group, args):
 
 def make_trainer(env_name, args):
     """(the trainer that a configuration describes, the Facts that "auto" was settled by)."""
-    group, vecenv = ranks.connect(), load_env(env_name, args)
+    group, vecenv = data_parallel.connect(), load_env(env_name, args)
     try:
         facts = settle(env_name, args, vecenv)
         if facts.here:
@@ -1187,9 +1187,9 @@ def describe(trainer, args, facts):
 def train(env_name, args=None):
     """Train and return the trainer, closed; its checkpoint and logs are in trainer.run_folder.
     args: from load_config, which is called if they are missing."""
-    args, group = load_config(env_name) if args is None else args, ranks.connect()
+    args, group = load_config(env_name) if args is None else args, data_parallel.connect()
     check_names(args)
-    if ranks.started():
+    if data_parallel.started():
         args["train"]["gpus"] = group.local_count
     if not args["resume"] and args["data_dir"] is not None:
         find_interrupted(group, args)
@@ -1216,7 +1216,7 @@ def train(env_name, args=None):
 
 def start(trainer, args, facts, say):
     """Resume or begin a run: make its logger and folder, and describe it."""
-    group = ranks.connect()
+    group = data_parallel.connect()
 
     def open_logger():
         try:
@@ -1239,7 +1239,7 @@ def start(trainer, args, facts, say):
 
 def learn(trainer, args):
     """Train until the steps are done or a stop is asked for, and show the progress."""
-    group, screen, shown, heard = ranks.connect(), trainer._dashboard, 0.0, True
+    group, screen, shown, heard = data_parallel.connect(), trainer._dashboard, 0.0, True
     keys = processes.Keys(group.rank == 0 and screen.console.is_terminal)
     screen.explaining = False if keys.possible else None
     with Interrupts(keys.leave) as interrupts, keys:
@@ -1267,11 +1267,11 @@ USAGE = """usage: python pufferl.py {train,eval,sweep,export,autotune,profile} E
 
   list [ENV]   the environments: what each is, sees and does, and what solving it takes; all of one
   train ENV    train a policy; Ctrl-C stops it with a checkpoint
-  eval ENV     play episodes with a trained policy: --load-model-path latest; the same as python watch.py ENV
+  eval ENV     play episodes with a trained policy: --load-model-path latest; the same as python pufferl.py eval ENV
   sweep ENV    search hyper-parameters; the same as python protein.py ENV
   export ENV   a trained policy as ONNX, for C or as a web page: --load-model-path latest --export.web FOLDER
   autotune ENV find the backend, workers and batch size that step it fastest here
-  profile ENV  where the time goes: tables, and a trace for a browser; the same as python speed.py profile ENV
+  profile ENV  where the time goes: tables, and a trace for a browser; the same as python pufferl.py profile ENV
   runs         the runs so far; runs show RUN: all of one; runs rm RUN: remove it
   plot RUN ... curves of a metric over the steps, in the terminal and as a picture: --metric entropy --output a.html
   diagnose RUN why a run did not learn: what its metrics say, and a page of its curves; a folder, latest, or ENV
@@ -1337,10 +1337,10 @@ def main(argv=None):
     if len(argv) < 2 or argv[1].startswith("-"):
         sys.exit(f"pufferl.py {argv[0]}: which environment? There are: {', '.join(ocean.names())}")
     try:
-        args = ranks.connect().first(lambda: load_config(argv[1], named_run(argv[1], argv[2:])))
-        gpus, started = args["train"]["gpus"], ranks.connect().local_count
-        if gpus > 1 and not ranks.started():
-            sys.exit(ranks.launch(gpus, [__file__, *argv]))
+        args = data_parallel.connect().first(lambda: load_config(argv[1], named_run(argv[1], argv[2:])))
+        gpus, started = args["train"]["gpus"], data_parallel.connect().local_count
+        if gpus > 1 and not data_parallel.started():
+            sys.exit(data_parallel.launch(gpus, [__file__, *argv]))
         if gpus != started and any(option.startswith("--train.gpus") for option in argv):
             raise ConfigError(f"train.gpus = {gpus}, but torchrun has started {started} on this "
                               "machine; leave it out.")
@@ -1348,15 +1348,15 @@ def main(argv=None):
     except (Exception, SystemExit) as error:  # an environment may exit
         text = error_text(error)
         # torchrun shows the traceback
-        if text is None or (ranks.started() and not isinstance(error, EXPECTED)):
+        if text is None or (data_parallel.started() and not isinstance(error, EXPECTED)):
             raise
         # Rank 0 says what happened to it or to all ranks alike, as a gradient that is not finite.
-        alike = isinstance(error, FloatingPointError) and ranks.connect().rank > 0
+        alike = isinstance(error, FloatingPointError) and data_parallel.connect().rank > 0
         sys.exit(1 if alike or getattr(error, "elsewhere", False) else f"pufferl.py: {text}")
 
 
 if __name__ == "__main__":
-    if ranks.started():
+    if data_parallel.started():
         from torch.distributed.elastic.multiprocessing.errors import record
 
         main = record(main)  # so that torchrun shows the traceback of the rank that failed first

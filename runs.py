@@ -425,7 +425,7 @@ class Run:
             self._held = None
 
     def log(self, metrics, sentences, step):
-        """Write an entry of metrics.jsonl; sentences: those of signs.py about it."""
+        """Write an entry of metrics.jsonl; sentences: those of diagnostics.py about it."""
         if self._metrics is not None:
             self._metrics.log(metrics, step)
         for sentence in sentences:

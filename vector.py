@@ -58,7 +58,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 import absolute_imports  # noqa: F401  first
-import cuda_cpp
+from fast import cuda_cpp
 import emulation
 import environments
 import kernels
@@ -336,7 +336,7 @@ class Vector:
 
 
 # --------------------------------------------------------------------------------------------------
-# Steps of environments in C from compiled code (compiled.py, fused.py), without the interpreter
+# Steps of environments in C from compiled code (fast/compiled.py, fast/fused.py), without the interpreter
 
 LONG, WORD = ir.IntType(64), ir.IntType(32)
 

@@ -29,7 +29,7 @@ import numpy as np
 
 import ocean
 import processes
-import signs
+import diagnostics
 
 # Raylib's codes of the keys that the window itself uses.
 ESCAPE, F12, CONTROL, R = 256, 301, 341, ord("R")
@@ -136,7 +136,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0, show=lambda te
     low, high = np.full(space.shape, np.inf), np.full(space.shape, -np.inf)
     ended, together, same_seed, unfinished = np.zeros(agents, int), True, True, False
     begun_low, begun_high = low.copy(), high.copy()  # bounds of episodes' first observations
-    played, largest_reward, held = signs.RandomPlay(num_envs), 0.0, 0
+    played, largest_reward, held = diagnostics.RandomPlay(num_envs), 0.0, 0
 
     def problem(key, text):
         problems.setdefault(key, text)

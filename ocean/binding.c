@@ -419,7 +419,7 @@ int ocean_keys(char* envs, int64_t index, char* text, int64_t size) {
 }
 
 #ifdef OCEAN_BENCH
-/* The plain C loop with which tests/bench_env.py compares Python. rows holds eight addresses for each of `horizon`
+/* The plain C loop with which bench/bench_env.py compares Python. rows holds eight addresses for each of `horizon`
  * steps. With bind each step has arrays of its own; without it only the actions are others. */
 void ocean_bench(char* envs, int64_t num_envs, int64_t steps, const int64_t* rows, int64_t horizon, int64_t bind) {
     Rows first = read_rows((Env*)envs, rows);

@@ -48,7 +48,7 @@ def why_not(library):
     if name := _recursion("".join(path.read_text() for path in _files(library.header) if path.parent != FOLDER)):
         return f"its function {name} calls itself, for which a GPU's thread has too little memory: write it as a loop"
     if "cupy" not in sys.modules and importlib.util.find_spec("cupy") is None:
-        return "there is no CuPy: pip install -r requirements-cuda.txt"
+        return "there is no CuPy: pip install -r requirements/cuda.txt"
     return None
 
 

@@ -4,7 +4,7 @@
  *     ./breakout policy.bin --episodes 100 --seed 7 --deterministic
  *     ./breakout frameskip=2 balls=0                                 settings by name; without a policy, at random
  *
- * It prints the means of the log over some episodes. With -DDRAW and raylib (or export.py's canvas.js, in a browser) it
+ * It prints the means of the log over some episodes. With -DDRAW and raylib (or tools/export.py's canvas.js, in a browser) it
  * shows the game: press a key of the game (the header's KEYS) to play the first agent, and Enter to stop playing it. */
 #ifndef DRAW
 #define WITHOUT_DRAWING

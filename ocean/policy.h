@@ -1,5 +1,5 @@
 /* Runs a trained default network (models.MinGRUPolicy: linear encoder, MinGRU layers with highway gates,
- * linear decoder) in plain C, from the file that `python export.py ENV --export.flat policy.bin`
+ * linear decoder) in plain C, from the file that `python pufferl.py export ENV --export.flat policy.bin`
  * writes. It needs libm only. A Policy has scratch memory, so it is for one thread.
  *
  *     Policy policy;

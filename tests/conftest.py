@@ -34,7 +34,7 @@ def one_torch_thread():
 @pytest.fixture(scope="session")
 def launcher():
     """Kernels as a GPU's compiler leaves them, each compiled once."""
-    pytest.importorskip("numba_cuda", reason="pip install -r requirements-test.txt")
+    pytest.importorskip("numba_cuda", reason="pip install -r requirements/test.txt")
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
     import ptx

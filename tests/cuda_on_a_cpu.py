@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import cuda_cpp
+from fast import cuda_cpp
 import kernels
 
 SHIM = Path(__file__).with_name("cuda_shim.h")

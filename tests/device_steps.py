@@ -12,7 +12,7 @@ import cuda_on_a_cpu
 import numpy as np
 import pytest
 
-import cuda_cpp
+from fast import cuda_cpp
 import ocean
 from ocean import device
 

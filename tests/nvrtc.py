@@ -35,7 +35,7 @@ def compile(source, name="kernel.cu", arch="sm_90", options=(), headers=None):
     include: text}. Raises RuntimeError with the compiler's log if it does not compile."""
     nvrtc, headers = library(), headers or {}
     if nvrtc is None:
-        raise RuntimeError("there is no libnvrtc here: pip install -r requirements-test.txt")
+        raise RuntimeError("there is no libnvrtc here: pip install -r requirements/test.txt")
     program = ctypes.c_void_p()
     texts = (ctypes.c_char_p * len(headers))(*(text.encode() for text in headers.values()))
     names = (ctypes.c_char_p * len(headers))(*(header.encode() for header in headers))

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import kernels
 import models
 import pufferl
-import ranks
+import data_parallel
 import vector
 
 AGENTS, HORIZON, DRAWN = 12, 8, 10  # of a rank; agents an environment times 12, steps, segments
@@ -33,7 +33,7 @@ def make_trainer(case, num_envs, folder, **settings):
     else:
         policy = models.LSTMWrapper(vecenv, models.FeedForward(vecenv, hidden_size=16),
                                     hidden_size=16)
-    if ranks.connect().rank > 0:  # rank 0's weights must win
+    if data_parallel.connect().rank > 0:  # rank 0's weights must win
         for parameter in policy.parameters():
             parameter.data.add_(1.0)
     config = {"horizon": HORIZON, "minibatch_size": 2 * DRAWN * HORIZON,
@@ -101,7 +101,7 @@ def full_disk(*_):
 
 
 def main(folder):
-    group, seen = ranks.connect(), {}
+    group, seen = data_parallel.connect(), {}
     for case in CASES:
         num_envs = AGENTS // 4 if case == "dead agents" else AGENTS
         trainer = make_trainer(case, num_envs, folder)

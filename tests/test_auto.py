@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import auto
 import configuration
-import export
+from tools import export
 import models
 import pufferl
 import vector

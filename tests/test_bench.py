@@ -44,7 +44,7 @@ def test_circles(other, at_import, all_of_them):
 
 def test_the_product_is_what_git_tracks():
     rows, figures = size.measure(size.ROOT)
-    assert {"pufferl.py", "ocean/device.py", "kernels.cu", "tile.c"} < rows.keys()
+    assert {"pufferl.py", "ocean/device.py", "kernels.cu", "fast/tile.c"} < rows.keys()
     assert not any(name.startswith(("tests/", "bench/")) for name in rows)
     assert figures["attributes of PuffeRL"][0] > 10 and figures["functions with trainer first"][0] > 0
 

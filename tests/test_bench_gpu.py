@@ -60,8 +60,8 @@ def test_without_a_gpu_it_says_so_in_one_line(tmp_path):
                           cwd=ROOT, capture_output=True, text=True, env=without_make())
     assert done.returncode != 0 and not (tmp_path / "out").exists()
     said = [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
-    assert len(said) == 1 and "finds no GPU" in said[0] and "tests/bench_gpu.py" in done.stdout
-    done = subprocess.run([sys.executable, "tests/bench_gpu.py", "smoke"], cwd=ROOT,
+    assert len(said) == 1 and "finds no GPU" in said[0] and "bench/bench_gpu.py" in done.stdout
+    done = subprocess.run([sys.executable, "bench/bench_gpu.py", "smoke"], cwd=ROOT,
                           capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.splitlines() == said
 
@@ -196,13 +196,13 @@ def test_each_step_runs_what_there_is():
                        re.MULTILINE)
     for word in bench_gpu.CAPTURES.split(" or "):
         assert any(word in name for name in named), word
-    options = {"tests/bench_train.py": (ROOT / "tests/bench_train.py").read_text().replace("_", "-")}
+    options = {"bench/bench_train.py": (ROOT / "bench/bench_train.py").read_text().replace("_", "-")}
     for step in bench_gpu.STEPS:
         for argument in step.arguments:
             if argument.startswith("tests/"):
                 assert (ROOT / argument).exists()
             if argument.startswith("--") and step.name.startswith("train-"):
-                assert f" {argument[2:]}: " in options["tests/bench_train.py"], argument
+                assert f" {argument[2:]}: " in options["bench/bench_train.py"], argument
 
 
 def test_requirements_of_a_gpu_are_those_that_make_and_the_container_install():
@@ -210,10 +210,10 @@ def test_requirements_of_a_gpu_are_those_that_make_and_the_container_install():
         text = (ROOT / f"requirements-{name}.txt").read_text()
         packages = set(re.findall(r"^[a-z][\w-]+(?:\[\w+\])?", text, re.MULTILINE))
         assert packages == {f"numba-cuda[cu{cuda}]", f"cupy-cuda{cuda}x", "nvidia-ml-py"}
-    assert "-r requirements-cuda.txt" in (ROOT / "Makefile").read_text()
+    assert "-r requirements/cuda.txt" in (ROOT / "Makefile").read_text()
     choice = re.search(r"case .* esac", (ROOT / "Dockerfile").read_text())[0]
-    for torch, file in (("cpu", ""), ("cu130", "-r requirements-cuda.txt"),
-                        ("cu126", "-r requirements-cuda12.txt")):
+    for torch, file in (("cpu", ""), ("cu130", "-r requirements/cuda.txt"),
+                        ("cu126", "-r requirements/cuda12.txt")):
         done = subprocess.run(["sh", "-c", f'TORCH={torch}; {choice}; echo "$CUDA"'],
                               capture_output=True, text=True)
         assert done.stdout.strip() == file
@@ -221,21 +221,21 @@ def test_requirements_of_a_gpu_are_those_that_make_and_the_container_install():
 
 def test_make_takes_the_python_that_is_named_or_that_of_the_venv(tmp_path):
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
-    (tmp_path / "requirements-play.txt").write_text("torch==1.0\n")
+    (tmp_path / "requirements/play.txt").write_text("torch==1.0\n")
     environment = {key: value for key, value in without_make().items() if key != "PYTHON"}
 
     def command(*arguments, **more):
         return subprocess.run(["make", "-n", "gpu", *arguments], cwd=tmp_path, capture_output=True, text=True,
                               env={**environment, **more}).stdout.strip()
 
-    assert command() == 'python3 tests/bench_gpu.py --out "docs/gpu"'
+    assert command() == 'python3 bench/bench_gpu.py --out "docs/gpu"'
     assert command("MINUTES=9").endswith(" --minutes 9")
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").touch()
-    assert command("STEPS=smoke kernels") == '.venv/bin/python tests/bench_gpu.py --out "docs/gpu" smoke kernels'
+    assert command("STEPS=smoke kernels") == '.venv/bin/python bench/bench_gpu.py --out "docs/gpu" smoke kernels'
     for where in ({"PYTHON": "python3.12", "OUT": "/tmp/a b"}, {}):
         named = () if where else ("PYTHON=python3.12", "OUT=/tmp/a b")
-        assert command(*named, **where) == 'python3.12 tests/bench_gpu.py --out "/tmp/a b"'
+        assert command(*named, **where) == 'python3.12 bench/bench_gpu.py --out "/tmp/a b"'
 
 
 def test_warnings_of_pip_are_no_part_of_the_line_that_changes(tmp_path):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-import catalogue
+from tools import catalogue
 import configuration
 import ocean
 import pufferl

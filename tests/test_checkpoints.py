@@ -17,7 +17,7 @@ from test_pufferl import Plain, make_trainer, run_epochs
 import checkpoints
 import configuration
 import pufferl
-import watch
+from tools import watch
 from checkpoints import WHOLE_RUN, CheckpointError, load, save
 from configuration import ConfigError
 

@@ -1,4 +1,4 @@
-"""compiled.py: a minibatch takes few calls, and what is kept of its kernels."""
+"""fast/compiled.py: a minibatch takes few calls, and what is kept of its kernels."""
 
 import math
 import os
@@ -13,7 +13,7 @@ import numba
 import pytest
 
 import arena
-import compiled
+from fast import compiled
 import kernels
 import models
 import pufferl

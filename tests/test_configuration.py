@@ -17,9 +17,9 @@ import auto
 import configuration
 import models
 import pufferl
-import ranks
+import data_parallel
 import vector
-import watch
+from tools import watch
 import workers
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -413,7 +413,7 @@ MANY = {
 
 @pytest.mark.parametrize("options", MANY)
 def test_numbers_that_the_machine_cannot_hold_start_nothing(options, capsys, monkeypatch):
-    for place, name in ((ranks, "launch"), (workers, "Process"), (pufferl, "PuffeRL"),
+    for place, name in ((data_parallel, "launch"), (workers, "Process"), (pufferl, "PuffeRL"),
                         (watch, "Play")):
         monkeypatch.setattr(place, name, None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

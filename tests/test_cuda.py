@@ -21,7 +21,7 @@ import torch
 
 import arena
 import kernels
-import muon
+import optim
 
 WHERE = ([pytest.param("simulator", marks=pytest.mark.cudasim)] if arena.SIMULATOR else
          ["ptx", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -104,7 +104,7 @@ for name in (
 ):
     globals()[f"test_{name}"] = borrowed(name)
 
-# Too large for the simulator; on a GPU these are for tests/bench_kernels.py and
+# Too large for the simulator; on a GPU these are for bench/bench_kernels.py and
 # the tests of the trainer.
 for name in ("muon", "muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero",
              "nan_moments_norm_and_muon"):
@@ -132,7 +132,7 @@ def launches():
             function(**tensors, **options)
         memory = kernels.Arena()
         memory.adopt(torch.nn.Linear(3, 2))
-        optimizer = muon.Muon(memory, together=True)
+        optimizer = optim.Muon(memory, together=True)
         memory.allocate()
         optimizer.step(0.1)
     return seen
@@ -142,7 +142,7 @@ def launches():
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)],
                          ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
 def test_every_driver_compiles_to_ptx(launches, capability):
-    pytest.importorskip("numba_cuda", reason="pip install -r requirements-test.txt")
+    pytest.importorskip("numba_cuda", reason="pip install -r requirements/test.txt")
     launcher = ptx.Launcher(capability)
     assert launches.keys() >= SINGLE and len(launches) >= len(SINGLE) + 1
     for name, (driver, arguments) in launches.items():

@@ -25,11 +25,11 @@ from hypothesis.strategies import booleans, integers, sampled_from
 from numba import njit
 
 import arena
-import cuda_cpp
-import fused
+from fast import cuda_cpp
+from fast import fused
 import kernels
 import models
-import muon
+import optim
 
 pytestmark = [pytest.mark.skipif(arena.SIMULATOR, reason="numba compiles nothing here"),
               pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")]
@@ -160,7 +160,7 @@ DOUBLES = {"priorities", "advantage_moments", "gradient_norm", "clip", "add_rows
                 params=[GENERATIONS[0], *(pytest.param(g, marks=pytest.mark.slow) for g in GENERATIONS[1:])])
 def compiled(request):
     if nvrtc.library() is None:
-        pytest.skip("there is no libnvrtc: pip install -r requirements-test.txt")
+        pytest.skip("there is no libnvrtc: pip install -r requirements/test.txt")
     return request.param, nvrtc.compile(kernels.CUDA.source, "kernels.cu", request.param, cuda_cpp.OPTIONS)
 
 
@@ -189,7 +189,7 @@ def test_all_stays_in_registers(generation):
     """What the assembler within NVRTC says of each kernel: nothing is moved to memory for want of registers."""
     library, program = nvrtc.library(), ctypes.c_void_p()
     if library is None:
-        pytest.skip("there is no libnvrtc: pip install -r requirements-test.txt")
+        pytest.skip("there is no libnvrtc: pip install -r requirements/test.txt")
     library.nvrtcCreateProgram(ctypes.byref(program), kernels.CUDA.source.encode(), b"kernels.cu", 0, None, None)
     options = [f"--gpu-architecture={generation}", *cuda_cpp.OPTIONS, "--ptxas-options=-v"]
     texts = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
@@ -269,7 +269,7 @@ def test_newton_schulz_in_one_launch(count, rows, columns, backwards, monkeypatc
     x[-1] *= 0 if count > 2 else 1e-4
     expected = torch.stack([reference.newton_schulz(matrix.double()) for matrix in x])
     y, gram, polynomial = (torch.full(shape, torch.nan) for shape in (x.shape, *2 * [(count, rows, rows)]))
-    muon.Muon(memory, together=True)._orthogonalise_together(x, y, gram, polynomial)
+    optim.Muon(memory, together=True)._orthogonalise_together(x, y, gram, polynomial)
     assert cupy.launches == ["newton_schulz"]
     torch.testing.assert_close(y.double(), expected, rtol=0, atol=1e-5)
 
@@ -289,7 +289,7 @@ def test_newton_schulz_takes_fewer_blocks_if_the_gpu_cannot_hold_all(monkeypatch
     expected = torch.stack([reference.newton_schulz(matrix.double()) for matrix in given])
     shapes = given.shape, given.shape, (40, 128, 128), (40, 128, 128)
     x, y, gram, polynomial = (torch.zeros(shape, device="cuda") for shape in shapes)
-    optimizer, graph = muon.Muon(memory, together=True), torch.cuda.CUDAGraph()
+    optimizer, graph = optim.Muon(memory, together=True), torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         x.copy_(given)
@@ -544,7 +544,7 @@ def results(monkeypatch, backwards):
     kernels.add_rows(pairs)
     memory = kernels.Arena()
     memory.adopt(torch.nn.Linear(33, 40))
-    optimizer = muon.Muon(memory, together=True)
+    optimizer = optim.Muon(memory, together=True)
     memory.allocate()
     memory.flat("gradients").normal_()
     outputs, written, states = Actor(40, 5, 9, 2, "squashed").step()

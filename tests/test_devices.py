@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_flatten
 
 import arena
 import engines
-import fused
+from fast import fused
 import models
 import pufferl
 from vector import make

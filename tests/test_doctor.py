@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import doctor
+from tools import doctor
 import pufferl
 
 
@@ -48,16 +48,16 @@ def test_features_are_the_compilers(monkeypatch):
     import ocean
 
     monkeypatch.setattr(ocean, "_macros", lambda *_: b"#define __AVX2__ 1\n#define __FMA__ 1\n")
-    assert doctor.look_features() == "avx2, fma; the products of tile.c take 8 float32 at once"
+    assert doctor.look_features() == "avx2, fma; the products of fast/tile.c take 8 float32 at once"
 
 
 def test_it_starts_where_torch_cannot_be_imported(tmp_path):
     """In a copy without the rest, in which importing torch raises."""
     root = Path(doctor.__file__).parent
-    for name in ("doctor.py", "processes.py"):
+    for name in ("tools/doctor.py", "processes.py"):
         shutil.copy(root / name, tmp_path)
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so is broken')")
-    done = subprocess.run([sys.executable, "doctor.py", "--seconds", "0"], cwd=tmp_path,
+    done = subprocess.run([sys.executable, "tools/doctor.py", "--seconds", "0"], cwd=tmp_path,
                           capture_output=True, text=True)
     assert done.returncode == 1 and "torch: ImportError: libtorch.so is broken" in done.stdout, (
         done.stderr)

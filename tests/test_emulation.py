@@ -29,7 +29,7 @@ from emulation import (
     new_rows,
     wrap,
 )
-from flat import encode_text
+from flat_spaces import encode_text
 
 # --------------------------------------------------------------------------------------------------
 # Spaces
@@ -853,7 +853,7 @@ def test_agents_with_different_spaces_are_refused():
 @pytest.mark.parametrize("module", ["butterfly.knights_archers_zombies_v11", "classic.rps_v2"])
 def test_a_wrapped_environment_is_a_valid_pettingzoo_environment(module):
     test = pytest.importorskip("pettingzoo.test",
-                               reason="needs pettingzoo and pygame (requirements-extras.txt)")
+                               reason="needs pettingzoo and pygame (requirements/extras.txt)")
     import importlib
 
     module = importlib.import_module(f"pettingzoo.{module}")
@@ -864,7 +864,7 @@ def test_a_wrapped_environment_is_a_valid_pettingzoo_environment(module):
 
 def test_stepping_past_pettingzoos_checks_changes_nothing():
     kaz = pytest.importorskip("pettingzoo.butterfly.knights_archers_zombies_v11",
-                              reason="needs pettingzoo and pygame (requirements-extras.txt)")
+                              reason="needs pettingzoo and pygame (requirements/extras.txt)")
     options = {"max_cycles": 300, "spawn_delay": 4, "line_death": True, "render_mode": "rgb_array"}
     slow, quick = kaz.parallel_env(**options), PettingZooPufferEnv(kaz.parallel_env(**options))
     assert type(quick._quick.aec_env) is kaz.raw_env and type(quick.env.aec_env) is not kaz.raw_env
@@ -895,7 +895,7 @@ def test_stepping_past_pettingzoos_checks_changes_nothing():
 @pytest.mark.filterwarnings("ignore")
 def test_turn_based_games_are_converted():
     tictactoe = pytest.importorskip(
-        "pettingzoo.classic.tictactoe_v3", reason="needs pettingzoo (requirements-extras.txt)"
+        "pettingzoo.classic.tictactoe_v3", reason="needs pettingzoo (requirements/extras.txt)"
     )
     env = wrap(tictactoe.raw_env())
     rows = new_rows(env, emulation.slots(env))

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import configuration
 import engines
 import models
-import products
+from fast import products
 import pufferl
 import vector
 
@@ -857,7 +857,7 @@ def test_learners_learn_side_by_side(monkeypatch):
 
 
 def own_network(threads, change=lambda policy: None):
-    """(the weights after an epoch, torch's threads in each of the network's maps by tile.c)."""
+    """(the weights after an epoch, torch's threads in each of the network's maps by fast/tile.c)."""
     torch.manual_seed(0)
     vecenv = vector.make("cartpole", num_envs=512, seed=1, num_threads=threads)
     policy, seen, multiply = models.FeedForward(vecenv, 128), [], products.multiply
@@ -1088,7 +1088,7 @@ TRAIN = ["train", "cartpole", "--env.num-envs", "64", "--train.total-timesteps",
 
 def assert_trains_without(done):
     assert done.returncode == 0, done.stderr
-    assert "engine autograd" in done.stdout and "there is no compiled.py" in done.stderr
+    assert "engine autograd" in done.stdout and "there is no fast/compiled.py" in done.stderr
 
 
 def test_the_trainer_does_without_the_fast_engines(tmp_path):
@@ -1103,8 +1103,8 @@ def test_the_fast_engines_can_be_deleted(tmp_path):
     """A fork that does not want them drops them, and trains."""
     copy = tmp_path / "fork"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(
-        ".*", "__pycache__", "tests", "docs", "experiments", "compiled.py", "fused.py", "tile.c"))
+        ".*", "__pycache__", "tests", "docs", "experiments", "fast/compiled.py", "fast/fused.py", "fast/tile.c"))
     code = ("import os, sys\n"  # `make` puts a checkout on the import path, where the fork would find them
-            "sys.path = [folder for folder in sys.path if not os.path.exists(os.path.join(folder, 'compiled.py'))]\n"
+            "sys.path = [folder for folder in sys.path if not os.path.exists(os.path.join(folder, 'fast/compiled.py'))]\n"
             f"import pufferl; pufferl.main({[*TRAIN, '--data-dir', str(tmp_path)]})")
     assert_trains_without(subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True))

@@ -295,8 +295,8 @@ def test_settings_and_default_counts():
 def test_dm_control_is_the_bare_environment():
     """Step by step and over episodes: the fields side by side, the limit as a truncation, the
     bounds of the actions."""
-    pytest.importorskip("dm_control", reason="needs dm_control (requirements-extras.txt)")
-    pytest.importorskip("shimmy", reason="needs shimmy (requirements-extras.txt)")
+    pytest.importorskip("dm_control", reason="needs dm_control (requirements/extras.txt)")
+    pytest.importorskip("shimmy", reason="needs shimmy (requirements/extras.txt)")
     from dm_control import suite
 
     name, rng, steps = "dm_control/cartpole/swingup", np.random.default_rng(0), 0
@@ -338,14 +338,14 @@ def cartridge(title):
 def test_pokemon_red_wants_a_rom_of_ones_own(tmp_path):
     with pytest.raises(ValueError, match=r"ROM of your own.*--env.rom"):
         vector.make("pyboy/pokemon_red")
-    pytest.importorskip("pyboy", reason="needs pyboy (requirements-extras.txt)")
+    pytest.importorskip("pyboy", reason="needs pyboy (requirements/extras.txt)")
     (tmp_path / "tetris.gb").write_bytes(cartridge("TETRIS"))
     with pytest.raises(ValueError, match="'TETRIS', expected POKEMON RED"):
         vector.make("pyboy/pokemon_red", env_kwargs={"rom": str(tmp_path / "tetris.gb")})
 
 
 def test_pokemon_red_is_rewarded_for_tiles_levels_and_badges(tmp_path):
-    pytest.importorskip("pyboy", reason="needs pyboy (requirements-extras.txt)")
+    pytest.importorskip("pyboy", reason="needs pyboy (requirements/extras.txt)")
     (tmp_path / "red.gb").write_bytes(cartridge("POKEMON RED"))
     env = environments.PokemonRed("pokemon_red", rom=str(tmp_path / "red.gb"), max_steps=4)
     first, _ = env.reset(seed=0)

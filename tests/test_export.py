@@ -1,4 +1,4 @@
-"""export.py, ocean/policy.h, ocean/main.c and the page: the same numbers and the
+"""tools/export.py, ocean/policy.h, ocean/main.c and the page: the same numbers and the
 same games as in Python."""
 
 import base64
@@ -26,13 +26,13 @@ from gymnasium import spaces
 from PIL import Image
 
 import emulation
-import export
+from tools import export
 import kernels
 import models
 import ocean
 import pufferl
 import vector
-from flat import encode_text
+from flat_spaces import encode_text
 
 ROOT = Path(__file__).resolve().parent.parent
 CC = next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)

@@ -34,7 +34,7 @@ import pufferlib.pytorch
 import pufferlib.spaces
 import pufferlib.vector
 import runs
-import sweep
+from tools.sweep import command as sweep
 import vector
 from pufferlib import NoLogger, Protein, PuffeRL
 from pufferlib.environments import classic_control

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import configuration
-import history
+from tools import history
 import pufferl
 import runs
 

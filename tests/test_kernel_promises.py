@@ -41,7 +41,7 @@ from test_kernels import (
 
 import arena
 import kernels
-import muon
+import optim
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -339,7 +339,7 @@ def test_nan_moments_norm_and_muon():
     assert math.isnan(kernels.gradient_norm(flat))
     for value in (NAN, math.inf):
         module = Weights([(3, 4), (5,)])
-        _, optimizer = adopted(module, lambda a: muon.Muon(a, together=kernels.on_gpu(flat)))
+        _, optimizer = adopted(module, lambda a: optim.Muon(a, together=kernels.on_gpu(flat)))
         before = module.tensors[0].detach().clone()
         module.tensors[0].grad[1, 1] = value
         assert not math.isfinite(optimizer.step(0.1))
@@ -579,7 +579,7 @@ def test_cpu_driver_is_vectorised(name):
         function, tensors, options = good_calls()[calls[name]]
         function(**tensors, **options)
     else:
-        _, optimizer = adopted(Weights([(3, 4)]), lambda a: muon.Muon(a))
+        _, optimizer = adopted(Weights([(3, 4)]), lambda a: optim.Muon(a))
         optimizer.step(0.1)
     assembly = assembly_of(compiled_anew(driver))
     wide = re.compile(r"\tv(?:div|rcp14)ps\t.*%[yz]mm" if DRIVERS[name] == "div"
@@ -665,7 +665,7 @@ def test_repeated_calls_keep_no_memory(call, counting):
 @pytest.mark.slow
 def test_muon_keeps_no_memory_and_makes_no_large_block(counting):
     module = Weights([(192, 64), (64, 118), (192, 64), (4, 64), (64,)])
-    arena, optimizer = adopted(module, lambda a: muon.Muon(a))
+    arena, optimizer = adopted(module, lambda a: optim.Muon(a))
     arena.flat("gradients").fill_(0.01)
     kept, peak, blocks = growth(lambda: optimizer.step(0.01), 20)
     assert kept < 4096 and peak < 65536 and blocks == 0

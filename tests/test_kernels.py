@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import arena
 import kernels
 import models
-import muon
+import optim
 import ppo
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -148,7 +148,7 @@ def test_arena_errors():
     with pytest.raises(ValueError, match="allocate"):
         arena.adopt(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="adopt"):
-        muon.Muon(kernels.Arena())
+        optim.Muon(kernels.Arena())
 
 
 def test_adopt_keeps_values_and_shares_memory():
@@ -1293,7 +1293,7 @@ SHAPES = [(4, 9), (9, 4), (6, 6), (5,), (3, 2, 2, 2), (6, 6), (1, 7), (7, 1), (9
           (65, 118), (1,)]
 
 
-@pytest.mark.parametrize("products", ["tile.c", "torch", "together"])
+@pytest.mark.parametrize("products", ["fast/tile.c", "torch", "together"])
 @pytest.mark.parametrize("max_grad_norm", [0.5, 1e9])
 @pytest.mark.parametrize("momentum, weight_decay", [(0.95, 0.1), (0.0, 0.0)])
 def test_muon(momentum, weight_decay, max_grad_norm, products, monkeypatch):
@@ -1301,9 +1301,9 @@ def test_muon(momentum, weight_decay, max_grad_norm, products, monkeypatch):
     if not together and kernels.on_gpu(torch.zeros(1)):
         pytest.skip("on a GPU small matrices go together")
     if products == "torch":  # as for large matrices
-        monkeypatch.setattr(muon, "missing", lambda: "no C compiler was found")
+        monkeypatch.setattr(optim, "missing", lambda: "no C compiler was found")
     module = Weights(SHAPES)
-    arena, optimizer = adopted(module, lambda a: muon.Muon(a, momentum, weight_decay,
+    arena, optimizer = adopted(module, lambda a: optim.Muon(a, momentum, weight_decay,
                                                               max_grad_norm, together))
     expected = [p.detach().double() for p in module.parameters()]
     momenta, rng = [torch.zeros_like(p) for p in expected], generator(1)
@@ -1341,7 +1341,7 @@ def test_muon_leaves_what_is_frozen(together):
     few = Weights([SHAPES[i] for i in rest])
 
     def make(arena):
-        return muon.Muon(arena, 0.9, 0.1, 1.0, together)
+        return optim.Muon(arena, 0.9, 0.1, 1.0, together)
 
     module = Weights(SHAPES)
     (arena, optimizer), (_, other) = adopted(module, make), adopted(few, make)
@@ -1377,7 +1377,7 @@ def test_muon_matrix_step_within_1e_5_of_the_reference():
     """The update alone, from weights of zero, so that no rounding of a weight hides it."""
     for shape in [(64, 64), (192, 64), (64, 118), (17, 3), (3, 257), (1, 1), (2, 5), (128, 90)]:
         module = Weights([shape, shape])
-        _, optimizer = adopted(module, lambda a: muon.Muon(a, 0.9, 0.0, 1e9))
+        _, optimizer = adopted(module, lambda a: optim.Muon(a, 0.9, 0.0, 1e9))
         for p in module.parameters():
             p.data.zero_()
             p.grad.copy_(torch.randn(shape, generator=generator(p.numel())))
@@ -1394,7 +1394,7 @@ def test_muon_gives_the_same_on_any_number_of_threads(monkeypatch):
 
     def weights(count):
         module = Weights([(60, 60)] * 8)
-        memory, optimizer = adopted(module, lambda a: muon.Muon(a, 0.9, 0.0, 1e9))
+        memory, optimizer = adopted(module, lambda a: optim.Muon(a, 0.9, 0.0, 1e9))
         memory.flat("gradients").copy_(torch.randn(memory.flat("gradients").shape, generator=generator(1)))
         with kernels.threads(count):
             for _ in range(10):
@@ -1408,7 +1408,7 @@ def test_muon_recovers_from_what_is_not_finite():
     """A momentum may be set from outside."""
     module, fresh = Weights([(5, 7)]), Weights([(5, 7)])
     fresh.load_state_dict(module.state_dict())
-    (arena, optimizer), (_, other) = (adopted(one, lambda a: muon.Muon(a, 0.9, 0.0, 1e9)) for one in (module, fresh))
+    (arena, optimizer), (_, other) = (adopted(one, lambda a: optim.Muon(a, 0.9, 0.0, 1e9)) for one in (module, fresh))
     before = arena.flat("weights").clone()
     arena.flat("momentum").fill_(math.nan)
     optimizer.step(0.1)
@@ -1424,7 +1424,7 @@ def test_muon_puts_small_matrices_together():
     """In few groups, none of which is large where its members are small; each matrix once."""
     shapes = [(64, 118), (192, 64), (192, 64), (4, 64), (512, 3000), (600, 512), (3, 40_000),
               (512, 3000)]
-    _, optimizer = adopted(Weights(shapes), lambda a: muon.Muon(a, together=True))
+    _, optimizer = adopted(Weights(shapes), lambda a: optim.Muon(a, together=True))
     groups = {shape: len(members) for shape, members in optimizer._shapes.items()}
     assert groups == {(512, 3000): 2, (512, 600): 1, (3, 40_000): 1, (64, 192): 4}
 
@@ -1435,7 +1435,7 @@ def test_muon_of_vectors_and_of_doubles_by_default(together):
     try:
         for shapes in ([(5,), (3,)], [(5, 3), (3,)]):
             module = Weights(shapes).float()
-            _, optimizer = adopted(module, lambda a: muon.Muon(a, together=together))
+            _, optimizer = adopted(module, lambda a: optim.Muon(a, together=together))
             before = [p.detach().clone() for p in module.parameters()]
             for p in module.parameters():
                 p.grad.fill_(0.1)
@@ -1450,7 +1450,7 @@ def test_muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero(together):
     if not together and kernels.on_gpu(torch.zeros(1)):
         pytest.skip("on a GPU small matrices go together")
     module = Weights(SHAPES)
-    arena, optimizer = adopted(module, lambda a: muon.Muon(a, 0.9, 0.0, 1.0, together))
+    arena, optimizer = adopted(module, lambda a: optim.Muon(a, 0.9, 0.0, 1.0, together))
     before = arena.flat("weights").clone()
     assert optimizer.step(0.1) == 0
     assert torch.equal(arena.flat("weights"), before)
@@ -1473,10 +1473,10 @@ def test_muon_against_torch(monkeypatch):
     """torch's takes one (a, b, c), damps its momentum (which the normalisation undoes)
     and works in bfloat16."""
     triple = (3.4445, -4.7750, 2.0315)
-    monkeypatch.setattr(muon, "NEWTON_SCHULZ", (triple,) * 5)
+    monkeypatch.setattr(optim, "NEWTON_SCHULZ", (triple,) * 5)
     shapes = [(64, 118), (192, 64), (40, 64), (17, 17)]
     module, theirs = Weights(shapes), Weights(shapes)
-    _, optimizer = adopted(module, lambda a: muon.Muon(a, 0.9, 0.1, 1e9))
+    _, optimizer = adopted(module, lambda a: optim.Muon(a, 0.9, 0.1, 1e9))
     other = torch.optim.Muon(theirs.parameters(), lr=0.02, weight_decay=0.1, momentum=0.9,
                              nesterov=True,
                              ns_coefficients=triple, ns_steps=5, adjust_lr_fn="original")
@@ -1495,7 +1495,7 @@ def test_muon_against_torch(monkeypatch):
 
 def test_muon_steps_an_adopted_lstm():
     module = Recurrent()
-    arena, optimizer = adopted(module, lambda a: muon.Muon(a, 0.9, 0.0, 1.0))
+    arena, optimizer = adopted(module, lambda a: optim.Muon(a, 0.9, 0.0, 1.0))
     assert len({arena.flat(g).numel() for g in ("weights", "gradients", "momentum", "updates")}) == 1
     torch.manual_seed(0)
     x, losses = torch.randn(9, 4, 5), []
@@ -1516,7 +1516,7 @@ def test_gradient_norm(n):
 
 def test_learning_rate_of_one_call_does_not_stick():
     module = Weights([(3, 3)])
-    _, optimizer = adopted(module, lambda a: muon.Muon(a, 0.0, 0.0, 1e9))
+    _, optimizer = adopted(module, lambda a: optim.Muon(a, 0.0, 0.0, 1e9))
     deltas = []
     for rate in (0.1, 0.0, 0.2):
         module.tensors[0].grad.copy_(torch.eye(3))

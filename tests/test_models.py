@@ -14,15 +14,15 @@ import test_devices
 import torch
 from conftest import slow_but
 
-import compiled
+from fast import compiled
 import configuration
-import fused
-import history
+from fast import fused
+from tools import history
 import kernels
 import models
-import pictures
+from fast import pictures
 import pufferl
-import sweep
+from tools.sweep import command as sweep
 
 # here fused is on a CPU
 both = pytest.mark.parametrize("engine", [compiled, fused], ids=["compiled", "fused"])

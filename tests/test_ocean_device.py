@@ -1,5 +1,5 @@
 """Environments in C on a GPU, without one: their kernels compile for it, and run as host C++ they do what the C library
-does, byte for byte, alone and in a trainer (fused.py) whose rollout is played from graphs."""
+does, byte for byte, alone and in a trainer (fast/fused.py) whose rollout is played from graphs."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from conftest import slow_but
 from test_devices import Recorder, install, launches, on_a_cpu
 
 import configuration
-import fused
+from fast import fused
 import kernels
 import models
 import ocean
@@ -31,7 +31,7 @@ ARCHS = ("sm_80", "sm_90", "sm_120")
 @pytest.fixture(autouse=True)
 def stand_in(request, monkeypatch):
     if request.node.get_closest_marker("gpu"):
-        pytest.importorskip("cupy", reason="pip install -r requirements-cuda.txt")
+        pytest.importorskip("cupy", reason="pip install -r requirements/cuda.txt")
         if not torch.cuda.is_available():
             pytest.skip("there is no CUDA device")
         return
@@ -50,7 +50,7 @@ def test_most_environments_are_plain_data():
 # The compiler
 
 
-@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements-test.txt")
+@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements/test.txt")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_header_is_cuda_too(name):
     """As far as its words go: no code is made."""
@@ -59,7 +59,7 @@ def test_a_header_is_cuda_too(name):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements-test.txt")
+@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements/test.txt")
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_header_compiles_for_every_gpu(name, arch):
@@ -69,7 +69,7 @@ def test_a_header_compiles_for_every_gpu(name, arch):
         assert f".entry device_{kernel}(" in ptx
 
 
-@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements-test.txt")
+@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements/test.txt")
 def test_products_and_sums_stay_apart():
     source = on_device.source(device_steps.library("continuous"))
     joined = [option for option in on_device.OPTIONS if "fmad" not in option]
@@ -77,7 +77,7 @@ def test_products_and_sums_stay_apart():
     assert "fma.rn.f32" not in nvrtc.compile(source, options=on_device.OPTIONS)
 
 
-@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements-test.txt")
+@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements/test.txt")
 def test_another_layout_is_an_error():
     library = device_steps.library("squared")
     library.log_offset += 4

@@ -8,7 +8,7 @@ import pytest
 import configuration
 import ocean
 import pufferl
-import watch
+from tools import watch
 
 SOLVED = {name: configuration.solved(name) for name in (*ocean.names(), "drone_race")
           if configuration.solved(name)}

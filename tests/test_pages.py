@@ -12,17 +12,17 @@ from unittest import mock
 import pytest
 import tour
 
-import catalogue
+from tools import catalogue
 import configuration
-import doctor
+from tools import doctor
 import environments
-import export
-import history
+from tools import export
+from tools import history
 import ocean.__main__
 import pufferl
-import speed
-import sweep
-import watch
+from tools import speed
+from tools.sweep import command as sweep
+from tools import watch
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = "README.md", *(f"docs/{name}.md"
@@ -100,7 +100,7 @@ def parse(tmp_path, monkeypatch):
         if words[0] == "make":
             return check_make(words[1:])
         monkeypatch.setattr(sys, "argv", words[2 if words[1] == "-m" else 1 :])
-        programs = {"pufferl.py": pufferl, "watch.py": watch, "-m": ocean.__main__}
+        programs = {"pufferl.py": pufferl, "tools/watch.py": watch, "-m": ocean.__main__}
         try:
             programs.get(words[1], sweep).main()
         except SystemExit as end:
@@ -154,8 +154,8 @@ def test_speeds_of_the_readme_are_of_the_settings_that_ship():
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     shipped = configuration.load_config("breakout")
     assert len(rows) >= 2 and all(machine and speed and command for machine, speed, command in rows)
-    assert rows[0][2] == f"`python tests/bench_train.py --minibatch-size {shipped['train']['minibatch_size']}`"
-    known = (ROOT / "tests/bench_train.py").read_text().replace("_", "-")
+    assert rows[0][2] == f"`python bench/bench_train.py --minibatch-size {shipped['train']['minibatch_size']}`"
+    known = (ROOT / "bench/bench_train.py").read_text().replace("_", "-")
     assert all(f"\n    {option}: " in known for row in rows for option in re.findall(r"--([\w-]+)", row[2]))
 
 
@@ -170,7 +170,7 @@ def test_what_is_misspelt_is_found(parse):
                  "python protein.py breakout --sweep.train.gama.max 1",
                  "python protein.py report a --outputs b",
                  "python -m ocean squared --chek", "python -m ocean squared --set distanc=3",
-                 "make trian", "make -C breakout_c ran", "python watch.py ship brekout",
+                 "make trian", "make -C breakout_c ran", "python pufferl.py ship brekout",
                  "python pufferl.py runs sho latest",
                  "python pufferl.py list brekout", "python pufferl.py doctor --seconds ten",
                  "python pufferl.py diagnose",

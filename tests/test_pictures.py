@@ -1,4 +1,4 @@
-"""pictures.py against torch's own layers."""
+"""fast/pictures.py against torch's own layers."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from torch import nn
 import engines
 import kernels
 import models
-import pictures
+from fast import pictures
 import pufferl
 import vector
 

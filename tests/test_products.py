@@ -1,4 +1,4 @@
-"""The matrix products of tile.c against float64 for all kinds of shapes, and torch's linear maps through them.
+"""The matrix products of fast/tile.c against float64 for all kinds of shapes, and torch's linear maps through them.
 
     python -m pytest tests/test_products.py -k accumulate
 """
@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 import kernels
-import products
+from fast import products
 
 assert products.missing() is None
 
@@ -77,7 +77,7 @@ TILES = {  # what the same text is compiled for: (compiler, flags, what runs it)
 
 @pytest.mark.parametrize("target", TILES)
 def test_tile_on_every_processor(tmp_path, target):
-    """tile.c beside plain loops in double precision, at awkward sizes. Debian's
+    """fast/tile.c beside plain loops in double precision, at awkward sizes. Debian's
     gcc-aarch64-linux-gnu and qemu-user-static stand for a processor with NEON."""
     compiler, flags, runner = TILES[target]
     missing = [tool for tool in (compiler, *runner) if not shutil.which(tool)]

@@ -16,7 +16,7 @@ from conftest import slow_but
 import configuration
 import ocean
 import protein
-import sweep
+from tools.sweep import command as sweep
 from protein import GP, Grid, ParetoGenetic, Protein, Random, Space, SpaceError
 
 UNIT = {"distribution": "uniform", "min": 0, "max": 1}
@@ -522,7 +522,7 @@ def test_curves_teach_without_counting_a_lucky_trial_five_times():
 
 
 def test_suggestions_after_many_observations_come_from_the_models():
-    """How long one takes is for tests/bench_protein.py --times to say."""
+    """How long one takes is for bench/bench_protein.py --times to say."""
     rng = np.random.default_rng(0)
     tuner = Protein(search_space={f"env.x{i}": UNIT for i in range(15)}, num_trials=500, seed=0)
     for _ in range(500):

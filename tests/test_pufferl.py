@@ -26,7 +26,7 @@ import kernels
 import models
 import pufferl
 import vector
-import watch
+from tools import watch
 
 
 def make_trainer(

@@ -12,7 +12,7 @@ from test_sweep import FAKE_SPACE, record
 import configuration
 import models
 from protein import Random
-from sweep_trials import Ledger, write_json
+from tools.sweep.trials import Ledger, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = re.split(r"^## ", (ROOT / "docs" / "recipes.md").read_text(), flags=re.M)[1:]

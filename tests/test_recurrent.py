@@ -1,4 +1,4 @@
-"""recurrent.py against torch's own layers, called step by step."""
+"""fast/recurrent.py against torch's own layers, called step by step."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import kernels
-import recurrent
+from fast import recurrent
 
 KINDS = [nn.LSTM, nn.GRU]
 

@@ -34,8 +34,8 @@ import configuration
 import models
 import pufferl
 import runs
-import speed
-import sweep
+from tools import speed
+from tools.sweep import command as sweep
 import vector
 from pufferl import ConfigError, PuffeRL, make
 

@@ -23,7 +23,7 @@ import scale_rank
 import torch
 from scale_rank import AGENTS, CASES, DRAWN
 
-import ranks
+import data_parallel
 import vector
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -125,7 +125,7 @@ def test_a_last_checkpoint_that_cannot_be_written_ends_all_ranks_with_an_error(t
 
 
 def test_a_restart_looks_past_folders_that_are_no_runs(tmp_path, monkeypatch):
-    group = ranks.Ranks()
+    group = data_parallel.Ranks()
     for name, text in {"a": "[]", "b": "{", "c": '{"launch": 5}',
                        "d": '{"launch": [["here:1", "x"]]}', "e": "[" * 9999,
                        "mine": '{"launch": [["here:1", 7.0]]}', "f": '{"launch": [[1]]}'}.items():
@@ -172,19 +172,19 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1] if current else 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties",
                         lambda gpu: SimpleNamespace(uuid=uuids[gpu]))
-    second = ranks.Ranks(rank=1, count=2, local_rank=1, local_count=2)
+    second = data_parallel.Ranks(rank=1, count=2, local_rank=1, local_count=2)
     monkeypatch.setattr(second, "gather", lambda own: [(own[0], "A"), own])
     assert second.choose_gpu() == 1 and current == [1]
     current[:], second.given = [0], True  # whoever made the group has chosen
-    with pytest.raises(ranks.RankError, match="2 ranks have 1 GPUs"):
+    with pytest.raises(data_parallel.RankError, match="2 ranks have 1 GPUs"):
         second.choose_gpu()
 
 
 def test_one_rank_is_no_group(monkeypatch):
-    monkeypatch.setattr(ranks, "_connected", None)
+    monkeypatch.setattr(data_parallel, "_connected", None)
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1")):
         monkeypatch.setenv(name, value)
-    group, values = ranks.connect(), np.ones(2)
+    group, values = data_parallel.connect(), np.ones(2)
     assert (group.rank, group.count) == (0, 1) and not torch.distributed.is_initialized()
     assert group.sum(values) is values and group.gather(3) == [3] and group.first(lambda: 4) == 4
     assert group.merge_log({"score": 1.0, "n": 2}) == {"score": 1.0, "n": 2} and group.bytes == 0

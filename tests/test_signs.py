@@ -1,4 +1,4 @@
-"""signs.py: each detector names a failure that is planted in a real run, and
+"""diagnostics.py: each detector names a failure that is planted in a real run, and
 stays silent on others."""
 
 import json
@@ -14,7 +14,7 @@ from gymnasium import spaces
 import models
 import pufferl
 import runs
-import signs
+import diagnostics
 import vector
 
 SETTINGS = {"horizon": 16, "minibatch_size": 64, "replay_ratio": 2, "learning_rate": 0.01,
@@ -79,7 +79,7 @@ def change_metrics(**functions):
     """Let a metric be another function of the entry's number: for what no
     small run does by itself."""
     def meddle(patch):
-        see, count = signs.Signs.see, [0]
+        see, count = diagnostics.Signs.see, [0]
 
         def changed(self, step, metrics):
             count[0] += 1
@@ -88,7 +88,7 @@ def change_metrics(**functions):
             metrics.update({name: value for name, value in others.items() if name in metrics})
             return see(self, step, metrics)
 
-        patch.setattr(signs.Signs, "see", changed)
+        patch.setattr(diagnostics.Signs, "see", changed)
     return meddle
 
 
@@ -97,14 +97,14 @@ def test_returns_of_random_play(drift, said):
     """The agents of an environment share their rewards."""
     rng, found = np.random.default_rng(0), 0
     for _ in range(50):
-        played = signs.RandomPlay(2)
+        played = diagnostics.RandomPlay(2)
         for episode in range(40):
             rewards = np.repeat(rng.normal(drift * episode, 1, 2), 20)
             played.add(rewards, np.zeros(40, bool))
             played.add(rewards, np.ones(40, bool))
         found += played.moved() is not None
     assert found == (50 if said else 0)
-    assert signs.RandomPlay(3).moved() is None
+    assert diagnostics.RandomPlay(3).moved() is None
 
 
 def squashed(env):
@@ -159,7 +159,7 @@ def test_a_planted_failure_is_named(name):
 
 
 def test_every_detector_has_a_failure():
-    assert {name.removeprefix("sign_") for name in dir(signs.Signs) if name.startswith("sign_")} == set(FAILURES)
+    assert {name.removeprefix("sign_") for name in dir(diagnostics.Signs) if name.startswith("sign_")} == set(FAILURES)
 
 
 @pytest.mark.parametrize("case", [
@@ -181,7 +181,7 @@ def test_a_healthy_run_is_left_alone(case):
 
 @pytest.mark.parametrize(("slope", "expected"), [(1.0, False), (0.0, True), (-1.0, True)])
 def test_large_updates_are_no_trouble_while_the_score_rises(slope, expected):
-    found = signs.Signs({"total_timesteps": 100}, agents=16)
+    found = diagnostics.Signs({"total_timesteps": 100}, agents=16)
     for step in range(1, 30):
         found.see(step, {"losses/approx_kl": 0.3, "environment/episode_return": slope * step})
     assert ("sign_rate_too_high" in found.said) == expected
@@ -192,11 +192,11 @@ def test_large_updates_are_no_trouble_while_the_score_rises(slope, expected):
     ([0.0, 0.1, 0.9, 0.0, 0.1, 0.0, 0.1, 0.0, 0.1, 0.0, 0.1], False),
     ([-0.5] * 4 + [0.9, -0.8] * 8 + [-0.5] * 12, False), ([0.0] * 5 + [0.9] * 10 + [0.5] * 15, False)])
 def test_a_lost_score_was_there_for_long_and_is_gone(returns, expected):
-    found = signs.Signs({"total_timesteps": len(returns)}, agents=16)
+    found = diagnostics.Signs({"total_timesteps": len(returns)}, agents=16)
     for step, value in enumerate(returns, 1):
         found.see(step, {"environment/episode_return": value, "environment/score": value})
     assert ("sign_score_lost" in found.said) == expected
-    found = signs.Signs({"total_timesteps": len(returns)}, agents=16)
+    found = diagnostics.Signs({"total_timesteps": len(returns)}, agents=16)
     for step, value in enumerate(returns, 1):  # as with a bonus that fades out
         found.see(step, {"environment/episode_return": value, "environment/score": step})
     assert "sign_score_lost" not in found.said
@@ -204,7 +204,7 @@ def test_a_lost_score_was_there_for_long_and_is_gone(returns, expected):
 
 def entries(name, **metrics):
     """Whether a detector speaks in a run of 40 entries; metrics: the value of each, by the entry's number."""
-    found = signs.Signs({**SETTINGS, "total_timesteps": 40 * 256}, AGENTS)
+    found = diagnostics.Signs({**SETTINGS, "total_timesteps": 40 * 256}, AGENTS)
     for n in range(40):
         found.see(256 * (n + 1), {key.replace("__", "/"): value(n) for key, value in metrics.items()})
     return f"sign_{name}" in found.said
@@ -221,7 +221,7 @@ def test_a_return_that_fell(returns, expected):
 
 
 def test_a_resumed_run_has_no_untrained_returns():
-    found = signs.Signs({**SETTINGS, "total_timesteps": 80 * 256}, AGENTS)
+    found = diagnostics.Signs({**SETTINGS, "total_timesteps": 80 * 256}, AGENTS)
     for n in range(40):
         found.see(256 * (n + 41), {"environment/episode_return": 0.9 if n < 8 else 0.1})
     assert "sign_return_fell" not in found.said
@@ -245,7 +245,7 @@ def test_steps_that_all_end_episodes(returns, cut, expected):
     (0.99, 6_000, "environment/episode_return_max", False)])
 def test_episodes_that_never_end(gamma, steps, ends, expected):
     """Two entries are enough; an end without a log is one."""
-    found = signs.Signs({"gamma": gamma}, AGENTS)
+    found = diagnostics.Signs({"gamma": gamma}, AGENTS)
     metrics = {"vital/terminated": 0.0, "vital/truncated": 0.0} | ({ends: 1.0} if ends else {})
     for n in range(2):
         found.see(256 + n * steps * AGENTS, metrics)
@@ -263,7 +263,7 @@ def test_the_end_of_a_run_and_diagnose_agree_that_no_episode_ended(tmp_path, cap
     pufferl.main(["diagnose", str(tmp_path)])
     told = capsys.readouterr().out
     trainer = types.SimpleNamespace(global_step=4 * steps, uptime=1.0, environment={},
-                                    run_folder=None, signs=signs.read(tmp_path)[0])
+                                    run_folder=None, signs=diagnostics.read(tmp_path)[0])
     for entry in lines:
         trainer.signs.see(entry["step"], entry)
     closing = "\n".join(runs.closing(trainer, {"config_name": "mine"}, "", (None, None)))
@@ -295,7 +295,7 @@ def test_an_episode_that_is_not_logged_has_ended():
 
 
 def test_a_sentence_comes_once_and_says_what_to_try():
-    found = signs.Signs({"horizon": 16, "minibatch_size": 256, "replay_ratio": 1.0}, agents=16)
+    found = diagnostics.Signs({"horizon": 16, "minibatch_size": 256, "replay_ratio": 1.0}, agents=16)
     first = found.see(256, {"losses/entropy": 1.0})
     assert len(first) == 1 and "--train.minibatch-size" in first[0]
     assert found.see(512, {"losses/entropy": 1.0}) == []
@@ -307,7 +307,7 @@ def test_vital_looks_at_live_agents_only():
     valid = np.ones((5, 2), np.uint8)
     valid[:, 1] = 0
     flags = np.zeros((4, 2), np.uint8)
-    metrics = signs.vital(observations, np.full((4, 2), [2.0, -9.0], np.float32), valid,
+    metrics = diagnostics.vital(observations, np.full((4, 2), [2.0, -9.0], np.float32), valid,
                           flags, flags)
     assert metrics["vital/reward_min"] == metrics["vital/reward_max"] == 2
     assert metrics["vital/observation_max"] == 0 and metrics["vital/observation_constant"] == 1
@@ -318,11 +318,11 @@ def test_an_action_without_a_choice_has_no_reach():
     space = gymnasium.spaces.Box(np.array([-1, 3], np.float32), np.array([1, 3], np.float32))
     actions = np.full((4, 2, 2), 3.0, np.float32)
     actions[0] = 0.5
-    metrics = signs.vital(flat, np.zeros((4, 2), np.float32), np.ones((5, 2), np.uint8), flags, flags, actions,
+    metrics = diagnostics.vital(flat, np.zeros((4, 2), np.float32), np.ones((5, 2), np.uint8), flags, flags, actions,
                          models.action_bounds(space))
     assert metrics["vital/action_reach"] == 0.25
     space = gymnasium.spaces.Box(np.int8(-128), np.int8(127), (2,), np.int8)  # 255 is beyond int8
-    metrics = signs.vital(flat, np.zeros((4, 2), np.float32), np.ones((5, 2), np.uint8), flags, flags, actions,
+    metrics = diagnostics.vital(flat, np.zeros((4, 2), np.float32), np.ones((5, 2), np.uint8), flags, flags, actions,
                          models.action_bounds(space))
     assert metrics["vital/action_reach"] == 2.5 / 255
 
@@ -335,7 +335,7 @@ def test_the_reach_of_actions_has_each_number_that_has_a_bound(low, high, reach)
     actions[1:] = 1, 2
     actions[0] = -1, -1
     bounds = models.action_bounds(gymnasium.spaces.Box(np.float32(low), np.float32(high)))
-    metrics = signs.vital(np.zeros((5, 2, 1), np.float32), flags.astype(np.float32), np.ones((5, 2), np.uint8), flags,
+    metrics = diagnostics.vital(np.zeros((5, 2, 1), np.float32), flags.astype(np.float32), np.ones((5, 2), np.uint8), flags,
                           flags, actions, bounds)
     assert metrics["vital/action_reach"] == reach
 
@@ -381,13 +381,13 @@ def test_diagnose_a_finished_run(tmp_path, capsys):
 def test_vital_sees_large_observations_change():
     observations = np.random.default_rng(0).integers(0, 255, (9, 4, 84, 84, 4)).astype(np.uint8)
     valid, flags = np.ones((9, 4), np.uint8), np.zeros((8, 4), np.uint8)
-    metrics = signs.vital(observations, np.zeros((8, 4), np.float32), valid, flags, flags)
+    metrics = diagnostics.vital(observations, np.zeros((8, 4), np.float32), valid, flags, flags)
     assert metrics["vital/observation_constant"] < 1 and metrics["vital/observation_max"] > 200
 
 
 def test_the_size_of_an_index_is_no_sign():
     indices, flags = np.random.default_rng(0).integers(0, 10**5, (9, 4, 1)), np.zeros((8, 4), np.uint8)
-    metrics = signs.vital(indices, np.zeros((8, 4), np.float32), np.ones((9, 4), np.uint8), flags, flags, choices=True)
+    metrics = diagnostics.vital(indices, np.zeros((8, 4), np.float32), np.ones((9, 4), np.uint8), flags, flags, choices=True)
     assert metrics["vital/observation_constant"] == 0 and "vital/observation_max" not in metrics
     for space, choices in ((spaces.Discrete(10), True), (spaces.Box(0, 1, (2,)), False),
                            (spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(0, 1, (2,))), True)):
@@ -396,6 +396,6 @@ def test_the_size_of_an_index_is_no_sign():
 
 
 def test_a_resumed_run_counts_its_own_steps():
-    found = signs.Signs({"total_timesteps": 10**8}, agents=4)
+    found = diagnostics.Signs({"total_timesteps": 10**8}, agents=4)
     for step in range(10**6, 10**6 + 10):
         assert not found.see(step, {"vital/terminated": 0.0, "vital/truncated": 0.0})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kernels
-import speed
+from tools import speed
 import vector
 
 NET = """

@@ -1,4 +1,4 @@
-"""sweep.py and sweep_trials.py: the ledger under several owners and kills; sweeps with a stand-in trainer, and with the
+"""tools/sweep/command.py and tools/sweep/trials.py: the ledger under several owners and kills; sweeps with a stand-in trainer, and with the
 real one (slow), on one machine and on Ray."""
 
 import contextlib
@@ -20,12 +20,12 @@ from test_runs_loggers import OFFLINE, wandb_records
 
 import configuration
 import runs
-import signs
-import sweep
-import sweep_report
-import sweep_trials
+import diagnostics
+from tools.sweep import command as sweep
+from tools.sweep import report as sweep_report
+from tools.sweep import trials as sweep_trials
 from protein import Protein, SpaceError
-from sweep_trials import Curve, Ledger
+from tools.sweep.trials import Curve, Ledger
 
 FAKE = Path(__file__).with_name("fake_trainer.py")
 FAKE_SPACE = {"train.learning_rate": {"distribution": "log_normal", "min": 3e-4, "max": 0.09},
@@ -563,7 +563,7 @@ def test_lines_of_metrics_that_are_none_are_skipped(tmp_path, line):
     assert path.read_text() == whole % 1 + "\n"
     path.write_text("\n".join([whole % 1, line, whole % 2]))
     (tmp_path / "config.json").write_text(json.dumps({"train": {"gamma": 0.9}}))
-    assert [entry["step"] for entry in signs.read(tmp_path)[1]] == [1, 2]
+    assert [entry["step"] for entry in diagnostics.read(tmp_path)[1]] == [1, 2]
 
 
 def test_split_options():
@@ -745,5 +745,5 @@ def test_a_real_sweep_tunes_a_detuned_squared_again(tmp_path):
     print(f"steps to 0.9: shipped {known:,.0f}; by trial {steps}")
     assert steps[0] > 2 * known, "where it began it must be slow, or this test shows nothing"
     assert min(steps.values()) <= 1.25 * known
-    assert (folder / "report.html").exists() and list((folder
+    assert (folder / "tools/sweep/report.html").exists() and list((folder
                                                        / "tensorboard").glob("00000/events*"))

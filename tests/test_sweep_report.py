@@ -1,4 +1,4 @@
-"""sweep_report.py: the page shows what the ledger holds, in its figures, in its
+"""tools/sweep/report.py: the page shows what the ledger holds, in its figures, in its
 text and in a real browser."""
 
 import json
@@ -9,10 +9,10 @@ from conftest import find_chromium
 from test_sweep import FAKE_SPACE, record
 from test_watch import ask, send
 
-import sweep_report
-import sweep_trials
+from tools.sweep import report as sweep_report
+from tools.sweep import trials as sweep_trials
 from protein import Random, SpaceError
-from sweep_trials import Ledger, write_json
+from tools.sweep.trials import Ledger, write_json
 
 pytest.importorskip("plotly", reason="the page is made with it; pip install plotly")
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import configuration
 import environments
-import fused
+from fast import fused
 import models
 import pufferl
 import tensors
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CARTPOLE = f"{ROOT}/examples/torch_cartpole.py:make"
 KINDS = ["torch", pytest.param("jax", marks=pytest.mark.skipif(
     importlib.util.find_spec("jax") is None,
-    reason="needs jax: pip install -r requirements-extras.txt"))]
+    reason="needs jax: pip install -r requirements/extras.txt"))]
 
 
 def convert(array, kind):

@@ -110,7 +110,7 @@ def test_the_notebook_is_the_page():
     assert all(tour.as_cell(step.text) in sources for step in tour.steps()
                if step.who in ("fast", "wrong", "slow"))
     assert f"%%writefile kite.h\n{tour.header()}".rstrip("\n") in sources
-    nbformat = pytest.importorskip("nbformat", reason="pip install -r requirements-test.txt")
+    nbformat = pytest.importorskip("nbformat", reason="pip install -r requirements/test.txt")
     nbformat.validate(nbformat.read(tour.NOTEBOOK, as_version=4))
 
 
@@ -147,9 +147,9 @@ def test_the_web_page(tmp_path):
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch):
     """On this Python, cell by cell; each prints what stands on the page."""
-    nbclient = pytest.importorskip("nbclient", reason="pip install -r requirements-test.txt")
+    nbclient = pytest.importorskip("nbclient", reason="pip install -r requirements/test.txt")
     nbformat = pytest.importorskip("nbformat")
-    pytest.importorskip("ipykernel", reason="pip install -r requirements-test.txt")
+    pytest.importorskip("ipykernel", reason="pip install -r requirements/test.txt")
     folder = program_folder(tmp_path)
     (folder / "kite.h").unlink()
     done = nbformat.read(tour.NOTEBOOK, as_version=4)

@@ -375,7 +375,7 @@ def test_scripts_and_the_command_line_get_the_same_backend(name, vec, cores, exp
 
     if "ALE" in name:
         for package in ("ale_py", "cv2"):
-            pytest.importorskip(package, reason="needs ale-py and opencv (requirements-extras.txt)")
+            pytest.importorskip(package, reason="needs ale-py and opencv (requirements/extras.txt)")
     monkeypatch.setattr(vector, "physical_cores", lambda: cores)
     asked = {"backend": "auto", **vec}  # CartPole's .ini says serial
     args = pufferl.load_config(name, ["--env.num-envs=1",
@@ -453,7 +453,7 @@ def test_a_vector_environment_counts_as_its_copies():
 def test_a_packages_own_vector_environment(name, backend):
     if "ALE" in name:
         for package in ("ale_py", "cv2"):
-            pytest.importorskip(package, reason="needs ale-py and opencv (requirements-extras.txt)")
+            pytest.importorskip(package, reason="needs ale-py and opencv (requirements/extras.txt)")
     # 4 frames a step
     limit = {"max_num_frames_per_episode": 320} if "ALE" in name else {"max_episode_steps": 80}
     kwargs = {**limit, "reward_scale": 0.5}
@@ -803,7 +803,7 @@ def test_threads_of_ones_own_give_the_same_and_train(tmp_path):
 
 def test_the_command_line_takes_python_environments(tmp_path):
     import pufferl
-    import watch
+    from tools import watch
 
     (tmp_path / "my_env.py").write_text(
         "import gymnasium\n\n\n"
@@ -850,9 +850,9 @@ CONFIGS = [
 def test_shipped_configs_learn(name, seed, threshold, package, tmp_path):
     """Mean return of 64 fresh episodes after the config's own training."""
     import pufferl
-    import watch
+    from tools import watch
 
-    pytest.importorskip(package, reason=f"needs {package} (requirements-extras.txt)")
+    pytest.importorskip(package, reason=f"needs {package} (requirements/extras.txt)")
     options = ["--data-dir", str(tmp_path), "--logger", "none", "--train.seed", str(seed)]
     if package != "gymnasium":
         # what the figures in docs/environments.md were reached with

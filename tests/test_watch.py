@@ -33,7 +33,7 @@ import emulation
 import environments
 import ocean
 import pufferl
-import watch
+from tools import watch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -199,7 +199,7 @@ def test_what_a_policy_thinks_of_squashed_actions_is_in_the_environments_units()
 def test_the_policies_that_ship_play_the_environments_as_they_are_today(name):
     today = pufferl.load_config(name, [])["env"]
     today.pop("num_envs")
-    assert configuration.read_baseline(name)[1]["env"] == today, "train it again, then python watch.py ship"
+    assert configuration.read_baseline(name)[1]["env"] == today, "train it again, then python pufferl.py ship"
 
 
 def test_a_run_is_shipped_and_plays_as_the_baseline(tmp_path, monkeypatch, capsys):
@@ -499,7 +499,7 @@ def test_a_window_shows_the_game(name, tmp_path):
         environment = {**os.environ, "DISPLAY": f":{number}", "PYTHONPATH": str(ROOT / "tests")}
         environment.pop("WAYLAND_DISPLAY", None)
         environment.pop("SDL_VIDEODRIVER", None)  # "dummy", once a test of this process has drawn
-        command = [sys.executable, str(ROOT / "watch.py"), name, "--eval.episodes", "1",
+        command = [sys.executable, str(ROOT / "tools/watch.py"), name, "--eval.episodes", "1",
                    "--eval.window", "--eval.fps", "20", "--eval.max-steps", "1000"]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.PIPE)
@@ -534,7 +534,7 @@ def test_a_window_shows_the_game(name, tmp_path):
 def server():
     """A process that serves the page, as a user starts it; (process, port)."""
     pytest.importorskip("raylib")
-    command = [sys.executable, str(ROOT / "watch.py"), "squared", "--baseline", "--eval.web",
+    command = [sys.executable, str(ROOT / "tools/watch.py"), "squared", "--baseline", "--eval.web",
                "--eval.port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     yield process, int(re.search(r"http://127\.0\.0\.1:(\d+)", read_until(process, "http://127.0.0.1:"))[1])

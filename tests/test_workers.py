@@ -375,7 +375,7 @@ def test_an_edited_step_is_the_one_that_runs(how):
 
 
 def test_an_edited_file_is_the_one_that_runs(tmp_path):
-    for name in ("absolute_imports.py", "flat.py", "emulation.py", "workers.py"):
+    for name in ("absolute_imports.py", "flat_spaces.py", "emulation.py", "workers.py"):
         shutil.copy(ROOT / name, tmp_path)
     file = tmp_path / "emulation.py"
     source = file.read_text()
@@ -697,7 +697,7 @@ print(*[process.pid for process in vecenv._workers], flush=True)
 
 @pytest.mark.slow
 def test_ray_gives_the_same():
-    ray = pytest.importorskip("ray", reason="needs ray (requirements-extras.txt)")
+    ray = pytest.importorskip("ray", reason="needs ray (requirements/extras.txt)")
     serial = rollout(vector.make(Walk, 4, Serial))
     try:
         # A busy machine may take minutes to start an actor.

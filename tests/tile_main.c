@@ -1,6 +1,6 @@
-/* tile.c held to plain loops in double precision, on whatever processor it is compiled for; see test_products.py. It
+/* fast/tile.c held to plain loops in double precision, on whatever processor it is compiled for; see test_products.py. It
    prints the largest error in units of what rounding may do, and exits 1 if that is over 1 or anything else was written. */
-#include "../tile.c"
+#include "../fast/tile.c"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

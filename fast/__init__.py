@@ -1,0 +1,1 @@
+"""Fast implementations, each of something that works without them."""

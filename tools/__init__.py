@@ -1,0 +1,1 @@
+"""Command-line tools: verbs of pufferl.py and protein.py."""

@@ -1,0 +1,436 @@
+"""A trained policy outside of the trainer: an ONNX model, a flat file for C, a C
+program, a page in a browser.
+
+    python pufferl.py export breakout --load-model-path latest --export.onnx breakout.onnx      # the same as export.py
+    python pufferl.py export breakout --baseline --export.flat breakout.bin      # --baseline: the policy that ships with it
+    python pufferl.py export breakout --baseline --export.c breakout_c && make -C breakout_c run
+    python pufferl.py export breakout --baseline --export.web breakout_web
+
+ONNX is for any network. The others are for the default
+network (models.MinGRUPolicy), which ocean/policy.h runs without a library; c and web also compile
+the environment, so they are for those in C. See docs/export.md.
+"""
+
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import processes
+
+if __name__ == "__main__":
+    processes.stop_at_once()  # also during the imports below
+
+import numpy as np
+import torch
+
+import configuration
+import emulation
+import models
+import ocean
+import pufferl
+import vector
+
+
+@dataclass
+class Export:
+    onnx: str | None = None
+    """Write the network to this .onnx file, with its recurrent state as inputs and outputs."""
+    flat: str | None = None
+    """Write the default network to this file as one row of float32, for ocean/policy.h."""
+    c: str | None = None
+    """Write environment, policy and a main as a C program into this folder, with a Makefile."""
+    web: str | None = None
+    """Build a page into this folder, on which the policy plays the
+    environment; needs emscripten."""
+
+
+# --------------------------------------------------------------------------------------------------
+# One flat file for policy.h
+
+# The numbers of the observation's types in policy.h.
+TYPES = ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32",
+         "int64", "uint64")
+MAX_HEADS, MAX_SIZE = 64, 2**20  # as in policy.h
+
+
+def flat_policy(policy, env):
+    """The default network as one row of float32, as it stands in the comment of ocean/policy.h.
+
+    `env` is anything with `single_observation_space`. Raises ConfigError for another
+    network or observation type.
+    """
+    if type(policy) is not models.MinGRUPolicy:
+        raise pufferl.ConfigError(
+            f"The network is {_describe(policy)}; the flat file, C and web are for the default "
+            "one (policy.name default with rnn.name mingru, observations that are plain numbers). "
+            "Take --export.onnx, which writes any."
+        )
+    dtype = np.dtype(env.single_observation_space.dtype).name
+    if dtype not in TYPES:
+        raise pufferl.ConfigError(f"Observations are {dtype}; policy.h reads {', '.join(TYPES)}. Take --export.onnx.")
+    decoder, action = policy.decoder, env_action(env)
+    heads, dims = decoder.heads or [], 0 if decoder.log_std is None else len(decoder.log_std)
+    if len(heads) > MAX_HEADS or max(policy.encoder.in_features, *heads, 0) > MAX_SIZE:
+        raise pufferl.ConfigError(f"There are {len(heads)} choices and {policy.encoder.in_features} inputs; policy.h "
+                                  f"takes {MAX_HEADS} and {MAX_SIZE} at most. Take --export.onnx.")
+    low, high = (bound.astype(np.float32) for bound in (action.low, action.high))
+    # rounded to float32 a bound of float64 may lie outside
+    low = np.where(low < action.low, np.nextafter(low, np.float32(np.inf)), low)
+    high = np.where(high > action.high, np.nextafter(high, np.float32(-np.inf)), high)
+    limits = np.float32([*action.starts, *low, *high])
+    bounded = bool(action.starts.any() or np.isfinite([*low, *high]).any())
+    if (limits[: len(heads)] != action.starts).any():
+        raise pufferl.ConfigError(f"An action of {action.space} is no float32. Take --export.onnx.")
+    magic = np.frombuffer(b"PUFR", "<f4")[0]
+    sizes = [TYPES.index(dtype), policy.encoder.in_features, policy.hidden_size, policy.num_layers,
+             len(heads), dims]
+    linears = [policy.encoder, *policy.rnn.layers, decoder]
+    weights = [tensor for linear in linears for tensor in (linear.weight, linear.bias)]
+    weights += [] if decoder.log_std is None else [decoder.log_std]
+    norm, squash = policy.normalizer, models.squash_of(policy)
+    if norm is not None and ((norm.shift.abs() > 2**24) & (norm.shift.abs() * norm.scale > 2**14)).any():
+        raise pufferl.ConfigError("--export.flat, c, web: the observations' mean is so far from 0 that their "
+                                  "deviations are lost in float32, in which policy.h reads them. Take --export.onnx.")
+    weights = weights if norm is None else [norm.shift, norm.scale, *weights]
+    weights += [] if squash is None else [squash[:2]]
+    form = 1 + (norm is not None) + 2 * (squash is not None) + 4 * bounded
+    header = np.array([magic, form, *sizes, *heads], "<f4")
+    return np.concatenate([header, *(tensor.detach().cpu().numpy().ravel() for tensor in weights),
+                           limits[: len(limits) * bounded]]).astype("<f4")
+
+
+def env_action(env):
+    """The flat.FlatAction of an environment's own action space. One in C clips by itself."""
+    action = emulation.FlatAction(getattr(env, "env_single_action_space", env.single_action_space))
+    if isinstance(env, ocean.Envs | vector.Native):
+        action.low, action.high = action.low - np.inf, action.high + np.inf
+    return action
+
+
+def _describe(policy):
+    inner = models.wrapped(policy)
+    return type(policy).__name__ + (f" over {type(inner).__name__}" if inner is not policy else "")
+
+
+# --------------------------------------------------------------------------------------------------
+# ONNX
+
+
+class Step(torch.nn.Module):
+    """One step of a policy for N agents with tensors in and tensors out.
+
+    In: the fields of the observation, (N, *shape) each; if the environment has them, action masks
+    (N, A) uint8; recurrent state (layers, N, size), .... Out: logits (N, A), or mean and log_std (N,
+    A); the environment's own action, the most likely one, (N, *shape) for each part of its space;
+    value (N, 1); the new state, .... `inputs` and `outputs` are their names.
+    """
+
+    def __init__(self, policy, env):
+        super().__init__()
+        self.policy, self.action, self.masked = policy, env_action(env), getattr(env, "has_action_masks", False)
+        self.flat = emulation.FlatObservation(emulation.seen_space(env))
+        self.state = policy.initial_state(2) if hasattr(policy, "initial_state") else {}
+        joined = {"action": [names for _, names, _ in self.action.leaves],
+                  "observation": [names for _, names, _ in self.flat.leaves]}
+        self.outputs = [*(["logits"] if self.action.heads else ["mean", "log_std"]),
+                        *("/".join(("action", *names)) for names in joined["action"]), "value",
+                        *(f"new_{name}" for name in self.state)]
+        others = [*self.outputs, *self.state, "action_mask"]
+        names = ["/".join(names) or "observation" for names in joined["observation"]]
+        self.inputs = [*(f"observation/{name}" if name in others else name for name in names),
+                       *["action_mask"] * self.masked, *self.state]
+
+    def forward(self, *inputs):
+        fields, rest = inputs[: len(self.flat.leaves)], inputs[len(self.flat.leaves) :]
+        masks, state = (rest[0], rest[1:]) if self.masked else (None, rest)
+        observation = self._join(fields)
+        # no episode begins, and all agents live; len(observation) would fix their number
+        flags = observation.new_zeros(observation.shape[0], dtype=torch.uint8)
+        carried = {**dict(zip(self.state, state, strict=True)), "resets": flags, "valid": flags + 1}
+        outputs, log_std = models.join_outputs(*models.one_step(self.policy, observation, carried))
+        logits = outputs[..., :-1]
+        return (logits, *([] if log_std is None else [log_std]), *self._actions(logits, masks),
+                outputs[..., -1:], *(carried[name] for name in self.state))
+
+    def _join(self, fields):
+        """The flat observation that the network reads; for nativize_tensor in an export the fields'
+        numbers."""
+        if not self.flat.structured:
+            return fields[0].reshape(-1, *self.flat.shape)
+        if torch.onnx.is_in_onnx_export():
+            same = len({field.dtype for field in fields}) == 1
+            rows = [field.reshape(field.shape[0], -1) for field in fields]
+            return torch.cat(rows if same else [row.double() for row in rows], dim=1)
+        flat = np.zeros((len(fields[0]), *self.flat.shape), self.flat.flat_dtype)
+        for view, field in zip(self.flat.fields(flat), fields, strict=True):
+            view[...] = field.numpy()
+        return torch.from_numpy(flat)
+
+    def _actions(self, logits, masks):
+        """The most likely action, as flat.FlatAction.unflatten makes it of a row."""
+        action, squash = self.action, models.squash_of(self.policy)
+        if action.heads:
+            allowed = logits if masks is None else logits.masked_fill(masks == 0, -torch.inf)
+            row = torch.stack([head.argmax(-1) for head in allowed.split(action.heads, dim=-1)], dim=-1)
+            row = row + torch.from_numpy(action.starts)
+        else:
+            row = logits if squash is None else models.squashed(squash, logits)
+            low, high = torch.from_numpy(action.low), torch.from_numpy(action.high)
+            row = torch.minimum(torch.maximum(row.to(low.dtype), low), high)
+        return [row[:, first : first + count].to(torch.from_numpy(np.zeros(0, leaf.dtype)).dtype)
+                .reshape(-1, *leaf.shape) for leaf, first, count in action.parts]
+
+
+def write_onnx(policy, env, path, name=""):
+    """Write `policy` to `path` as ONNX, for any number N of agents, and check it if onnxruntime is
+    installed.
+
+    Inputs and outputs are those of `Step`; docs/export.md has their names. The metadata says what
+    the actions are. Returns what check_onnx does. ConfigError if a package is missing or the export
+    fails.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise pufferl.ConfigError(f"--export.onnx needs two packages: pip install onnx onnxscript ({error})") from None
+    step = Step(policy, env).eval()
+    heads, squash = step.action.heads, models.squash_of(policy)
+    agents = torch.export.Dim("agents", min=1)
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    # torch's notes would bury ours; check_onnx says whether the export is right
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                step, random_inputs(step, 2), dynamo=True, verbose=False,
+                input_names=step.inputs, output_names=step.outputs,
+                dynamic_shapes=(tuple({1 if name in step.state else 0: agents} for name in step.inputs),))
+    except torch.onnx.errors.OnnxExporterError as error:
+        why = (f"torch cannot export {_describe(policy)}: it must read the fields of a Dict or Tuple through "
+               "emulation.nativize_tensor, as policy.name auto does." if step.flat.structured
+               else f"torch cannot export {_describe(policy)}: {error}")
+        raise pufferl.ConfigError(why) from error
+    finally:
+        logger.setLevel(level)
+    actions = {"action_heads": " ".join(map(str, heads))} if heads else {"action_dims": str(step.action.columns)}
+    if squash is not None:
+        actions |= {f"action_{key}": " ".join(f"{x:.9g}" for x in row.tolist())
+                    for key, row in zip(("middle", "half"), squash, strict=False)}
+    program.model.metadata_props.update({"environment": name, **actions})
+    program.save(path, external_data=False)
+    return check_onnx(step, path)
+
+
+def random_inputs(step, n):
+    """Inputs of a Step for n agents; floats of observations within 1,000: with bounds of a float's
+    largest numbers a network's sums would be infinite."""
+    flat = np.stack([step.flat.flatten(step.flat.space.sample()) for _ in range(n)])
+    fields = [np.ascontiguousarray(field) for field in step.flat.fields(flat)]
+    inputs = [torch.from_numpy(field.clip(-1e3, 1e3) if field.dtype.kind == "f" else field) for field in fields]
+    if step.masked:
+        masks = torch.randint(2, (n, sum(step.action.heads)), dtype=torch.uint8)
+        masks[:, step.action.firsts] = 1
+        inputs.append(masks)
+    return *inputs, *(torch.randn(tensor.shape[0], n, *tensor.shape[2:]) for tensor in step.state.values())
+
+
+def check_onnx(step, path, tolerance=1e-4):
+    """The largest relative difference of the file from the network, on random
+    observations and states of 1, 2 and 5 agents; None without onnxruntime. ConfigError
+    if it is beyond `tolerance`."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    session, largest = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]), 0.0
+    for n in (1, 2, 5):
+        inputs = random_inputs(step, n)
+        with torch.no_grad():
+            expected = step(*inputs)
+        feed = {name: tensor.numpy() for name, tensor in zip(step.inputs, inputs, strict=True)}
+        for ours, theirs in zip(expected, session.run(None, feed), strict=True):
+            scale = max(1.0, float(ours.abs().max()))
+            # a NaN stays one
+            largest = float(np.maximum(largest, np.abs(ours.double().numpy() - theirs).max() / scale))
+    if not largest <= tolerance:
+        raise pufferl.ConfigError(f"{path} differs from the network by {largest:.2g} of the "
+                                  "largest output; the network does something that torch.onnx "
+                                  "cannot follow.")
+    return largest
+
+
+# --------------------------------------------------------------------------------------------------
+# Environment and policy as a program: in C, and in a browser
+
+
+def settings_arguments(library, settings):
+    """The settings that differ from the header's defaults as main.c takes
+    them: ["frameskip=2", ...]."""
+    parsed = dict(zip(library.settings, library.parse_settings(settings), strict=True))
+    return [f"{name}={float(value):.10g}" for name, value in parsed.items()
+            if value != float(library.settings[name])]
+
+
+def sources(library):
+    """What main.c includes for an environment: files of ocean/ and of the header's own folder."""
+    shared = [ocean.FOLDER / name
+              for name in ("main.c", "binding.c", "policy.h", "env.h", "draw.h")]
+    return shared + sorted(library.header.parent.glob("*.[ch]"))
+
+
+MAKEFILE = """# {name} with its policy as a C program; nothing of Python is needed. Written by export.py.
+CFLAGS ?= -O3 -march=native
+ENVIRONMENT = '-DENV_HEADER="{header}"'{trained}
+
+run: {name}
+	./{name} policy.bin
+
+# With raylib installed: make window && ./{name}_window policy.bin
+{name}: $(wildcard *.h *.c)
+	$(CC) -std=gnu11 $(CFLAGS) $(ENVIRONMENT) main.c -o $@ -lm
+window: $(wildcard *.h *.c)
+	$(CC) -std=gnu11 $(CFLAGS) -DDRAW $(ENVIRONMENT) main.c -o {name}_window -lraylib -lm
+.PHONY: run window
+"""
+
+
+def write_c(library, settings, flat, folder):
+    """A folder with the sources of environment, policy and main, the policy and a Makefile."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sources(library):
+        shutil.copy(path, folder / path.name)
+    flat.tofile(folder / "policy.bin")
+    arguments = ",".join(f'"{argument}"' for argument in settings_arguments(library, settings))
+    (folder / "Makefile").write_text(MAKEFILE.format(
+        name=library.name, header=library.header.name, trained=f" '-DTRAINED={arguments}'" if arguments else ""))
+
+
+EXPORTED = ("main", "demo_frame", "demo_fps", "demo_steps", "demo_episodes", "demo_score",
+            "demo_return", "demo_by_player", "demo_give_back", "demo_restart")
+
+
+def write_web(library, settings, flat, folder, trained=True):
+    """A static folder (index.html, NAME.js, NAME.wasm) on which the policy plays. ConfigError
+    without emscripten."""
+    emcc = shutil.which("emcc")
+    if emcc is None:
+        raise pufferl.ConfigError("--export.web needs emscripten, whose compiler emcc is "
+                                  "not in the PATH: apt-get install emscripten node-acorn, or "
+                                  "https://emscripten.org")
+    folder, name = Path(folder), library.name
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        flat.tofile(Path(temporary) / "policy.bin")
+        command = [emcc, "-std=gnu11", "-O2", "-Wno-int-to-void-pointer-cast", "-I",
+                   str(ocean.FOLDER), "-DDRAW", f'-DENV_HEADER="{library.header}"',
+                   str(ocean.FOLDER / "main.c"), "--js-library",
+                   str(ocean.FOLDER / "web" / "canvas.js"),
+                   "--embed-file", f"{temporary}/policy.bin@policy.bin", "-sALLOW_MEMORY_GROWTH=1",
+                   "-sEXPORTED_FUNCTIONS=" + ",".join(f"_{function}" for function in EXPORTED),
+                   "-o", str(folder / f"{name}.js")]
+        # Debian's emscripten finds its acorn by itself only with Debian's own node.
+        node_path = os.pathsep.join(filter(None,
+                                           [os.environ.get("NODE_PATH"), "/usr/share/nodejs"]))
+        result = subprocess.run(command, capture_output=True, text=True,
+                                env={**os.environ, "NODE_PATH": node_path})
+    if result.returncode != 0:
+        raise pufferl.ConfigError(f"emcc failed:\n{shlex.join(command)}\n{result.stdout}{result.stderr}")
+    page = (ocean.FOLDER / "web" / "index.html").read_text()
+    values = {"NAME": name, "WHO": "the policy plays" if trained else "an untrained policy plays",
+              "KEYS": keys_help(library, settings),
+              "ARGUMENTS": str(["policy.bin", *settings_arguments(library, settings)])}
+    for key, value in values.items():
+        page = page.replace(f"@{key}@", value)
+    (folder / "index.html").write_text(page)
+    return sorted(path.name for path in folder.iterdir())
+
+
+def keys_help(library, settings):
+    """One line for the page: how to take over the first agent."""
+    envs = library.create(1, settings=settings)
+    keys, columns = envs.keys()
+    envs.close()
+    names = list(dict.fromkeys(key.name for key in keys if key.name != "REST"))
+    names = [{"UP": "↑", "DOWN": "↓", "LEFT": "←", "RIGHT": "→"}.get(name, name.lower())
+             for name in names]
+    clicks = ["a click on a cell"] if columns else []
+    if not names and not clicks:
+        return "this environment has no keys: watch"
+    return f"{', '.join(clicks + names)}: you play instead of the policy; enter: it goes on"
+
+
+# --------------------------------------------------------------------------------------------------
+# Command line
+
+
+def export(env_name, args):
+    """Write what the export section asks for; without anything named, the flat file ENV.bin."""
+    chosen = dict(args["export"])
+    if not any(chosen.values()):
+        chosen["flat"] = f"{Path(args['env_name']).stem}.bin"
+    args = {**args, "env": {**args["env"], "num_envs": 1},
+            "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1,
+                    "num_workers": None, "batch_size": None}}
+    library = (None if configuration.load_creator(args["env_name"])
+               else configuration.load_library(args["env_name"]))
+    for kind in ("c", "web"):
+        if chosen[kind] and library is None:
+            raise pufferl.ConfigError(f"--export.{kind} compiles the environment, but {env_name} "
+                                      "is not one in C.")
+    settings = {key: value for key, value in args["env"].items() if key != "num_envs"}
+    if library is None and args["vec"]["backend"] in ("auto", "multiprocessing", "ray"):
+        args["vec"]["backend"] = "serial"
+    args["vec"]["device"] = "host"
+    vecenv = pufferl.load_env(env_name, args)
+    try:
+        env, policy = vecenv.driver_env, pufferl.load_policy(args, vecenv, env_name)
+    finally:
+        vecenv.close()
+    trained = bool(args["load_model_path"] or args["baseline"])
+    if not trained:
+        print("neither --load-model-path nor --baseline: this is an untrained policy")
+    flat = flat_policy(policy, env) if any(chosen[kind] for kind in ("flat", "c", "web")) else None
+    for path in filter(None, (chosen["onnx"], chosen["flat"])):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    if chosen["onnx"]:
+        difference = write_onnx(policy, env, chosen["onnx"], args["env_name"])
+        checked = ("not checked: pip install onnxruntime" if difference is None
+                   else f"within {difference:.1g} of torch")
+        print(f"wrote {chosen['onnx']} ({checked})")
+    if chosen["flat"]:
+        flat.tofile(chosen["flat"])
+        print(f"wrote {chosen['flat']}: {len(flat):,} float32 for ocean/policy.h")
+    if chosen["c"]:
+        write_c(library, settings, flat, chosen["c"])
+        print(f"wrote {chosen['c']}: make -C {chosen['c']} run")
+    if chosen["web"]:
+        files = write_web(library, settings, flat, chosen["web"], trained)
+        print(f"wrote {chosen['web']}: {', '.join(files)}\n"
+              f"to see it: python -m http.server --bind 127.0.0.1 -d {chosen['web']} 8000, then "
+              "http://127.0.0.1:8000")
+
+
+def main(argv=None, program="export.py"):
+    """The command line; program: what errors begin with."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0].startswith("-"):
+        print(f"{__doc__}\nenvironments: {', '.join(ocean.names())}")
+        sys.exit(None if argv[:1] in (["-h"], ["--help"]) else f"{program}: which environment?")
+    configuration.SECTIONS["export"] = Export
+    with configuration.said_by(program):
+        export(argv[0], pufferl.load_config(argv[0], configuration.no_resume(argv[1:])))
+
+
+if __name__ == "__main__":
+    processes.run_command(main)

@@ -1,0 +1,281 @@
+"""Where the time goes, and how an environment is stepped fastest on this machine.
+
+    python pufferl.py profile breakout                                # the same as python pufferl.py profile breakout
+    python pufferl.py profile breakout --profile.epochs 1 --profile.output trace.json
+    python pufferl.py autotune gym/LunarLander-v3                     # a table, and the flags of the best one
+    python pufferl.py autotune breakout --vec.num-threads 4           # any setting of train but those that it tries
+    python pufferl.py autotune my_env.py:make_env --seconds 3         # seconds a measurement, default 1
+
+profile prints tables and writes a trace for https://ui.perfetto.dev (nothing leaves the
+browser) or chrome://tracing: one row a thread, with torch's operations, the kernels of
+kernels.py by their names, and what the engine does: `act`, a step of the network, and `learn`,
+a worker's share of a minibatch. A rollout that is one call otherwise goes step by step here, so
+that its parts can be seen.
+
+autotune times the trainer's own rollout, the policy included, because the gain is in stepping some
+environments while the policy acts on others. The number of environments stays as it is: it belongs
+to the learning, not to the machine. All candidates are timed once, then the best of them against
+each other in turns, so that other programs slow all of them alike. If a simpler one
+(fewer processes or buffers) is within 3% of the fastest, it is the answer.
+"""
+
+import argparse
+import contextlib
+import inspect
+import shlex
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import processes
+
+if __name__ == "__main__":
+    processes.stop_at_once()  # Ctrl-C during the slow imports below prints no traceback
+
+import torch
+
+import configuration
+import kernels
+import ocean
+import pufferl
+import vector
+
+# --------------------------------------------------------------------------------------------------
+# Where the time goes
+
+WARM_UP = 2  # epochs that learn, without the compiling
+
+
+def recorded(function, name):
+    """A function under a name of its own in torch's profile; threads may call it side by side."""
+    def call(*arguments, **options):
+        with torch.profiler.record_function(name):
+            return function(*arguments, **options)
+
+    return call
+
+
+def profile(env_name, args):
+    """Trace args["profile"]["epochs"] epochs and print where their time went;
+    returns the trace's path."""
+    configuration.check_names(args, "profile")
+    settings, activities = args["profile"], [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    if settings["output"] is None and args["data_dir"] is None:
+        raise pufferl.ConfigError("profile writes a trace, but --data-dir is none: "
+                                  "--profile.output says where else.")
+    args["train"]["log_interval"] = 1e9
+    trainer, _ = pufferl.make_trainer(env_name, args)
+    trainer.run_folder = None  # nothing but the trace is written
+    epochs = lambda count: [(trainer.evaluate(), trainer.train()) for _ in range(count)]  # noqa: E731
+    while trainer.config["norm_obs"] and trainer.normalizer.only_measures(trainer.global_step,
+                                                                          trainer.config["total_timesteps"]):
+        epochs(1)
+    # On a GPU, so many epochs that the CUDA graphs are captured before anything is measured.
+    epochs(WARM_UP + (max(0, trainer.config["cudagraphs"])
+                      if trainer.config["device"] == "cuda" else 0))
+    everywhere = torch.profiler._ExperimentalConfig(profile_all_threads=True)
+    with contextlib.ExitStack() as stack:
+        # torch's profiler knows its own operations; these wrappers name ours in the trace.
+        own = [name for name, function in vars(kernels).items() if inspect.isfunction(function)
+               and function.__module__ == "kernels" and name[0] != "_"
+               and name not in ("widen", "narrow", "kept_gate", "gates_again")]
+        for owner, names in ((kernels, own), (trainer.engine, ("step", "_act", "_learn")),
+                             (trainer.vecenv, ("wait", "advance"))):
+            for name in names:
+                function = getattr(owner, name)
+                stack.callback(setattr, owner, name, function)
+                setattr(owner, name, recorded(function, name.strip("_")))
+        trace = stack.enter_context(torch.profiler.profile(activities=activities,
+                                                           experimental_config=everywhere))
+        trainer.mean_and_log()  # starts the stages' times from 0
+        epochs(settings["epochs"])
+        trainer.mean_and_log()
+    path = Path(settings["output"] or Path(args["data_dir"]) / f"profile_{trainer.env_name}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    trace.export_chrome_trace(str(path))
+    print(trace.key_averages().table(sort_by="self_cpu_time_total", row_limit=20,
+                                     max_name_column_width=40))
+    print(f"{trainer.env_name}: {settings['epochs']} epochs of {trainer.batch_size:,} steps, "
+          "tracing included")
+    total = sum(trainer.statistics.stages.values())
+    for name, seconds in trainer.statistics.stages.items():
+        print(f"{name:12} {seconds:8.3f} s  {100 * seconds / total:5.1f}%")
+    print(f"trace        {path}   (open it in https://ui.perfetto.dev or chrome://tracing)")
+    trainer.release()
+    return path
+
+
+# --------------------------------------------------------------------------------------------------
+# The settings with which this machine steps an environment fastest
+
+FINALISTS, REPEATS, TOLERANCE = 4, 5, 0.03
+
+
+def candidates(num_envs, python, package=False, cores=None, agents_per_env=1):
+    """Settings of the vec section to try, the simplest first.
+
+    python: whether the environment steps in Python (serial, and multiprocessing with each sensible
+    number of workers and batch) or in C (native, with each sensible number of buffers); package:
+    whether its package has a vector environment of its own.
+    """
+    cores = cores or vector.physical_cores()
+    divisors = [n for n in range(1, num_envs + 1) if num_envs % n == 0]
+    if not python:
+        # From one buffer to 128 agents in each: below that the calls cost more than the work.
+        most = max(cores, num_envs * agents_per_env // 128)
+        return [{"backend": "native", "num_buffers": n}
+                for n in _spread([n for n in divisors if n <= most])]
+    plain = {"num_workers": None, "batch_size": None}
+    found = [{"backend": "serial", **plain}] + ([{"backend": "package", **plain}]
+                                                if package else [])
+    for workers in _spread([n for n in divisors if n <= 4 * cores]):
+        each = num_envs // workers
+        for parts in (1, 2, 4):
+            batch = num_envs // parts
+            if num_envs % parts == 0 and batch % each == 0 and (workers > 1 or parts == 1):
+                found.append({"backend": "multiprocessing", "num_workers": workers,
+                              "batch_size": batch})
+    return found
+
+
+def _spread(numbers):
+    """A few of some ascending numbers that cover their range: each 1.5 times the one before or
+    more, and the last."""
+    chosen = []
+    for number in numbers:
+        if not chosen or number >= 1.5 * chosen[-1] or number == numbers[-1]:
+            chosen.append(number)
+    return chosen
+
+
+class Rollouts:
+    """A trainer that is timed rolling out, with some settings of the vec
+    section over those of `args`."""
+
+    def __init__(self, env_name, args, vec):
+        # The learning is thrown away, so the minibatch need not be the configured one.
+        train = {**args["train"], "minibatch_size": "auto", "max_minibatch_size": None}
+        args = {**args, "train": train, "vec": {**args["vec"], **vec}, "load_model_path": None}
+        vecenv = pufferl.load_env(env_name, args)
+        try:
+            policy = pufferl.load_policy(args, vecenv, env_name)
+            self.trainer = pufferl.PuffeRL({**args["train"], "env": args["env_name"], "data_dir": None},
+                                           vecenv, policy)
+            self.trainer.evaluate()  # compiles the kernels and fills the caches
+            for _ in range(max(0, args["train"]["cudagraphs"])
+                           if self.trainer.config["device"] == "cuda" else 0):
+                self.trainer.train()  # after these epochs a GPU's rollout is a replayed CUDA graph
+                self.trainer.evaluate()
+        except BaseException:
+            vecenv.close()
+            raise
+
+    def run(self, seconds):
+        """Environment steps of all agents a second."""
+        rollouts, begun = 0, time.perf_counter()
+        while (now := time.perf_counter()) - begun < seconds or rollouts == 0:
+            self.trainer.evaluate()
+            rollouts += 1
+        return rollouts * self.trainer.batch_size / (now - begun)
+
+    def close(self):
+        self.trainer.release()
+
+
+def describe(vec):
+    """One candidate in words."""
+    if vec["backend"] != "multiprocessing":
+        buffers = f", {vec['num_buffers']} buffers" if "num_buffers" in vec else ""
+        return vec["backend"] + buffers
+    return f"multiprocessing, {vec['num_workers']} workers, batch {vec['batch_size']}"
+
+
+def flags(vec, present):
+    """The command line's options that turn the present vec section into one candidate's."""
+    return " ".join(f"--vec.{name.replace('_', '-')} {value}" for name, value in vec.items()
+                    if value != present[name])
+
+
+def search(tried, make, seconds, report=print):
+    """(best candidate, {index in `tried`: median steps a second of a finalist}).
+
+    make(candidate) -> an object with run(seconds) and close(); it may raise ValueError or
+    RuntimeError for a candidate that cannot work, which is reported and left out. Raises
+    RuntimeError if none can.
+    """
+    first = {}
+    for i, vec in enumerate(tried):
+        try:
+            contestant = make(vec)
+            try:
+                first[i] = contestant.run(seconds)
+            finally:
+                contestant.close()
+            report(f"{describe(vec):48}{first[i]:14,.0f}")
+        except (ValueError, RuntimeError) as error:
+            report(f"{describe(vec):48} cannot: {str(error).splitlines()[0]}")
+    if not first:
+        raise RuntimeError("no backend can step this environment; see above.")
+    finalists = sorted(sorted(first, key=first.get, reverse=True)[:FINALISTS])
+    report(f"\nthe best {len(finalists)} in turns, medians of {REPEATS}")
+    contestants, speeds = {}, {i: [] for i in finalists}
+    try:
+        for i in finalists:
+            contestants[i] = make(tried[i])
+        for _ in range(REPEATS):
+            for i, contestant in contestants.items():
+                speeds[i].append(contestant.run(seconds))
+    finally:
+        for contestant in contestants.values():
+            contestant.close()
+    medians = {i: statistics.median(values) for i, values in speeds.items()}
+    fastest = max(medians.values())
+    for i, speed in medians.items():
+        report(f"{describe(tried[i]):48}{speed:14,.0f}{speed / fastest:8.2f}")
+    best = next(i for i in finalists if medians[i] >= (1 - TOLERANCE) * fastest)
+    return tried[best], medians
+
+
+def autotune(env_name, seconds, argv):
+    """Time what can step an environment; prints a table and the command, returns the
+    best of the vec section."""
+    args = configuration.load_config(env_name, argv)
+    creator = configuration.load_creator(args["env_name"])
+    vec = {**args["vec"], "backend": "auto" if creator is None else "serial", "num_workers": None,
+           "batch_size": None}
+    probe = configuration.load_env(env_name, {**args, "vec": vec})
+    num_envs, agents = probe.num_envs, probe.num_agents // probe.num_envs
+    probe.close()
+    tried = candidates(num_envs, creator is not None, getattr(creator, "has_vector", False),
+                       agents_per_env=agents)
+    print(f"{args['env_name']}: {num_envs} environments, {vector.physical_cores()} cores; steps of "
+          "all agents a second in rollouts, the policy included")
+    best, _ = search(tried, lambda vec: Rollouts(env_name, args, vec), seconds)
+    print(f"\nbest here:  python pufferl.py train {shlex.join([env_name, *argv])} "
+          f"{flags(best, args['vec'])}".rstrip())
+    return best
+
+
+def main(argv=None, program="speed.py"):
+    """The command line: profile or autotune, an environment, settings; program:
+    what errors begin with."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    verb, env_name = (*argv, "", "")[:2]
+    if verb not in ("profile", "autotune") or not env_name or env_name.startswith("-"):
+        print(f"{__doc__}\nenvironments: {', '.join(ocean.names())}")
+        sys.exit(None if {"-h", "--help"} & set(argv)
+                 else f"{program}: profile or autotune, and which environment?")
+    with configuration.said_by(program, RuntimeError):
+        if verb == "profile":
+            return profile(env_name, configuration.load_config(env_name, argv[2:]))
+        parser = argparse.ArgumentParser(prog=program, add_help=False)
+        parser.add_argument("--seconds", type=float, default=1.0)
+        options, rest = parser.parse_known_args(argv[2:])
+        return autotune(env_name, options.seconds, rest)
+
+
+if __name__ == "__main__":
+    processes.run_command(main)

@@ -1,0 +1,1 @@
+"""The sweep command, its trials and its report."""
