@@ -20,7 +20,8 @@ RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-ins
 ENV VIRTUAL_ENV=/opt/venv PATH=/opt/venv/bin:$PATH SDL_VIDEODRIVER=dummy MUJOCO_GL=egl
 RUN python3 -m venv $VIRTUAL_ENV
 WORKDIR /workspace
-COPY requirements*.txt ./
+COPY requirements.txt ./
+COPY requirements/ requirements/
 RUN case "$TORCH" in cpu) CUDA= ;; cu12*) CUDA="-r requirements/cuda12.txt" ;; *) CUDA="-r requirements/cuda.txt" ;; esac \
     && pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/${TORCH} -r requirements.txt $CUDA \
     && if [ "$EXTRAS" = 1 ]; then pip install --no-cache-dir -r requirements/extras.txt \

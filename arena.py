@@ -35,7 +35,8 @@ REDUCTION = FASTMATH | {"reassoc"}
 FOLDER = Path(__file__).resolve().parent
 # numba compiles a kept function again if its own file was edited. These files inline each other's
 # functions, so an edit of one of them must count for all.
-FILES = [FOLDER / f"{name}.py" for name in ("arena", "kernels", "vector", "products", "compiled", "fused")]
+FILES = [FOLDER / f"{name}.py"
+         for name in ("arena", "kernels", "vector", "fast/products", "fast/compiled", "fast/fused")]
 SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in FILES if path.exists())).hexdigest()
 cell = njit(inline="always", error_model="numpy")
 

@@ -34,13 +34,13 @@ import gymnasium
 import torch
 
 import checkpoints
+import data_parallel
 import emulation
 import environments
 import models
 import ocean
 import ocean.device
 import processes
-import data_parallel
 import tensors
 import vector
 import workers

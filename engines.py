@@ -27,13 +27,13 @@ import torch
 from torch import nn
 from torch.nn.functional import softplus
 
+import data_parallel
 import kernels
 import models
-from fast import products
-import data_parallel
 from arena import clock
 from auto import drawn_steps
 from configuration import ConfigError, load_attribute, named
+from fast import products
 from flat_spaces import source_checksum, warn_once
 from vector import SEEN
 
@@ -64,7 +64,7 @@ def has_bfloat16():
 
 
 def thread_safe(policy):
-    """Whether threads may run a network side by side: its modules are those of models.py, fast/pictures.py and torch, or say
+    """Whether threads may run a network side by side: its modules are those of models, fast.pictures and torch, or say
     `thread_safe = True`, and nothing is `_for_one_thread`."""
     return not unsaid(policy) and not _for_one_thread(policy)
 
@@ -74,7 +74,7 @@ def unsaid(policy):
     thread can, such as fill a cache."""
     def said(module):
         place = type(module).__module__
-        return (place in ("models", "pictures") or place.startswith("torch.nn.modules.")
+        return (place in ("models", "fast.pictures") or place.startswith("torch.nn.modules.")
                 or getattr(module, "thread_safe", False))
 
     return sorted({type(module).__name__ for module in policy.modules() if not said(module)})
@@ -956,8 +956,8 @@ def edited(policy, engine):
     return None
 
 
-# What fast/compiled.py and fast/fused.py restate of this file. After an edit of it they are not taken. To have them again, make
-# the same edit in both, run tests/test_engines.py, and write the checksum that it names.
+# What fast/compiled.py and fast/fused.py restate of this file. After an edit of it they are not taken. To have them
+# again, make the same edit in both, run tests/test_engines.py, and write the checksum that it names.
 RESTATED = {Acting: ("_run_workers", "_rollout", "step", "_drawn", "_act", "_bootstrap", "_copy_state"),
             Autograd: ("learn", "_prepare", "_learn", "_inputs", "_state_of", "_pass", "_learn_part", "_loss")}
 CHECKED = 0xc784e16c

@@ -31,8 +31,8 @@ import gymnasium
 import numpy as np
 
 import absolute_imports
-import ocean
 import diagnostics
+import ocean
 from emulation import (
     FlatObservation,
     GymnasiumVectorPufferEnv,

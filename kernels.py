@@ -13,7 +13,7 @@ them (sample, advantage, priorities, gather, MinGRU, loss, and what optim.py nee
                 contiguous axis innermost so that it vectorises. What it works with is given to it: if it makes an
                 array, numba says "NRT required but not enabled". A GPU runs it if it has none of the next two
     _*_cuda     the driver for a GPU: each of its threads has one lane, and neighbouring lanes are neighbours in memory
-    kernels.cu  C++ for a GPU in place of the driver; the cells that it names are translated to C for it (fast/cuda_cpp.py)
+    kernels.cu  C++ for a GPU in place of the driver; the cells that it names are translated to C for it (fast/cuda_cpp)
     the public function: checks shapes and types and hands the arrays to the driver for the tensors' device. On a CPU
                 it uses as many threads as `with kernels.threads(n)` allows the caller (1 by default, because the
                 trainer's workers already run side by side), on a GPU torch's current stream

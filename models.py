@@ -44,8 +44,7 @@ from torch import nn
 import absolute_imports  # noqa: F401  first
 import emulation
 import kernels
-from fast import pictures
-from fast import recurrent
+from fast import pictures, recurrent
 
 
 class NetworkFault(TypeError):

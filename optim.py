@@ -16,8 +16,8 @@ import torch
 
 import kernels
 from arena import ONE, ZERO, driver, f32
-from kernels import check_numbers, checked, constant, device, host, on_gpu, run
 from fast.products import accumulate_rows, missing
+from kernels import check_numbers, checked, constant, device, host, on_gpu, run
 
 NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
                  (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))

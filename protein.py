@@ -18,6 +18,7 @@ command line.
 
 import dataclasses
 import difflib
+import importlib
 import math
 import warnings
 from collections.abc import Callable
@@ -503,9 +504,7 @@ class Random:
         self.max_suggestion_cost = max_suggestion_cost or math.inf
         self.sweep_settings, self.search_space = settings, search_space or {}
         if settings or env_name is not None:
-            # Imported here, because sweep imports this file, and a tuner alone does not need it.
-            from tools.sweep import command as sweep
-
+            sweep = sweep_command()
             self.search_space = sweep.searched_settings(env_name, search_space,
                                                         sweep.settings_of(self)[1])
         self.space = Space(self.search_space)
@@ -572,8 +571,7 @@ class Random:
         trial, which a warning says; any other ends the search. KeyboardInterrupt at Ctrl-C if no trial has ended yet.
         """
         if objective is None:
-            from tools.sweep import command as sweep
-
+            sweep = sweep_command()
             if self.env_name is None:
                 raise SpaceError("optimize() needs an objective, or the tuner an env_name.")
             runner = sweep.Runner(self, *sweep.settings_of(self))
@@ -843,7 +841,10 @@ class Protein(Random):
         return unit
 
 
-if __name__ == "__main__":
-    from tools.sweep import command as sweep  # sweep imports this file once more, as the module `protein`
+def sweep_command():
+    """tools.sweep.command, which runs trials; by name, because it imports this file, and a tuner alone needs none."""
+    return importlib.import_module("tools.sweep.command")
 
-    processes.run_command(sweep.main)
+
+if __name__ == "__main__":
+    processes.run_command(sweep_command().main)

@@ -58,16 +58,16 @@ import numba
 import numpy as np
 import torch
 
+import data_parallel
+import diagnostics
 import emulation
 import engines
 import environments
 import kernels
 import models
-import optim
 import ocean
-import data_parallel
+import optim
 import runs
-import diagnostics
 from arena import clock, compiling
 from auto import decide, drawn_steps, facts_of, plural
 from configuration import (  # load_* for scripts
@@ -1262,16 +1262,17 @@ def learn(trainer, args):
         screen.draw(trainer)
 
 
-USAGE = """usage: python pufferl.py {train,eval,sweep,export,autotune,profile} ENV [--section.key value ...]
+USAGE = """usage: python pufferl.py {train,eval,ship,sweep,export,autotune,profile} ENV [--section.key value ...]
        python pufferl.py {list,runs,plot,diagnose,doctor} ...
 
   list [ENV]   the environments: what each is, sees and does, and what solving it takes; all of one
   train ENV    train a policy; Ctrl-C stops it with a checkpoint
-  eval ENV     play episodes with a trained policy: --load-model-path latest; the same as python pufferl.py eval ENV
+  eval ENV     play episodes with a trained policy: --load-model-path latest
+  ship ENV     make a run's policy the one that ships with its environment: --load-model-path latest
   sweep ENV    search hyper-parameters; the same as python protein.py ENV
   export ENV   a trained policy as ONNX, for C or as a web page: --load-model-path latest --export.web FOLDER
   autotune ENV find the backend, workers and batch size that step it fastest here
-  profile ENV  where the time goes: tables, and a trace for a browser; the same as python pufferl.py profile ENV
+  profile ENV  where the time goes: tables, and a trace for a browser
   runs         the runs so far; runs show RUN: all of one; runs rm RUN: remove it
   plot RUN ... curves of a metric over the steps, in the terminal and as a picture: --metric entropy --output a.html
   diagnose RUN why a run did not learn: what its metrics say, and a page of its curves; a folder, latest, or ENV
@@ -1320,16 +1321,15 @@ def main(argv=None):
     if not argv or argv[0] in ("-h", "--help") or argv in (["train", "-h"], ["train", "--help"]):
         print(USAGE + ", ".join(ocean.names()))
         return
-    elsewhere = {"sweep": "sweep", "eval": "watch", "autotune": "speed", "profile": "speed",
-                 "export": "export",
-                 "list": "catalogue", "doctor": "doctor",
+    elsewhere = {"sweep": "sweep.command", "eval": "watch", "ship": "watch", "autotune": "speed", "profile": "speed",
+                 "export": "export", "list": "catalogue", "doctor": "doctor",
                  **dict.fromkeys(("runs", "plot", "diagnose"), "history")}
     if argv[0] in elsewhere:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             sys.exit(f"pufferl.py: {argv[0]} runs in one process; torchrun's are for train.")
         room = elsewhere[argv[0]]
-        verb = importlib.import_module(room).main
-        return verb(argv if room in ("speed", "history") else argv[1:],
+        verb = importlib.import_module(f"tools.{room}").main
+        return verb(argv if room in ("speed", "history", "watch") else argv[1:],
                     program=f"pufferl.py {argv[0]}")
     if argv[0] != "train":
         known = ocean.nearest(argv[0], ["train", *elsewhere])

@@ -58,7 +58,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 import absolute_imports  # noqa: F401  first
-from fast import cuda_cpp
 import emulation
 import environments
 import kernels
@@ -68,6 +67,7 @@ import processes
 import tensors
 import workers
 from arena import default_stream, driver
+from fast import cuda_cpp
 
 
 def physical_cores():

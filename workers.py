@@ -192,7 +192,7 @@ class Envs:
 # Our files between a worker and an environment. In the first three only these functions call one; a policy calls
 # others.
 OURS = [str(Path(__file__).with_name(f"{name}.py"))
-        for name in ("flat", "emulation", "tensors", "environments", "workers", "absolute_imports")]
+        for name in ("flat_spaces", "emulation", "tensors", "environments", "workers", "absolute_imports")]
 CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks",
          "look", "build", "create", "render", "close")
 

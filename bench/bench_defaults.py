@@ -102,12 +102,12 @@ def curve(episodes, steps):
 def ours(name, steps, seed, options):
     called, _, keyword = ENVIRONMENTS[name][0].partition(" ")
     if called.startswith("brought:"):
-        called = f"{Path(__file__).parent}/{called.replace(':', '.py:')}"
+        called = f"{ROOT}/tests/{called.replace(':', '.py:')}"
     extra = ["--env." + keyword] if keyword else []
     # compiled once
     bare = Path(tempfile.gettempdir()) / f"bare_{os.getuid()}_{zlib.crc32(str(ROOT).encode()):08x}"
     shutil.copytree(ROOT, bare, dirs_exist_ok=True, ignore=shutil.ignore_patterns(
-        ".*", "__pycache__", "config", "docs", "tests", "experiments", "*.safetensors"))
+        ".*", "__pycache__", "config", "docs", "tests", "bench", "experiments", "*.safetensors"))
     (bare / "config").mkdir(exist_ok=True)
     shutil.copy(ROOT / "config/default.ini", bare / "config")
     with tempfile.TemporaryDirectory() as folder:
@@ -164,7 +164,7 @@ class Recorder:
 
 def make(name):
     """The environment itself, as Gymnasium has it; a PettingZoo parallel_env for simple_spread."""
-    sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     called, _, keyword = ENVIRONMENTS[name][0].partition(" ")
     kind, _, rest = called.partition(":")
     if kind == "brought":

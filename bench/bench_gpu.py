@@ -191,7 +191,7 @@ def epoch():
     """What the GPU does in an epoch of Breakout, environments and all, with the minibatches of its config and with
     large ones."""
     sys.path.insert(0, str(ROOT))
-    import bench_train
+    from bench import bench_train
 
     found = {}
     for size in (8192, 65536):

@@ -25,9 +25,9 @@ from numba import cfunc
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import arena
-from fast import fused
 import models
 import pufferl
+from fast import fused
 
 
 @cfunc("int32(int64, int64)")

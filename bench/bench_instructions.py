@@ -33,7 +33,7 @@ void end(const char* name) { CALLGRIND_DUMP_STATS_AT(name); CALLGRIND_STOP_INSTR
 
 CHILD = """
 import ctypes, sys
-sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests"]
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests", sys.argv[1] + "/bench"]
 import bench_kernels, kernels
 counter = ctypes.CDLL(sys.argv[2])
 calls, run = [], kernels.run

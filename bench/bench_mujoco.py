@@ -25,9 +25,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import bench_defaults
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench import bench_defaults  # noqa: E402
+
 RESULTS = Path(__file__).with_suffix(".json")
 STEPS = 1_000_000
 EPISODES = 20  # of the policy without noise

@@ -49,8 +49,8 @@ class Arguments:
 
 def measure(arguments):
     """One rank: times its epochs; rank 0 prints one JSON line."""
-    import pufferl
     import data_parallel
+    import pufferl
 
     if os.environ.get("FORCED"):
         data_parallel.connect = forced_group(data_parallel)

@@ -100,7 +100,7 @@ def copy_of(project, copy):
     """The tracked files of a checkout, without its pages and tests; returns the folder."""
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=project, capture_output=True, text=True, check=True).stdout
     for name in filter(None, tracked.split("\0")):
-        if (project / name).is_file() and not name.startswith(("docs/", "tests/")):
+        if (project / name).is_file() and not name.startswith(("docs/", "tests/", "bench/")):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(project / name, copy / name)
     return copy

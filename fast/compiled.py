@@ -9,7 +9,7 @@ network). It can be deleted: everything then runs through `engines.Autograd`. Fr
 has the network's step and a buffer's whole rollout, a worker's whole minibatch, each in one call
 without the interpreter, and the engine (`Compiled`).
 
-The products are those of products.py: a call into torch costs more than such a small product itself. A
+The products are those of fast/products.py: a call into torch costs more than such a small product itself. A
 few segments at a time go through the whole network, forward and backward, so that the results between
 the products stay in the second-level cache.
 
@@ -24,10 +24,10 @@ from torch import nn
 import engines
 import kernels
 import models
-from fast import products
 from arena import clock
-from kernels import INT0, distinct_driver, driver, f32, host, run, u64
+from fast import products
 from fast.products import BLOCK, accumulate_rows, add_rows, halved, multiply_rows, pack, packed_size
+from kernels import INT0, distinct_driver, driver, f32, host, run, u64
 from vector import cycles, step_environments
 
 if products.missing():

@@ -14,12 +14,11 @@ import inspect
 import re
 import string
 import textwrap
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from arena import compiling
+from arena import FOLDER, compiling
 
 # -default-device: NVRTC before 13.5 takes a lambda for a function of the host without it.
 OPTIONS = ("-std=c++17", "-default-device", "-prec-div=false")  # a float's division within 2 units in the last place
@@ -257,7 +256,7 @@ class Module:
     """The kernels of one .cu file. names: the globals of the Python file whose cells and numbers it uses by name."""
 
     def __init__(self, path, names):
-        self.path, self.names, self._kernels = Path(__file__).resolve().parent / path, names, {}
+        self.path, self.names, self._kernels = FOLDER / path, names, {}
 
     @functools.cached_property
     def source(self):

@@ -1,12 +1,12 @@
-"""Matrix products of many rows with a small matrix on a CPU, by tile.c.
+"""Matrix products of many rows with a small matrix on a CPU, by fast/tile.c.
 
-    with Tiles():                  # nn.Linear and F.linear go through tile.c, if that is worth it
+    with Tiles():                  # nn.Linear and F.linear go through fast/tile.c, if that is worth it
         outputs = policy(x)
     python -m pytest tests/test_products.py       # against numpy's float64
     python bench/bench_products.py                # GFLOP/s beside torch's
 
-The C compiler makes tile.c for the processor at hand, and numba calls it: `multiply_rows` and
-`accumulate_rows`. compiled.py puts these together to a whole network. Any other network reaches them
+The C compiler makes fast/tile.c for the processor at hand, and numba calls it: `multiply_rows` and
+`accumulate_rows`. fast/compiled.py puts these together to a whole network. Any other network reaches them
 through `Tiles`, because torch's products use no AVX-512 on some processors, and its threads spin after
 each operation on the cores that kernels want. docs/LOG.md has the figures.
 """
@@ -28,8 +28,8 @@ from torch.overrides import TorchFunctionMode
 import ocean
 from kernels import INT0, bfloat_of_float, distinct_driver, driver, run, u32, u64
 
-WIDTH = 64  # columns of a panel: packed weights are stored in panels, see below (tile.c's PANEL)
-BLOCK = 64  # rows computed while a panel stays in the first-level cache (tile.c's BLOCK)
+WIDTH = 64  # columns of a panel: packed weights are stored in panels, see below (fast/tile.c's PANEL)
+BLOCK = 64  # rows computed while a panel stays in the first-level cache (fast/tile.c's BLOCK)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ BLOCK = 64  # rows computed while a panel stays in the first-level cache (tile.c
 def missing():
     """Why these products are not to be had, None if they are: compiles tile.c, once, and names its functions to LLVM.
     Call it before `multiply_rows` or `accumulate_rows`, which end the process without those names."""
-    source = Path(__file__).resolve().parent / "tile.c"
+    source = Path(__file__).with_name("tile.c")
     flags = ["-shared", "-fPIC", "-Wall", "-Wextra"]
     try:
         library = ctypes.CDLL(str(ocean.compile_library(source, "tile-", ocean.FLAGS, flags, [source])))
@@ -157,7 +157,7 @@ def array(tensor):
 
 
 def packed(matrix):
-    """A float32 tensor (inner, columns), packed. Raises RuntimeError if tile.c cannot be compiled."""
+    """A float32 tensor (inner, columns), packed. Raises RuntimeError if fast/tile.c cannot be compiled."""
     if missing():
         raise RuntimeError(missing())
     words = np.empty(matrix.numel(), np.float32)
@@ -182,7 +182,7 @@ def multiply(x, matrix, bias=None):
 def gradients(grad, x):
     """The gradients of the weight (outputs, inputs) and the bias of a linear map, from those of its outputs
     (..., outputs) and its inputs (..., inputs). They do not depend on the number of threads.
-    Raises RuntimeError if tile.c cannot be compiled."""
+    Raises RuntimeError if fast/tile.c cannot be compiled."""
     if missing():
         raise RuntimeError(missing())
     grad, x = (array(tensor).reshape(-1, tensor.shape[-1]) for tensor in (grad, x))

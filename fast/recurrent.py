@@ -15,15 +15,15 @@ from torch import nn
 
 import kernels
 from fast import products
-from kernels import INT0, ONE, ZERO, distinct_driver, driver, sigmoid_cell, tanh_cell
 from fast.products import BLOCK, multiply_rows
+from kernels import INT0, ONE, ZERO, distinct_driver, driver, sigmoid_cell, tanh_cell
 
 COST = 5  # nanoseconds that a gate takes
 
 
 def fits(layer, x):
     """Whether `scan` computes what layer(x) would, and is worth packing the weights: one of torch's own layers as torch
-    made it, in float32 on a CPU that has a compiler for tile.c; several steps, or one of many agents."""
+    made it, in float32 on a CPU that has a compiler for fast/tile.c; several steps, or one of many agents."""
     hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
     return (type(layer) in SCANS and (len(x) > 1 or x.shape[1] >= products.ROWS)
             and x.device.type == "cpu" and x.dtype == torch.float32

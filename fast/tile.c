@@ -1,4 +1,4 @@
-/* The matrix products of products.py, which compiles this file for the processor at hand and calls it from numba: at the
+/* The matrix products of fast/products.py, which compiles this file for the processor at hand and calls it from numba: at the
    end `tile_multiply`, of rows with a small matrix, and `tile_accumulate`, the gradient of that matrix. Both cut their
    matrices into products of
 
@@ -291,7 +291,7 @@ INLINE void product(Product p, int64_t rows, int64_t columns, int pairs) {
     multiply(p, rows, columns, pairs);
 }
 
-/* PANEL: columns of a panel of weights, see products.py. BLOCK: rows computed while a panel stays in the first-level
+/* PANEL: columns of a panel of weights, see fast/products.py. BLOCK: rows computed while a panel stays in the first-level
    cache. DEEP: pairs of a row that are rounded at a time; WIDE: columns. HIGH: columns of grad that are taken at a time
    if nothing is rounded and there are more than BLOCK rows. GAP: one cache line more, as rows whose distance is a power
    of two would fall into the same few places of the cache. */

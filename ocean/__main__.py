@@ -27,9 +27,9 @@ import time
 
 import numpy as np
 
+import diagnostics
 import ocean
 import processes
-import diagnostics
 
 # Raylib's codes of the keys that the window itself uses.
 ESCAPE, F12, CONTROL, R = 256, 301, 341, ord("R")

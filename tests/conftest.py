@@ -45,7 +45,7 @@ def launcher():
 @pytest.fixture(autouse=True)
 def several_learners(monkeypatch):
     """The tests' networks are small, and threads that act and learn side by side are to be tested."""
-    for module, engine in (("engines", "Autograd"), ("compiled", "Compiled")):
+    for module, engine in (("engines", "Autograd"), ("fast.compiled", "Compiled")):
         if module in sys.modules:
             monkeypatch.setattr(getattr(sys.modules[module], engine), "worth_a_learner", 1)
     if "engines" in sys.modules:

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fast import cuda_cpp
 import kernels
+from fast import cuda_cpp
 
 SHIM = Path(__file__).with_name("cuda_shim.h")
 STREAM = 7  # torch's current one, here

@@ -12,8 +12,8 @@ import cuda_on_a_cpu
 import numpy as np
 import pytest
 
-from fast import cuda_cpp
 import ocean
+from fast import cuda_cpp
 from ocean import device
 
 NAMES = ("observations", "actions", "rewards", "terminals", "truncations",

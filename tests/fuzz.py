@@ -43,9 +43,8 @@ import psutil  # noqa: E402
 import torch  # noqa: E402
 
 import configuration  # noqa: E402
-from tools import export  # noqa: E402, F401  not in each case
 import ocean  # noqa: E402
-from tools import watch  # noqa: E402
+from tools import export, watch  # noqa: E402, F401  not in each case
 
 COUNTS = ("train.gpus", "vec.num_workers", "vec.num_threads", "eval.episodes", "vec.num_envs",
           "vec.total_agents",

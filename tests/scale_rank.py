@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import data_parallel
 import kernels
 import models
 import pufferl
-import data_parallel
 import vector
 
 AGENTS, HORIZON, DRAWN = 12, 8, 10  # of a rank; agents an environment times 12, steps, segments

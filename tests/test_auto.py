@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 
 import auto
 import configuration
-from tools import export
 import models
 import pufferl
 import vector
 from auto import Facts, decide
 from configuration import ConfigError
+from tools import export
 
 ROOT = Path(__file__).resolve().parent.parent
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)

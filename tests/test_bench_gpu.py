@@ -10,9 +10,10 @@ import time
 import types
 from pathlib import Path
 
-import bench_gpu
 import psutil
 import pytest
+
+from bench import bench_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = {"copy_gb_per_second": 4000.0, "kernels": {
@@ -221,7 +222,8 @@ def test_requirements_of_a_gpu_are_those_that_make_and_the_container_install():
 
 def test_make_takes_the_python_that_is_named_or_that_of_the_venv(tmp_path):
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
-    (tmp_path / "requirements/play.txt").write_text("torch==1.0\n")
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "play.txt").write_text("torch==1.0\n")
     environment = {key: value for key, value in without_make().items() if key != "PYTHON"}
 
     def command(*arguments, **more):
@@ -270,7 +272,7 @@ def test_streams_have_queues_of_their_own_unless_the_user_says_otherwise():
 def test_an_epochs_kernels_and_gaps_are_counted(monkeypatch):
     """Three kernels, of which the second lies within the first: 8 µs of two epochs that are profiled, which is the
     share of an epoch without a profiler. Two are products."""
-    import bench_train
+    from bench import bench_train
 
     def event(start, end, name):
         span = types.SimpleNamespace(start=start, end=end, elapsed_us=lambda: end - start)

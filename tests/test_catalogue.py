@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from tools import catalogue
 import configuration
 import ocean
 import pufferl
+from tools import catalogue
 
 
 def test_every_environment_has_a_line_of_its_own():

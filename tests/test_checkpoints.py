@@ -17,9 +17,9 @@ from test_pufferl import Plain, make_trainer, run_epochs
 import checkpoints
 import configuration
 import pufferl
-from tools import watch
 from checkpoints import WHOLE_RUN, CheckpointError, load, save
 from configuration import ConfigError
+from tools import watch
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

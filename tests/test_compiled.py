@@ -13,11 +13,11 @@ import numba
 import pytest
 
 import arena
-from fast import compiled
 import kernels
 import models
 import pufferl
 import vector
+from fast import compiled
 
 
 def python_calls(segments, minibatch):
@@ -173,12 +173,12 @@ print(trainer.engine.name, float(trainer.arena.flat("weights").double().sum()))"
 
 
 def test_without_a_compiler_the_network_runs_through_autograd(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "compiled", types.ModuleType("compiled"))
+    monkeypatch.setitem(sys.modules, "fast.compiled", types.ModuleType("fast.compiled"))
 
     def no_compiler(name):
         raise RuntimeError("no C compiler found: install gcc or clang, or set CC to one")
 
-    sys.modules["compiled"].__getattr__ = no_compiler
+    sys.modules["fast.compiled"].__getattr__ = no_compiler
     trainer = pufferl.PuffeRL({"horizon": 8, "minibatch_size": 16, "data_dir": None,
                                "log_interval": 1e9},
                               vecenv := vector.make("gym/Acrobot-v1", 2, "serial"),

@@ -15,12 +15,12 @@ from test_pufferl import make_trainer
 
 import auto
 import configuration
+import data_parallel
 import models
 import pufferl
-import data_parallel
 import vector
-from tools import watch
 import workers
+from tools import watch
 
 ROOT = Path(__file__).resolve().parent.parent
 

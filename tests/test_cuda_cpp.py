@@ -25,11 +25,10 @@ from hypothesis.strategies import booleans, integers, sampled_from
 from numba import njit
 
 import arena
-from fast import cuda_cpp
-from fast import fused
 import kernels
 import models
 import optim
+from fast import cuda_cpp, fused
 
 pytestmark = [pytest.mark.skipif(arena.SIMULATOR, reason="numba compiles nothing here"),
               pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")]

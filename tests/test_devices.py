@@ -27,9 +27,9 @@ from torch.utils._pytree import tree_flatten
 
 import arena
 import engines
-from fast import fused
 import models
 import pufferl
+from fast import fused
 from vector import make
 
 # What a graph cannot hold: waits, and numbers of Python that become a tensor, for on a GPU they are copied there.

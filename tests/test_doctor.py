@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import doctor
 import pufferl
+from tools import doctor
 
 
 def test_a_sound_machine_has_nothing_missing(capsys, monkeypatch):
@@ -53,9 +53,10 @@ def test_features_are_the_compilers(monkeypatch):
 
 def test_it_starts_where_torch_cannot_be_imported(tmp_path):
     """In a copy without the rest, in which importing torch raises."""
-    root = Path(doctor.__file__).parent
+    root = Path(doctor.__file__).parents[1]
+    (tmp_path / "tools").mkdir()
     for name in ("tools/doctor.py", "processes.py"):
-        shutil.copy(root / name, tmp_path)
+        shutil.copy(root / name, tmp_path / name)
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so is broken')")
     done = subprocess.run([sys.executable, "tools/doctor.py", "--seconds", "0"], cwd=tmp_path,
                           capture_output=True, text=True)

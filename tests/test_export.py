@@ -26,13 +26,13 @@ from gymnasium import spaces
 from PIL import Image
 
 import emulation
-from tools import export
 import kernels
 import models
 import ocean
 import pufferl
 import vector
 from flat_spaces import encode_text
+from tools import export
 
 ROOT = Path(__file__).resolve().parent.parent
 CC = next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)

@@ -34,11 +34,11 @@ import pufferlib.pytorch
 import pufferlib.spaces
 import pufferlib.vector
 import runs
-from tools.sweep import command as sweep
 import vector
 from pufferlib import NoLogger, Protein, PuffeRL
 from pufferlib.environments import classic_control
 from pufferlib.ocean import Breakout, Squared
+from tools.sweep import command as sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -8,9 +8,9 @@ import time
 import pytest
 
 import configuration
-from tools import history
 import pufferl
 import runs
+from tools import history
 
 MINE = """
 import gymnasium, numpy as np

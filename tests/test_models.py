@@ -14,14 +14,12 @@ import test_devices
 import torch
 from conftest import slow_but
 
-from fast import compiled
 import configuration
-from fast import fused
-from tools import history
 import kernels
 import models
-from fast import pictures
 import pufferl
+from fast import compiled, fused, pictures
+from tools import history
 from tools.sweep import command as sweep
 
 # here fused is on a CPU

@@ -15,12 +15,12 @@ from conftest import slow_but
 from test_devices import Recorder, install, launches, on_a_cpu
 
 import configuration
-from fast import fused
 import kernels
 import models
 import ocean
 import pufferl
 import vector
+from fast import fused
 from ocean import device as on_device
 
 STAY = {"maze": "HEAP", "nmmo3": "HEAP", "performance": "<time.h>", "snake": "HEAP"}  # on the host, and why
@@ -452,7 +452,7 @@ def test_where_environments_step(monkeypatch, capsys):
     with pytest.raises(configuration.ConfigError, match=r"vec\.device = cuda: squared cannot step.*no GPU"):
         choose("squared", "cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(configuration.ranks.Ranks, "choose_gpu", lambda group: 1)
+    monkeypatch.setattr(configuration.data_parallel.Ranks, "choose_gpu", lambda group: 1)
     for name, vec, why in (("snake", {}, "HEAP"), ("performance", {}, "<time.h>"),
                            ("squared", {"num_buffers": 4}, "4")):
         assert choose(name, "auto", **vec) is None

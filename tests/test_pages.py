@@ -12,17 +12,12 @@ from unittest import mock
 import pytest
 import tour
 
-from tools import catalogue
 import configuration
-from tools import doctor
 import environments
-from tools import export
-from tools import history
 import ocean.__main__
 import pufferl
-from tools import speed
+from tools import catalogue, doctor, export, history, speed, watch
 from tools.sweep import command as sweep
-from tools import watch
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = "README.md", *(f"docs/{name}.md"
@@ -73,7 +68,7 @@ def parse(tmp_path, monkeypatch):
         (tmp_path / name).write_text(tour.header())
     done = mock.Mock(return_value=None)
     for owner, names in {
-        pufferl: ("train", "find_run"), pufferl.signs: ("diagnose",), watch: ("play", "ship"),
+        pufferl: ("train", "find_run"), pufferl.diagnostics: ("diagnose",), watch: ("play", "ship"),
         export: ("export",),
         speed: ("profile",), history: ("table", "show", "plot", "remove"),
         catalogue: ("table",),
@@ -100,7 +95,7 @@ def parse(tmp_path, monkeypatch):
         if words[0] == "make":
             return check_make(words[1:])
         monkeypatch.setattr(sys, "argv", words[2 if words[1] == "-m" else 1 :])
-        programs = {"pufferl.py": pufferl, "tools/watch.py": watch, "-m": ocean.__main__}
+        programs = {"pufferl.py": pufferl, "-m": ocean.__main__}
         try:
             programs.get(words[1], sweep).main()
         except SystemExit as end:

@@ -13,9 +13,9 @@ from torch import nn
 import engines
 import kernels
 import models
-from fast import pictures
 import pufferl
 import vector
+from fast import pictures
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
-import bench_protein
 import numpy as np
 import pytest
 from conftest import slow_but
@@ -16,8 +15,9 @@ from conftest import slow_but
 import configuration
 import ocean
 import protein
-from tools.sweep import command as sweep
+from bench import bench_protein
 from protein import GP, Grid, ParetoGenetic, Protein, Random, Space, SpaceError
+from tools.sweep import command as sweep
 
 UNIT = {"distribution": "uniform", "min": 0, "max": 1}
 

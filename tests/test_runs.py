@@ -34,10 +34,10 @@ import configuration
 import models
 import pufferl
 import runs
-from tools import speed
-from tools.sweep import command as sweep
 import vector
 from pufferl import ConfigError, PuffeRL, make
+from tools import speed
+from tools.sweep import command as sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["--env.num-envs", "64", "--train.minibatch-size", "1024", "--logger", "none"]
@@ -98,7 +98,7 @@ def test_kill_9_at_20_moments_loses_at_most_an_interval_and_no_bit(tmp_path):
     assert all(torch.equal(final[0][name], final[1][name]) for name in final[1])
 
 
-CRASH = ROOT / "tests" / "bench_crash.py"
+CRASH = ROOT / "bench" / "bench_crash.py"
 
 
 @pytest.mark.slow
@@ -117,8 +117,9 @@ def test_the_crash_benchmark_is_not_blind(tmp_path):
     script = f"""
 import json, shutil, subprocess, sys
 from pathlib import Path
-sys.path.insert(0, {str(CRASH.parent)!r})
-import bench_crash, torch
+sys.path.insert(0, {str(CRASH.parents[1])!r})
+from bench import bench_crash
+import torch
 here = Path({str(tmp_path)!r})
 run = here / "whole" / "experiments" / "squared_1"
 run.mkdir(parents=True)

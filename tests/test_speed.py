@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import kernels
-from tools import speed
 import vector
+from tools import speed
 
 NET = """
 import torch

@@ -1,4 +1,4 @@
-"""tools/sweep/command.py and tools/sweep/trials.py: the ledger under several owners and kills; sweeps with a stand-in trainer, and with the
+"""tools/sweep: the ledger under several owners and kills; sweeps with a stand-in trainer, and with the
 real one (slow), on one machine and on Ray."""
 
 import contextlib
@@ -19,12 +19,12 @@ from conftest import start, wait_for
 from test_runs_loggers import OFFLINE, wandb_records
 
 import configuration
-import runs
 import diagnostics
+import runs
+from protein import Protein, SpaceError
 from tools.sweep import command as sweep
 from tools.sweep import report as sweep_report
 from tools.sweep import trials as sweep_trials
-from protein import Protein, SpaceError
 from tools.sweep.trials import Curve, Ledger
 
 FAKE = Path(__file__).with_name("fake_trainer.py")
@@ -524,10 +524,10 @@ def test_two_sweeps_share_a_folder(tmp_path):
 
 def test_what_brings_no_torch():
     """The tuner by itself and the page of a finished sweep start at once."""
-    heavy = "{'torch', 'numba', 'ray', 'plotly', 'configuration', 'runs', 'pufferl', 'watch'}"
-    subprocess.run([sys.executable, "-c", f"import sys, sweep; assert not {heavy} & {{*sys.modules}}"], check=True,
-                   cwd=sweep_trials.ROOT)
-    code = f"import sys, protein; assert not {heavy} & {{*sys.modules}} and 'sweep' not in sys.modules"
+    heavy = "{'torch', 'numba', 'ray', 'plotly', 'configuration', 'runs', 'pufferl', 'tools.watch'}"
+    code = f"import sys, tools.sweep.command; assert not {heavy} & {{*sys.modules}}"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=sweep_trials.ROOT)
+    code = f"import sys, protein; assert not {heavy} & {{*sys.modules}} and 'tools.sweep.command' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=sweep_trials.ROOT)
 
 

@@ -9,9 +9,9 @@ from conftest import find_chromium
 from test_sweep import FAKE_SPACE, record
 from test_watch import ask, send
 
+from protein import Random, SpaceError
 from tools.sweep import report as sweep_report
 from tools.sweep import trials as sweep_trials
-from protein import Random, SpaceError
 from tools.sweep.trials import Ledger, write_json
 
 pytest.importorskip("plotly", reason="the page is made with it; pip install plotly")

@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import configuration
 import environments
-from fast import fused
 import models
 import pufferl
 import tensors
 import vector
+from fast import fused
 
 ROOT = Path(__file__).resolve().parent.parent
 CARTPOLE = f"{ROOT}/examples/torch_cartpole.py:make"

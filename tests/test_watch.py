@@ -499,7 +499,7 @@ def test_a_window_shows_the_game(name, tmp_path):
         environment = {**os.environ, "DISPLAY": f":{number}", "PYTHONPATH": str(ROOT / "tests")}
         environment.pop("WAYLAND_DISPLAY", None)
         environment.pop("SDL_VIDEODRIVER", None)  # "dummy", once a test of this process has drawn
-        command = [sys.executable, str(ROOT / "tools/watch.py"), name, "--eval.episodes", "1",
+        command = [sys.executable, str(ROOT / "pufferl.py"), "eval", name, "--eval.episodes", "1",
                    "--eval.window", "--eval.fps", "20", "--eval.max-steps", "1000"]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.PIPE)
@@ -534,7 +534,7 @@ def test_a_window_shows_the_game(name, tmp_path):
 def server():
     """A process that serves the page, as a user starts it; (process, port)."""
     pytest.importorskip("raylib")
-    command = [sys.executable, str(ROOT / "tools/watch.py"), "squared", "--baseline", "--eval.web",
+    command = [sys.executable, str(ROOT / "pufferl.py"), "eval", "squared", "--baseline", "--eval.web",
                "--eval.port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     yield process, int(re.search(r"http://127\.0\.0\.1:(\d+)", read_until(process, "http://127.0.0.1:"))[1])

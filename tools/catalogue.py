@@ -190,7 +190,3 @@ def main(argv=None, program="pufferl.py list"):
                  f"{' '.join(argv)}")
     with configuration.said_by(program):
         table() if not argv else show(argv[0])
-
-
-if __name__ == "__main__":
-    processes.run_command(main)

@@ -21,9 +21,11 @@ import sys
 import time
 from pathlib import Path
 
-import processes
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # as a script, which needs no torch
 
-ROOT = Path(__file__).resolve().parent
+import processes  # noqa: E402
+
 SECONDS = 10.0
 PYTHON = (3, 11), (3, 13)  # the first and the last that it is tried with
 LEAST_MEMORY, LEAST_DISK = 2 * 2**30, 2**30
@@ -236,7 +238,7 @@ def examine(seconds):
     return problems
 
 
-def main(argv=None, program="doctor.py"):
+def main(argv=None, program="tools/doctor.py"):
     """The command line; program: what errors begin with."""
     parser = argparse.ArgumentParser(prog=program, description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -1,8 +1,8 @@
 """A trained policy outside of the trainer: an ONNX model, a flat file for C, a C
 program, a page in a browser.
 
-    python pufferl.py export breakout --load-model-path latest --export.onnx breakout.onnx      # the same as export.py
-    python pufferl.py export breakout --baseline --export.flat breakout.bin      # --baseline: the policy that ships with it
+    python pufferl.py export breakout --load-model-path latest --export.onnx breakout.onnx
+    python pufferl.py export breakout --baseline --export.flat breakout.bin    # the policy that ships with it
     python pufferl.py export breakout --baseline --export.c breakout_c && make -C breakout_c run
     python pufferl.py export breakout --baseline --export.web breakout_web
 
@@ -21,11 +21,6 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-
-import processes
-
-if __name__ == "__main__":
-    processes.stop_at_once()  # also during the imports below
 
 import numpy as np
 import torch
@@ -288,7 +283,7 @@ def sources(library):
     return shared + sorted(library.header.parent.glob("*.[ch]"))
 
 
-MAKEFILE = """# {name} with its policy as a C program; nothing of Python is needed. Written by export.py.
+MAKEFILE = """# {name} with its policy as a C program; nothing of Python is needed. Written by tools/export.py.
 CFLAGS ?= -O3 -march=native
 ENVIRONMENT = '-DENV_HEADER="{header}"'{trained}
 
@@ -421,7 +416,7 @@ def export(env_name, args):
               "http://127.0.0.1:8000")
 
 
-def main(argv=None, program="export.py"):
+def main(argv=None, program="tools/export.py"):
     """The command line; program: what errors begin with."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0].startswith("-"):
@@ -430,7 +425,3 @@ def main(argv=None, program="export.py"):
     configuration.SECTIONS["export"] = Export
     with configuration.said_by(program):
         export(argv[0], pufferl.load_config(argv[0], configuration.no_resume(argv[1:])))
-
-
-if __name__ == "__main__":
-    processes.run_command(main)

@@ -4,7 +4,7 @@
     python pufferl.py runs show latest                  # or a run's folder, its name, the end of its name, or ENV
     python pufferl.py runs rm breakout_20260101-120000-a1b2c3        # asks first; --yes does not
     python pufferl.py plot latest                         # the score over the steps, in the terminal
-    python pufferl.py diagnose squared                  # why it did not learn (diagnostics.py), and a page of its curves
+    python pufferl.py diagnose squared                  # why it did not learn, and a page of its curves
     python pufferl.py plot RUN RUN --metric entropy --x seconds --output curves.html      # or .png, .svg, .pdf
 
 `--data-dir FOLDER` is where the runs lie if it is not experiments. A run that a process writes to
@@ -26,7 +26,6 @@ from typing import NamedTuple
 import numpy as np
 
 import configuration
-import processes
 import diagnostics
 from configuration import Base, ConfigError, command, stem_of
 from runs import aligned, duration, figure, is_running, score_of, solved_at, sparkline
@@ -428,7 +427,7 @@ def parse(verb, argv, program):
     return parser.parse_intermixed_args(argv)  # rm --yes RUN, rm RUN --yes
 
 
-def main(argv=None, program="history.py"):
+def main(argv=None, program="tools/history.py"):
     """The command line: runs, plot or diagnose; program: what errors begin with."""
     verb, *argv = list(sys.argv[1:] if argv is None else argv) or ["runs"]
     if verb not in ("runs", "plot", "diagnose"):
@@ -454,7 +453,3 @@ def main(argv=None, program="history.py"):
         if rest:
             raise ConfigError(f"runs {what}: expected nothing, an environment, show RUN or rm RUN.")
         table(options.data_dir, what)
-
-
-if __name__ == "__main__":
-    processes.run_command(main)

@@ -28,11 +28,6 @@ import sys
 import time
 from pathlib import Path
 
-import processes
-
-if __name__ == "__main__":
-    processes.stop_at_once()  # Ctrl-C during the slow imports below prints no traceback
-
 import torch
 
 import configuration
@@ -259,7 +254,7 @@ def autotune(env_name, seconds, argv):
     return best
 
 
-def main(argv=None, program="speed.py"):
+def main(argv=None, program="tools/speed.py"):
     """The command line: profile or autotune, an environment, settings; program:
     what errors begin with."""
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -275,7 +270,3 @@ def main(argv=None, program="speed.py"):
         parser.add_argument("--seconds", type=float, default=1.0)
         options, rest = parser.parse_known_args(argv[2:])
         return autotune(env_name, options.seconds, rest)
-
-
-if __name__ == "__main__":
-    processes.run_command(main)

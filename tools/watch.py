@@ -1,7 +1,7 @@
 """Evaluation: how a policy scores over fresh episodes, and the policy playing, in a
 window, a video or a page.
 
-    python pufferl.py eval breakout --load-model-path latest        # scores; python pufferl.py eval breakout ... is the same
+    python pufferl.py eval breakout --load-model-path latest        # scores
     python pufferl.py eval breakout --baseline                      # of the trained policy that ships with breakout
     python pufferl.py eval breakout --baseline --eval.video out.mp4        # or out.gif, out.png; needs no display
     python pufferl.py eval breakout --baseline --eval.web                  # on a page; over ssh, forward its port
@@ -36,21 +36,17 @@ import webbrowser
 from pathlib import Path
 from typing import NamedTuple
 
-import absolute_imports  # noqa: F401  first
-import processes
-
-if __name__ == "__main__":
-    processes.stop_at_once()  # also during the imports below
-
 import numpy as np
 import torch
 
+import absolute_imports  # noqa: F401  first
 import arena
 import checkpoints
 import configuration
 import engines
 import models
 import ocean
+import processes
 import pufferl
 import runs
 
@@ -935,7 +931,7 @@ class PlayRequests(Requests):
         path, _, query = self.path.partition("?")
         if path == "/":
             nonce = f"{random.SystemRandom().getrandbits(128):032x}"
-            page = (configuration.ROOT / "watch.html").read_text().replace("NONCE", nonce)
+            page = Path(__file__).with_name("watch.html").read_text().replace("NONCE", nonce)
             own = f"'nonce-{nonce}'"
             self.answer(200, page, "text/html; charset=utf-8",
                         f"img-src data:; style-src {own}; script-src {own}; connect-src 'self'; ")
@@ -1118,12 +1114,12 @@ def play(env_name, args):
         view.close()
 
 
-def main(argv=None, program="watch.py"):
+def main(argv=None, program="tools/watch.py"):
     """The command line; program: what errors begin with."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    verb = argv.pop(0) if argv[:1] == ["ship"] else "eval"
+    verb = argv.pop(0) if argv[:1] in (["ship"], ["eval"]) else "eval"
     if not argv or argv[0].startswith("-"):
-        print(f"usage: python pufferl.py eval [ship] ENV [--section.key value ...]\n{__doc__}\n"
+        print(f"usage: python pufferl.py {{eval,ship}} ENV [--section.key value ...]\n{__doc__}\n"
               f"environments: {', '.join(ocean.names())}")
         if not argv or argv[0] not in ("-h", "--help"):
             sys.exit(f"{program}: which environment?")
@@ -1134,7 +1130,3 @@ def main(argv=None, program="watch.py"):
             ship(argv[0], args)
         else:
             play(argv[0], args)
-
-
-if __name__ == "__main__":
-    processes.run_command(main)

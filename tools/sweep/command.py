@@ -4,10 +4,10 @@
     python protein.py breakout --train.device cuda --sweep.gpus 8 --sweep.workers 2    # sixteen
     python protein.py breakout --sweep.ray auto                    # as many as the cluster has room for
     python protein.py breakout --sweep.web 8080                    # the page, live, at http://127.0.0.1:8080
-    python protein.py report experiments/sweep_breakout            # the page of sweep_report.py
+    python protein.py report experiments/sweep_breakout            # the page of tools/sweep/report.py
 
 A tuner of protein.py chooses the settings of each trial. A trial runs `pufferl.py train`; its curve tells the tuner
-(cost, score). sweep_trials.py has the trials and the sweep's folder: any machine that can read it can continue the
+(cost, score). trials.py has the trials and the sweep's folder: any machine that can read it can continue the
 sweep, or help.
 """
 

@@ -19,7 +19,7 @@ import numpy as np
 
 import diagnostics
 from protein import Protein, SpaceError, front_of
-from tools.sweep.trials import DECIDE, ROOT, TOLD, Curve, Ledger, as_options, observe_record, read_whole, short, used
+from tools.sweep.trials import DECIDE, TOLD, Curve, Ledger, as_options, observe_record, read_whole, short, used
 
 
 def load_sweep(folder):
@@ -103,7 +103,7 @@ def sweep_figures(told, records, tuner):
     return figures
 
 
-# Of the colours of watch.html, as DARK is.
+# Of the colours of tools/watch.html, as DARK is.
 CYAN, GOLD, GREY = "#00bbcc", "#fabe3c", "#93a7b6"
 
 
@@ -366,7 +366,7 @@ def page(folder, metric="environment/score", tag=None, refresh=None):
     parts.append(f"<h2>Table</h2>{table(rows)}")
     meta = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
     filled = {"title": html.escape(title), "refresh": meta, "plotly": get_plotlyjs(), "body": "\n".join(parts)}
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: filled[place[1]], (ROOT / "report.html").read_text())
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: filled[place[1]], Path(__file__).with_name("report.html").read_text())
 
 
 def write_report(path: Path, output: Path | None = None, metric: str = "environment/score", tag: str | None = None):
@@ -374,11 +374,11 @@ def write_report(path: Path, output: Path | None = None, metric: str = "environm
 
     Args:
         path: a sweep's folder, or one of runs such as experiments.
-        output: the page (default: report.html in the folder).
+        output: the page (default: tools/sweep/report.html in the folder).
         metric: what runs are compared by; a sweep's own metric is used in any case.
         tag: only runs with this tag.
     """
-    output = Path(output or Path(path) / "report.html")
+    output = Path(output or Path(path) / "tools/sweep/report.html")
     output.write_text(page(path, metric, tag))
     return output
 

@@ -2,7 +2,7 @@
 
     ledger = Ledger("experiments/sweep_breakout"); ledger.results()    # {number: record} of the finished trials
 
-sweep.py decides what is tried, sweep_report.py makes a page of what is known. A sweep's whole state is its folder, so a
+command.py decides what is tried, report.py makes a page of what is known. A sweep's whole state is its folder, so a
 process on any machine that can read the folder may take part.
 """
 
@@ -32,7 +32,7 @@ from protein import SpaceError
 # Our other files are imported within functions, because most import torch, and the report of a
 # finished sweep does not need it.
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[2]
 
 # --------------------------------------------------------------------------------------------------
 # The ledger: the files of the sweep's folder

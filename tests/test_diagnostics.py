@@ -11,10 +11,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import diagnostics
 import models
 import pufferl
 import runs
-import diagnostics
 import vector
 
 SETTINGS = {"horizon": 16, "minibatch_size": 64, "replay_ratio": 2, "learning_rate": 0.01,
@@ -335,8 +335,8 @@ def test_the_reach_of_actions_has_each_number_that_has_a_bound(low, high, reach)
     actions[1:] = 1, 2
     actions[0] = -1, -1
     bounds = models.action_bounds(gymnasium.spaces.Box(np.float32(low), np.float32(high)))
-    metrics = diagnostics.vital(np.zeros((5, 2, 1), np.float32), flags.astype(np.float32), np.ones((5, 2), np.uint8), flags,
-                          flags, actions, bounds)
+    metrics = diagnostics.vital(np.zeros((5, 2, 1), np.float32), flags.astype(np.float32), np.ones((5, 2), np.uint8),
+                                flags, flags, actions, bounds)
     assert metrics["vital/action_reach"] == reach
 
 
@@ -387,7 +387,8 @@ def test_vital_sees_large_observations_change():
 
 def test_the_size_of_an_index_is_no_sign():
     indices, flags = np.random.default_rng(0).integers(0, 10**5, (9, 4, 1)), np.zeros((8, 4), np.uint8)
-    metrics = diagnostics.vital(indices, np.zeros((8, 4), np.float32), np.ones((9, 4), np.uint8), flags, flags, choices=True)
+    metrics = diagnostics.vital(indices, np.zeros((8, 4), np.float32), np.ones((9, 4), np.uint8), flags, flags,
+                                choices=True)
     assert metrics["vital/observation_constant"] == 0 and "vital/observation_max" not in metrics
     for space, choices in ((spaces.Discrete(10), True), (spaces.Box(0, 1, (2,)), False),
                            (spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(0, 1, (2,))), True)):
