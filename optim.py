@@ -9,6 +9,7 @@ small ones together. The kernels of single numbers (norm, momentum, step) are at
 in plain torch is `muon_step` in tests/reference.py.
 """
 
+import inspect
 import math
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 
 import kernels
 from arena import ONE, ZERO, driver, f32
+from configuration import load_attribute, own_optimizer
 from fast.products import accumulate_rows, missing
 from kernels import check_numbers, checked, constant, device, host, on_gpu, run
 
@@ -282,3 +284,78 @@ class Muon:
             torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=polynomial)
             torch.baddbmm(x, polynomial, x, beta=a, out=y)
             x, y = y, x
+
+
+class TorchOptimizer:
+    """An optimizer of torch, or of your own (train.optimizer my_file.py:Class), behind
+    muon.Muon's `step`: the gradients' global norm is clipped first, and once it is not finite
+    nothing changes. The learning rate is the trainer's. An optimizer of your own may replace
+    `parameter.data` or `.grad`: after each step both are put back into the arena."""
+
+    def __init__(self, config, policy, arena):
+        self.arena, self.max_grad_norm, self.own = arena, config["max_grad_norm"], own_optimizer(config)
+        self.parameters = {f"policy.{name}": parameter
+                           for name, parameter in policy.named_parameters()}
+        self.frozen = []
+        if self.own:
+            make = load_attribute("train.optimizer", config["optimizer"])
+            named = "weight_decay" in inspect.signature(make).parameters  # by its own keyword, or by **keywords
+            decay = {"weight_decay": config["weight_decay"]} if named or config["weight_decay"] else {}
+            self.optimizer = make(policy.parameters(), lr=config["learning_rate"], **decay)
+            return
+        gpu = config["device"] == "cuda"
+        self.optimizer = torch.optim.AdamW(
+            policy.parameters(), lr=arena["rate"].fill_(config["learning_rate"]), eps=config["eps"],
+            capturable=gpu, betas=(config["momentum"], config["beta2"]),
+            weight_decay=config["weight_decay"], fused=True)
+        self.optimizer.found_inf = arena["found_inf"]
+
+    def freeze(self, names):
+        """From now on the parameters of these names, in the arena, and their state stay as they
+        are; all others are trained."""
+        self.frozen = names
+
+    def step(self, rate, found_inf):
+        """One step at the learning rate in the tensor `rate`; returns the norm before the clip, a
+        tensor. found_inf becomes 1 if that is not finite; while it is not 0, nothing changes."""
+        for name in self.frozen:
+            self.arena[f"gradients/{name}"].zero_()  # an engine may have written it
+            self.parameters[name].grad = None  # torch skips parameters without a gradient
+        gradients = self.arena.flat("gradients")
+        norm = torch.as_tensor(kernels.gradient_norm(gradients))
+        found_inf.copy_((found_inf != 0) | ~norm.isfinite())
+        gradients.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        if not self.own:  # torch's step looks at found_inf itself
+            self.optimizer.step()
+        elif not found_inf:
+            for group in self.optimizer.param_groups:
+                group["lr"] = float(rate)
+            self.optimizer.step()
+            for name, parameter in self.parameters.items():
+                weight = self.arena[f"weights/{name}"]
+                if parameter.data_ptr() != weight.data_ptr():
+                    weight.copy_(parameter.data)
+                    parameter.data = weight
+                parameter.grad = self.arena[f"gradients/{name}"]
+        for name in self.frozen:
+            self.parameters[name].grad = self.arena[f"gradients/{name}"]
+        return norm
+
+    def tensors(self):
+        """What a checkpoint keeps by name and loads in place: nothing, `state` has it all."""
+        return {}
+
+    def state(self):
+        """What a checkpoint keeps of torch's optimizer, for `load`."""
+        state = self.optimizer.state_dict()
+        for group in state["param_groups"]:
+            group["lr"] = float(group["lr"])  # a view of the arena
+        return state
+
+    def load(self, state):
+        """Go on from what `state` gave; Adam's settings are this run's."""
+        groups = state["param_groups"] if self.own else self.state()["param_groups"]
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict({**state, "param_groups": groups})
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate

@@ -24,7 +24,6 @@ same algorithm on one page.
 import contextlib
 import dataclasses
 import importlib
-import inspect
 import json
 import math
 import os
@@ -64,6 +63,7 @@ import emulation
 import engines
 import environments
 import kernels
+import loggers
 import models
 import ocean
 import optim
@@ -82,20 +82,18 @@ from configuration import (  # load_* for scripts
     command,
     error_text,
     find_run,
-    load_attribute,
     load_config,
     load_env,
     load_policy,
     named,
     out_of_memory,
-    own_optimizer,
     resolve,
     sizes_of,
     stem_of,
     typed,
 )
 from flat_spaces import HAIR
-from runs import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
+from loggers import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
 from vector import Native, Tensors, make  # make for scripts too: make("breakout", num_envs=256)
 
 processes.keep_memory()
@@ -110,7 +108,7 @@ class PuffeRL:
     config: the train section as a dict (missing keys take their defaults), "env": the environment's
     name, optionally "data_dir" (None: nothing is written), "run_id" and "settings" (all sections,
     kept with the run). vecenv: from make or load_env, or one PufferEnv. policy: any network that
-    models.py's docstring describes. logger: see runs.NoLogger. The short form takes keywords in
+    models.py's docstring describes. logger: see loggers.NoLogger. The short form takes keywords in
     place of a configuration; batch_size stands for horizon there:
 
         PuffeRL(vecenv, policy, logger=logger, learning_rate=0.01, batch_size=128 * vecenv.num_agents)
@@ -132,7 +130,7 @@ class PuffeRL:
         self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": own, "agents": sum(agents),
                      "versions": VERSIONS, "sources": runs.sources(policy, vecenv, c["loss"], c["optimizer"])}
         self.vecenv, self.policy = vecenv, policy
-        self.logger = runs.check_logger(logger) if logger is not None and self.ranks.rank == 0 else NoLogger()
+        self.logger = loggers.check_logger(logger) if logger is not None and self.ranks.rank == 0 else NoLogger()
         self.env_name = stem_of(c["env"])
         self.horizon, self.num_agents, self.span = c["horizon"], vecenv.num_agents, drawn_steps(c)
         self.batch_size = self.horizon * sum(agents)
@@ -199,7 +197,7 @@ class PuffeRL:
             self.rewards, self.reward_scale = arena["rewards"], models.RewardScale(N, c["gamma"])
         self.running_returns = torch.zeros(N, device=self.host["rewards"].device)
         if self.optimizer is None:
-            self.optimizer = TorchOptimizer(c, self.policy, arena)
+            self.optimizer = optim.TorchOptimizer(c, self.policy, arena)
 
     def _say_engine(self, why):
         """Keep the engine's name and why it is not the fast one; say the latter."""
@@ -470,7 +468,7 @@ class PuffeRL:
     def print_dashboard(self):
         """Show progress: a live panel on a terminal, one line a call elsewhere."""
         if self.ranks.rank == 0:
-            self._dashboard = self._dashboard or runs.Dashboard(runs.solved_at(self.args))
+            self._dashboard = self._dashboard or loggers.Dashboard(loggers.solved_at(self.args))
             self._dashboard.show(self)
 
     def save_checkpoint(self, path=None, metadata=None):
@@ -616,81 +614,6 @@ class Statistics:
         """Begin anew after a log entry."""
         self.entry, self.seconds = entry, dict.fromkeys(self.seconds, 0.0)
         self._clear()
-
-
-class TorchOptimizer:
-    """An optimizer of torch, or of your own (train.optimizer my_file.py:Class), behind
-    muon.Muon's `step`: the gradients' global norm is clipped first, and once it is not finite
-    nothing changes. The learning rate is the trainer's. An optimizer of your own may replace
-    `parameter.data` or `.grad`: after each step both are put back into the arena."""
-
-    def __init__(self, config, policy, arena):
-        self.arena, self.max_grad_norm, self.own = arena, config["max_grad_norm"], own_optimizer(config)
-        self.parameters = {f"policy.{name}": parameter
-                           for name, parameter in policy.named_parameters()}
-        self.frozen = []
-        if self.own:
-            make = load_attribute("train.optimizer", config["optimizer"])
-            named = "weight_decay" in inspect.signature(make).parameters  # by its own keyword, or by **keywords
-            decay = {"weight_decay": config["weight_decay"]} if named or config["weight_decay"] else {}
-            self.optimizer = make(policy.parameters(), lr=config["learning_rate"], **decay)
-            return
-        gpu = config["device"] == "cuda"
-        self.optimizer = torch.optim.AdamW(
-            policy.parameters(), lr=arena["rate"].fill_(config["learning_rate"]), eps=config["eps"],
-            capturable=gpu, betas=(config["momentum"], config["beta2"]),
-            weight_decay=config["weight_decay"], fused=True)
-        self.optimizer.found_inf = arena["found_inf"]
-
-    def freeze(self, names):
-        """From now on the parameters of these names, in the arena, and their state stay as they
-        are; all others are trained."""
-        self.frozen = names
-
-    def step(self, rate, found_inf):
-        """One step at the learning rate in the tensor `rate`; returns the norm before the clip, a
-        tensor. found_inf becomes 1 if that is not finite; while it is not 0, nothing changes."""
-        for name in self.frozen:
-            self.arena[f"gradients/{name}"].zero_()  # an engine may have written it
-            self.parameters[name].grad = None  # torch skips parameters without a gradient
-        gradients = self.arena.flat("gradients")
-        norm = torch.as_tensor(kernels.gradient_norm(gradients))
-        found_inf.copy_((found_inf != 0) | ~norm.isfinite())
-        gradients.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-        if not self.own:  # torch's step looks at found_inf itself
-            self.optimizer.step()
-        elif not found_inf:
-            for group in self.optimizer.param_groups:
-                group["lr"] = float(rate)
-            self.optimizer.step()
-            for name, parameter in self.parameters.items():
-                weight = self.arena[f"weights/{name}"]
-                if parameter.data_ptr() != weight.data_ptr():
-                    weight.copy_(parameter.data)
-                    parameter.data = weight
-                parameter.grad = self.arena[f"gradients/{name}"]
-        for name in self.frozen:
-            self.parameters[name].grad = self.arena[f"gradients/{name}"]
-        return norm
-
-    def tensors(self):
-        """What a checkpoint keeps by name and loads in place: nothing, `state` has it all."""
-        return {}
-
-    def state(self):
-        """What a checkpoint keeps of torch's optimizer, for `load`."""
-        state = self.optimizer.state_dict()
-        for group in state["param_groups"]:
-            group["lr"] = float(group["lr"])  # a view of the arena
-        return state
-
-    def load(self, state):
-        """Go on from what `state` gave; Adam's settings are this run's."""
-        groups = state["param_groups"] if self.own else self.state()["param_groups"]
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict({**state, "param_groups": groups})
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
 
 
 def what_is_what(config, vecenv, policy):
@@ -1194,7 +1117,7 @@ def train(env_name, args=None):
     if not args["resume"] and args["data_dir"] is not None:
         find_interrupted(group, args)
     say = print if group.rank == 0 else lambda *text, **options: None
-    screen = runs.Dashboard(runs.solved_at(args))
+    screen = loggers.Dashboard(loggers.solved_at(args))
     with contextlib.closing(screen):
         compiling.announce = screen.compiling if group.rank == 0 else lambda: None
         trainer, facts = make_trainer(env_name, args)
@@ -1209,7 +1132,7 @@ def train(env_name, args=None):
                 error.add_note(f"The last checkpoint is whole: {command('train', env_name, '--resume', str(folder))}")
             raise
         model = trainer.close()
-    for line in runs.closing(trainer, args, model, screen.solved_at):
+    for line in loggers.closing(trainer, args, model, screen.solved_at):
         say(line)
     return trainer
 
@@ -1220,7 +1143,7 @@ def start(trainer, args, facts, say):
 
     def open_logger():
         try:
-            trainer.logger = runs.make_logger(args, trainer.run_folder, trainer.global_step)
+            trainer.logger = loggers.make_logger(args, trainer.run_folder, trainer.global_step)
         except (ImportError, ValueError) as error:
             raise ConfigError(str(error)) from None
         except OSError as error:

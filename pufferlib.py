@@ -47,8 +47,8 @@ ROOMS = {  # PufferLib's other modules: the modules here in which their names ar
 }
 NAMES = {  # one name of PufferLib: its equivalent here
     "PuffeRL": "pufferl.PuffeRL", "make": "vector.make", "Protein": "protein.Protein",
-    "WandbLogger": "runs.WandbLogger", "NeptuneLogger": "runs.NeptuneLogger",
-    "NoLogger": "runs.NoLogger",
+    "WandbLogger": "loggers.WandbLogger", "NeptuneLogger": "loggers.NeptuneLogger",
+    "NoLogger": "loggers.NoLogger",
     "APIUsageError": "builtins.ValueError", "InvalidAgentError": "builtins.ValueError",
     "EnvironmentSetupError": "builtins.RuntimeError", "namespace": "types.SimpleNamespace",
     "ClipAction": "gymnasium.wrappers.ClipAction", "GymToGymnasium": "emulation.OldGym",
@@ -76,7 +76,7 @@ GONE = {  # what took the place of a name that has no equivalent
     "vector.reset": "vecenv.reset()", "vector.step": "vecenv.step(actions)",
     "vector.make_seeds": "environment i gets seed + i",
     "vector.autotune": "python pufferl.py autotune ENV",
-    "emulation.GymnaxPufferEnv": "vector.make('gymnax/NAME'), whose environment is environments.gymnax, to copy",
+    "emulation.GymnaxPufferEnv": "vector.make('gymnax/NAME'), whose environment is families.adapters.gymnax, to copy",
     "emulation.nativize": "emulation.FlatObservation(space).unflatten",
     "emulation.emulate": "emulation.FlatObservation(space).flatten",
     "emulation.dtype_from_space": "emulation.space_dtype",

@@ -2,7 +2,7 @@
 device.
 
     vecenv = vector.make("examples/torch_cartpole.py:make", env_kwargs={"num_envs": 1024})
-    vecenv = vector.make("gymnax/CartPole-v1", num_envs=1024)           # by the adapters in environments.py
+    vecenv = vector.make("gymnax/CartPole-v1", num_envs=1024)           # by families/adapters.py
     vecenv = vector.make(tensors.IsaacLab(env))                         # and by those at the end of this file
 
 Such an environment has what Gymnasium's vector environments have:

@@ -191,8 +191,9 @@ class Envs:
 
 # Our files between a worker and an environment. In the first three only these functions call one; a policy calls
 # others.
-OURS = [str(Path(__file__).with_name(f"{name}.py"))
-        for name in ("flat_spaces", "emulation", "tensors", "environments", "workers", "absolute_imports")]
+OURS = [str(Path(__file__).parent / f"{name}.py")
+        for name in ("flat_spaces", "emulation", "tensors", "environments", "families/adapters", "workers",
+                     "absolute_imports")]
 CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks",
          "look", "build", "create", "render", "close")
 

@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [  # docs/design.md; a file imports from those before its own
     {"absolute_imports", "processes", "flat_spaces"},
     {"arena", "checkpoints", "fast/cuda_cpp", "emulation", "ocean", "protein", "data_parallel", "diagnostics"},
-    {"kernels", "workers", "environments", "tensors"},
+    {"kernels", "workers", "families/adapters", "environments", "tensors"},
     {"fast/pictures", "fast/products"},
-    {"optim", "fast/recurrent"},
+    {"fast/recurrent"},
     {"models"},
     {"vector", "auto", "configuration"},
-    {"engines", "fast/compiled", "fast/fused", "runs"},
+    {"engines", "fast/compiled", "fast/fused", "optim", "loggers", "runs"},
     {"ppo", "pufferl"},
     {"tools/sweep/trials", "tools/sweep/report", "tools/sweep/command", "tools/watch", "tools/export", "tools/speed",
      "tools/catalogue", "tools/history", "tools/doctor"},
@@ -27,6 +27,7 @@ LAYERS = [  # docs/design.md; a file imports from those before its own
 ]
 WITHIN = {  # what else a file may import, of its own layer
     "fast/cuda_cpp": {"arena"}, "auto": {"vector"}, "configuration": {"vector", "auto"},
+    "environments": {"families/adapters"}, "runs": {"loggers"},
     "fast/compiled": {"engines"}, "fast/fused": {"engines", "fast/compiled"},
     "tools/sweep/report": {"tools/sweep/trials", "tools/watch"},
     "tools/sweep/command": {"tools/sweep/trials", "tools/sweep/report"}, "ocean": set(),
@@ -49,7 +50,7 @@ def files():
     """The product's modules: those that git tracks, because a reader may have files of their own there."""
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True)
     tracked = {ROOT / name for name in listed.stdout.splitlines()}
-    paths = [path for pattern in ("*.py", "fast/*.py", "tools/**/*.py") for path in ROOT.glob(pattern)]
+    paths = [path for pattern in ("*.py", "fast/*.py", "families/*.py", "tools/**/*.py") for path in ROOT.glob(pattern)]
     return sorted(path for path in paths if (path in tracked or not tracked) and path.name != "__init__.py")
 
 
@@ -129,7 +130,7 @@ def test_the_root_is_short():
 
 
 def test_few_lines_are_wide():
-    paths = [path for folder in (".", "fast", "tools", "tools/sweep", "bench", "tests", "ocean", "examples")
+    paths = [path for folder in (".", "fast", "families", "tools", "tools/sweep", "bench", "tests", "ocean", "examples")
              for path in (ROOT / folder).glob("*.py")]
     wide = {path: [len(line) > COLUMNS for line in path.read_text().splitlines()] for path in paths}
     share = sum(map(sum, wide.values())) / sum(map(len, wide.values()))
@@ -155,7 +156,7 @@ def test_a_page_links_to_what_is_there(page):
 def test_the_readme_names_every_file_and_page():
     readme = (ROOT / "README.md").read_text()
     assert not [path.name for path in files() if path.parent == ROOT and f"({path.name})" not in readme]
-    assert not [folder for folder in ("fast", "tools", "ocean", "bench", "config", "examples", "docs", "tests")
+    assert not [folder for folder in ("fast", "tools", "families", "ocean", "bench", "config", "examples", "docs", "tests")
                 if f"({folder}" not in readme]
 
 

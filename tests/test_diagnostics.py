@@ -12,9 +12,9 @@ import torch
 from gymnasium import spaces
 
 import diagnostics
+import loggers
 import models
 import pufferl
-import runs
 import vector
 
 SETTINGS = {"horizon": 16, "minibatch_size": 64, "replay_ratio": 2, "learning_rate": 0.01,
@@ -266,7 +266,7 @@ def test_the_end_of_a_run_and_diagnose_agree_that_no_episode_ended(tmp_path, cap
                                     run_folder=None, signs=diagnostics.read(tmp_path)[0])
     for entry in lines:
         trainer.signs.see(entry["step"], entry)
-    closing = "\n".join(runs.closing(trainer, {"config_name": "mine"}, "", (None, None)))
+    closing = "\n".join(loggers.closing(trainer, {"config_name": "mine"}, "", (None, None)))
     assert all(word in told and word in closing for word in words)
     assert "no episode has ended" in closing
 

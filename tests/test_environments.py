@@ -18,6 +18,7 @@ import emulation
 import environments
 import ocean.__main__ as ocean_main
 import vector
+from families import adapters
 
 ROOT = Path(__file__).resolve().parent.parent
 # name, its package, settings, whether a seed repeats the episodes
@@ -347,7 +348,7 @@ def test_pokemon_red_wants_a_rom_of_ones_own(tmp_path):
 def test_pokemon_red_is_rewarded_for_tiles_levels_and_badges(tmp_path):
     pytest.importorskip("pyboy", reason="needs pyboy (requirements/extras.txt)")
     (tmp_path / "red.gb").write_bytes(cartridge("POKEMON RED"))
-    env = environments.PokemonRed("pokemon_red", rom=str(tmp_path / "red.gb"), max_steps=4)
+    env = adapters.PokemonRed("pokemon_red", rom=str(tmp_path / "red.gb"), max_steps=4)
     first, _ = env.reset(seed=0)
     assert first in env.observation_space
     memory, rewards = env.game.memory, []

@@ -24,6 +24,7 @@ import absolute_imports
 import configuration
 import emulation
 import environments
+import loggers
 import models
 import pufferl
 import pufferlib
@@ -33,7 +34,6 @@ import pufferlib.ocean
 import pufferlib.pytorch
 import pufferlib.spaces
 import pufferlib.vector
-import runs
 import vector
 from pufferlib import NoLogger, Protein, PuffeRL
 from pufferlib.environments import classic_control
@@ -76,7 +76,7 @@ def test_names_lead_to_ours():
             and pufferlib.models is models)
     assert vector.__spec__.name == "vector" and vector.__name__ == "vector"
     assert pufferlib.PuffeRL is pufferl.PuffeRL and pufferlib.make is vector.make
-    assert pufferlib.NoLogger is runs.NoLogger and pufferlib.WandbLogger is runs.WandbLogger
+    assert pufferlib.NoLogger is loggers.NoLogger and pufferlib.WandbLogger is loggers.WandbLogger
     assert pufferlib.emulation is emulation and pufferlib.cleanrl.Policy is models.CleanRLAgent
     assert pufferlib.spaces.Box is gymnasium.spaces.Box and issubclass(pufferlib.PufferEnv,
                                                                        emulation.PufferEnv)

@@ -31,6 +31,7 @@ from conftest import read_until, wait_for
 from test_pufferl import Plain, make_trainer, run_epochs
 
 import configuration
+import loggers
 import models
 import pufferl
 import runs
@@ -268,7 +269,7 @@ def test_a_clock_that_jumps_back_changes_nothing(tmp_path, monkeypatch):
     begun = trainer.uptime
     run_epochs(trainer, 3)
     assert trainer.uptime > begun >= 0 and trainer.last_sps > 0
-    assert "left" in runs.time_left(trainer) and "-" not in runs.time_left(trainer)
+    assert "left" in loggers.time_left(trainer) and "-" not in loggers.time_left(trainer)
     names = sorted(path.name for path in trainer.run_folder.glob("model_*.pt"))
     assert names[-1] == "model_cartpole_000003.pt"
     assert configuration.find_model(str(trainer.run_folder), tmp_path, "cartpole").name == names[-1]

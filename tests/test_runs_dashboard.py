@@ -21,9 +21,9 @@ from conftest import slow_but
 from rich.console import Console
 
 import configuration
+import loggers
 import processes
 import pufferl
-import runs
 
 
 class Fake:
@@ -53,7 +53,7 @@ def on(dashboard, console):
 
 
 def test_the_time_left_leaves_out_what_came_before_the_first_entry(capsys):
-    trainer, screen = Fake(score=0.5), runs.Dashboard(runs.solved_at(Fake().args))
+    trainer, screen = Fake(score=0.5), loggers.Dashboard(loggers.solved_at(Fake().args))
     screen.show(trainer)
     trainer.uptime, trainer.global_step = 45.0, 4000  # 3,000 steps in 5 s; the first 1,000 took 40
     screen.show(trainer)
@@ -65,7 +65,7 @@ def test_the_time_left_leaves_out_what_came_before_the_first_entry(capsys):
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_the_panel_has_a_curve_and_colours(width):
-    screen = on(runs.Dashboard(runs.solved_at(Fake().args)), terminal(width))
+    screen = on(loggers.Dashboard(loggers.solved_at(Fake().args)), terminal(width))
     trainer = Fake(score=0.1, perf=0.5, n=3.0)
     for score in (0.1, 0.5, 0.96):
         trainer.environment = {**trainer.environment, "score": score}
@@ -79,7 +79,7 @@ def test_the_panel_has_a_curve_and_colours(width):
 
 
 def test_many_statistics_do_not_fill_the_screen():
-    screen = on(runs.Dashboard(runs.solved_at(Fake().args)), terminal())
+    screen = on(loggers.Dashboard(loggers.solved_at(Fake().args)), terminal())
     screen.show(Fake(**{f"item_{i}": float(i) for i in range(50)}))
     screen.close()
     assert re.search(r"and \d+ more", screen.console.file.getvalue())
@@ -97,7 +97,7 @@ def test_the_panel_fits_the_terminal(width, height, explaining):
     stages = "environment", "policy", "learn", "ranks", "other"
     trainer.statistics = SimpleNamespace(stages=dict.fromkeys(stages, 1.0))
     console = terminal(width, height)
-    shown = runs.panel(trainer, [0.1, 0.5, 0.96], ("score", 0.95), "40s gone, 6m 00s left", console, explaining)
+    shown = loggers.panel(trainer, [0.1, 0.5, 0.96], ("score", 0.95), "40s gone, 6m 00s left", console, explaining)
     lines = ["".join(segment.text for segment in line) for line in console.render_lines(shown)]
     assert len(lines) <= height and {len(line) for line in lines} == {width}
     assert lines[0].startswith("╭") and lines[-1].startswith("╰")
@@ -111,13 +111,13 @@ def test_the_panel_fits_the_terminal(width, height, explaining):
 
 
 def test_compiling_is_announced_once_and_ends(capsys):
-    screen = runs.Dashboard(runs.solved_at(Fake().args))
+    screen = loggers.Dashboard(loggers.solved_at(Fake().args))
     screen.compiling()
-    assert capsys.readouterr().out.strip() == runs.COMPILING
-    screen = on(runs.Dashboard(runs.solved_at(Fake().args)), terminal())
+    assert capsys.readouterr().out.strip() == loggers.COMPILING
+    screen = on(loggers.Dashboard(loggers.solved_at(Fake().args)), terminal())
     screen.compiling()
     screen.close()
-    assert runs.COMPILING in screen.console.file.getvalue() and screen.live is None
+    assert loggers.COMPILING in screen.console.file.getvalue() and screen.live is None
     assert screen.console.file.getvalue().endswith("\x1b[?25h\r\x1b[1A\x1b[2K"), (
         "the line goes, the cursor is back")
 
@@ -128,8 +128,8 @@ def test_every_word_of_the_dashboard_has_a_meaning():
     words |= {f"performance/seconds_{stage}" for stage in ("environment", "policy", "learn", "ranks", "other")}
     words |= {f"run/{name}" for name in ("engine", "agents", "parameters", "steps", "steps/s", "epoch", "CPU", "memory",
                                          "GPU", "GPU memory")}
-    assert words <= set(runs.meanings())
-    assert not [what for what in runs.meanings().values() if "`" in what or "|" in what or "](" in what]
+    assert words <= set(loggers.meanings())
+    assert not [what for what in loggers.meanings().values() if "`" in what or "|" in what or "](" in what]
 
 
 TRAINS = """
@@ -138,7 +138,7 @@ import pufferl, runs
 from test_runs_dashboard import Fake
 
 class Training(Fake):
-    _dashboard = runs.Dashboard()
+    _dashboard = loggers.Dashboard()
 
     def evaluate(self):
         time.sleep(60 if self._dashboard.explaining and sys.argv[1:] == ["twice"] else 0.02)
@@ -205,7 +205,7 @@ def test_a_key_explains_the_words_and_the_terminal_is_given_back():
         terminal.wait_for("? explains these words")
         terminal.press(b"x?")
         terminal.wait_for("? shows the numbers again")
-        terminal.wait_for(runs.meanings()["losses/entropy"])
+        terminal.wait_for(loggers.meanings()["losses/entropy"])
         assert not terminal.is_as_before()
         terminal.press(b"?")
         terminal.wait_for("? explains these words")
@@ -258,33 +258,34 @@ def test_no_key_is_read_from_a_terminal_of_which_the_process_is_in_the_backgroun
 def test_numbers_are_for_people():
     numbers = {0: "0", 4096.0: "4,096", 1e6: "1,000,000", 0.5: "0.5", 12.3456: "12.35",
                3e-5: "3e-05", -2500.4: "-2,500", math.nan: "nan", math.inf: "inf"}
-    assert {number: runs.figure(number) for number in numbers} == numbers
+    assert {number: loggers.figure(number) for number in numbers} == numbers
 
 
 def test_a_sparkline():
-    assert runs.sparkline([], 9) == runs.sparkline([math.nan], 9) == ""
-    assert (runs.sparkline([2.0, 2.0], 9) == "▁▁"
-            and runs.sparkline([0.0, math.nan, 7.0, 3.0], 9) == "▁█▄")
-    assert runs.sparkline([*range(100)], 4) == "▁▃▆█"
+    assert loggers.sparkline([], 9) == loggers.sparkline([math.nan], 9) == ""
+    assert (loggers.sparkline([2.0, 2.0], 9) == "▁▁"
+            and loggers.sparkline([0.0, math.nan, 7.0, 3.0], 9) == "▁█▄")
+    assert loggers.sparkline([*range(100)], 4) == "▁▃▆█"
 
 
 def test_the_end_says_how_far_it_is_from_solved_and_what_to_type(tmp_path):
     args = configuration.load_config("squared", ["--data-dir", str(tmp_path)])
     trainer = Fake(score=0.9, n=12.0)
     trainer.run_folder = tmp_path / "squared_1"
-    lines = [*runs.closing(trainer, args, "model.pt", runs.solved_at(args))]
+    lines = [*loggers.closing(trainer, args, "model.pt", loggers.solved_at(args))]
     assert lines[1] == "score        0.9 in the last 12 episodes: not solved yet (0.95 counts as solved)"
     assert lines[2] == "sign         step 5: Updates are too large."
     assert lines[3] == "checkpoint   model.pt" and lines[5].startswith("go on        "), (
         "it was stopped")
     trainer.environment, trainer.epoch = {"score": 0.96, "n": 1.0}, trainer.total_epochs
-    lines = [*runs.closing(trainer, args, "model.pt", runs.solved_at(args))]
+    lines = [*loggers.closing(trainer, args, "model.pt", loggers.solved_at(args))]
     assert lines[1] == "score        0.96 in the last 1 episode: solved (0.95 counts as solved)"
     words = [line.split()[:2] for line in lines[5:]]
     assert (words == [["watch", "it"], ["tune", "it"], ["your", "own"]]
             and str(trainer.run_folder) in lines[5] and "protein.py squared" in lines[6])
     args["env"]["distance"] = 9  # what counts as solved is said of the settings that ship
-    assert [*runs.closing(trainer, args, "", runs.solved_at(args))][1] == "score        0.96 in the last 1 episode"
+    lines = [*loggers.closing(trainer, args, "", loggers.solved_at(args))]
+    assert lines[1] == "score        0.96 in the last 1 episode"
 
 
 def test_what_to_type_can_be_typed(monkeypatch, tmp_path):

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
+import loggers
 import pufferl
-import runs
-from runs import JsonLines
+from loggers import JsonLines
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "0123456789abcdef" * 2 + "feedf00d"
@@ -135,8 +135,8 @@ def test_tokens_are_written_nowhere(run):
 
 
 def test_the_classes_have_the_keywords_of_the_docs():
-    assert (pufferl.WandbLogger is runs.WandbLogger
-            and pufferl.TensorBoardLogger is runs.TensorBoardLogger)
+    assert (pufferl.WandbLogger is loggers.WandbLogger
+            and pufferl.TensorBoardLogger is loggers.TensorBoardLogger)
     assert list(inspect.signature(pufferl.WandbLogger).parameters)[:4] == ["project", "entity", "name", "config"]
     assert list(inspect.signature(pufferl.NeptuneLogger).parameters)[:3] == ["project", "name", "api_token"]
     pufferl.NoLogger().log({"losses/entropy": 1.0}, 0)

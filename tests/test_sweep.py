@@ -20,7 +20,7 @@ from test_runs_loggers import OFFLINE, wandb_records
 
 import configuration
 import diagnostics
-import runs
+import loggers
 from protein import Protein, SpaceError
 from tools.sweep import command as sweep
 from tools.sweep import report as sweep_report
@@ -559,7 +559,7 @@ def test_lines_of_metrics_that_are_none_are_skipped(tmp_path, line):
     path, whole = tmp_path / "metrics.jsonl", '{"step": %d, "environment/score": 2.0, "performance/uptime": 3.0}'
     path.write_text("\n".join([whole % 1, line, whole % 2]))
     assert Curve.read(path, "environment/score").step.tolist() == [1, 2]
-    runs.JsonLines(path, first_step=1)
+    loggers.JsonLines(path, first_step=1)
     assert path.read_text() == whole % 1 + "\n"
     path.write_text("\n".join([whole % 1, line, whole % 2]))
     (tmp_path / "config.json").write_text(json.dumps({"train": {"gamma": 0.9}}))

@@ -24,7 +24,7 @@ import ocean
 import processes
 from auto import plural
 from configuration import command, find_config, parse_ini
-from runs import aligned, figure
+from loggers import aligned, figure
 
 
 class Entry(NamedTuple):

@@ -28,7 +28,8 @@ import numpy as np
 import configuration
 import diagnostics
 from configuration import Base, ConfigError, command, stem_of
-from runs import aligned, duration, figure, is_running, score_of, solved_at, sparkline
+from loggers import aligned, duration, figure, score_of, solved_at, sparkline
+from runs import is_running
 
 SECTIONS = "env", "vec", "policy", "rnn", "train"  # whose settings are compared
 TAIL = 1 << 16  # bytes of metrics.jsonl in which the last score stands

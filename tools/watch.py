@@ -44,6 +44,7 @@ import arena
 import checkpoints
 import configuration
 import engines
+import loggers
 import models
 import ocean
 import processes
@@ -273,7 +274,7 @@ def describe_policy(args):
     """The policy's name, for people."""
     if args["baseline"]:
         about = configuration.read_baseline(args["env_name"])[1]
-        return f"the baseline (score {runs.figure(about['score'])} after {about['steps']:,} steps)"
+        return f"the baseline (score {loggers.figure(about['score'])} after {about['steps']:,} steps)"
     if args["load_model_path"]:
         return str(configuration.find_model(args["load_model_path"], args["data_dir"],
                                             args["config_name"]))
@@ -757,7 +758,7 @@ class Page:
             found.append(("given", "as started", describe_policy(self.given)))
         if name in self.trained:
             about = configuration.read_baseline(name)[1]
-            score = runs.figure(about["score"])
+            score = loggers.figure(about["score"])
             found.append(("baseline", "the one that ships",
                           f"score {score}, {about['steps']:,} steps"))
         for run, what in (("best", "the latest run's best"), ("latest", "the latest run")):
@@ -779,7 +780,7 @@ class Page:
         """Publish the present state for the page."""
         self._decide()
         view, scores = self.view, self.view.scores
-        ahead = [float(runs.score_of(log)) for _, _, log in self.counted.samples()]
+        ahead = [float(loggers.score_of(log)) for _, _, log in self.counted.samples()]
         count, every = len(scores), ahead + scores
         state = {
             "run": f"{self.token}-{self.runs}", "environment": self.environment,
@@ -1054,8 +1055,8 @@ def ship(env_name, args):
                                   "with a smaller policy.hidden_size.")
     path.write_bytes(data)
     if before is not None:
-        print(f"replaced     one with score {runs.figure(before['score'])}")
-    print(f"wrote        {path} ({len(data):,} bytes, score {runs.figure(about['score'])}, "
+        print(f"replaced     one with score {loggers.figure(before['score'])}")
+    print(f"wrote        {path} ({len(data):,} bytes, score {loggers.figure(about['score'])}, "
           f"{about['steps']:,} steps)")
     return path
 
@@ -1084,7 +1085,7 @@ def play(env_name, args):
     asked = [key for key in ("web", "terminal", "video", "window") if show[key]]
     if len(asked) > 1 and asked not in (["video", "window"], ["terminal", "video"]):
         raise pufferl.ConfigError(f"--eval.{asked[0]} and --eval.{asked[1]}: one of them at a time.")
-    arena.compiling.announce = lambda: print(runs.COMPILING, file=sys.stderr)
+    arena.compiling.announce = lambda: print(loggers.COMPILING, file=sys.stderr)
     if show["video"]:
         check_video(show["video"])
     if show["window"]:

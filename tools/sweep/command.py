@@ -459,7 +459,7 @@ def brief(settings):
 def make_logger(kind, folder, config):
     """A function that takes each finished trial's record. Raises ImportError if the package is
     missing. Later errors only lose log entries: the sweep goes on, and the ledger has all."""
-    import runs
+    import loggers
 
     if kind == "wandb" and importlib.util.find_spec("wandb") is None:
         raise ImportError("--sweep.logger wandb needs the package wandb: pip install wandb")
@@ -470,12 +470,12 @@ def make_logger(kind, folder, config):
         if failed and kind == "tensorboard":  # its page of settings needs a score, which a failed trial lacks
             return
         if kind == "wandb":
-            logger = runs.WandbLogger(config["project"], config["entity"], name, record["settings"],
+            logger = loggers.WandbLogger(config["project"], config["entity"], name, record["settings"],
                                          group=folder.name, tag=record["status"], folder=str(folder))
         else:
             from torch.utils.tensorboard.summary import hparams
 
-            logger = runs.TensorBoardLogger(folder / "tensorboard" / name)
+            logger = loggers.TensorBoardLogger(folder / "tensorboard" / name)
             last = {"sweep/final_score": record["score"], "sweep/final_cost": record["cost"]}
             for summary in hparams(record["settings"], last):  # add_hparams opens a second file
                 logger.writer.file_writer.add_summary(summary)
@@ -491,7 +491,7 @@ def make_logger(kind, folder, config):
         try:
             write(record)
         except (OSError, ValueError) as error:
-            runs.warn(f"trial {record['trial']} was not logged to {kind} ({error})")
+            loggers.warn(f"trial {record['trial']} was not logged to {kind} ({error})")
 
     return log if kind != "none" else lambda record: None
 

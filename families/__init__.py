@@ -1,0 +1,1 @@
+"""Adapters of third-party environment families."""

@@ -1,0 +1,468 @@
+"""Adapters of third-party families: what `crafter/NAME`, `procgen/NAME`, `gymnax/NAME`, ... make.
+
+    python pufferl.py train crafter/reward
+    vecenv = vector.make("gymnax/CartPole-v1", num_envs=1024)
+
+A package is imported when one of its environments is made. To change an adapter, copy it into a file
+of yours and train that: `python pufferl.py train my_file.py:Crafter`. docs/environments.md says what
+each needs.
+"""
+
+import difflib
+import importlib
+import io
+import os
+from typing import ClassVar
+
+import gymnasium
+import numpy as np
+
+from emulation import OldGym, PufferEnv
+
+
+class Crafter(gymnasium.Env):
+    """crafter/reward, crafter/noreward: open-world survival from pixels (Hafner 2021). Its logs
+    hold the success rate of each achievement; the paper's score is their geometric mean."""
+
+    def __init__(self, name, size=64, length=10_000):
+        import crafter
+
+        if name not in ("reward", "noreward"):
+            raise ValueError(f"crafter/{name}: there are crafter/reward and crafter/noreward.")
+        self.env = crafter.Env(size=(size, size), length=length, reward=name == "reward", seed=0)
+        self.observation_space = gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(len(self.env.action_names))
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:  # the game draws its worlds from these two
+            self.env._seed, self.env._episode = seed, 0
+        return self.env.reset(), {}
+
+    def step(self, action):
+        observation, reward, done, info = self.env.step(action)
+        dead = info["discount"] == 0
+        achievements = {name: count > 0 for name, count in info["achievements"].items()}
+        return observation, reward, dead, done and not dead, {"achievements": achievements}
+
+    def render(self):
+        return self.env.render((512, 512))
+
+
+class Procgen(PufferEnv):
+    """procgen/coinrun and the other fifteen games (Cobbe et al. 2020). num_levels 0
+    draws a new level each episode. Its time limit is reported as an end, because the package does
+    not tell them apart."""
+
+    def __init__(self, name, num_envs=1, num_levels=0, start_level=0, distribution_mode="hard",
+                 buf=None, seed=0):
+        from procgen import ProcgenGym3Env
+
+        self._make = lambda seed: ProcgenGym3Env(
+            num=num_envs, env_name=name, num_levels=num_levels, start_level=start_level,
+            rand_seed=seed,
+            distribution_mode=distribution_mode, num_threads=0 if num_envs < 8 else 4)
+        self.env = self._make(seed)
+        self.single_observation_space = gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
+        self.single_action_space = gymnasium.spaces.Discrete(15)
+        self.num_agents = num_envs
+        super().__init__(buf)
+
+    def reset(self, seed=None):
+        if seed is not None:
+            self.env.close()
+            self.env = self._make(seed % 2**31)
+        self._returns, self._lengths = np.zeros(self.num_agents), np.zeros(self.num_agents, int)
+        self.observations[:] = self.env.observe()[1]["rgb"]
+        return self.observations, []
+
+    def step(self, actions):
+        self.env.act(np.ascontiguousarray(actions, np.int32))
+        rewards, observations, first = self.env.observe()
+        self.observations[:], self.rewards[:], self.terminals[:] = observations["rgb"], rewards, first
+        self._returns += rewards
+        self._lengths += 1
+        infos = []
+        for i in np.flatnonzero(first):
+            infos.append({"episode_return": self._returns[i], "episode_length": self._lengths[i]})
+            self._returns[i] = self._lengths[i] = 0
+        return self.observations, self.rewards, self.terminals, self.truncations, infos
+
+    def close(self):
+        self.env.close()
+
+
+class Craftax(PufferEnv):
+    """craftax/Craftax-Symbolic-v1, craftax/Craftax-Classic-Symbolic-v1 (Matthews et al.
+    2024): num_envs at once in JAX, which compiles for minutes first. Only ended episodes get a new
+    world."""
+
+    def __init__(self, name, num_envs=64, buf=None, seed=0):
+        import jax
+        from craftax.craftax_env import make_craftax_env_from_name
+
+        env = make_craftax_env_from_name(name, auto_reset=False)
+        params, self._jax = env.default_params, jax
+        space = env.observation_space(params)
+        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf,
+                                                             space.shape, np.float32)
+        self.single_action_space = gymnasium.spaces.Discrete(int(env.action_space(params).n))
+        self.num_agents = num_envs
+        # Fixed dtypes: else the step is compiled twice, for the state of a reset and for its own.
+        firm = lambda tree: jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), tree)  # noqa: E731
+        self._reset_one = jax.jit(lambda key: firm(env.reset(key, params)))
+        self._reset_all = jax.jit(jax.vmap(lambda key: firm(env.reset(key, params))))
+        self._step_all = jax.jit(jax.vmap(lambda key, state, action: firm(env.step(key, state, action, params))))
+        self._put = jax.jit(lambda tree, one, i: jax.tree.map(lambda a, b: a.at[i].set(b), tree,
+                                                              one))
+        self._key = jax.random.PRNGKey(seed)
+        super().__init__(buf)
+
+    def _keys(self, count):
+        self._key, *keys = self._jax.random.split(self._key, count + 1)
+        return self._jax.numpy.stack(keys)
+
+    def reset(self, seed=None):
+        if seed is not None:
+            self._key = self._jax.random.PRNGKey(seed)
+        observations, self._state = self._reset_all(self._keys(self.num_agents))
+        self.observations[:] = observations
+        self._returns, self._lengths = np.zeros(self.num_agents), np.zeros(self.num_agents, int)
+        return self.observations, []
+
+    def step(self, actions):
+        result = self._step_all(self._keys(self.num_agents), self._state,
+                                self._jax.numpy.asarray(actions))
+        observations, self._state, rewards, done, info = result
+        self.observations[:], self.rewards[:], self.terminals[:] = observations, rewards, done
+        self._returns += self.rewards
+        self._lengths += 1
+        infos = []
+        for i in np.flatnonzero(self.terminals):
+            infos.append({name: float(values[i]) for name, values in info.items()
+                          if values.ndim == 1}
+                         | {"episode_return": self._returns[i], "episode_length": self._lengths[i]})
+            observation, state = self._reset_one(self._keys(1)[0])
+            self.observations[i], self._state = observation, self._put(self._state, state, i)
+            self._returns[i] = self._lengths[i] = 0
+        return self.observations, self.rewards, self.terminals, self.truncations, infos
+
+
+class JaxEnvs:
+    """num_envs environments of a functional JAX package at once, compiled together, as
+    tensors.py wants them.
+
+    reset(key) -> (observation, state) and step(key, state, action) -> (observation, state, reward,
+    terminated, truncated) of one environment, the observation being the last one of an episode that
+    ends there. New episodes are begun here, with random numbers of their own. If one episode has
+    ended, a reset is computed for all.
+    """
+
+    metadata: ClassVar = {"autoreset_mode": "same_step"}
+
+    def __init__(self, name, reset, step, observation_space, action_space, num_envs):
+        import jax
+
+        self.name, self.num_envs, self._key_of, self._key = name, num_envs, jax.random.PRNGKey, None
+        self.single_observation_space, self.single_action_space = observation_space, action_space
+        jnp = jax.numpy
+
+        def begin(key):
+            keys = jax.random.split(key, num_envs + 1)
+            return keys[0], *jax.vmap(reset)(keys[1:])
+
+        def advance(key, states, actions):
+            keys = jax.random.split(key, num_envs + 1)
+            last, states, rewards, terminated, truncated = jax.vmap(step)(keys[1:], states, actions)
+            ended = terminated | truncated
+
+            def choose(fresh, old):
+                return jnp.where(ended.reshape(num_envs, *[1] * (old.ndim - 1)),
+                                 fresh.astype(old.dtype), old)
+
+            def renew(key):
+                key, *fresh = begin(key)
+                return key, *jax.tree.map(choose, tuple(fresh), (last, states))
+
+            key, observations, states = jax.lax.cond(ended.any(), renew,
+                                                     lambda key: (key, last, states), keys[0])
+            return key, states, observations, rewards, terminated, truncated, last
+
+        self._begin, self._advance = jax.jit(begin), jax.jit(advance)
+
+    def __str__(self):
+        return self.name
+
+    def reset(self, seed=None):
+        if seed is not None or self._key is None:
+            self._key = self._key_of(0 if seed is None else seed)
+        self._key, observations, self._states = self._begin(self._key)
+        return observations, {}
+
+    def step(self, actions):
+        result = self._advance(self._key, self._states, actions)
+        self._key, self._states, observations, rewards, terminated, truncated, last = result
+        return observations, rewards, terminated, truncated, {"final_obs": last}
+
+
+def gymnax(name, num_envs=1024, max_steps_in_episode=0):
+    """gymnax/CartPole-v1, gymnax/Breakout-MinAtar, ... (Lange 2022): classic control, MinAtar and
+    bsuite in JAX. max_steps_in_episode: 0 leaves the time limit as the package has it."""
+    import jax
+    from gymnax import make
+    from gymnax.environments.spaces import gymnax_space_to_gym_space
+
+    env, params = make(name)
+    if not hasattr(env, "is_truncated"):
+        raise ImportError("this gymnax does not tell ends from time limits; gymnax 1.0 does")
+    if max_steps_in_episode:
+        params = params.replace(max_steps_in_episode=max_steps_in_episode)
+    seen, acts = (gymnax_space_to_gym_space(space(params))
+                  for space in (env.observation_space, env.action_space))
+    if isinstance(acts, gymnasium.spaces.Discrete):
+        acts = gymnasium.spaces.Discrete(int(acts.n), dtype=np.int32)
+
+    def see(observation):  # MinAtar's are flags, though its space has floats
+        return (observation.astype(seen.dtype) if isinstance(seen, gymnasium.spaces.Box)
+                else observation)
+
+    def reset(key):
+        observation, state = env.reset(key, params)
+        return see(observation), state
+
+    def step(key, state, action):
+        # step() resets by itself
+        observation, state, reward, terminated, _ = env.step_env(key, state, action, params)
+        ends = jax.numpy.asarray(terminated, bool), jax.numpy.asarray(env.is_truncated(state, params), bool)
+        return see(observation), state, jax.numpy.asarray(reward, np.float32).reshape(()), *ends
+
+    return JaxEnvs(f"gymnax/{name}", reset, step, seen, acts, num_envs)
+
+
+def brax(name, num_envs=1024, episode_length=1000, backend=""):
+    """brax/ant, brax/halfcheetah, ... (Freeman et al. 2021): robots in JAX, with a time limit of
+    episode_length. backend: of its physics, generalized, positional, spring or mjx; "" as the
+    environment has it."""
+    import jax
+    from brax import envs
+
+    env = envs.create(name, episode_length, auto_reset=False,
+                      **({"backend": backend} if backend else {}))
+    sample = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
+    if isinstance(sample, dict):
+        raise ValueError(f"brax/{name}: its observations are a dict of {', '.join(sample)}; write "
+                         "an adapter like families.adapters.brax that takes one of them.")
+    seen = gymnasium.spaces.Box(-np.inf, np.inf, sample.shape, sample.dtype)
+    acts = gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,), np.float32)
+
+    def reset(key):
+        state = env.reset(key)
+        return state.obs, state
+
+    def step(key, state, action):
+        state = env.step(state, action)
+        ended, truncated = state.done > 0, state.info["truncation"] > 0
+        return state.obs, state, state.reward, ended & ~truncated, truncated
+
+    return JaxEnvs(f"brax/{name}", reset, step, seen, acts, num_envs)
+
+
+class MicroRTS(gymnasium.Env):
+    """microrts/16x16/basesWorkers16x16: a real-time strategy map against a scripted player (Huang
+    et al. 2021). Each cell has an action. ai: a name in gym_microrts.microrts_ai. Needs Java; a
+    process keeps its Java machine until it ends."""
+
+    # kind of action, four directions, what to produce, where to attack
+    CELL = (6, 4, 4, 4, 4, 7, 49)
+
+    def __init__(self, name, ai="coacAI", max_steps=2000):
+        from types import SimpleNamespace
+
+        from gym_microrts import microrts_ai
+        from gym_microrts.envs import vec_env
+
+        # the package is older than numpy 1.24, which removed np.int
+        vec_env.np = SimpleNamespace(**vars(np), int=int)
+        self.env = vec_env.MicroRTSGridModeVecEnv(
+            num_selfplay_envs=0, num_bot_envs=1, max_steps=max_steps,
+            ai2s=[getattr(microrts_ai, ai)],
+            map_path=f"maps/{name}.xml", reward_weight=np.array([10.0, 1.0, 1.0, 0.2, 1.0, 4.0]))
+        self.cells = self.env.height * self.env.width
+        self.observation_space = gymnasium.spaces.Box(0, 1,
+                                                      self.env.observation_space.shape, np.uint8)
+        self.action_space = gymnasium.spaces.MultiDiscrete(self.CELL * self.cells)
+        self._firsts = np.cumsum((0, *self.CELL[:-1]))
+
+    def _info(self):
+        masks = np.array(self.env.vec_client.getMasks(0)).reshape(self.cells, 1 + sum(self.CELL))
+        self._movable, masks = masks[:, 0] != 0, masks[:, 1:].astype(bool)
+        masks[~self._movable] = False
+        # A head without options gets one, the first: a forced choice changes neither probability
+        # nor entropy.
+        for first, size in zip(self._firsts, self.CELL, strict=True):
+            masks[~masks[:, first : first + size].any(1), first] = True
+        return {"action_mask": masks.ravel()}
+
+    def reset(self, *, seed=None, options=None):
+        observation = self.env.reset()[0]
+        return observation.astype(np.uint8), self._info()
+
+    def step(self, action):
+        from jpype.types import JArray, JInt
+
+        cells = np.flatnonzero(self._movable)
+        rows = np.column_stack([cells, np.reshape(action, (self.cells, len(self.CELL)))[cells]])
+        moves = JArray(JArray(JInt))([JArray(JInt)(row.tolist()) for row in rows])
+        observations, rewards, done, infos = self.env.step(JArray(JArray(JArray(JInt)))([moves]))
+        info = self._info() | {"win": float(infos[0]["raw_rewards"][0])}
+        return observations[0].astype(np.uint8), float(rewards[0]), bool(done[0]), False, info
+
+    def close(self):
+        """Closes the game only: env.close() would end the process's Java machine, which cannot
+        restart."""
+        self.env.vec_client.close()
+
+
+class PokemonRed(gymnasium.Env):
+    """pyboy/pokemon_red: Pokémon Red in the emulator PyBoy. You bring the ROM: nobody may ship it.
+
+    rom: its file. state: a PyBoy save state to begin episodes from (default: the machine's start,
+    with the title screen to get through). An episode is max_steps button presses of frame_skip
+    frames each. The reward is exploration (0.02 a new tile), 0.5 a level of the party, and 5 a
+    badge; addresses of the game's memory: github.com/pret/pokered.
+    """
+
+    BUTTONS = ("down", "left", "right", "up", "a", "b", "start")
+    LEVELS = (0xD18C, 0xD1B8, 0xD1E4, 0xD210, 0xD23C, 0xD268)
+    BADGES, MAP, Y, X = 0xD356, 0xD35E, 0xD361, 0xD362
+
+    def __init__(self, name, rom="", state="", max_steps=4096, frame_skip=24):
+        if name != "pokemon_red":
+            raise ValueError(f"pyboy/{name}: there is pyboy/pokemon_red, a template "
+                             "for other games.")
+        if not os.path.isfile(rom):
+            raise ValueError("pyboy/pokemon_red needs a ROM of your own, which is not "
+                             f"shipped: --env.rom path/to/pokemon_red.gb (it is {rom!r}, no file).")
+        from pyboy import PyBoy
+
+        self.game = PyBoy(rom, window="null", sound_emulated=False)
+        if not self.game.cartridge_title.startswith("POKEMON RED"):
+            title = self.game.cartridge_title
+            self.game.stop(save=False)
+            raise ValueError(f"{rom} is {title!r}, expected POKEMON RED: memory addresses differ "
+                             "between games.")
+        start = io.BytesIO()
+        if state:
+            with open(state, "rb") as file:
+                self.game.load_state(file)
+        self.game.save_state(start)
+        self.start, self.max_steps, self.frame_skip = start.getvalue(), max_steps, frame_skip
+        self.observation_space = gymnasium.spaces.Box(0, 255, (72, 80, 1), np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(len(self.BUTTONS))
+
+    def _observe(self):
+        return self.game.screen.ndarray[::2, ::2, :1].copy()  # the screen has four greys
+
+    def _progress(self):
+        """(tiles seen, sum of levels, badges)."""
+        memory = self.game.memory
+        self.tiles.add((memory[self.MAP], memory[self.X], memory[self.Y]))
+        return len(self.tiles), sum(memory[address] for address in self.LEVELS), memory[self.BADGES].bit_count()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.game.load_state(io.BytesIO(self.start))
+        self.steps, self.tiles = 0, set()
+        self.progress = self._progress()
+        return self._observe(), {}
+
+    def step(self, action):
+        self.game.button(self.BUTTONS[action], delay=8)
+        self.game.tick(self.frame_skip, True)
+        self.steps += 1
+        before, self.progress = self.progress, self._progress()
+        tiles, levels, badges = (now - then
+                                 for now, then in zip(self.progress, before, strict=True))
+        info = dict(zip(("tiles", "levels", "badges"), self.progress, strict=True))
+        return self._observe(), 0.02 * tiles + 0.5 * levels + 5.0 * badges, False, self.steps >= self.max_steps, info
+
+    def render(self):
+        return self.game.screen.ndarray[:, :, :3].copy()
+
+    def close(self):
+        self.game.stop(save=False)
+
+
+def retro(name, state="", frame_skip=4, screen_size=84, frame_stack=4):
+    """retro/GAME: console games through stable-retro, preprocessed as Atari's. All but
+    Airstriker-Genesis-v0 need a ROM of yours, imported with
+    `python -m stable_retro.import FOLDER`."""
+    import stable_retro
+
+    try:
+        env = stable_retro.make(name, render_mode="rgb_array",
+                                **({"state": state} if state else {}))
+    except FileNotFoundError as error:
+        hint = "ROMs are not shipped; import yours with python -m stable_retro.import FOLDER"
+        raise ValueError(f"retro/{name}: {error} ({hint}).") from None
+    except RuntimeError as error:
+        if "multiple emulator" in str(error):
+            raise ValueError("stable-retro has one emulator a process: set vec.backend multiprocessing and "
+                             "vec.num_workers to vec.num_envs.") from None
+        raise
+    env = gymnasium.wrappers.MaxAndSkipObservation(env, frame_skip)
+    env = gymnasium.wrappers.ResizeObservation(
+        gymnasium.wrappers.GrayscaleObservation(env), (screen_size, screen_size)
+    )
+    return gymnasium.wrappers.FrameStackObservation(env, frame_stack)
+
+
+def open_spiel(name):
+    """open_spiel/GAME: each player is an agent; while others move, it has one choice only."""
+    from shimmy.openspiel_compatibility import OpenSpielCompatibilityV0
+
+    return OpenSpielCompatibilityV0(game_name=name)
+
+
+def dm_control(name, time_limit=0.0, render_mode=None):
+    """dm_control/DOMAIN/TASK of the DeepMind Control Suite (Tassa et al. 2018), seen as one vector
+    of all its fields in the order of their names. time_limit is in seconds (0: the task's own); at
+    the limit an episode is truncated."""
+    from dm_control import suite
+    from shimmy.dm_control_compatibility import DmControlCompatibilityV0
+
+    tasks = {f"{domain}/{task}": (domain, task) for domain, task in suite.ALL_TASKS}
+    if name not in tasks:
+        near = difflib.get_close_matches(name, tasks, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(tasks)}."
+        raise ValueError(f"dm_control/{name}: expected dm_control/DOMAIN/TASK; {hint}")
+    env = suite.load(*tasks[name], task_kwargs={"time_limit": time_limit} if time_limit else None)
+    env = gymnasium.wrappers.FlattenObservation(DmControlCompatibilityV0(env, render_mode))
+    space = gymnasium.spaces.Box(-np.inf, np.inf, env.observation_space.shape, np.float32)
+    return gymnasium.wrappers.TransformObservation(env, lambda observation: observation.astype(np.float32), space)
+
+
+def griddly(name, level=0, max_episode_steps=1000):
+    """griddly/Single-Player/GVGAI/sokoban: a single-player game of the package, observed
+    as its grid of objects."""
+    from griddly import gd
+    from griddly.GymWrapper import GymWrapper
+
+    kind = gd.ObserverType.VECTOR
+    env = GymWrapper(f"{name}.yaml", player_observer_type=kind, global_observer_type=kind,
+                     level=level)
+    env.reset()  # the spaces are unknown before the first reset
+    return gymnasium.wrappers.TimeLimit(OldGym(env), max_episode_steps)
+
+
+def magent2(name, map_size=45, max_cycles=1000):
+    """magent2/battle_v4: armies of agents on a grid."""
+    module = importlib.import_module(f"magent2.environments.{name}")
+    return module.parallel_env(map_size=map_size, max_cycles=max_cycles)
+
+
+FAMILIES = {"crafter": Crafter, "procgen": Procgen, "craftax": Craftax, "microrts": MicroRTS,
+            "pyboy": PokemonRed,
+            "retro": retro, "open_spiel": open_spiel, "griddly": griddly, "magent2": magent2,
+            "dm_control": dm_control, "gymnax": gymnax, "brax": brax}
+
+gymnax.gives_tensors = brax.gives_tensors = True
