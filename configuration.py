@@ -216,8 +216,8 @@ class Train:
     """Normalise each element of the observations by its moments (models.Normalizer). Rollouts that begin within the
     first 1,024 steps, or the first twentieth of the run if that is less, are only measured."""
     norm_reward: bool | Auto = "auto"
-    """Divide rewards by the deviation of recent discounted returns, and learn values relative to the mean of their
-    targets (models.RewardScale); logs keep the true rewards."""
+    """Divide rewards by the deviation of recent discounted returns; values are learnt relative to their mean if that
+    is far from 0 (models.RewardScale). Logs keep the true rewards."""
     reward_clip: float | None = None
     """Clip rewards to ± this in the advantage (the logs keep the true ones); none by default."""
     state: Literal["carry", "zero"] = "carry"

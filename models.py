@@ -281,15 +281,17 @@ def find_normalizer(policy):
 class RewardScale:
     """Keeps values near 1 whatever an environment pays. Rewards are divided by sqrt(var + 1e-8) with
     the variance of the discounted return of all agents, and are not centred (Engstrom et al. 2020).
-    The network learns values relative to `value_mean`, the mean of the targets of its values, as in
-    PopArt (van Hasselt et al. 2016). A step counts 1/e once it is WINDOW times as many steps ago as
-    the discount looks ahead, 1 / (1 - gamma): a policy that has learnt earns other returns than before.
+    If the mean of the value targets is beyond FAR such deviations, the network learns values relative
+    to `value_mean`, what is beyond (the shift of PopArt, van Hasselt et al. 2016). A step counts 1/e
+    once it is WINDOW times as many steps ago as the discount looks ahead, 1 / (1 - gamma): a policy
+    that has learnt earns other returns than before.
 
     All float64: `returns` (N,) are the agents' discounted returns at present, `moments` (3,) the
     count, mean and squared deviations of those so far, `targets` (3,) those of the targets; all in
     the environment's units."""
 
     WINDOW = 25  # a short one sees few episodes, and the scale would change with each of them
+    FAR = 5.0  # below it a mean that follows the policy only moves the target of the values (docs/LOG.md)
 
     def __init__(self, agents, gamma):
         self.gamma, self.kept = gamma, 1.0  # kept: what the moments so far count beside a new rollout
@@ -320,7 +322,8 @@ class RewardScale:
 
     @property
     def value_mean(self):
-        return float(self.targets[1]) * self.scale
+        mean = float(self.targets[1]) * self.scale
+        return mean - min(self.FAR, max(-self.FAR, mean))
 
 
 # --------------------------------------------------------------------------------------------------

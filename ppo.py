@@ -95,8 +95,8 @@ class Args:
     """Subtract the mean of all observations so far and divide by their standard deviation. Nothing is
     learnt from rollouts that begin within the first 1,024 steps, or the first twentieth if that is less."""
     norm_reward: bool = False
-    """Divide rewards by the standard deviation of recent discounted returns, and learn values relative to
-    the mean of recent value targets."""
+    """Divide rewards by the standard deviation of recent discounted returns; values are learnt relative to their
+    mean if that is far from 0."""
     reward_clip: float = math.inf
     """Clip rewards to ± this."""
     squash: bool = False
@@ -223,7 +223,7 @@ def rollout(args, envs, storage, policy, state, epoch):
 
 def advantage(args, storage, rewards, mean, values, bootstraps, ratios):
     """GAE (Schulman et al. 2016) with V-trace's clipped weights (Espeholt et al. 2018), (T, N).
-    Values and bootstraps are relative to `mean` (van Hasselt et al. 2016)."""
+    Values and bootstraps are relative to `mean`."""
     advantages, later, next_value = torch.zeros_like(ratios), torch.zeros_like(ratios[0]), values[-1]
     terminal, done = storage.terminals.float(), (storage.terminals | storage.truncations).float()
     rewards = rewards.clamp(-args.reward_clip, args.reward_clip)
@@ -342,6 +342,12 @@ def muon(args, policy, momenta, learning_rate):
     return norm
 
 
+def far(mean):
+    """What the network's values are relative to: what of the mean of the value targets is beyond five deviations
+    of the return (the shift of PopArt, van Hasselt et al. 2016)."""
+    return (mean - mean.clamp(-5, 5)).float()
+
+
 # -- Learning from a rollout, and the run ----------------------------------------------------------
 
 
@@ -419,12 +425,11 @@ def train(args, envs, policy=None):
                 running = running * (1 - storage.resets[t].double())
                 running = torch.where(alive[t], args.gamma * running + rewards[t], running)
                 returns.add(running[alive[t]])
-            rewards, mean = rewards * returns.scale, (targets.mean * returns.scale).float()
-            # The network learns values relative to the mean of their targets, in the environment's units.
+            rewards, mean = rewards * returns.scale, far(targets.mean * returns.scale)
             goals = advantage(args, storage, rewards, mean, data.values, data.bootstraps,
                               torch.ones(T, N)) + data.values[:T] + mean
-            targets.add(goals[alive].double() / returns.scale.double())
-            mean = (targets.mean * returns.scale).float()
+            targets.add(goals[alive].double() / returns.scale.double())  # in the environment's units
+            mean = far(targets.mean * returns.scale)
         few = observed.count == 0 or epoch * T * N < min(1024, args.total_timesteps / 20)
         if not (args.norm_obs and few):
             updates_owed += args.replay_ratio * T * N / args.minibatch_size

@@ -306,14 +306,16 @@ class PuffeRL:
             self.value_mean.fill_(self.reward_scale.value_mean)
 
     def _center_values(self):
-        """Move the mean that values are relative to towards that of the rollout's value targets."""
+        """Renew what values are relative to, which depends on the mean of the rollout's value targets."""
         if self.reward_scale is not None:
+            before = self.reward_scale.value_mean
             targets = torch.add(self.advantages, self.values[:-1], out=self.arena["value_targets"])
             count, total, _ = kernels.advantage_moments(targets, self.storage["valid"], None).tolist()
-            mean = (total / max(count, 1.0) + self.reward_scale.value_mean) / self.reward_scale.scale
+            mean = (total / max(count, 1.0) + before) / self.reward_scale.scale
             self.reward_scale.merge(self.reward_scale.targets, self.ranks.gather((count, mean, 0.0)))
-            self.value_mean.fill_(self.reward_scale.value_mean)
-            self.engine.play("renew", self._advantages)
+            if self.reward_scale.value_mean != before:
+                self.value_mean.fill_(self.reward_scale.value_mean)
+                self.engine.play("renew", self._advantages)
 
     def _advantages(self, index=None):
         """Advantages and priorities of all segments, or of those in `index`. A segment's depend on
