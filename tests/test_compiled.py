@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 
 import numba
+import numpy as np
 import pytest
 
 import arena
@@ -42,7 +43,7 @@ def python_calls(segments, minibatch):
     trainer.release()
     places = [i for i, name in enumerate(calls) if name == "learn"]
     assert len(places) == segments * 16 * 4 // minibatch
-    return (places[-1] - places[0]) / (len(places) - 1)
+    return np.median(np.diff(places))  # a collection of garbage may call something between two
 
 
 def test_a_minibatch_is_few_calls():

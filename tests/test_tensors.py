@@ -372,7 +372,7 @@ def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
     common = {"network": network, "device": "cuda", "cudagraphs": cudagraphs}
     with monkeypatch.context() as patch:
         patch.setattr(vector.Tensors, "device",
-                      property(lambda self: None, lambda self, device: None), raising=False)
+                      property(lambda self: torch.device("cpu"), lambda self, device: None), raising=False)
         through_host = trained(5, mode, **common)
     written = []
     monkeypatch.setattr(fused.Graphs, "on_host",
