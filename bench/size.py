@@ -144,7 +144,8 @@ def trace(tree):
         sys.setprofile(None)
         recorders.clear()
         places = {(code.co_filename, code.co_firstlineno, code.co_name) for code in codes
-                  if code.co_filename.startswith(f"{tree}/") and code.co_name not in UNNAMED}
+                  if code.co_filename.startswith(f"{tree}/") and "/.venv" not in code.co_filename
+                  and code.co_name not in UNNAMED}
         entered[name] = len(places), len({place[0] for place in places})
 
     threading.setprofile(hook)
