@@ -42,7 +42,7 @@ def product_files(tree):
         listing = [path.relative_to(tree).as_posix() for path in tree.rglob("*.*")]
     return sorted(name for name in listing if (tree / name).is_file()
                   and not name.startswith(".") and name.partition("/")[0] not in OUTSIDE
-                  and (name.endswith((".py", ".cu")) or Path(name).name == "fast/tile.c"))
+                  and (name.endswith((".py", ".cu")) or Path(name).name == "tile.c"))
 
 
 def count(path):
