@@ -446,7 +446,7 @@ def closing(trainer, args, model, solved_at):
         how = "" if least is None else f": {reached} ({figure(least)} counts as solved)"
         yield f"{metric or 'score':12} {figure(value)} {episodes}{how}"
     elif not trainer.signs.has_ended:
-        yield "score        none: no episode has ended; is there a time limit?"
+        yield f"score        none: no episode has ended in {trainer.signs.steps:,.0f} steps of each agent"
     for step, sentence in sorted(trainer.signs.said.values()):
         yield f"sign         step {step:,}: {sentence}"
     if folder is None:
