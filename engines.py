@@ -1036,7 +1036,7 @@ def choose(policy, vecenv, config):
             else:
                 from fast.compiled import Compiled as engine
         except ModuleNotFoundError as error:
-            if error.name != "compiled":
+            if error.name != "fast.compiled":
                 raise
             why = "there is no fast/compiled.py"
         except (RuntimeError, OSError) as error:  # fast/tile.c is missing, or a compiler for it

@@ -291,7 +291,7 @@ class RewardScale:
     the environment's units."""
 
     WINDOW = 25  # a short one sees few episodes, and the scale would change with each of them
-    FAR = 5.0  # below it a mean that follows the policy only moves the target of the values (docs/LOG.md)
+    FAR = 10.0  # below it a mean that follows the policy only moves the target of the values (docs/LOG.md)
 
     def __init__(self, agents, gamma):
         self.gamma, self.kept = gamma, 1.0  # kept: what the moments so far count beside a new rollout

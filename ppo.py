@@ -343,9 +343,9 @@ def muon(args, policy, momenta, learning_rate):
 
 
 def far(mean):
-    """What the network's values are relative to: what of the mean of the value targets is beyond five deviations
+    """What the network's values are relative to: what of the mean of the value targets is beyond ten deviations
     of the return (the shift of PopArt, van Hasselt et al. 2016)."""
-    return (mean - mean.clamp(-5, 5)).float()
+    return (mean - mean.clamp(-10, 10)).float()
 
 
 # -- Learning from a rollout, and the run ----------------------------------------------------------

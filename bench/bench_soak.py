@@ -34,7 +34,8 @@ FOREVER = ["--train.total-timesteps", "1000000000000", "--vec.num-threads", "1",
 AGAIN = """
 import contextlib, io, signal, sys
 sys.path.insert(0, sys.argv[1])
-import pufferl, watch
+import pufferl
+from tools import watch
 print("evaluates", flush=True)
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(True))

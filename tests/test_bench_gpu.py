@@ -208,7 +208,7 @@ def test_each_step_runs_what_there_is():
 
 def test_requirements_of_a_gpu_are_those_that_make_and_the_container_install():
     for name, cuda in (("cuda", 13), ("cuda12", 12)):
-        text = (ROOT / f"requirements-{name}.txt").read_text()
+        text = (ROOT / f"requirements/{name}.txt").read_text()
         packages = set(re.findall(r"^[a-z][\w-]+(?:\[\w+\])?", text, re.MULTILINE))
         assert packages == {f"numba-cuda[cu{cuda}]", f"cupy-cuda{cuda}x", "nvidia-ml-py"}
     assert "-r requirements/cuda.txt" in (ROOT / "Makefile").read_text()

@@ -142,7 +142,7 @@ def test_importing_it_loads_no_torch_and_the_trainer_does_not_load_it():
 
 
 @pytest.mark.parametrize("code", ["import pufferlib.emulation as ours", "import models as ours",
-                                  "import watch as ours", "import ocean as ours", "import protein as ours"])
+                                  "import tools.watch as ours", "import ocean as ours", "import protein as ours"])
 def test_a_file_of_ones_own_may_have_the_name_of_ours(code, tmp_path):
     for name in absolute_imports.NAMES - {code.split()[1].partition(".")[0], "absolute_imports"}:
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong one')\n")

@@ -114,7 +114,7 @@ def test_a_guarded_process_whose_parent_is_gone_already_ends_at_once():
 HALF = """
 import subprocess, sys
 sys.path.insert(0, sys.argv[1])
-import processes, ranks, psutil
+import data_parallel, processes, psutil
 
 class Popen(subprocess.Popen):
     count = 0
@@ -127,7 +127,7 @@ class Popen(subprocess.Popen):
 
 import torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler as handler
 handler.Popen = Popen
-sys.exit(ranks.launch(4, [sys.argv[1] + "/pufferl.py", "train", "squared", "--train.gpus", "4"]))
+sys.exit(data_parallel.launch(4, [sys.argv[1] + "/pufferl.py", "train", "squared", "--train.gpus", "4"]))
 """
 
 

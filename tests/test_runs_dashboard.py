@@ -134,7 +134,7 @@ def test_every_word_of_the_dashboard_has_a_meaning():
 
 TRAINS = """
 import sys, time
-import pufferl, runs
+import pufferl, loggers
 from test_runs_dashboard import Fake
 
 class Training(Fake):

@@ -431,8 +431,8 @@ def test_a_trial_that_somebody_else_ends_is_run_again(tmp_path, fake, monkeypatc
 
 def start_sweep(folder, count, workers=2, seconds=1.0):
     """The sweep in a process of its own."""
-    code = (f"import sys; sys.path.insert(0, {str(sweep_trials.ROOT)!r}); import sweep; sweep.TRAINER = "
-            f"{str(FAKE)!r}; sweep.main(sys.argv[1:])")
+    code = (f"import sys; sys.path.insert(0, {str(sweep_trials.ROOT)!r}); from tools.sweep import command; "
+            f"command.TRAINER = {str(FAKE)!r}; command.main(sys.argv[1:])")
     space = [f"--sweep.{name}.{field}={value}" for name, what in FAKE_SPACE.items()
              for field, value in what.items()]
     others = [f"--sweep.{name}.distribution=none" for name in
@@ -745,5 +745,5 @@ def test_a_real_sweep_tunes_a_detuned_squared_again(tmp_path):
     print(f"steps to 0.9: shipped {known:,.0f}; by trial {steps}")
     assert steps[0] > 2 * known, "where it began it must be slow, or this test shows nothing"
     assert min(steps.values()) <= 1.25 * known
-    assert (folder / "tools/sweep/report.html").exists() and list((folder
+    assert (folder / "report.html").exists() and list((folder
                                                        / "tensorboard").glob("00000/events*"))

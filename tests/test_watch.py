@@ -818,7 +818,8 @@ def test_the_page_is_opened_where_it_can_be_seen(wanted, session, display, opene
 def test_playing_needs_no_more_than_what_make_demo_installs():
     """A policy is loaded, asked, drawn and shown without what only requirements.txt has."""
     code = """if True:
-        import sys, watch
+        import sys
+        from tools import watch
         view = watch.View("squared", watch.pufferl.load_config("squared", ["--baseline"]), 1)
         view.decide()
         watch.png(view.picture(), 100)

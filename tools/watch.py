@@ -49,7 +49,7 @@ import models
 import ocean
 import processes
 import pufferl
-import runs
+from auto import plural
 
 EVAL_SEED = 1_000_003  # added to the seed, so that episodes are not those of training
 GIF_SIDE = 480  # pixels of a GIF's longer side
@@ -492,7 +492,7 @@ def summary(view):
         return "no episode has ended"
     count = len(view.scores)
     error = f" ± {np.std(view.scores, ddof=1) / math.sqrt(count):.3f}" if count > 1 else ""
-    return f"{runs.plural(count, 'episode')}, score {np.mean(view.scores):.3f}{error}"
+    return f"{plural(count, 'episode')}, score {np.mean(view.scores):.3f}{error}"
 
 
 def show_in_window(view):

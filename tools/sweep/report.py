@@ -374,11 +374,11 @@ def write_report(path: Path, output: Path | None = None, metric: str = "environm
 
     Args:
         path: a sweep's folder, or one of runs such as experiments.
-        output: the page (default: tools/sweep/report.html in the folder).
+        output: the page (default: report.html in the folder).
         metric: what runs are compared by; a sweep's own metric is used in any case.
         tag: only runs with this tag.
     """
-    output = Path(output or Path(path) / "tools/sweep/report.html")
+    output = Path(output or Path(path) / "report.html")
     output.write_text(page(path, metric, tag))
     return output
 
