@@ -399,7 +399,8 @@ def test_a_network_whose_graph_differs_runs_without(device, capsys):
 def test_a_numpy_that_numba_cuda_does_not_know_is_named():
     pytest.importorskip("numba_cuda")
     script = ("import numpy, torch; from fast import fused; del numpy.row_stack\n"
-              "torch.cuda.is_available = lambda: True\ntry: fused.find_gpu(1)\nexcept fused.ConfigError as error: print(error)")
+              "torch.cuda.is_available = lambda: True\n"
+              "try: fused.find_gpu(1)\nexcept fused.ConfigError as error: print(error)")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=arena.FOLDER, check=True)
     assert "does not run with numpy" in done.stdout and "numpy<2.5" in done.stdout
 
