@@ -3,12 +3,20 @@ size, pages name only what exists."""
 
 import ast
 import functools
+import importlib
+import inspect
 import itertools
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+
+import arena
+import engines
+import workers
+from tools import doctor
+from tools.sweep import command, trials
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [  # docs/design.md; a file imports from those before its own
@@ -151,6 +159,14 @@ def test_a_page_links_to_what_is_there(page):
     for link in re.findall(r"\]\(([^)#]+)", text):
         if "://" not in link:
             assert ((ROOT / page).parent / link).exists(), f"{page}: {link}"
+
+
+def test_files_that_the_code_names_are_there():
+    """A missing one is passed over in silence: kernels would not be compiled again, a traceback would be cut elsewhere."""
+    named = [*arena.FILES, *map(Path, workers.OURS), trials.ROOT / command.TRAINER, doctor.ROOT / "docs/speed.md"]
+    assert not [path for path in named if not path.exists()]
+    for name in ("models", "fast.pictures"):  # whose classes are thread safe: engines.unsaid
+        assert f'"{name}"' in inspect.getsource(engines.unsaid) and importlib.import_module(name)
 
 
 def test_the_readme_names_every_file_and_page():
