@@ -162,7 +162,7 @@ def test_a_page_links_to_what_is_there(page):
 
 
 def test_files_that_the_code_names_are_there():
-    """A missing one is passed over in silence: kernels would not be compiled again, a traceback would be cut elsewhere."""
+    """A missing one is passed over in silence: kernels are not compiled again, a traceback is cut elsewhere."""
     named = [*arena.FILES, *map(Path, workers.OURS), trials.ROOT / command.TRAINER, doctor.ROOT / "docs/speed.md"]
     assert not [path for path in named if not path.exists()]
     for name in ("models", "fast.pictures"):  # whose classes are thread safe: engines.unsaid
