@@ -26,7 +26,8 @@ def check(file):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else \
                 [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
             for name in [name.partition(".")[0] for name in names]:
-                theirs = [path for path in (files[0].parent / f"{name}.py", files[0].parent / name / "__init__.py")
+                folder = files[0].parent / name
+                theirs = [path for path in (folder.with_suffix(".py"), *folder.glob("*.py"))
                           if path.exists() and path not in files]
                 if theirs and name in NAMES:
                     raise ImportError(f"{one} imports {theirs[0]}, but {name} is this project's "

@@ -1157,7 +1157,7 @@ def check_train(config, vecenv, policy, agents, group):
     numbers in place of "auto".
 
     config: a dict of train's settings, by their names here or in other trainers. It may also have
-    env, data_dir, run_id, settings and use_rnn. agents: of all ranks; group: ranks.connect().
+    env, data_dir, run_id, settings and use_rnn. agents: of all ranks; group: data_parallel.connect().
     Raises ConfigError that says what would work.
     """
     types = {f.name: f.type for f in dataclasses.fields(Train)}

@@ -103,7 +103,7 @@ class Muon:
         self.arena, self.momentum, self.weight_decay, self.max_grad_norm = arena, momentum, weight_decay, max_grad_norm
         names = [name for name, spec in arena._specs.items() if spec[2] == "weights"]
         if not names:
-            raise ValueError("muon.Muon: the arena has adopted no module; call arena.adopt(policy) first.")
+            raise ValueError("optim.Muon: the arena has adopted no module; call arena.adopt(policy) first.")
         shapes = {}  # (rows, columns), rows <= columns -> [(update's name, transposed?, scale)]
         for name in names:
             shape = arena._specs[name][0]
@@ -170,7 +170,7 @@ class Muon:
         """What `run` needs for _orthogonalise_lanes: how many matrices, about how many nanoseconds each
         takes, and the arrays."""
         if on_gpu(updates):
-            raise ValueError("muon.Muon: these weights are on a GPU; give together=True.")
+            raise ValueError("optim.Muon: these weights are on a GPU; give together=True.")
         memory = self.arena.flat("muon")
         places = [(_place(self.arena[name], updates), rows, columns, *((1, rows) if transposed else (columns, 1)),
                    _place(self.arena[f"muon/{i}"], memory))
@@ -288,7 +288,7 @@ class Muon:
 
 class TorchOptimizer:
     """An optimizer of torch, or of your own (train.optimizer my_file.py:Class), behind
-    muon.Muon's `step`: the gradients' global norm is clipped first, and once it is not finite
+    Muon's `step`: the gradients' global norm is clipped first, and once it is not finite
     nothing changes. The learning rate is the trainer's. An optimizer of your own may replace
     `parameter.data` or `.grad`: after each step both are put back into the arena."""
 

@@ -17,13 +17,15 @@ import sys
 import time
 from pathlib import Path
 
-import cuda_on_a_cpu
 import numpy as np
 import pytest
 import torch
 from numba import cfunc
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests"))
+import cuda_on_a_cpu
+
 import arena
 import models
 import pufferl

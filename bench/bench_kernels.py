@@ -34,11 +34,13 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests"))
+import reference
+
 import kernels
 import models
 import optim
 from fast import fused
-from tests import reference
 
 # horizon, agents, hidden, minibatch, chunk, actions, observation
 T, N, H, B, M, A, D = 64, 4096, 64, 1024, 16, 3, 118

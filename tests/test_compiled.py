@@ -148,7 +148,7 @@ def test_kernels_of_a_gpu_are_kept_until_their_file_is_edited(tmp_path):
 
 @pytest.mark.slow  # everything is compiled three times
 def test_an_edited_cell_is_what_runs(tmp_path):
-    root = Path(compiled.__file__).parent
+    root = Path(compiled.__file__).parents[1]
     copy = shutil.copytree(root, tmp_path / "copy", ignore=shutil.ignore_patterns(
         ".*", "__pycache__", "tests", "docs", "experiments"))
     script = """import pufferl, vector, models, torch

@@ -1103,7 +1103,7 @@ def test_the_fast_engines_can_be_deleted(tmp_path):
     """A fork that does not want them drops them, and trains."""
     copy = tmp_path / "fork"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(
-        ".*", "__pycache__", "tests", "docs", "experiments", "fast/compiled.py", "fast/fused.py", "fast/tile.c"))
+        ".*", "__pycache__", "tests", "docs", "experiments", "compiled.py", "fused.py", "tile.c"))
     code = ("import os, sys\n"  # `make` puts a checkout on the import path, where the fork would find them
             "sys.path = [folder for folder in sys.path if not os.path.exists(folder + '/fast/compiled.py')]\n"
             f"import pufferl; pufferl.main({[*TRAIN, '--data-dir', str(tmp_path)]})")

@@ -22,7 +22,7 @@ from tools.sweep import command as sweep
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = "README.md", *(f"docs/{name}.md"
                        for name in ("tour", "write_an_environment", "watch", "export", "sweeps"))
-BEGINNINGS = re.compile(r"(make|python (pufferl|watch|protein|sweep)\.py|python -m ocean)(?= |$)")
+BEGINNINGS = re.compile(r"(make|python (pufferl|protein)\.py|python -m ocean)(?= |$)")
 # what write_an_environment.md has its reader make
 OWN = {"mine": "squared", "ocean/mine/mine.h": "squared"}
 EXAMPLE = """

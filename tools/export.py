@@ -416,7 +416,7 @@ def export(env_name, args):
               "http://127.0.0.1:8000")
 
 
-def main(argv=None, program="tools/export.py"):
+def main(argv=None, program="pufferl.py export"):
     """The command line; program: what errors begin with."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0].startswith("-"):

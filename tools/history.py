@@ -428,7 +428,7 @@ def parse(verb, argv, program):
     return parser.parse_intermixed_args(argv)  # rm --yes RUN, rm RUN --yes
 
 
-def main(argv=None, program="tools/history.py"):
+def main(argv=None, program="pufferl.py runs"):
     """The command line: runs, plot or diagnose; program: what errors begin with."""
     verb, *argv = list(sys.argv[1:] if argv is None else argv) or ["runs"]
     if verb not in ("runs", "plot", "diagnose"):

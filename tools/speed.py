@@ -1,6 +1,6 @@
 """Where the time goes, and how an environment is stepped fastest on this machine.
 
-    python pufferl.py profile breakout                                # the same as python pufferl.py profile breakout
+    python pufferl.py profile breakout
     python pufferl.py profile breakout --profile.epochs 1 --profile.output trace.json
     python pufferl.py autotune gym/LunarLander-v3                     # a table, and the flags of the best one
     python pufferl.py autotune breakout --vec.num-threads 4           # any setting of train but those that it tries
@@ -254,7 +254,7 @@ def autotune(env_name, seconds, argv):
     return best
 
 
-def main(argv=None, program="tools/speed.py"):
+def main(argv=None, program="pufferl.py profile"):
     """The command line: profile or autotune, an environment, settings; program:
     what errors begin with."""
     argv = list(sys.argv[1:] if argv is None else argv)

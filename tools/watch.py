@@ -1115,7 +1115,7 @@ def play(env_name, args):
         view.close()
 
 
-def main(argv=None, program="tools/watch.py"):
+def main(argv=None, program="pufferl.py eval"):
     """The command line; program: what errors begin with."""
     argv = list(sys.argv[1:] if argv is None else argv)
     verb = argv.pop(0) if argv[:1] in (["ship"], ["eval"]) else "eval"
