@@ -9,7 +9,7 @@ learn and what to try.
 A detector is a method whose name begins with `sign_`. It looks at the entries so far and returns a
 sentence, or None. It must stay silent on a run that learns: one false alarm, and nobody believes
 the next. To add one, write the method and plant its failure in
-tests/test_signs.py. The metrics are those of docs/metrics.md; those under `vital/` are measured for
+tests/test_diagnostics.py. The metrics are those of docs/metrics.md; those under `vital/` are measured for
 this file (`vital`).
 """
 

@@ -15,7 +15,7 @@ rollout's arrays; `reset_into(view, seed)` and `step_into(view)` read the action
 Episodes restart by themselves. Both return a list of dicts, one for each episode that ended.
 """
 
-import functools  # noqa: I001  (the names of flat on few lines)
+import functools  # noqa: I001  (the names of flat_spaces on few lines)
 import inspect
 import itertools
 import math

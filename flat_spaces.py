@@ -40,7 +40,8 @@ def store(target, value, keys=()):
         np.copyto(target, value, "same_kind")
     except TypeError:
         target[...] = value
-        warn_of_dtype(keys, np.asarray(value).dtype, target.dtype)
+        if hasattr(value, "dtype"):  # Python's own numbers have none
+            warn_of_dtype(keys, value.dtype, target.dtype)
 
 
 @functools.cache

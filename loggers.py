@@ -446,7 +446,8 @@ def closing(trainer, args, model, solved_at):
         how = "" if least is None else f": {reached} ({figure(least)} counts as solved)"
         yield f"{metric or 'score':12} {figure(value)} {episodes}{how}"
     elif not trainer.signs.has_ended:
-        yield f"score        none: no episode has ended in {trainer.signs.steps:,.0f} steps of each agent"
+        steps = trainer.global_step // trainer.signs.agents
+        yield f"score        none: no episode has ended in {steps:,} steps of each agent"
     for step, sentence in sorted(trainer.signs.said.values()):
         yield f"sign         step {step:,}: {sentence}"
     if folder is None:

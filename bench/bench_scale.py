@@ -83,7 +83,7 @@ def measure(arguments):
 
 
 def forced_group(ranks):
-    """ranks.connect for one rank whose sums go through gloo all the same."""
+    """data_parallel.connect for one rank whose sums go through gloo all the same."""
     import numpy as np
     import torch
     import torch.distributed as dist
