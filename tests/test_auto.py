@@ -322,7 +322,7 @@ def test_the_value_target_is_near_1_for_any_offset_and_scale_of_rewards(base, ga
         for _ in range(30):
             trainer.evaluate()
             losses = trainer.train()
-            assert losses["value_loss"] < 10.0
+            assert losses["value_loss"] < 100.0  # half the square of RewardScale.FAR, and what is learnt
         right = (trainer.storage["rewards"] - base) > gain / 2
         assert gain == 0.0 or right.float().mean() > 0.9
     finally:
