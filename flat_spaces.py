@@ -220,7 +220,7 @@ class FlatObservation:
             columns = values.reshape(len(values), -1)
             for column in columns[:, np.abs(columns).max(0) > 2**24].T:
                 if len(np.unique(column)) > len(np.unique(column.astype(np.float32))):
-                    warnings.warn(f"{name}: the observation{''.join(f'[{key!r}]' for key in keys)} has numbers near "
+                    warnings.warn(f"{name}: the {name_field(keys)} has numbers near "
                                   f"{column[0]} that are one number in float32, so the network cannot tell them apart. "
                                   "Give --train.norm-obs True, which first subtracts their mean.", stacklevel=2)
                     return

@@ -446,7 +446,7 @@ class PuffeRL:
         shown |= {name: self.engine.on_host(name, few).numpy() for name in ("observations", "actions")}
         metrics["vital/observation_outside"] = float(self.statistics.outside)
         metrics |= diagnostics.vital(**shown, bounds=models.action_bounds(self.vecenv.single_action_space),
-                               choices=models.sees_choices(self.vecenv))
+                                     choices=models.sees_choices(self.vecenv))
         sentences = self.signs.see(self.global_step, metrics) if self.signs else []
         self.logger.log(metrics, self.global_step)
         if self.ranks.rank == 0:
