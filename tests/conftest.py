@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -42,14 +41,15 @@ def launcher():
     return ptx.Launcher()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def several_learners(monkeypatch):
-    """The tests' networks are small, and threads that act and learn side by side are to be tested."""
-    for module, engine in (("engines", "Autograd"), ("fast.compiled", "Compiled")):
-        if module in sys.modules:
-            monkeypatch.setattr(getattr(sys.modules[module], engine), "worth_a_learner", 1)
-    if "engines" in sys.modules:
-        monkeypatch.setattr(sys.modules["engines"], "WORTH_A_WORKER", 1)
+    """Threads act and learn side by side also where a network is too small to be worth it."""
+    import engines
+    from fast import compiled
+
+    monkeypatch.setattr(engines.Autograd, "worth_a_learner", 1)
+    monkeypatch.setattr(compiled.Compiled, "worth_a_learner", 1)
+    monkeypatch.setattr(engines, "WORTH_A_WORKER", 1)
 
 
 def slow_but(cases, *fast):
