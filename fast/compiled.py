@@ -511,7 +511,7 @@ class Learner:
 
 
 class Sample:
-    """The network in both of its forms, for `engines.difference`: forward, backward and step."""
+    """The network in both of its forms, for `verify.compare`: forward, backward and step."""
 
     def __init__(self, policy, arena, steps, rows, precision=torch.float32):
         self.weights = Weights(policy, arena, "sample", precision)
@@ -625,8 +625,9 @@ class Compiled(engines.Restated, engines.Autograd):
         """The workers are the threads."""
         return self.vecenv.threads_per_worker
 
-    def _prepare(self):
+    def learn(self):
         self.products.refresh()
+        super().learn()
 
     def _learn(self, worker):
         c, learner = self.columns, self.learners[worker]

@@ -750,7 +750,7 @@ class Layers:
 
 
 class Sample:
-    """The network in both of its forms, for `engines.difference`: forward, backward and step."""
+    """The network in both of its forms, for `verify.compare`: forward, backward and step."""
 
     def __init__(self, policy, arena, steps, rows, precision=torch.float32):
         self.layers = Layers(policy, arena, "sample", steps=steps, rows=rows, precision=precision)
