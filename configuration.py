@@ -226,12 +226,10 @@ class Train:
     """Seed of the weights, the environments, the actions and the draws."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the network runs and learns. auto is cpu: on a GPU little was measured yet (docs/gpu.md)."""
-    engine: Literal["auto", "compiled", "fused", "autograd"] = "auto"
-    """How the network acts and learns (engines.py). autograd: any network, by its own forward. compiled (on a CPU, also
-    feed-forward and separate), fused (on a GPU): the default one. auto takes these if their results equal its own."""
-    rollout: Literal["auto", "plain"] = "auto"
-    """plain: Python calls each step of a rollout. auto: one call does a buffer's whole rollout, if the engine can and
-    the vectorized environment is vector.Native itself; else as plain."""
+    engine: Literal["auto", "compiled", "fused", "autograd", "graphs"] = "auto"
+    """How the network acts and learns (engines.py). autograd: any network, by its own forward (on a GPU in CUDA graphs,
+    called graphs). compiled (on a CPU, also feed-forward and separate), fused (on a GPU): the default network by hand.
+    auto takes these if they implement the network as it is."""
     cudagraphs: int = 2
     """On a GPU: after how many epochs the rollout's steps and the minibatch are captured as CUDA graphs; -1: never."""
     gpus: int = 1
@@ -311,6 +309,7 @@ REFUSED = {
     "train.num_iterations": "set train.total_timesteps = num_iterations × agents × train.horizon",
     "train.num_minibatches": "set train.minibatch_size = agents × train.horizon / num_minibatches",
     "train.use_rnn": "rnn.name says whether there is a recurrent layer, and which",
+    "train.rollout": "train.engine autograd steps environments one by one, as train.rollout plain did",
     "train.torch_deterministic": "a run with the same settings repeats bit for bit without it (docs/reliability.md)",
     "train.cpu_offload": "a rollout lies where the network is; fewer vec.total_agents or a shorter horizon take less",
     "train.compile_fullgraph": "train.compile and train.compile_mode are all that is handed to torch.compile",

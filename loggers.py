@@ -551,7 +551,7 @@ def panel(trainer, scores, solved_at, time, console, explaining=None):
         ("epoch", f"{trainer.epoch} of {trainer.total_epochs}"),
         ("CPU", f"{psutil.cpu_percent():.0f}%"),
         ("memory", f"{process.memory_info().rss / 2**20:,.0f} MiB"),
-        *trainer.engine.usage().items()]
+        *trainer.buffers.usage().items()]
     total = max(sum(stages.values()), 1e-9)
     parts = [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()]
     numbers = lambda metrics: [(name, float(value)) for name, value in metrics.items()]  # noqa: E731

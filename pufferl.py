@@ -87,11 +87,13 @@ from configuration import (  # load_* for scripts
     load_policy,
     named,
     out_of_memory,
+    own_optimizer,
     resolve,
     sizes_of,
     stem_of,
     typed,
 )
+from fast import verify
 from flat_spaces import HAIR
 from loggers import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
 from vector import Native, Tensors, make  # make for scripts too: make("breakout", num_envs=256)
@@ -120,99 +122,106 @@ class PuffeRL:
     """
 
     def __init__(self, config=None, vecenv=None, policy=None, logger=None, *, env=None, **settings):
-        config, vecenv, policy = what_is_what(config, vecenv if env is None else env, policy)
+        config, vecenv, policy = normalize_args(config, vecenv if env is None else env, policy)
         self.ranks = data_parallel.connect()
         agents = self.ranks.gather(vecenv.num_agents)
         config = sizes_of({**config, **settings}, sum(agents))
         c = self.config = Settings(check_train(config, vecenv, policy, sum(agents), self.ranks))
-        own = {f.name: named(c[f.name]) for f in dataclasses.fields(Train)}
+        train_section = {field.name: named(c[field.name]) for field in dataclasses.fields(Train)}
         c["use_rnn"] = hasattr(policy, "initial_state")
-        self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": own, "agents": sum(agents),
+        self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": train_section, "agents": sum(agents),
                      "versions": VERSIONS, "sources": runs.sources(policy, vecenv, c["loss"], c["optimizer"])}
-        self.vecenv, self.policy = vecenv, policy
+        self.vecenv = vecenv
+        self.policy = policy
         self.logger = loggers.check_logger(logger) if logger is not None and self.ranks.rank == 0 else NoLogger()
         self.env_name = stem_of(c["env"])
-        self.horizon, self.num_agents, self.span = c["horizon"], vecenv.num_agents, drawn_steps(c)
+        self.horizon = c["horizon"]
+        self.num_agents = vecenv.num_agents
+        self.span = drawn_steps(c)
         self.batch_size = self.horizon * sum(agents)
         drawn = c["minibatch_size"] // self.span
         self._first_segment = drawn * self.ranks.rank // self.ranks.count
         self.segments = drawn * (self.ranks.rank + 1) // self.ranks.count - self._first_segment
-        self.epoch, self._rollouts, self._override_lr, self._steps_before = 0, 0, None, 0
-        self._minibatches_owed, self._rate_factor, self._rolled_out, self._closed = 0.0, 1.0, False, False
-        self._started, self.losses, self._dashboard, self._last_log = clock(), {}, None, None
-        self.statistics, self.signs = Statistics(self.ranks.count), diagnostics.Signs(c, sum(agents))
+        self.epoch = 0
+        self._rollouts = 0
+        self._steps_before = 0
+        self._minibatches_owed = 0.0
+        self._rate_factor = 1.0
+        self._override_lr = None
+        self._rolled_out = False
+        self._closed = False
+        self._started = clock()
+        self._last_log = None
+        self._dashboard = None
+        self.losses = {}
+        self.statistics = Statistics(self.ranks.count)
+        self.signs = diagnostics.Signs(c, sum(agents))
         run_id = c.get("run_id") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         name = f"{self.env_name}_{self.ranks.share(run_id)}"
         self.run = runs.Run(None if c["data_dir"] is None else Path(c["data_dir"]) / name, self.env_name, c["keep"])
         if self.ranks.count > 1:
             self.ranks.join(self, agents)
         self.normalizer = models.find_normalizer(policy)
-        self.observation = emulation.FlatObservation(emulation.seen_space(vecenv.driver_env))
+        self._layout = emulation.FlatObservation(emulation.seen_space(vecenv.driver_env))
+        self.reward_scale = models.RewardScale(self.num_agents, c["gamma"]) if c["norm_reward"] else None
         check_policy(policy, vecenv, c)
-        engine, why = engines.choose(policy, vecenv, c)
-        self.engine = engine(policy, vecenv, c, self.segments, sum(agents[: self.ranks.rank]))
-        self._allocate()
-        self._say_engine(why)
+        self._allocate(*choose_engine(policy, vecenv, c), sum(agents[: self.ranks.rank]))
         self.statistics.best = runs.copies(policy.state_dict())
 
     @out_of_memory("vec.total_agents (or env.num_envs) or train.horizon")
-    def _allocate(self):
-        """All that lives as long as the trainer, in one arena (docs/design.md has the shapes)."""
-        T, N, M, c = self.horizon, self.num_agents, self.segments, self.config
+    def _allocate(self, engine, reason, first_agent):
+        """Make the engine, and all tensors that live as long as the trainer, in one arena (docs/design.md)."""
+        c = self.config
+        minibatches = math.ceil(c["replay_ratio"] * self.batch_size / c["minibatch_size"]) + 1
+        self.buffers = engine.Buffers(self.policy, self.vecenv, c, self.segments, first_agent)
+        self.engine = engine(self.policy, self.vecenv, c, self.buffers)
         arena = self.arena = kernels.Arena()
         arena.adopt(self.policy)
+        self.buffers.register(arena, self.engine.num_learners, minibatches)
         self.engine.register(arena)
         self.optimizer = None if c["optimizer"] != "muon" else optim.Muon(  # before `allocate`: its state is in there
             arena, c["momentum"], c["weight_decay"], c["max_grad_norm"], together=c["device"] == "cuda")
-        for name, shape in (("ratios", (T, N)), ("advantages", (T, N)), ("segment_weights", (M,)),
-                            ("settings", (len(kernels.LOSS_SETTINGS),)), ("beta", (1,)), ("rate", ()),
-                            ("found_inf", ()), ("value_mean", (1,))):
-            arena.register(name, shape)
-        for name in ("rewards", "value_targets") if c["norm_reward"] else ():
-            arena.register(name, (T, N))
-        for name in ("masses", "cumulative"):
-            arena.register(name, (N * T // self.span,), torch.float64)
-        arena.register("moments", (3,), torch.float64)
-        arena.register("index", (M,), torch.int64)
-        # These change with the epoch or minibatch, and a captured graph reads memory only.
-        arena.register("counter", (2,), torch.int64)  # epoch, minibatch
-        minibatches = math.ceil(c["replay_ratio"] * self.batch_size / c["minibatch_size"]) + 1
-        arena.register("norms", (minibatches,), torch.float64)  # of the gradients, a minibatch
-        arena.allocate(self.engine.torch_device)
-        self.engine.bind()
+        arena.allocate(self.buffers.torch_device)
+        self.buffers.bind()
+        self.engine.bind(arena)
         self.ranks.device = arena.memory.device
-
-        # What the policy sees and does, (T or T + 1, N, ...); what environments write; what is drawn from (engines.py).
-        self.storage, self.host, self.columns = self.engine.storage, self.engine.host, self.engine.columns
-        self.logprobs, self.values, self.bootstraps = arena["logprobs"], arena["values"], arena["bootstraps"]
-        self.new_values, self.new_ratios, self.sums = arena["new_values"], arena["new_ratios"], arena["sums"]
-        self.ratios, self.advantages, self.masses = arena["ratios"], arena["advantages"], arena["masses"]
-        self.index, self.segment_weights = arena["index"], arena["segment_weights"]
-        self.settings, self.beta, self.moments = arena["settings"], arena["beta"], arena["moments"]
-        self.counter, self.norms, self.cumulative = arena["counter"], arena["norms"], arena["cumulative"]
-        self.value_mean = arena["value_mean"]
-        self.rate, self.found_inf, self.gradients = arena["rate"], arena["found_inf"], arena.flat("gradients")
-        self.rewards, self.reward_scale = self.storage["rewards"], None  # the rollout's, or a scaled copy
-        if c["norm_reward"]:
-            self.rewards, self.reward_scale = arena["rewards"], models.RewardScale(N, c["gamma"])
-        self.running_returns = torch.zeros(N, device=self.host["rewards"].device)
+        self.gradients = arena.flat("gradients")
         if self.optimizer is None:
             self.optimizer = optim.TorchOptimizer(c, self.policy, arena)
+        self._use_engine(reason)
 
-    def _say_engine(self, why):
-        """Keep the engine's name and why it is not the fast one; say the latter."""
-        self.args["engine"] = {"name": self.engine.name, "rollout": self.engine.rollout_name, "why": why}
-        if why and self.ranks.rank == 0:
-            print(said := f"engine: autograd, because {why}", file=sys.stderr)
-            self.run.note(said, self.global_step)
+    def _use_engine(self, reason):
+        """Capture an epoch's learning, and keep and print why the engine is not the fast one."""
+        self.args["engine"] = {"name": self.engine.name, "why": reason}
+        if reason and self.ranks.rank == 0:
+            text = f"engine: {self.engine.name}, because {reason}"
+            print(text, file=sys.stderr)
+            self.run.note(text, self.global_step)
+        capture = self.engine.capture
+        self._compute_all_advantages = capture(self._compute_advantages)
+        if self.engine.whole_minibatches and self.ranks.count == 1 and not own_optimizer(self.config):
+            self._minibatch_step = capture(self._minibatch)
+            return
+        # Ranks sum between the pieces, and an optimizer from a file may wait for the GPU, as no graph can.
+        pieces = [capture(piece) for piece in (self._sample_segments, self._compute_gradients)]
+        update = self._step_optimizer if own_optimizer(self.config) else capture(self._step_optimizer)
+        pieces += [update, capture(self._write_back)]
+        self._minibatch_step = lambda: self._minibatch(*pieces)
 
-    def _check_engine(self, thoroughly=False):
-        """Go on with `Autograd` if the engine no longer restates the network; see what is frozen."""
-        follow_frozen(self)
-        why = self.engine.outdated(thoroughly)
-        if why:
-            self.engine = engines.any_network(self.engine)
-            self._say_engine(why)
+    def _check_engine(self, has_loaded=False):
+        """Go on with an engine for any network if the policy is no longer the one that a hand-written engine
+        implements; tell the optimizer what is frozen."""
+        self._sync_frozen()
+        if self.engine.name not in verify.NETWORKS:
+            return
+        reason = verify.find_edit(self.policy, self.engine.name)
+        if reason is None and has_loaded:
+            reason = verify.compare(self.policy, self.vecenv, self.engine.Sample, self.buffers.torch_device)
+        if reason is not None:
+            self.engine.release()
+            self.engine = any_network_engine(self.config)(self.policy, self.vecenv, self.config, self.buffers)
+            self.engine.bind(self.arena)
+            self._use_engine(reason)
 
     # -- an epoch --------------------------------------------------------------------------------------------------
 
@@ -220,7 +229,7 @@ class PuffeRL:
     def evaluate(self):
         """Roll out `horizon` steps of all agents; returns the environments' means over the episodes
         since the last log. train learns from the last rollout only; others count as no steps."""
-        check_open(self)
+        self._check_open()
         self.record()
         self._check_engine()
         self._rolled_out, begun = False, clock()
@@ -228,13 +237,12 @@ class PuffeRL:
         self.statistics.seconds["environment"] += stepping
         self.statistics.seconds["policy"] += clock() - begun - stepping
         log = self.ranks.merge_log(self.vecenv.log())
-        self.statistics.add_returns(self.engine, self.running_returns)
+        self.statistics.add_returns(self.buffers)
         self.statistics.add_episodes(log, self.policy)
         if self._rollouts == 0 and self.normalizer is None and self.signs is not None:  # no run that only measures
-            layout = emulation.FlatObservation(emulation.seen_space(self.vecenv.driver_env))
-            layout.note_indistinct(self.storage["observations"], self.vecenv.name)
+            self._layout.note_indistinct(self.storage["observations"], self.vecenv.name)
         if self.signs:
-            count_outside(self)
+            self._count_outside()
         self._rollouts += 1  # counts the random words of actions: an exact resume rests on it (runs.py)
         self._rolled_out = True
         return dict(self.environment)
@@ -249,30 +257,29 @@ class PuffeRL:
         """
         if not self._rolled_out:
             raise RuntimeError("train() learns from a rollout, once: call evaluate() before each train().")
-        begun, minibatches = clock() - self.ranks.seconds, self._minibatches()
+        begun = clock() - self.ranks.seconds
         with self.engine.learning():
-            self._schedules()
+            self._update_schedules()
             self._scale_rewards()
-            self.engine.play("renew", self._advantages)
+            self._compute_all_advantages()
             self._center_values()
+            minibatches = self._num_minibatches()
             for _ in range(minibatches):
-                self.engine.play("minibatch", self._minibatch)
-            norms, sums = self.norms[:minibatches].tolist(), self.sums.sum(0).cpu().numpy()
-            check_norms(self, norms, sums)
-            self._merge_observations()
+                self._minibatch_step()
+            norms, sums = self._read_sums(minibatches)
         return self._end_epoch(begun, norms, sums)
 
-    def _minibatch(self):
-        play = self.engine.play
-        play("draw", self._draw)
-        self.ranks.sum(self.moments)
-        play("gradients", self._learn)
+    def _minibatch(self, sample=None, backward=None, update=None, write_back=None):
+        """One minibatch, by its four pieces, which may be captured; ranks sum in between."""
+        (sample or self._sample_segments)()
+        self.ranks.sum(self.buffers.moments)
+        (backward or self._compute_gradients)()
         self.ranks.sum(self.gradients)
-        play("update", self._update)
-        play("write back", self._write_back)
+        (update or self._step_optimizer)()
+        (write_back or self._write_back)()
 
-    def _minibatches(self):
-        """How many this epoch has: on average replay_ratio · batch_size / minibatch_size."""
+    def _num_minibatches(self):
+        """Return how many this epoch has: on average replay_ratio · batch_size / minibatch_size."""
         c = self.config
         if c["norm_obs"] and self.normalizer.only_measures(self.global_step, c["total_timesteps"]):
             return 0
@@ -281,82 +288,101 @@ class PuffeRL:
         self._minibatches_owed -= count
         return count
 
-    def _schedules(self):
+    def _update_schedules(self):
         """Put this epoch's numbers where the kernels read them."""
-        c = followed(self)
+        c, buffers = self._sync_config(), self.buffers
         progress = min(1.0, self.global_step / c["total_timesteps"])
         self._used_lr = self.learning_rate
         numbers = {**c, "ent_coef": c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)}
         first = kernels.CLIP_COEF  # settings[:first] are written by kernels.normalisation in each minibatch
-        self.settings[first:] = torch.tensor([numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
-        self.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
-        self.rate.fill_(self._used_lr)
-        self.counter.copy_(torch.tensor([self.epoch, 0]))  # counts the random words of draws, as `_rollouts` do
-        self.found_inf.zero_()
-        self.ratios.fill_(1.0)
-        self.sums.zero_()
+        buffers.settings[first:] = torch.tensor([numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
+        buffers.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
+        buffers.rate.fill_(self._used_lr)
+        buffers.counter.copy_(torch.tensor([self.epoch, 0]))  # counts the random words of draws, as `_rollouts` do
+        buffers.found_inf.zero_()
+        buffers.ratios.fill_(1.0)
+        buffers.sums.zero_()
 
     def _scale_rewards(self):
         """Divide the rewards by the deviation of the discounted return, which includes this
         rollout: else the first reward after many zeros would be divided by almost 0."""
-        if self.reward_scale is not None:
-            moments = self.reward_scale.follow(*map(self.engine.on_host, ("rewards", "resets", "valid")))
-            self.reward_scale.merge(self.reward_scale.moments, self.ranks.gather(moments))
-            torch.mul(self.storage["rewards"], self.reward_scale.scale, out=self.rewards)
-            self.value_mean.fill_(self.reward_scale.value_mean)
+        scale, buffers = self.reward_scale, self.buffers
+        if scale is not None:
+            moments = scale.follow(*map(buffers.on_host, ("rewards", "resets", "valid")))
+            scale.merge(scale.moments, self.ranks.gather(moments))
+            torch.mul(self.storage["rewards"], scale.scale, out=buffers.rewards)
+            buffers.value_mean.fill_(scale.value_mean)
 
     def _center_values(self):
         """Renew what values are relative to, which depends on the mean of the rollout's value targets."""
-        if self.reward_scale is not None:
-            before = self.reward_scale.value_mean
-            targets = torch.add(self.advantages, self.values[:-1], out=self.arena["value_targets"])
+        scale, buffers = self.reward_scale, self.buffers
+        if scale is not None:
+            before = scale.value_mean
+            targets = torch.add(buffers.advantages, buffers.values[:-1], out=buffers.value_targets)
             count, total, _ = kernels.advantage_moments(targets, self.storage["valid"], None).tolist()
-            mean = (total / max(count, 1.0) + before) / self.reward_scale.scale
-            self.reward_scale.merge(self.reward_scale.targets, self.ranks.gather((count, mean, 0.0)))
-            if self.reward_scale.value_mean != before:
-                self.value_mean.fill_(self.reward_scale.value_mean)
-                self.engine.play("renew", self._advantages)
+            mean = (total / max(count, 1.0) + before) / scale.scale
+            scale.merge(scale.targets, self.ranks.gather((count, mean, 0.0)))
+            if scale.value_mean != before:
+                buffers.value_mean.fill_(scale.value_mean)
+                self._compute_all_advantages()
 
-    def _advantages(self, index=None):
+    def _compute_advantages(self, index=None):
         """Advantages and priorities of all segments, or of those in `index`. A segment's depend on
         that segment alone, so after a minibatch of segments only these have new ones."""
-        c, s = self.config, self.storage
+        c, s, buffers = self.config, self.storage, self.buffers
         kernels.advantage(
-            self.values, self.rewards, s["terminals"], s["truncations"], self.bootstraps, self.ratios, s["valid"],
-            self.advantages, gamma=c["gamma"], gae_lambda=c["gae_lambda"], rho_clip=c["vtrace_rho_clip"],
-            c_clip=c["vtrace_c_clip"], reward_clip=math.inf if c["reward_clip"] is None else c["reward_clip"],
-            index=index, mean=self.value_mean)
-        kernels.priorities(self.columns.advantages, self.columns.valid, self.masses, alpha=c["prio_alpha"], index=index)
+            buffers.values, buffers.rewards, s["terminals"], s["truncations"], buffers.bootstraps, buffers.ratios,
+            s["valid"], buffers.advantages, gamma=c["gamma"], gae_lambda=c["gae_lambda"],
+            rho_clip=c["vtrace_rho_clip"], c_clip=c["vtrace_c_clip"],
+            reward_clip=math.inf if c["reward_clip"] is None else c["reward_clip"],
+            index=index, mean=buffers.value_mean)
+        kernels.priorities(buffers.columns.advantages, buffers.columns.valid, buffers.priorities,
+                           alpha=c["prio_alpha"], index=index)
 
-    def _draw(self):
+    def _sample_segments(self):
         """Draw the segments of a minibatch, and what normalises their advantages."""
-        kernels.draw(self.masses, self.cumulative, self.index, self.segment_weights,
-                     seed=self.config["seed"], counter=self.counter, beta=self.beta, first=self._first_segment)
-        kernels.advantage_moments(self.columns.advantages, self.columns.valid, self.index, self.moments)
+        buffers = self.buffers
+        kernels.draw(buffers.priorities, buffers.cumulative, buffers.index, buffers.segment_weights,
+                     seed=self.config["seed"], counter=buffers.counter, beta=buffers.beta, first=self._first_segment)
+        kernels.advantage_moments(buffers.columns.advantages, buffers.columns.valid, buffers.index, buffers.moments)
 
-    def _learn(self):
+    def _compute_gradients(self):
         """The gradients of the minibatch's loss."""
-        kernels.normalisation(self.moments, self.settings)
-        self.engine.learn()
+        kernels.normalisation(self.buffers.moments, self.buffers.settings)
+        self.engine.backward(self.buffers.index)
 
-    def _update(self):
+    def _step_optimizer(self):
         """One optimizer step; after a gradient's norm was not finite, no step changes anything."""
-        norm = torch.as_tensor(self.optimizer.step(self.rate, self.found_inf), dtype=torch.float64)
-        self.norms.index_copy_(0, self.counter[1:], norm.view(1))
+        buffers = self.buffers
+        norm = torch.as_tensor(self.optimizer.step(buffers.rate, buffers.found_inf), dtype=torch.float64)
+        buffers.norms.index_copy_(0, buffers.counter[1:], norm.view(1))
 
     def _write_back(self):
         """The drawn segments' new values and ratios, and what follows from them; nothing of single steps."""
+        buffers = self.buffers
         if self.config["draw"] == "steps":
-            self.counter[1:].add_(1)
+            buffers.counter[1:].add_(1)
         else:
-            kernels.write_back(self.index, self.new_values, self.new_ratios, self.counter, self.values, self.ratios)
-            self._advantages(self.index)
+            kernels.write_back(buffers.index, buffers.new_values, buffers.new_ratios, buffers.counter, buffers.values,
+                               buffers.ratios)
+            self._compute_advantages(buffers.index)
 
-    def _merge_observations(self):
-        """Add the rollout's observations to the moments that normalise those of the next."""
+    def _read_sums(self, minibatches):
+        """Return the gradients' norms and the sums of the loss's statistics, and merge the observations' moments.
+        Raises FloatingPointError that says what was not finite first, if a norm or train.loss is not."""
+        norms, sums = self.buffers.norms[:minibatches].tolist(), self.buffers.sums.sum(0).cpu().numpy()
+        # all ranks have the same gradient, but one rank's numbers may be the cause
+        if not all(map(math.isfinite, norms)):
+            cause, folder = min(self.ranks.gather(explain_nan(self)))[1], self.run_folder
+            checkpoint = f", and so was the last checkpoint, in {folder}." if folder else "."
+            raise FloatingPointError(f"epoch {self.epoch}: {cause}. The weights were left as they were{checkpoint}")
+        if not math.isfinite(sums[-1]):
+            raise FloatingPointError(f"train.loss = {named(self.config['loss'])} gave {sums[-1]}; a finite number is "
+                                     f"expected. It gets T = {self.span} steps of each segment.")
         if self.config["norm_obs"]:
             seen, valid = (self.storage[name][: self.horizon].flatten(0, 1) for name in ("observations", "valid"))
             self.normalizer.merge(self.ranks.gather(self.normalizer.moments(seen, valid)))
+        return norms, sums
 
     def _end_epoch(self, begun, norms, sums):
         """Count the epoch, adapt the learning rate, log and save if due; returns the losses."""
@@ -371,10 +397,10 @@ class PuffeRL:
         statistics.grad_norms += norms
         statistics.seconds["learn"] += clock() - self.ranks.seconds - begun
         if norms or not self.losses:
-            self.losses = loss_means(self, sums, norms)
+            self.losses = self._loss_means(sums, norms)
         logs = dict(self.losses)
         if norms and c["target_kl"] is not None:
-            self._rate_factor = adapted(self, logs["approx_kl"])
+            self._rate_factor = self._adapt_rate(logs["approx_kl"])
         if log_due:  # before the checkpoint: a resume logs later entries again, but cannot log an earlier one
             self.mean_and_log()
         if self.epoch % c["checkpoint_interval"] == 0:
@@ -420,6 +446,11 @@ class PuffeRL:
         return self.statistics.environment
 
     @property
+    def storage(self):
+        """What the policy sees and does, {name: (T or T + 1, N, ...)}."""
+        return self.buffers.storage
+
+    @property
     def run_folder(self):
         """The run's folder (a Path, or None). Assign another one before the first rollout."""
         return self.run.folder
@@ -427,6 +458,79 @@ class PuffeRL:
     @run_folder.setter
     def run_folder(self, folder):
         self.run.folder = folder
+
+    # -- checks and adaptation --------------------------------------------------------------------------------------
+
+    def _check_open(self):
+        """RuntimeError if the trainer was closed."""
+        if self._closed:
+            raise RuntimeError("this trainer was closed, and its environments with it; make another one. With "
+                               "load_checkpoint(trainer.run_folder) it goes on where this one ended.")
+
+    def _sync_config(self):
+        """Return the settings, which what is saved has too. If one of CAPTURED was assigned since the last epoch, no
+        graph is kept that has the old one."""
+        c = self.config
+        self.args["train"].update({name: c[name] for name in MOVING})
+        if self.reward_scale is not None:
+            self.reward_scale.gamma = c["gamma"]
+        if c.moved:
+            self.engine.refresh()
+            c.moved = False
+        return c
+
+    def _sync_frozen(self):
+        """Tell the optimizer which parameters are frozen now (requires_grad is False). RuntimeError if
+        weights were added to the network after the trainer was made: nothing would train them."""
+        frozen, arena = [], self.arena
+        for name, parameter in self.policy.named_parameters():
+            place = f"weights/policy.{name}"
+            if place not in arena or parameter.data_ptr() != arena[place].data_ptr():
+                raise RuntimeError(f"{name} has come into the network after the trainer was made, and would not be "
+                                   "trained: change the network first, then make a PuffeRL.")
+            if not parameter.requires_grad:
+                frozen.append(f"policy.{name}")
+        if frozen != self.optimizer.frozen:
+            self.optimizer.freeze(frozen)
+            self.engine.refresh()
+
+    def _count_outside(self):
+        """Count what lies outside the declared space in a few of a rollout's observations, others in
+        each, for diagnostics.py. What train.norm_obs normalises may reach twice the bounds."""
+        layout = self._layout
+        T, N = self.horizon, self.num_agents
+        steps = max(1, T // 4), min(N, max(1, 4 * N * math.prod(layout.shape) // diagnostics.SAMPLE))
+        part = tuple(slice(self._rollouts % step, end, step)
+                     for step, end in zip(steps, (T, N), strict=True))
+        seen, valid = (self.buffers.on_host(name, part).numpy() for name in ("observations", "valid"))
+        count, words = layout.find_outside(seen, valid, 1.0 if self.config["norm_obs"] else HAIR)
+        self.statistics.outside += count
+        if words and not self.signs.outside:
+            self.signs.outside = f"{words} ({advice(self)})"
+
+    def _loss_means(self, sums, norms):
+        """Return the logged means of the losses' sums and the gradients' norms of some minibatches."""
+        name = named(self.config["loss"] or "").replace(":", ".").rpartition(".")[2]
+        extra = {f"own_{name}_loss": float(sums[-1]) / max(1, len(norms))} if name else {}
+        norm = float(np.mean(norms)) if norms else math.nan
+        return {**kernels.loss_statistics(sums[:-1]), **extra, "grad_norm": norm, "learning_rate": self._used_lr}
+
+    def _adapt_rate(self, kl):
+        """Return the factor of the learning rate, adapted so that an epoch moves the policy by target_kl
+        (Schulman et al. 2017, section 4; here gently, every epoch). Advantages that are small beside
+        the return's deviation are mostly noise. The aim is then smaller, because Muon's steps do not
+        shrink with the gradient."""
+        target, factor = self.config["target_kl"], self._rate_factor
+        if self.reward_scale is not None:
+            count, total, squares = self.buffers.moments.tolist()  # of the last minibatch, of all ranks
+            count = max(count, 1.0)  # all may be inactive
+            deviation = math.sqrt(max(0.0, squares / count - (total / count) ** 2))
+            target *= min(1.0, deviation / SMALL_ADVANTAGES)
+        share = schedule(self.config, self.global_step)
+        if share <= 0.05:
+            return factor
+        step = min(RATE_STEPS[1], max(RATE_STEPS[0], math.sqrt(target / max(kl, 1e-12))))
+        return min(RATE_FACTORS[1], RATE_MOST / share, max(RATE_FACTORS[0], factor * step))
 
     # -- logs and checkpoints --------------------------------------------------------------------------------------
 
@@ -436,14 +540,14 @@ class PuffeRL:
         if self.global_step == step:
             return self.statistics.entry
         seconds, self.last_sps = clock() - since, self.sps
-        losses = loss_means(self, self.statistics.loss_sums, self.statistics.grad_norms)
+        losses = self._loss_means(self.statistics.loss_sums, self.statistics.grad_norms)
         metrics = self.statistics.means(self.ranks, seconds, losses)
         metrics |= {"performance/sps": self.last_sps, "performance/uptime": self.uptime,
                     "performance/epoch": self.epoch,
                     "performance/seconds_epoch": seconds * self.batch_size / (self.global_step - step)}
-        shown = {name: self.engine.on_host(name).numpy() for name in ("rewards", "valid", "terminals", "truncations")}
+        shown = {name: self.buffers.on_host(name).numpy() for name in ("rewards", "valid", "terminals", "truncations")}
         few = slice(None), diagnostics.AGENTS
-        shown |= {name: self.engine.on_host(name, few).numpy() for name in ("observations", "actions")}
+        shown |= {name: self.buffers.on_host(name, few).numpy() for name in ("observations", "actions")}
         metrics["vital/observation_outside"] = float(self.statistics.outside)
         metrics |= diagnostics.vital(**shown, bounds=models.action_bounds(self.vecenv.single_action_space),
                                      choices=models.sees_choices(self.vecenv))
@@ -508,7 +612,7 @@ class PuffeRL:
         self._rolled_out = False
         self._started = clock() - saved["uptime"]
         self._last_log = (clock(), self.global_step)
-        self._check_engine(thoroughly=True)
+        self._check_engine(has_loaded=True)
         return saved["metadata"]
 
     def close(self):
@@ -524,7 +628,8 @@ class PuffeRL:
         """Stop the workers, the dashboard, the logger and the environments, without saving."""
         self._closed, self._rolled_out = True, False
         with contextlib.ExitStack() as stack:  # the rest ends if one of them raises
-            for end in (self.vecenv.close, self.engine.release, self.logger.close, self.run.release):
+            for end in (self.vecenv.close, self.buffers.release, self.engine.release, self.logger.close,
+                        self.run.release):
                 stack.callback(end)
             if self._dashboard is not None:
                 self._dashboard.close()
@@ -537,6 +642,66 @@ SMALL_ADVANTAGES = 0.2  # the advantages' deviation, as a share of the return's
 # more, solved policies were lost whose few decisive steps weigh little in the mean divergence (docs/LOG.md)
 RATE_FACTORS, RATE_MOST = (0.1, 10.0), 4.0
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
+
+
+# --------------------------------------------------------------------------------------------------
+# Which engine runs
+
+
+def any_network_engine(config):
+    """Return the class of the engine that runs any network on train.device."""
+    return load_engine("fused").Graphs if config["device"] == "cuda" else engines.Autograd
+
+
+def load_engine(name):
+    """Return the module fast.compiled or fast.fused. Raises ImportError, RuntimeError or OSError without it."""
+    return importlib.import_module(f"fast.{name}")
+
+
+def choose_engine(policy, vecenv, config):
+    """Return the class of the engine for a policy, and why it is not the hand-written one.
+
+    That is the engine of train.engine, or for auto the hand-written one of the device if it implements the policy. The
+    reason is None if there is none to be told, as of a custom network. Raises ConfigError for an engine that cannot
+    run this.
+    """
+    requested, any_network = config["engine"], any_network_engine(config)
+    fast, module = ("fused", "Fused") if config["device"] == "cuda" else ("compiled", "Compiled")
+    if requested not in ("auto", "autograd", any_network.name, fast):
+        raise ConfigError(f"train.engine = {requested}: with train.device {config['device']} there are {fast} and "
+                          "autograd.")
+    if requested in ("autograd", any_network.name):
+        return any_network, None
+    reason = verify.find_edit(policy, fast)
+    if reason is None and verify.digest() not in (verify.DIGEST, None):
+        reason = "models.py or engines.py was edited, and fast/ reimplements it (fast/verify.py says how to have both)"
+    if reason is None and config["loss"]:
+        reason = "train.loss needs its derivative"
+    if reason is None and np.dtype(vecenv.observation_dtype) == np.float16:
+        reason = "observations are float16"
+    if reason is None:
+        try:
+            engine = getattr(load_engine(fast), module)
+        except ModuleNotFoundError as error:
+            if error.name != f"fast.{fast}":
+                raise
+            reason = f"there is no fast/{fast}.py"
+        except (RuntimeError, OSError) as error:  # fast/tile.c is missing, or a compiler for it
+            reason = str(error).splitlines()[0]
+        else:
+            reason = verify.compare(policy, vecenv, engine.Sample)
+    if reason is None:
+        if config["compile"] and requested == "auto" and not isinstance(policy, models.MinGRUPolicy):
+            return any_network, None
+        if config["compile"]:
+            raise ConfigError("train.compile: the default network is compiled by hand; it is for "
+                              "your own, or for train.engine autograd.")
+        return engine, None
+    if requested != "auto":
+        raise ConfigError(f"train.engine = {requested} cannot run this: {reason}. Take auto or autograd.")
+    inner = policy.policy if type(policy) is models.Normalized else policy
+    is_default = isinstance(policy, models.MinGRUPolicy) or type(inner) in verify.NETWORKS[fast]
+    return any_network, reason if is_default else None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -559,10 +724,9 @@ class Statistics:
         self.loss_sums, self.grad_norms = np.zeros(kernels.SUMS + 1), []
         self._totals, self._returns, self.outside = {}, (math.inf, -math.inf), 0
 
-    def add_returns(self, engine, running):
-        """Keep the smallest and the largest return of the episodes that ended in a rollout. running
-        (N,): the return so far of each agent's present episode."""
-        self._returns = engine.return_range(running, *self._returns)
+    def add_returns(self, buffers):
+        """Keep the smallest and the largest return of the episodes that ended in a rollout."""
+        self._returns = buffers.return_range(*self._returns)
 
     def add_episodes(self, log, policy):
         """Add the environments' means; their "n" is the number of episodes. Keep a copy of the
@@ -618,7 +782,7 @@ class Statistics:
         self._clear()
 
 
-def what_is_what(config, vecenv, policy):
+def normalize_args(config, vecenv, policy):
     """(configuration, vectorized environment, policy) from PuffeRL's arguments; the configuration
     may be missing. What torch.compile made of a network is that network with train.compile."""
     if config is not None and not isinstance(config, Mapping):  # PuffeRL(env, policy)
@@ -674,61 +838,12 @@ def check_policy(policy, vecenv, config):
                           "network of your own.")
 
 
-def loss_means(trainer, sums, norms):
-    """The logged means of the losses' sums and the gradients' norms of some minibatches."""
-    own = named(trainer.config["loss"] or "").replace(":", ".").rpartition(".")[2]
-    extra = {f"own_{own}_loss": float(sums[-1]) / max(1, len(norms))} if own else {}
-    norm = float(np.mean(norms)) if norms else math.nan
-    return {**kernels.loss_statistics(sums[:-1]), **extra, "grad_norm": norm,
-            "learning_rate": trainer._used_lr}
-
-
 def schedule(config, step):
     """The share of learning_rate that the cosine leaves at a step (Loshchilov and Hutter 2017)."""
     if not config["anneal_lr"]:
         return 1.0
     progress, low = min(1.0, step / config["total_timesteps"]), config["min_lr_ratio"]
     return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def adapted(trainer, kl):
-    """The new factor of the learning rate, adapted so that an epoch moves the policy by target_kl
-    (Schulman et al. 2017, section 4; here gently, every epoch). Advantages that are small beside
-    the return's deviation are mostly noise. The aim is then smaller, because Muon's steps do not
-    shrink with the gradient."""
-    target, factor = trainer.config["target_kl"], trainer._rate_factor
-    if trainer.reward_scale is not None:
-        count, total, squares = trainer.moments.tolist()  # of the last minibatch, of all ranks
-        count = max(count, 1.0)  # all may have been dead
-        deviation = math.sqrt(max(0.0, squares / count - (total / count) ** 2))
-        target *= min(1.0, deviation / SMALL_ADVANTAGES)
-    share = schedule(trainer.config, trainer.global_step)
-    if share <= 0.05:
-        return factor
-    step = min(RATE_STEPS[1], max(RATE_STEPS[0], math.sqrt(target / max(kl, 1e-12))))
-    return min(RATE_FACTORS[1], RATE_MOST / share, max(RATE_FACTORS[0], factor * step))
-
-
-def check_open(trainer):
-    """RuntimeError if the trainer was closed."""
-    if trainer._closed:
-        raise RuntimeError("this trainer was closed, and its environments with it; make "
-                           "another one. With load_checkpoint(trainer.run_folder) it goes on where "
-                           "this one ended.")
-
-
-def check_norms(trainer, norms, sums):
-    """FloatingPointError that says what was not finite first, if a gradient norm or train.loss is not."""
-    # all ranks have the same gradient, but one rank's numbers may be the cause
-    if not all(map(math.isfinite, norms)):
-        what, good = min(trainer.ranks.gather(explain_nan(trainer)))[1], trainer.run_folder
-        raise FloatingPointError(f"epoch {trainer.epoch}: {what}. The weights were "
-                                 "left as they were"
-                                 + (f", and so was the last checkpoint, in {good}."
-                                    if good else "."))
-    if not math.isfinite(sums[-1]):
-        raise FloatingPointError(f"train.loss = {named(trainer.config['loss'])} gave {sums[-1]}; a finite number is "
-                                 f"expected. It gets T = {trainer.span} steps of each segment.")
 
 
 # graphs of a GPU have these
@@ -775,50 +890,6 @@ TYPES = {f.name: f.type for f in dataclasses.fields(Train)}
 FIXED = set(TYPES) - set(MOVING)
 
 
-def followed(trainer):
-    """A trainer's settings, which what it saves has too. If one of CAPTURED was assigned since the last epoch, no graph
-    is kept that has the old one."""
-    c = trainer.config
-    trainer.args["train"].update({name: c[name] for name in MOVING})
-    if trainer.reward_scale is not None:
-        trainer.reward_scale.gamma = c["gamma"]
-    if c.moved:
-        trainer.engine.forget()
-        c.moved = False
-    return c
-
-
-def follow_frozen(trainer):
-    """Tell the optimizer which parameters are frozen now (requires_grad is False). RuntimeError if
-    weights were added to the network after the trainer was made: nothing would train them."""
-    frozen, arena = [], trainer.arena
-    for name, parameter in trainer.policy.named_parameters():
-        place = f"weights/policy.{name}"
-        if place not in arena or parameter.data_ptr() != arena[place].data_ptr():
-            raise RuntimeError(f"{name} has come into the network after the trainer was made, "
-                               "and would not be trained: change the network first, then "
-                               "make a PuffeRL.")
-        if not parameter.requires_grad:
-            frozen.append(f"policy.{name}")
-    if frozen != trainer.optimizer.frozen:
-        trainer.optimizer.freeze(frozen)
-        trainer.engine.forget()
-
-
-def count_outside(trainer):
-    """Count what lies outside the declared space in a few of a rollout's observations, others in
-    each, for diagnostics.py. What train.norm_obs normalises may reach twice the bounds."""
-    T, N, flat = trainer.horizon, trainer.num_agents, trainer.observation
-    steps = max(1, T // 4), min(N, max(1, 4 * N * math.prod(flat.shape) // diagnostics.SAMPLE))
-    part = tuple(slice(trainer._rollouts % step, end, step)
-                 for step, end in zip(steps, (T, N), strict=True))
-    seen, valid = (trainer.engine.on_host(name, part).numpy() for name in ("observations", "valid"))
-    count, words = flat.find_outside(seen, valid, 1.0 if trainer.config["norm_obs"] else HAIR)
-    trainer.statistics.outside += count
-    if words and not trainer.signs.outside:
-        trainer.signs.outside = f"{words} ({advice(trainer)})"
-
-
 def advice(trainer):
     """How to find where an environment writes what is not finite."""
     name, library = trainer.config["env"], getattr(trainer.vecenv, "library", None)
@@ -840,14 +911,14 @@ def explain_nan(trainer):
     rollout, then of the update. The earliest of all ranks is the cause."""
     s, low, check = trainer.storage, "lower train.learning_rate", advice(trainer)
     rollout = (("observations", s["observations"], check),
-               ("logprobs", trainer.logprobs,
+               ("logprobs", trainer.buffers.logprobs,
                 forbidden(trainer) or f"the network's outputs overflow; {low}"),
-               ("values", trainer.values, f"the network's outputs overflow; {low}"),
+               ("values", trainer.buffers.values, f"the network's outputs overflow; {low}"),
                ("rewards", s["rewards"], check))
-    learning = (("advantages", trainer.advantages,
+    learning = (("advantages", trainer.buffers.advantages,
                  "rewards or values overflow; scale them or set train.reward_clip"),
-                ("new_values", trainer.new_values, f"the loss's forward pass overflows; {low}"),
-                ("train.loss", trainer.sums[:, kernels.SUMS], "your own function returned it"),
+                ("new_values", trainer.buffers.new_values, f"the loss's forward pass overflows; {low}"),
+                ("train.loss", trainer.buffers.sums[:, kernels.SUMS], "your own function returned it"),
                 ("gradients", trainer.gradients, f"the update overflows; {low}"
                  + (", or mend the derivative of train.loss" if trainer.config["loss"] else "")))
     if not torch.isfinite(trainer.arena.flat("weights")).all():
@@ -872,15 +943,15 @@ def explain_nan(trainer):
 def forbidden(trainer):
     """Why a live agent has no choice left, in words: the environment's action mask, or logits of
     -inf. None if it has one. Asked for if a log-probability is the first number not finite."""
-    s, heads = trainer.storage, trainer.engine.heads
-    broken = ~torch.isfinite(trainer.logprobs) & (s["valid"][: trainer.horizon] != 0)
+    s, heads = trainer.storage, trainer.buffers.heads
+    broken = ~torch.isfinite(trainer.buffers.logprobs) & (s["valid"][: trainer.horizon] != 0)
     if heads is None or not broken.any():
         return None
     t, n = broken.nonzero()[0].tolist()
     masks = s["action_masks"]
     if masks is not None and not all(head.any() for head in masks[t, n].split(heads.tolist())):
         return f"the action mask of agent {n} forbids every choice of a head: leave one, or let the agent be dead"
-    if (torch.isfinite(trainer.values[t, n])
+    if (torch.isfinite(trainer.buffers.values[t, n])
             and torch.isfinite(s["observations"][t, n].float()).all()):
         return ("the value is finite, so the network may itself rule out every choice of a head, "
                 "with logits that are all -inf: leave one; else lower train.learning_rate")
@@ -1087,15 +1158,14 @@ def describe(trainer, args, facts):
            f"{plural(trainer.batch_size // trainer.horizon, 'agent')} × horizon "
            f"{trainer.horizon} = {trainer.batch_size:,} steps an epoch, "
            f"{plural(trainer.total_epochs, 'epoch')}; "
-           f"{plural(trainer.vecenv.num_threads, 'thread')}{steps}; engine {trainer.engine.name}, "
-           f"rollout {trainer.engine.rollout_name}; {folder}")
+           f"{plural(trainer.vecenv.num_threads, 'thread')}{steps}; engine {trainer.engine.name}; {folder}")
     yield f"network: {models.describe(trainer.policy)}{speed}"
     if minutes > 10:
         yield (f"this run takes some {minutes:.0f} minutes: --train.total-timesteps "
                f"{float(f'{5 / seconds * 60:.2g}'):.0f} takes five")
-    if trainer.engine.held_back:
+    if trainer.engine.blocking_classes:
         yield (f"one thread of {trainer.vecenv.num_threads} learns. If forward keeps nothing from call to call and "
-               f"draws no random numbers, write thread_safe = True into {', '.join(trainer.engine.held_back)}: "
+               f"draws no random numbers, write thread_safe = True into {', '.join(trainer.engine.blocking_classes)}: "
                "then each learns (docs/speed.md)")
     if any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.training
            for module in trainer.policy.modules()):

@@ -215,14 +215,14 @@ REWARD_SCALE = "discounted_returns", "return_moments", "value_targets"  # what a
 
 def _saved_tensors(trainer):
     """{name: the tensor itself} of what a checkpoint keeps beside the model."""
-    s = trainer.host
+    s = trainer.buffers.host
     tensors = {name: s[name][-1] for name in SEEN if s[name] is not None}
-    tensors |= {f"state/{name}": tensor for name, tensor in trainer.engine.state.items()}
+    tensors |= {f"state/{name}": tensor for name, tensor in trainer.buffers.state.items()}
     tensors |= trainer.optimizer.tensors()
     if trainer.reward_scale is not None:
         scale = trainer.reward_scale
         tensors |= zip(REWARD_SCALE, (scale.returns, scale.moments, scale.targets), strict=True)
-    return {**tensors, "running_returns": trainer.running_returns,
+    return {**tensors, "running_returns": trainer.buffers.running_returns,
             "torch_random": torch.get_rng_state()}
 
 
@@ -384,7 +384,7 @@ def _restore_optimizer(trainer, state, tensors, ours, path, say):
         _check_averages(state,
                         None if own_optimizer(trainer.config) else [*trainer.policy.parameters()])
         trainer.optimizer.load(state)
-        trainer.engine.forget()
+        trainer.engine.refresh()
     except (ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
         raise ConfigError(f"{path}: its state of the optimizer is not one ({error}).") from None
 
@@ -424,8 +424,8 @@ def _restore_environments(trainer, epoch, count, tensors, ours, environments, sa
         say(f"all environments begin new episodes ({problem}); weights and optimizer are as they "
             "were, but the run does not go on bit for bit.")
         trainer.vecenv.restart(trainer.vecenv.seed + epoch)
-        trainer.running_returns.zero_()
-        for state in trainer.engine.state.values():
+        trainer.buffers.running_returns.zero_()
+        for state in trainer.buffers.state.values():
             state.zero_()
         return fitting & {*REWARD_SCALE[1:], *of_optimizer}
     return fitting

@@ -66,10 +66,9 @@ def measure(env, agents, buffers, threads, repeats):
     settings = {"device": "cuda", "horizon": 64, "cudagraphs": -1, "log_interval": 1e9,
                 "data_dir": None, "total_timesteps": 10**12}
     trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, hidden_size=16))
-    pufferl.check_norms = lambda trainer, norms: None  # they are left over
     trainer.evaluate()
     trainer.train()
-    trainer.engine.device.idle, seconds = True, {"interpreter": [], "compiled": []}
+    trainer.buffers.device.idle, seconds = True, {"interpreter": [], "compiled": []}
     graphs = do_nothing.address, do_nothing.address, 0, np.zeros(trainer.horizon + 2, np.int64)
     for name in ["interpreter", "compiled"] * repeats:
         trainer.engine.handles = dict.fromkeys(range(buffers), graphs) if name == "compiled" else {}

@@ -85,10 +85,10 @@ def products(trainer):
     shapes = [(vecenv.agents_per_batch, k, n, dtype, steps) for k, n, dtype in maps]
     minibatches = trainer.config["replay_ratio"] * trainer.batch_size / trainer.config["minibatch_size"]
     # torch is quickest with some thousand steps at once on a CPU: what fits its caches
-    rows = (engine.at_once if engine.torch_device.type == "cuda"
+    rows = (engine.at_once if trainer.buffers.torch_device.type == "cuda"
             else T * max(1, 4096 // half.itemsize // T))
-    rows = min(rows, engine.segments * T // engine.num_learners)
-    passes = minibatches * engine.segments * T / rows
+    rows = min(rows, trainer.segments * T // engine.num_learners)
+    passes = minibatches * trainer.segments * T / rows
     for k, n, dtype in maps:
         shapes += [(rows, k, n, dtype, passes), (n, rows, k, dtype, passes)]
         if k != inputs:  # observations have no gradient

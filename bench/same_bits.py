@@ -64,7 +64,6 @@ RUNS = {  # {name: commands}, after the name of the Python; TREE: the project's 
     "float32": [in_c("breakout")],
     "bfloat16": [in_c("breakout", "--train.precision", "bfloat16")],
     "autograd": [in_c("breakout", "--train.engine", "autograd")],
-    "plain rollout": [in_c("breakout", "--train.rollout", "plain", "--vec.num-buffers", "4")],
     "adam": [in_c("breakout", "--train.optimizer", "adam", "--train.learning-rate", "0.001")],
     "drawn steps": [in_c("breakout", "--policy.name", "feed-forward", "--train.draw", "steps")],
     "state zero": [in_c("breakout", "--train.state", "zero", "--train.reward-clip", "0.5",

@@ -17,6 +17,8 @@ A tower is a chain of linear maps from the observation to some of the outputs. A
 policy and value are apart (models.Separate).
 """
 
+import contextlib
+
 import numpy as np
 import torch
 from torch import nn
@@ -531,116 +533,162 @@ class Sample:
 # The engine
 
 
-class Compiled(engines.Restated, engines.Autograd):
-    """These networks on a CPU. Each worker takes its environments' rollout in one call, and in
-    learning its share of the minibatch's segments."""
+MIN_FLOPS_FOR_LEARNER = 5e7  # for fewer operations of a minibatch, to wake a thread takes longer than it saves
+
+
+class Compiled:
+    """An engine of these networks on a CPU. Each worker takes its environments' rollout in one call, and
+    in learning its share of the minibatch's segments."""
 
     name, Sample = "compiled", Sample
-    through_torch = False
-    worth_a_learner = 5e7  # for fewer operations, waking a thread takes longer than it saves
+    whole_minibatches = True
+    blocking_classes = ()
+    Buffers = engines.Buffers
+
+    def __init__(self, policy, vecenv, config, buffers):
+        self.policy, self.vecenv, self.config, self.buffers = policy, vecenv, config, buffers
+        self.precision = getattr(torch, config["precision"])
+        steps = buffers.segments * buffers.span
+        flops = 6 * steps * sum(weight.numel() for weight in policy.parameters())
+        self.num_learners = engines.count_learners(vecenv, buffers, flops // MIN_FLOPS_FOR_LEARNER)
+        self.workers = engines.Workers(max(vecenv.num_workers, self.num_learners), vecenv.threads_per_worker)
+        self.steps = engines.StepByStep(vecenv, buffers, self._act, self._step)
+
+    # -- memory
 
     def register(self, arena):
-        super().register(arena)
+        """Ask the arena for everything that lives as long as the engine."""
+        engines.register_learners(arena, self.policy, self.num_learners)
+        span, largest = self.buffers.span, self.buffers.largest
         self.products = Weights(self.policy, arena, "products", self.precision)
-        self.actors = [Actor(self.products, f"actor {w}", self.largest)
-                       for w in range(self.vecenv.num_workers)]
-        self.learners = [Learner(self.products, f"learner {w}", self.span, max(1, TOGETHER // self.span), group)
-                         for w, group in enumerate(self._groups())]
+        self.actors = [Actor(self.products, f"actor {w}", largest) for w in range(self.vecenv.num_workers)]
+        self.learners = [Learner(self.products, f"learner {i}", span, max(1, TOGETHER // span), group)
+                         for i, group in enumerate(engines.learner_groups(self.num_learners))]
 
-    def bind(self):
-        super().bind()
+    def bind(self, arena):
+        """Take the views out of the allocated arena."""
+        buffers = self.buffers
+        self.gradients = [arena.flat(group) for group in engines.learner_groups(self.num_learners)]
         for part in (self.products, *self.actors, *self.learners):
             part.bind()
-        self.initial = _layers(self.initial_state.get("mingru"))
-        shape = self.span, self.learners[0].together, self.width - 1
-        self.spread = None if self.log_std is None else kernels.check_log_std("ppo_loss", self.log_std, shape)
-        self.steps = {}  # (buffer, t) -> what _act_cpu takes
+        self.observations = buffers.storage["observations"].view(buffers.horizon + 1, buffers.num_agents, -1)
+        self.observation_columns = buffers.as_columns(self.observations)
+        log_std = self.policy.decoder.log_std
+        self.log_std = None if log_std is None else log_std.data  # (A,); None for discrete actions
+        shape = buffers.span, self.learners[0].together, buffers.width - 1
+        self.spread = None if log_std is None else kernels.check_log_std("ppo_loss", self.log_std, shape)
+        self.initial = _layers(buffers.initial_state.get("mingru"))
+        self.step_arguments = {}  # (buffer, t) -> what _act_cpu takes
 
-    @property
-    def rollout_name(self):
-        """How the rollout runs: "compiled", all of a buffer's steps in one call, or "plain"."""
-        return ("compiled" if self.vecenv.can_step_in_kernels and self.config["rollout"] != "plain"
-                else "plain")
+    # -- the engine's four methods
 
-    def _run_workers(self):
+    def rollout(self, number):
+        """Fill the buffers with `horizon` steps of all agents; return the seconds spent in environments."""
+        vecenv = self.vecenv
         self.products.refresh()
-        with engines.torch_threads(self.vecenv.threads_per_worker):
-            return self.in_parallel(self._rollout, range(self.vecenv.num_workers))
+        with engines.torch_threads(vecenv.threads_per_worker):
+            self.buffers.begin_rollout(number)
+            rollout = self._rollout_in_one_call if vecenv.can_step_in_kernels else self.steps.rollout
+            return engines.mean_of_workers(self.workers.run(rollout, range(vecenv.num_workers)))
 
-    def _rollout(self, worker):
-        if self.rollout_name == "plain":
-            return super()._rollout(worker)
-        buffers = range(worker, self.vecenv.num_buffers, self.vecenv.num_workers)
-        return sum(self._rollout_in_one_call(worker, buffer) for buffer in buffers)
+    @contextlib.contextmanager
+    def learning(self):
+        """Within it, the threads are those of learning."""
+        with kernels.threads(self.vecenv.num_threads), engines.torch_threads(self.vecenv.threads_per_worker):
+            yield
 
-    def step(self, worker, buffer, t):
-        if t == self.horizon:
-            super().step(worker, buffer, t)
+    def backward(self, index):
+        """Compute the gradients, new values and ratios, and loss sums of the minibatch's segments `index` (M,)."""
+        self.products.refresh()
+        self.workers.run(lambda learner: self._learn(index, learner), range(self.num_learners))
+        for gradient in self.gradients[1:]:  # in this order: an exact resume rests on it (runs.py)
+            self.gradients[0].add_(gradient)
+
+    def capture(self, function):
+        """Return the function itself; on a GPU it becomes a CUDA graph."""
+        return function
+
+    def refresh(self):
+        """Follow weights that were loaded or replaced: they are packed before each use."""
+
+    def release(self):
+        """Stop the threads."""
+        self.workers.release()
+
+    # -- acting
+
+    def _act(self, worker, observations, state, resets, valid):
+        return self.actors[worker].step(observations, state.get("mingru"), resets, valid), self.log_std
+
+    def _step(self, worker, buffer, t):
+        if t == self.buffers.horizon:
+            self.steps.act_on_row(worker, buffer, t)
             return
         agents, actor = self.vecenv.ranges[buffer], self.actors[worker]
-        if (buffer, t) not in self.steps:
-            self.steps[buffer, t] = self._step_arguments(agents, self.rows[buffer][t], t)
-        run(_act_cpu, agents.stop - agents.start, actor.cost, *self.steps[buffer, t], actor.scratch)
+        if (buffer, t) not in self.step_arguments:
+            self.step_arguments[buffer, t] = self._arguments_of_step(agents, self.buffers.rows[buffer][t], t)
+        run(_act_cpu, agents.stop - agents.start, actor.cost, *self.step_arguments[buffer, t], actor.scratch)
 
-    def _step_arguments(self, agents, row, t):
-        """What _act_cpu takes at step t of a buffer. It is kept, because to make these views takes
+    def _arguments_of_step(self, agents, row, t):
+        """Return what _act_cpu takes at step t of a buffer. It is kept, because to make these views takes
         longer than the step; the arrays behind them live as long as the engine."""
-        state, (masked, masks) = self.state.get("mingru"), self._masks(self.storage["action_masks"])
+        buffers = self.buffers
+        state, (masked, masks) = buffers.state.get("mingru"), self._masks(buffers.storage["action_masks"])
         arrays = (host(row[name]) for name in ("samples", "actions", "logprobs", "values"))
-        return (host(self.flat_observations[t, agents]), self.products.arrays,
+        return (host(self.observations[t, agents]), self.products.arrays,
                 _layers(state if state is None else state[:, agents]), host(row["resets"]), host(row["valid"]),
                 *self._distribution(agents), masked, masks[t, agents] if masked else masks[0],
-                u64(self.config["seed"]), u64(self.first_agent + agents.start), host(row["step"]), *arrays)
+                u64(self.config["seed"]), u64(buffers.first_agent + agents.start), host(row["step"]), *arrays)
 
     def _distribution(self, agents):
-        """heads, log_std and squash of these agents' actions, as the kernels take them."""
-        shape = agents.stop - agents.start, self.width - 1
-        return (None if self.heads is None else host(self.heads),
-                None if self.log_std is None else kernels.check_log_std("sample", self.log_std, shape), self._squash())
+        """Return heads, log_std and squash of these agents' actions, as the kernels take them."""
+        shape, heads = (agents.stop - agents.start, self.buffers.width - 1), self.buffers.heads
+        return (None if heads is None else host(heads),
+                None if self.log_std is None else kernels.check_log_std("sample", self.log_std, shape),
+                self._squash())
 
     def _squash(self):
-        return kernels.check_squash("sample", self.squash, self.width - 1, self.values)
+        buffers = self.buffers
+        return kernels.check_squash("sample", buffers.squash, buffers.width - 1, buffers.values)
 
     def _masks(self, masks):
-        return kernels.optional_masks(None if masks is None else host(masks), self.values, 3)
+        return kernels.optional_masks(None if masks is None else host(masks), self.buffers.values, 3)
 
-    def _rollout_in_one_call(self, worker, buffer):
-        """All steps of one buffer without the interpreter: it halves the cost of a small step."""
-        begun, s, agents = clock(), self.storage, self.vecenv.ranges[buffer]
-        final_observations = s["final_observations"].view(self.num_agents, -1)
+    def _rollout_in_one_call(self, worker):
+        """Run all steps of a worker's buffers without the interpreter: it halves the cost of a small step."""
+        buffers, seconds = self.buffers, 0.0
+        storage, state = buffers.storage, buffers.state.get("mingru")
         names = ("resets", "valid", "actions", "terminals", "truncations")
-        storage = (self.flat_observations, *(s[name] for name in names), final_observations)
-        state = self.state.get("mingru")
-        in_environments = _rollout_cpu(
-            agents.start, agents.stop, self.vecenv.addresses(buffer), self.products.arrays,
-            tuple(map(host, storage)), _layers(state if state is None else state[:, agents]),
-            _layers(self.scratch[worker].get("mingru")), self.actors[worker].scratch,
-            *self._distribution(agents),
-            *self._masks(s["action_masks"]), u64(self.config["seed"]), self.first_agent, host(self.arena["steps"]),
-            host(self.samples), host(self.logprobs), host(self.values), host(self.bootstraps))
-        self.vecenv.finish(buffer)
-        return in_environments * (clock() - begun)
+        arrays = (self.observations, *(storage[name] for name in names),
+                  storage["final_observations"].view(buffers.num_agents, -1))
+        for buffer in range(worker, self.vecenv.num_buffers, self.vecenv.num_workers):
+            begun, agents = clock(), self.vecenv.ranges[buffer]
+            in_environments = _rollout_cpu(
+                agents.start, agents.stop, self.vecenv.addresses(buffer), self.products.arrays,
+                tuple(map(host, arrays)), _layers(state if state is None else state[:, agents]),
+                _layers(buffers.scratch[worker].get("mingru")), self.actors[worker].scratch,
+                *self._distribution(agents), *self._masks(storage["action_masks"]), u64(self.config["seed"]),
+                buffers.first_agent, host(buffers.steps), host(buffers.samples), host(buffers.logprobs),
+                host(buffers.values), host(buffers.bootstraps))
+            self.vecenv.finish(buffer)
+            seconds += in_environments * (clock() - begun)
+        return seconds
 
-    def _threads(self, rows):
-        """The workers are the threads."""
-        return self.vecenv.threads_per_worker
+    # -- learning
 
-    def learn(self):
-        self.products.refresh()
-        super().learn()
-
-    def _learn(self, worker):
-        c, learner = self.columns, self.learners[worker]
+    def _learn(self, index, worker):
+        """Learn from one learner's share of the minibatch."""
+        buffers, learner = self.buffers, self.learners[worker]
+        columns = buffers.columns
         self.gradients[worker].zero_()
         learner.statistics.fill(0)
-        rollout = (c.samples, c.logprobs, c.values, c.advantages, self.segment_weights, c.valid, self.loss_settings)
+        rollout = (columns.samples, columns.logprobs, columns.values, columns.advantages, buffers.segment_weights,
+                   columns.valid, buffers.settings)
         _learn_cpu(
-            *self._share(worker), learner.together,
-            host(self.flat_columns), self.initial, host(c.resets),
-            host(self.index), self.products.arrays, self.products.back, learner.scratch,
-            learner.added,
-            self.spread, self._squash(),
-            *self._masks(c.action_masks), None if self.heads is None else host(self.heads),
-            tuple(map(host, rollout)),
-            (host(self.new_values), host(self.new_ratios)), learner.statistics)
-        self.sums[worker, : kernels.SUMS] += torch.from_numpy(learner.statistics.sum(0))
+            *engines.share(worker, self.num_learners, len(index)), learner.together,
+            host(self.observation_columns), self.initial, host(columns.resets),
+            host(index), self.products.arrays, self.products.back, learner.scratch,
+            learner.added, self.spread, self._squash(), *self._masks(columns.action_masks),
+            None if buffers.heads is None else host(buffers.heads), tuple(map(host, rollout)),
+            (host(buffers.new_values), host(buffers.new_ratios)), learner.statistics)
+        buffers.sums[worker, : kernels.SUMS] += torch.from_numpy(learner.statistics.sum(0))

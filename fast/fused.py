@@ -2,11 +2,11 @@
 
     python pufferl.py train breakout --train.device cuda
 
-`Graphs` is engines.Autograd on a GPU: each worker of the rollout has a stream of its own, on which its copies, its
-forward passes and its graphs follow one another; learning has the main stream. After some epochs the steps of the
-rollout and the parts of a minibatch are captured as graphs and replayed. `Fused` does the same for the default network
-with the kernels in the place of autograd, and replays a buffer's whole rollout without the interpreter. A step of it is
-one kernel, `PolicyStep`, if the weights fit into a block's shared memory. Whatever is captured must read and write
+Each worker of the rollout has a stream, on which its copies, its forward passes and its graphs follow one another
+(`GpuRollout`); learning has the main stream. After some epochs the steps of the rollout and the minibatch are captured
+as graphs and replayed (`Capture`). `Graphs` runs any network by its own forward and torch's autograd, `Fused` the
+default one by kernels; it replays a buffer's whole rollout without the interpreter. A step of it is one kernel,
+`PolicyStep`, if the weights fit into a block's shared memory. Whatever is captured must read and write
 memory that stays in its place (the arena), take its changing numbers from there, and never wait for the GPU. `Gpu`
 holds what CUDA wants for that:
 
@@ -39,7 +39,7 @@ from arena import (
     check_heads, check_numbers, check_sizes, check_squash, checked, clock, constant, numpy_dtype, on_gpu,
     optional_masks, stream_between,
 )
-from configuration import ConfigError, own_optimizer
+from configuration import ConfigError
 from kernels import driver, host
 from vector import LONG, SEEN, WORD, aligned_zeros, call_address, cycles, step_environments
 
@@ -197,32 +197,22 @@ def _return_range(begin, end, rewards, valid, resets, running, low, high):
                                                running[n : n + 1], low[n], high[n])
 
 
-class Graphs(engines.Autograd):
-    """engines.Autograd on a GPU, called `autograd` as well. The environments write pinned arrays, of which the policy
-    has copies there. Those that live on this GPU themselves (vector.Tensors) write the policy's arrays, and the host
-    gets copies for its statistics. If a graph can step them too (vector.OnGpu), it holds PIECE steps, and the host gets
-    sums alone.
+class GpuBuffers(engines.Buffers):
+    """The buffers of a run on a GPU. The environments write pinned arrays (`host`), of which the policy has copies
+    there (`storage`). Those that live on this GPU themselves (vector.Tensors) write the policy's arrays, and the host
+    gets copies for its statistics. If a graph can step them too (`batched`: vector.OnGpu), the host gets sums alone.
     """
-
-    name, rollout_name = "autograd", "graphs"
-    through_torch = False  # on a GPU, which has bfloat16
-    in_parts = False  # a GPU is faster with all of a minibatch at once
 
     def __init__(self, policy, vecenv, config, segments, first_agent):
         super().__init__(policy, vecenv, config, segments, first_agent)
         self.device = find_gpu(vecenv.num_workers)
         self.torch_device = self.device.torch_device
-        self.together = vecenv.device == self.torch_device  # the environments live where the policy does
-        self.alone = self.together and vecenv.in_graphs  # and nothing of a rollout is on the host
+        self.envs_on_gpu = vecenv.device == self.torch_device
+        self.batched = self.envs_on_gpu and vecenv.in_graphs
         policy.to(self.torch_device)
-        self.worker_of = {}  # buffer -> the worker that serves it
-        self.parts = {}  # of an epoch's learning, by name: (name, function, arguments)
-        self.learned, self.learning_now, self.captured = 0, False, False
 
-    # -- memory ----------------------------------------------------------------------------------------------------
-
-    def register(self, arena):
-        super().register(arena)
+    def register(self, arena, num_learners, minibatches):
+        super().register(arena, num_learners, minibatches)
         for name, tensor in self.host.items():
             if tensor is not None:
                 arena.register(f"storage/{name}", tensor.shape, tensor.dtype)
@@ -232,232 +222,332 @@ class Graphs(engines.Autograd):
         arena.register("cut_step", (self.vecenv.num_buffers,), torch.int64)
 
     def bind(self):
-        if self.alone:
-            self.host = self._storage()
+        if self.batched:
+            self.host = self._make_storage()
         super().bind()
         cut = aligned_zeros((self.num_agents,), np.uint8)
         cut_step = aligned_zeros((self.vecenv.num_buffers,), np.int64)
-        used = () if self.alone else TOLD if self.together else self.host
+        used = () if self.batched else READ_BY_HOST if self.envs_on_gpu else self.host
         arrays = [self.host[name].numpy() for name in used if self.host[name] is not None]
         for array in (*arrays, cut, cut_step):
             self.device.pin(array)
         self.host_cut, self.host_cut_step = torch.from_numpy(cut), torch.from_numpy(cut_step)
-        if self.together:
+        if self.envs_on_gpu:
             self.vecenv.write_to(self.storage)
 
-    def _storage(self):
+    def _make_storage(self):
         storage = {name: None if tensor is None else self.arena[f"storage/{name}"]
                    for name, tensor in self.host.items()}
-        storage["valid"].copy_(self.host["valid"])  # all alive, if agents never die: then it stays
+        storage["valid"].copy_(self.host["valid"])  # all valid, if agents are never inactive: then it stays
         return storage
 
-    def _row(self, agents, t):
-        row = super()._row(agents, t)
+    def _make_row(self, agents, t):
+        row = super()._make_row(agents, t)
         row["copied"] = [(row[name], self.host[name][t, agents]) for name in SEEN
                          if row[name] is not None and (name != "valid" or self.vecenv.has_valid)]
         row["copied_back"] = [(self.host["actions"][t, agents], row["actions"])] if t < self.horizon else []
-        if self.together:
+        if self.envs_on_gpu:
             row["copied"] = row["copied_back"] = []
         return row
 
-    # -- the rollout -----------------------------------------------------------------------------------------------
+    def begin_rollout(self, number):
+        super().begin_rollout(number)
+        self.device.wait()  # the environments write over what is copied from the host
 
-    def rollout(self, number):
-        with self.device.main():
-            if not self.captured and self.learned == self.config["cudagraphs"]:
-                self._capture()
-            seconds = super().rollout(number)
-            if self.alone:
-                return seconds
-            if self.together:
-                for name in TOLD[2:]:  # for statistics; a step brings terminals and truncations
-                    self.host[name].copy_(self.storage[name], non_blocking=True)
-                self.device.wait()
-                return seconds
-            for name in ("rewards", "terminals", "truncations"):
-                self.storage[name].copy_(self.host[name], non_blocking=True)
-        return seconds
+    def copy_rewards(self):
+        """Copy what the environments wrote in a rollout to where it is read: to the GPU, or from there."""
+        if self.envs_on_gpu:
+            for name in READ_BY_HOST[2:]:  # for statistics; a step brings terminals and truncations
+                self.host[name].copy_(self.storage[name], non_blocking=True)
+            self.device.wait()
+            return
+        for name in ("rewards", "terminals", "truncations"):
+            self.storage[name].copy_(self.host[name], non_blocking=True)
 
-    def return_range(self, running, low, high):
-        if not self.alone:
-            return super().return_range(running, low, high)
+    def on_host(self, name, part=...):
+        return self.storage[name][part].cpu() if self.envs_on_gpu else self.host[name][part]
+
+    def return_range(self, low, high):
+        if not self.batched:
+            return super().return_range(low, high)
         with self.device.main():
-            self.play("returns", self._returns, running)
+            self.device.play(self.find_returns, self.find_returns)
             lowest, highest = self.arena["returns"].tolist()
         return min(low, lowest), max(high, highest)
 
-    def _returns(self, running):
-        """The smallest and the largest return of the last rollout to where the host reads them."""
+    def find_returns(self):
+        """Write the smallest and the largest return of the last rollout to where the host reads them."""
+        running = self.running_returns
         lows, highs = torch.full_like(running, math.inf), torch.full_like(running, -math.inf)
         tensors = (*(self.storage[name] for name in ("rewards", "valid", "resets")), running, lows, highs)
         kernels.run(_return_range, len(running), 1, *map(kernels.device if running.is_cuda else host, tensors))
         self.arena["returns"].copy_(torch.stack((lows.min(), highs.max())))
 
-    def on_host(self, name, part=...):
-        return self.storage[name][part].cpu() if self.together else self.host[name][part]
-
-    def _begin(self, number):
-        super()._begin(number)
-        self.device.wait()  # the environments write over what is copied from the host
-
-    def _run_workers(self):
-        with engines.torch_threads(self.vecenv.threads_per_worker):
-            return self.in_parallel(self._rollout, range(self.vecenv.num_workers))
-
-    @torch.no_grad()
-    def _rollout(self, worker):
-        with self.device.worker(worker):
-            if not self.alone or self.config["rollout"] == "plain":
-                return super()._rollout(worker)
-            self.worker_of[0] = worker
-            for first in range(0, self.horizon + 1, PIECE):
-                self.device.play(("rollout", 0, first), self._piece, worker, first)
-            self.vecenv.finish(0)
-            self.device.wait()
-        return 0.0  # what the environments took of it, only a profile shows
-
-    def _piece(self, worker, first):
-        """PIECE steps of the policy and of the environments on this GPU. Which agents are cut off is not known here, so
-        the final values of environments that may do so are worked out after each step."""
-        for t in range(first, min(first + PIECE, self.horizon + 1)):
-            if t > 0 and self.vecenv.truncates:
-                ends = (self.storage[name][t - 1] for name in ENDS)
-                self._values_of_cut(worker, slice(None), *ends, self.bootstraps[t - 1])
-            self._step(worker, 0, t)
-            if t < self.horizon:
-                self.vecenv.launch(t)
-
-    def step(self, worker, buffer, t):
-        self.worker_of[buffer] = worker
-        self.device.play(("step", buffer, t), self._step, worker, buffer, t)
-        if not self.together:
-            self.device.wait()  # for the actions
-
-    def _step(self, worker, buffer, t):
-        row = self.rows[buffer][t]
-        for tensor, source in row["copied"]:
-            tensor.copy_(source, non_blocking=True)
-        self._act_on(worker, buffer, t)
-        for tensor, source in row["copied_back"]:
-            tensor.copy_(source, non_blocking=True)
-
-    def _act_on(self, worker, buffer, t):
-        """Autograd's `step`, of what is on the GPU."""
-        super().step(worker, buffer, t)
-
-    def _bootstrap(self, worker, buffer, t):
-        agents, row = self.vecenv.ranges[buffer], self.rows[buffer][t]
-        cut = row["truncations"] & ~row["terminals"]  # terminal as well: nothing follows
-        self.host_cut[agents], self.host_cut_step[buffer] = torch.as_tensor(cut), t
-        self.device.play(("final", buffer), self._final_values, worker, buffer)
-
-    def _final_values(self, worker, buffer):
-        """On a GPU, where shapes are fixed: V of all of a buffer's final observations into the bootstraps of the step
-        that the host sets, 0 if it sets no cut."""
-        agents, one = self.vecenv.ranges[buffer], slice(buffer, buffer + 1)
-        final, cut = self.storage["final_observations"][agents], self.arena["cut"][agents]
-        step = self.arena["cut_step"][one]
-        if not self.together:
-            final.copy_(self.host["final_observations"][agents], non_blocking=True)
-        cut.copy_(self.host_cut[agents], non_blocking=True)
-        step.copy_(self.host_cut_step[one], non_blocking=True)
-        values = self.arena["cut_values"][agents]
-        self._values_of_cut(worker, agents, cut, self.flags[0][agents], values)
-        self.bootstraps[:, agents].index_copy_(0, step, values.unsqueeze(0))
-
-    def _values_of_cut(self, worker, agents, truncations, terminals, out):
-        """Write V of the final observations of the agents in a slice, from the state before the reset, to `out` (n,); 0
-        for those that are not cut off."""
-        state = self._copy_state(worker, {name: tensor[:, agents] for name, tensor in self.state.items()})
-        resets, valid = (flags[agents] for flags in self.flags)
-        outputs, _ = self._act(worker, self.storage["final_observations"][agents], state, resets, valid)
-        out.copy_(outputs[:, -1]).masked_fill_(truncations <= terminals, 0.0)  # a NaN may be among them
-
-    def _threads(self, rows):
-        """Threads do nothing on a GPU, and torch.compile compiles anew for another number of them."""
-        return 1
-
-    # -- learning, and graphs --------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def learning(self):
-        self.learning_now = False
-        with super().learning(), self.device.main():
-            yield
-        self.learned += self.learning_now
-
-    def play(self, key, function, *arguments):
-        self.parts.setdefault(key, (key, function, arguments))
-        self.learning_now |= key == "minibatch"
-        self.device.play(key, function, *arguments)
-
-    def _learning_calls(self):
-        """[(key, function, arguments)] of an epoch's learning, and of its returns, as they run. Each part of a
-        minibatch is a graph of its own, because ranks add up between them. An optimizer of one's own may wait
-        for the GPU, which a graph cannot."""
-        left_out = ("minibatch", "update") if own_optimizer(self.config) else ("minibatch",)
-        return [self.parts[key] for key in self.parts if key not in left_out]
-
-    def _calls(self, worker, buffer):
-        """[(key, function, arguments)] of a buffer's rollout: its steps, and its final values."""
-        if self.alone and self.config["rollout"] != "plain":
-            return [(("rollout", buffer, first), self._piece, (worker, first))
-                    for first in range(0, self.horizon + 1, PIECE)]
-        steps = [(("step", buffer, t), self._step, (worker, buffer, t)) for t in range(self.horizon + 1)]
-        return [*steps, (("final", buffer), self._final_values, (worker, buffer))]
-
-    def _capture(self):
-        """Record what an epoch does as graphs, which from now on are replayed; nothing runs or changes. If that cannot
-        be, the run goes on without, and says why."""
-        self.captured = True
-        try:
-            with torch.no_grad():
-                self._capture_rollout()
-            self.device.capture(None, self._learning_calls())
-            self._check_capture()
-        except Exception as error:  # numba's CudaAPIError is no RuntimeError
-            self._drop()
-            if data_parallel.connect().rank == 0:
-                print(f"train.cudagraphs: the network cannot be captured and runs without, which is slower: "
-                      f"{(str(error) or type(error).__name__).splitlines()[0]}", file=sys.stderr)
-        except BaseException:  # an interrupt: half of the graphs are none
-            self._drop()
-            raise
-
-    def _capture_rollout(self):
-        for buffer, worker in self.worker_of.items():
-            self.device.capture(worker, self._calls(worker, buffer))
-
-    def _check_capture(self):
-        """RuntimeError unless the graphs of a custom network's update leave what its code leaves."""
-        def gradients(way):
-            before = self.arena.memory.clone()
-            for key, function, arguments in map(self.parts.get, ("renew", "draw", "gradients")):
-                way(key, function, *arguments)
-            result = self.arena.flat("gradients").clone()
-            self.arena.memory.copy_(before)
-            return result
-
-        eager = gradients(lambda key, function, *arguments: function(*arguments))
-        error = (gradients(self.device.play) - eager).norm() / (eager.norm() + 1e-8)
-        if not error < 1e-2:
-            raise RuntimeError(f"its gradients from a graph differ by {float(error):.2g} from those without (has it "
-                               "random numbers, or some outside of tensors?)")
-
-    def _drop(self):
-        self.device.forget()
-
-    def forget(self):
-        """Drop the graphs, because memory that they read is another; they are captured anew."""
-        self._drop()
-        self.learned, self.captured = 0, False
-
     def usage(self):
         return self.device.usage()
 
     def release(self):
-        super().release()
         self.device.release()
+
+
+class GpuRollout:
+    """A rollout on a GPU: each worker has a stream, and the steps of its buffers are captured as graphs.
+
+    act(worker, observations, state, resets, valid): a step of the network, as engines.StepByStep takes it.
+    act_on_row(worker, buffer, t), values_of_cut(worker, agents, truncations, terminals, out): what an engine does in
+    place of `StepByStep.act_on_row` and `values_of_cut`.
+    """
+
+    def __init__(self, vecenv, buffers, act, act_on_row=None, values_of_cut=None):
+        self.vecenv, self.buffers, self.device, self.act = vecenv, buffers, buffers.device, act
+        self.steps = engines.StepByStep(vecenv, buffers, act, self._play_step, self._bootstrap)
+        self.act_on_row = act_on_row or self.steps.act_on_row
+        self._values_of_cut = values_of_cut or self.values_of_cut
+        self.worker_of = {}  # buffer -> the worker that serves it
+
+    @torch.no_grad()
+    def rollout(self, worker):
+        """Run one worker's share of the rollout; return its seconds in environments, waits included."""
+        with self.device.worker(worker):
+            if not self.buffers.batched:
+                return self.steps.rollout(worker)
+            self.worker_of[0] = worker
+            for first in range(0, self.buffers.horizon + 1, PIECE):
+                self.device.play(("rollout", 0, first), self._run_piece, worker, first)
+            self.vecenv.finish(0)
+            self.device.wait()
+        return 0.0  # what the environments took of it, only a profile shows
+
+    def _run_piece(self, worker, first):
+        """Run PIECE steps of the policy and of the environments on this GPU. Which agents are cut off is not known
+        here, so the final values of environments that may do so are worked out after each step."""
+        buffers = self.buffers
+        for t in range(first, min(first + PIECE, buffers.horizon + 1)):
+            if t > 0 and self.vecenv.truncates:
+                ends = (buffers.storage[name][t - 1] for name in ENDS)
+                self._values_of_cut(worker, slice(None), *ends, buffers.bootstraps[t - 1])
+            self._run_step(worker, 0, t)
+            if t < buffers.horizon:
+                self.vecenv.launch(t)
+
+    def _play_step(self, worker, buffer, t):
+        self.worker_of[buffer] = worker
+        self.device.play(("step", buffer, t), self._run_step, worker, buffer, t)
+        if not self.buffers.envs_on_gpu:
+            self.device.wait()  # for the actions
+
+    def _run_step(self, worker, buffer, t):
+        row = self.buffers.rows[buffer][t]
+        for tensor, source in row["copied"]:
+            tensor.copy_(source, non_blocking=True)
+        self.act_on_row(worker, buffer, t)
+        for tensor, source in row["copied_back"]:
+            tensor.copy_(source, non_blocking=True)
+
+    def _bootstrap(self, worker, buffer, t):
+        agents, row = self.vecenv.ranges[buffer], self.buffers.rows[buffer][t]
+        cut = row["truncations"] & ~row["terminals"]  # terminal as well: nothing follows
+        self.buffers.host_cut[agents], self.buffers.host_cut_step[buffer] = torch.as_tensor(cut), t
+        self.device.play(("final", buffer), self.write_final_values, worker, buffer)
+
+    def write_final_values(self, worker, buffer):
+        """Write V of all of a buffer's final observations into the bootstraps of the step that the host sets, 0 if it
+        sets no cut: on a GPU, shapes are fixed."""
+        buffers, agents, one = self.buffers, self.vecenv.ranges[buffer], slice(buffer, buffer + 1)
+        arena = buffers.arena
+        final, cut = buffers.storage["final_observations"][agents], arena["cut"][agents]
+        step = arena["cut_step"][one]
+        if not buffers.envs_on_gpu:
+            final.copy_(buffers.host["final_observations"][agents], non_blocking=True)
+        cut.copy_(buffers.host_cut[agents], non_blocking=True)
+        step.copy_(buffers.host_cut_step[one], non_blocking=True)
+        values = arena["cut_values"][agents]
+        self._values_of_cut(worker, agents, cut, buffers.final_flags[0][agents], values)
+        buffers.bootstraps[:, agents].index_copy_(0, step, values.unsqueeze(0))
+
+    def values_of_cut(self, worker, agents, truncations, terminals, out):
+        """Write V of the final observations of the agents in a slice, from the state before the reset, to `out` (n,); 0
+        for those that are not cut off."""
+        buffers = self.buffers
+        state = {name: tensor[:, agents] for name, tensor in buffers.state.items()}
+        resets, valid = (flags[agents] for flags in buffers.final_flags)
+        outputs, _ = self.act(worker, buffers.storage["final_observations"][agents],
+                              buffers.copy_state(worker, state), resets, valid)
+        out.copy_(outputs[:, -1]).masked_fill_(truncations <= terminals, 0.0)  # a NaN may be among them
+
+    def calls(self, worker, buffer):
+        """Return [(key, function, arguments)] of a buffer's rollout: its steps, and its final values."""
+        if self.buffers.batched:
+            return [(("rollout", buffer, first), self._run_piece, (worker, first))
+                    for first in range(0, self.buffers.horizon + 1, PIECE)]
+        steps = [(("step", buffer, t), self._run_step, (worker, buffer, t))
+                 for t in range(self.buffers.horizon + 1)]
+        return [*steps, (("final", buffer), self.write_final_values, (worker, buffer))]
+
+    def capture(self):
+        """Record the rollouts of all buffers."""
+        for buffer, worker in self.worker_of.items():
+            self.device.capture(worker, self.calls(worker, buffer))
+
+
+class Capture:
+    """When an engine's rollouts and minibatches become graphs: after train.cudagraphs epochs of learning.
+
+    rollout: a function that records the rollouts. check(functions): called after these are recorded; raises what
+    forbids graphs. forget: called when they are dropped.
+    """
+
+    def __init__(self, buffers, rollout, check=None, forget=lambda: None):
+        self.buffers, self.device = buffers, buffers.device
+        self._record_rollout, self._check, self._forget = rollout, check, forget
+        self.functions = []  # of an epoch's learning, in their order
+        self._played, self._ran = set(), set()  # of them, in this epoch and ever
+        self._epochs, self._is_done = 0, False
+
+    def add(self, function):
+        """Return what calls the function, and replays it once it has been recorded."""
+        self.functions.append(function)
+
+        def play():
+            self._played.add(function)
+            self.device.play(function, function)
+
+        return play
+
+    @contextlib.contextmanager
+    def learning(self):
+        """Within it, work goes to the main stream, and an epoch is counted if it has learnt."""
+        self._played.clear()
+        with self.device.main():
+            yield
+        self._ran |= self._played
+        self._epochs += len(self._played) > 1  # more than the advantages
+
+    def record_if_due(self):
+        """Record what an epoch does as graphs, which from now on are replayed; nothing runs or changes. If that cannot
+        be, the run goes on without, and says why."""
+        if self._is_done or self._epochs != self.buffers.config["cudagraphs"]:
+            return
+        self._is_done = True
+        functions = [function for function in self.functions if function in self._ran]
+        returns = [self.buffers.find_returns] if self.buffers.batched and self._ran else []
+        try:
+            with torch.no_grad():
+                self._record_rollout()
+            self.device.capture(None, [(function, function, ()) for function in (*returns, *functions)])
+            if self._check is not None and functions:
+                self._check(functions)
+        except Exception as error:  # numba's CudaAPIError is no RuntimeError
+            self.drop()
+            if data_parallel.connect().rank == 0:
+                print(f"train.cudagraphs: the network cannot be captured and runs without, which is slower: "
+                      f"{(str(error) or type(error).__name__).splitlines()[0]}", file=sys.stderr)
+        except BaseException:  # an interrupt: half of the graphs are none
+            self.drop()
+            raise
+
+    def drop(self):
+        self.device.forget()
+        self._forget()
+
+    def restart(self):
+        """Drop the graphs, because memory that they read is another; they are captured again."""
+        self.drop()
+        self._epochs, self._is_done = 0, False
+
+
+class Graphs:
+    """The engine of any nn.Module on a GPU: train.engine autograd there."""
+
+    name = "graphs"
+    whole_minibatches = False  # each part is a graph of its own, so that gradients can be compared
+    num_learners = 1
+    blocking_classes = ()
+    Buffers = GpuBuffers
+
+    def __init__(self, policy, vecenv, config, buffers):
+        self.policy, self.vecenv, self.config, self.buffers = policy, vecenv, config, buffers
+        self.device, self.precision = buffers.device, getattr(torch, config["precision"])
+        self.network = engines.TorchPolicy(policy, vecenv, config, buffers, self.precision)
+        whole = buffers.segments * buffers.span  # a GPU is faster with all of a minibatch at once
+        self.at_once = min(whole, config["max_minibatch_size"] or whole)
+        workers = vecenv.num_workers
+        self.workers = engines.Workers(workers, vecenv.threads_per_worker)
+        self.actor = GpuRollout(vecenv, buffers, self.network.act)
+        self.captures = Capture(buffers, self.actor.capture, self._check_capture)
+
+    def register(self, arena):
+        """Ask the arena for nothing: torch allocates what the network needs."""
+
+    def bind(self, arena):
+        """Take the views out of the allocated arena."""
+        self.arena, self.gradients = arena, arena.flat("gradients")
+
+    def rollout(self, number):
+        """Fill the buffers with `horizon` steps of all agents; return the seconds spent in environments."""
+        return rollout_on_gpu(self, number, self.actor.rollout)
+
+    @contextlib.contextmanager
+    def learning(self):
+        """Within it, work goes to the main stream."""
+        # torch's threads do nothing on a GPU, and torch.compile compiles again for another number of them
+        with kernels.threads(self.vecenv.num_threads), engines.torch_threads(1), self.captures.learning():
+            yield
+
+    def backward(self, index):
+        """Compute the gradients, new values and ratios, and loss sums of the minibatch's segments `index` (M,)."""
+        self.gradients.zero_()
+        step = self.at_once // self.buffers.span
+        for start in range(0, len(index), step):
+            self.network.add_gradients(index[start : start + step], start, self.buffers.sums[0])
+        self.network.compare_with_rollout()
+        self._has_learned = True
+
+    def capture(self, function):
+        """Return what calls the function, and replays it as a CUDA graph after train.cudagraphs epochs."""
+        return self.captures.add(function)
+
+    def refresh(self):
+        """Drop the graphs, which are captured again."""
+        self.captures.restart()
+
+    def _check_capture(self, functions):
+        """RuntimeError unless the graphs of a custom network's update leave what its code leaves."""
+        before, needed, self._has_learned = self.arena.memory.clone(), [], False
+        while not self._has_learned:
+            needed.append(functions[len(needed)])
+            needed[-1]()
+        eager = self._take_gradients(before)
+        for function in needed:
+            self.device.play(function, function)
+        error = (self._take_gradients(before) - eager).norm() / (eager.norm() + 1e-8)
+        if not error < 1e-2:
+            raise RuntimeError(f"its gradients from a graph differ by {float(error):.2g} from those without (has it "
+                               "random numbers, or some outside of tensors?)")
+
+    def _take_gradients(self, before):
+        """Return a copy of the gradients, and put the arena's memory back."""
+        gradients = self.gradients.clone()
+        self.arena.memory.copy_(before)
+        return gradients
+
+    def release(self):
+        """Stop the threads, and drop the graphs."""
+        self.workers.release()
+        self.captures.drop()
+
+
+def rollout_on_gpu(engine, number, rollout):
+    """Run an engine's rollout on its workers; return the seconds spent in environments."""
+    vecenv, buffers = engine.vecenv, engine.buffers
+    with buffers.device.main(), engines.torch_threads(1):
+        engine.captures.record_if_due()
+        buffers.begin_rollout(number)
+        with engines.torch_threads(vecenv.threads_per_worker):
+            seconds = engine.workers.run(rollout, range(vecenv.num_workers))
+        if not buffers.batched:
+            buffers.copy_rewards()
+    return engines.mean_of_workers(seconds)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -526,7 +616,7 @@ TILES = 8, 16, 32  # agents that a block takes at once
 PIECE = 8  # steps of a rollout in one graph: to launch one of 64 takes half a millisecond, in which the GPU waits
 ENDS = "truncations", "terminals"
 # What the host gets of a rollout of environments that live on the GPU: of each step the first two, at the end the rest.
-TOLD = "terminals", "truncations", "rewards", "resets", "valid"
+READ_BY_HOST = "terminals", "truncations", "rewards", "resets", "valid"
 
 
 class PolicyStep:
@@ -836,95 +926,132 @@ def rollout_in_graphs(agents, environments, handles, storage, cut, cut_step):
     return share
 
 
-class Fused(engines.Restated, Graphs):
-    """The default network on a GPU: the kernels' forward and backward, all segments of a minibatch at once."""
+class Fused:
+    """An engine of the default network on a GPU: the kernels' forward and backward, all segments of a minibatch at
+    once."""
 
     name, Sample = "fused", Sample
+    whole_minibatches = True
+    num_learners = 1
+    blocking_classes = ()
+    Buffers = GpuBuffers
+
+    def __init__(self, policy, vecenv, config, buffers):
+        self.policy, self.vecenv, self.config, self.buffers = policy, vecenv, config, buffers
+        self.device, self.precision = buffers.device, getattr(torch, config["precision"])
+        whole = buffers.segments * buffers.horizon
+        self.at_once = min(whole, config["max_minibatch_size"] or whole)
+        self.workers = engines.Workers(vecenv.num_workers, vecenv.threads_per_worker)
+        self.actor = GpuRollout(vecenv, buffers, self._act, self._act_on_row, self._values_of_cut)
+        self.handles = {}  # buffer -> what replays its rollout's graphs without the interpreter
+        self.captures = Capture(buffers, self._capture_rollout, forget=self.handles.clear)
 
     def register(self, arena):
-        super().register(arena)
-        rows = self.at_once // self.horizon
-        self.chunks = [(start, min(rows, self.segments - start)) for start in range(0, self.segments, rows)]
-        self.actors = [Layers(self.policy, arena, f"actor {w}", steps=0, rows=self.largest, precision=self.precision)
-                       for w in range(self.vecenv.num_workers)]
-        self.layers = Layers(self.policy, arena, "learner", steps=self.horizon, rows=min(rows, self.segments),
+        """Ask the arena for everything that lives as long as the engine."""
+        buffers, rows = self.buffers, self.at_once // self.buffers.horizon
+        self.chunks = [(start, min(rows, buffers.segments - start)) for start in range(0, buffers.segments, rows)]
+        self.actors = [Layers(self.policy, arena, f"actor {w}", steps=0, rows=buffers.largest,
+                              precision=self.precision) for w in range(self.vecenv.num_workers)]
+        self.layers = Layers(self.policy, arena, "learner", steps=buffers.horizon, rows=min(rows, buffers.segments),
                              precision=self.precision)
 
-    def bind(self):
-        super().bind()
-        self.handles = {}  # buffer -> what replays its rollout's graphs without the interpreter
+    def bind(self, arena):
+        """Take the views out of the allocated arena."""
+        buffers, log_std = self.buffers, self.policy.decoder.log_std
+        self.log_std = None if log_std is None else log_std.data
+        self.observation_columns = buffers.as_columns(
+            buffers.storage["observations"].view(buffers.horizon + 1, buffers.num_agents, -1))
         for layers in (*self.actors, self.layers):
             layers.bind()
+
+    # -- the engine's four methods
+
+    def rollout(self, number):
+        """Fill the buffers with `horizon` steps of all agents; return the seconds spent in environments."""
+        return rollout_on_gpu(self, number, self._rollout)
+
+    @contextlib.contextmanager
+    def learning(self):
+        """Within it, work goes to the main stream."""
+        with kernels.threads(self.vecenv.num_threads), engines.torch_threads(1), self.captures.learning():
+            yield
+
+    def backward(self, index):
+        """Compute the gradients, new values and ratios, and loss sums of the minibatch's segments `index` (M,)."""
+        buffers, layers = self.buffers, self.layers
+        layers.refresh()
+        for start, count in self.chunks:
+            chunk = layers.chunk(count)
+            layers.gather(chunk, self.observation_columns, index, start)
+            flags = buffers.storage["resets"], buffers.storage["valid"], index, start
+            layers.forward(chunk, *flags, buffers.initial_state["mingru"])
+            buffers.loss(chunk.outputs, chunk.grad_outputs, start, buffers.sums[0, : kernels.SUMS],
+                         self.log_std, chunk.grad_log_std)
+            layers.backward(chunk, *flags, add=start > 0)
+
+    def capture(self, function):
+        """Return what calls the function, and replays it as a CUDA graph after train.cudagraphs epochs."""
+        return self.captures.add(function)
+
+    def refresh(self):
+        """Drop the graphs, which are captured again."""
+        self.captures.restart()
+
+    def release(self):
+        """Stop the threads, and drop the graphs."""
+        self.workers.release()
+        self.captures.drop()
+
+    # -- acting
 
     def _rollout(self, worker):
         with torch.no_grad(), self.device.worker(worker):
             self.actors[worker].refresh()
             buffers = range(worker, self.vecenv.num_buffers, self.vecenv.num_workers)
-            if self.vecenv.can_step_in_kernels and self.config["rollout"] != "plain" and all(
-                    map(self.handles.get, buffers)):
+            if self.vecenv.can_step_in_kernels and all(map(self.handles.get, buffers)):
                 return sum(map(self._rollout_in_graphs, buffers))
-        return super()._rollout(worker)
+        return self.actor.rollout(worker)
 
-    def _act_on(self, worker, buffer, t):
-        actor, agents, row = self.actors[worker], self.vecenv.ranges[buffer], self.rows[buffer][t]
+    def _act(self, worker, observations, state, resets, valid):
+        return self.actors[worker].step(observations, state["mingru"], resets, valid), self.log_std
+
+    def _act_on_row(self, worker, buffer, t):
+        actor, agents, row = self.actors[worker], self.vecenv.ranges[buffer], self.buffers.rows[buffer][t]
         if actor.in_one is None:
-            return super()._act_on(worker, buffer, t)
-        seen = row["observations"], self.state["mingru"][:, agents], row["resets"], row["valid"]
-        if t == self.horizon:
-            return row["values"].copy_(actor.step(*seen, commit=False)[:, -1])
-        return actor.step(*seen, drawn={**self._drawn(row, agents), "log_std": self.log_std})
+            return self.actor.steps.act_on_row(worker, buffer, t)
+        inputs = row["observations"], self.buffers.state["mingru"][:, agents], row["resets"], row["valid"]
+        if t == self.buffers.horizon:
+            return row["values"].copy_(actor.step(*inputs, commit=False)[:, -1])
+        arguments = {**self.buffers.draw_arguments(row, agents), "log_std": self.log_std}
+        return actor.step(*inputs, drawn=arguments)
 
     def _values_of_cut(self, worker, agents, truncations, terminals, out):
-        actor, seen = self.actors[worker], self.storage["final_observations"][agents]
+        actor, final_observations = self.actors[worker], self.buffers.storage["final_observations"][agents]
         if actor.in_one is None:
-            return super()._values_of_cut(worker, agents, truncations, terminals, out)
-        resets, valid = (flags[agents] for flags in self.flags)
-        return actor.step(seen, self.state["mingru"][:, agents], resets, valid, commit=False,
+            return self.actor.values_of_cut(worker, agents, truncations, terminals, out)
+        resets, valid = (flags[agents] for flags in self.buffers.final_flags)
+        return actor.step(final_observations, self.buffers.state["mingru"][:, agents], resets, valid, commit=False,
                           final=(truncations, terminals, out))
 
     def _rollout_in_graphs(self, buffer):
-        """All steps of one buffer without the interpreter."""
-        begun, s = clock(), self.host
+        """Run all steps of one buffer without the interpreter."""
+        begun, buffers, host_arrays = clock(), self.buffers, self.buffers.host
         self.device.wait()  # this thread has spoken to the GPU
         share = rollout_in_graphs(
             self.vecenv.ranges[buffer], self.vecenv.addresses(buffer), self.handles[buffer],
-            (s["terminals"], s["truncations"], s["resets"]), self.host_cut, self.host_cut_step[buffer : buffer + 1])
+            (host_arrays["terminals"], host_arrays["truncations"], host_arrays["resets"]), buffers.host_cut,
+            buffers.host_cut_step[buffer : buffer + 1])
         self.vecenv.finish(buffer)
         return share * (clock() - begun)
 
-    def learn(self):
-        s, layers = self.storage, self.layers
-        layers.refresh()
-        for start, count in self.chunks:
-            chunk = layers.chunk(count)
-            layers.gather(chunk, self.flat_columns, self.index, start)
-            flags = s["resets"], s["valid"], self.index, start
-            layers.forward(chunk, *flags, self.initial_state["mingru"])
-            self._loss(chunk.outputs, chunk.grad_outputs, start, self.sums[0, : kernels.SUMS],
-                       self.log_std, chunk.grad_log_std)
-            layers.backward(chunk, *flags, add=start > 0)
-
-    def _learning_calls(self):
-        if data_parallel.connect().count > 1 or own_optimizer(self.config):
-            return super()._learning_calls()
-        # nobody to add up with: a minibatch is one graph
-        return [self.parts[key] for key in ("returns", "renew", "minibatch") if key in self.parts]
-
     def _capture_rollout(self):
-        for buffer, worker in self.worker_of.items():  # not every environment truncates
+        for buffer, worker in self.actor.worker_of.items():  # not every environment truncates
             with self.device.worker(worker):
-                self._final_values(worker, buffer)
-        super()._capture_rollout()
-        if self.alone:
+                self.actor.write_final_values(worker, buffer)
+        self.actor.capture()
+        if self.buffers.batched:
             return
-        for buffer, worker in self.worker_of.items():
+        for buffer, worker in self.actor.worker_of.items():
             # Launched by handle and not by CUDAGraph.replay(): that also advances torch's random
             # generator, which this network does not use.
-            self.handles[buffer] = self.device.handles(worker, self._calls(worker, buffer))
-
-    def _check_capture(self):
-        """The kernels do in a graph what they do without."""
-
-    def _drop(self):
-        super()._drop()
-        self.handles.clear()
+            self.handles[buffer] = self.device.handles(worker, self.actor.calls(worker, buffer))

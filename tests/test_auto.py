@@ -370,13 +370,13 @@ def test_the_fused_network_normalises_as_its_forward_does(precision):
                                {**state, "resets": s["resets"][:-1], "valid": s["valid"][:-1]})
     logprobs = logits.log_softmax(-1).gather(-1, s["actions"].long())[..., 0]
     tolerance = 1e-4 if precision == "float32" else 0.05
-    torch.testing.assert_close(trainer.values[:-1], value[..., 0], atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(trainer.logprobs, logprobs, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(trainer.buffers.values[:-1], value[..., 0], atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(trainer.buffers.logprobs, logprobs, atol=tolerance, rtol=tolerance)
     trainer.train()
     assert trainer.losses["approx_kl"] < 0.1 and not torch.equal(trainer.arena.flat("weights"),
                                                                  weights)
     scaled = trainer.storage["rewards"] * trainer.reward_scale.scale
-    torch.testing.assert_close(trainer.rewards, scaled)
+    torch.testing.assert_close(trainer.buffers.rewards, scaled)
     trainer.release()
 
 

@@ -91,12 +91,13 @@ class Recorder:
             function(*arguments)
 
     def capture(self, worker, calls):
-        owner = calls[0][1].__self__  # the engine, or the trainer
-        memory = [owner.arena.memory, *(tensor for tensor in owner.host.values() if tensor is not None)]
-        optimizer = getattr(getattr(owner, "optimizer", None), "optimizer", None)
+        owners = [function.__self__ for _, function, _ in calls]  # the buffers, what has them, or the trainer
+        buffers = getattr(owners[0], "buffers", owners[0])
+        memory = [buffers.arena.memory, *(tensor for tensor in buffers.host.values() if tensor is not None)]
+        memory.append(buffers.running_returns)
+        optimizer = getattr(getattr(owners[-1], "optimizer", None), "optimizer", None)
         if optimizer is not None:
             memory += [tensor for state in optimizer.state.values() for tensor in state.values()]
-        memory += [argument for *_, given in calls for argument in given if isinstance(argument, torch.Tensor)]
         for key, function, arguments in calls:
             before = [tensor.clone() for tensor in memory]
             Recorder.capturing = Recording()
@@ -193,12 +194,13 @@ def run(epochs, tf32=True, **settings):
     """(weights, values, actions, losses) after some epochs."""
     trainer = make_trainer(**settings)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-    device = getattr(trainer.engine, "device", None)
+    device = getattr(trainer.buffers, "device", None)
     try:
         for _ in range(epochs):
             trainer.evaluate()
             losses = trainer.train()
-        tensors = trainer.arena.flat("weights"), trainer.values, trainer.storage["actions"], trainer.bootstraps
+        buffers = trainer.buffers
+        tensors = trainer.arena.flat("weights"), buffers.values, buffers.storage["actions"], buffers.bootstraps
         return [tensor.to("cpu", copy=True) for tensor in tensors], losses, getattr(device, "replays", None)
     finally:
         trainer.release()
@@ -206,7 +208,7 @@ def run(epochs, tf32=True, **settings):
 
 PLACES = {  # where environments step
     "tensors": {"env": "examples/torch_cartpole.py:make", "num_envs": 1, "env_kwargs": {"num_envs": 64}, "vec": {}},
-    "plain": {"env": "cartpole", "env_kwargs": {"max_steps": 7}, "vec": {"device": "cpu"}, "rollout": "plain"},
+    "plain": {"env": "cartpole", "env_kwargs": {"max_steps": 7}, "vec": {"device": "cpu"}},
     "graphs": {"env": "cartpole", "env_kwargs": {"max_steps": 7}, "vec": {"device": "cpu"}},
     "host": {"env": "cartpole", "env_kwargs": {"max_steps": 7}, "vec": {"num_buffers": 1, "num_threads": 1}},
 }
@@ -269,13 +271,13 @@ def test_small_minibatches_are_few_launches(device):
     for _ in range(3):
         trainer.evaluate()
         trainer.train()
-    assert 27 < len(launches(trainer, "minibatch")) <= 29, launches(trainer, "minibatch")
+    assert 27 < len(launches(trainer, trainer._minibatch)) <= 29, launches(trainer, trainer._minibatch)
     trainer.release()
 
 
 def launches(trainer, key):
     """What a graph launches: not what makes a view or takes memory."""
-    calls = trainer.engine.device.graphs[key].calls
+    calls = trainer.buffers.device.graphs[key].calls
     return [call[0] for call in calls if not hasattr(call[0], "_schema") or (
         "empty" not in str(call[0]) and (call[3] is not None or call[0]._schema.is_mutable))]
 
@@ -303,7 +305,7 @@ def test_the_first_ratios_are_one(device, case, precision, near):
     trainer = make_trainer(**{**CASES[case], "precision": precision, "replay_ratio": 0.25, "learning_rate": 1e-9})
     trainer.evaluate()
     trainer.train()
-    assert (trainer.new_ratios - 1).abs().max() < near and trainer.new_ratios.min() > 0
+    assert (trainer.buffers.new_ratios - 1).abs().max() < near and trainer.buffers.new_ratios.min() > 0
     trainer.release()
 
 
@@ -351,8 +353,8 @@ def test_bootstraps_are_set_where_an_episode_was_cut(device):
     trainer = make_trainer("cartpole", env_kwargs={"max_steps": 7}, cudagraphs=1)
     for _ in range(4):
         trainer.evaluate()
-        cut = (trainer.host["truncations"] != 0) & (trainer.host["terminals"] == 0)
-        assert cut.any() and torch.equal(trainer.bootstraps.cpu() != 0, cut)
+        cut = (trainer.buffers.host["truncations"] != 0) & (trainer.buffers.host["terminals"] == 0)
+        assert cut.any() and torch.equal(trainer.buffers.bootstraps.cpu() != 0, cut)
         trainer.train()
     trainer.release()
 
@@ -375,7 +377,7 @@ def test_an_error_of_the_driver_is_no_end_of_the_run(device, capsys, monkeypatch
         raise DriverError
 
     trainer = make_trainer(cudagraphs=1)
-    monkeypatch.setattr(trainer.engine.device, "capture", capture)
+    monkeypatch.setattr(trainer.buffers.device, "capture", capture)
     for _ in range(3):
         trainer.evaluate()
         trainer.train()
@@ -710,8 +712,8 @@ def test_streams_wait_for_each_other(device, place, monkeypatch):
 def test_what_the_host_does_not_read_is_neither_pinned_nor_copied(device):
     """Of environments that live where the policy does: no observations, but those of the agents that a log looks at."""
     trainer, copied = make_trainer(**PLACES["tensors"]), {}
-    pinned = {array.ctypes.data for array in trainer.engine.device.pinned}
-    used = {name for name, tensor in trainer.host.items() if tensor is not None and tensor.data_ptr() in pinned}
+    pinned = {array.ctypes.data for array in trainer.buffers.device.pinned}
+    used = {name for name, tensor in trainer.buffers.host.items() if tensor is not None and tensor.data_ptr() in pinned}
     assert used == {"rewards", "resets", "valid", "terminals", "truncations"}
     on_host = trainer.engine.on_host
 
@@ -787,9 +789,9 @@ def test_the_last_values_come_before_what_follows(place):
     trainer = make_trainer(**there(place), network=Slow, horizon=2, minibatch_size=64, cudagraphs=-1)
     for _ in range(2):
         trainer.evaluate()
-        seen = trainer.values.clone()
+        seen = trainer.buffers.values.clone()
         torch.cuda.synchronize()
-        assert torch.equal(seen, trainer.values) and seen[-1].any()
+        assert torch.equal(seen, trainer.buffers.values) and seen[-1].any()
         trainer.train()
     trainer.release()
 

@@ -126,7 +126,7 @@ def test_what_the_environments_get_is_squashed_and_so_is_its_probability(setting
     expected = torch.distributions.TransformedDistribution(normal,
                                                            torch.distributions.TanhTransform())
     logprobs = expected.log_prob(u.double().tanh()).sum(-1)
-    torch.testing.assert_close(trainer.logprobs.double(), logprobs, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(trainer.buffers.logprobs.double(), logprobs, atol=1e-4, rtol=1e-4)
     entropy = (normal.entropy() + torch.log1p(-u.double().tanh() ** 2)).sum(-1).mean()
     assert trainer.train()["entropy"] == pytest.approx(entropy.item(), abs=1e-4), (
         "each pass meets each step once, and the policy hardly moves")
@@ -902,8 +902,8 @@ def test_a_loss_term_of_ones_own(tmp_path, capsys):
     for _ in range(30):
         trainer.evaluate()
         logs = trainer.train()
-        values.append(trainer.values.mean().item())
-        assert logs["own_extra_loss"] == pytest.approx(100 * trainer.new_values.mean().item(),
+        values.append(trainer.buffers.values.mean().item())
+        assert logs["own_extra_loss"] == pytest.approx(100 * trainer.buffers.new_values.mean().item(),
                                                        rel=1e-3, abs=1e-3)
     assert values[-1] < values[0] - 0.5, "values go where the term takes them"
     trainer.release()

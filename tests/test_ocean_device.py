@@ -306,7 +306,7 @@ def make_trainer(name, there, network="mingru", env_kwargs=None, **settings):
 
 def train(trainer, epochs):
     logs = [(trainer.evaluate(), trainer.train()) for _ in range(epochs)]
-    tensors = (trainer.arena.flat("weights"), trainer.values, trainer.storage["actions"], trainer.bootstraps)
+    tensors = (trainer.arena.flat("weights"), trainer.buffers.values, trainer.storage["actions"], trainer.buffers.bootstraps)
     return [tensor.clone() for tensor in tensors], logs, trainer.statistics._returns
 
 
@@ -332,12 +332,12 @@ def test_a_trainer_learns_the_same_from_them(recorder, name):
         if there:
             stepped = [launch for launch in recorder.launches if launch.startswith("device_")]
             assert stepped == [*["device_step"] * 8, "device_log"] * 5
-            captured = ("rollout", 0, 8) in trainer.engine.device.graphs
+            captured = ("rollout", 0, 8) in trainer.buffers.device.graphs
             assert captured == (graphs == 2 and name != "continuous")
-            assert ("returns" in trainer.engine.device.graphs) == (graphs == 2)
+            assert ("returns" in trainer.buffers.device.graphs) == (graphs == 2)
             if captured and name == "squared":  # a step: the policy's, the environments'; at the end V
                 assert [len(launches(trainer, ("rollout", 0, first))) for first in (0, 8)] == [8 * 2, 2]
-            assert not trainer.engine.device.pinned[2:]  # nothing of a rollout is on the host
+            assert not trainer.buffers.device.pinned[2:]  # nothing of a rollout is on the host
         trainer.release()
     for tensors, logs, returns in results[1:]:
         assert all(torch.equal(*pair) for pair in zip(tensors, results[0][0], strict=True))
@@ -428,7 +428,7 @@ def test_a_gpu_plays_the_rollout_in_graphs(name):
                     "log_interval": 1e9, "data_dir": None, "cudagraphs": graphs}
         trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 32))
         results.append(train(trainer, 6))
-        assert (("rollout", 0, 16) in trainer.engine.device._graphs) == (graphs == 2)
+        assert (("rollout", 0, 16) in trainer.buffers.device._graphs) == (graphs == 2)
         trainer.release()
     assert all(torch.equal(*pair) for pair in zip(results[0][0], results[1][0], strict=True))
 

@@ -131,9 +131,9 @@ def test_an_epoch_equals_the_float64_reference(tmp_path, case):
             **{name: s[name] for name in ("terminals", "truncations", "valid")},
             "resets": s["resets"][:-1],
             "actions": trainer.engine.samples.double() if trainer.engine.heads is None else s["actions"].long(),
-            "logprobs": trainer.logprobs.double(),
-            "values": trainer.values.double(),
-            "bootstraps": trainer.bootstraps.double(),
+            "logprobs": trainer.buffers.logprobs.double(),
+            "values": trainer.buffers.values.double(),
+            "bootstraps": trainer.buffers.bootstraps.double(),
             "state": trainer.engine.initial_state["mingru"].double(),
         }
         if s["action_masks"] is not None:
@@ -178,14 +178,14 @@ def test_an_epoch_equals_the_float64_reference(tmp_path, case):
     )
     assert len(draws) >= 3
     if "max_steps" in case.get("env_kwargs", {}):
-        assert s["truncations"].any() and trainer.bootstraps.abs().sum() > 0
+        assert s["truncations"].any() and trainer.buffers.bootstraps.abs().sum() > 0
     after = parameters_of(trainer.policy)
     for name, tensor in expected["params"].items():
         for a, b in zip(after[name], tensor, strict=True) if isinstance(tensor, list) else [(after[name], tensor)]:
             torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
-    torch.testing.assert_close(trainer.ratios.double(), expected["ratios"], atol=1e-4, rtol=1e-3)
-    torch.testing.assert_close(trainer.advantages.double(), expected["advantages"], atol=2e-4, rtol=1e-3)
-    torch.testing.assert_close(trainer.values.double(), expected["values"], atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(trainer.buffers.ratios.double(), expected["ratios"], atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(trainer.buffers.advantages.double(), expected["advantages"], atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(trainer.buffers.values.double(), expected["values"], atol=1e-4, rtol=1e-3)
     counts = [int(s["valid"][:-1, drawn].sum()) for drawn in draws]
     for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac"):
         mean = np.average([float(losses[name]) for losses in expected["losses"]], weights=counts)
@@ -228,7 +228,7 @@ def test_minibatches_of_single_steps_equal_the_float64_reference(tmp_path, kind,
     s = {name: None if tensor is None else tensor.clone() for name, tensor in trainer.storage.items()}
     flat = {name: s[name][:T].flatten(0, 1) for name in ("observations", "actions", "valid")}
     advantages = reference.advantage(
-        trainer.values.double(), s["rewards"].double(), s["terminals"], s["truncations"], trainer.bootstraps.double(),
+        trainer.buffers.values.double(), s["rewards"].double(), s["terminals"], s["truncations"], trainer.buffers.bootstraps.double(),
         torch.ones(s["rewards"].shape).double(), s["valid"], 0.97, 0.9, 1.0, 1.0, 0.8)
     chances = reference.priorities(advantages.view(1, -1), flat["valid"].view(1, -1), 0.7)
     with pytest.MonkeyPatch.context() as patch:
@@ -241,7 +241,7 @@ def test_minibatches_of_single_steps_equal_the_float64_reference(tmp_path, kind,
         loss = reference.ppo_loss(
             outputs[None, :, :-1], outputs[None, :, -1],
             flat["actions"][drawn][None].to(torch.int64 if log_std is None else torch.float64),
-            *(array[:T].reshape(-1)[drawn][None].double() for array in (trainer.logprobs, trainer.values, advantages)),
+            *(array[:T].reshape(-1)[drawn][None].double() for array in (trainer.buffers.logprobs, trainer.buffers.values, advantages)),
             reference.importance_weights(chances, 0.3)[drawn], flat["valid"][drawn][None], 0.2, 2.0, 0.2, 0.001,
             heads=None if log_std is not None else trainer.engine.heads.tolist(),
             log_std=None if log_std is None else policy.decoder.log_std,
@@ -254,7 +254,7 @@ def test_minibatches_of_single_steps_equal_the_float64_reference(tmp_path, kind,
     assert len(draws) == 6 and all((flat["valid"][drawn] != 0).all() for drawn in draws)
     for (name, ours), theirs in zip(trainer.policy.named_parameters(), policy.parameters(), strict=True):
         torch.testing.assert_close(ours.double(), theirs, atol=2e-5, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
-    torch.testing.assert_close(trainer.advantages.double(), advantages, atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(trainer.buffers.advantages.double(), advantages, atol=2e-4, rtol=1e-3)
     assert logs["policy_loss"] == pytest.approx(np.mean(losses), abs=1e-4)
     trainer.release()
 
@@ -268,13 +268,13 @@ def test_rollout_stores_what_the_policy_said(tmp_path):
              "valid": s["valid"]}
     with torch.no_grad():
         logits, value = trainer.policy(s["observations"], state)
-    torch.testing.assert_close(trainer.values, value.squeeze(-1), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(trainer.buffers.values, value.squeeze(-1), atol=1e-5, rtol=1e-4)
     logprobs = logits[:-1].log_softmax(-1).gather(-1, s["actions"].long()).squeeze(-1)
-    torch.testing.assert_close(trainer.logprobs, logprobs, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(trainer.buffers.logprobs, logprobs, atol=1e-5, rtol=1e-4)
     done = s["terminals"] | s["truncations"]
     assert torch.equal(s["resets"][1:], done)
     assert done.any() and not done.all()
-    assert torch.equal(trainer.bootstraps != 0, s["truncations"].bool())
+    assert torch.equal(trainer.buffers.bootstraps != 0, s["truncations"].bool())
     trainer.release()
 
 
@@ -294,14 +294,14 @@ def test_bootstrap_is_the_value_of_the_final_observation_in_the_running_state(tm
     trainer.engine._bootstrap = spy
     trainer.evaluate()
     states = {t: (state, final) for t, state, final in seen}  # after step t, before any reset
-    cut = torch.nonzero(trainer.bootstraps).tolist()
+    cut = torch.nonzero(trainer.buffers.bootstraps).tolist()
     assert len(cut) > trainer.num_agents / 2
     for t, agent in cut:
         state, final = states[t]
         with torch.no_grad():
             _, value = trainer.policy.forward_eval(final[agent : agent + 1],
                                                    {"mingru": state[:, agent : agent + 1]})
-        assert trainer.bootstraps[t, agent].item() == pytest.approx(value.item(), abs=1e-5)
+        assert trainer.buffers.bootstraps[t, agent].item() == pytest.approx(value.item(), abs=1e-5)
         assert not torch.equal(final[agent], trainer.storage["observations"][t + 1, agent])
     trainer.release()
 
@@ -320,7 +320,7 @@ def test_one_rollout_is_the_same_for_any_number_of_buffers_and_threads(tmp_path,
         trainer.evaluate()
         results.append(
             [trainer.storage["actions"].clone(), trainer.storage["observations"].clone(),
-             trainer.values.clone()]
+             trainer.buffers.values.clone()]
         )
         trainer.release()
     for actions, observations, values in results[1:]:
@@ -531,10 +531,10 @@ def test_a_network_over_time_alone_sees_its_flags_and_heads(tmp_path):
              "valid": s["valid"][:T]}
     with torch.no_grad():
         logits, value = trainer.policy(s["observations"][:T], state)
-    torch.testing.assert_close(trainer.values[:T], value.squeeze(-1), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(trainer.buffers.values[:T], value.squeeze(-1), atol=1e-5, rtol=1e-4)
     logprobs = sum(head.log_softmax(-1).gather(-1, s["actions"][..., i : i + 1].long()).squeeze(-1)
                    for i, head in enumerate(logits))
-    torch.testing.assert_close(trainer.logprobs, logprobs, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(trainer.buffers.logprobs, logprobs, atol=1e-5, rtol=1e-4)
     assert s["resets"][1:T].any()
     observation, flags = s["observations"][0], {name: s[name][0] for name in ("resets", "valid")}
     one = models.one_step(trainer.policy, observation, {"sum": torch.zeros(1, 24, 16), **flags})
@@ -978,7 +978,7 @@ def test_an_epoch_in_bfloat16_is_near_one_in_float32(tmp_path, policy, env):
         before = trainer.arena.flat("weights").clone()
         trainer.evaluate()
         losses.append(trainer.train())
-        values.append(trainer.values[0].clone())
+        values.append(trainer.buffers.values[0].clone())
         steps.append(trainer.arena.flat("weights") - before)
         assert trainer.arena.flat("weights").dtype == torch.float32
         trainer.release()
@@ -995,7 +995,7 @@ def test_bootstraps_in_bfloat16_are_near_those_in_float32(tmp_path):
     for precision in ("float32", "bfloat16"):
         trainer = make_trainer(tmp_path, env_kwargs={"max_steps": 3}, precision=precision)
         trainer.evaluate()
-        bootstraps.append(trainer.bootstraps[:3].clone())
+        bootstraps.append(trainer.buffers.bootstraps[:3].clone())
         trainer.release()
     assert (bootstraps[0][2] != 0).any() and not torch.equal(*bootstraps)
     torch.testing.assert_close(bootstraps[1], bootstraps[0], rtol=0.03, atol=0.02)
@@ -1156,7 +1156,7 @@ def test_masks_of_the_dead_are_no_cause(tmp_path):
         trainer.evaluate()
         trainer.storage["valid"][2, 1] = 0
         trainer.storage["action_masks"][2, 1] = 0
-        trainer.logprobs[2, 1] = math.inf
+        trainer.buffers.logprobs[2, 1] = math.inf
 
     kill()
     assert all(map(math.isfinite, trainer.train().values()))
@@ -1205,8 +1205,8 @@ def test_a_network_that_rules_out_by_itself_learns_as_with_plain_numbers(tmp_pat
         heads = logits if isinstance(logits, list) else [logits]
         entropy = sum(torch.distributions.Categorical(logits=head).entropy() for head in heads)
         entropy, logs = entropy.view(T, -1), trainer.train()
-        live = trainer.storage["valid"][:T, trainer.index] != 0
-        assert logs["entropy"] == pytest.approx(float(entropy[:, trainer.index][live].mean()),
+        live = trainer.storage["valid"][:T, trainer.buffers.index] != 0
+        assert logs["entropy"] == pytest.approx(float(entropy[:, trainer.buffers.index][live].mean()),
                                                 abs=1e-5)
         results.append(run_epochs(trainer, 2)["linear.weight"])
         trainer.release()

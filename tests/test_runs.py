@@ -527,7 +527,7 @@ def test_a_dead_agent_is_not_blamed(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.evaluate()
     trainer.storage["valid"][:, 0] = 0
-    trainer.logprobs[2, [0, 5]] = math.nan
+    trainer.buffers.logprobs[2, [0, 5]] = math.nan
     assert "first at step 2 of the rollout, of agent 5" in pufferl.explain_nan(trainer)[1]
 
 

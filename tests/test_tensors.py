@@ -354,7 +354,7 @@ def trained(epochs, mode, **settings):
         losses = trainer.train()
     entry = trainer.mean_and_log()
     names = "observations", "actions", "rewards", "terminals", "truncations", "resets", "valid"
-    arrays = {name: trainer.storage[name].clone() for name in names} | {"bootstraps": trainer.bootstraps.clone()}
+    arrays = {name: trainer.storage[name].clone() for name in names} | {"bootstraps": trainer.buffers.bootstraps.clone()}
     assert getattr(trainer.engine, "together", False) == (trainer.vecenv.device is not None)
     trainer.release()
     return arrays, trainer.arena.flat("weights").clone(), losses, entry

@@ -625,7 +625,7 @@ def converged_values(vecenv, tmp_path, epochs=150):
     trainer.release()
     storage = {name: tensor.numpy() for name, tensor in trainer.storage.items()
                if tensor is not None}
-    return trainer.values[:-1].numpy(), storage, trainer.environment
+    return trainer.buffers.values[:-1].numpy(), storage, trainer.environment
 
 
 def test_truncated_values_are_those_of_an_endless_episode(tmp_path):

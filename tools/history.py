@@ -201,7 +201,7 @@ def show(run):
         print(f"score        {figure(run.score)}, best entry {figure(best)}   "
               f"{sparkline(scores, 40)}")
     engine = run.saved.get("engine", {})
-    print(f"engine       {engine.get('name', '-')}, rollout {engine.get('rollout', '-')}; "
+    print(f"engine       {engine.get('name', '-')}; "
           + ", ".join(f"{name} {version}"
                       for name, version in run.saved.get("versions", {}).items()))
     print(f"settings     {'-' if other is None else listed(other) or 'as they ship'}")

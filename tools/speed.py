@@ -77,7 +77,7 @@ def profile(env_name, args):
         own = [name for name, function in vars(kernels).items() if inspect.isfunction(function)
                and function.__module__ == "kernels" and name[0] != "_"
                and name not in ("widen", "narrow", "kept_gate", "gates_again")]
-        for owner, names in ((kernels, own), (trainer.engine, ("step", "_act", "_learn")),
+        for owner, names in ((kernels, own), (trainer.engine, ("rollout", "backward")),
                              (trainer.vecenv, ("wait", "advance"))):
             for name in names:
                 function = getattr(owner, name)
