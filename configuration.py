@@ -196,6 +196,10 @@ class Train:
     """path/to/file.py:function of your own. It gets the minibatch, whose fields are a table in docs/recipes.md ("A loss
     and an optimizer of your own"). Its result, a tensor (), is added to the loss, differentiated by autograd, and
     logged as losses/own_function_loss. A script may give the function itself here, and a class as optimizer."""
+    advantage: str | None = None
+    """path/to/file.py:function in place of the advantage, with the arguments and result of ppo.py's: (args, storage,
+    rewards, mean, values, bootstraps, ratios), all (T, N), to advantages (T, N). args: the train section; storage:
+    terminals, truncations, valid. Each agent's must depend on that agent alone."""
     momentum: float = 0.95
     """Muon's Nesterov momentum, and Adam's beta1."""
     beta2: float = 0.999
@@ -1171,7 +1175,7 @@ def check_train(config, vecenv, policy, agents, group):
             c[key] = value
         else:
             name = translate("train", key, list(types), f"train.{key}")
-            given = name in ("optimizer", "loss") and callable(value)  # a class or function itself
+            given = name in ("optimizer", "loss", "advantage") and callable(value)  # a class or function itself
             c[name] = value if given else coerce(value, types[name], f"train.{key}")
 
     def need(right, key, what):
@@ -1240,9 +1244,10 @@ def named(value):
 
 
 def check_own(c, need):
-    """ConfigError for an optimizer or a loss of the user's that is missing or cannot be used."""
-    if c["loss"]:
-        need(callable(load_attribute("train.loss", c["loss"])), "loss", "must be a function, as train.loss has it")
+    """ConfigError for an optimizer, a loss or an advantage of the user's that is missing or cannot be used."""
+    for name in ("loss", "advantage"):
+        if c[name]:
+            need(callable(load_attribute(f"train.{name}", c[name])), name, "must be a function")
     if own_optimizer(c):
         own = load_attribute("train.optimizer", c["optimizer"])
         need(isinstance(own, type) and issubclass(own, torch.optim.Optimizer), "optimizer",

@@ -162,6 +162,8 @@ class Buffers:
             shapes |= {"rewards": ((T, N), float32), "value_targets": ((T, N), float32)}
         if models.squash_of(self.policy) is not None:
             shapes["samples"] = (T, N, self.vecenv.action_dims), float32
+        self.fields = getattr(self.policy, "rollout_fields", {})
+        shapes |= {f"fields/{name}": ((T, N, *shape), dtype) for name, (shape, dtype) in self.fields.items()}
         state = self.policy.initial_state(N) if hasattr(self.policy, "initial_state") else {}
         self.state = dict.fromkeys(state)
         for name, tensor in state.items():
@@ -186,6 +188,7 @@ class Buffers:
         self.initial_state = {name: arena[f"initial_state/{name}"] for name in names}
         self.scratch = [{name: arena[f"scratch {w}/{name}"] for name in names}
                         for w in range(self.vecenv.num_workers)]
+        self.fields = {name: arena[f"fields/{name}"] for name in self.fields}
         resets = torch.zeros(N, dtype=torch.uint8, device=self.torch_device)
         self.final_flags = resets, resets + 1  # resets and valid of episodes' last observations
         self.rows = [[self._make_row(agents, t) for t in range(self.horizon + 1)]
@@ -213,6 +216,7 @@ class Buffers:
         ends = {name: host[name][t, agents] for name in ("truncations", "terminals")}  # numpy's are quicker to ask
         return {**row, "step": self.steps[t : t + 1], "logprobs": self.logprobs[t, agents],
                 "actions": storage["actions"][t, agents], "samples": self.samples[t, agents],
+                "fields": {name: field[t, agents] for name, field in self.fields.items()},
                 **{name: end if end.is_cuda else end.numpy() for name, end in ends.items()}}
 
     def begin_rollout(self, number):
@@ -341,6 +345,8 @@ class StepByStep:
             row["values"].copy_(outputs[:, -1])
             return
         buffers.draw(outputs, log_std, row, agents)
+        for name, field in row["fields"].items():
+            field.copy_(state["fields"][name])
 
     def bootstrap(self, worker, buffer, t):
         """Write V of the final observations of agents that step t truncated; the state is that before the reset."""
@@ -405,6 +411,8 @@ class TorchPolicy:
             models.check_logits(self.policy, outputs, log_std, self.vecenv.action_heads, self.vecenv.action_dims)
         for name, tensor in state.items():
             tensor.copy_(view[name])
+        if "fields" in view:
+            state["fields"] = view["fields"]
         return outputs.float().contiguous(), None if log_std is None else log_std.float().contiguous()
 
     def state_of(self, part):
@@ -437,7 +445,7 @@ class TorchPolicy:
         pairs = list(zip((outputs, log_std), grads, strict=True))
         if self.extra_loss is not None:
             with self._tiles(rows):
-                pairs.append((self._extra_loss(part, observations, logits, value, sums), None))
+                pairs.append((self._extra_loss(part, observations, logits, value, sums, state.get("fields", {})), None))
         leaves = [(x, grad) for x, grad in pairs if x is not None and x.requires_grad]
         if not leaves or self.extra_loss is None:
             warn_of_detached(self.policy, logits, value)
@@ -459,17 +467,20 @@ class TorchPolicy:
                       "expected, of which a softmax is taken: all actions stay about as likely, and little is learnt. "
                       "Return what goes into the softmax, or the probabilities' logarithm.")
 
-    def _extra_loss(self, index, observations, logits, value, sums):
+    def _extra_loss(self, index, observations, logits, value, sums, fields):
         """Return train.loss of these segments, in proportion to the minibatch that they are a part of.
 
         It gets a namespace: observations (T, M, ...), logits as the network gave them, values, old_values, logprobs
         (of the rollout), advantages, returns, resets, valid (T, M), actions, state, as models.over_time takes it, and
         action_masks if the environment has them. If a tanh squashes the actions, these are the Gaussian's samples,
-        and logprobs theirs. Raises ConfigError unless it returns a tensor ().
+        and logprobs theirs. Each of the policy's rollout_fields is there as the network gives it now, and as old_... of
+        the rollout. Raises ConfigError unless it returns a tensor ().
         """
         buffers, names, T = self.buffers, {"samples": "actions", "values": "old_values"}, self.buffers.span
         taken = {names.get(name, name): tensor.index_select(1, index)
                  for name, tensor in vars(buffers.columns).items() if tensor is not None and name != "observations"}
+        taken |= fields | {f"old_{name}": buffers.as_columns(field).index_select(1, index)
+                           for name, field in buffers.fields.items()}
         if buffers.squash is not None:  # 1 - tanh² u = sech² u
             of_tanh = 2 * (math.log(2) - taken["actions"] - softplus(-2 * taken["actions"]))
             taken["logprobs"] += (buffers.squash[2] + of_tanh * (buffers.squash[1] > 0)).sum(-1)
@@ -764,7 +775,7 @@ def misread(policy, vecenv):
         names = set(state)
         for now in seen:
             outputs.append(models.join_outputs(*models.one_step(policy, now, state))[0])
-            added = state.keys() - names
+            added = state.keys() - names - {"fields"}
             state = state if keep else {name: state[name] for name in names}
         return torch.stack(outputs), added
 

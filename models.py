@@ -23,6 +23,10 @@ network, copy `FeedForward` and edit it. All the trainer asks of an nn.Module is
                                                             keeps nothing from call to call and draws no random
                                                             numbers, so threads may run it side by side (faster on
                                                             a CPU)
+    rollout_fields = {name: (shape, dtype)}                 optional: forward and forward_eval return a third value,
+                                                            {name: tensor (..., *shape)}. The rollout keeps it, and
+                                                            train.loss gets minibatch.<name>, the network's now, and
+                                                            minibatch.old_<name>, the rollout's (engine autograd)
 
 where `logits` is one tensor, a list with one a head, or a torch.distributions.Normal, and `value`
 is (..., 1) or (...). `state` is a dict: the recurrent tensors (write the new ones into it),
@@ -1141,10 +1145,7 @@ def over_time(policy, observations, state, forward=None):
         form, given = "(B, *observation), a batch without time", observations.flatten(0, 1)
     with _shapes_explained(policy, form, given):
         outputs = forward(given) if plain else forward(given, state)
-        try:
-            logits, value = outputs
-        except (TypeError, ValueError):
-            raise no_pair(policy, "forward", outputs) from None
+        logits, value = _take_outputs(policy, "forward", outputs, state)
         first = logits.loc if isinstance(logits, torch.distributions.Normal) else logits
         first = first[0] if isinstance(first, (list, tuple)) else first
         if not (isinstance(first, torch.Tensor) and isinstance(value, torch.Tensor)):
@@ -1158,6 +1159,7 @@ def over_time(policy, observations, state, forward=None):
                                "network must have)")
         if batch:
             logits, value = _with_time(logits, T, N), value.reshape(T, N, 1)
+            state |= _map_fields(state, lambda field: field.unflatten(0, (T, N)))
     return logits, value
 
 
@@ -1187,6 +1189,23 @@ def are_probabilities(outputs, heads):
     return bool(parts) and all(part.min() >= 0 and (part.sum(-1) - 1).abs().max() < 0.01 for part in parts)
 
 
+def _take_outputs(policy, method, outputs, state):
+    """Return logits and value of a network's result; its rollout_fields become state["fields"]."""
+    fields = getattr(policy, "rollout_fields", None)
+    try:
+        logits, value = outputs[:2] if fields else outputs
+        if fields:
+            state["fields"] = {name: outputs[2][name] for name in fields}
+    except (TypeError, ValueError, LookupError):
+        raise no_pair(policy, method, outputs) from None
+    return logits, value
+
+
+def _map_fields(state, function):
+    """Return {"fields": ...} with the function of each of them; {} if there are none."""
+    return {"fields": {name: function(field) for name, field in state["fields"].items()}} if "fields" in state else {}
+
+
 def no_pair(policy, method, outputs):
     """The NetworkFault for a result that is not (logits, value)."""
     parts = outputs if isinstance(outputs, (list, tuple)) else [outputs]
@@ -1194,7 +1213,9 @@ def no_pair(policy, method, outputs):
            else type(one).__name__
            for one in parts]
     got = f"a {got[0]}" if parts is not outputs else f"{len(parts)}: {', '.join(got)}"
-    return NetworkFault(f"{type(policy).__name__}.{method} must return (logits, value), got {got}; "
+    fields = getattr(policy, "rollout_fields", None)
+    wanted = f"(logits, value, {{{', '.join(fields)}}})" if fields else "(logits, value)"
+    return NetworkFault(f"{type(policy).__name__}.{method} must return {wanted}, got {got}; "
                         "value is one number for each observation. (models.py says what a "
                         "network must have)")
 
@@ -1231,15 +1252,12 @@ def one_step(policy, observations, state):
     if hasattr(policy, "forward_eval"):
         with _shapes_explained(policy, "(N, *observation), one step of N agents", observations):
             outputs = policy.forward_eval(observations, state)
-        try:
-            logits, value = outputs
-        except (TypeError, ValueError):
-            raise no_pair(policy, "forward_eval", outputs) from None
-        return logits, value
+        return _take_outputs(policy, "forward_eval", outputs, state)
     flags = {name: state[name].unsqueeze(0) for name in ("resets", "valid")
              if state.get(name) is not None}
     timed = {**state, **flags}
     logits, value = over_time(policy, observations.unsqueeze(0), timed)
+    timed |= _map_fields(timed, lambda field: field.squeeze(0))
     state.update({name: tensor for name, tensor in timed.items() if name not in flags})
     return squeeze_time(logits, value)
 

@@ -36,6 +36,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import absolute_imports  # noqa: F401  first
 import processes
@@ -82,6 +83,7 @@ from configuration import (  # load_* for scripts
     command,
     error_text,
     find_run,
+    load_attribute,
     load_config,
     load_env,
     load_policy,
@@ -130,7 +132,8 @@ class PuffeRL:
         train_section = {field.name: named(c[field.name]) for field in dataclasses.fields(Train)}
         c["use_rnn"] = hasattr(policy, "initial_state")
         self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": train_section, "agents": sum(agents),
-                     "versions": VERSIONS, "sources": runs.sources(policy, vecenv, c["loss"], c["optimizer"])}
+                     "versions": VERSIONS,
+                     "sources": runs.sources(policy, vecenv, c["loss"], c["optimizer"], c["advantage"])}
         self.vecenv = vecenv
         self.policy = policy
         self.logger = loggers.check_logger(logger) if logger is not None and self.ranks.rank == 0 else NoLogger()
@@ -154,6 +157,7 @@ class PuffeRL:
         self._last_log = None
         self._dashboard = None
         self.losses = {}
+        self._advantage = load_attribute("train.advantage", c["advantage"]) if c["advantage"] else None
         self.statistics = Statistics(self.ranks.count)
         self.signs = diagnostics.Signs(c, sum(agents))
         run_id = c.get("run_id") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
@@ -330,12 +334,21 @@ class PuffeRL:
         """Advantages and priorities of all segments, or of those in `index`. A segment's depend on
         that segment alone, so after a minibatch of segments only these have new ones."""
         c, s, buffers = self.config, self.storage, self.buffers
-        kernels.advantage(
-            buffers.values, buffers.rewards, s["terminals"], s["truncations"], buffers.bootstraps, buffers.ratios,
-            s["valid"], buffers.advantages, gamma=c["gamma"], gae_lambda=c["gae_lambda"],
-            rho_clip=c["vtrace_rho_clip"], c_clip=c["vtrace_c_clip"],
-            reward_clip=math.inf if c["reward_clip"] is None else c["reward_clip"],
-            index=index, mean=buffers.value_mean)
+        reward_clip = math.inf if c["reward_clip"] is None else c["reward_clip"]
+        if self._advantage is None:
+            kernels.advantage(
+                buffers.values, buffers.rewards, s["terminals"], s["truncations"], buffers.bootstraps, buffers.ratios,
+                s["valid"], buffers.advantages, gamma=c["gamma"], gae_lambda=c["gae_lambda"],
+                rho_clip=c["vtrace_rho_clip"], c_clip=c["vtrace_c_clip"], reward_clip=reward_clip,
+                index=index, mean=buffers.value_mean)
+        else:  # train.advantage
+            every = torch.arange(self.num_agents, device=buffers.advantages.device) if index is None else index
+            ends = {name: s[name].index_select(1, every) for name in ("terminals", "truncations", "valid")}
+            rewards, *others = (tensor.index_select(1, every) for tensor in (
+                buffers.rewards, buffers.values, buffers.bootstraps, buffers.ratios))
+            args = SimpleNamespace(**{**c, "reward_clip": reward_clip})
+            result = self._advantage(args, SimpleNamespace(**ends), rewards, buffers.value_mean, *others)
+            buffers.advantages.index_copy_(1, every, result)
         kernels.priorities(buffers.columns.advantages, buffers.columns.valid, buffers.priorities,
                            alpha=c["prio_alpha"], index=index)
 
