@@ -442,7 +442,7 @@ class MinGRUPolicy(_Recurrent):
 
     normalize: observations go through a `Normalizer` first. The engines of fast/compiled.py and fast/fused.py
     compute the same without autograd. If `forward` is changed (here, in a subclass or by a hook),
-    the trainer notices and runs `forward`; engines.py says how, and what it could overlook.
+    the trainer notices and runs `forward`; fast/verify.py says how.
     """
 
     def __init__(self, env, hidden_size=128, num_layers=1, normalize=False):

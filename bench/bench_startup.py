@@ -58,7 +58,7 @@ wrap(pufferl, "load_policy", "policy")
 wrap(pufferl.PuffeRL, "__init__", "trainer")
 wrap(pufferl.loggers, "make_logger", "logger")
 wrap(pufferl.PuffeRL, "evaluate", "first rollout, its kernels")
-wrap(pufferl.PuffeRL, "_update", "first update", last=True)
+wrap(pufferl.PuffeRL, "_step_optimizer", "first update", last=True)
 pufferl.main(["train", sys.argv[2], "--data-dir", sys.argv[3]])
 """
 
