@@ -314,33 +314,46 @@ def creators_of(kind, number):
     return [lambda i=i: KINDS[kind][0](i) for i in range(number)]
 
 
-def rollout(vecenv, steps=20, seed=7):
-    """([{name: array} a step], log) of fixed actions; closes the vector."""
-    rng = np.random.default_rng(1)
+def rollout(vecenv, horizon=6, count=4):
+    """([{name: array} a rollout], final observations, log) of fixed actions; closes the vector."""
+    history, finals, draw = [], [], np.random.default_rng(1)
     with vecenv:
-        observations, infos = vecenv.reset(seed=seed)
-        history = [{"observations": observations.copy(), "infos": infos}]
-        for _ in range(steps):
-            actions = allowed_actions(vecenv, rng)
-            names = "observations", "rewards", "terminals", "truncations", "infos"
-            row = dict(zip(names, vecenv.step(actions), strict=True))
-            storage = vecenv.storage
-            row |= {"valid": storage.valid[-1], "final": storage.final_observations}
-            if storage.action_masks is not None:
-                row["masks"] = storage.action_masks[-1]
-            history.append({name: value if name == "infos" else value.copy()
-                            for name, value in row.items()})
-        return history, vecenv.log()
+        storage = vecenv.allocate(horizon)
+        for epoch in range(count):
+            shape, last = storage.actions.shape, storage.observations[-1].copy()
+            actions = (draw.normal(size=shape) if vecenv.action_heads is None
+                       else draw.integers(0, vecenv.action_heads, shape))
+            vecenv.begin()
+            np.testing.assert_array_equal(storage.observations[0], last)
+            ends = 0
+            while (ready := vecenv.wait()) is not None:
+                buffer, t = ready
+                agents = vecenv.ranges[buffer]
+                for agent in range(*agents.indices(vecenv.num_agents)):
+                    if t > 0 and storage.truncations[t - 1, agent]:
+                        finals.append((epoch, t, agent, storage.final_observations[agent].tolist()))
+                ends += t == horizon
+                if t < horizon:
+                    storage.actions[t, agents] = actions[t, agents]
+                    vecenv.advance(buffer)
+            assert ends == vecenv.num_buffers
+            if storage.valid.all():  # without inactive steps
+                np.testing.assert_array_equal(storage.resets[1:],
+                                              storage.terminals | storage.truncations)
+            history.append({name: array.copy() for name, array in vars(storage).items()
+                            if array is not None and name != "final_observations"})
+        return history, sorted(finals), vecenv.log()
 
 
 def assert_same(ours, theirs):
     """Two rollouts are equal."""
     for row, expected in zip(ours[0], theirs[0], strict=True):
-        assert row.keys() == expected.keys() and row["infos"] == expected["infos"]
-        for name in row.keys() - {"infos"}:
-            np.testing.assert_array_equal(row[name], expected[name], err_msg=name)
-            assert row[name].dtype == expected[name].dtype
-    assert ours[1] == pytest.approx(theirs[1]) and sum(len(row["infos"]) for row in ours[0])
+        assert row.keys() == expected.keys()
+        for name, array in row.items():
+            np.testing.assert_array_equal(array, expected[name], err_msg=name)
+            assert array.dtype == expected[name].dtype
+    assert ours[1] == theirs[1] and ours[1]
+    assert ours[2] == pytest.approx(theirs[2]) and ours[2]["n"] > 0
 
 
 def allowed_actions(vecenv, rng):

@@ -105,7 +105,7 @@ ENVIRONMENTS = [
     ("mine.py", ValueError, "say what in it makes the environment", name_a_file),
     ("nowhere.py", ValueError, "no such file", lambda: vector.make("nowhere.py:Env")),
     ("environments", MemoryError, "environments would take",
-     lambda: vector.make("breakout", 10**10)),
+     lambda: vector.make("breakout", env_kwargs={"num_envs": 10**10})),
     ("step()", RuntimeError, "needs reset() first",
      lambda: vector.make(small_envs.Walk).step(np.zeros(1))),
     ("aaa", SystemExit, "the system refuses a path (File name too long)",

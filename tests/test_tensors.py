@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import slow_but
 from gymnasium import spaces
+from small_envs import assert_same, rollout
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import configuration
@@ -117,49 +118,19 @@ class Walk(gymnasium.Env):
         return seen, *(array[0].item() for array in numbers), info
 
 
-def rollouts(vecenv, count=3, horizon=16):
-    """[{name: array}] of rollouts with fixed actions, final observations where an
-    episode was cut, and the log."""
-    rng, history, final = np.random.default_rng(1), [], []
-    with vecenv:
-        storage = vecenv.allocate(horizon)
-        for _ in range(count):
-            vecenv.begin()
-            while (ready := vecenv.wait()) is not None:
-                buffer, t = ready
-                if t > 0 and storage.truncations[t - 1].any():
-                    final.append(storage.final_observations[storage.truncations[t - 1] != 0])
-                if t < horizon:
-                    shape = storage.actions[t].shape
-                    storage.actions[t] = rng.integers(0, vecenv.action_heads[0], shape)
-                    vecenv.advance(buffer)
-            history.append({name: array.copy() for name, array in vars(storage).items()
-                            if array is not None and name != "final_observations"})
-        return history, np.concatenate(final), vecenv.log()
-
-
-def assert_same_rollouts(ours, theirs):
-    for rows, expected in zip(ours[0], theirs[0], strict=True):
-        assert rows.keys() == expected.keys()
-        for name, array in rows.items():
-            np.testing.assert_array_equal(array, expected[name], err_msg=name)
-    np.testing.assert_array_equal(ours[1], theirs[1])
-    assert ours[2]["n"] > 10 and len(ours[1]) > 5 and ours[2] == pytest.approx(theirs[2])
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_rollout_is_that_of_the_same_environment_in_numpy(kind, mode):
     """Dict observations of two dtypes, masks, an action space that begins at -1,
     statistics of the last info."""
-    ours = rollouts(vector.make(lambda: Walks(kind=kind, mode=mode)))
-    theirs = rollouts(vector.make(lambda: Walks(kind="numpy", mode=mode), backend="serial"))
-    assert_same_rollouts(ours, theirs)
+    ours = rollout(vector.make(lambda: Walks(kind=kind, mode=mode)))
+    theirs = rollout(vector.make(lambda: Walks(kind="numpy", mode=mode), backend="serial"))
+    assert_same(ours, theirs)
     assert {"height", "score", "episode_return", "episode_length"} < ours[2].keys()
     assert (ours[0][0]["valid"] == 0).any() == (mode == "NextStep")
     if mode != "NextStep":
         single = vector.make([lambda i=i: Walk(i) for i in range(5)], 5, backend="serial")
-        assert_same_rollouts(ours, rollouts(single))
+        assert_same(ours, rollout(single))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -387,20 +358,19 @@ def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
 class IsaacLabStandIn(gymnasium.Env):
     """The types of Isaac Lab's ManagerBasedRLEnv: dicts of groups, float rewards, bool flags,
     extras that live on with a "log" of the last reset; ended episodes begin anew within the step,
-    and nobody sees their last observation."""
+    and their last observation is lost."""
 
     metadata = {"render_modes": [None]}  # noqa: RUF012
+    num_envs, device, max_episode_length = 4, "cpu", 5
 
-    def __init__(self, num_envs=4, length=5):
-        self.num_envs, self.device, self.max_episode_length = num_envs, "cpu", length
-        self.single_observation_space = spaces.Dict({"policy": spaces.Box(-np.inf, np.inf, (2,)),
-                                                     "critic": spaces.Box(-np.inf, np.inf, (3,))})
-        self.single_action_space = spaces.Box(-np.inf, np.inf, (1,))
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space,
-                                                                    num_envs)
-        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
-        self.episode_length_buf, self.extras = torch.zeros(num_envs, dtype=torch.long), {}
-        self.place = torch.zeros(num_envs)
+    def __init__(self):
+        unbounded = [spaces.Box(-np.inf, np.inf, (size,)) for size in (1, 2, 3)]
+        self.single_observation_space = spaces.Dict(policy=unbounded[1], critic=unbounded[2])
+        self.single_action_space, batch = unbounded[0], gymnasium.vector.utils.batch_space
+        self.observation_space = batch(self.single_observation_space, self.num_envs)
+        self.action_space = batch(self.single_action_space, self.num_envs)
+        self.episode_length_buf, self.extras = torch.zeros(self.num_envs, dtype=torch.long), {}
+        self.place = torch.zeros(self.num_envs)
 
     def _observe(self):
         see = torch.stack([self.place, self.episode_length_buf.float()], 1)
@@ -412,26 +382,51 @@ class IsaacLabStandIn(gymnasium.Env):
         self.place[env_ids], self.episode_length_buf[env_ids] = 0.0, 0
 
     def reset(self, seed=None, env_ids=None, options=None):
-        self._reset_idx(torch.arange(self.num_envs))
+        self._reset_idx(torch.arange(self.num_envs) if env_ids is None else env_ids)
         return self._observe(), self.extras
 
-    def step(self, action):
+    def _ended(self):
+        return self.place > 10, self.episode_length_buf >= self.max_episode_length
+
+    def step(self, action, reset=True):
         assert action.shape == (self.num_envs, 1) and action.dtype == torch.float32
         self.place += action[:, 0]
         self.episode_length_buf += 1
-        terminated, time_outs = self.place > 10, self.episode_length_buf >= self.max_episode_length
-        rewards, ended = self.place.clone(), (terminated | time_outs).nonzero().squeeze(-1)
-        if len(ended):
+        ends, rewards = self._ended(), self.place.clone()
+        ended = (ends[0] | ends[1]).nonzero().squeeze(-1)
+        if reset and len(ended):
             self._reset_idx(ended)
-        return self._observe(), rewards, terminated, time_outs, self.extras
+        return self._observe(), rewards, *ends, self.extras
 
 
-def test_isaac_lab():
-    env = IsaacLabStandIn()
-    with pytest.raises(TypeError, match=r"tensors\.IsaacLab"):
-        vector.make(lambda: gymnasium.wrappers.OrderEnforcing(env))  # as gymnasium.make gives it
-    with vector.make(lambda: tensors.IsaacLab(gymnasium.wrappers.OrderEnforcing(env))) as vecenv:
-        assert vecenv.single_observation_space == env.single_observation_space["policy"]
+class MjlabStandIn(IsaacLabStandIn):
+    """mjlab's differences: other spaces, groups by other names, and resets that are the
+    caller's if it wants."""
+
+    cfg = SimpleNamespace(auto_reset=False)
+
+    def __init__(self):
+        super().__init__()
+        box = {"dtype": "float32", "low": -math.inf, "high": math.inf}
+        actor = type("Box", (), {**box, "shape": (2,)})()
+        self.single_observation_space = type("Dict", (), {"shape": (), "dtype": "float32",
+                                                          "spaces": {"actor": actor}})()
+        self.single_action_space = type("Box", (), {**box, "shape": (1,)})()
+
+    def _observe(self):
+        return {"actor": super()._observe()["policy"]}
+
+    def step(self, action):
+        return super().step(action, reset=False)
+
+
+@pytest.mark.parametrize("kind", [IsaacLabStandIn, MjlabStandIn])
+def test_isaac_lab_and_mjlab(kind):
+    mjlab, env = kind is MjlabStandIn, kind()
+    wrapped = env if mjlab else gymnasium.wrappers.OrderEnforcing(env)  # as gymnasium.make gives it
+    options = {"group": "actor"} if mjlab else {}
+    with vector.make(lambda: tensors.IsaacLab(wrapped, **options)) as vecenv:
+        assert vecenv.single_observation_space == spaces.Box(-np.inf, np.inf, (2,))
         storage = vecenv.allocate(5)
         storage.actions[:, :, 0] = [0, 1, 2, 3]
         for _ in range(5):
@@ -439,85 +434,41 @@ def test_isaac_lab():
         np.testing.assert_array_equal(storage.terminals[:, 3], [0, 0, 0, 1, 0])
         np.testing.assert_array_equal(storage.truncations[4], [1, 1, 1, 0])
         np.testing.assert_array_equal(storage.observations[5], [[0, 0], [0, 0], [0, 0], [3, 1]])
-        # the observation that the last action was taken from, in place of the last
-        # one, which is not given
-        np.testing.assert_array_equal(storage.final_observations[:3], storage.observations[4, :3])
+        # the last one, or the one that the last action was taken from, if that is not given
+        final = [[0, 5], [5, 5], [10, 5]] if mjlab else storage.observations[4, :3]
+        np.testing.assert_array_equal(storage.final_observations[:3], final)
         log = vecenv.log()
         assert (log["n"], log["episode_length"]) == (4, 4.75)
         assert log["episode_return"] == (0 + 15 + 30 + 30) / 4
-        # of the first to end the mean was 12, of the three others together 5
-        assert (log["Episode_Reward/place"] == (12 + 3 * 5) / 4
-                and log["Episode_Termination/time_out"] == 2.5)
-
-
-class MjlabStandIn(IsaacLabStandIn):
-    """mjlab's differences: spaces of its own, groups by other names, and resets that are the
-    caller's if it wants."""
-
-    def __init__(self):
-        super().__init__()
-        self.cfg = SimpleNamespace(auto_reset=False)
-
-        class Box:
-            shape, dtype, low, high = (2,), "float32", -math.inf, math.inf
-
-        class Dict:
-            shape, dtype, spaces = (), "float32", {"actor": Box()}
-
-        self.single_observation_space = Dict()
-        self.single_action_space = Box()
-        self.single_action_space.shape = (1,)
-
-    def _observe(self):
-        return {"actor": super()._observe()["policy"]}
-
-    def reset(self, seed=None, env_ids=None, options=None):
-        self._reset_idx(torch.arange(self.num_envs) if env_ids is None else env_ids)
-        return self._observe(), self.extras
-
-    def step(self, action):
-        self.place += action[:, 0]
-        self.episode_length_buf += 1
-        return (self._observe(), self.place.clone(), self.place > 10, self.episode_length_buf >= 5,
-                self.extras)
-
-
-def test_mjlab():
-    with vector.make(lambda: tensors.IsaacLab(MjlabStandIn(), group="actor")) as vecenv:
-        assert vecenv.single_observation_space == spaces.Box(-np.inf, np.inf, (2,))
-        storage = vecenv.allocate(5)
-        storage.actions[:, :, 0] = [0, 1, 2, 3]
-        for _ in range(5):
-            vecenv.advance(0)
-        np.testing.assert_array_equal(storage.truncations[4], [1, 1, 1, 0])
-        np.testing.assert_array_equal(storage.observations[5], [[0, 0], [0, 0], [0, 0], [3, 1]])
-        # the true ones
-        np.testing.assert_array_equal(storage.final_observations[:3], [[0, 5], [5, 5], [10, 5]])
-    with pytest.raises(ValueError, match="actor"):
-        tensors.IsaacLab(MjlabStandIn())
+        if not mjlab:  # of the first to end the mean was 12, of the three others together 5
+            assert log["Episode_Reward/place"] == (12 + 3 * 5) / 4
+            assert log["Episode_Termination/time_out"] == 2.5
+    make = (lambda: tensors.IsaacLab(env)) if mjlab else (lambda: wrapped)
+    with pytest.raises((ValueError, TypeError), match="actor" if mjlab else "IsaacLab"):
+        vector.make(make)
 
 
 class ManiSkillStandIn(gymnasium.vector.VectorEnv):
-    """The types of ManiSkillVectorEnv with record_metrics: no word of autoreset in its metadata;
-    the final observation and info of all environments, with masks of those that ended; partial
-    resets by env_idx."""
+    """The types of ManiSkillVectorEnv with record_metrics: no autoreset in its metadata; the final
+    observation and info of all environments, with masks of those that ended; partial resets by
+    env_idx."""
 
-    auto_reset, metadata = True, {"render_modes": []}
+    auto_reset, metadata, num_envs, device = True, {"render_modes": []}, 4, torch.device("cpu")
+    single_observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    single_action_space = spaces.Box(-1, 1, (1,), np.float32)
 
-    def __init__(self, num_envs=4):
-        self.num_envs, self.device = num_envs, torch.device("cpu")
-        self.single_observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        self.single_action_space = spaces.Box(-1, 1, (1,), np.float32)
-        self.place, self.elapsed_steps = torch.zeros(num_envs), torch.zeros(num_envs, dtype=torch.int32)
-        self.success_once, self.returns = torch.zeros(num_envs, dtype=torch.bool), torch.zeros(num_envs)
+    def __init__(self):
+        self.place, self.returns = torch.zeros(2, self.num_envs)
+        self.elapsed_steps = torch.zeros(self.num_envs, dtype=torch.int32)
+        self.success_once = torch.zeros(self.num_envs, dtype=torch.bool)
 
     def _observe(self):
         return torch.stack([self.place, self.elapsed_steps.float()], 1)
 
     def reset(self, *, seed=None, options=None):
         which = torch.arange(self.num_envs) if options is None else options["env_idx"]
-        self.place[which], self.elapsed_steps[which] = 0.0, 0
-        self.success_once[which], self.returns[which] = False, 0.0
+        for state in (self.place, self.elapsed_steps, self.success_once, self.returns):
+            state[which] = 0
         return self._observe(), {"reconfigure": False}
 
     def step(self, actions):
@@ -527,16 +478,15 @@ class ManiSkillStandIn(gymnasium.vector.VectorEnv):
         self.success_once |= success
         self.returns += rewards
         truncations, observations = self.elapsed_steps >= 4, self._observe()
-        infos = {"elapsed_steps": self.elapsed_steps.clone(), "success": success, "episode": {
-            "success_once": self.success_once.clone(), "return": self.returns.clone(),
-            "episode_len": self.elapsed_steps.clone()}}
+        episode = {"success_once": self.success_once.clone(), "return": self.returns.clone(),
+                   "episode_len": self.elapsed_steps.clone()}
+        infos = {"elapsed_steps": self.elapsed_steps.clone(), "success": success, "episode": episode}
         ended = success | truncations
         if ended.any():
-            final_info = {key: dict(part) if key == "episode" else part.clone()
-                          for key, part in infos.items()}
-            final, (observations, infos) = observations, self.reset(options={"env_idx": ended.nonzero()[:, 0]})
-            infos |= {"final_observation": final, "final_info": final_info, "_final_info": ended,
-                      "_final_observation": ended, "_elapsed_steps": ended}
+            last = {"final_observation": observations, "final_info": infos, "_final_info": ended,
+                    "_final_observation": ended, "_elapsed_steps": ended}
+            observations, infos = self.reset(options={"env_idx": ended.nonzero()[:, 0]})
+            infos |= last
         return observations, rewards, success, truncations, infos
 
 
@@ -571,7 +521,7 @@ def test_gymnasiums_own_vector_environments_in_torch(mode):
 
     ours = vector.make(lambda: cartpoles(NumpyToTorch))
     assert type(ours) is vector.Tensors
-    assert_same_rollouts(rollouts(ours), rollouts(vector.make(cartpoles, backend="serial")))
+    assert_same(rollout(ours), rollout(vector.make(cartpoles, backend="serial")))
 
 
 def test_gymnasiums_environments_in_jax():
