@@ -64,14 +64,14 @@ PLAY = ["--env.num-envs", "4", "--eval.episodes", "4", "--eval.max-steps", "2000
         "--policy.hidden-size", "8"]
 
 WHOLE = ["-1", "0", "1", "2", "3", "7", "64", "2147483647", "2147483648", "9223372036854775807",
-         "18446744073709551616", "-2147483649", "1" + "0" * 30, "1.5", "1e3", "0x10", "nan", "inf",
-         "-inf", "none", "auto", "", "x", "[1]", "9" * 5000]
-FRACTIONS = ["0", "-0.0", "1", "-1", "0.5", "1e-300", "1e300", "-1e300", "5e-324", "1e400", "nan",
-             "inf", "-inf", "none", "auto", "", "x", "1,5", "True"]
-TEXTS = ["", "x", "none", "auto", "/", "/nowhere/at/all", ".", "a" * 5000, "\x1b[31m", "ä\udcff",
-         "a b", "--help", "=", "no.py:Net", "own.py:Net", "own.py:missing", "own.py:", "latest",
-         "best", "../..", "%(x)s", "{}"]
-FLAGS = ["True", "False", "1", "0", "2", "none", "auto", "", "yes"]
+         "18446744073709551616", "-2147483649", "1" + "0" * 30, "1.5", "1e3", "0x10", "[1]",
+         "9" * 5000]
+FRACTIONS = ["0", "-0.0", "1", "-1", "0.5", "1e-300", "1e300", "-1e300", "5e-324", "1e400", "1,5"]
+TEXTS = ["/", "/nowhere/at/all", ".", "a" * 5000, "\x1b[31m", "ä\udcff", "a b", "--help", "=",
+         "no.py:Net", "own.py:Net", "own.py:missing", "own.py:", "latest", "best", "../..",
+         "%(x)s", "{}"]
+FLAGS = ["True", "False", "1", "0", "2", "yes"]
+ANY = ["nan", "inf", "-inf", "none", "auto", "", "x", "True"]
 
 
 # -- What is made up: each returns (name, command or function that runs in another process, files
@@ -84,8 +84,8 @@ def value_for(kind, draw):
     options = [name for option in options for name in getattr(option, "__args__", (option,))]
     words = [option for option in options if isinstance(option, str) and option != "ray"]
     pools = {int: WHOLE, float: FRACTIONS, str: TEXTS, bool: FLAGS}
-    pool = [*words, *(text for one, texts in pools.items() if one in options for text in texts)]
-    return draw.choice(pool if pool and draw.random() < 0.9 else WHOLE + FRACTIONS + TEXTS + FLAGS)
+    pool = [*words, *ANY, *(text for one, texts in pools.items() if one in options for text in texts)]
+    return draw.choice(pool if draw.random() < 0.9 else WHOLE + FRACTIONS + TEXTS + FLAGS)
 
 
 def settings_of(env_name):

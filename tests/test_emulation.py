@@ -14,7 +14,17 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import vector as vector_wrappers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from small_envs import MASK, MODES, SAME_STEP, Leavers, Nested, OldCounter, Steps, several
+from small_envs import (
+    MASK,
+    MODES,
+    SAME_STEP,
+    Counters,
+    Leavers,
+    Nested,
+    OldCounter,
+    Steps,
+    several,
+)
 
 import emulation
 import models
@@ -673,37 +683,22 @@ def test_turn_based_games_are_converted():
 # -- PufferEnv -------------------------------------------------------------------------------------
 
 
-class Guess(PufferEnv):
-    def __init__(self, num_agents=8, buf=None, seed=0):
-        self.single_observation_space = spaces.Box(0, 1, (1,), np.float32)
-        self.single_action_space = spaces.Discrete(2)
-        self.num_agents = num_agents
-        super().__init__(buf)
-        self.rng = np.random.default_rng(seed)
-
-    def reset(self, seed=None):
-        self.observations[:, 0] = self.bits = self.rng.integers(0, 2, self.num_agents)
-        return self.observations, []
-
-    def step(self, actions):
-        self.rewards[:], self.terminals[:] = actions == self.bits, True
-        self.reset()
-        infos = [{"score": self.rewards.mean()}]
-        return self.observations, self.rewards, self.terminals, self.truncations, infos
-
-
 def test_a_puffer_env_works_alone_and_in_anothers_memory():
-    env = Guess(4)
-    observations, infos = env.reset()
-    assert observations.shape == (4, 1) and infos == []
+    env = Counters(4)
+    observations, infos = env.reset(seed=0)
+    first = observations.copy()
+    assert observations.shape == (4, 2) and infos == []
     assert env.action_space.shape == (4,) and env.masks.all()
-    _, rewards, terminals, _, infos = env.step(observations[:, 0])
-    assert rewards.tolist() == [1, 1, 1, 1] and terminals.all() and infos == [{"score": 1.0}]
+    _, rewards, terminals, _, infos = env.step(np.arange(4))
+    assert rewards.tolist() == [0, 1, 2, 3] and not terminals.any() and infos == []
+    np.testing.assert_array_equal(env.observations[:, 0], first[:, 0] + np.arange(4))
     rows = new_rows(env, 10)
-    other = Guess(4, buf=rows)
-    other.reset_into(other.views(rows, 3))
+    other = Counters(4, buf=rows)
+    other.reset_into(other.views(rows, 3), 0)
+    np.testing.assert_array_equal(rows.observations[3:7], first)
+    rows.actions[3:7, 0] = 1
     other.step_into(other.views(rows, 3))
-    assert rows.terminals.tolist() == [0, 0, 0, 1, 1, 1, 1, 0, 0, 0]
+    assert rows.rewards.tolist() == [0, 0, 0, 1, 1, 1, 1, 0, 0, 0]
     assert np.shares_memory(other.rewards, rows.rewards)
 
 
@@ -766,9 +761,10 @@ def test_a_puffer_env_may_keep_its_first_arrays(options):
 
 
 def test_a_puffer_env_that_writes_where_it_is_told_is_not_watched():
-    with vector.make(Guess, 3, "serial") as vecenv:
-        vecenv.reset()
-        vecenv.step(np.zeros(24, int))
+    with vector.make(Counters, 3, "serial") as vecenv:
+        vecenv.reset(seed=0)
+        for _ in range(5):
+            vecenv.step(np.ones(12, int))
         assert not any(env._keeps or env._unwatched for env in vecenv._envs.envs)
 
 

@@ -110,7 +110,7 @@ class Walk(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         again = self.walks.episode[0] and seed is None
         seen, info = self.walks.reset(options={"reset_mask": np.ones(1, bool)} if again else None)
-        return {key: array[0] for key, array in seen.items()}, {name: array[0] for name, array in info.items()}
+        return tuple({key: array[0] for key, array in part.items()} for part in (seen, info))
 
     def step(self, action):
         seen, *numbers, info = self.walks.step(np.array([action]))

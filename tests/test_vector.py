@@ -473,13 +473,11 @@ def test_environments_by_name():
         vecenv.reset(seed=0)
         assert [vecenv.step([1, 0])[1].tolist() for _ in range(6)] == [[0.5, 0.5]] * 6
         assert vecenv.log()["score"] == 3
-    name = f"{ROOT}/tests/small_envs.py:Walk"
-    assert environments.load_creator(name).settings == {"limit": 6}
-    with vector.make(name, 2, Multiprocessing, num_workers=2, env_kwargs={"limit": 2}) as vecenv:
+    name = f"{ROOT}/tests/user_envs.py:PointMass"
+    assert environments.load_creator(name).settings == {"length": 100}
+    with vector.make(name, 2, Multiprocessing, num_workers=2, env_kwargs={"length": 2}) as vecenv:
         vecenv.reset(seed=0)
-        observations = vecenv.step([1, 1])[0]
-        assert observations.view(vecenv.driver_env.obs_dtype)["t"].tolist() == [[1], [1]]
-        assert vecenv.step([1, 1])[3].all()
+        assert [vecenv.step(np.zeros((2, 2)))[3].all() for _ in range(2)] == [False, True]
 
 
 # -- Under the trainer -----------------------------------------------------------------------------

@@ -300,9 +300,24 @@ def test_a_policys_error_is_not_an_environments():
     assert not workers.own_part(raised.value)[1]
 
 
-@pytest.mark.parametrize("horizon", [1, 4])
-def test_an_environment_of_this_process_that_hangs_is_named(horizon):
-    vecenv = vector.make(Walk, 3, Serial, env_kwargs=[{}, {"trouble": "spin"}, {}], timeout=0.5)
+class Spinning(gymnasium.vector.SyncVectorEnv):
+    def step(self, actions):
+        while True:
+            pass
+
+
+def spinning():
+    """A package's own vector environment."""
+    creator = mock.Mock(has_vector=True, side_effect=AssertionError)
+    creator.vector = lambda number, num_threads: Spinning([Steps] * number)
+    return vector.make(creator, 3, "package", timeout=0.5)
+
+
+@pytest.mark.parametrize(("name", "horizon"), [("1 of Walk", 1), ("1 of Walk", 4), ("0 of ", 1)])
+def test_an_environment_of_this_process_that_hangs_is_named(name, horizon):
+    kwargs = [{}, {"trouble": "spin"}, {}]
+    vecenv = (vector.make(Walk, 3, Serial, env_kwargs=kwargs, timeout=0.5) if "Walk" in name
+              else spinning())
     with vecenv, mock.patch.object(vector, "STARTUP", 0.5), pytest.raises(WorkerError) as raised:
         if horizon == 1:
             vecenv.reset(seed=0)
@@ -312,30 +327,8 @@ def test_an_environment_of_this_process_that_hangs_is_named(horizon):
         while vecenv.wait()[1] < horizon:
             vecenv.advance(0)
     text = str(raised.value)
-    assert text.startswith("environment 1 of Walk ") and "vec.timeout" in text
-    assert "in step" in text and text.count("  File ") == 2
-
-
-def test_a_packages_own_vector_environment_that_hangs_is_named():
-    class Spinning(gymnasium.vector.SyncVectorEnv):
-        def step(self, actions):
-            while True:
-                pass
-
-    def creator():
-        raise AssertionError("all of them are in the vector environment")
-
-    def several(number, num_threads):
-        return Spinning([lambda: gymnasium.make("CartPole-v1")] * number)
-
-    creator.has_vector, creator.vector = True, several
-    vecenv = vector.make(creator, 3, "package", timeout=0.5)
-    with vecenv, mock.patch.object(vector, "STARTUP", 0.5), pytest.raises(WorkerError) as raised:
-        vecenv.reset(seed=0)
-        vecenv.step(np.ones(3, int))
-    text = str(raised.value)
-    assert text.startswith("environment 0 of ") and "vec.timeout" in text
-    assert "in step" in text and text.count("  File ") == 1
+    assert text.startswith(f"environment {name}") and "vec.timeout" in text
+    assert "in step" in text and text.count("  File ") == (2 if "Walk" in name else 1)
 
 
 def test_a_step_that_ends_while_the_error_is_made_is_none(monkeypatch):
