@@ -23,7 +23,7 @@ SAME_STEP = gymnasium.vector.AutoresetMode.SAME_STEP
 
 
 class Steps(gymnasium.Env):
-    """Observation t and reward 1 at step t; terminated at `end`, truncated at `limit`.
+    """Observation t, in one array, and reward 1 at step t; terminated at `end`, truncated at `limit`.
 
     change(t) is {part: value} of what reset (t = 0) and step t return instead.
     """
@@ -40,13 +40,14 @@ class Steps(gymnasium.Env):
         parts = {"observation": None, "reward": 1.0, "terminated": self.t == self.end,
                  "truncated": self.t == self.limit, "info": {"t": self.t}}
         if isinstance(self.observation_space, spaces.Box):
-            space = self.observation_space
-            parts["observation"] = np.full(space.shape, self.t, space.dtype)
+            self.array[:] = self.t
+            parts["observation"] = self.array
         return parts | (self.change(self.t) if self.change else {})
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.t = 0
+        self.t, space = 0, self.observation_space
+        self.array = np.zeros(space.shape or (), space.dtype)
         parts = self._parts()
         return parts["observation"], parts["info"]
 
@@ -125,26 +126,6 @@ class Nested(Steps):
     def step(self, action):
         assert self.action_space.contains(action)
         return super().step(action)
-
-
-class Image(gymnasium.Env):
-    """A picture that counts its own steps, in place; never an end."""
-
-    observation_space = spaces.Box(0, 255, (2, 3), np.uint8)
-    action_space = spaces.Discrete(4, start=-2)
-
-    def __init__(self, observation_space=observation_space, action_space=action_space):
-        self.observation_space, self.action_space = observation_space, action_space
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.x = np.full((2, 3), self.np_random.integers(9), np.uint8)
-        return self.x, {}
-
-    def step(self, action):
-        assert action in self.action_space
-        self.x += np.uint8(action + 3)
-        return self.x, 0.5, False, False, {}
 
 
 class Drawn(gymnasium.Env):
@@ -297,7 +278,7 @@ KINDS = {  # creator of environment i, whether they can be stepped together
     "nested": (lambda i: Nested(limit=5, end=None if i else 3), True),
     "masked": (lambda i: Nested(limit=5, mask=MASK), True),
     "drawn": (lambda i: Drawn(FIELDS, spaces.MultiBinary(2), infos=True), True),
-    "time limits": (lambda i: in_wrappers(Image(), *((3, 9), (9, 4), (7, 7))[i % 3]), True),
+    "time limits": (lambda i: in_wrappers(Steps(limit=None), *((3, 9), (9, 4), (7, 7))[i % 3]), True),
     "both ends": (lambda i: Steps(2 + i), True),
     "reward in array": (lambda i: Steps(change=lambda t: REWARD_IN_ARRAY), False),
     "old Gym": (lambda i: OldCounter(), True),

@@ -248,8 +248,8 @@ def test_an_environment_that_changes_its_actions_changes_none_of_the_rollout(spa
             actions.clamp_(-1, 1)
             return super().step(actions)
 
-    env = Clamps("disabled")
-    env.answer = *env.answer[:2], torch.zeros(8, dtype=torch.bool), torch.zeros(8, dtype=torch.bool)
+    env, no = Clamps("disabled"), torch.zeros(8, dtype=torch.bool)
+    env.answer[2:] = no, no
     with vector.make(lambda: env) as vecenv:
         storage = vecenv.allocate(2)
         for t in range(2):
@@ -259,17 +259,20 @@ def test_an_environment_that_changes_its_actions_changes_none_of_the_rollout(spa
 
 
 class Unmoved:
-    """Environments whose arrays cost nothing to make: what is seen then are the
-    backend's own operations."""
+    """Environments whose arrays cost nothing to make: what is seen then are the backend's own
+    operations. Keywords replace its attributes and methods, a number a part of a step's arrays."""
 
     num_envs = 8
     single_observation_space = spaces.Box(-1, 1, (2,), np.float32)
     single_action_space = spaces.Box(-2, 1, (3,), np.float32)
 
-    def __init__(self, mode):
+    def __init__(self, mode="same_step", part=None, value=None, **changes):
         self.metadata = {"autoreset_mode": mode}
-        self.flags = torch.arange(8) % 2 == 0
-        self.answer = torch.zeros(8, 2), torch.ones(8), self.flags, ~self.flags
+        flags = torch.arange(8) % 2 == 0
+        self.answer = [torch.zeros(8, 2), torch.ones(8), flags, ~flags]
+        if part is not None:
+            self.answer[part] = value
+        vars(self).update(changes)
 
     def reset(self, seed=None):
         return self.answer[0], {}
@@ -652,34 +655,20 @@ def test_an_error_is_shown_by_the_environments_own_lines():
     assert text.count("  File ") == 1 and "in step" in text and "(environment 0 to 7 of " in text
 
 
-class Wrong(Unmoved):
-    def __init__(self, mode="same_step", **changes):
-        super().__init__(mode)
-        for name, value in changes.items():
-            setattr(self, name, value)
-
-
-def wrong(i, value):
-    """It returns `value` as the i-th of a step's arrays."""
-    answer = list(Unmoved("same_step").answer)
-    answer[i] = value
-    return Wrong(answer=tuple(answer))
-
-
-ERRORS = [  # the words that the error names
-    (lambda: Wrong("sometimes"), "sometimes"),
-    (lambda: Wrong(metadata={}), "tensors.IsaacLab"),
-    (lambda: wrong(0, torch.zeros(8, 3)), r"reset.*\(8, 2\).*\(8, 3\)"),
-    (lambda: wrong(0, torch.full((8, 2), math.nan)), r"reset.*nan"),
-    (lambda: Wrong(single_observation_space=spaces.Box(0, 9, (2,), np.uint8)), "uint8"),
-    (lambda: wrong(1, torch.ones(8, 1)), r"rewards.*\(8, 1\)"),
-    (lambda: wrong(1, torch.full((8,), math.nan)), "rewards.*nan.*0"),
-    (lambda: wrong(2, torch.zeros(8)), "terminated.*float32"),
-    (lambda: wrong(1, [1.0] * 8), "rewards.*list"),
-    (lambda: Wrong(step=lambda actions: Unmoved("disabled").answer), "4"),
-    (lambda: Wrong(reset=lambda seed=None: torch.zeros(8, 2)), "observations"),
-    (lambda: Wrong(single_action_space=spaces.Dict(a=spaces.Discrete(2))), "Discrete"),
-    (lambda: Wrong(single_observation_space=spaces.Dict(a=spaces.Text(3))), "Text"),
+ERRORS = [  # of Unmoved, and the words that the error names
+    ({"mode": "sometimes"}, "sometimes"),
+    ({"metadata": {}}, "tensors.IsaacLab"),
+    ({"part": 0, "value": torch.zeros(8, 3)}, r"reset.*\(8, 2\).*\(8, 3\)"),
+    ({"part": 0, "value": torch.full((8, 2), math.nan)}, r"reset.*nan"),
+    ({"single_observation_space": spaces.Box(0, 9, (2,), np.uint8)}, "uint8"),
+    ({"part": 1, "value": torch.ones(8, 1)}, r"rewards.*\(8, 1\)"),
+    ({"part": 1, "value": torch.full((8,), math.nan)}, "rewards.*nan.*0"),
+    ({"part": 2, "value": torch.zeros(8)}, "terminated.*float32"),
+    ({"part": 1, "value": [1.0] * 8}, "rewards.*list"),
+    ({"step": lambda actions: tuple(Unmoved().answer)}, "4"),
+    ({"reset": lambda seed=None: torch.zeros(8, 2)}, "observations"),
+    ({"single_action_space": spaces.Dict(a=spaces.Discrete(2))}, "Discrete"),
+    ({"single_observation_space": spaces.Dict(a=spaces.Text(3))}, "Text"),
     (lambda: Walks(kind="numpy"), "__dlpack__"),
     (lambda: gymnasium.make("CartPole-v1"), "num_envs"),
 ]
@@ -688,7 +677,8 @@ ERRORS = [  # the words that the error names
 @pytest.mark.parametrize(("make", "words"), ERRORS)
 def test_a_wrong_environment_is_an_error(make, words):
     with (pytest.raises((ValueError, TypeError), match=words),
-          vector.make(make, backend="tensors") as vecenv):
+          vector.make(make if callable(make) else lambda: Unmoved(**make),
+                      backend="tensors") as vecenv):
         vecenv.allocate(2)
         vecenv.advance(0)
 

@@ -20,7 +20,7 @@ from conftest import read_until, slow_but, start
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_envs import KINDS, Counters, Drawn, Image, Steps, Walk, assert_same, rollout
+from small_envs import KINDS, Counters, Drawn, Steps, Walk, assert_same, rollout
 from test_emulation import nested
 
 import emulation
@@ -286,11 +286,11 @@ def test_an_error_of_this_process_names_its_environment():
     assert own and text.count("  File ") == 2 and "in step" in text
     assert text.endswith("(environment 2 of Walk)\n")
     with pytest.raises(ValueError, match=r"environment 1 .*environment 0"):
-        fails(lambda trouble: Image(spaces.Box(0, 9, trouble or (2, 3))), (1, 3), Serial, number=2)
-    for actions in (spaces.Discrete(5, start=-2), spaces.Discrete(4, start=5)):
+        fails(lambda trouble: Steps(observation_space=spaces.Box(0, 9, trouble or (2, 3))), (1, 3),
+              Serial, number=2)
+    for actions in (spaces.Discrete(5), spaces.Discrete(2, start=5)):
         with pytest.raises(ValueError, match=r"environment 1 .*environment 0"):
-            fails(lambda trouble: Image(action_space=trouble or Image.action_space), actions,
-                  Serial, number=2)
+            fails(lambda trouble: Steps(action_space=trouble), actions, Serial, number=2)
 
 
 def test_a_policys_error_is_not_an_environments():
