@@ -86,7 +86,7 @@ class Walks(gymnasium.vector.VectorEnv):
         self.x += actions[:, None].astype(np.float32) * np.array([1, 0.5], np.float32)
         terminated = (np.abs(self.x[:, 0]) > 3) & ~before
         truncated = (self.t == self.limit) & ~before
-        rewards = np.where(before, 0, self.x[:, 1]).astype(np.float32)
+        rewards = self.x[:, 1].copy()  # also in a step that only begins an episode
         self._begin(before)
         self.ended, info = terminated | truncated, {}
         if self.mode == "SameStep" and self.ended.any():

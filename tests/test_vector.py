@@ -258,16 +258,23 @@ def test_logs_of_one_environment_and_the_rest():
         assert vecenv.log()["n"] == 2 and vecenv.log() == {}
 
 
-class Silent(Counters):
+class Counted(Counters):
+    """Infos of three episodes, of one and of none."""
+
+    first = 0
+
     def step(self, actions):
-        return *super().step(actions)[:4], [{"perf": 1.0, "n": 0}]
+        infos = [{"perf": 1.0, "n": 3}, {"perf": 5.0, "n": 1}, {"perf": 7.0, "n": 0}]
+        return *super().step(actions)[:4], infos[self.first :]
 
 
-def test_an_info_of_no_episode_is_not_counted():
-    with vector.make(Silent, 2, Serial) as vecenv:
+def test_infos_weigh_as_many_episodes_as_they_say():
+    with vector.make(Counted, 1, Serial) as vecenv:
         vecenv.reset(seed=0)
-        vecenv.step(np.zeros(8, int))
-        assert vecenv.log() == {}
+        for first, log in ((0, {"perf": 2.0, "n": 4}), (2, {})):
+            vecenv.envs[0].first = first
+            vecenv.step(np.zeros(4, int))
+            assert vecenv.log() == log
 
 
 class Numbered(Steps):

@@ -308,8 +308,10 @@ class Spinning(gymnasium.vector.SyncVectorEnv):
 
 def spinning():
     """A package's own vector environment."""
-    creator = mock.Mock(has_vector=True, side_effect=AssertionError)
-    creator.vector = lambda number, num_threads: Spinning([Steps] * number)
+    def creator():
+        raise AssertionError("all of them are in the vector environment")
+
+    creator.has_vector, creator.vector = True, lambda number, num_threads: Spinning([Steps] * number)
     return vector.make(creator, 3, "package", timeout=0.5)
 
 
@@ -361,8 +363,9 @@ def test_a_step_that_ends_while_the_error_is_made_is_none(monkeypatch):
 
 
 def test_one_that_waits_in_c_code_ends_the_process_with_the_same_words():
-    done = run_python("import sys; sys.path.insert(0, 'tests'); from test_workers import *; "
-                      "fails(Walk, 'hang', Serial, number=2, timeout=0.5)")
+    done = run_python("import sys; sys.path.insert(0, 'tests'); from small_envs import *; rollout("
+                      "vector.make(Walk, 2, 'serial', env_kwargs=[{}, {'trouble': 'hang'}], "
+                      "timeout=0.5))")
     assert done.returncode == 1 and "environment 1 of Walk" in done.stderr
     assert "time.sleep(1000)" in done.stderr
 
