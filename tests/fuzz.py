@@ -526,27 +526,6 @@ def whole_run(folder):
     return next(runs.iterdir())
 
 
-def fuzz(cases=10**9, seconds=math.inf, seed=0, only=None, environments=None, show=True, **options):
-    """Run cases until one of both is used up; returns ({kind: Counter of exits},
-    [(number, kind, name, wrong)])."""
-    counts, faults, begun = collections.defaultdict(collections.Counter), [], time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="fuzz-base-") as folder:
-        base = whole_run(folder)
-        for number in range(cases) if only is None else [only]:
-            if time.monotonic() - begun > seconds:
-                break
-            patience = min(PATIENCE, max(20.0, begun + seconds - time.monotonic() + 20))
-            shown = only is not None
-            found, name, status, _, wrong = case(seed, number, base, shown, patience,
-                                                 environments, **options)
-            counts[found]["hung" if status is None else status] += 1
-            if wrong:
-                faults.append((number, found, name, wrong))
-                if show:
-                    print(f"{number} {found}: {wrong}\n    {name[:300]}", flush=True)
-    return counts, faults
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -558,15 +537,25 @@ def main():
     parser.add_argument("--typed", type=float, default=0.02,
                         help="the share of cases that are typed as commands")
     parser.add_argument("--environments", nargs="*", help="those in C that are taken")
-    given = parser.parse_args()
-    seconds = given.seconds or (60 if given.cases == 10**9 else math.inf)
-    counts, faults = fuzz(given.cases, seconds, given.seed, given.only, given.environments,
-                          kinds=given.kind, typed=given.typed)
+    args = parser.parse_args()
+    seconds = args.seconds or (60 if args.cases == 10**9 else math.inf)
+    end, faults, counts = time.monotonic() + seconds, 0, collections.defaultdict(collections.Counter)
+    with tempfile.TemporaryDirectory(prefix="fuzz-base-") as folder:
+        base = whole_run(folder)
+        for number in range(args.cases) if args.only is None else [args.only]:
+            if time.monotonic() > end:
+                break
+            patience = min(PATIENCE, max(20.0, end - time.monotonic() + 20))
+            kind, name, status, _, wrong = case(args.seed, number, base, args.only is not None,
+                                                patience, args.environments, args.kind, args.typed)
+            counts[kind]["hung" if status is None else status] += 1
+            if wrong:
+                faults += 1
+                print(f"{number} {kind}: {wrong}\n    {name[:300]}", flush=True)
     for kind, exits in sorted(counts.items()):
         print(f"{kind:14} {sum(exits.values()):5} cases, exits {dict(exits)}")
-    print(json.dumps({"seed": given.seed,
-                      "cases": sum(sum(exits.values()) for exits in counts.values()),
-                      "faults": len(faults)}))
+    print(json.dumps({"seed": args.seed, "faults": faults,
+                      "cases": sum(sum(exits.values()) for exits in counts.values())}))
     sys.exit(bool(faults))
 
 

@@ -611,7 +611,8 @@ def test_agents_keep_their_slots_and_inactive_ones_are_not_valid():
     for name, rows in expected.items():
         assert [getattr(row, name).reshape(3).tolist() for row in history] == rows, name
     assert history[3].final_observations[2].item() == 4
-    assert history[0].action_masks.tolist() == [[1, 0, 1, 1]] * 3
+    for row in history:
+        assert row.action_masks.tolist() == [[1, 1 - valid, 1, 1] for valid in row.valid]
     assert history[3].infos == [{"t": 4.0, "episode_return": 3.0, "episode_length": 4}]
 
 

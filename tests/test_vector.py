@@ -333,6 +333,7 @@ def test_episodes_are_counted_if_reports_do_not_say_how_many(tmp_path):
 @pytest.mark.parametrize(("options", "name"), [
     ({"env": "squared", "num_envs": 4, "batch_size": 2}, "vec.num_threads"),
     ({"backend": "native"}, "ray"),
+    ({"env": "breakout", "backend": "package"}, "native"),
     ({"env": "gym/CartPole-v1", "num_envs": 2, "backend": "package",
       "env_kwargs": [{}, {"max_episode_steps": 3}]}, "env_kwargs"),
     ({"env": "gym/CartPole-v1", "num_envs": 4, "backend": "package", "num_workers": 2},
