@@ -259,12 +259,12 @@ def test_logs_of_one_environment_and_the_rest():
 
 
 class Counted(Counters):
-    """Infos of three episodes, of one and of none."""
+    """Infos of one episode, of three and of none."""
 
     first = 0
 
     def step(self, actions):
-        infos = [{"perf": 1.0, "n": 3}, {"perf": 5.0, "n": 1}, {"perf": 7.0, "n": 0}]
+        infos = [{"perf": 5.0, "n": 1}, {"perf": 1.0, "n": 3}, {"perf": 7.0, "n": 0}]
         return *super().step(actions)[:4], infos[self.first :]
 
 
@@ -441,6 +441,7 @@ def test_a_packages_own_vector_environment(name):
         assert 0 < log["episode_length"] <= 80 and "env_id" not in log and package.log()["n"] >= 3
         if "CartPole" in name:
             assert log["episode_return"] == log["episode_length"]  # without reward_scale
+            assert (package.storage.rewards == 0.5).all()
         np.testing.assert_array_equal(package.reset(seed=3)[0], episodes[0][0])
         for expected in episodes[0][1:]:
             np.testing.assert_array_equal(package.step(np.ones(4, int))[0], expected)
