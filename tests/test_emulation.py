@@ -192,7 +192,7 @@ def test_a_space_without_numbers_is_refused(kind, name, space):
                   "reset": lambda self, **_: (np.zeros((1, 1)), {})}
     if kind is not PufferEnv:
         attributes["__init__"] = lambda self: None
-    with pytest.raises(TypeError, match=r"\(2,\ 0\)"):
+    with pytest.raises(TypeError, match=r"\(2,\s0\)"):
         vector.make(lambda: type("Empty", (kind,), attributes)())
 
 

@@ -362,14 +362,6 @@ def test_a_step_that_ends_while_the_error_is_made_is_none(monkeypatch):
         assert Late.ended.is_set() and vecenv.hung is None
 
 
-def test_one_that_waits_in_c_code_ends_the_process_with_the_same_words():
-    done = run_python("import sys; sys.path.insert(0, 'tests'); from small_envs import *; rollout("
-                      "vector.make(Walk, 2, 'serial', env_kwargs=[{}, {'trouble': 'hang'}], "
-                      "timeout=0.5))")
-    assert done.returncode == 1 and "environment 1 of Walk" in done.stderr
-    assert "time.sleep(1000)" in done.stderr
-
-
 def test_a_slow_step_does_not_hang():
     """Each is shorter than the timeout, all together longer."""
     class Slow(Walk):
@@ -416,27 +408,32 @@ def test_closing_ends_what_it_can(options, tmp_path):
             vecenv.step(np.ones(3, int))
 
 
-@pytest.mark.parametrize("end", slow_but(["forgotten", "exception", "SIGINT", "SIGKILL"],
-                                         "forgotten", "SIGKILL"))
+@pytest.mark.parametrize("end", slow_but(["forgotten", "exception", "SIGINT", "SIGKILL", "hang"],
+                                         "forgotten", "hang"))
 def test_workers_end_with_their_parent(end):
-    last = {"exception": "raise SystemExit(1)", "forgotten": ""}.get(end, "time.sleep(600)")
+    """Also if an environment of that process hangs in C code, which ends it."""
+    hang = "env_kwargs=[{}, {'trouble': 'hang'}], timeout=0.5"
+    last = {"exception": "raise SystemExit(1)", "forgotten": "",
+            "hang": f"rollout(vector.make(Walk, 2, 'serial', {hang}))"}.get(end, "time.sleep(600)")
     parent = start([sys.executable, "-c", f"""
 import signal, sys, time
 sys.path.insert(0, "tests")
 import vector
-from small_envs import Walk
+from small_envs import Walk, rollout
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job may ignore it
 vecenv = vector.make(Walk, 2, "multiprocessing", num_workers=2)
 vecenv.reset()
 print(*[process.pid for process in vecenv._workers], flush=True)
 {last}
-"""], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+"""], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     pids = [int(pid) for pid in read_until(parent, "\n").split()]
     assert len(pids) == 2
     if end.startswith("SIG"):
         parent.send_signal(getattr(signal, end))
-    parent.wait(60)
-    parent.stdout.close()
+    errors = parent.communicate(timeout=100)[1]
+    if end == "hang":
+        assert parent.returncode == 1 and "environment 1 of Walk" in errors
+        assert "time.sleep(1000)" in errors
     deadline = time.monotonic() + 60
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
         assert time.monotonic() < deadline, "workers live on"
