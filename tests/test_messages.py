@@ -7,11 +7,21 @@ message that is printed. The sentence is a part of the message that contains no 
 """
 
 import inspect
+import itertools
 import shlex
+import threading
+import warnings
 
+import gymnasium
+import numpy as np
 import pytest
+import small_envs
+from gymnasium import spaces
 
 import configuration
+import emulation
+import pufferl
+import vector
 
 CONFIGURATION = [
     ("train.horizon", configuration.ConfigError, "train.horizon", "--train.horizon 0"),
@@ -21,7 +31,108 @@ RUNS = []  # run folders, checkpoints, loggers, names from PufferLib
 
 TRAINER = []  # trainer, engines, models, diagnostics, processes of one run
 
-ENVIRONMENTS = []  # emulation, vector, workers, tensors, environments
+# -- Emulation, vector, workers, tensors, environments
+
+
+def step(env, steps=4, **options):
+    """Make a vector and step it; a warning is an error."""
+    emulation.warn_once.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with vector.make(env, options.pop("num_envs", 1), **options) as vecenv:
+            vecenv.reset(seed=0)
+            for _ in range(steps):
+                vecenv.step(np.zeros(vecenv.storage.actions[0].shape, np.int32))
+
+
+def step_with(first=1, space=None, **parts):
+    """Step an environment that returns other parts from a step on."""
+    step(lambda: small_envs.Steps(None, 5, lambda t: parts if t >= first else {}, space), 6,
+         backend="serial")
+
+
+def name_a_file(path):
+    (path / "mine.py").write_text("def walk(): ...\n")
+    vector.make(str(path / "mine.py"))
+
+
+def keep_arrays():
+    class Keeps(small_envs.Counters):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.first = self.observations
+
+        def _observe(self):
+            self.first[:] = np.stack([self.count, self.age], 1)
+
+    step(Keeps, backend="serial")
+
+
+def mix_returns():
+    wrappers = gymnasium.wrappers
+    ends = itertools.cycle([False] * 5 + [True])
+    env = wrappers.RecordEpisodeStatistics(small_envs.Steps(limit=None, change=lambda t: {
+        "terminated": next(ends)}))
+    env = wrappers.TimeLimit(wrappers.TransformReward(env, lambda reward: reward / 100), 3)
+    step(lambda: env, 30, backend="serial")
+
+
+LOCK = threading.Lock()
+ENVIRONMENTS = [
+    ("vec.num_workers", ValueError, "vec.num_workers can be 1, 2, 3, 6",
+     lambda: vector.make(small_envs.Walk, 6, "multiprocessing", num_workers=4)),
+    ("vec.batch_size", ValueError, "vec.batch_size can be 2, 4, 8", lambda: vector.make(
+        small_envs.Walk, 8, "multiprocessing", num_workers=4, batch_size=3)),
+    ("serial", ValueError, "for more workers take multiprocessing",
+     lambda: vector.make(small_envs.Walk, 4, "serial", num_workers=2)),
+    ("num_workers", ValueError, "vec.num_threads says how many threads step them",
+     lambda: vector.make("squared", 4, num_workers=2)),
+    ("vec.num_buffers", ValueError, "is for backend native, not for multiprocessing",
+     lambda: vector.make(small_envs.Walk, 4, "multiprocessing", num_buffers=2)),
+    ("threads", ValueError, "there are native, serial, ",
+     lambda: vector.make(small_envs.Walk, 4, "threads")),
+    ("package", ValueError, "there are serial, multiprocessing and ray",
+     lambda: vector.make(small_envs.Walk, 4, "package")),
+    ("tensors", ValueError, "is in C: take native", lambda: vector.make("breakout", 1, "tensors")),
+    ("batchsize", ValueError, "did you mean batch_size?", lambda: vector.make(
+        "gym/CartPole-v1", batchsize=2)),
+    ("CartPol-v1", ValueError, "Did you mean CartPole-v1", lambda: vector.make("gym/CartPol-v1")),
+    ("knights", ValueError, "expected pettingzoo/FAMILY/NAME",
+     lambda: vector.make("pettingzoo/knights")),
+    ("nothing_v0", ImportError, "install line",
+     lambda: vector.make("pettingzoo/butterfly/nothing_v0")),
+    ("pyboy", ValueError, "a ROM of your own", lambda: vector.make("pyboy/pokemon_red")),
+    ("mine.py", ValueError, "say what in it makes the environment", name_a_file),
+    ("nowhere.py", ValueError, "no such file", lambda: vector.make("nowhere.py:Env")),
+    ("environments", MemoryError, "environments would take",
+     lambda: vector.make("breakout", env_kwargs={"num_envs": 10**10})),
+    ("step()", RuntimeError, "needs reset() first",
+     lambda: vector.make(small_envs.Walk).step(np.zeros(1))),
+    ("aaa", SystemExit, "the system refuses a path (File name too long)",
+     lambda: pufferl.main(["train", "squared", "--resume", 300 * "a"])),
+    ("another process", TypeError, "take backend serial", lambda: step(
+        lambda: LOCK and small_envs.Walk(), num_envs=2, backend="multiprocessing", num_workers=2)),
+    ("worker 0", vector.WorkerError, "died by signal 9 (SIGKILL)", lambda: step(
+        small_envs.Walk, num_envs=2, backend="multiprocessing", num_workers=2, trouble="kill")),
+    ("the first step()", emulation.Fault, "element (0,) is 7.0, expected 0.0 to 1.0",
+     lambda: step_with(1, spaces.Box(0, 1, (1,)), observation=np.full(1, 7, np.float32))),
+    ("reward", emulation.Fault, "make one number of them, in a file of yours",
+     lambda: step_with(reward=np.ones(2))),
+    ("reward of environment 0", emulation.Fault, "must be a number, got 'x'",
+     lambda: step_with(3, reward="x")),
+    ("info", emulation.Fault, "it must be a dict", lambda: step_with(5, info=5)),
+    ("reset()", ValueError, "gave none", lambda: step_with(info={"action_mask": np.ones(2)})),
+    ("mask", ValueError, "3 entries, the action space has 2",
+     lambda: step_with(0, info={"action_mask": np.ones(3)})),
+    ("int64", UserWarning, "numbers that do not fit into uint8 are changed without an error",
+     lambda: step_with(2, spaces.Box(0, 9, (1,), np.uint8), observation=np.ones(1, np.int64))),
+    ("Keeps", UserWarning, "writes into the arrays that it was made with", keep_arrays),
+    ("episode_return", UserWarning, "sees the end of some episodes only", mix_returns),
+    ("NormalizeReward", UserWarning, "norm-reward True", lambda: step(
+        lambda: gymnasium.wrappers.NormalizeReward(gymnasium.make("CartPole-v1")))),
+    ("tensors", ValueError, "neither torch tensors nor arrays with __dlpack__",
+     lambda: vector.make(lambda: small_envs.several(small_envs.SAME_STEP), backend="tensors")),
+]
 
 OCEAN = []
 
