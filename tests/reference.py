@@ -107,6 +107,13 @@ def advantage(
     return advantages
 
 
+def masses(advantages, valid, alpha):
+    """What `priorities` divides by its sum: (N,)."""
+    is_valid = valid[: len(advantages)] != 0
+    s = torch.where(is_valid, advantages.abs(), 0.0).sum(0)
+    return torch.where(is_valid.any(0), s**alpha + 1e-6, 0.0)
+
+
 def priorities(advantages, valid, alpha):
     """Probability of each segment to be drawn: (N,), sums to 1, exactly 0 for a
     segment with no valid step.
@@ -118,9 +125,7 @@ def priorities(advantages, valid, alpha):
 
     Source: Schaul et al. 2016 (PER, equation 1), on segments instead of transitions.
     """
-    is_valid = valid[: len(advantages)] != 0
-    s = torch.where(is_valid, advantages.abs(), 0.0).sum(0)
-    weight = torch.where(is_valid.any(0), s**alpha + 1e-6, 0.0)
+    weight = masses(advantages, valid, alpha)
     return weight / weight.sum()
 
 
