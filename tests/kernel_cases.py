@@ -46,8 +46,8 @@ def bits(tensor):
 
 
 class Call:
-    """A kernel's name and arguments, the names of those that it writes, and what these must be:
-    compare(**written) yields (name, actual, expected, tolerance)."""
+    """A kernel's arguments, the names of those that it writes, and what these must be: compare(**written) yields
+    (name, actual, expected, tolerance)."""
 
     def __init__(self, kernel, written, compare, *, scratch=(), **arguments):
         self.kernel, self.written, self.compare = kernel, written, compare
@@ -55,8 +55,7 @@ class Call:
 
     @property
     def tensors(self):
-        return {name: value for name, value in self.arguments.items()
-                if isinstance(value, torch.Tensor)}
+        return {name: value for name, value in self.arguments.items() if isinstance(value, torch.Tensor)}
 
     def run(self, **changes):
         """What the call writes or returns, by name."""
@@ -69,9 +68,8 @@ class Call:
 
     def check(self):
         """Compare all outputs; no other argument may change."""
-        changing = {*self.written, *self.scratch}
-        before = {name: bits(tensor) for name, tensor in self.tensors.items()
-                  if name not in changing}
+        inputs = self.tensors.keys() - {*self.written, *self.scratch}
+        before = {name: bits(self.tensors[name]) for name in inputs}
         for name, actual, expected, tolerance in self.compare(**self.run()):
             close(actual, expected, tolerance, name)
         for name, old in before.items():
@@ -93,8 +91,7 @@ def some_masks(rng, n, heads):
 
 
 def bounds(dims, mixed=False):
-    """models.squash's rows (middle, half, log |half|); mixed: two numbers of three have no more
-    than one bound."""
+    """models.squash's rows (middle, half, log |half|); mixed: two of three have one bound at most."""
     low, high = -1.0 - torch.arange(dims), torch.linspace(0.5, 4.0, dims)
     middle, half = (low + high) / 2, (high - low) / 2
     if mixed:
@@ -181,15 +178,10 @@ GAE = {"gamma": 0.97, "gae_lambda": 0.9, "rho_clip": 1.3, "c_clip": 0.9}
 def rollout(T, N, seed=0, live=0.85):
     rng = generator(seed)
     truncations = flags(rng, 0.1, T, N)
-    return {
-        "values": torch.randn(T + 1, N, generator=rng),
-        "rewards": 2 * torch.randn(T, N, generator=rng),
-        "terminals": flags(rng, 0.15, T, N),
-        "truncations": truncations,
-        "bootstraps": torch.randn(T, N, generator=rng) * truncations,
-        "ratios": (0.5 * torch.randn(T, N, generator=rng)).exp(),
-        "valid": flags(rng, live, T + 1, N),
-    }
+    return {"values": torch.randn(T + 1, N, generator=rng), "rewards": 2 * torch.randn(T, N, generator=rng),
+            "terminals": flags(rng, 0.15, T, N), "truncations": truncations,
+            "bootstraps": torch.randn(T, N, generator=rng) * truncations,
+            "ratios": (0.5 * torch.randn(T, N, generator=rng)).exp(), "valid": flags(rng, live, T + 1, N)}
 
 
 def advantage(T=3, N=5, index=None, mean=None, seed=0, live=0.85, **settings):
@@ -200,10 +192,9 @@ def advantage(T=3, N=5, index=None, mean=None, seed=0, live=0.85, **settings):
     index = None if index is None else torch.tensor(index)
 
     def compare(advantages):
-        doubles = {k: v.double() if v.is_floating_point() else v for k, v in data.items()}
-        names = {"gae_lambda": "lam"}
-        expected = reference.advantage(**doubles, mean=mean or 0.0,
-                                       **{names.get(k, k): v for k, v in settings.items()})
+        doubles = {name: value.double() if value.is_floating_point() else value for name, value in data.items()}
+        options = {name.replace("gae_lambda", "lam"): value for name, value in settings.items()}
+        expected = reference.advantage(**doubles, mean=mean or 0.0, **options)
         chosen = torch.ones(N, dtype=torch.bool)
         if index is not None:
             chosen.fill_(False)[index] = True
@@ -242,9 +233,9 @@ def draw(N=5, M=4, masses=None, seed=5, counter=(0, 0), beta=0.6):
         assert (masses[index] > 0).all()
         yield "weights", weights, reference.importance_weights(p, beta)[index], 1e-6
 
-    return Call("draw", ["index", "weights"], compare, scratch=["cumulative"], masses=masses,
-                cumulative=poison(len(masses), dtype=torch.float64), weights=poison(M),
-                index=poison(M, dtype=torch.int64), seed=seed, counter=counter, beta=beta)
+    return Call("draw", ["index", "weights"], compare, scratch=["cumulative"], masses=masses, weights=poison(M),
+                cumulative=poison(len(masses), dtype=torch.float64), index=poison(M, dtype=torch.int64), seed=seed,
+                counter=counter, beta=beta)
 
 
 def gather(source=torch.float32, out=torch.float32, tail=(3, 17), scaled=False, T=5, N=19, M=4):
@@ -293,35 +284,27 @@ def write_back(T=4, N=5, M=5):
 # MinGRU
 
 
-def segments(T, M, H, seed=0, columns=None, resets=0.2, live=0.8, rows=0):
+def segments(T, M, H, seed=0, columns=None, resets=0.2, live=0.8, rows=0, scale=1.0, rounded=False,
+             dtype=torch.float32):
+    """rounded: what may be bfloat16, rounded to that and in this dtype."""
     rng = generator(seed)
     columns = columns or M
-    return {"hgp": 2 * torch.randn(T, M, 3 * H, generator=rng),
-            "x": torch.randn(T, M, H, generator=rng),
-            "states": torch.cat([torch.randn(1, M, H, generator=rng), poison(T, M, H)]),
-            "resets": flags(rng, resets, T + rows, columns),
-            "valid": flags(rng, live, T + rows, columns)}
-
-
-def cast(data, rounded, dtype):
-    """What may be bfloat16, rounded to that and in this dtype."""
+    data = {"hgp": 2 * scale * torch.randn(T, M, 3 * H, generator=rng), "x": torch.randn(T, M, H, generator=rng)}
     if rounded:
-        data |= {name: data[name].bfloat16().to(dtype) for name in ("hgp", "x")}
+        data = {name: tensor.bfloat16().to(dtype) for name, tensor in data.items()}
+    return data | {"states": torch.cat([torch.randn(1, M, H, generator=rng), poison(T, M, H)]),
+                   "resets": flags(rng, resets, T + rows, columns), "valid": flags(rng, live, T + rows, columns)}
 
 
 def mingru_scan(T=3, M=4, H=6, seed=0, start=0, columns=None, resets=0.2, live=0.8, drawn=False,
                 scale=1.0, rounded=False, dtype=torch.float32):
     """drawn: segments are columns of an index, and initial states those of all agents."""
-    data = segments(T, M, H, seed, columns or start + M, resets, live, rows=seed % 2)
-    data["hgp"] *= scale
-    cast(data, rounded, dtype)
-    rng, columns, where = generator(seed + 1), data["resets"].shape[1], {"start": start}
-    chosen = torch.arange(columns)
-    first = data["states"][0].clone()
+    columns = columns or start + M
+    data = segments(T, M, H, seed, columns, resets, live, seed % 2, scale, rounded, dtype)
+    rng, where, chosen, first = generator(seed + 1), {"start": start}, torch.arange(columns), data["states"][0].clone()
     if drawn:
         where["index"] = chosen = torch.randint(columns, (start + M,), generator=rng)
-        where["initial"] = torch.randn(columns, H, generator=rng)
-        data["states"] = poison(T + 1, M, H)
+        where["initial"], data["states"] = torch.randn(columns, H, generator=rng), poison(T + 1, M, H)
     chosen = chosen[start : start + M]
     first = where["initial"][chosen] if drawn else first
     hgp, x = data["hgp"].double(), data["x"].double()
@@ -342,30 +325,26 @@ def mingru_scan_grad(T=3, M=4, H=6, **options):
     """The gradient of mingru_scan's call with the same options."""
     scan = mingru_scan(T, M, H, **options)
     data = dict(scan.arguments)
-    dtype, first = data["x"].dtype, data.pop("initial", None)
     hgp, x = (data[name].double().requires_grad_() for name in ("hgp", "x"))
     scan.run()
-    data.pop("out")
-    dy = torch.randn(T, M, H, generator=generator(options.get("seed", 0) + 1)).bfloat16().to(dtype)
-    slope, start = dy.double(), data["start"]
+    data = {name: value for name, value in data.items() if name not in ("out", "initial")}
+    dy = torch.randn(T, M, H, generator=generator(options.get("seed", 0) + 1)).bfloat16().to(data["x"].dtype)
+    slope, start, first = dy.double(), data["start"], data["states"][0].double()  # which the scan has taken
     chosen = data.get("index", torch.arange(data["resets"].shape[1]))[start : start + M]
-    first = data["states"][0] if first is None else first[chosen]
 
-    def compare(hgp_grad, dx, sums):
+    def compare(**written):
+        hgp_grad, dx, sums = written.values()
         resets, valid = (data[name][:T, chosen] for name in ("resets", "valid"))
-        reference.mingru_layer(x, hgp, first.double(), resets, valid)[0].backward(slope)
+        reference.mingru_layer(x, hgp, first, resets, valid)[0].backward(slope)
         yield "hgp", hgp_grad, hgp.grad, 1e-5
         yield "sums", sums, hgp.grad.sum(0), 1e-5
         yield "grad_out", dx, x.grad, 1e-5
 
-    return Call("mingru_scan_grad", ["hgp", "grad_out", "sums"],
-                lambda hgp, grad_out, sums: compare(hgp, grad_out, sums), **data, grad_out=dy,
-                sums=poison(M, 3 * H))
+    return Call("mingru_scan_grad", ["hgp", "grad_out", "sums"], compare, **data, grad_out=dy, sums=poison(M, 3 * H))
 
 
 def mingru_step(M=4, H=6, rounded=False, dtype=torch.float32):
-    data = segments(1, M, H, seed=M)
-    cast(data, rounded, dtype)
+    data = segments(1, M, H, seed=M, rounded=rounded, dtype=dtype)
     state = data.pop("states")[0].clone()
     data = {name: tensor[0] for name, tensor in data.items()}
     before = state.double()
@@ -647,14 +626,8 @@ TABLE = {
 }
 
 
-def label(make, options):
-    values = (f"{value}".removeprefix("torch.").replace(" ", "") for value in options.values())
-    names = zip(options, (value if len(value) < 20 else "many" for value in values), strict=True)
-    return f"{make.__name__}-{','.join(f'{name}={value}' for name, value in names)}"
-
-
 def params(table):
-    return [pytest.param(make, options, id=label(make, options))
+    return [pytest.param(make, options, id=f"{make.__name__}-{str(options)[1:60]}".replace(" ", ""))
             for make, rows in table.items() for options in rows]
 
 

@@ -248,7 +248,7 @@ def test_scans_with_two_channels_a_thread_are_those_with_one(T, dtype, simulated
 
 def orthogonalised(x, device="cpu"):
     """(call, matrices, results): Muon's kernel over scratch full of NaN."""
-    memory, (count, rows, columns) = kernels.Arena(), x.shape
+    memory, (count, rows, _) = kernels.Arena(), x.shape
     memory.adopt(torch.nn.Linear(2, 2))
     shapes = (x.shape, x.shape, *2 * [(count, rows, rows)])
     tensors = [torch.full(shape, torch.nan, device=device) for shape in shapes]

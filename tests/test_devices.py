@@ -178,7 +178,7 @@ TRAINERS = []
 
 
 @pytest.fixture(autouse=True)
-def released():
+def released(monkeypatch):  # which ends later
     yield
     while TRAINERS:
         TRAINERS.pop().release()
@@ -562,30 +562,33 @@ def test_a_capture_that_fails_leaves_the_allocator_as_it_was(monkeypatch):
     assert called == [("begin", 0), "end", (3, 0), ("begin", 1), "end", (3, 1)] and not gpu._graphs
 
 
-def pin_where_no_memory_is_locked(monkeypatch):
+def pin_where_no_memory_is_locked():
     def refuse(error):
         raise RuntimeError("operation not supported")
 
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: types.SimpleNamespace(cudaHostRegister=lambda *call: 801))
-    monkeypatch.setattr(torch.cuda, "check_error", refuse)
     gpu = object.__new__(fused.Gpu)
     gpu._pinned, gpu._refused = [], False
-    for _ in range(3):
-        gpu.pin(np.zeros(4096, np.uint8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "cudart", lambda: types.SimpleNamespace(cudaHostRegister=lambda *call: 801))
+        patch.setattr(torch.cuda, "check_error", refuse)
+        for _ in range(3):
+            gpu.pin(np.zeros(4096, np.uint8))
     assert gpu._pinned == []
 
 
-def test_a_system_that_locks_no_memory_is_named_once(monkeypatch, capsys):
-    pin_where_no_memory_is_locked(monkeypatch)
+def test_a_system_that_locks_no_memory_is_named_once(capsys):
+    pin_where_no_memory_is_locked()
     assert capsys.readouterr().err.count("train.device") == 1
 
 
-def needs_gpu(available=True, implementation="NVIDIA", cupy=True):
+def find_gpu(available=True, implementation="NVIDIA", knows_numpy=True, has_cupy=True):
     """Ask for a GPU on a system that lacks some of what it takes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: available)
         patch.setattr("numba.cuda.implementation", implementation)
-        if not cupy:
+        if not knows_numpy:
+            patch.setitem(sys.modules, "numba.cuda.np", types.ModuleType("np"))
+        if not has_cupy:
             patch.setattr("importlib.util.find_spec", lambda name: None)
         fused.find_gpu(1)
 
