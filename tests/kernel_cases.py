@@ -229,7 +229,7 @@ def draw(N=5, M=4, masses=None, seed=5, counter=(0, 0), beta=0.6):
 
     def compare(index, weights):
         p = masses / masses.sum()
-        yield "index", index, reference.draw_segments(p, M, seed, *counter), 0
+        yield "index", index, reference.draw_segments(p, M, seed, *map(int, counter)), 0
         assert (masses[index] > 0).all()
         yield "weights", weights, reference.importance_weights(p, beta)[index], 1e-6
 
@@ -638,13 +638,13 @@ SIMULATED = {make: [options for options in TABLE[make]
 CASES = params(SIMULATED if arena.SIMULATOR else TABLE)
 INDEX = [0, 1, 1, 3]
 SMALL = {  # a right call of each kind, whose sizes all differ
-    "sample": lambda: sample(heads=[2, 3], masks=torch.ones(5, 5, dtype=torch.uint8)),
+    "sample": lambda: sample(heads=[2, 3], masks=torch.ones(5, 5, dtype=torch.uint8), step=torch.tensor([3])),
     "sample continuous": lambda: sample(dims=4),
     "sample squashed": lambda: sample(dims=4, squash=True, wide=True),
     "advantage": advantage,
     "advantage columns": lambda: advantage(index=INDEX, mean=1.0),
     "priorities": lambda: priorities(index=INDEX),
-    "draw": draw,
+    "draw": lambda: draw(counter=torch.tensor([3, 2]), beta=torch.tensor([0.6])),
     "gather": lambda: gather(tail=(2,), T=3, N=5, M=4),
     "gather scaled": lambda: gather(tail=(2,), scaled=True),
     "write_back": lambda: write_back(T=3, N=5, M=4),
