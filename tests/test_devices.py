@@ -277,13 +277,6 @@ def test_graphs_change_no_result(device, case, monkeypatch):
     assert not np.isnan(list(losses.values())).any()
 
 
-@ON_RECORDER
-def test_small_minibatches_are_few_launches(device):
-    trainer = make_trainer(cudagraphs=1)
-    train(trainer, 3)
-    assert 27 < len(launches(trainer, "minibatch")) <= 29, launches(trainer, "minibatch")
-
-
 def launches(trainer, key):
     """What a graph launches: not what makes a view or takes memory."""
     calls = trainer.engine.device.graphs[key].calls
@@ -301,6 +294,7 @@ def test_a_rollouts_step_is_few_launches(device, fits, step, final, monkeypatch)
     train(trainer, 3)
     for key, count in ((("step", 0, 1), step), (("final", 0), final)):
         assert len(launches(trainer, key)) == count, launches(trainer, key)
+    assert 27 < len(launches(trainer, "minibatch")) <= 29, launches(trainer, "minibatch")
 
 
 @ON_RECORDER
@@ -446,11 +440,6 @@ def test_what_is_frozen_after_graphs_were_made_stays(device, network, optimizer)
     trainer.policy.requires_grad_(True)
     thawed = weights(4)
     assert not any(torch.equal(after[name], thawed[name]) for name in after)
-
-
-def test_python_environments_train(device):
-    _, losses, _ = run(4, env="gym/CartPole-v1", num_envs=8, minibatch_size=32, cudagraphs=2)
-    assert math.isfinite(losses["value_loss"])
 
 
 @pytest.mark.slow
