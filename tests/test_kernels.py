@@ -50,7 +50,7 @@ def by_cell(cell, x):
 
 
 def test_exp_log_and_cosine():
-    x = np.linspace(-87, 88, 1_000_003, dtype=np.float32)
+    x = np.linspace(-87, 88, 300_007, dtype=np.float32)
     out = by_cell(kernels.exp_cell, np.concatenate([x, np.float32([np.nan])]))
     assert np.isnan(out[-1]) and np.abs(out[:-1] / np.exp(x.astype(float)) - 1).max() < 2e-7
     rng = np.random.default_rng(0)
@@ -65,7 +65,7 @@ def test_exp_log_and_cosine():
 
 
 def test_sigmoid_and_tanh():
-    x = np.linspace(-87, 88, 1_000_003, dtype=np.float32)
+    x = np.linspace(-87, 88, 300_007, dtype=np.float32)
     x = np.concatenate([x, np.float32([-1e30, -1e3, -0.0, 0.0, 1e3, 1e30, -np.inf, np.inf, np.nan])])
     out, numbers = by_cell(kernels.sigmoid_cell, x), x[:-1].astype(float)
     with np.errstate(over="ignore"):
