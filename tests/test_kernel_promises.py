@@ -4,6 +4,7 @@ memory and make none.
     python -m pytest tests/test_kernel_promises.py -k vectorised
 """
 
+import functools
 import gc
 import re
 import tracemalloc
@@ -45,10 +46,9 @@ def check_vectorised(assembly, operations):
 
 
 @needs_avx
-@pytest.mark.parametrize("name", [
-    "exp_cell", "log_cell", "tanh_cell", "normalise_cell", "mingru_gates_cell", "mingru_cell",
-    "mingru_cell_grad", "advantage_cell", "ppo_cell", "value_cell", "nesterov_cell"])
+@pytest.mark.parametrize("name", ["log_cell", "tanh_cell", "normalise_cell", "ppo_cell", "value_cell"])
 def test_a_cell_is_vectorised_in_single_precision(name):
+    """Those in whose drivers the test below finds nothing."""
     arrays = {"f": numba.float32[::1], "b": numba.boolean[::1]}
     signature = tuple(arrays[kind] for kind in "".join(cases.CELLS[name]))
     compiled = numba.njit(signature, error_model="numpy", fastmath=arena.FASTMATH,
@@ -63,6 +63,7 @@ DRIVERS = {  # the call that compiles it, and packed arithmetic that its hot loo
     "_nesterov_lanes": ("muon", MULTIPLIES), "_apply_lanes": ("muon", MULTIPLIES)}
 
 
+@functools.cache
 def compiled_again(name, call):
     """The driver for the types of its last call, as it is when the cache keeps nothing, for that
     keeps no assembly."""
