@@ -1,0 +1,159 @@
+"""Golden trajectories of the environments in C: hashes of all that some seeded games write.
+
+    python tests/golden_ocean.py            # writes golden_ocean.json again
+    python tests/golden_ocean.py snake moba # and says which cases of these have changed
+
+Each case is a game of a player (ocean_players.py) with some settings, in PARTS parts; a part has
+eight hexadecimal digits for each array of RECORDED. Environments with fractions are compiled
+without fused products, so that each machine rounds alike; where sine, cosine and so on round in
+another way than where the file was written (`libm`), their first steps are compared to 1e-3.
+"""
+
+import ctypes
+import functools
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import ocean_players as players
+from ocean_vector import VARIANTS, Vector, count
+
+import ocean
+
+FILE = Path(__file__).resolve().with_name("golden_ocean.json")
+PARTS, FIRST_STEPS, TOLERANCE = 4, 8, 1e-3
+RECORDED = ("observations", "rewards", "terminals", "truncations", "final_observations", "valid",
+            "masks", "log")
+USE_LIBM = {"acrobot", "asteroids", "boids", "breakout", "cartpole", "double_pendulum", "drone",
+            "lander", "mountaincar", "pendulum", "pong", "target", "tetris"}
+FRACTIONS = USE_LIBM | {"continuous", "enduro", "freeway", "moba", "stochastic"}
+LEVELS = [{"level": i, "hard": i % 2 == 1, "seconds": 25.0, "frameskip": 1 + i} for i in range(8)]
+CROWD = {"num_agents": 40, "num_foes": 20, "width": 32, "height": 24, "villages": 2, "home": 4,
+         "tier_distance": 3, "vision": 3, "max_steps": 150, "berries": 0.1, "herbs": 0.2,
+         "trees": 0.3, "fish": 0.5, "regrow": 9, "hunger": 1, "starving": 5, "xp_level": 2,
+         "xp_foe": 20, "xp_agent": 5, "drop_tool": 0.5, "foe_health": 12, "offer_steps": 40,
+         "xp_harvest": 3, "pvp_tier": 2}
+# (name, settings, player, environments, steps); settings may be one for each environment.
+PLAYED = [
+    ("acrobot", {}, players.kick, 4, 600),
+    ("asteroids", {}, players.shoot, 8, 1200),
+    ("asteroids", {"saucer_seconds": 2.0, "ships": 20, "respawn_seconds": 0.1}, players.shoot, 8,
+     2500),
+    ("asteroids", {"saucer_seconds": 1.0, "thrust": 3000.0, "drag": 0.0}, players.at_random, 8, 400),
+    ("boids", {"continuous": True, "num_agents": 24, "max_steps": 150}, players.steer, 2, 320),
+    ("breakout", {"continuous": True}, players.follow_ball, 4, 5000),
+    ("cartpole", {}, players.balance, 4, 510),
+    ("connect4", {"depth": 0}, players.at_random, 512, 60),
+    ("continuous", {}, players.go_there, 16, 60),
+    ("cube", {"scramble_max": 1}, players.at_random, 64, 30),
+    ("double_pendulum", {"max_steps": 120}, players.regulate, 4, 130),
+    ("drone", {}, players.pilot, 4, 510),
+    ("drone", {"race": True, "rings": 3, "max_steps": 400}, players.pilot, 2, 800),
+    ("enduro", {"day": 20.0, "first_day": 12, "later_days": 15}, players.drive, 8, 1300),
+    ("enduro", {"day": 20.0, "first_day": 12, "gas": 2.0}, players.at_random, 8, 900),
+    ("enduro", {"day": 40.0, "days": 1}, players.hold_gas, 4, 620),
+    ("freeway", LEVELS, players.go_up, 8, 1600),
+    ("freeway", {"level": 1, "hard": True, "seconds": 30.0}, players.look_out, 4, 500),
+    ("g2048", {}, players.pile_up, 8, 900),
+    ("go", {"size": 7, "komi": 0.5}, players.at_random, 12, 300),
+    ("lander", [{}, {"wind": True}] * 4, players.land, 8, 700),
+    ("lander", {"continuous": True, "start_speed": 0.0}, players.land, 4, 500),
+    ("masked", {}, players.best_legal, 8, 40),
+    ("maze", {"size": 4, "vision": 2}, players.follow_marks, 8, 300),
+    ("maze", {"size": 6, "vision": 12, "loops": 0.2}, players.shortest_way, 8, 100),
+    ("minesweeper", {}, players.deduce, 8, 120),
+    ("moba", {"demo": True, "self_play": True, "frameskip": 8, "max_ticks": 3000},
+     players.at_random, 2, 750),
+    ("moba", {"tower_health": 60.0, "creep_speed": 0.6}, players.attack, 2, 1500),
+    ("mountaincar", [{}, {"scaled": True}] * 2, players.swing, 4, 300),
+    ("mountaincar", {"continuous": True}, players.swing, 4, 300),
+    ("nmmo3", CROWD, players.at_random, 1, 1500),
+    ("nmmo3", {**CROWD, "water": 0.95, "rock": 0.96, "trees": 0.8}, players.at_random, 1, 100),
+    ("nmmo3", {}, players.at_random, 1, 20),
+    ("pong", {"continuous": True, "max_score": 3, "frameskip": 4}, players.follow_pong, 8, 1500),
+    ("snake", {"num_agents": 24, "width": 40, "height": 30}, players.eat, 1, 500),
+    ("spaces", {}, players.answer, 16, 10),
+    ("squared", {}, players.walk_to_target, 16, 60),
+    ("stochastic", {}, players.mostly_zero, 16, 60),
+    ("target", {"patience": 60}, players.chase, 4, 400),
+    ("tetris", {"placements": True, "lines": 40}, players.place, 4, 500),
+    ("tetris", {"placements": True, "height": 8}, players.at_random, 4, 200),
+    ("trash_pickup", {"max_steps": 250}, players.collect, 4, 600),
+]
+
+
+def cases():
+    """{"name-number": (name, settings, player, environments, steps)}."""
+    played = [(name, options, players.at_random, count(name, options, 6), 240)
+              for name, options in VARIANTS]
+    return {f"{case[0]}-{i}": case for i, case in enumerate([*played, *PLAYED])}
+
+
+@functools.cache
+def library(name):
+    header = ocean.FOLDER / name / f"{name}.h"
+    flags = ("-ffp-contract=off", "-O1") if name in FRACTIONS else ()
+    return ocean.Library(header, ocean.build(header, extra_flags=flags))
+
+
+def describe(envs):
+    """What the environment says about itself."""
+    one = envs.library
+    return repr((one.settings, one.log_fields, one.fps, one.by_turns, envs.num_agents,
+                 envs.observation_shape, str(envs.observation_dtype), envs.action_heads,
+                 envs.action_dims, str(envs.single_observation_space), envs.has_valid,
+                 [tuple(key) for key in envs.keys()[0]], envs.keys()[1]))
+
+
+def libm():
+    """A hash of how this machine's C library rounds."""
+    functions, digest = ctypes.CDLL(None), hashlib.blake2b(digest_size=4)
+    for name in ("sinf", "cosf", "expf", "logf", "tanhf"):
+        function = getattr(functions, name)
+        function.restype, function.argtypes = ctypes.c_float, [ctypes.c_float]
+        digest.update(np.array([function(0.37 * i) for i in range(1, 100)], np.float32).tobytes())
+    return digest.hexdigest()
+
+
+def record(name, options, player, num_envs, steps):
+    """([a description and the parts' hashes], sums of the first steps' arrays)."""
+    vector, rng = Vector(name, num_envs, options, seed=7, library=library(name)), np.random.RandomState(0)
+    vector.envs.every_final()
+    description = hashlib.blake2b(describe(vector.envs).encode(), digest_size=4).hexdigest()
+    parts, sums = [description], []
+    for part in range(PARTS):
+        digests = [hashlib.blake2b(digest_size=4) for _ in RECORDED]
+        for step in range(part * steps // PARTS, (part + 1) * steps // PARTS):
+            if part + step:
+                actions = player(vector, rng)
+                vector.poison(0xA5)
+                vector.step(actions)
+            if step < FIRST_STEPS:
+                sums.append([float(np.abs(vector.observations).mean()), float(vector.rewards.mean())])
+            for digest, field in zip(digests, RECORDED[:-1], strict=False):
+                array = getattr(vector, field)
+                if array is not None:
+                    digest.update(array)
+        digests[-1].update(repr(list(vector.envs.log().items())).encode())
+        parts.append("".join(digest.hexdigest() for digest in digests))
+    return parts, np.round(sums, 5).tolist() if name in USE_LIBM else None
+
+
+def main(names):
+    golden = json.loads(FILE.read_text()) if FILE.exists() else {}
+    for case, (name, *game) in cases().items():
+        if not names or name in names:
+            new = list(record(name, *game))
+            print(case, "is as before" if golden.get(case) == new else "has changed")
+            golden[case] = new
+    golden = {case: golden[case] for case in cases()} | {"libm": libm()}
+    lines = (f"{json.dumps(case)}: {json.dumps(entry)}" for case, entry in golden.items())
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
