@@ -1,18 +1,22 @@
 """Golden trajectories of the environments in C: hashes of all that some seeded games write.
 
     python tests/golden_ocean.py            # writes golden_ocean.json again
-    python tests/golden_ocean.py snake moba # and says which cases of these have changed
+    python tests/golden_ocean.py snake moba # of these alone; says what has changed
 
-Each case is a game of a player (ocean_players.py) with some settings, in PARTS parts; a part has
-eight hexadecimal digits for each array of RECORDED. Environments with fractions are compiled
-without fused products, so that each machine rounds alike; where sine, cosine and so on round in
-another way than where the file was written (`libm`), their first steps are compared to 1e-3.
+games: what a player (ocean_players.py) with some settings sees, in PARTS parts; a part has eight
+hexadecimal digits for each array of RECORDED. Environments with fractions are compiled without
+fused products, so that all machines round alike. Where sine, cosine and so on round in another way
+than where the file was written (`libm`), only the first steps' sums are compared, to 1e-3.
+pictures: a hash of four pictures, and mean colours, for another raylib or processor.
+bounds: of each setting that is a number, the lowest and the highest value; null: all that fit.
 """
 
+import collections
 import ctypes
 import functools
 import hashlib
 import json
+import platform
 import sys
 from pathlib import Path
 
@@ -44,7 +48,8 @@ PLAYED = [
     ("asteroids", {"saucer_seconds": 2.0, "ships": 20, "respawn_seconds": 0.1}, players.shoot, 8,
      2500),
     ("asteroids", {"saucer_seconds": 1.0, "thrust": 3000.0, "drag": 0.0}, players.at_random, 8, 400),
-    ("boids", {"continuous": True, "num_agents": 24, "max_steps": 150}, players.steer, 2, 320),
+    ("boids", {"continuous": True, "num_agents": 24, "max_steps": 150, "width": 330.0,
+               "height": 300.0}, players.steer, 2, 320),
     ("breakout", {"continuous": True}, players.follow_ball, 4, 5000),
     ("cartpole", {}, players.balance, 4, 510),
     ("connect4", {"depth": 0}, players.at_random, 512, 60),
@@ -88,9 +93,16 @@ PLAYED = [
 
 def cases():
     """{"name-number": (name, settings, player, environments, steps)}."""
-    played = [(name, options, players.at_random, count(name, options, 6), 240)
-              for name, options in VARIANTS]
-    return {f"{case[0]}-{i}": case for i, case in enumerate([*played, *PLAYED])}
+    numbers = collections.Counter()
+    games = {}
+    for name, options in VARIANTS:
+        game = name, options, players.at_random, count(name, options, 6), 240
+        games[f"{name}-{numbers[name]}"] = game
+        numbers[name] += 1
+    for game in PLAYED:
+        games[f"{game[0]}-{numbers[game[0]]}"] = game
+        numbers[game[0]] += 1
+    return games
 
 
 @functools.cache
@@ -119,9 +131,14 @@ def libm():
     return digest.hexdigest()
 
 
+def begin(name, options, num_envs):
+    vector = Vector(name, num_envs, options, seed=7, library=library(name))
+    return vector, np.random.RandomState(0)
+
+
 def record(name, options, player, num_envs, steps):
-    """([a description and the parts' hashes], sums of the first steps' arrays)."""
-    vector, rng = Vector(name, num_envs, options, seed=7, library=library(name)), np.random.RandomState(0)
+    """[[a description and the parts' hashes], the first steps' sums]."""
+    vector, rng = begin(name, options, num_envs)
     vector.envs.every_final()
     description = hashlib.blake2b(describe(vector.envs).encode(), digest_size=4).hexdigest()
     parts, sums = [description], []
@@ -140,20 +157,95 @@ def record(name, options, player, num_envs, steps):
                     digest.update(array)
         digests[-1].update(repr(list(vector.envs.log().items())).encode())
         parts.append("".join(digest.hexdigest() for digest in digests))
-    return parts, np.round(sums, 5).tolist() if name in USE_LIBM else None
+    return [parts, np.round(sums, 5).tolist() if name in USE_LIBM else None]
+
+
+def drawn_cases():
+    """The played games; of an environment without one a game at random."""
+    played = {game[0] for game in PLAYED}
+    return {case: game for case, game in cases().items()
+            if game in PLAYED or (game[0] not in played and case.endswith("-0"))}
+
+
+def draw(name, options, player, num_envs, _):
+    """[a hash of pictures after 10 and 90 steps, mean colours of 4 x 4 parts]."""
+    vector, rng = begin(name, options, num_envs)
+    digest = hashlib.blake2b(digest_size=4)
+    for steps in (10, 80):
+        for _ in range(steps):
+            vector.step(player(vector, rng))
+        picture = vector.envs.render(num_envs - 1)
+        digest.update(repr(picture.shape).encode() + picture.tobytes())
+    height, width = picture.shape[0] // 4, picture.shape[1] // 4
+    parts = picture[: 4 * height, : 4 * width].reshape(4, height, 4, width, 3).mean(axis=(1, 3))
+    return [digest.hexdigest(), parts.round().astype(int).ravel().tolist()]
+
+
+def renderer():
+    from importlib.metadata import version
+
+    return [version("raylib_software"), platform.machine()]
+
+
+def accepts(name, setting, value):
+    try:
+        ocean.load(name).create(1, settings={setting: value}).close()
+    except ValueError:
+        return False
+    return True
+
+
+def neighbour(value, end):
+    """The next number of 32 bits towards `end`."""
+    if isinstance(value, int):
+        return value + (1 if end > value else -1)
+    return float(np.nextafter(np.float32(value), np.float32(end)))
+
+
+def limits(default):
+    if isinstance(default, float):
+        return -ocean.FLOAT_MAX, ocean.FLOAT_MAX
+    return -(2**31), 2**31 - 1
+
+
+def bounds(name):
+    """{setting: [lowest, highest]} while all others are as they ship."""
+    return {setting: [edge(name, setting, default, end) for end in limits(default)]
+            for setting, default in ocean.load(name).settings.items()
+            if not isinstance(default, bool)}
+
+
+def edge(name, setting, inside, outside):
+    """The last value on the way from one to the other that is accepted; None: all are."""
+    if accepts(name, setting, outside):
+        return None
+    while neighbour(inside, outside) != outside:
+        middle = (inside + outside) // 2 if isinstance(inside, int) else (inside + outside) / 2
+        if isinstance(inside, float) and abs(outside) > 4 * abs(inside) + 1e-30:
+            middle = float(np.copysign((max(abs(inside), 1e-38) * abs(outside)) ** 0.5, outside))
+        if isinstance(inside, float) and np.float32(middle) in (np.float32(inside), np.float32(outside)):
+            middle = neighbour(inside, outside)
+        if accepts(name, setting, middle):
+            inside = middle
+        else:
+            outside = middle
+    return inside + 0.0 if isinstance(inside, float) else inside
 
 
 def main(names):
-    golden = json.loads(FILE.read_text()) if FILE.exists() else {}
-    for case, (name, *game) in cases().items():
-        if not names or name in names:
-            new = list(record(name, *game))
-            print(case, "is as before" if golden.get(case) == new else "has changed")
-            golden[case] = new
-    golden = {case: golden[case] for case in cases()} | {"libm": libm()}
-    lines = (f"{json.dumps(case)}: {json.dumps(entry)}" for case, entry in golden.items())
-    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    golden, lines = json.loads(FILE.read_text()), []
+    new = {"games": {case: record(*game) for case, game in cases().items() if game[0] in names},
+           "pictures": {case: draw(*game) for case, game in drawn_cases().items() if game[0] in names},
+           "bounds": {name: bounds(name) for name in names}}
+    for kind, entries in new.items():
+        changed = [key for key, entry in entries.items() if golden[kind].get(key) != entry]
+        print(f"{kind} that have changed:", *changed)
+        kept = {key: entry for key, entry in golden[kind].items() if key.split("-")[0] not in names}
+        rows = [f"{json.dumps(key)}: {json.dumps(entry)}" for key, entry in sorted((kept | entries).items())]
+        lines.append(f'"{kind}": {{\n' + ",\n".join(rows) + "}")
+    lines += [f'"libm": "{libm()}"', f'"renderer": {json.dumps(renderer())}']
+    FILE.write_text("{" + ",\n".join(lines) + "}\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1:] or ocean.names())
