@@ -291,12 +291,12 @@ def test_breakout_ball_stays_in_the_field_and_out_of_bricks(frameskip, speed, pa
 
 
 def test_a_long_step_of_breakout_misses_no_brick():
-    """One step of 60 ticks gives what 60 steps of one tick give, until rounding parts the two; where
-    it does, it gives as many points as it takes."""
+    """One step of 60 ticks breaks the bricks that 60 steps of one tick break, until rounding parts the
+    two; where it does, it gives as many points as it takes."""
     number, options = 2000, {"ball_speed": 512.0, "max_ball_speed": 512.0, "paddle_width": 576.0}
     coarse, fine = (Vector("breakout", number, {**options, "frameskip": ticks}) for ticks in (60, 1))
     same, fewer, more, equal = np.ones(number, bool), 0, 0, 0
-    for _ in range(12):
+    for _ in range(16):
         coarse.step(0)
         total = np.zeros(number)
         for _ in range(60):
@@ -308,9 +308,7 @@ def test_a_long_step_of_breakout_misses_no_brick():
         more += (coarse.rewards > total)[same].sum()
         same &= (coarse.observations[:, 10:] == fine.observations[:, 10:]).all(axis=1)
         equal += same.sum()
-        near = np.abs(coarse.observations - fine.observations).max(axis=1) < 2e-3
-        assert near[same].mean() > 0.8
-    assert equal > 4000 and more > 100 and fewer < 1.5 * more
+    assert equal > 4000 and more > 200 and fewer < 1.5 * more
 
 
 def test_pong_points_and_strikes():
