@@ -305,47 +305,6 @@ def test_harvests_want_levels_tools_count_and_bags_fill(tier):
     assert world.act((UP,)).get_ground(20, 19) == ORE, "a full bag"
 
 
-def test_levels_and_their_reward():
-    world, total, xp = scene(xp_harvest=4), 0.0, 0
-    for _ in range(60):
-        world.set_ground(20, 19, HERB, 1)
-        world.act((UP, use("herb")))
-        total, xp = total + world.rewards[0], xp + 4
-        level = max(n for n in range(1, 11) if 5 * n * (n - 1) // 2 <= xp)
-        assert world.get_level(0, "herbalism") == level == world.get_gained(0) + 1
-        part = 0 if level == 10 else (xp - 5 * level * (level - 1) // 2) / (5 * level)
-        assert total == pytest.approx(0.5 * (level - 1 + part), abs=1e-4)
-    assert level == 10
-
-
-def test_crafting_wearing_and_eating():
-    world = scene()
-    for material, product in (("wood", "bow"), ("ore", "sword"), ("crystal", "staff"), ("hide", "armour")):
-        world.give(0, material, 2, 2), world.give(0, material, 1, 3)
-        world.act((STAY, use(material)))  # of the highest tier of which there are three
-        assert [world.get_bag(0, material, tier) for tier in (1, 2)] == [0, 2]
-        assert world.get_bag(0, product, 1) == 1
-        world.give(0, material, 2, -2), world.give(0, product, 1, -1)
-    world.give(0, "bow", 2, 1), world.give(0, "bow", 1, 1)
-    world.act((STAY, use("bow")))
-    assert (world.get_weapon_kind(0), world.get_weapon(0)) == (7, 1)
-    assert world.get_bag(0, "sword", 1) == 1
-    world.act((STAY, use("bow")))
-    assert world.get_weapon(0) == 1 and not world.mask()[use("bow")], "tier 2 wants archery of 3"
-    world.set_level(0, "archery", 3)
-    world.act((STAY, use("bow")))
-    assert world.get_weapon(0) == 2 and world.get_bag(0, "bow", 1) == 1
-    world.give(0, "armour", 2, 1)
-    assert world.act((STAY, use("armour"))).get_armour(0) == 2 and world.get_combat_level(0) == 3
-    world.set_health(0, 10), world.set_food(0, 10), world.give(0, "herb", 3, 1), world.give(0, "herb", 1, 1)
-    world.act((STAY, use("herb")))
-    assert world.get_health(0) == 30 and world.get_bag(0, "herb", 1) == 0, "the lowest tier first"
-    assert world.act((STAY, use("herb"))).get_health(0) == 90
-    world.give(0, "fish", 2, 1)
-    food = world.get_food(0)
-    assert food + 49 <= world.act((STAY, use("fish"))).get_food(0) <= food + 50
-
-
 # Combat
 
 
@@ -446,19 +405,6 @@ def test_the_cheapest_then_the_oldest_offer_is_bought():
     world.act(*wait, (0, buy("wood"), 7))
     assert world.get_bag(4, "wood", 2) == 1
     assert (world.get_gold(4), world.get_gold(3)) == (gold[4] - 16, gold[3] + 15), "a fee of 1.6"
-
-
-def test_offers_are_limited_and_come_back():
-    world = scene(offer_steps=70)
-    world.give(0, "herb", 1, 6)
-    for step in range(6):
-        world.act((0, sell("herb"), step))
-    assert world.get_offer_count(0) == 4 and world.get_bag(0, "herb", 1) == 2
-    for steps, hides, offers, herbs in ((140, 9, 3, 3), (65, -9, 0, 6)):
-        world.give(0, "hide", 1, hides)  # in the first time there is room for one
-        for _ in range(steps):
-            world.act()
-        assert (world.get_offer_count(0), world.get_bag(0, "herb", 1)) == (offers, herbs)
 
 
 # Lives
