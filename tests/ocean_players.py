@@ -203,25 +203,6 @@ def follow_marks(vector, rng):
     return (10 * wall + trail + done + 0.5 * rng.random(wall.shape)).argmin(axis=1)
 
 
-def shortest_way(vector, rng):
-    """Maze, all of which is seen: by a breadth-first search from the goal."""
-    actions = np.zeros(len(vector.actions), int)
-    for i, planes in enumerate(vector.observations):
-        wall, start = planes[0], planes.shape[1] // 2
-        queue = [tuple(cell) for cell in np.argwhere(planes[1]).tolist()]
-        seen = set(queue)
-        for row, column in queue:
-            for k, cell in enumerate([(row + 1, column), (row - 1, column),
-                                      (row, column + 1), (row, column - 1)]):
-                inside = 0 <= cell[0] < len(wall) and 0 <= cell[1] < len(wall)
-                if inside and not wall[cell] and cell not in seen:
-                    seen.add(cell)
-                    queue.append(cell)
-                    if cell == (start, start):
-                        actions[i] = k
-    return actions
-
-
 def eat(vector, rng):
     """Snake: to the nearest food, around what kills."""
     size = vector.observations.shape[2]
@@ -274,18 +255,6 @@ def attack(vector, rng):
 def go_there(vector, rng):
     """Continuous: the way to the goal."""
     return 20.0 * vector.observations[:, vector.observations.shape[1] // 2 :]
-
-
-def best_legal(vector, rng):
-    """Masked: what is worth most."""
-    return np.where(vector.masks == 1, vector.observations, -1).argmax(axis=1)
-
-
-def answer(vector, rng):
-    """Spaces: all three questions."""
-    o = vector.observations.astype(np.float64)
-    return np.column_stack([o[:, :25].sum(axis=1) > 0, o[:, 25:30].sum(axis=1) > 2,
-                            np.rint(3 * o[:, 30])])
 
 
 def stand_still(vector, rng):

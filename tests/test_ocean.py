@@ -9,7 +9,6 @@ import sys
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from ocean_vector import ROOT, Vector, run_python
 
 import ocean
@@ -57,19 +56,6 @@ def test_settings_for_each_environment():
     options = [{"num_agents": 2, "num_goals": 2}, {"num_agents": 1, "num_goals": 3}]
     mixed = ocean.load("target").create(2, settings=options)
     assert mixed.agent_offsets.tolist() == [0, 2, 3] and mixed.observation_shape == (9,)
-
-
-@pytest.mark.parametrize(("name", "options", "observations", "actions"), [
-    ("squared", {"distance": 2}, Box(0, 2, (5, 5), np.uint8), Discrete(5)),
-    ("breakout", {}, Box(-1, 1, (118,), np.float32), Discrete(3)),
-    ("breakout", {"continuous": 1}, Box(-1, 1, (118,), np.float32), Box(-1, 1, (1,), np.float32)),
-    ("cartpole", {}, Box(-np.inf, np.inf, (4,), np.float32), Discrete(2)),
-    ("target", {}, Box(-1, 1, (25,), np.float32), MultiDiscrete([9, 5])),
-    ("memory", {"cues": 3}, Box(0, 1, (4,), np.float32), Discrete(3)),
-])
-def test_spaces(name, options, observations, actions):
-    envs = ocean.load(name).create(1, settings=options)
-    assert envs.single_observation_space == observations and envs.single_action_space == actions
 
 
 def test_addresses_are_those_of_step_and_reset():

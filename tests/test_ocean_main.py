@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from conftest import slow_but
-from ocean_vector import SHORT
 
 import ocean
 import ocean.__main__ as cli
@@ -312,11 +311,3 @@ def test_a_program_with_the_systems_raylib(tmp_path, monkeypatch):
     assert lines[0] == "window 715 715 squared" and lines[1] == "fps 10" and lines[-1] == "closed after 41", lines
     # From frame 21 on the player walks down, off the grid within six steps, again and again.
     assert sum("episodes" in line for line in lines) >= 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ocean.names())
-def test_check_under_sanitizers(name):
-    short = [f"{setting}={value}" for setting, value in SHORT.get(name, {}).items()]
-    result = command(name, "--check", "--steps", "50000", *(["--set", *short] if short else []))
-    assert result.returncode == 0, result.stdout + result.stderr

@@ -21,7 +21,7 @@ KINDS = ("fish", "herb", "wood", "ore", "crystal", "hide", "sword", "bow", "staf
          "armour", "tool")
 SKILLS = ("fishing", "herbalism", "woodcutting", "mining", "carving", "melee", "archery", "magic")
 STAY, UP, DOWN, LEFT, RIGHT = range(5)
-STRIKE_FOE, STRIKE_AGENT = 1, 2
+STRIKE_AGENT = 2
 PLAIN = {"num_agents": 2, "num_foes": 0, "width": 40, "height": 40, "villages": 1, "water": 0.0,
          "rock": 1.0, "berries": 0.0, "fish": 0.0, "herbs": 0.0, "trees": 0.0, "ores": 0.0,
          "crystals": 0.0, "home": 5,
@@ -33,26 +33,17 @@ PROBE = r"""
 #define FIELD(name) \
     int get_##name(Env* env, int i) { return (int)env->agents[i].name; } \
     void set_##name(Env* env, int i, int value) { env->agents[i].name = value; know(env, &env->agents[i]); }
-FIELD(health) FIELD(food) FIELD(water) FIELD(gold) FIELD(age) FIELD(weapon) FIELD(weapon_kind) FIELD(armour) FIELD(tool)
-FIELD(hunger_clock) FIELD(bag_count) FIELD(offer_count) FIELD(gained) FIELD(combat_level) FIELD(life)
+FIELD(health) FIELD(food) FIELD(water) FIELD(gold) FIELD(hunger_clock) FIELD(bag_count) FIELD(offer_count) FIELD(life)
 int get_column(Env* env, int i) { return env->agents[i].column - env->border; }
 int get_row(Env* env, int i) { return env->agents[i].row - env->border; }
-int get_level(Env* env, int i, int skill) { return env->agents[i].levels[skill]; }
 int get_xp(Env* env, int i, int skill) { return env->agents[i].xp[skill]; }
 int get_bag(Env* env, int i, int kind, int tier) { return env->agents[i].bag[kind][tier - 1]; }
 int get_ground(Env* env, int column, int row) { return env->ground[cell_at(env, column, row)]; }
-int get_who(Env* env, int column, int row) { return env->who[cell_at(env, column, row)]; }
 void set_ground(Env* env, int column, int row, int ground, int tier) {
     int cell = cell_at(env, column, row);
     env->ground[cell] = (uint8_t)ground;
     env->land[cell] = (uint8_t)(tier | (env->land[cell] & VILLAGE));
     if (!env->who[cell]) paint(env, cell);
-}
-void set_level(Env* env, int i, int skill, int level) {
-    env->agents[i].gained += level - env->agents[i].levels[skill];
-    env->agents[i].levels[skill] = (uint8_t)level;
-    env->agents[i].xp[skill] = env->need[level];
-    know(env, &env->agents[i]);
 }
 void teleport(Env* env, int i, int column, int row) {
     Agent* agent = &env->agents[i];
@@ -76,21 +67,6 @@ void give(Env* env, int i, int kind, int tier, int n) { /* or take, where n is b
 void pay(Env* env, int i, int gold) {
     env->agents[i].gold += gold;
     env->gold_made += gold;
-}
-int foe_field(Env* env, int f, int field) {
-    const Foe* foe = &env->foes[f];
-    const int fields[] = {foe->column - env->border, foe->row - env->border, foe->health, foe->tier, foe->weapon_kind,
-                          foe->target, foe->pause};
-    return fields[field];
-}
-void place_foe(Env* env, int f, int column, int row, int tier, int kind) {
-    Foe* foe = &env->foes[f];
-    env->who[foe->cell] = 0;
-    show(env, foe->cell, 0, 0, 0, 0);
-    *foe = (Foe){.target = -1, .tier = (uint8_t)tier, .weapon_kind = (uint8_t)kind, .health = foe_full(env, tier)};
-    stand(env, &foe->cell, &foe->column, &foe->row, cell_at(env, column, row));
-    env->who[foe->cell] = (uint16_t)(1 + env->num_agents + f);
-    show_foe(env, foe);
 }
 #define CHECK(condition) if (!(condition)) return #condition
 /* Adds up the whole world; NULL or what does not hold. */
@@ -214,9 +190,6 @@ def test_the_page_names_the_defaults():
     assert {name: float(value.replace("−", "-")) for name, value in said.items()} == pytest.approx(defaults)
 
 
-# All rules at once
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_a_crowd_keeps_the_world_whole(seed):
     """No two on a tile, what is seen is what there is, gold and items add up, whatever is done."""
@@ -256,9 +229,6 @@ def test_what_the_mask_forbids_does_nothing():
     assert (counts > [600, 80]).all()
 
 
-# Foraging
-
-
 def test_drinking_eating_and_harvesting():
     world = scene()
     for column, row, ground in ((20, 19, WATER), (20, 21, BERRIES), (19, 20, TREE), (21, 20, FISH)):
@@ -283,59 +253,6 @@ def test_drinking_eating_and_harvesting():
     assert states[99] == [BERRIES, TREE, FISH]
 
 
-@pytest.mark.parametrize("tier", [1, 3, 5])
-def test_harvests_want_levels_tools_count_and_bags_fill(tier):
-    world = scene()
-    for level, tool, works in ((2 * tier - 2, 0, False), (2 * tier - 1, 0, True), (tier - 1, tier, True)):
-        if level < 1:
-            continue
-        world.set_ground(20, 19, ORE, tier)
-        world.set_level(0, "mining", level)
-        had = world.get_bag(0, "ore", tier)
-        if tool:
-            world.give(0, "tool", tool, 1)
-            world.set_level(0, "fishing", 10)
-            assert world.act((STAY, use("tool"))).get_tool(0) == tool
-        world.act((UP,))
-        assert (world.get_ground(20, 19) == SPENT) == (world.get_bag(0, "ore", tier) > had) == works
-        assert world.get_xp(0, "mining") == 5 * level * (level - 1) // 2 + works * tier
-    world.give(0, "hide", 1, 12 - world.get_bag_count(0))
-    world.set_ground(20, 19, ORE, tier)
-    world.set_level(0, "mining", 10)
-    assert world.act((UP,)).get_ground(20, 19) == ORE, "a full bag"
-
-
-# Combat
-
-
-def blow(level, weapon, defence_level, armour, lead=0):
-    factor = {0: 1, 1: 1.5, -1: 1 / 1.5}[lead]
-    return max(1, int((6 + level + 3 * weapon) * factor * 20 / (20 + defence_level + 3 * armour) + 0.5))
-
-
-@pytest.mark.parametrize(("mine", "other"), [(0, 0), (0, 1), (1, 0), (1, 2), (2, 1), (2, 2)])
-def test_blows_between_agents(mine, other):
-    """A sword beats a bow, a bow a staff, a staff a sword; none reaches further than it does."""
-    world, reach = scene(healing=10**6), (1, 3, 2)[mine]
-    world.arm(0, KINDS[6 + mine], 2), world.arm(1, KINDS[6 + other], 0)
-    world.set_level(0, SKILLS[5 + mine], 4), world.set_level(1, "magic", 7)
-    world.set_armour(1, 1)
-    damage = blow(4, 2, 7, 1, {0: 0, 1: 1, 2: -1}[(other - mine) % 3])
-    world.actions[:] = [(0, STRIKE_AGENT, 0), (0, 0, 0)]
-    for away in range(1, 6):
-        world.teleport(1, 20 + away, 20 - away // 2)
-        world.set_health(1, 100)
-        world.step()
-        assert world.get_health(1) == (100 - damage if away <= reach else 100)
-        assert world.own(1)[3] == world.own(0)[5] == (away <= reach)
-    world.teleport(1, 20, 21)
-    for mine_tier, other_tier in ((1, 2), (2, 1)):
-        world.set_ground(20, 20, OPEN, mine_tier), world.set_ground(20, 21, OPEN, other_tier)
-        world.set_health(1, 100)
-        world.step()
-        assert world.get_health(1) == 100 and not world.mask(0)[STRIKE_AGENT], "no fighting at home"
-
-
 def test_a_kill_ends_a_life_and_pays():
     world = scene(xp_agent=4)
     world.set_health(1, 3), world.pay(1, 20)
@@ -355,32 +272,6 @@ def test_a_kill_ends_a_life_and_pays():
     assert world.get_offer_count(1) == 0 and world.own(0)[62] == 0, "its offers are gone"
     log = world.envs.log()
     assert log["n"] == 1 and log["slain_by_agents"] == 1 and log["score"] == 0
-
-
-@pytest.mark.parametrize("tier", [1, 2, 5])
-def test_a_foe_is_slain(tier):
-    world = scene(num_foes=1, drop_tool=1.0, foe_pause=100)
-    for row in range(17, 20):
-        for column in range(15, 25):
-            world.set_ground(column, row, OPEN, 5)
-    world.place_foe(0, 20, 19, tier, 6)
-    world.set_level(0, "melee", 5)
-    full, gold, strikes = 30 + 15 * (tier - 1), world.get_gold(0), 0
-    damage = blow(5, 1, 2 * tier - 1, tier - 1)
-    while world.get_xp(0, "melee") == 50:
-        assert world.foe_field(0, 2) == full - strikes * damage
-        assert world.foe_field(0, 5) == 0 or not strikes, "it goes for who struck it"
-        world.teleport(0, world.foe_field(0, 0), world.foe_field(0, 1) + 1)
-        world.set_health(0, 100)
-        world.act((STAY, STRIKE_FOE))
-        strikes += 1
-    assert strikes == -(-full // damage) and world.get_xp(0, "melee") == 50 + 4 * tier
-    dropped = world.get_gold(0) - gold
-    assert tier <= dropped <= 3 * tier and dropped % tier == 0
-    assert world.get_bag(0, "hide", tier) == world.get_bag(0, "tool", tier) == 1
-
-
-# The market
 
 
 def test_the_cheapest_then_the_oldest_offer_is_bought():
@@ -405,48 +296,3 @@ def test_the_cheapest_then_the_oldest_offer_is_bought():
     world.act(*wait, (0, buy("wood"), 7))
     assert world.get_bag(4, "wood", 2) == 1
     assert (world.get_gold(4), world.get_gold(3)) == (gold[4] - 16, gold[3] + 15), "a fee of 1.6"
-
-
-# Lives
-
-
-def test_hunger_thirst_and_healing():
-    world = scene()
-    world.set_health(0, 50)
-    food = [world.act().get_food(0) for _ in range(200)]
-    assert food[-1] == 50 and all(food[t] - food[t + 4] == 1 for t in range(196))
-    assert world.get_health(0) == 100
-    for _ in range(200):
-        world.act()
-    assert world.get_health(0) in (98, 99, 100) and world.get_food(0) == 0 == world.get_water(0)
-    world.set_food(0, 100)
-    health = [world.act().get_health(0) for _ in range(10)]
-    assert np.diff(health).tolist() == [-1] * 9
-    world.set_food(0, 0), world.set_food(1, 100), world.set_water(1, 100)
-    steps = 0
-    while not world.terminals[0]:
-        world.act()
-        steps += 1
-    assert steps == pytest.approx(health[-1] / 2, abs=1), "hungry and thirsty"
-    assert (world.get_health(0), world.get_food(0), world.get_water(0), world.get_gold(0)) == (100, 100, 100, 5)
-    assert world.rewards[0] == -1 and world.envs.log()["starved"] == 1
-
-
-def test_old_age_is_a_truncation_with_its_last_view():
-    world = scene(max_steps=50)
-    world.set_age(0, 48), world.set_age(1, 10)
-    world.act()
-    world.set_ground(20, 19, TREE, 1)
-    saved, life = world.envs.save(), world.get_life(0)
-    world.set_age(0, 0)
-    seen = world.act((UP,)).observations[0].copy()
-    world.envs.load(saved)
-    world.poison(0x7F)
-    world.act((UP,))
-    assert world.truncations.tolist() == [1, 0] and world.terminals.tolist() == [0, 0]
-    assert np.array_equal(world.final_observations[0], seen), "what it would have seen"
-    assert (world.final_observations[1] == 0x7F).all()
-    assert world.rewards[0] == pytest.approx(0.1) and world.get_life(0) == life + 1
-    log = world.envs.log()
-    assert log["aged"] == 1 and log["episode_length"] == 50
-    assert log["episode_return"] == pytest.approx(0.1)

@@ -11,17 +11,7 @@ from ocean_vector import Vector
 
 import ocean
 
-
-def play(name, options, player, steps, num_envs=32, seed=0):
-    """The log of a player's games."""
-    vector, rng = Vector(name, num_envs, options, seed=seed), np.random.default_rng(1)
-    for _ in range(steps):
-        vector.step(player(vector, rng))
-    return vector.envs.log()
-
-
 # Who plays well wins, who does not does not: (name, settings, player, steps, {field: (least, most)}).
-MOBA = {"demo": True, "frameskip": 8}
 SKILL = [
     ("acrobot", {}, players.kick, 600, {"score": (-120, -60)}),
     ("asteroids", {}, players.shoot, 3000, {"score": (5000, 60000), "waves": (2, 30)}),
@@ -54,11 +44,10 @@ SKILL = [
     ("lander", {"wind": True, "wind_power": 1.0, "turbulence_power": 0.3}, players.land, 1000,
      {"perf": (0.8, 1), "score": (150, 320)}),
     ("lander", {}, players.at_random, 300, {"perf": (0, 0.05), "score": (-400, -50)}),
-    ("masked", {}, players.best_legal, 32, {"perf": (1, 1), "illegal": (0, 0), "n": (32, 32)}),
+    ("masked", {}, players.at_random, 300, {"perf": (0, 0.5), "illegal": (0.5, 1)}),
     ("maze", {"size": 2}, players.follow_marks, 100, {"perf": (1, 1)}),
     ("maze", {"size": 8, "vision": 1}, players.follow_marks, 1100, {"perf": (1, 1)}),
-    ("maze", {"size": 6, "vision": 12, "loops": 0.2}, players.shortest_way, 100,
-     {"perf": (1, 1), "score": (1, 1)}),
+    ("maze", {"size": 4, "loops": 0.3}, players.follow_marks, 300, {"perf": (0.95, 1), "score": (0.3, 0.95)}),
     ("minesweeper", {"mines": 8}, players.deduce, 100, {"perf": (0.5, 1), "score": (0.7, 1)}),
     ("minesweeper", {}, players.at_random, 60, {"perf": (0, 0.1)}),
     ("moba", {"frameskip": 4, "max_ticks": 2000}, players.attack, 700,
@@ -71,7 +60,7 @@ SKILL = [
     ("pong", {"continuous": True, "max_score": 5}, players.stand_still, 1500, {"perf": (0, 0.3)}),
     ("snake", {}, players.eat, 400, {"score": (15, 60)}),
     ("snake", {}, players.at_random, 200, {"score": (1, 4)}),
-    ("spaces", {}, players.answer, 10, {"perf": (1, 1), "image": (1, 1), "category": (1, 1)}),
+    ("spaces", {}, players.at_random, 200, {"perf": (0.4, 0.5), "category": (0.2, 0.3)}),
     ("squared", {}, players.walk_to_target, 50, {"perf": (1, 1), "score": (1, 1)}),
     ("stochastic", {}, players.mostly_zero, 50, {"perf": (0.85, 1)}),
     ("stochastic", {}, players.stand_still, 50, {"perf": (0.6666, 0.6667)}),
@@ -87,7 +76,10 @@ SKILL = [
                          ids=[f"{row[0]}-{row[2].__name__}" for row in SKILL])
 def test_skill_decides(name, options, player, steps, bounds):
     agents = ocean.load(name).create(1, settings=options).num_agents
-    log = play(name, options, player, steps, 32 if agents == 1 else 2)
+    vector, rng = Vector(name, 32 if agents == 1 else 2, options), np.random.default_rng(1)
+    for _ in range(steps):
+        vector.step(player(vector, rng))
+    log = vector.envs.log()
     for field, (least, most) in bounds.items():
         assert least - 1e-6 <= log[field] <= most + 1e-6, log
 
@@ -143,25 +135,6 @@ def test_a_peer_of_gymnasium_is_followed(name, peer, options, state, action, ste
     assert ended >= ends
 
 
-@pytest.mark.parametrize(("name", "options", "limit", "player"), [
-    ("cartpole", {}, 500, players.balance),
-    ("breakout", {"max_steps": 20, "paddle_width": 576.0}, 20, players.stand_still),
-    ("mountaincar", {"max_steps": 9}, 9, players.stand_still),
-])
-def test_a_limit_truncates_with_the_last_observation(name, options, limit, player):
-    """A twin without the limit sees what those that are cut would have seen."""
-    vector = Vector(name, 8, options)
-    twin = Vector(name, 8, {**options, "max_steps": 2 * limit})
-    for t in range(limit):
-        action = player(vector, None)
-        vector.step(action)
-        twin.step(action)
-        assert not vector.terminals.any() and (vector.truncations == (t == limit - 1)).all()
-    assert np.array_equal(vector.final_observations, twin.observations)
-    assert not np.array_equal(vector.observations, twin.observations)
-    assert vector.envs.log()["episode_length"] == limit
-
-
 # The sanity suite
 
 
@@ -182,13 +155,6 @@ def test_memory(length, cues):
     assert (log["perf"], log["episode_length"], log["n"]) == (0.5, length + 1, 500)
 
 
-def test_multiagent_names():
-    vector = Vector("multiagent", 3, {"num_agents": 3})
-    assert np.array_equal(vector.observations, np.tile(np.eye(3), (3, 1)))
-    vector.step([0, 1, 2, 2, 1, 0, 1, 2, 0])
-    assert vector.rewards.tolist() == [1, 1, 1, 0, 1, 0, 0, 0, 0] and vector.terminals.all()
-
-
 def test_masks_may_be_absent():
     envs = ocean.load("masked").create(2)
     arrays = [np.zeros((2, 8), np.float32), np.zeros((2, 1), np.int32), np.zeros(2, np.float32)]
@@ -207,58 +173,6 @@ def test_performance_takes_its_time():
 
 
 # Ball games
-
-
-def split(game):
-    """Breakout's (ball's x, y, vx, vy in pixels, score, bricks)."""
-    o = game.observations.astype(np.float64)
-    return o[:, 2] * 576, o[:, 3] * 330, o[:, 4] * 512, o[:, 5] * 512, np.rint(o[:, 7] * 864), o[:, 10:] == 1
-
-
-def depth_in_bricks(game):
-    """How deep the ball is inside any standing brick, in pixels."""
-    x, y, _, _, _, bricks = split(game)
-    left, top = np.tile(np.arange(18) * 32.0, 6), np.repeat(50 + np.arange(6) * 12.0, 18)
-    over_x = np.minimum(x[:, None] + 32, left + 32) - np.maximum(x[:, None], left)
-    over_y = np.minimum(y[:, None] + 32, top + 12) - np.maximum(y[:, None], top)
-    return np.where(bricks, np.minimum(over_x, over_y), 0).max()
-
-
-def test_breakout_pays_for_bricks_and_speeds_up():
-    """A whole game: points, speeds, the halved paddle and the second wall."""
-    game, rng = Vector("breakout", 16, {"continuous": True}, seed=9), np.random.default_rng(7)
-    points, speeds, walls, halved = np.repeat([7, 7, 4, 4, 1, 1], 18), set(), 0, 0
-    for _ in range(4000):
-        _, _, _, _, score, bricks = split(game)
-        before = game.observations.copy()
-        game.step(players.follow_ball(game, rng))
-        _, _, vx, vy, new_score, new_bricks = split(game)
-        same = (game.terminals == 0) & (before[:, 8] == game.observations[:, 8]) & (game.observations[:, 6] == 1)
-        refilled = same & (new_bricks & ~bricks).any(axis=1)
-        fallen = ((bricks & ~new_bricks) * points).sum(axis=1)
-        assert (game.rewards == fallen)[same & ~refilled].all()
-        assert (new_score - score == game.rewards)[same].all()
-        assert (score[refilled] == 432).all() and (vy[refilled] < 0).all()
-        speeds |= set(np.rint(np.hypot(vx, vy)[same]).tolist())
-        walls += refilled.sum()
-        halved += (same & (game.observations[:, 9] == 0.5) & (before[:, 9] == 1)).sum()
-    assert speeds == {256, 320, 384, 448} and walls >= 10 and halved >= 10
-
-
-@pytest.mark.parametrize(("frameskip", "speed", "paddle_speed"),
-                         [(1, 32.0, 0.0), (4, 256.0, 620.0), (7, 511.5, 1e5), (60, 512.0, 620.0)])
-def test_breakout_ball_stays_in_the_field_and_out_of_bricks(frameskip, speed, paddle_speed):
-    """A paddle as wide as the field misses nothing, until the back wall halves it."""
-    options = {"frameskip": frameskip, "ball_speed": speed, "max_ball_speed": 512.0,
-               "paddle_speed": paddle_speed, "paddle_width": 576.0}
-    game, rng = Vector("breakout", 16, options, seed=9), np.random.default_rng(0)
-    for _ in range(300):
-        game.random_actions(rng)
-        game.step()
-        x, y, *_ = split(game)
-        assert depth_in_bricks(game) < 1e-2
-        assert (x >= 0).all() and (x <= 544 + 1e-3).all() and (y >= 0).all()
-        assert (y[game.observations[:, 9] == 1] <= 280 + 1e-2).all()
 
 
 def test_a_long_step_of_breakout_misses_no_brick():
@@ -309,7 +223,7 @@ def test_double_pendulum_keeps_its_energy():
     assert alive.sum() > 5
 
 
-def test_lander_engines_and_feet():
+def test_lander_engines():
     vector = Vector("lander", 8)
     o = vector.observations.copy()
     assert (o[:, 0] == 0).all() and not o[:, 4:].any()
@@ -319,12 +233,6 @@ def test_lander_engines_and_feet():
         vector.step(np.full(8, action))
         delta = (vector.observations - o)[:, [2, 3, 5]] / 0.02 * [5, 7.5, 2.5]
         np.testing.assert_allclose(delta, np.tile([ax, ay, turn], (8, 1)), atol=5e-3)
-    vector, heights = Vector("lander", 32, {"start_speed": 0.0}), []
-    for _ in range(500):
-        vector.step(players.land(vector, None))
-        standing = (vector.observations[:, 6:] == 1).all(axis=1)
-        heights.append(np.abs(vector.observations[standing, 1] * 20 / 3))
-    assert np.concatenate(heights).max() < 0.25, "feet neither sink in nor hover"
 
 
 HOVER = 2 / 2.25 - 1
@@ -355,16 +263,6 @@ def test_drone_turns_about_each_axis(motors, axis, tilt):
     spin, up = vector.observations[0, 15:18], vector.observations[0, 18:21]
     assert spin[axis] > 1e-4 and np.abs(np.delete(spin, axis)).max() < 1e-6
     assert np.array_equal(np.sign(np.where(np.abs(up[:2]) < 1e-5, 0, up[:2])), tilt[:2])
-
-
-def test_enduro_snow_halves_the_grip_and_night_and_fog_shorten_the_sight():
-    options = {"day": 12.0, "tau": 0.1, "first_day": 1, "later_days": 1, "days": 2}
-    vector, grip, sight = Vector("enduro", 8, options, seed=6), set(), set()
-    for _ in range(300):
-        vector.step(players.hold_gas(vector, None))
-        grip |= set(np.unique(vector.observations[:, 7]).tolist())
-        sight |= set(np.unique(np.rint(vector.observations[:, 8] * 240)).tolist())
-    assert grip == {0.5, 1.0} and sight == {60, 90, 240} and vector.envs.log()["days"] > 0
 
 
 # Boards
