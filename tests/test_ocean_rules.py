@@ -135,9 +135,6 @@ def test_a_peer_of_gymnasium_is_followed(name, peer, options, state, action, ste
     assert ended >= ends
 
 
-# The sanity suite
-
-
 @pytest.mark.parametrize(("length", "cues"), [(1, 2), (5, 2), (16, 6)])
 def test_memory(length, cues):
     vector = Vector("memory", 500, {"length": length, "cues": cues})
@@ -172,9 +169,6 @@ def test_performance_takes_its_time():
     assert time.perf_counter() - start >= 6 * 10 * 500e-6
 
 
-# Ball games
-
-
 def test_a_long_step_of_breakout_misses_no_brick():
     """One step of 60 ticks breaks the bricks that 60 steps of one tick break, until rounding parts the
     two; where it does, it gives as many points as it takes."""
@@ -194,9 +188,6 @@ def test_a_long_step_of_breakout_misses_no_brick():
         same &= (coarse.observations[:, 10:] == fine.observations[:, 10:]).all(axis=1)
         equal += same.sum()
     assert equal > 4000 and more > 200 and fewer < 1.5 * more
-
-
-# Control
 
 
 def energy(o, m=4.2, cart=10.47, length=0.6, g=9.81):
@@ -265,9 +256,6 @@ def test_drone_turns_about_each_axis(motors, axis, tilt):
     assert np.array_equal(np.sign(np.where(np.abs(up[:2]) < 1e-5, 0, up[:2])), tilt[:2])
 
 
-# Boards
-
-
 def test_tetris_gravity_and_lock():
     def locks(cycle, first_level=20, **options):
         """The step at which the first piece locks, if these actions are repeated."""
@@ -284,8 +272,7 @@ def test_tetris_gravity_and_lock():
 
 @pytest.mark.parametrize("n", [5, 9])
 def test_go(n):
-    """No chain is without a liberty, those with one are in atari, captured stones go, and a pass on
-    an empty board is counted by the komi."""
+    """No chain is without a liberty, captured stones go, and masks show the legal points."""
     vector, rng = Vector("go", 8, {"size": n, "komi": 0.5}, seed=n), np.random.default_rng(n)
     captures = 0
     for _ in range(150):
@@ -340,14 +327,6 @@ def test_cube_turns_are_those_of_the_group(size):
     assert pairs == (480 if size == 3 else 156)
 
 
-# Many agents
-
-
-# Moba
-
-DEAD, LEVEL, XP = 25, 11, 12
-
-
 def test_moba_teams_are_mirror_images():
     """Without chance in the damage two teams that act alike see the same, to the last bit, and earn
     as much."""
@@ -363,7 +342,7 @@ def test_moba_teams_are_mirror_images():
         assert np.array_equal(*game.masks.reshape(2, 2, 5, -1).swapaxes(0, 1))
         rewards = game.rewards.reshape(2, 2, 5)
         np.testing.assert_allclose(rewards[:, 0], rewards[:, 1], atol=1e-6)
-        deaths = max(deaths, sides[..., DEAD].sum())
+        deaths = max(deaths, sides[..., 25].sum())
         fallen = max(fallen, (sides[..., 38:48:4] < 1).sum())
     assert deaths > 2 and fallen > 2
 
