@@ -19,7 +19,6 @@ SKILL = [
     ("bandit", {"good_arm": 1}, players.stand_still, 50, {"perf": (0, 0), "score": (0.07, 0.13)}),
     ("boids", {"continuous": True, "num_agents": 32, "width": 500.0, "height": 500.0,
                "max_steps": 400}, players.steer, 801, {"score": (0.6, 1), "alignment": (0.8, 1)}),
-    ("boids", {"continuous": True, "max_steps": 200}, players.at_random, 401, {"score": (-1, 0.15)}),
     ("breakout", {"continuous": True}, players.follow_ball, 6000,
      {"score": (700, 864), "perf": (0.8, 1), "episode_length": (1000, 6000)}),
     ("breakout", {}, players.stand_still, 1500, {"score": (0, 60), "episode_length": (100, 1500)}),
@@ -38,18 +37,14 @@ SKILL = [
     ("freeway", {"level": 1, "hard": True}, players.look_out, 2040, {"score": (7, 45), "hits": (0, 25)}),
     ("freeway", {"level": 1, "hard": True}, players.go_up, 2040, {"score": (0, 6), "hits": (25, 99)}),
     ("g2048", {}, players.pile_up, 1000, {"score": (1500, 9000), "max_tile": (100, 600)}),
-    ("g2048", {}, players.at_random, 600, {"score": (300, 2000), "max_tile": (30, 200)}),
     ("go", {"skill": 1.0}, players.at_random, 150, {"score": (-50, -10), "perf": (0, 0.05)}),
     ("lander", {}, players.land, 1000, {"perf": (0.8, 1), "score": (150, 320)}),
     ("lander", {"wind": True, "wind_power": 1.0, "turbulence_power": 0.3}, players.land, 1000,
      {"perf": (0.8, 1), "score": (150, 320)}),
-    ("lander", {}, players.at_random, 300, {"perf": (0, 0.05), "score": (-400, -50)}),
     ("masked", {}, players.at_random, 300, {"perf": (0, 0.5), "illegal": (0.5, 1)}),
-    ("maze", {"size": 2}, players.follow_marks, 100, {"perf": (1, 1)}),
     ("maze", {"size": 8, "vision": 1}, players.follow_marks, 1100, {"perf": (1, 1)}),
     ("maze", {"size": 4, "loops": 0.3}, players.follow_marks, 300, {"perf": (0.95, 1), "score": (0.3, 0.95)}),
     ("minesweeper", {"mines": 8}, players.deduce, 100, {"perf": (0.5, 1), "score": (0.7, 1)}),
-    ("minesweeper", {}, players.at_random, 60, {"perf": (0, 0.1)}),
     ("moba", {"frameskip": 4, "max_ticks": 2000}, players.attack, 700,
      {"score": (-1, -0.4), "perf": (0, 0.3), "kills": (0, 10), "deaths": (10, 99)}),
     ("mountaincar", {}, players.swing, 250, {"score": (-170, -80), "perf": (0.15, 1)}),
@@ -59,16 +54,13 @@ SKILL = [
      {"perf": (0.6, 1), "score": (1, 5)}),
     ("pong", {"continuous": True, "max_score": 5}, players.stand_still, 1500, {"perf": (0, 0.3)}),
     ("snake", {}, players.eat, 400, {"score": (15, 60)}),
-    ("snake", {}, players.at_random, 200, {"score": (1, 4)}),
     ("spaces", {}, players.at_random, 200, {"perf": (0.4, 0.5), "category": (0.2, 0.3)}),
     ("squared", {}, players.walk_to_target, 50, {"perf": (1, 1), "score": (1, 1)}),
     ("stochastic", {}, players.mostly_zero, 50, {"perf": (0.85, 1)}),
-    ("stochastic", {}, players.stand_still, 50, {"perf": (0.6666, 0.6667)}),
     ("target", {}, players.chase, 1024, {"perf": (0.3, 1), "score": (1, 9)}),
     ("target", {}, players.stand_still, 1024, {"perf": (0, 0.05)}),
     ("tetris", {"placements": True, "lines": 40}, players.place, 150, {"perf": (1, 1), "lines": (40, 43)}),
     ("trash_pickup", {}, players.collect, 300, {"score": (30, 40)}),
-    ("trash_pickup", {}, players.at_random, 300, {"score": (0, 4)}),
 ]
 
 
@@ -135,23 +127,6 @@ def test_a_peer_of_gymnasium_is_followed(name, peer, options, state, action, ste
     assert ended >= ends
 
 
-@pytest.mark.parametrize(("length", "cues"), [(1, 2), (5, 2), (16, 6)])
-def test_memory(length, cues):
-    vector = Vector("memory", 500, {"length": length, "cues": cues})
-    seen, rng = vector.observations.copy(), np.random.default_rng(0)
-    assert (seen.sum(axis=1) == 1).all() and not seen[:, -1].any()
-    assert (np.abs(seen[:, :-1].sum(axis=0) - 500 / cues) < 100).all()
-    for t in range(1, length + 1):
-        vector.step(rng.integers(0, cues, 500))
-        assert not vector.observations[:, :-1].any() and not vector.rewards.any()
-        assert (vector.observations[:, -1] == (t == length)).all() and not vector.terminals.any()
-    right = np.arange(500) % 2 == 0
-    vector.step((seen.argmax(axis=1) + ~right) % cues)
-    assert np.array_equal(vector.rewards, np.where(right, 1, -1)) and vector.terminals.all()
-    log = vector.envs.log()
-    assert (log["perf"], log["episode_length"], log["n"]) == (0.5, length + 1, 500)
-
-
 def test_masks_may_be_absent():
     envs = ocean.load("masked").create(2)
     arrays = [np.zeros((2, 8), np.float32), np.zeros((2, 1), np.int32), np.zeros(2, np.float32)]
@@ -212,18 +187,6 @@ def test_double_pendulum_keeps_its_energy():
         now = energy(vector.observations.astype(np.float64))
         np.testing.assert_allclose(now[alive], start[alive], rtol=2e-4)
     assert alive.sum() > 5
-
-
-def test_lander_engines():
-    vector = Vector("lander", 8)
-    o = vector.observations.copy()
-    assert (o[:, 0] == 0).all() and not o[:, 4:].any()
-    for action, ax, ay, turn in ((0, 0, -10, 0), (1, -2.4, -10, 6.7), (2, 0, 7.5, 0), (3, 2.4, -10, -6.7)):
-        vector.envs.reset(vector.rows)
-        o = vector.observations.copy()
-        vector.step(np.full(8, action))
-        delta = (vector.observations - o)[:, [2, 3, 5]] / 0.02 * [5, 7.5, 2.5]
-        np.testing.assert_allclose(delta, np.tile([ax, ay, turn], (8, 1)), atol=5e-3)
 
 
 HOVER = 2 / 2.25 - 1
