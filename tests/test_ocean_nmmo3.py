@@ -11,8 +11,8 @@ import re
 
 import numpy as np
 import pytest
-from golden_ocean import CROWD
 from ocean_vector import Vector
+from test_ocean_golden import CROWD
 
 import ocean
 
