@@ -45,7 +45,8 @@ CROWD = {"num_agents": 40, "num_foes": 20, "width": 32, "height": 24, "villages"
          "xp_harvest": 3, "pvp_tier": 2}
 # (name, settings, player, environments, steps); settings may be one for each environment.
 PLAYED = [
-    ("acrobot", {}, players.kick, 4, 600),
+    ("acrobot", {"length_1": 1.2, "mass_1": 0.9, "mass_2": 1.1, "inertia": 0.8, "reward_scale": 0.1},
+     players.kick, 4, 600),
     ("asteroids", {}, players.shoot, 8, 1200),
     ("asteroids", {"saucer_seconds": 2.0, "ships": 20, "respawn_seconds": 0.1}, players.shoot, 8,
      2500),
@@ -77,12 +78,14 @@ PLAYED = [
      players.at_random, 2, 750),
     ("moba", {"tower_health": 60.0, "creep_speed": 0.6}, players.attack, 2, 1500),
     ("mountaincar", [{}, {"scaled": True}] * 2, players.swing, 4, 300),
-    ("mountaincar", {"continuous": True}, players.swing, 4, 300),
+    ("mountaincar", {"continuous": True, "power": 0.002, "goal": 0.5, "reward_scale": 0.1},
+     players.swing, 4, 300),
     ("nmmo3", CROWD, players.at_random, 1, 1500),
     ("nmmo3", {**CROWD, "water": 0.95, "rock": 0.96, "trees": 0.8}, players.at_random, 1, 100),
     ("nmmo3", {**CROWD, "reward_vitals": 2.0, "vision": 16, "bow_reach": 8, "foe_sight": 16},
      players.at_random, 1, 200),
     ("nmmo3", {}, players.at_random, 1, 20),
+    ("pendulum", {"reward_scale": 0.1, "mass": 1.2, "length": 0.9}, players.at_random, 4, 220),
     ("pong", {"continuous": True, "max_score": 3, "frameskip": 4}, players.follow_pong, 8, 1500),
     ("snake", {"num_agents": 24, "width": 40, "height": 30}, players.eat, 1, 500),
     ("squared", {}, players.walk_to_target, 16, 60),
@@ -251,6 +254,7 @@ def test_a_game_goes_as_it_did(case):
 
 def test_the_stored_games_are_those_that_are_played():
     assert STORED["games"].keys() == cases().keys()
+    assert STORED["pictures"].keys() == drawn_cases().keys()
 
 
 def test_pictures():

@@ -135,7 +135,7 @@ def test_a_vector_and_one_environment_play_what_we_play(name, settings):
     np.testing.assert_array_equal(observations, own.observations)
     one, one_info = env.reset(seed=3)
     episodes, returns = 0, np.zeros(8)
-    for _ in range(2000):
+    for _ in range(1200):
         np.testing.assert_array_equal(observations[0], one)
         if "action_mask" in one_info:
             np.testing.assert_array_equal(infos["action_mask"][0], one_info["action_mask"])

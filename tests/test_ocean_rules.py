@@ -44,7 +44,7 @@ SKILL = [
     ("masked", {}, players.at_random, 300, {"perf": (0, 0.5), "illegal": (0.5, 1)}),
     ("maze", {"size": 8, "vision": 1}, players.follow_marks, 1100, {"perf": (1, 1)}),
     ("maze", {"size": 4, "loops": 0.3}, players.follow_marks, 300, {"perf": (0.95, 1), "score": (0.3, 0.95)}),
-    ("minesweeper", {"mines": 8}, players.deduce, 100, {"perf": (0.5, 1), "score": (0.7, 1)}),
+    ("minesweeper", {"mines": 8}, players.deduce, 40, {"perf": (0.5, 1), "score": (0.7, 1)}),
     ("moba", {"frameskip": 4, "max_ticks": 2000}, players.attack, 700,
      {"score": (-1, -0.4), "perf": (0, 0.3), "kills": (0, 10), "deaths": (10, 99)}),
     ("mountaincar", {}, players.swing, 250, {"score": (-170, -80), "perf": (0.15, 1)}),
