@@ -25,8 +25,7 @@ class Keep(pufferl.NoLogger):
 
 
 def learn(name, folder, *options):
-    """Statistics of the last epochs of a training, and what its signs said,
-    {detector: (step, sentence)}."""
+    """(statistics of the last epochs of a training, {detector: (step, sentence)} of its signs)."""
     args = pufferl.load_config(name, options)
     vecenv = pufferl.load_env(name, args)
     policy = pufferl.load_policy(args, vecenv, name)
