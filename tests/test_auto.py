@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 import re
+import subprocess
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ import models
 import pufferl
 import vector
 from auto import Facts, decide
+from tools import export
 
 ROOT = Path(__file__).resolve().parent.parent
 BROUGHT = f"{ROOT}/tests/brought.py"
@@ -474,6 +476,30 @@ def test_a_resume_normalises_bit_for_bit(tmp_path):
     assert torch.equal(whole.normalizer.squares, rest.normalizer.squares)
     for trainer in (whole, half, rest):
         trainer.release()
+
+
+def test_an_exported_policy_normalises(tmp_path):
+    """In C, as its forward does."""
+    env = SimpleNamespace(single_observation_space=BOX, env_single_observation_space=BOX,
+                          single_action_space=spaces.Discrete(3))
+    policy = models.MinGRUPolicy(env, hidden_size=8, normalize=True)
+    rows = torch.randn(50, 4) * 30 + 100
+    policy.normalizer.merge([policy.normalizer.moments(rows, torch.ones(50, dtype=torch.uint8))])
+    export.flat_policy(policy, env).tofile(tmp_path / "policy.bin")
+    (tmp_path / "run.c").write_text('''#include "policy.h"
+int main(void) { Policy p; const char* problem = policy_load(&p, "policy.bin");
+  if (problem) { puts(problem); return 1; }
+  float x[4]; float* state = policy_new_state(&p, 1);
+  while (scanf("%f %f %f %f", x, x + 1, x + 2, x + 3) == 4) { policy_forward(&p, x, true, state);
+    for (int i = 0; i < p.width; i++) printf("%.9g ", p.outputs[i]); } }''')
+    subprocess.run(["cc", "-std=gnu11", f"-I{ROOT}/ocean", "run.c", "-o", "run", "-lm"],
+                   cwd=tmp_path, check=True)
+    text = "\n".join(" ".join(map(str, row)) for row in rows[:5].tolist())
+    out = subprocess.check_output(["./run"], cwd=tmp_path, input=text, text=True)
+    with torch.no_grad():
+        expected = torch.cat(policy.forward_eval(rows[:5], policy.initial_state(5)), dim=1)
+    torch.testing.assert_close(torch.tensor([float(x) for x in out.split()]).view(5, 4), expected,
+                               atol=1e-4, rtol=1e-4)
 
 
 # -- networks
