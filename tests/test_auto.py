@@ -30,7 +30,7 @@ from tools import export
 
 ROOT = Path(__file__).resolve().parent.parent
 BROUGHT = f"{ROOT}/tests/brought.py"
-CART, CATCH, TRACK = f"{BROUGHT}:cartpole", f"{BROUGHT}:Catch", f"{BROUGHT}:Track"
+CART, CATCH = f"{BROUGHT}:cartpole", f"{BROUGHT}:Catch"
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 AUTOS = {"horizon", "replay_ratio", "minibatch_size", "learning_rate", "target_kl", "gamma",
          "ent_coef", "prio_alpha", "norm_obs", "norm_reward"}
@@ -182,6 +182,9 @@ def test_the_rules_choose(facts, given, expected):
     assert {name: chosen[name][0] for name in expected} == expected
 
 
+IMAGE = box(0, 255, (8, 8, 3), "uint8")  # in C, a linear map reads it
+
+
 @pytest.mark.parametrize(("fields", "expected"), [
     ([BOX], True), ([box(0.0, 1.0, (7, 7), "float32")], False),
     ([box(-1.0, 1.0, (3,), "float32")], False), ([box(-2.0, 2.0, (3,), "float32")], False),
@@ -193,16 +196,11 @@ def test_the_rules_choose(facts, given, expected):
     ([box(0, 20_000, (2,), "int64")], True), ([box(-(2**31), 2**31 - 1, (2,), "int32")], True),
     ([spaces.Discrete(16)], False)] + [
     ([box(-1.0, 1.0, (3,), "float32"), other], False) for other in (
-        box(0, 32, (3,), "int64"), spaces.Discrete(9), box(0, 255, (8, 8, 3), "uint8"))])
+        box(0, 32, (3,), "int64"), spaces.Discrete(9), IMAGE)])
 def test_what_is_normalised(fields, expected):
     chosen, reason = auto.wants_normalising(Facts(64, 1000, True, fields))
     assert chosen is expected and ("aside" in reason) == (len(fields) > 1)
-
-
-def test_an_image_from_c_is_read_by_a_linear_map_and_normalised():
-    for native in (True, False):
-        facts = Facts(64, 1000, True, [box(0, 255, (8, 8, 3), "uint8")], native)
-        assert auto.wants_normalising(facts)[0] == native
+    assert auto.wants_normalising(Facts(64, 1000, True, [IMAGE], native=True))[0]
 
 
 def describe(name, *options, **facts):
@@ -431,21 +429,6 @@ def test_the_fused_network_normalises_as_its_forward_does(precision, tolerance):
     trainer.release()
 
 
-@pytest.mark.parametrize(("steps", "measured"), [(20_000, 4), (2_000, 1)])
-def test_small_rollouts_are_measured_until_the_moments_are_of_many(steps, measured):
-    """1,024 observations, or a twentieth of the run's."""
-    args = configure(TRACK, "--train.horizon", "32", "--vec.num-envs", "8", "--vec.backend",
-                     "serial", "--train.norm-obs", steps=steps)
-    vecenv = pufferl.load_env(TRACK, args)
-    trainer = small_trainer(vecenv, pufferl.load_policy(args, vecenv), **args["train"])
-    weights, same = trainer.arena.flat("weights").clone(), []
-    for _ in range(measured + 1):
-        run_epochs(trainer, 1)
-        same.append(torch.equal(trainer.arena.flat("weights"), weights))
-    assert same == [True] * measured + [False]
-    trainer.release()
-
-
 def test_what_is_only_measured():
     normalizer = models.Normalizer(2)
     for count, begun, steps, expected in (
@@ -454,15 +437,6 @@ def test_what_is_only_measured():
             (300, 100, 2000, False), (1024, 0, 10**9, False)):  # loaded, or resumed
         normalizer.count.fill_(count)
         assert normalizer.only_measures(begun, steps) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 5])
-def test_a_short_run_learns_with_whatever_is_seen_first(seed):
-    """-38 and -22 were reached with moments of 256 observations; a random policy has about -80,
-    the best about -3."""
-    trainer = train(TRACK, "--train.seed", str(seed), "--train.log-interval", "0.2", steps=20_000)
-    assert trainer.environment["episode_return"] > -10
 
 
 def test_a_resume_normalises_bit_for_bit(tmp_path):
@@ -859,29 +833,10 @@ class OneSided(Episodes):
         return -abs(action[1] - 800) / 100 - abs(action[0] - 0.0005) * 1000
 
 
-class Beside(Episodes):
-    """1 for the place of the largest of four numbers, beside which is a picture of noise."""
-
-    length = 20
-    observation_space = spaces.Dict({"numbers": box(-1, 1, (4,), "float32"),
-                                     "noise": box(0, 255, (12, 12, 3), "uint8")})
-    action_space = spaces.Discrete(4)
-
-    def observe(self):
-        self.numbers = self.np_random.uniform(-1, 1, 4).astype(np.float32)
-        noise = self.np_random.integers(0, 256, (12, 12, 3)).astype(np.uint8)
-        return {"numbers": self.numbers, "noise": noise}
-
-    def pay(self, action):
-        return action == self.numbers.argmax()
-
-
 @pytest.mark.parametrize(("name", "steps", "least"), [
     ("Heating", 30_000, -1.2),  # any constant is at -2.5 or less, without the tanh it is -4.9
-    ("OneSided", 60_000, -0.75),  # a uniform draw of the first number alone gives -6
-    pytest.param("Beside", 30_000, 15, marks=pytest.mark.slow)])  # chance is 5
-def test_numbers_of_any_size_are_learnt_without_a_setting(name, steps, least):
+    ("OneSided", 60_000, -0.75)])  # a uniform draw of the first number alone gives -6
+def test_actions_of_any_size_are_learnt_without_a_setting(name, steps, least):
     trainer = train(f"{__file__}:{name}", steps=steps)
-    assert (trainer.args["policy"]["squash"] == "tanh") == (name != "Beside")
-    assert ("policy.squash" in trainer.args["auto"]) == (name != "Beside")
+    assert trainer.args["policy"]["squash"] == "tanh" and "policy.squash" in trainer.args["auto"]
     assert trainer.environment["episode_return"] > least

@@ -197,6 +197,11 @@ def save_all(path):
         trainer.save_checkpoint(path / "a.pt", metadata={"mine": Path("here")})
 
 
+def other_observations():
+    env = vector.make("squared", 8, env_kwargs={"distance": 2})
+    pufferl.PuffeRL(env=env, policy=models.FeedForward(vector.make("breakout", 8), 8))
+
+
 RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
     ("trainer_state.pt", Error, "damaged (it is empty) or not a checkpoint; the newest whole "
      "weights are", state(lambda path: path.write_bytes(b""))),
@@ -231,6 +236,9 @@ RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
                                               "latest"]))),
     ("nothing is written", None, "an epoch, 1 epoch; 1 thread; engine", train("")),
     ("metadata['mine']", Error, "Path; a checkpoint holds numbers, text, tensors", save_all),
+    ("observations", Error, "made for observations of 118 numbers, these environments give 25",
+     other_observations),
+    ("policy", Error, "needs an environment and a policy", lambda: pufferl.PuffeRL({}, None)),
     ("--load-model-path", Error, "and --baseline both name weights to start from",
      train("--load-model-path a.pt --baseline")),
     ("Seral", AttributeError, "there is no such name. Did you mean Serial?",

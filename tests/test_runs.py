@@ -22,7 +22,6 @@ from types import SimpleNamespace
 import conftest
 import gymnasium
 import numpy as np
-import psutil
 import pytest
 import torch
 from conftest import read_until
@@ -102,33 +101,6 @@ def test_a_run_that_is_still_trained_is_not_resumed(tmp_path):
     first.close()
     second.evaluate()
     second.release()
-
-
-LONG = {"squared": ["--vec.total-agents", "2048", "--train.horizon", "2048",
-                    "--train.minibatch-size", "65536"],
-        "gym/CartPole-v1": ["--vec.backend", "multiprocessing", "--vec.num-envs", "8",
-                            "--vec.num-workers", "2", "--train.horizon", "8192",
-                            "--train.minibatch-size", "8192"]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LONG)
-def test_a_second_signal_leaves_at_once_and_no_worker_behind(tmp_path, name):
-    process = start("train", name, *LONG[name], "--logger", "none", cwd=tmp_path)
-    output = read_until(process, "run folder")
-    time.sleep(3.0)
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    output += read_until(process, "once more to leave at once")
-    process.send_signal(signal.SIGINT)
-    output += process.communicate(timeout=60)[0]
-    assert process.returncode == -signal.SIGINT, output
-    assert len(children) == (2 if "gym" in name else 0)
-    assert not psutil.wait_procs(children, timeout=20)[1]
-    [run] = (tmp_path / "experiments").iterdir()
-    assert torch.load(run / "trainer_state.pt", weights_only=True)["epoch"] == 0, (
-        "the first checkpoint is whole")
-    assert not list(run.glob("model_*.pt"))
 
 
 @pytest.mark.slow
@@ -317,6 +289,8 @@ def test_the_last_models_are_kept_and_the_best(tmp_path):
                      "trainer_state.pt"]
     best = torch.load(trainer.run_folder / "best_squared.pt", weights_only=True)
     assert equal(best, weights[2]), "the weights that played"
+    for tensor in trainer.statistics.best.values():  # copies, and not views of the arena
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
     assert find("best", tmp_path).name == "best_squared.pt"
     assert find("latest", tmp_path).name == "model_squared_000005.pt"
     again = make_trainer(tmp_path, "squared", **options)
@@ -335,9 +309,9 @@ def test_the_last_models_are_kept_and_the_best(tmp_path):
     for name, folder in (("ocean/squared/squared.h", "squared_2"), ("drone", "drone_0"),
                          ("drone_race", "drone_1"), ("puffer_drone", "drone_0")):
         assert find("latest", tmp_path, name).parent.name == folder
-    for path, hidden in (("best", configuration.Policy.hidden_size), ("latest", 77)):
+    for path in ("best", "latest"):
         args = load_config("squared", ["--data-dir", str(tmp_path), "--load-model-path", path])
-        assert (args["policy"]["hidden_size"] == 77) == (path == "latest"), hidden
+        assert (args["policy"]["hidden_size"] == 77) == (path == "latest")
 
 
 def test_the_latest_run_is_the_one_that_was_started_or_resumed_last(tmp_path):
@@ -389,16 +363,6 @@ def test_what_two_configurations_do_not_share():
     assert changes == ["train.gamma", "train.seed", "env.agents"]
 
 
-def test_the_best_weights_take_no_more_memory_than_weights(tmp_path):
-    """Although the network's are a part of the arena."""
-    trainer = make_trainer(tmp_path)
-    best = trainer.statistics.best.values()
-    size = sum(tensor.nbytes for tensor in best)
-    assert sum(tensor.untyped_storage().nbytes() for tensor in best) == size
-    assert trainer.arena.memory.nbytes > 10 * size
-    trainer.release()
-
-
 class Remembers(models.FeedForward):
     """A network that saves something beside its weights, as torch lets it."""
 
@@ -419,13 +383,10 @@ def test_what_a_network_has_beside_its_weights_is_resumed(tmp_path):
     assert again.statistics.best["_extra_state"] == {"seen": 3}
 
 
-def test_a_run_of_another_environment_is_not_resumed(tmp_path):
-    run = str(train("bandit", "--data-dir", str(tmp_path), steps=100).run_folder)
-    assert load_config("puffer_bandit", ["--resume", run])["env_name"] == "bandit"
-    with pytest.raises(ConfigError, match=r"bandit.*squared"):
-        load_config("squared", ["--resume", run])
+def test_names_of_one_environment():
     for other, same in (("/b/mine.py:Env", True), ("a/mine.py:Other", False)):
         assert configuration.same_environment("a/mine.py:Env", other) == same
+    assert configuration.same_environment("puffer_bandit", "bandit")
     assert not configuration.same_environment("dm_control/walker/walk", "dm_control/humanoid/walk")
 
 
@@ -453,21 +414,19 @@ class Unhashable:
 def test_an_edited_file_is_named_at_resume(tmp_path, capsys):
     """Of the network, the environment and a setting; not what else a file imports."""
     net = tmp_path / "nets_of_one.py"
-    net.write_text("import models\n\n\nclass Mine(models.FeedForward):\n    pass\n")
+    net.write_text("import models\nclass Mine(models.FeedForward):\n    pass\n")
     name = f"{Path(__file__).parent}/brought.py:Catch"
     options = ["--policy.name", f"{net}:Mine", "--data-dir", str(tmp_path)]
     folder = train(name, *options).run_folder
     saved = json.loads((folder / "config.json").read_text())["sources"]
     assert {Path(file).name for file in saved} == {"nets_of_one.py", "brought.py", "models.py"}
-    env = vector.make("squared", 2)
-    policy = models.FeedForward(env, 8)
-    for setting, file in (("muon", "models.py"), (f"{net}:loss", "nets_of_one.py"),
-                          (read_until, "conftest.py"),
-                          (functools.partial(read_until, 1), "conftest.py"),
-                          (Unhashable(), "test_runs.py")):
-        files = {Path(path).name for path in runs.sources(policy, env, None, setting)}
-        assert files == {"squared.h", "models.py", file}
-    env.close()
+    with vector.make("squared", 2) as env:
+        policy = models.FeedForward(env, 8)
+        for setting, file in (("muon", "models.py"), (f"{net}:loss", "nets_of_one.py"),
+                              (read_until, "conftest.py"), (Unhashable(), "test_runs.py"),
+                              (functools.partial(read_until, 1), "conftest.py")):
+            files = {Path(path).name for path in runs.sources(policy, env, None, setting)}
+            assert files == {"squared.h", "models.py", file}
     for text in ("", "# now\n"):
         net.write_text(net.read_text() + text)
         capsys.readouterr()
@@ -524,20 +483,6 @@ def test_what_changed_at_resume_is_printed_and_takes_effect(tmp_path, capsys, ch
         assert second.environment["episode_length"] <= 7
 
 
-def test_other_networks_and_optimizers_are_refused_and_nothing_is_changed(tmp_path):
-    first = make_trainer(tmp_path)
-    run_epochs(first, 1)
-    path = first.save_checkpoint(tmp_path / "a.pt")
-    for change, name in (({"hidden_size": 8}, r"encoder\.weight.*\(16, 4\).*\(8, 4\)"),
-                         ({"policy": Plain}, "encoder"), ({"optimizer": "adam"}, "optimizer")):
-        second = make_trainer(tmp_path, **change)
-        before = weights_of(second)
-        with pytest.raises(ConfigError, match=name):
-            second.load_checkpoint(path)
-        assert equal(before, weights_of(second)) and second.epoch == 0
-        second.release()
-
-
 def test_a_run_of_a_script_can_be_resumed_from_the_command_line(tmp_path):
     policy = models.MinGRUPolicy(vecenv := make("squared", num_envs=64), hidden_size=16)
     trainer = PuffeRL(env=vecenv, policy=policy, total_timesteps=8192, minibatch_size=1024,
@@ -554,24 +499,21 @@ def test_a_run_of_a_script_can_be_resumed_from_the_command_line(tmp_path):
     assert again.run_folder == trainer.run_folder and again.global_step == 12288
 
 
-@pytest.mark.parametrize("none", ["None", "none", "NONE"])
-def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch, capsys, none):
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    options = ["--data-dir", none, "--env.num-envs", "64", "--train.total-timesteps", "4096"]
-    args = load_config("squared", options)
-    if none == "None":
-        trainer = pufferl.train("squared", args)
-        assert trainer.run_folder is None and trainer.global_step >= 4096
-        printed = capsys.readouterr().out
-        assert "folder" not in printed and "checkpoint" not in printed
-        with pytest.raises(ConfigError, match="data_dir"):
-            trainer.save_checkpoint()
-    with pytest.raises(ConfigError, match="--data-dir"):
-        pufferl.train("squared", args | {"load_model_path": "latest"})
-    with pytest.raises(ConfigError, match=r"--profile\.output"):
-        speed.profile("squared", args)
-    with pytest.raises(ValueError, match="none"):
-        sweep.Runner(SimpleNamespace(env_name="squared"), None, options)
+    for none in ("None", "none", "NONE"):
+        options = ["--data-dir", none, "--env.num-envs", "64", "--train.total-timesteps", "4096"]
+        args = load_config("squared", options)
+        with pytest.raises(ConfigError, match=r"--profile\.output"):
+            speed.profile("squared", args)
+        with pytest.raises(ValueError, match="none"):
+            sweep.Runner(SimpleNamespace(env_name="squared"), None, options)
+    trainer = pufferl.train("squared", args)
+    assert trainer.run_folder is None and trainer.global_step >= 4096
+    printed = capsys.readouterr().out
+    assert "folder" not in printed and "checkpoint" not in printed
+    with pytest.raises(ConfigError, match="data_dir"):
+        trainer.save_checkpoint()
     assert not list(tmp_path.iterdir())
 
 
@@ -695,24 +637,6 @@ def test_outputs_that_overflow_are_named(tmp_path):
 
 
 # -- short forms, memory
-
-
-def test_the_short_form_takes_keywords():
-    vecenv = make("breakout", num_envs=256)
-    policy = models.MinGRUPolicy(vecenv, hidden_size=16)
-    trainer = PuffeRL(env=vecenv, policy=policy, learning_rate=0.02, batch_size=256 * 32,
-                      minibatch_size=2048, data_dir=None)
-    assert (trainer.horizon, trainer.batch_size) == (32, 8192)
-    assert trainer.config["learning_rate"] == 0.02
-    trainer.release()
-    other = make("squared", num_envs=8, env_kwargs={"distance": 2})
-    for arguments, name in (({"env": vecenv, "policy": policy, "batch_size": 1000}, "256"),
-                            ({"env": vecenv, "policy": policy, "learning_rat": 1}, "learning_rate"),
-                            ({"env": other, "policy": policy}, r"118.*25"),
-                            ({"config": {"learning_rate": 0.1}, "vecenv": vecenv}, "policy")):
-        positional = [arguments.pop(key) for key in ("config", "vecenv") if key in arguments]
-        with pytest.raises(ConfigError, match=name):
-            PuffeRL(*positional, **arguments)
 
 
 POLICIES = {
