@@ -77,7 +77,8 @@ def test_every_recipe_has_a_test_and_is_short():
      and names["trainer"].run_folder is None),
 ])
 def test_a_recipe_does_what_it_says(recipe, tmp_path, title, check):
-    assert check(recipe(title)) and not list(tmp_path.iterdir())
+    assert check(recipe(title))
+    assert title != "Short forms" or not list(tmp_path.iterdir())
 
 
 def test_own_loss_and_optimizer(recipe):

@@ -1,11 +1,11 @@
 """Loggers: the same numbers everywhere, offline, without tokens; whole lines; full disks."""
 
-import builtins
 import inspect
 import json
 import math
 import os
 import re
+import resource
 import struct
 import subprocess
 import sys
@@ -206,32 +206,15 @@ def test_a_resumed_log_has_every_step_once_and_no_torn_line(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-class Full:
-    """A file on a disk with room for five bytes."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.file.close()
-
-    def write(self, data):
-        return self.file.write(data[:5])
-
-
-def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch, capsys):
-    path, real = tmp_path / "metrics.jsonl", builtins.open
+def test_a_full_disk_leaves_no_half_line(tmp_path, capsys):
+    path, limits = tmp_path / "metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
     log = JsonLines(path)
     log.log({"a": 1.0}, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(builtins, "open", lambda *a, **k: Full(real(*a, **k)))
+    try:  # there is room for five bytes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, limits[1]))
         log.log({"a": math.nan}, 2)
         log.log({"a": 2.0}, 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     log.log({"a": 4.0}, 4)
     assert steps_of(path) == [1, 4] and capsys.readouterr().err.count("metrics.jsonl") == 1
