@@ -157,6 +157,7 @@ MACHINES = [  # facts, what is set -> what is chosen
     ((1, 10**9, False, [BOX]), {}, {"horizon": 256}), ((1, 10**9, True, [BOX]), {},
                                                        {"horizon": 64}),
     ((64, 300_000, True, [BOX]), {"optimizer": "adam"}, {"learning_rate": 0.0005}),
+    ((64, 100_000, True, [BOX]), {}, {"minibatch_size": 512}),
     # single steps need no whole segments, but an epoch as large
     ((16, 100_000, True, [BOX]), {"minibatch_size": 127, "draw": "steps"}, {"horizon": 64}),
     ((16, 100_000, True, [BOX]), {"minibatch_size": 2000, "draw": "steps"}, {"horizon": 125}),

@@ -7,6 +7,7 @@ message that is printed. The sentence is a part of the message that contains no 
 """
 
 import atexit
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import auto
 import checkpoints
 import configuration
 import models
@@ -62,6 +64,12 @@ def main(line):
 
 def raise_memory_error(*_):
     raise MemoryError
+
+
+def reasons():
+    """Print why `auto` chose what it did for a run of two epochs."""
+    settings = dataclasses.asdict(configuration.Train(replay_ratio=1.0))
+    print(auto.decide(settings, auto.Facts(agents=1, steps=64, discrete=True, spaces=[])))
 
 
 def no_memory():
@@ -160,6 +168,8 @@ CONFIGURATION = [
     ("--mode", SystemExit, "the verb comes first", main("train snake --mode train")),
     ("torn.h", SystemExit, "torn.h does not compile", lambda path: pufferl.main(
         ["train", write(path / "torn.h", "this is no C")])),
+    ("horizon", None, "1 agent: 2 epochs of 32 steps", reasons),
+    ("minibatch_size", None, "1 update an epoch, 2 in all", reasons),
     ("list", SystemExit, "expected nothing", main("list squared target")),
 ]
 
