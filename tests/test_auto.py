@@ -79,7 +79,8 @@ def make_cartpoles(**options):
     """A trainer of 32 cartpoles in C with the options of the train section."""
     words = [f"--train.{name.replace('_', '-')}={value}" for name, value in options.items()
              if name != "data_dir"]
-    args = configure("cartpole", "--env.num-envs", "32", "--train.minibatch-size", "512", *words)
+    args = configure("cartpole", "--env.num-envs", "32", "--train.minibatch-size", "512",
+                     "--rnn.num-layers", "2", *words, steps=10**7)
     vecenv = pufferl.load_env("cartpole", args)
     policy = pufferl.load_policy(args, vecenv)
     settings = {**args["train"], "env": "cartpole", "data_dir": options.get("data_dir")}

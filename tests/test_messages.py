@@ -209,7 +209,7 @@ def save_all(path):
 
 def other_observations():
     env = vector.make("squared", 8, env_kwargs={"distance": 2})
-    pufferl.PuffeRL(env=env, policy=models.FeedForward(vector.make("breakout", 8), 8))
+    pufferl.PuffeRL(env=env, policy=models.MinGRUPolicy(vector.make("breakout", 8), 8))
 
 
 RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
