@@ -839,6 +839,6 @@ class OneSided(Episodes):
     ("Heating", 30_000, -1.2),  # any constant is at -2.5 or less, without the tanh it is -4.9
     ("OneSided", 60_000, -0.75)])  # a uniform draw of the first number alone gives -6
 def test_actions_of_any_size_are_learnt_without_a_setting(name, steps, least):
-    trainer = train(f"{__file__}:{name}", steps=steps)
+    trainer = train(f"{__file__}:{name}", "--train.replay-ratio", "8", steps=steps)  # not measured
     assert trainer.args["policy"]["squash"] == "tanh" and "policy.squash" in trainer.args["auto"]
     assert trainer.environment["episode_return"] > least
