@@ -459,10 +459,11 @@ def test_a_run_of_a_custom_network_is_read_from_any_folder(tmp_path, monkeypatch
     ids=["training", "environment", "agents"])
 def test_what_changed_at_resume_is_printed_and_takes_effect(tmp_path, capsys, change):
     """Of other environments, new episodes begin."""
-    first = make_trainer(tmp_path, env_kwargs={"max_steps": 30})
+    settings = {"env_kwargs": {"max_steps": 30}, "norm_reward": True}
+    first = make_trainer(tmp_path, **settings)
     run_epochs(first, 2)
     path = first.save_checkpoint(tmp_path / "a.pt")
-    second = make_trainer(tmp_path, **{"env_kwargs": {"max_steps": 30}, **change})
+    second = make_trainer(tmp_path, **settings | change)
     capsys.readouterr()
     second.load_checkpoint(path)
     printed = capsys.readouterr().out
@@ -478,6 +479,9 @@ def test_what_changed_at_resume_is_printed_and_takes_effect(tmp_path, capsys, ch
     else:
         assert "episodes" in printed
         assert second.storage["resets"][-1].all() and not second.running_returns.any()
+        for name in ("moments", "targets"):
+            ours, theirs = (getattr(one.reward_scale, name) for one in (second, first))
+            assert torch.equal(ours, theirs) and ours.any()
     run_epochs(second, 1)
     if "env_kwargs" in change:
         assert second.environment["episode_length"] <= 7
