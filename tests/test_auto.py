@@ -431,6 +431,22 @@ def test_the_fused_network_normalises_as_its_forward_does(precision, tolerance):
     trainer.release()
 
 
+@pytest.mark.parametrize(("steps", "measured"), [(20_000, 4), (2_000, 1)])
+def test_small_rollouts_are_measured_until_the_moments_are_of_many(steps, measured):
+    """1,024 observations, or a twentieth of the run's."""
+    name, same = f"{BROUGHT}:Track", []
+    args = configure(name, "--train.horizon", "32", "--vec.num-envs", "8", "--vec.backend",
+                     "serial", "--train.norm-obs", steps=steps)
+    vecenv = pufferl.load_env(name, args)
+    trainer = small_trainer(vecenv, pufferl.load_policy(args, vecenv), **args["train"])
+    weights = trainer.arena.flat("weights").clone()
+    for _ in range(measured + 1):
+        run_epochs(trainer, 1)
+        same.append(torch.equal(trainer.arena.flat("weights"), weights))
+    assert same == [True] * measured + [False]
+    trainer.release()
+
+
 def test_what_is_only_measured():
     normalizer = models.Normalizer(2)
     for count, begun, steps, expected in (

@@ -216,14 +216,10 @@ def test_backends_of_the_tutorial():
         vecenv.close()
     with pytest.raises(pufferlib.APIUsageError):
         vector.make(cartpole, num_envs=1, num_workers=2, batch_size=3, backend=Multiprocessing)
-
-
-def test_classes_of_environments_in_c():
     vecenv = vector.make(Squared, backend=pufferlib.PufferEnv, env_kwargs={"num_envs": 2})
     assert type(vecenv) is vector.Native
     env = Squared(num_envs=4, distance=2)
     assert env.reset(seed=3)[0].shape == (4, 5, 5)
-    env.step(env.action_space.sample())
     env.close()
     with pytest.raises(ValueError, match=r"squared.*size"):
         Squared(size=11)
