@@ -707,12 +707,12 @@ class Plane(Episodes):
     length = 8
 
     def __init__(self, nested=False):
-        self.nested, image = nested, box(0, 255, (40, 40), "uint8")
+        self.nested, image = nested, box(0, 255, (32, 32), "uint8")
         self.observation_space = spaces.Dict({"image": image}) if nested else image
 
     def observe(self):
-        self.side, image = int(self.np_random.integers(2)), np.zeros((40, 40), np.uint8)
-        image[:, 20 * self.side : 20 * self.side + 20] = 255
+        self.side, image = int(self.np_random.integers(2)), np.zeros((32, 32), np.uint8)
+        image[:, 16 * self.side : 16 * self.side + 16] = 255
         return {"image": image} if self.nested else image
 
     def pay(self, action):
