@@ -18,6 +18,7 @@ from gymnasium import spaces
 from trainers import NETWORKS, learn, make_trainer, run_epochs
 
 import configuration
+import flat_spaces
 import kernels
 import models
 import pufferl
@@ -243,11 +244,11 @@ def test_a_memory_takes_what_autocast_gives_it(kind, network, device, monkeypatc
         test_devices.install(monkeypatch, test_devices.on_a_cpu)
         device = "cpu"
     torch.manual_seed(0)
-    vecenv = seen(image(3, 48, 48)) if network is picture else environment()
+    vecenv = seen(image(3, 32, 32)) if network is picture else environment()
     policy = WRAPPERS[kind](vecenv, network(vecenv, 32), hidden_size=32, num_layers=2).to(device)
     observations, resets, valid = segment(T=5, N=4)
     if network is picture:
-        observations = torch.randint(0, 256, (5, 4, 3, 48, 48), dtype=torch.uint8)
+        observations = torch.randint(0, 256, (5, 4, 3, 32, 32), dtype=torch.uint8)
     arrays, results = [tensor.to(device) for tensor in (observations, resets, valid)], []
     for enabled in (False, True):
         with torch.autocast(device, torch.bfloat16, enabled=enabled):
@@ -275,7 +276,7 @@ FORMS = {  # name -> (the network, the shape of an observation, the highest byte
     "feed-forward": (lambda: models.FeedForward(environment(), 16), (5,), 9),
     **{f"board {actions}": (lambda actions=actions: board(actions), (3, 6, 7), 1) for actions in (42, 43, 45, 7)},
     **{f"impala {shape}": (lambda shape=shape: models.Impala(seen(image(*shape)), 32), shape, high)
-       for shape, high in (((4, 84, 84), 255), ((64, 64, 3), 255), ((7, 7, 3), 10))},
+       for shape, high in (((4, 40, 40), 255), ((36, 32, 3), 255), ((7, 7, 3), 10))},
 }
 
 
@@ -283,9 +284,9 @@ FORMS = {  # name -> (the network, the shape of an observation, the highest byte
 def test_forward_equals_forward_eval_and_every_weight_learns(name):
     torch.manual_seed(0)
     make, shape, high = FORMS[name]
-    policy, observations = make(), torch.randint(0, high + 1, (2, 3, *shape), dtype=torch.uint8)
+    policy, observations = make(), torch.randint(0, high + 1, (2, 2, *shape), dtype=torch.uint8)
     logits, value = policy(observations)
-    assert logits.shape[:2] == (2, 3) and value.shape == (2, 3, 1)
+    assert logits.shape[:2] == (2, 2) and value.shape == (2, 2, 1)
     assert logits.softmax(-1).amax() < 1.5 / logits.shape[-1], "the first policy is near uniform"
     for t in range(2):
         torch.testing.assert_close(policy.forward_eval(observations[t]), (logits[t], value[t]), atol=1e-5, rtol=1e-4)
@@ -340,11 +341,13 @@ def test_board_reads_every_cell_alike():
     assert (second[4:8] - first[4:8]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(("layout", "shape", "dtype", "high"), [
-    ("(H, W)", (40, 48), np.uint8, 255), ("(H, W, C)", (40, 48, 3), np.uint16, 65535),
-    ("(C, H, W)", (3, 40, 48), np.float32, 1), ("(K, H, W, C)", (4, 40, 48, 3), np.uint8, 255),
-    ("(K, C, H, W)", (4, 3, 40, 48), np.float64, 255), ("(H, W, C)", (40, 48, 3), np.float32, 1)])
-@pytest.mark.parametrize("network", [models.Encoded, models.Impala])
+@pytest.mark.parametrize(("network", "layout", "shape", "dtype", "high"), [
+    (models.Encoded, "(H, W)", (40, 48), np.uint8, 255), (models.Encoded, "(H, W, C)", (40, 48, 3), np.uint16, 65535),
+    (models.Encoded, "(C, H, W)", (3, 40, 48), np.float32, 1),
+    (models.Encoded, "(K, H, W, C)", (4, 40, 48, 3), np.uint8, 255),
+    (models.Encoded, "(K, C, H, W)", (4, 3, 40, 48), np.float64, 255),
+    (models.Impala, "(K, H, W, C)", (4, 40, 48, 3), np.float32, 1),
+    (models.Impala, "(H, W)", (40, 48), np.uint16, 65535)])
 def test_an_image_is_the_same_in_every_layout_and_type(network, layout, shape, dtype, high):
     pixels = np.random.default_rng(0).integers(0, 256, (2, *shape))
     first = np.moveaxis(pixels, -1, -3) if layout.endswith("C)") else pixels
@@ -445,103 +448,27 @@ def test_describe_names_the_memory():
 FILE = """
 import numpy as np
 import torch
-class NoValue(torch.nn.Module):
+class Net(torch.nn.Module):
     def __init__(self, env):
         super().__init__()
-        self.layer = torch.nn.Linear(4, 2)
+        self.layer = torch.nn.Linear(4, 3)
     def forward(self, x):
-        return self.layer(x)
-class Three(NoValue):
-    def forward(self, x):
-        logits = self.layer(x)
-        return logits, logits[:, :1], None
-class NoValueInAStep(NoValue):
-    def forward(self, x, state):
-        logits = self.layer(x)
-        return logits, logits[..., :1]
-    def forward_eval(self, x, state):
-        return self.layer(x)
-class NoArgs(NoValue):
+        y = self.layer(x)
+        return y[:, :2], y[:, 2:]
+class NoArgs(Net):
     def __init__(self):
         super().__init__(None)
-class NoEnv(NoValue):
+class NoEnv(Net):
     def __init__(self, hidden_size):
         super().__init__(None)
-class Few(NoValue):
-    def forward(self, x):
-        logits = self.layer(x)
-        return logits[:, :1], logits[:, :1]
-class Gaussian(NoValue):
-    def forward(self, x):
-        logits = self.layer(x)
-        return torch.distributions.Normal(logits, torch.ones_like(logits)), logits[:, :1]
-class NoBatch(NoValue):
-    def forward(self, x):
-        logits = self.layer(x)
-        return logits[0], logits[:, :1]
-class TwoValues(NoValue):
-    def forward(self, x):
-        logits = self.layer(x)
-        return logits, logits
-class Distribution(NoValue):
-    def forward(self, x):
-        logits = self.layer(x)
-        return torch.distributions.Categorical(logits=logits), logits[:, :1]
-class Lazy(NoValue):
+class Breaks(Net):
     def __init__(self, env):
-        super().__init__(env)
-        self.layer = torch.nn.LazyLinear(2)
-class Doubles(NoValue):
-    def __init__(self, env):
-        super().__init__(env)
-        self.double()
-class LostState(torch.nn.Module):
-    def __init__(self, env):
-        super().__init__()
-        self.inside = torch.nn.Linear(4, 8)
-        self.lstm, self.out = torch.nn.LSTM(8, 8, batch_first=True), torch.nn.Linear(8, 3)
+        env.single_observation_space["numbers"]
+class Noisy(Net):
     def forward(self, x, state=None):
-        y = self.out(self.lstm(self.inside(x))[0])
-        return y[..., :2], y[..., 2:]
-    def forward_eval(self, x, state):
-        before = (state["h"], state["c"]) if "h" in state else None
-        y, (state["h"], state["c"]) = self.lstm(self.inside(x)[:, None], before)
-        y = self.out(y[:, 0])
-        return y[:, :2], y[:, 2:]
-class BatchFirst(LostState):
-    def initial_state(self, agents):
-        return {"h": torch.zeros(1, agents, 8), "c": torch.zeros(1, agents, 8)}
-class FlatState(LostState):
-    def initial_state(self, agents):
-        return {"h": torch.zeros(agents, 8), "c": torch.zeros(agents, 8)}
-class Forgets(torch.nn.Module):
-    def __init__(self, env):
-        super().__init__()
-        self.cell, self.out = torch.nn.LSTMCell(4, 8), torch.nn.Linear(8, 3)
-    def forward(self, x, state=None):
-        x = x.flatten(1).float()
-        held = (state["lstm_h"], state["lstm_c"]) if state and "lstm_h" in state else None
-        state["lstm_h"], state["lstm_c"] = self.cell(x, held)
-        y = self.out(state["lstm_h"])
-        return y[:, :2], y[:, 2:]
-class Noisy(torch.nn.Module):
-    def __init__(self, env):
-        super().__init__()
-        self.out = torch.nn.Linear(4, 3)
-    def forward(self, x, state=None):
-        y = self.out(x.flatten(1).float())
+        y = self.layer(x.flatten(1).float())
         state["hidden"] = y = y + 0.1 * torch.randn_like(y)
         return y[:, :2], y[:, 2:]
-class Breaks(torch.nn.Module):
-    def __init__(self, env):
-        super().__init__()
-        self.out = torch.nn.Linear(env.single_observation_space["numbers"].shape[0], 3)
-class Cleanrl(torch.nn.Module):
-    def __init__(self, env):
-        super().__init__()
-        self.actor, self.critic = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
-    def get_value(self, x):
-        return self.critic(x)
 def nothing(env):
     return 3
 class Deep(torch.nn.Module):
@@ -570,23 +497,123 @@ def train(file, name, *options):
         "--policy.name", f"{file}:{name}", *options]))
 
 
-@pytest.mark.parametrize(("name", "options"), [
-    *[(name, ()) for name in ("NoValue", "Three", "NoValueInAStep", "Few", "Gaussian", "NoBatch", "TwoValues", "NoArgs",
-                              "NoEnv", "Distribution", "Lazy", "Doubles", "Forgets", "Breaks", "LostState", "BatchFirst",
-                              "FlatState", "Cleanrl", "nothing", "NoVale", "")],
-    ("NoValue", ("--rnn.name", "lstm")), ("NoValue", ("--rnn.name", "mingru"))])
-def test_a_network_that_cannot_be_used_is_named_in_a_line(file, name, options):
-    words = {"NoArgs": "hidden|env", "NoEnv": "hidden_size", "FlatState": "initial_state", "Breaks": "mine.py",
-             "nothing": "int", "": "mine.py"}
-    with pytest.raises((configuration.ConfigError, models.NetworkFault), match=words.get(name, name)) as error:
-        train(file, name, "--data-dir", "none", *options)
+@pytest.mark.parametrize(("name", "rnn", "word"), [
+    ("NoArgs", "auto", "env"), ("NoEnv", "auto", "hidden_size"), ("Breaks", "auto", r"mine\.py"), ("", "auto", "Deep"),
+    ("nothing", "auto", "int"), ("NoVale", "auto", "NoEnv"), ("Net", "lstm", "LSTMWrapper"),
+    ("Net", "mingru", "MinGRUWrapper")])
+def test_a_network_that_cannot_be_made_is_named_in_a_line(file, name, rnn, word):
+    with pytest.raises((configuration.ConfigError, models.NetworkFault), match=word) as error:
+        train(file, name, "--data-dir", "none", "--rnn.name", rnn)
+    assert configuration.error_text(error.value) == str(error.value)
+
+
+class Faulty(torch.nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+
+class Returns(Faulty):
+    def __init__(self, env, function):
+        super().__init__(env)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.layer(x))
+
+
+class NoValueInAStep(Faulty):
+    def forward(self, x, state):
+        return self.layer(x), self.layer(x)[..., :1]
+
+    def forward_eval(self, x, state):
+        return self.layer(x)
+
+
+class LostState(torch.nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.inside = torch.nn.Linear(4, 8)
+        self.lstm, self.out = torch.nn.LSTM(8, 8, batch_first=True), torch.nn.Linear(8, 3)
+
+    def forward(self, x, state=None):
+        y = self.out(self.lstm(self.inside(x))[0])
+        return y[..., :2], y[..., 2:]
+
+    def forward_eval(self, x, state):
+        before = (state["h"], state["c"]) if "h" in state else None
+        y, (state["h"], state["c"]) = self.lstm(self.inside(x)[:, None], before)
+        y = self.out(y[:, 0])
+        return y[:, :2], y[:, 2:]
+
+
+class BatchFirst(LostState):
+    def initial_state(self, agents):
+        return {"h": torch.zeros(1, agents, 8), "c": torch.zeros(1, agents, 8)}
+
+
+class FlatState(LostState):
+    def initial_state(self, agents):
+        return {"h": torch.zeros(agents, 8), "c": torch.zeros(agents, 8)}
+
+
+class Forgets(torch.nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.cell, self.out = torch.nn.LSTMCell(4, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, x, state=None):
+        held = (state["lstm_h"], state["lstm_c"]) if state and "lstm_h" in state else None
+        state["lstm_h"], state["lstm_c"] = self.cell(x.flatten(1), held)
+        y = self.out(state["lstm_h"])
+        return y[:, :2], y[:, 2:]
+
+
+class Lazy(Faulty):
+    def __init__(self, env):
+        super().__init__(env)
+        self.layer = torch.nn.LazyLinear(2)
+
+    def forward(self, x):
+        return self.layer(x), self.layer(x)[:, :1]
+
+
+class Doubles(Faulty):
+    def __init__(self, env):
+        super().__init__(env)
+        self.double()
+
+    def forward(self, x):
+        return self.layer(x), self.layer(x)[:, :1]
+
+
+RETURNED = {
+    "no value": lambda y: y,
+    "three": lambda y: (y, y[:, :1], None),
+    "few": lambda y: (y[:, :1], y[:, :1]),
+    "Normal": lambda y: (torch.distributions.Normal(y, 1.0), y[:, :1]),
+    "no batch": lambda y: (y[0], y[:, :1]),
+    "two values": lambda y: (y, y),
+    "distribution": lambda y: (torch.distributions.Categorical(logits=y), y[:, :1]),
+}
+FAULTS = [*[(name, lambda env, f=function: Returns(env, f), "Returns") for name, function in RETURNED.items()],
+          *[(kind.__name__, kind, kind.__name__)
+            for kind in (Faulty, NoValueInAStep, Lazy, Doubles, Forgets, LostState)],
+          ("BatchFirst", BatchFirst, "batch_first"), ("FlatState", FlatState, "initial_state")]
+
+
+@pytest.mark.parametrize(("network", "word"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS])
+def test_a_network_with_a_fault_is_named_in_a_line(network, word):
+    with pytest.raises((configuration.ConfigError, models.NetworkFault), match=word) as error:
+        make_trainer(policy=network).evaluate()
     assert configuration.error_text(error.value) == str(error.value)
 
 
 @pytest.mark.parametrize("normalize", ["false", "true"])
 def test_a_network_may_leave_in_the_state_what_nobody_reads(file, normalize):
     """PufferLib 3's form: over batches, with a state that it does not use."""
-    trainer = train(file, "Noisy", "--data-dir", "none", "--train.total-timesteps", "6000", "--train.norm-obs", normalize)
+    trainer = train(file, "Noisy", "--data-dir", "none", "--train.total-timesteps", "6000",
+                    "--train.norm-obs", normalize)
     assert (type(trainer.policy) is models.Normalized) == (normalize == "true")
     assert normalize == "false" or trainer.policy.normalizer.count > 0
     assert trainer.losses["grad_norm"] > 0
@@ -632,24 +659,23 @@ def decoding(function):
     return lambda env: Decodes(env, 16)
 
 
-FAULTY = {  # name -> (network, whether the run says what is wrong with it)
-    "memory in itself": (lambda env: Inward(env, 16), True),
-    "probabilities": (decoding(lambda logits, value: (logits.softmax(-1), value)), True),
-    "detached": (decoding(lambda logits, value: (logits.detach(), value.detach())), True),
-    "detached logits": (decoding(lambda logits, value: (logits.detach(), value)), True),
-    "detached value": (decoding(lambda logits, value: (logits, value.detach())), True),
-    "feed-forward": (NETWORKS["feed-forward"], False),
-    "mingru": (None, False),
+DETACHED = {
+    "probabilities": lambda logits, value: (logits.softmax(-1), value),
+    "nothing": lambda logits, value: (logits.detach(), value.detach()),
+    "logits": lambda logits, value: (logits.detach(), value),
+    "value": lambda logits, value: (logits, value.detach()),
 }
 
 
-@pytest.mark.parametrize("gain", [0.01, 1.0])
-@pytest.mark.parametrize("name", FAULTY)
-def test_what_is_wrong_with_a_network_is_said_once(name, gain, capsys):
+@pytest.mark.parametrize(("network", "gain", "is_faulty"), [
+    *[(decoding(function), 1.0, True) for function in DETACHED.values()],
+    *[(network, gain, is_faulty) for gain in (0.01, 1.0) for network, is_faulty in (
+        (lambda env: Inward(env, 16), True), (NETWORKS["feed-forward"], False), (None, False))]])
+def test_what_is_wrong_with_a_network_is_said_once(network, gain, is_faulty, capsys):
     """Also if the first logits are so small that each action is equally likely."""
-    network, is_faulty = FAULTY[name]
-    trainer = make_trainer(env="squared", policy=network, num_envs=8, minibatch_size=32, engine="autograd", change=lambda
-                           policy: torch.nn.init.orthogonal_(policy.decoder.weight.data[:-1], gain))
+    flat_spaces.warn_once.cache_clear()
+    trainer = make_trainer(env="squared", policy=network, num_envs=8, minibatch_size=32, engine="autograd")
+    torch.nn.init.orthogonal_(trainer.policy.decoder.weight.data[:-1], gain)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         learn(trainer)
@@ -659,7 +685,7 @@ def test_what_is_wrong_with_a_network_is_said_once(name, gain, capsys):
 
 def test_frozen_parts_are_not_detached():
     """A value that learns first, alone."""
-    trainer = make_trainer(policy=FAULTY["detached logits"][0])
+    trainer = make_trainer(policy=decoding(DETACHED["logits"]))
     trainer.policy.decoder.requires_grad_(False)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -717,7 +743,7 @@ def test_keywords_of_a_custom_network_are_settings(file, tmp_path):
     assert list(space) == ["policy.depth"]
     for wrong in ([*options, "--policy.dept", "3"], [*options, "--policy.device", "cpu"],
                   [*options, "--policy.depth", "many"], ["--policy.depth", "3"]):
-        with pytest.raises(configuration.ConfigError, match="depth|device"):
+        with pytest.raises(configuration.ConfigError, match=r"depth|device"):
             configuration.load_config("cartpole", wrong)
 
 
