@@ -15,6 +15,7 @@ import ppo
 import vector
 from pufferl import PuffeRL
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 EPOCHS = 6
 # distance of a random word from a boundary between two actions below which rounding decides
 NEAR = 1e-5
@@ -76,7 +77,7 @@ class Chances:
 CASES = {
     "cartpole": {"max_steps": 20},  # truncated now and then, and so bootstrapped
     "pendulum": {"max_steps": 30},  # continuous actions
-    "masked": {},  # bytes, of which some actions are forbidden
+    "masked": {},  # some actions are forbidden
     "spaces": {},  # several heads
     "scaled": {"max_steps": 20},  # with all that may be switched on
     "dying": {},  # in Python, agents that leave, and all that
@@ -160,16 +161,11 @@ def test_the_page_says_what_the_trainer_does(name, monkeypatch):
 def test_the_page_learns(name, steps, score):
     """With its own defaults; a random policy has 2.04 at Breakout, and 2.6 million
     steps take about a minute."""
-    threads = torch.get_num_threads()
     args, scores = ppo.Args(env=name, total_timesteps=steps), []
     envs = vector.make(name, num_envs=args.num_envs, num_buffers=1)
-    torch.set_num_threads(1)
-    try:
-        for _, episodes, _, _ in ppo.train(args, envs):
-            scores += [episodes["score"]] if episodes.get("n") else []
-    finally:
-        torch.set_num_threads(threads)
-        envs.close()
+    for _, episodes, _, _ in ppo.train(args, envs):
+        scores += [episodes["score"]] if episodes.get("n") else []
+    envs.close()
     assert scores[-1] > score
 
 
