@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numba
@@ -419,6 +420,22 @@ def test_one_thread_learns_what_is_not_thread_safe(network, change, settings, le
         change(trainer.policy)
         learn(trainer, 1)
         assert trainer.engine.num_learners == learners
+
+
+def test_no_worker_writes_after_a_rollout_that_was_left(monkeypatch):
+    trainer, written = make_trainer(), []
+
+    def rollout(worker):
+        if worker == 0:
+            raise KeyboardInterrupt
+        time.sleep(0.2)
+        written.append(worker)
+
+    monkeypatch.setattr(trainer.engine, "_rollout", rollout)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.evaluate()
+    assert written == [1]
+    trainer.release()
 
 
 def test_a_mode_of_torch_watches_one_thread():

@@ -51,8 +51,8 @@ SETTINGS = {
     "target_kl": None,
     "total_timesteps": 3000,  # so that normalised observations are measured in the first epoch alone
 }
-STEPS = {"draw": "steps", "minibatch_size": 44, "optimizer": "adam"}
-ADAM = {"optimizer": "adam"}
+ADAM = {"optimizer": "adam", "momentum": 0.8, "beta2": 0.9, "eps": 1e-3, "max_grad_norm": 0.05}
+STEPS = {"draw": "steps", "minibatch_size": 44, **ADAM}
 
 
 def freeze(policy):
@@ -93,6 +93,7 @@ EPOCHS = [
     ("autograd", "mingru", "squashed", {"engine": "autograd", "change": freeze}),
     ("autograd", "mingru", "masks", {"engine": "autograd", "max_minibatch_size": 16}),
     ("autograd", "feed-forward", "masks", {"engine": "autograd", "threads": True}),
+    ("autograd", "feed-forward", "discrete", {"engine": "autograd", "threads": True, **STEPS}),
     ("autograd", "separate", "continuous", {"engine": "autograd", **ADAM}),
     ("autograd", "lstm", "discrete", {"max_minibatch_size": 16}),
     ("autograd", "gru", "continuous", {**ADAM, "normalize": True}),
@@ -119,7 +120,7 @@ class Reference:
         self.trainer, self.policy = trainer, copy.deepcopy(trainer.policy).double()
         self.trained = [p for p in self.policy.parameters() if p.requires_grad]
         self.momenta = [torch.zeros_like(parameter) for parameter in self.trained]
-        self.adam = torch.optim.AdamW(self.trained, betas=(0.9, 0.999), weight_decay=0.1)
+        self.adam = torch.optim.AdamW(self.trained, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.1)
         self.draws, self.finals = [], {}
 
     def forward(self, observations, state):
@@ -189,7 +190,7 @@ class Reference:
         span = 1 if s["draw"] == "steps" else T
         names = "observations", "resets", "valid", "samples", "logprobs", "action_masks"
         columns = {n: r[n][:T].reshape(span, -1, *r[n].shape[2:]) for n in names if n in r}
-        self.ratios, self.losses = torch.ones_like(r["logprobs"]), []
+        self.ratios, self.losses, self.norms = torch.ones_like(r["logprobs"]), [], []
         self.find_advantages()
         for n in self.draws:
             column = {name: x[:, n] for name, x in columns.items()}
@@ -221,6 +222,8 @@ class Reference:
     def step(self, loss, rate):
         grads = torch.autograd.grad(loss, self.trained, allow_unused=True, materialize_grads=True)
         norm = self.trainer.config["max_grad_norm"]
+        clipped, found = reference.clip_gradients(grads, norm)
+        self.norms.append(found.item())
         if self.trainer.config["optimizer"] == "muon":
             new, self.momenta = reference.muon_step(
                 [p.detach() for p in self.trained], grads, self.momenta, rate, 0.9, 0.1, norm)
@@ -228,7 +231,7 @@ class Reference:
                 for parameter, tensor in zip(self.trained, new, strict=True):
                     parameter.copy_(tensor)
             return
-        for parameter, grad in zip(self.trained, reference.clip_gradients(grads, norm)[0], strict=True):
+        for parameter, grad in zip(self.trained, clipped, strict=True):
             parameter.grad = grad
         self.adam.param_groups[0]["lr"] = rate
         self.adam.step()
@@ -277,6 +280,8 @@ def test_an_epoch_equals_the_float64_reference(engine, network, actions, setting
     for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac"):
         mean = np.average([float(losses[name]) for losses in expected.losses], weights=expected.counts)
         assert logs[name] == pytest.approx(mean, abs=1e-4), name
+    assert logs["grad_norm"] == pytest.approx(np.mean(expected.norms), rel=1e-3)
+    assert max(expected.norms) > settings.get("max_grad_norm", 0)
     trainer.release()
 
 

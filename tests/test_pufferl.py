@@ -62,7 +62,8 @@ def push(minibatch):
 RESUMED = {
     "muon": {"env_kwargs": {"max_steps": 30}, "replay_ratio": 1.3},
     "adam": {"env_kwargs": {"max_steps": 30}, "replay_ratio": 1.3, "optimizer": "adam"},
-    "a script's optimizer and loss": {"optimizer": Momentum, "loss": push},
+    "a script's optimizer": {"optimizer": Momentum},
+    "a script's loss": {"loss": push},
     "masks": ACTIONS["masks"],
     "agents": {**ACTIONS["heads"], "norm_reward": True, "normalize": True, "total_timesteps": 3000},
     "lstm": {"policy": NETWORKS["lstm"]},
