@@ -191,11 +191,6 @@ def forgets(self, observations, state, forward=models.MinGRUPolicy.forward):
     return result
 
 
-def bounded(self, observations, state, forward=models.MinGRUPolicy.forward):
-    logits, value = forward(self, observations, state)
-    return logits.clamp(-30, 30), value
-
-
 CLASS_EDITS = [  # (class, method, what it becomes, network, actions, settings)
     *[(models.Decoder, "split", edited_split(limit), network, "discrete", {})
       for limit in (clamped, squashed) for network in ("mingru", "feed-forward", "separate")],
@@ -204,7 +199,6 @@ CLASS_EDITS = [  # (class, method, what it becomes, network, actions, settings)
     (models.Normalizer, "forward", unshifted, "feed-forward", "discrete", {"normalize": True}),
     (models.MinGRUPolicy, "forward_eval", half_as_far, "mingru", "discrete", {}),
     (models.MinGRUPolicy, "forward", forgets, "mingru", "discrete", {}),
-    (models.MinGRUPolicy, "forward", bounded, "mingru", "discrete", {}),
 ]
 
 

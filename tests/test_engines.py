@@ -21,7 +21,6 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from trainers import ACTIONS, NETWORKS, initial_state, learn, make_trainer, run_epochs
 
-import configuration
 import engines
 import kernels
 import models
@@ -33,22 +32,9 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 # An epoch equals the reference
 
 SETTINGS = {
-    "gamma": 0.97,
-    "gae_lambda": 0.9,
-    "ent_coef": 0.001,
-    "vf_coef": 2.0,
-    "vf_clip_coef": 0.2,
-    "norm_reward": False,
-    "prio_alpha": 0.7,
-    "prio_beta0": 0.3,
-    "reward_clip": 0.8,
-    "momentum": 0.9,
-    "weight_decay": 0.1,
-    "max_grad_norm": 0.7,
-    "replay_ratio": 1.5,
-    "vtrace_rho_clip": 1.1,
-    "vtrace_c_clip": 0.9,
-    "target_kl": None,
+    "gamma": 0.97, "gae_lambda": 0.9, "ent_coef": 0.001, "vf_coef": 2.0, "vf_clip_coef": 0.2, "norm_reward": False,
+    "prio_alpha": 0.7, "prio_beta0": 0.3, "reward_clip": 0.8, "momentum": 0.9, "weight_decay": 0.1,
+    "max_grad_norm": 0.7, "replay_ratio": 1.5, "vtrace_rho_clip": 1.1, "vtrace_c_clip": 0.9, "target_kl": None,
     "total_timesteps": 3000,  # so that normalised observations are measured in the first epoch alone
 }
 ADAM = {"optimizer": "adam", "momentum": 0.8, "beta2": 0.9, "eps": 1e-3, "max_grad_norm": 0.05}
@@ -527,13 +513,6 @@ def test_what_torch_compiles_is_not_compiled_by_hand(capsys):
     assert type(trainer.policy) is models.FeedForward and trainer.config["compile"]
     assert trainer.engine.name == "autograd" and "engine" not in capsys.readouterr().err
     trainer.release()
-
-
-@pytest.mark.parametrize(("network", "setting", "value"), [
-    ("mingru", "engine", "fused"), ("tripled", "engine", "compiled"), ("mingru", "compile", True)])
-def test_an_engine_that_cannot_run_this_is_refused(network, setting, value):
-    with pytest.raises(configuration.ConfigError, match=f"train.{setting}"):
-        make_trainer(policy=NETWORKS[network], **{setting: value})
 
 
 # --------------------------------------------------------------------------------------------------

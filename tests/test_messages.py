@@ -11,6 +11,7 @@ import math
 import shlex
 
 import pytest
+import torch
 import trainer_faults as faults
 from trainers import make_trainer
 
@@ -29,9 +30,13 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
     ("train.engine", ConfigError, "Tripled is not models.MinGRUPolicy", lambda: make_trainer(**faults.TRIPLED)),
     ("train.compile", ConfigError, "the default network is compiled by hand", lambda: make_trainer(compile=True)),
     ("engine: autograd", None, "because encoder has hooks", faults.hook),
-    ("DataParallel", ConfigError, "the network itself in place of its DataParallel", faults.spread),
+    ("DataParallel", ConfigError, "the network itself in place of its DataParallel", lambda:
+     faults.construct(wrap=torch.nn.DataParallel)),
     ("vecenv", ConfigError, "expected what make or load_env gives; the two are swapped", faults.swap),
-    ("logger", ConfigError, "Mine has no config and no artifact", faults.log_by_half),
+    ("policy", ConfigError, "policy is a dict, expected a torch.nn.Module", lambda: faults.construct(policy={})),
+    ("vecenv", ConfigError, "vecenv is a Acrobot, expected what make or load_env gives",
+     lambda: faults.construct(vecenv=faults.Acrobot())),
+    ("logger", ConfigError, "Mine has no config and no artifact", lambda: faults.construct(logger=faults.Mine())),
     ("evaluate()", RuntimeError, "train() learns from a rollout, once", lambda: make_trainer().train()),
     ("load_checkpoint", RuntimeError, "this trainer was closed", faults.close_and_go_on),
     ("train.horizon", ConfigError, "this trainer was made for 8", lambda: faults.assign("horizon", 9)),

@@ -23,7 +23,6 @@ import models
 import ppo
 import pufferl
 import runs
-import vector
 from tools import watch
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -562,14 +561,6 @@ def test_a_network_that_rules_out_by_itself_learns_as_with_plain_numbers(actions
     assert torch.equal(*results)
 
 
-def test_a_network_that_rules_out_everything_ends_the_run():
-    trainer = make_trainer(env="squared", policy=lambda env: RulesOut(env, -math.inf, everything=True))
-    trainer.evaluate()
-    with pytest.raises(FloatingPointError, match="logprobs"):
-        trainer.train()
-    trainer.release()
-
-
 FAILS = """
 import gymnasium, numpy as np
 
@@ -597,17 +588,6 @@ def test_an_error_in_an_environment_says_what_is_left_of_the_run(at, options, wo
     with pytest.raises(ConnectionError) as failed:
         pufferl.train(name, args)
     assert re.search(words, configuration.error_text(failed.value)), configuration.error_text(failed.value)
-
-
-@pytest.mark.parametrize(("arguments", "word"), [
-    (lambda vecenv, policy: ({}, policy, vecenv), "vecenv"), (lambda vecenv, policy: (policy, vecenv), "vecenv"),
-    (lambda vecenv, policy: ({}, vecenv, {}), "policy"),
-    (lambda vecenv, policy: ({}, vecenv, torch.nn.DataParallel(policy)), "DataParallel"),
-    (lambda vecenv, policy: ({}, gymnasium.make("CartPole-v1").unwrapped, policy), "vecenv"),
-    (lambda vecenv, policy: ({}, vecenv, policy, mock.Mock(spec=["log", "close"])), "logger")])
-def test_arguments_that_are_no_trainers_are_named(arguments, word):
-    with vector.make("cartpole", 4) as vecenv, pytest.raises(pufferl.ConfigError, match=word):
-        pufferl.PuffeRL(*arguments(vecenv, models.FeedForward(vecenv)))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import math
 import warnings
 from unittest import mock
 
+import gymnasium
 import torch
 from test_models import Lazy, LostState, Returns, environment  # noqa: F401
 from test_pufferl import RulesOut, box
@@ -27,24 +28,22 @@ def train(trainer):
         trainer.release()
 
 
-def construct(*, change=lambda vecenv, policy: (vecenv, policy), logger=None):
-    with vector.make("cartpole", 4) as vecenv:
-        pufferl.PuffeRL({}, *change(vecenv, models.FeedForward(vecenv)), logger)
-
-
-def spread():
-    construct(change=lambda vecenv, policy: (vecenv, torch.nn.DataParallel(policy)))
+def construct(vecenv=None, policy=None, logger=None, wrap=lambda policy: policy):
+    with vector.make("cartpole", 4) as envs:
+        policy = wrap(models.FeedForward(envs)) if policy is None else policy
+        pufferl.PuffeRL({}, envs if vecenv is None else vecenv, policy, logger)
 
 
 def swap():
-    construct(change=lambda vecenv, policy: (policy, vecenv))
+    with vector.make("cartpole", 4) as envs:
+        pufferl.PuffeRL(models.FeedForward(envs), envs)
 
 
-def log_by_half():
-    class Mine:
-        log = close = print
+class Acrobot(gymnasium.Env): ...
 
-    construct(logger=Mine())
+
+class Mine:
+    log = close = print
 
 
 def hook():

@@ -11,24 +11,9 @@ import pufferl
 import vector
 
 
-def make_trainer(
-    folder=None,
-    env="cartpole",
-    policy=None,
-    *,
-    num_envs=24,
-    env_kwargs=None,
-    backend="native",
-    num_buffers=2,
-    num_threads=2,
-    hidden_size=16,
-    num_layers=2,
-    normalize=False,
-    squash=False,
-    change=lambda policy: None,
-    seed=3,
-    **train,
-):
+def make_trainer(folder=None, env="cartpole", policy=None, *, num_envs=24, env_kwargs=None, backend="native",
+                 num_buffers=2, num_threads=2, hidden_size=16, num_layers=2, normalize=False, squash=False,
+                 change=lambda policy: None, seed=3, **train):
     """A trainer of 24 environments; policy: from the environments to a network, which `change` edits."""
     torch.manual_seed(seed)
     options = {"num_buffers": num_buffers} if backend == "native" else {}
@@ -43,15 +28,9 @@ def make_trainer(
         models.squash(policy, vecenv.single_action_space)
     change(policy)
     settings = {
-        "horizon": 8,
-        "minibatch_size": 64,
-        "total_timesteps": 10**5,
-        "learning_rate": 0.01,
-        "seed": seed,
-        "log_interval": 0.0,
-        "env": env if isinstance(env, str) else env.__name__,
-        "data_dir": None if folder is None else str(folder),
-        **train,
+        "horizon": 8, "minibatch_size": 64, "total_timesteps": 10**5, "learning_rate": 0.01, "seed": seed,
+        "log_interval": 0.0, "env": env if isinstance(env, str) else env.__name__,
+        "data_dir": None if folder is None else str(folder), **train,
     }
     if normalize:
         settings["norm_obs"] = True
