@@ -159,14 +159,6 @@ def edited_split(limit):
     return lambda self, outputs: split(self, limit(outputs))
 
 
-def clamped(outputs):
-    return outputs.clamp(-100, 100)
-
-
-def squashed(outputs):
-    return 30 * torch.tanh(outputs / 30)
-
-
 def smaller_spread(self, outputs):
     logits, value = outputs[..., :-1], outputs[..., -1:]
     return torch.distributions.Normal(logits, self.log_std.clamp(-1, 0.5).exp().expand_as(logits)), value
@@ -191,9 +183,10 @@ def forgets(self, observations, state, forward=models.MinGRUPolicy.forward):
     return result
 
 
+LIMITS = lambda outputs: outputs.clamp(-100, 100), lambda outputs: 30 * torch.tanh(outputs / 30)
 CLASS_EDITS = [  # (class, method, what it becomes, network, actions, settings)
     *[(models.Decoder, "split", edited_split(limit), network, "discrete", {})
-      for limit in (clamped, squashed) for network in ("mingru", "feed-forward", "separate")],
+      for limit in LIMITS for network in ("mingru", "feed-forward", "separate")],
     (models.Decoder, "split", smaller_spread, "mingru", "torque", {}),
     (models.Normalizer, "forward", nearer, "mingru", "discrete", {"normalize": True}),
     (models.Normalizer, "forward", unshifted, "feed-forward", "discrete", {"normalize": True}),

@@ -569,22 +569,10 @@ class Forgets(torch.nn.Module):
         return y[:, :2], y[:, 2:]
 
 
-class Lazy(Faulty):
-    def __init__(self, env):
-        super().__init__(env)
-        self.layer = torch.nn.LazyLinear(2)
-
-    def forward(self, x):
-        return self.layer(x), self.layer(x)[:, :1]
-
-
-class Doubles(Faulty):
-    def __init__(self, env):
-        super().__init__(env)
-        self.double()
-
-    def forward(self, x):
-        return self.layer(x), self.layer(x)[:, :1]
+def lazy(env):
+    policy = models.FeedForward(env, 8)
+    policy.encoder[0] = torch.nn.LazyLinear(8)
+    return policy
 
 
 RETURNED = {
@@ -598,7 +586,8 @@ RETURNED = {
 }
 FAULTS = [*[(name, lambda env, f=function: Returns(env, f), "Returns") for name, function in RETURNED.items()],
           *[(kind.__name__, kind, kind.__name__)
-            for kind in (Faulty, NoValueInAStep, Lazy, Doubles, Forgets, LostState)],
+            for kind in (Faulty, NoValueInAStep, Forgets, LostState)],
+          ("lazy", lazy, "FeedForward"), ("float64", lambda env: models.FeedForward(env, 8).double(), "FeedForward"),
           ("BatchFirst", BatchFirst, "batch_first"), ("FlatState", FlatState, "initial_state")]
 
 

@@ -7,7 +7,7 @@ from unittest import mock
 
 import gymnasium
 import torch
-from test_models import Lazy, LostState, Returns, environment  # noqa: F401
+from test_models import LostState, Returns, environment, lazy  # noqa: F401
 from test_pufferl import RulesOut, box
 from trainers import NETWORKS, make_trainer, run_epochs
 
