@@ -282,7 +282,7 @@ def test_a_killed_rank_ends_the_others(tmp_path):
     code, text = finish(process, tmp_path, timeout=60)
     assert code == 1 and time.time() - killed < 15, text
     assert not members[0].is_running() and "Signal 9 (SIGKILL)" in text
-    assert re.search(r"^rank 0 .* rank ", text, re.MULTILINE), text
+    assert re.search(r"rank 0 .* rank ", text), text
     run([*SQUARED, "--resume", "latest", "--train.total-timesteps", "1"], tmp_path)
 
 
@@ -318,10 +318,10 @@ def test_an_error_on_one_rank_ends_the_others_and_is_shown(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("verb", "options", "word"), [
-    ("train", ["--train.gama", "0.9"], "gamma"), ("train", ["--train.gpus", "3"], "train.gpus"), ("eval", [], "eval")])
+    ("train", ["--train.gama", "0.9"], "train.gama"), ("train", ["--train.gpus", "3"], "train.gpus"), ("eval", [], "eval")])
 def test_settings_that_cannot_work_are_said_once(tmp_path, verb, options, word):
     code, text = finish(start([*TWO_RANKS, PUFFERL, verb, "squared", *options], tmp_path), tmp_path)
-    assert code == 1 and text.count(word) >= 1 and (word != "gamma" or text.count(word) == 1), text
+    assert code == 1 and word in text and text.count("train.gama") == (word == "train.gama"), text
 
 
 @pytest.mark.slow
