@@ -418,7 +418,7 @@ def test_a_script_of_your_own_on_two_nodes_unchanged(tmp_path, how):
     texts = two_nodes([str(tmp_path / "train.py")], tmp_path, *options)
     results = [re.search("rank done: .*", text)[0] for text in texts]
     assert results[0] == results[1] and results[0].startswith("rank done: 20480 ")
-    assert sum("2 ranks on 2 machines" in text for text in texts) == 1
+    assert sum("2 machines" in text for text in texts) == 1
     folders = list(tmp_path.glob("node*/experiments/*/trainer_state.pt"))
     assert len(folders) == 1, "one rank writes"
 
