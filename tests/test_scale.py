@@ -318,7 +318,8 @@ def test_an_error_on_one_rank_ends_the_others_and_is_shown(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("verb", "options", "word"), [
-    ("train", ["--train.gama", "0.9"], "train.gama"), ("train", ["--train.gpus", "3"], "train.gpus"), ("eval", [], "eval")])
+    ("train", ["--train.gama", "0.9"], "train.gama"), ("train", ["--train.gpus", "3"], "train.gpus"),
+    ("eval", [], "eval")])
 def test_settings_that_cannot_work_are_said_once(tmp_path, verb, options, word):
     code, text = finish(start([*TWO_RANKS, PUFFERL, verb, "squared", *options], tmp_path), tmp_path)
     assert code == 1 and word in text and text.count("train.gama") == (word == "train.gama"), text
