@@ -180,22 +180,6 @@ def policy_forward(params, observations, state, resets, valid):
     return y[..., :-1], y[..., -1], torch.stack(final)
 
 
-def parameter_list(params):
-    """The tensors of a params dict: encoder, layers' weights, their biases, decoder, log_std."""
-    names = ("decoder_weight", "decoder_bias") + (("log_std",) if "log_std" in params else ())
-    layers = [*params["layer_weights"], *params["layer_biases"]]
-    return [params["encoder_weight"], params["encoder_bias"], *layers, *(params[n] for n in names)]
-
-
-def parameter_dict(tensors, layers):
-    """Undo `parameter_list`: a params dict from the list and the number of MinGRU layers."""
-    encoder, weights, biases, (decoder_weight, decoder_bias, *log_std) = (
-        tensors[:2], tensors[2 : 2 + layers], tensors[2 + layers : 2 + 2 * layers], tensors[2 + 2 * layers :])
-    params = {"encoder_weight": encoder[0], "encoder_bias": encoder[1], "layer_weights": list(weights),
-              "layer_biases": list(biases), "decoder_weight": decoder_weight, "decoder_bias": decoder_bias}
-    return params | ({"log_std": log_std[0]} if log_std else {})
-
-
 def log_softmax_heads(logits, heads, mask=None):
     """Log-probabilities of every action of every head, side by side: (..., sum(heads)).
 
@@ -357,53 +341,3 @@ def cosine_lr(step, total, lr, min_ratio):
     between (Loshchilov & Hutter 2017, equation 5, without restarts)."""
     progress = min(max(step / total, 0.0), 1.0)
     return lr * (min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))
-
-
-def epoch(params, momenta, rollout, draws, *, gamma, gae_lambda, rho_clip, c_clip, prio_alpha, prio_beta, clip_coef,
-          vf_coef, vf_clip_coef, ent_coef, learning_rate, momentum, weight_decay, max_grad_norm, heads=None,
-          reward_clip=None, squash=None):
-    """What training does between two rollouts, with the segment draws given: a dict of everything it changed.
-
-    params: as in `policy_forward`, with "log_std" if actions are continuous. momenta: one tensor a parameter, in the
-    order of `parameter_list`. rollout: dict of observations (>= T, N, D), resets and valid (>= T, N), actions (T, N,
-    heads or A), logprobs, rewards, terminals, truncations, bootstraps (T, N), values (T+1, N), state (L, N, H) and,
-    if there are masks, action_masks (T, N, sum(heads)). draws: one list of segment indices a minibatch; an index may
-    stand twice, and then counts twice in the loss. heads: sizes for discrete actions, None for continuous ones, whose
-    "actions" are the samples if squash is given.
-
-    Returns "params", "momenta", "values" (T+1, N), "ratios", "advantages" (T, N), "priorities" (N,) as they are at
-    the end, and "losses", "grads": one a minibatch, the dict of `ppo_loss` and the list of gradients before clipping.
-    Of the drawn segments only valid steps are written back, and those from the forward pass before the update.
-    """
-    layers, momenta, values = len(params["layer_weights"]), list(momenta), rollout["values"].clone()
-    tensors = [p.detach().clone() for p in parameter_list(params)]
-    observations, resets, valid = (rollout[name][: len(values) - 1] for name in ("observations", "resets", "valid"))
-    ratios = torch.ones_like(rollout["rewards"])
-
-    def advantages_and_priorities():
-        steps = (rollout[name] for name in ("rewards", "terminals", "truncations", "bootstraps"))
-        advantages = advantage(values, *steps, ratios, valid, gamma, gae_lambda, rho_clip, c_clip, reward_clip)
-        return advantages, priorities(advantages, valid, prio_alpha)
-
-    advantages, p = advantages_and_priorities()
-    losses, grads_of = [], []
-    for n in draws:
-        leaves = [w.detach().requires_grad_() for w in tensors]
-        policy = parameter_dict(leaves, layers)
-        y, v, _ = policy_forward(policy, observations[:, n], rollout["state"][:, n], resets[:, n], valid[:, n])
-        loss = ppo_loss(
-            y, v, rollout["actions"][:, n], rollout["logprobs"][:, n], values[:-1, n], advantages[:, n],
-            importance_weights(p, prio_beta)[n], valid[:, n], clip_coef, vf_coef, vf_clip_coef, ent_coef, heads=heads,
-            log_std=policy.get("log_std"), squash=squash,
-            mask=rollout["action_masks"][:, n] if "action_masks" in rollout else None)
-        grads = list(torch.autograd.grad(loss["loss"], leaves))
-        tensors, momenta = muon_step([w.detach() for w in leaves], grads, momenta, learning_rate, momentum,
-                                     weight_decay, max_grad_norm)
-        # A segment drawn twice had the same forward pass twice: writing it twice is writing it once.
-        values[:-1, n] = torch.where(valid[:, n] != 0, v.detach(), values[:-1, n])
-        ratios[:, n] = loss["ratio"]
-        advantages, p = advantages_and_priorities()
-        losses.append({name: x.detach() for name, x in loss.items()})
-        grads_of.append(grads)
-    return {"params": parameter_dict(tensors, layers), "momenta": momenta, "values": values, "ratios": ratios,
-            "advantages": advantages, "priorities": p, "losses": losses, "grads": grads_of}
