@@ -29,7 +29,7 @@ from auto import Facts, decide
 from tools import export
 
 ROOT = Path(__file__).resolve().parent.parent
-BROUGHT = f"{ROOT}/tests/brought.py"
+BROUGHT = f"{ROOT}/tests/user_envs.py"
 CART, CATCH = f"{BROUGHT}:cartpole", f"{BROUGHT}:Catch"
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 AUTOS = {"horizon", "replay_ratio", "minibatch_size", "learning_rate", "target_kl", "gamma",

@@ -24,7 +24,7 @@ from configuration import ConfigError, load_config
 from tools import watch
 
 ROOT = Path(__file__).resolve().parent.parent
-CATCH, POINT = f"{ROOT}/tests/brought.py:Catch", f"{ROOT}/tests/brought.py:PointMass"
+CATCH, POINT = f"{ROOT}/tests/user_envs.py:Catch", f"{ROOT}/tests/user_envs.py:PointMass"
 
 
 @pytest.fixture

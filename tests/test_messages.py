@@ -41,6 +41,7 @@ import pufferl
 import pufferlib
 import pufferlib.vector
 import vector
+from configuration import ConfigError
 
 Error = configuration.ConfigError
 
@@ -111,7 +112,6 @@ def give(**settings):
 
     return cause
 
-from configuration import ConfigError
 
 CONFIGURATION = [
     ("train.gamma", Error, "= 'high': must be a number", "--train.gamma high"),

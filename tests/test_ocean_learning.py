@@ -65,7 +65,7 @@ def test_the_sanity_suite_is_learnt(name, tmp_path):
 @pytest.mark.slow
 def test_catch_is_learnt_from_pictures(tmp_path):
     """84 × 84 pixels and no setting but the steps."""
-    name = f"{configuration.ROOT}/tests/brought.py:CatchImage"
+    name = f"{configuration.ROOT}/tests/user_envs.py:CatchImage"
     args = pufferl.load_config(name, ["--data-dir", str(tmp_path), "--logger", "none", "--train.seed", "0",
                                       "--train.total-timesteps", "60000"])
     trainer = pufferl.train(name, args)

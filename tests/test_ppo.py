@@ -3,11 +3,11 @@ by epoch."""
 
 import math
 
-import brought
 import gymnasium
 import numpy as np
 import pytest
 import torch
+import user_envs
 
 import kernels
 import models
@@ -104,7 +104,7 @@ class OneSided(gymnasium.Env):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_page_says_what_the_trainer_does(name, monkeypatch):
-    env, settings = {"scaled": ("cartpole", SETTINGS | SCALED), "dying": (brought.Dying, SETTINGS | SCALED),
+    env, settings = {"scaled": ("cartpole", SETTINGS | SCALED), "dying": (user_envs.Dying, SETTINGS | SCALED),
                      "one-sided": (OneSided, SETTINGS)}.get(name, (name, SETTINGS))
     options = {"num_envs": 32, "num_buffers": 1}
     if name in ("dying", "one-sided"):

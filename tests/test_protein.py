@@ -103,7 +103,7 @@ def test_nonsense_is_refused_by_name(what, message):
 
 def test_sizes_that_are_automatic_are_searched_if_they_have_a_range_of_their_own():
     """The shipped ranges are for environments in C: thousands of agents."""
-    brought = f"{Path(__file__).parent}/brought.py:Catch"
+    brought = f"{Path(__file__).parent}/user_envs.py:Catch"
     space = sweep.searched_settings(brought, None)
     assert "train.learning_rate" in space and not set(sweep.SIZES) & space.keys()
     own = sweep.searched_settings(brought, {"train.horizon": {"distribution": "uniform_pow2", "min": 8, "max": 64}})

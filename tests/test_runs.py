@@ -415,11 +415,11 @@ def test_an_edited_file_is_named_at_resume(tmp_path, capsys):
     """Of the network, the environment and a setting; not what else a file imports."""
     net = tmp_path / "nets_of_one.py"
     net.write_text("import models\nclass Mine(models.FeedForward):\n    pass\n")
-    name = f"{Path(__file__).parent}/brought.py:Catch"
+    name = f"{Path(__file__).parent}/user_envs.py:Catch"
     options = ["--policy.name", f"{net}:Mine", "--data-dir", str(tmp_path)]
     folder = train(name, *options).run_folder
     saved = json.loads((folder / "config.json").read_text())["sources"]
-    assert {Path(file).name for file in saved} == {"nets_of_one.py", "brought.py", "models.py"}
+    assert {Path(file).name for file in saved} == {"nets_of_one.py", "user_envs.py", "models.py"}
     with vector.make("squared", 2) as env:
         policy = models.FeedForward(env, 8)
         for setting, file in (("muon", "models.py"), (f"{net}:loss", "nets_of_one.py"),

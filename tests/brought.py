@@ -1,1 +1,0 @@
-from user_envs import *  # noqa: F403  the name that bench/ and other tests have
