@@ -40,32 +40,80 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 pytestmark = [pytest.mark.usefixtures("one_torch_thread"),
               pytest.mark.skipif(CC is None, reason="there is no C compiler")]
 
-OBSERVATIONS = {
-    "float32": spaces.Box(-1, 1, (7,), np.float32),
-    "float64": spaces.Box(-1, 1, (3, 2), np.float64),
-    "uint8": spaces.Box(0, 5, (11, 11), np.uint8),
-    "int8": spaces.Box(-5, 5, (9,), np.int8),
-    "int16": spaces.Box(-3, 3, (8,), np.int16),
-    "uint16": spaces.Box(0, 3, (16,), np.uint16),
-    "int32": spaces.Box(-3, 3, (5,), np.int32),
-    "uint32": spaces.Box(0, 3, (5,), np.uint32),
-    "int64": spaces.Box(-3, 3, (5,), np.int64),
-}
-ACTIONS = {
-    "discrete": spaces.Discrete(5),
-    "multi-discrete": spaces.MultiDiscrete([3, 1, 4]),
-    "continuous": spaces.Box(-1, 1, (2,), np.float32),
-    "squashed": spaces.Box(np.array([-1, 0], np.float32), np.array([1, 5], np.float32)),
-}
+class Spaces(gymnasium.Env):
+    """Any spaces; a mask that forbids every second choice if `masked`."""
+
+    def __init__(self, observations, actions, masked=False):
+        self.observation_space, self.action_space = observations, actions
+        if masked:
+            self.action_masks = lambda: np.arange(sum(emulation.FlatAction(actions).heads)) % 2 == 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), 0.0, False, False, {}
 
 
-def make_policy(observation="float32", action="discrete", kind="default", hidden=16, layers=1):
-    """An untrained policy whose outputs are far enough from zero to tell right from wrong."""
+def box(low, high, *shape, dtype=np.float32):
+    return spaces.Box(low, high, shape, dtype)
+
+
+image, board = partial(box, 0, 255, dtype=np.uint8), partial(box, dtype=np.int8)
+LARGEST = np.finfo(np.float32).max
+SEEN = {
+    "vector": box(-LARGEST, LARGEST, 6), "float64": box(-1, 1, 2, 3, dtype=np.float64),
+    "float16": box(-1, 1, 3, dtype=np.float16), "integers": box(-300, 300, 5, dtype=np.int64),
+    "uint8": box(0, 5, 11, 11, dtype=np.uint8), "int8": board(-5, 5, 9),
+    "int16": box(-3, 3, 8, dtype=np.int16), "int32": box(-3, 3, 5, dtype=np.int32),
+    "uint16": box(0, 2**16 - 1, 5, dtype=np.uint16), "uint32": box(0, 9, 5, dtype=np.uint32),
+    "discrete": spaces.Discrete(5, start=2), "flags": spaces.MultiBinary(7), "text": spaces.Text(6),
+    "choices": spaces.MultiDiscrete([3, 4], start=[1, -2]), "image first": image(4, 84, 84),
+    "image last": image(84, 84, 3), "one channel": image(84, 84, 1), "one first": image(1, 84, 84),
+    "grid": image(7, 7, 3), "grid of one": image(7, 7, 1), "square": image(16, 16, 16),
+    "pixels": image(84, 84), "board": board(-2, 3, 8, 8), "flag board": board(0, 1, 6, 6, 1),
+    "plane": board(0, 1, 6, 6), "planes": box(0, 1, 2, 9, 9, dtype=np.uint8),
+    "boards": box(0, 4, 5, 5, 1, dtype=np.int32),
+    "dict": spaces.Dict({
+        "value": box(-1, 1, 3), "kind": spaces.Discrete(3, start=1), "text": spaces.Text(6),
+        "mingru": box(-9, 9, 2, dtype=np.int16), "eye": image(20, 20, 1), "inner": spaces.Dict(
+            {"far": box(-9, 9, dtype=np.float64), "board": board(0, 3, 4, 4)}),
+        "pair": spaces.Tuple([box(-1, 1, 3), spaces.MultiBinary(4)])}),
+    "floats": spaces.Dict({"b": box(-1, 1, 3), "a": box(-1, 1, 2, 2)}),
+}
+TAKEN = {
+    "clipped": spaces.Box(np.array([-0.01, 0, 0.05, -np.inf]), np.array([0.01, np.inf, 0.1, 0.0]),
+                          dtype=np.float64),
+    "masked": spaces.MultiDiscrete([3, 5], start=[2, 0]),
+    "squashed": spaces.Box(np.float32([[-1, 7], [-np.inf, 3]]),
+                           np.float32([[5, np.inf], [np.inf, 3]])),
+    "dict": spaces.Dict({
+        "a": spaces.Discrete(3, start=5), "b": spaces.Tuple([spaces.MultiBinary(2)]),
+        "c": spaces.Box(-3, 4, (2, 2), np.int16),
+        "d": spaces.MultiDiscrete([[3, 2], [2, 4]], start=[[1, -1], [9, 0]])}),
+    "box dict": spaces.Dict({"far": spaces.Box(-0.01, 0.01, (2,), np.float64),
+                             "near": spaces.Box(-1, 1, ())}),
+    "plain": spaces.Discrete(5), "start": spaces.Discrete(5, start=-3),
+    "integers": spaces.Box(-3, 4, (2, 2), np.int16),
+    "far start": spaces.Discrete(3, start=2**24 + 1), "many": spaces.MultiBinary(65),
+}
+IN_C = [name for name in TAKEN if name not in ("far start", "many")]
+
+
+def make_policy(seen="vector", taken="start", kind="auto", hidden=12, layers=1, normalize=True):
+    """(environment, an untrained policy whose outputs are far enough from zero to tell right from
+    wrong). kind: auto is what policy.name auto has."""
     torch.manual_seed(0)
-    env = SimpleNamespace(single_observation_space=OBSERVATIONS[observation],
-                          single_action_space=ACTIONS[action])
-    if kind == "default":
-        policy = models.MinGRUPolicy(env, hidden, layers)
+    creator = partial(Spaces, SEEN[seen], TAKEN[taken], taken == "masked")
+    with vector.make(creator, num_envs=1, backend="serial") as envs:
+        env = envs.driver_env
+    if kind == "auto" and models.wants_encoding(env, boards=True):
+        encoded = models.Encoded(env, hidden, boards=True, normalize=normalize)
+        policy = models.MinGRUWrapper(env, encoded, hidden_size=hidden)
+    elif kind in ("auto", "mingru"):
+        policy = models.MinGRUPolicy(env, hidden, layers, normalize=normalize)
     else:
         policy = models.FeedForward(env, hidden)
         if kind in ("lstm", "gru"):
@@ -75,11 +123,11 @@ def make_policy(observation="float32", action="discrete", kind="default", hidden
         for name, parameter in policy.named_parameters():
             if "bias" in name or "log_std" in name:
                 parameter.uniform_(-0.5, 0.5)
-            elif "decoder" in name:
-                parameter.uniform_(-0.3, 0.3)
-    if action == "squashed":
+            elif name.endswith("decoder.weight"):
+                parameter.uniform_(-2, 2).div_(hidden**0.5)
+    if taken == "squashed":
         models.squash(policy, env.single_action_space)
-    return policy, env
+    return env, policy
 
 
 # -- policy.h
@@ -127,8 +175,7 @@ def driver(tmp_path_factory):
     return library
 
 
-def run_c(driver, policy, env, observations, resets, masks=None, seed=0, agent=0,
-          deterministic=False):
+def run_c(driver, policy, env, observations, resets, masks, seed, agent, deterministic):
     """outputs (steps, A + 1) and actions (steps, columns) of one agent through policy.h."""
     flat, steps, decoder = export.flat_policy(policy, env), len(observations), policy.decoder
     outputs = np.full((steps, decoder.out_features), np.nan, np.float32)
@@ -146,7 +193,8 @@ def run_c(driver, policy, env, observations, resets, masks=None, seed=0, agent=0
 def run_torch(policy, observations, resets):
     """outputs (steps, A + 1) of one agent by the plain torch form of the network."""
     with torch.no_grad():
-        x = policy.encoder(torch.from_numpy(observations).reshape(len(observations), 1, -1).float())
+        x = torch.from_numpy(observations).reshape(len(observations), 1, -1)
+        x = policy.encoder(policy.normalizer(x) if policy.normalizer else x.float())
         resets, valid = torch.from_numpy(resets)[:, None], torch.ones(len(resets), 1)
         for layer in policy.rnn.layers:
             state = torch.zeros(1, policy.hidden_size)
@@ -154,73 +202,67 @@ def run_torch(policy, observations, resets):
         return policy.decoder(x)[:, 0].numpy()
 
 
-def random_run(space, steps):
-    rng = np.random.default_rng(0)
-    if space.dtype.kind == "f":
-        observations = rng.uniform(-1, 1, (steps, *space.shape)).astype(space.dtype)
-    else:
-        observations = rng.integers(int(space.low.min()), int(space.high.max()) + 1,
-                                    (steps, *space.shape), space.dtype)
+@pytest.mark.parametrize(("seen", "taken", "hidden", "layers", "normalize", "deterministic"), [
+    ("vector", "start", 64, 2, False, False), ("uint8", "masked", 128, 1, False, False),
+    ("float64", "clipped", 33, 3, True, False), ("int8", "masked", 1, 1, False, True),
+    ("int16", "box dict", 7, 2, False, True), ("uint16", "start", 8, 1, True, True),
+    ("int32", "dict", 20, 1, False, True), ("uint32", "integers", 12, 1, True, False),
+    ("integers", "dict", 24, 5, True, False), ("vector", "squashed", 8, 2, False, False),
+    ("vector", "squashed", 16, 1, True, True)])
+def test_c_has_the_networks_outputs_and_the_environments_action(
+        driver, seen, taken, hidden, layers, normalize, deterministic):
+    env, policy = make_policy(seen, taken, "mingru", hidden, layers, normalize)
+    action, rng = emulation.FlatAction(TAKEN[taken]), np.random.default_rng(0)
+    steps, seed, agent, heads, masks = 1000, 2**40 + 12345, 77, policy.decoder.heads, None
+    space = SEEN[seen]
+    observations = (rng.uniform(-1, 1, (steps, *space.shape)).astype(space.dtype)
+                    if space.dtype.kind == "f" else rng.integers(
+        int(space.low.min()), int(space.high.max()) + 1, (steps, *space.shape), space.dtype))
     resets = (rng.random(steps) < 0.03).astype(np.uint8)
     resets[0] = 1
-    return observations, resets
-
-
-@pytest.mark.parametrize(("observation", "action", "deterministic", "hidden", "layers"), [
-    ("float32", "discrete", False, 64, 2), ("uint8", "multi-discrete", False, 128, 1),
-    ("float64", "continuous", False, 33, 3), ("int8", "discrete", True, 1, 1),
-    ("int16", "continuous", True, 7, 2), ("uint16", "discrete", False, 8, 1),
-    ("int32", "multi-discrete", True, 20, 1), ("uint32", "discrete", True, 12, 1),
-    ("int64", "discrete", False, 24, 5), ("float32", "squashed", False, 8, 2),
-    ("float32", "squashed", True, 16, 1)])
-def test_c_has_the_networks_outputs_and_the_trainers_actions(
-        driver, observation, action, deterministic, hidden, layers):
-    policy, env = make_policy(observation, action, hidden=hidden, layers=layers)
-    steps, seed, agent, heads = 1000, 2**40 + 12345, 77, policy.decoder.heads
-    observations, resets = random_run(env.single_observation_space, steps)
-    masks = None
-    if heads:
-        masks = np.random.default_rng(1).random((steps, sum(heads))) < 0.6
+    if taken == "masked":
+        masks = rng.random((steps, sum(heads))) < 0.6
         for first, size in zip(np.cumsum([0, *heads]), heads, strict=False):  # one is allowed
             masks[:, first] |= ~masks[:, first : first + size].any(axis=1)
         masks = masks.astype(np.uint8)
     outputs, actions = run_c(driver, policy, env, observations, resets, masks, seed, agent,
                              deterministic)
     expected = run_torch(policy, observations, resets)
-    assert np.abs(expected).max() > 0.05
     np.testing.assert_allclose(outputs, expected, atol=1e-5, rtol=1e-5)
     without = run_torch(policy, observations, np.zeros_like(resets))
     assert np.abs(without - expected).max() > 1e-3, "the resets matter, so the test sees them"
 
-    expected, drawn = torch.empty(actions.shape, dtype=torch.from_numpy(actions).dtype), torch.empty(2)
+    rows, drawn = torch.zeros(actions.shape, dtype=torch.from_numpy(actions).dtype), torch.empty(2)
     layout = {"heads": torch.tensor(heads)} if heads else {
         "log_std": policy.decoder.log_std.detach(), "squash": models.squash_of(policy),
         "samples": torch.empty(1, actions.shape[1])}
     for t in range(steps):
         mask = {} if masks is None else {"masks": torch.from_numpy(masks[t : t + 1])}
-        kernels.sample(torch.from_numpy(outputs[t : t + 1]), expected[t : t + 1], drawn[:1],
-                       drawn[1:], seed=seed, step=t, first_agent=agent,
-                       deterministic=deterministic, **layout, **mask)
-    expected = expected.numpy()
+        kernels.sample(torch.from_numpy(outputs[t : t + 1]), rows[t : t + 1], drawn[:1], drawn[1:],
+                       seed=seed, step=t, first_agent=agent, deterministic=deterministic,
+                       **layout, **mask)
+    expected = np.array([action.flatten(action.unflatten(row)) for row in rows.numpy()])
     if heads:  # their exponentials may round otherwise, which moves one draw in millions
-        assert (actions != expected).sum() <= 1
-        assert masks[np.arange(steps), actions[:, 0]].all()
+        assert (actions != expected + action.starts).sum() <= 1
+        assert masks is None or masks[np.arange(steps), actions[:, 0] - action.starts[0]].all()
     else:
-        space = env.single_action_space
-        expected = expected.clip(space.low, space.high)
-        np.testing.assert_allclose(actions, expected, atol=2e-6, rtol=1e-6)
-    assert len(np.unique(actions, axis=0)) > (1 if hidden == 1 else 3)
+        np.testing.assert_allclose(actions, expected, atol=2e-5, rtol=1e-5)
+        assert (actions >= action.low).all() and (actions <= action.high).all()
+    assert len(np.unique(actions, axis=0)) > (1 if deterministic else 3)
 
 
 def test_c_refuses_damaged_files(driver, tmp_path):
-    good = export.flat_policy(*make_policy(action="multi-discrete"))
+    env, policy = make_policy(taken="masked", normalize=False)
+    good = export.flat_policy(policy, env)
+    assert good.dtype == "<f4" and good[:1].tobytes() == b"PUFR"
+    assert good[1:10].tolist() == [5, 0, 6, 12, 1, 2, 0, 3, 5] and good[-2:].tolist() == [2, 0]
     whole, inputs, path = good.tobytes(), ctypes.c_int32(), tmp_path / "p.bin"
 
     def problem(contents):
         path.write_bytes(contents)
         return (driver.load(str(path).encode(), ctypes.byref(inputs)) or b"").decode()
 
-    assert problem(whole) == "" and inputs.value == 7
+    assert problem(whole) == "" and inputs.value == 6
     for contents, word in ((whole[:-4], "cut"), (whole[:36], "cut"), (whole + bytes(4), "belong"),
                            (whole + b"\0", "read"), (b"", "read"), (b"xxxx" + whole, "PUFR")):
         assert word in problem(contents)
@@ -232,18 +274,6 @@ def test_c_refuses_damaged_files(driver, tmp_path):
         broken[place] = value
         assert word in problem(broken.tobytes()), place
     assert b"opened" in driver.load(b"/no/such/file", ctypes.byref(inputs))
-
-
-def test_flat_file_is_what_its_comment_says():
-    policy, env = make_policy("uint8", "continuous", hidden=6, layers=2)
-    flat = export.flat_policy(policy, env)
-    assert flat.dtype == "<f4" and flat[:1].tobytes() == b"PUFR"
-    assert flat[1:8].tolist() == [5, 3, 121, 6, 2, 0, 2]
-    linears = [policy.encoder, *policy.rnn.layers, policy.decoder]
-    expected = [tensor for linear in linears for tensor in (linear.weight, linear.bias)]
-    expected += [policy.decoder.log_std, torch.tensor([-1.0, -1.0, 1.0, 1.0])]
-    expected = torch.cat([tensor.detach().flatten() for tensor in expected])
-    np.testing.assert_array_equal(flat[8:], expected.numpy())
 
 
 @pytest.mark.parametrize(("mean", "deviation", "lost"),
@@ -323,7 +353,8 @@ def test_a_c_program_refuses_what_is_wrong(programs, tmp_path):
     program = programs("squared")
     result, log = run_main(program, "--episodes", 5)  # without a policy, at random
     assert result.returncode == 0 and log["n"] == 5
-    export.flat_policy(*make_policy("uint8")).tofile(tmp_path / "p.bin")
+    env, policy = make_policy("uint8", "plain", "mingru")
+    export.flat_policy(policy, env).tofile(tmp_path / "p.bin")
     assert run_main(program, tmp_path / "p.bin")[0].returncode == 0
     for arguments, word in ((["distance=3", tmp_path / "p.bin"], "observations"),
                             (["/no/such.bin"], "opened"), (["distanc=3"], "distanc=3"),
@@ -387,7 +418,7 @@ def test_what_is_missing_for_an_export_is_named(tmp_path, monkeypatch):
         with pytest.raises(pufferl.ConfigError, match=word):
             export.export(name, pufferl.load_config(name) | {"export": kinds})
     with pytest.raises(pufferl.ConfigError, match="onnxscript"):
-        export.write_onnx(*make_policy(), str(tmp_path / "x.onnx"))
+        export.write_onnx(*reversed(make_policy()), str(tmp_path / "x.onnx"))
 
 
 # -- ONNX
@@ -398,65 +429,91 @@ def need_onnx():
         pytest.importorskip(package, reason=f"needs the package {package}")
 
 
-def open_onnx(path):
-    """(a function of a feed that returns {output: array}, names of the inputs)"""
-    import onnxruntime
+def leaves(space, value):
+    """{name of input or output: array} of a value."""
+    arrays = {}
+    for keys, names, leaf in emulation.FlatObservation(space).leaves:
+        part = functools.reduce(lambda part, key: part[key], keys, value)
+        if isinstance(leaf, spaces.Text):
+            part = encode_text(part, leaf.max_length)
+        arrays["/".join(names)] = np.asarray(part)
+    return arrays
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [entry.name for entry in session.get_outputs()]
-    return (lambda feed: dict(zip(names, session.run(None, feed), strict=True)),
-            [entry.name for entry in session.get_inputs()])
+
+FAST = [("dict", "clipped", "auto"), ("one channel", "masked", "auto"),
+        ("board", "squashed", "auto"), ("discrete", "dict", "auto"),
+        ("float16", "box dict", "auto"), ("vector", "far start", "auto")]
+MORE = [*zip(SEEN, itertools.cycle(IN_C), itertools.repeat("auto")),
+        *(("vector", taken, "auto") for taken in TAKEN),
+        *itertools.product(["int8"], ["start", "dict", "clipped", "squashed"],
+                           ["lstm", "gru", "feed-forward"])]
 
 
-@pytest.mark.parametrize(("kind", "observation", "action"), [
-    ("default", "uint8", "multi-discrete"),
-    *(pytest.param(kind, "float32", action, marks=pytest.mark.slow)
-      for kind in ("default", "lstm", "gru", "feed-forward") for action in ACTIONS)])
-def test_onnx_equals_torch(tmp_path, kind, observation, action):
-    """The file in a loop with its own states, resets by zeroing them, against the policy with its
-    `resets`; a file that differs is refused."""
+@pytest.mark.parametrize(("seen", "taken", "kind"), [
+    *FAST, *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE if row not in FAST)])
+def test_onnx_has_the_networks_outputs_and_the_environments_action(tmp_path, seen, taken, kind):
+    """Fed with what the environment returns, one input a key, and its own states, which a reset
+    zeroes; against the policy with its `resets`."""
     need_onnx()
     import onnx
+    import onnxruntime
 
-    policy, env = make_policy(observation, action, kind, layers=2)
-    path, agents, rng = tmp_path / "policy.onnx", 3, np.random.default_rng(0)
-    assert export.write_onnx(policy, env, str(path), "test") < 1e-5
-    run, inputs = open_onnx(path)
+    env, policy = make_policy(seen, taken, kind, layers=2)
+    path, agents, rng = str(tmp_path / "a.onnx"), 3, np.random.default_rng(0)
+    assert export.write_onnx(policy, env, path, "test") < 1e-4
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    layout, action = emulation.FlatObservation(SEEN[seen]), emulation.FlatAction(TAKEN[taken])
     ours = policy.initial_state(agents) if kind != "feed-forward" else {}
     theirs = {name: np.zeros(tensor.shape, np.float32) for name, tensor in ours.items()}
-    assert inputs == ["observation", *theirs]
-    heads, _ = models.action_layout(env.single_action_space)
+    parts = [f"action/{name}" if name else "action" for name in
+             leaves(TAKEN[taken], TAKEN[taken].sample())]
+    outputs = [*(["logits"] if action.heads else ["mean", "log_std"]), *parts, "value",
+               *(f"new_{name}" for name in theirs)]
+    assert [entry.name for entry in session.get_outputs()] == outputs
     metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
-    assert metadata == {"environment": "test"} | (
-        {"action_heads": " ".join(map(str, heads))} if heads else {"action_dims": "2"}) | (
-        {"action_middle": "0 2.5", "action_half": "1 2.5"} if action == "squashed" else {})
-    observations, _ = random_run(env.single_observation_space, 100 * agents)
-    for chunk in observations.reshape(100, agents, *observations.shape[1:]):
+    assert metadata.pop("environment") == "test"
+    bounds = {"action_middle": "2 0 0 3", "action_half": "3 1 1 0"} if taken == "squashed" else {}
+    assert metadata == ({"action_heads": " ".join(map(str, action.heads))} if action.heads
+                        else {"action_dims": str(action.columns), **bounds})
+    masks = np.tile(np.arange(sum(action.heads)) % 2 == 0, (agents, 1)).astype(np.uint8)
+    SEEN[seen].seed(0)
+    for t in range(20):
+        samples = [SEEN[seen].sample() for _ in range(agents)]
+        fields = [leaves(SEEN[seen], sample) for sample in samples]
+        feed = {f"observation/{name}" if name in ("value", "mingru") else name or "observation":
+                np.stack([field[name] for field in fields]) for name in fields[0]}
         resets = (rng.random(agents) < 0.1).astype(np.uint8)
-        for tensor in theirs.values():
-            tensor[:, resets == 1] = 0
-        ours["resets"] = torch.from_numpy(resets)
-        with torch.no_grad():
-            logits = models.one_step(policy, torch.from_numpy(chunk), ours)
-        outputs, log_std = models.join_outputs(*logits)
-        result = run({"observation": chunk, **theirs})
-        assert [*result] == [*(["logits"] if heads else ["mean", "log_std"]), "action", "value",
-                             *(f"new_{name}" for name in theirs)]
+        for state in theirs.values():
+            state[:, resets == 1] = 0
+        feed |= theirs | ({"action_mask": masks} if taken == "masked" else {})
+        assert {*feed} == {entry.name for entry in session.get_inputs()}
+        result = dict(zip(outputs, session.run(None, feed), strict=True))
         theirs = {name: result[f"new_{name}"] for name in theirs}
-        np.testing.assert_allclose(result["logits" if heads else "mean"], outputs[:, :-1], atol=1e-5)
-        np.testing.assert_allclose(result["value"], outputs[:, -1:], atol=1e-5)
-        if not heads:
+        ours["resets"] = torch.from_numpy(resets)
+        flat = torch.from_numpy(np.stack([layout.flatten(sample) for sample in samples]))
+        with torch.no_grad():
+            logits, value = models.one_step(policy, flat, ours)
+            rows, _, values = models.sample_logits(
+                logits, value, seed=0, step=t, heads=action.heads or None, deterministic=True,
+                squash=models.squash_of(policy),
+                masks=torch.from_numpy(masks) if taken == "masked" else None)
+        expected, log_std = models.join_outputs(logits, value)
+        np.testing.assert_allclose(result[outputs[0]], expected[:, :-1], atol=1e-4, rtol=1e-4)
+        np.testing.assert_allclose(result["value"][:, 0], values, atol=1e-4, rtol=1e-4)
+        if not action.heads:
             np.testing.assert_allclose(result["log_std"], log_std, atol=1e-6)
-        if action == "squashed":
-            actions, _, _ = models.sample_logits(*logits, seed=0, step=0, deterministic=True,
-                                                 squash=models.squash_of(policy))
-            np.testing.assert_allclose(result["action"], actions, atol=1e-5)
-    if kind == "default":
+        for agent, row in enumerate(rows.numpy()):
+            expected = action.unflatten(row)
+            assert TAKEN[taken].contains(expected)
+            for output, part in zip(parts, leaves(TAKEN[taken], expected).values(), strict=True):
+                assert result[output].dtype == part.dtype
+                np.testing.assert_allclose(result[output][agent], part, atol=1e-4, rtol=1e-4)
+    if (seen, taken, kind) == FAST[-1]:  # a file that differs is refused
         for wrong in (0.01, np.nan):
             with torch.no_grad():
                 policy.decoder.bias += wrong
-            with pytest.raises(pufferl.ConfigError, match=r"policy\.onnx"):
-                export.check_onnx(export.Step(policy, env).eval(), str(path))
+            with pytest.raises(pufferl.ConfigError, match=r"a\.onnx"):
+                export.check_onnx(export.Step(policy, env).eval(), path)
 
 
 def test_a_network_that_reads_its_flags_exports():
@@ -478,167 +535,12 @@ def test_a_network_that_reads_its_flags_exports():
     assert (models.RecurrentCleanRLAgent(Sums()).get_value(torch.ones(3, 2)) == 1).all()
 
 
-# -- the environment's own action
-
-
-class Spaces(gymnasium.Env):
-    """Any spaces; a mask that forbids every second choice if `masked`."""
-
-    def __init__(self, observations, actions, masked=False):
-        self.observation_space, self.action_space = observations, actions
-        if masked:
-            self.action_masks = lambda: np.arange(sum(emulation.FlatAction(actions).heads)) % 2 == 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action)
-        return self.observation_space.sample(), 0.0, False, False, {}
-
-
-def box(low, high, *shape, dtype=np.float32):
-    return spaces.Box(low, high, shape, dtype)
-
-
-image, board = partial(box, 0, 255, dtype=np.uint8), partial(box, dtype=np.int8)
-LARGEST = np.finfo(np.float32).max
-SEEN = {
-    "vector": box(-LARGEST, LARGEST, 6), "float64": box(-1, 1, 2, 3, dtype=np.float64),
-    "float16": box(-1, 1, 3, dtype=np.float16), "integers": box(-300, 300, 5, dtype=np.int64),
-    "uint16": box(0, 2**16 - 1, 5, dtype=np.uint16), "uint32": box(0, 9, 5, dtype=np.uint32),
-    "discrete": spaces.Discrete(5, start=2), "flags": spaces.MultiBinary(7), "text": spaces.Text(6),
-    "choices": spaces.MultiDiscrete([3, 4], start=[1, -2]), "image first": image(4, 84, 84),
-    "image last": image(84, 84, 3), "one channel": image(84, 84, 1), "one first": image(1, 84, 84),
-    "grid": image(7, 7, 3), "grid of one": image(7, 7, 1), "square": image(16, 16, 16),
-    "pixels": image(84, 84), "board": board(-2, 3, 8, 8), "flag board": board(0, 1, 6, 6, 1),
-    "plane": board(0, 1, 6, 6), "planes": box(0, 1, 2, 9, 9, dtype=np.uint8),
-    "boards": box(0, 4, 5, 5, 1, dtype=np.int32),
-    "dict": spaces.Dict({
-        "value": box(-1, 1, 3), "kind": spaces.Discrete(3, start=1), "text": spaces.Text(6),
-        "mingru": box(-9, 9, 2, dtype=np.int16), "eye": image(20, 20, 1), "inner": spaces.Dict(
-            {"far": box(-9, 9, dtype=np.float64), "board": board(0, 3, 4, 4)}),
-        "pair": spaces.Tuple([box(-1, 1, 3), spaces.MultiBinary(4)])}),
-    "floats": spaces.Dict({"b": box(-1, 1, 3), "a": box(-1, 1, 2, 2)}),
-}
-TAKEN = {
-    "clipped": spaces.Box(np.array([-0.01, 0, 0.05, -np.inf]), np.array([0.01, np.inf, 0.1, 0.0]),
-                          dtype=np.float64),
-    "masked": spaces.MultiDiscrete([3, 5], start=[2, 0]),
-    "squashed": spaces.Box(np.float32([[-1, 7], [-np.inf, 3]]),
-                           np.float32([[5, np.inf], [np.inf, 3]])),
-    "dict": spaces.Dict({
-        "a": spaces.Discrete(3, start=5), "b": spaces.Tuple([spaces.MultiBinary(2)]),
-        "c": spaces.Box(-3, 4, (2, 2), np.int16),
-        "d": spaces.MultiDiscrete([[3, 2], [2, 4]], start=[[1, -1], [9, 0]])}),
-    "box dict": spaces.Dict({"far": spaces.Box(-0.01, 0.01, (2,), np.float64),
-                             "near": spaces.Box(-1, 1, ())}),
-    "start": spaces.Discrete(5, start=-3), "integers": spaces.Box(-3, 4, (2, 2), np.int16),
-    "far start": spaces.Discrete(3, start=2**24 + 1), "many": spaces.MultiBinary(65),
-}
-IN_C = [name for name in TAKEN if name not in ("far start", "many")]
-
-
-def make_spaces(seen, taken):
-    """(environment, the network that policy.name auto has for it) with these spaces, mask of each
-    step or None)"""
-    torch.manual_seed(0)
-    creator = partial(Spaces, SEEN[seen], TAKEN[taken], taken == "masked")
-    with vector.make(creator, num_envs=1, backend="serial") as envs:
-        env = envs.driver_env
-    encoded = models.wants_encoding(env, boards=True)
-    policy = (models.MinGRUWrapper(env, models.Encoded(env, 12, boards=True, normalize=True),
-                                   hidden_size=12) if encoded
-              else models.MinGRUPolicy(env, 12, normalize=True))
-    with torch.no_grad():
-        for name, parameter in policy.named_parameters():
-            if name.endswith("decoder.weight"):
-                parameter.uniform_(-2, 2)
-    if taken == "squashed":
-        models.squash(policy, env.single_action_space)
-    heads = emulation.FlatAction(TAKEN[taken]).heads
-    mask = (np.arange(sum(heads)) % 2 == 0)[None].astype(np.uint8) if taken == "masked" else None
-    return env, policy, mask
-
-
-def trainers_action(policy, outputs, heads, mask, **options):
-    """The row of an action that the trainer samples, and its value."""
-    row, _, value = models.sample_logits(
-        *outputs, seed=0, heads=heads or None, squash=models.squash_of(policy),
-        masks=None if mask is None else torch.from_numpy(mask), **options)
-    return row[0].numpy(), value
-
-
-def leaves(space, value):
-    """{name of input or output: array} of a value."""
-    arrays = {}
-    for keys, names, leaf in emulation.FlatObservation(space).leaves:
-        part = functools.reduce(lambda part, key: part[key], keys, value)
-        is_text = isinstance(leaf, spaces.Text)
-        arrays["/".join(names)] = encode_text(part, leaf.max_length) if is_text else part
-    return arrays
-
-
-FAST = [("dict", "clipped"), ("one channel", "masked"), ("board", "squashed"), ("discrete", "dict"),
-        ("float16", "box dict"), ("vector", "far start")]
-MORE = [*zip(SEEN, itertools.cycle(IN_C), strict=False), *(("vector", name) for name in TAKEN)]
-
-
-@pytest.mark.parametrize(("seen", "taken"), [
-    *FAST, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in MORE if pair not in FAST)])
-def test_onnx_gives_the_environments_own_action(tmp_path, seen, taken):
-    """Fed with what the environment returns, one input a key, it gives what the environment
-    takes."""
-    need_onnx()
-    env, policy, mask = make_spaces(seen, taken)
-    assert export.write_onnx(policy, env, str(tmp_path / "a.onnx")) < 1e-4
-    run, inputs = open_onnx(tmp_path / "a.onnx")
-    layout, action = emulation.FlatObservation(SEEN[seen]), emulation.FlatAction(TAKEN[taken])
-    state, ours = np.zeros((1, 1, 12), np.float32), policy.initial_state(1)
-    for t in range(5):
-        observation = SEEN[seen].sample()
-        feed = {f"observation/{name}" if name in ("value", "mingru") else name or "observation":
-                np.asarray(part)[None] for name, part in leaves(SEEN[seen], observation).items()}
-        feed |= {"mingru": state} | ({} if mask is None else {"action_mask": mask})
-        assert {*feed} == {*inputs}
-        result = run(feed)
-        state = result["new_mingru"]
-        flat = torch.from_numpy(layout.flatten(observation)[None])
-        with torch.no_grad():
-            row, values = trainers_action(policy, models.one_step(policy, flat, ours), action.heads,
-                                          mask, step=t, deterministic=True)
-        np.testing.assert_allclose(result["value"][:, 0], values, atol=1e-4, rtol=1e-4)
-        expected = action.unflatten(row)
-        assert TAKEN[taken].contains(expected)
-        for name, part in leaves(TAKEN[taken], expected).items():
-            output = result[f"action/{name}" if name else "action"]
-            assert output.dtype == np.asarray(part).dtype
-            np.testing.assert_allclose(output[0], part, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("taken", IN_C)
-def test_c_gives_the_environments_own_action(driver, taken):
-    env, policy, mask = make_spaces("vector", taken)
-    observations, resets = random_run(OBSERVATIONS["float32"], 300)
-    observations, action = observations[:, :6].copy(), emulation.FlatAction(TAKEN[taken])
-    masks = None if mask is None else np.repeat(mask, 300, axis=0)
-    outputs, actions = run_c(driver, policy, env, observations, resets, masks)
-    low, high = (action.starts, np.inf) if action.heads else (action.low, action.high)
-    assert (actions >= low).all() and (actions <= high).all()
-    for t in range(300):
-        row, _ = trainers_action(policy, policy.decoder.split(torch.from_numpy(outputs[t : t + 1])),
-                                 action.heads, mask, step=t)
-        expected = action.flatten(action.unflatten(row)) + (action.starts if action.heads else 0)
-        np.testing.assert_allclose(actions[t], expected, atol=2e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize(("seen", "taken"), [
     ("one channel", "start"), ("discrete", "start"), ("dict", "clipped"), ("float16", "start"),
     ("vector", "many"), ("vector", "far start")])
 def test_what_the_flat_file_cannot_hold_is_refused_with_a_way_that_works(seen, taken):
     """That ONNX works for them is in FAST."""
-    env, policy, _ = make_spaces(seen, taken)
+    env, policy = make_policy(seen, taken)
     with pytest.raises(pufferl.ConfigError, match=r"--export\.onnx"):
         export.flat_policy(policy, env)
 
@@ -647,8 +549,8 @@ def test_what_the_flat_file_cannot_hold_is_refused_with_a_way_that_works(seen, t
 def test_a_network_that_reads_the_bytes_of_a_dict_is_refused(tmp_path, seen):
     """Fields of one type have no bytes of their own: they are numbers side by side."""
     need_onnx()
-    env, _, _ = make_spaces(seen, "start")
-    policy, path = models.FeedForward(env, hidden_size=8), str(tmp_path / "a.onnx")
+    env, policy = make_policy(seen, "start", "feed-forward")
+    path = str(tmp_path / "a.onnx")
     if seen == "floats":
         assert export.write_onnx(policy, env, path) < 1e-5
     else:
