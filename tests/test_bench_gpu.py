@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -18,21 +17,18 @@ from bench import bench_gpu
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def row(microseconds, speed, share):
-    return {"microseconds": microseconds, "gb_per_second": speed, "share_of_copy_of_its_size": share}
-
-
-KERNELS = {"copy_gb_per_second": 4000.0, "kernels": {
-    "gather": row(9.0, 3500.0, 0.9), "policy step, in one kernel": row(9.0, 600.0, 0.3),
-    "draw": row(20.0, 10.0, 0.2)}}
+GARBAGE = bytes(range(256)) * 9 + b"\x1b[31m{not JSON}\n```\n"
+VERSIONS = {"gpu": "Some GPU", "cores": 16, "torch": "2.11.0", "driver": "580.1, 700 W"}
 TRAIN = {"sps": 12345678.0, "num_layers": 4, "hidden_size": 32, "shares": {"busy": 0.625}}
 SOLVED = {"environments": {"breakout": {
     "0": {"threshold": 800.0, "seconds": 7.25, "score": 858.0, "end_seconds": 9.0}}}}
 EPOCH = {"epoch": {"8192": {"milliseconds": 29.4, "idle": 2.8,
                             "kernels": [["draw", 45, 0.45], ["clip", 45, 0.25]]}}}
-GARBAGE = bytes(range(256)) * 9 + b"\x1b[31m{not JSON}\n```\n"
-VERSIONS = {"gpu": "Some GPU", "cores": 16, "torch": "2.11.0", "driver": "580.1, 700 W",
-            "sees_it": True}
+ROW = "microseconds", "gb_per_second", "share_of_copy_of_its_size"
+KERNELS = {"copy_gb_per_second": 4000.0, "kernels": {
+    name: dict(zip(ROW, row, strict=True)) for name, row in {
+        "gather": (9.0, 3500.0, 0.9), "policy step, in one kernel": (9.0, 600.0, 0.3),
+        "draw": (20.0, 10.0, 0.2)}.items()}}
 
 
 def script(text, *, seconds=60, wrong=lambda figures: None, name="step"):
@@ -73,7 +69,11 @@ def test_without_a_gpu_it_says_so_in_one_line(tmp_path):
     assert done.returncode == 1 and done.stderr.splitlines() == lines
 
 
-def test_a_step_that_fails_does_not_end_the_others(tmp_path, capsys):
+def test_a_step_that_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nprintf '10, 100.5\\n30, 200.5\\n[N/A], [N/A]\\n'\nexec sleep 60\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     written = []
 
     def goal(figures):
@@ -99,6 +99,8 @@ def test_a_step_that_fails_does_not_end_the_others(tmp_path, capsys):
         "five": "only 0.5", "seven": "failed, ended by SIGSEGV: ", "eight": "passed",
         "six": "failed: its figures are not what is expected (KeyError('speed'))"}
     assert steps["two"]["tail"] == "before\na reason\n" and steps["three"]["tail"] == "so far\n"
+    assert steps["three"]["load"] == {"mean": 20.0, "most": 30.0}
+    assert steps["three"]["watts"] == {"mean": 150.5, "most": 200.5}
     assert steps["one"]["figures"] == {"speed": 1} and len(steps["one"]["tail"]) == bench_gpu.TAIL
     assert 2 <= steps["three"]["seconds"] < 60 and steps["six"]["figures"] is None
     assert written == ["four", "five", "seven"], "the report is written after each step"
@@ -110,13 +112,11 @@ def test_a_step_that_fails_does_not_end_the_others(tmp_path, capsys):
 
 
 def test_the_time_for_all_of_them_is_limited(tmp_path):
-    begun = time.monotonic()
     bench_gpu.run_all([script("import time; time.sleep(60)", name="one"),
-                       script(prints({}), name="two")], tmp_path, 1.5)
-    assert time.monotonic() - begun < 30
-    results = [step["result"] for step in report(tmp_path)[0].values()]
-    assert results == ["took longer than 1 s", "not begun: the 0 minutes were over"] or (
-        results == ["took longer than 2 s", "not begun: the 0 minutes were over"])
+                       script(prints({}), name="two")], tmp_path, 4)
+    first, second = (step["result"] for step in report(tmp_path)[0].values())
+    assert first in ("took longer than 3 s", "took longer than 4 s")
+    assert second == "not begun: the 0 minutes were over"
     assert max(step.seconds for step in bench_gpu.STEPS) <= 8 * 60 and bench_gpu.ALL <= 25 * 60
 
 
@@ -168,17 +168,6 @@ def test_the_report_has_what_was_measured_and_what_others_left(tmp_path, monkeyp
                           ('{"steps": 1}', []), ("null", [])):
         (tmp_path / "report.json").write_text(content)
         assert [*bench_gpu.kept(tmp_path)] == left
-
-
-@pytest.mark.slow
-def test_load_and_power_are_sampled(tmp_path, monkeypatch):
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\nprintf '10, 100.5\\n30, 200.5\\n[N/A], [N/A]\\n'\nexec sleep 60\n")
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    result = bench_gpu.run(script("import time; time.sleep(4)\n" + prints({})), 30)
-    assert result["load"] == {"mean": 20.0, "most": 30.0}
-    assert result["watts"] == {"mean": 150.5, "most": 200.5}
 
 
 def test_each_step_runs_what_there_is():

@@ -148,18 +148,13 @@ def test_the_fastest_or_a_simpler_one_as_fast_is_chosen():
         find_best(None, None)
 
 
-def test_flags_are_what_differs():
-    present = {"backend": "multiprocessing", "num_workers": 4, "batch_size": None}
-    assert speed.flags(present | {"backend": "serial", "num_workers": None}, present) == (
-        "--vec.backend serial --vec.num-workers None")
-    assert speed.flags({**present}, present) == ""
-
-
 def test_the_best_command_has_the_given_options(monkeypatch, capsys):
-    monkeypatch.setattr(speed, "search", lambda *_: ({"backend": "native", "num_buffers": 2}, {}))
-    speed.main(["autotune", "squared", "--seconds", "1", "--train.horizon", "16"])
+    best = {"backend": "serial", "num_buffers": 2, "num_workers": None, "batch_size": None}
+    monkeypatch.setattr(speed, "search", lambda *_: (best, {}))
+    speed.main(["autotune", "squared", "--seconds", "1", "--vec.num-workers", "4"])
     assert capsys.readouterr().out.splitlines()[-1].endswith(
-        " train squared --train.horizon 16 --vec.backend native --vec.num-buffers 2")
+        " train squared --vec.num-workers 4 --vec.backend serial --vec.num-buffers 2 "
+        "--vec.num-workers None"), "and not what equals the present settings"
 
 
 class Slow(gymnasium.Env):
