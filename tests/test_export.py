@@ -472,7 +472,7 @@ def test_onnx_has_the_networks_outputs_and_the_environments_action(tmp_path, see
     assert [entry.name for entry in session.get_outputs()] == outputs
     metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     assert metadata.pop("environment") == "test"
-    bounds = {"action_middle": "2 0 0 3", "action_half": "3 1 1 0"} if taken == "squashed" else {}
+    bounds = {"action_middle": "2 7 0 3", "action_half": "3 -7 -1 -3"} if taken == "squashed" else {}
     assert metadata == ({"action_heads": " ".join(map(str, action.heads))} if action.heads
                         else {"action_dims": str(action.columns), **bounds})
     masks = np.tile(np.arange(sum(action.heads)) % 2 == 0, (agents, 1)).astype(np.uint8)
@@ -584,15 +584,11 @@ def browser():
         chromium.close()
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
 @contextlib.contextmanager
 def open_page(browser, folder):
     """A page of a served folder that has begun to play; fails on errors in the browser."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler,
+                                                           directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     page, errors = browser.new_page(), []
     page.set_default_timeout(120_000)
