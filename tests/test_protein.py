@@ -52,19 +52,11 @@ def test_values_and_coordinates_round_trip(entry):
         assert len(counts) == setting.levels and max(counts) - min(counts) <= 2, "equally wide"
 
 
-def test_scales(monkeypatch):
-    """A distribution is a row of the table."""
+def test_scales():
     space = Space({"train.a": span(1e-4, 1, "log_normal"),
                    "train": {"b": span(0.01, 0.99, "logit_normal"), "c": span(2, 32, "uniform_pow2")}})
-    assert space.decode(np.full(3, 0.5)) == pytest.approx(
-        {"train.a": 1e-2, "train.b": 0.5, "train.c": 8})
-    monkeypatch.setitem(protein.SCALES, "cube", protein.Scale(
-        math.cbrt, lambda place: place**3, lambda value: value != 7, "{value}!"))
-    space = Space({"train.key": span(-8, 1, "cube")})
-    assert [space.decode(np.array([u]))["train.key"] for u in (0, 1 / 3, 2 / 3, 1)] == [-8, -1, 0, 1]
-    assert space.encode({"train.key": -1.0}) == pytest.approx(1 / 3)
-    with pytest.raises(SpaceError, match="7!"):
-        Space({"train.key": span(7, 9, "cube")})
+    assert space.names == ["train.a", "train.b", "train.c"]
+    assert [*space.decode(np.full(3, 0.5)).values()] == pytest.approx([1e-2, 0.5, 8])
 
 
 @pytest.mark.parametrize(("entry", "word"), [
