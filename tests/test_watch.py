@@ -136,8 +136,8 @@ def test_reports_of_a_whole_environment_count_once_and_rewards_if_there_are_none
     for t in range(1, 4):
         episodes.add(np.array([1.0, 2.0]), np.array([t == 2, t == 3]), np.ones(2), lambda env: {})
     results = episodes.statistics()
-    assert not episodes.open
-    assert results["score"].mean == (2 * 1 + 3 * 2) / 2 and results["episode_length"].mean == 2.5
+    assert not episodes.open and results["score"] == ((2 * 1 + 3 * 2) / 2, pytest.approx(2), 2, 6)
+    assert results["episode_length"].mean == 2.5
 
 
 class Inner(emulation.PufferEnv):
@@ -191,7 +191,8 @@ def test_thoughts_of_squashed_actions_are_in_the_environments_units():
     view.decide()
     (head,) = view.thoughts()["heads"]
     assert head["taken"] == pytest.approx(head["mean"]) and 1.9 < head["taken"][0] < 2
-    assert 0 < head["spread"][0] < 2 * math.exp(-5), "where tanh is flat, little comes of the noise"
+    x, noise = math.atanh(head["mean"][0] / 2), math.exp(-5)
+    assert head["spread"][0] == pytest.approx(math.tanh(x + noise) - math.tanh(x - noise), rel=0.01)
     view.close()
 
 
