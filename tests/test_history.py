@@ -123,7 +123,7 @@ def test_a_run_is_removed_after_a_question_or_with_yes(folder, monkeypatch, call
     questions = []
     monkeypatch.setattr("builtins.input", lambda text: questions.append(text) or "")
     call("runs", "rm", "aa", "--data-dir", folder)
-    assert "squared_1-aa: 3,000,000 steps, score 0.9?" in questions[0]
+    assert all(part in questions[0] for part in ("squared_1-aa", "3,000,000", "0.9"))
 
     def end(text):
         raise EOFError
@@ -159,7 +159,7 @@ def test_curves_are_named_by_what_differs(folder, call):
     assert lines[0] == "environment/score over steps"
     assert lines[1].split()[0] == "0.9" and lines[1].endswith("a") and "-1 │" in lines[16]
     assert lines[18].split() == ["600,000", "3,000,000"]
-    assert "a squared_1-aa" in lines[19] and "(last 0.9, most 0.9)" in lines[19]
+    assert "a squared_1-aa" in lines[19] and lines[19].count("0.9") == 2, "last and most"
     lines = call("plot", "aa", "--metric", "entropy", "--x", "seconds", "--data-dir", folder)
     assert lines[0] == "losses/entropy over seconds" and lines[18].split() == ["2", "10"]
 
