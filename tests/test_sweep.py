@@ -304,21 +304,28 @@ def test_a_trial_is_stopped_or_lost_or_fails(tmp_path, monkeypatch):
     (tmp_path / "leave.py").write_text("print('stopped after this epoch')")
     rule = {"front": [(0.1, 0.5)], "floor": -2.0, "share": 1.0, "after": 0.25, "sign": 1.0}
 
-    def run(name, trainer=str(FAKE), **changes):
+    def run(name, trainer=str(FAKE), events=(), **changes):
         command = ["train", "squared", "--train.total-timesteps", "1000",
                    "--train.learning-rate", "0.0003"]
         return sweep_trials.run_trial({
             "trainer": trainer, "folder": str(tmp_path / "runs" / name), "env": {}, "total": 1000,
             "downsample": 5, "metric": "environment/score", "cost": "performance/uptime",
-            "limit": 0.4, "rule": None, "command": command, **changes})
+            "limit": 0.4, "rule": None, "command": command, **changes}, *events)
 
     with ThreadPoolExecutor(6) as threads:
+        stop, children = threading.Event(), []
+        interrupted = threads.submit(run, "e", events=(stop, children.append), limit=1e9)
         hopeless = threads.submit(run, "a", limit=1e9, rule=rule)
         dear = threads.submit(run, "b")
         no_metric = threads.submit(run, "c", metric="scroe")
         no_cost = threads.submit(run, "d", cost="uptme", env={"FAKE_SECONDS": "0"})
         lost = [threads.submit(run, name, str(tmp_path / name), command=[])
                 for name in ("kill.py", "leave.py")]
+        wait_for(lambda: list(tmp_path.glob("runs/e/*/metrics.jsonl")))
+        stop.set()
+    assert interrupted.result()["status"] == "interrupted"
+    assert list(tmp_path.glob("runs/e/*/trainer_state.pt")), "it saves"
+    assert not sweep_trials.is_alive(*children[0])
     assert hopeless.result()["status"] == "stopped" and dear.result()["status"] == "stopped"
     assert 0.25 < hopeless.result()["curve"][-1][0] < 0.9 and 0.4 < dear.result()["cost"] < 0.9
     assert no_metric.result()["seconds"] < 3.5, "it has its limit too"
