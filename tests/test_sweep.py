@@ -312,7 +312,7 @@ def test_a_trial_is_stopped_or_lost_or_fails(tmp_path, monkeypatch):
             "downsample": 5, "metric": "environment/score", "cost": "performance/uptime",
             "limit": 0.4, "rule": None, "command": command, **changes}, *events)
 
-    with ThreadPoolExecutor(6) as threads:
+    with ThreadPoolExecutor(7) as threads:
         stop, children = threading.Event(), []
         interrupted = threads.submit(run, "e", events=(stop, children.append), limit=1e9)
         hopeless = threads.submit(run, "a", limit=1e9, rule=rule)
