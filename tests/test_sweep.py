@@ -270,6 +270,7 @@ def test_a_sweep_and_its_continuation_from_python(tmp_path, fake):
         steps, rate = r["settings"]["train.total_timesteps"], r["settings"]["train.learning_rate"]
         assert r["cost"] == pytest.approx(steps / 1000)
         assert r["steps"] == steps and len(r["curve"]) == 5
+        assert r["run"].startswith(f"runs/{r['trial']:05d}/"), "the folder may be moved"
         options = json.loads((ledger.folder / r["run"] / "config.json").read_text())["options"]
         assert float(options["--train.learning-rate"]) == rate and options["--train.gamma"] == "0.9"
     assert 0 < results[5]["predicted"]["score"] < 1.5 and not ledger.claims()
