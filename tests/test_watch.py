@@ -507,7 +507,7 @@ def state(port, after=-1, run="", scores=0):
 
 def wait_for_state(port, **fields):
     """The first state with these values."""
-    return wait_for(lambda: (now := state(port)) and fields.items() <= now.items() and now)
+    return wait_for(lambda: (now := state(port)) and fields.items() <= now.items() and now, 90)
 
 
 def test_the_page_is_for_this_machine_only(server):
