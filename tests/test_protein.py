@@ -331,6 +331,8 @@ def test_suggestions_stay_below_the_limit_of_cost():
     units = play(tuner, lambda config, rng: (config["env.x"], 10 ** (3 * config["env.x"])), 40)
     costs = 10 ** (3 * units[tuner.random_trials :, 0])
     assert (costs > 33).mean() < 0.1 and tuner.front()[-1][1] > 0.4
+    dear, cheap = tuner._gain(np.array([[0.9, 0.5], [0.4, 0.5]]), math.log(30), 0.0)
+    assert dear < -1e4 < cheap
 
 
 def test_small_spaces_are_exhausted_without_repeats():
@@ -399,6 +401,8 @@ def test_curves_teach_without_counting_a_lucky_trial_five_times():
     assert cost[0] == pytest.approx(math.log(20), abs=0.2) and success[0] == 1
     theta = tuner.models["score"].theta
     assert theta[-2] > theta[-1] + 2, "the noise belongs to trials, not to points"
+    half = tuner.space.encode({"train.total_timesteps": 1e6, "train.learning_rate": 0.03})
+    assert tuner.inputs(units, [0.5])[0] == pytest.approx([*half, 0.5]), "the steps so far"
 
 
 def test_suggestions_after_many_observations_come_from_the_models():
