@@ -42,6 +42,9 @@ import pufferlib
 import pufferlib.vector
 import vector
 from configuration import ConfigError
+from protein import Random, Space, SpaceError
+from tools.sweep import command as sweep
+from tools.sweep.command import searched_settings
 
 Error = configuration.ConfigError
 
@@ -112,9 +115,6 @@ def give(**settings):
 
     return cause
 
-from protein import Random, Space, SpaceError
-from tools.sweep import command as sweep
-from tools.sweep.command import searched_settings
 
 CONFIGURATION = [
     ("train.gamma", Error, "= 'high': must be a number", "--train.gamma high"),

@@ -73,43 +73,12 @@ def test_nonsense_is_refused_by_name(entry, word):
         Space({"train.lr": entry})
 
 
-<<<<<<< HEAD
-def test_sizes_that_are_automatic_are_searched_if_they_have_a_range_of_their_own():
-    """The shipped ranges are for environments in C: thousands of agents."""
-    catch = f"{Path(__file__).parent}/user_envs.py:Catch"
-    space = sweep.searched_settings(catch, None)
-    assert "train.learning_rate" in space and not set(sweep.SIZES) & space.keys()
-    own = sweep.searched_settings(catch, {"train.horizon": {"distribution": "uniform_pow2", "min": 8, "max": 64}})
-    assert own["train.horizon"]["max"] == 64
-    assert set(sweep.SIZES) <= sweep.searched_settings("breakout", None).keys()
-
-
-def test_settings_that_do_not_exist_are_refused():
-    ok = {"distribution": "uniform", "min": 0, "max": 1}
-    with pytest.raises(SpaceError, match="no section 'trian'"):
-        sweep.searched_settings("squared", {"trian.gamma": ok})
-    with pytest.raises(ValueError, match="Did you mean gamma"):
-        sweep.searched_settings("squared", {"train.gama": ok})
-    with pytest.raises(SpaceError, match="nothing to search"):
-        Space({"train.gamma": {"distribution": "none"}})
-
-
-@pytest.mark.parametrize("name, what, message", [
-    ("train.gamma", {"distribution": "uniform", "min": 0, "max": "high"},
-     "max = 'high': must be a number"),
-    ("train.gamma", {"distribution": "uniform", "min": 0, "max": ""}, "max is missing"),
-    ("train.momentum", {"max": "0.9"}, "has no distribution"),
-    ("train.optimizer", ["muon", "adamm"], "values = 'adamm': must be one of muon, adam"),
-    ("train.optimizer", UNIT, "is no number: take distribution = choice"),
-    ("train.anneal_lr", UNIT, "is no number: take distribution = choice"),
-=======
 @pytest.mark.parametrize(("name", "entry", "word"), [
     ("trian.gamma", UNIT, "trian"), ("train.gama", UNIT, "gamma"),
     ("train.gamma", span(0, "high"), "max"), ("train.gamma", span(0, ""), "max"),
     ("train.momentum", {"max": "0.9"}, "distribution"),
     ("train.optimizer", ["muon", "adamm"], "adamm"), ("train.optimizer", UNIT, "choice"),
     ("train.anneal_lr", UNIT, "choice"), ("train.gamma", {"distribution": "none"}, "sweep"),
->>>>>>> part-tools
 ])
 def test_what_a_setting_cannot_be_is_refused(name, entry, word):
     with pytest.raises(ValueError, match=word):
@@ -135,7 +104,7 @@ def test_what_is_fixed_or_has_no_use_is_not_searched(tmp_path):
         space = searched_settings("squared", None, ["--policy.name", f"{tmp_path}/net.py:{name}"])
         assert {"policy.hidden_size", "train.gamma"} & {*space} == {"train.gamma", *size}
 
-    catch = f"{Path(__file__).parent}/brought.py:Catch"
+    catch = f"{Path(__file__).parent}/user_envs.py:Catch"
     space = searched_settings(catch, None)
     assert "train.learning_rate" in space and not {*SIZES} & {*space}
     space = searched_settings(catch, {"train.horizon": span(8, 64, "uniform_pow2")})
