@@ -90,15 +90,16 @@ def needs_one_thread(policy):
     return is_hooked(nn.modules.module, "_global") or any(
         isinstance(module, NOT_THREAD_SAFE) or getattr(module, "dropout", 0) or is_hooked(module)
         or nn.utils.parametrize.is_parametrized(module)
-        or (not getattr(module, "thread_safe", False) and replaced_methods(module))
+        or any(not getattr(module, "thread_safe", False) or hasattr(type(module), name)
+               for name in replaced_methods(module))
         for module in policy.modules()) or any(
         weight._backward_hooks or weight._post_accumulate_grad_hooks for weight in policy.parameters())
 
 
 def replaced_methods(module):
-    """Return the names of methods that were assigned to this one module."""
+    """Return the names of functions that were assigned to this one module."""
     return [name for name, value in vars(module).items()
-            if callable(value) and value is not models.flattened and hasattr(type(module), name)]
+            if callable(value) and value is not models.flattened]
 
 
 def is_hooked(owner, prefix=""):

@@ -206,11 +206,11 @@ class PuffeRL:
         if self.engine.whole_minibatches and self.ranks.count == 1 and not own_optimizer(self.config):
             self._minibatch_step = capture(self._minibatch)
             return
-        # Ranks sum between the pieces, and an optimizer from a file may wait for the GPU, as no graph can.
-        pieces = [capture(piece) for piece in (self._sample_segments, self._compute_gradients)]
-        update = self._step_optimizer if own_optimizer(self.config) else capture(self._step_optimizer)
-        pieces += [update, capture(self._write_back)]
-        self._minibatch_step = lambda: self._minibatch(*pieces)
+        self._minibatch_step = self._minibatch
+        for name in ("_sample_segments", "_compute_gradients", "_step_optimizer", "_write_back"):
+            # ranks sum in between, and an optimizer from a file may wait for the GPU, as no graph can
+            if name != "_step_optimizer" or not own_optimizer(self.config):
+                setattr(self, name, capture(getattr(type(self), name).__get__(self)))
 
     def _check_engine(self, has_loaded=False):
         """Go on with an engine for any network if the policy is no longer the one that a hand-written engine
@@ -273,14 +273,13 @@ class PuffeRL:
             norms, sums = self._read_sums(minibatches)
         return self._end_epoch(begun, norms, sums)
 
-    def _minibatch(self, sample=None, backward=None, update=None, write_back=None):
-        """One minibatch, by its four pieces, which may be captured; ranks sum in between."""
-        (sample or self._sample_segments)()
+    def _minibatch(self):
+        self._sample_segments()
         self.ranks.sum(self.buffers.moments)
-        (backward or self._compute_gradients)()
+        self._compute_gradients()
         self.ranks.sum(self.gradients)
-        (update or self._step_optimizer)()
-        (write_back or self._write_back)()
+        self._step_optimizer()
+        self._write_back()
 
     def _num_minibatches(self):
         """Return how many this epoch has: on average replay_ratio · batch_size / minibatch_size."""

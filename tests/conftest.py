@@ -47,9 +47,9 @@ def several_learners(monkeypatch):
     import engines
     from fast import compiled
 
-    monkeypatch.setattr(engines.Autograd, "worth_a_learner", 1)
-    monkeypatch.setattr(compiled.Compiled, "worth_a_learner", 1)
-    monkeypatch.setattr(engines, "WORTH_A_WORKER", 1)
+    monkeypatch.setattr(engines, "MIN_FLOPS_FOR_LEARNER", 1)
+    monkeypatch.setattr(compiled, "MIN_FLOPS_FOR_LEARNER", 1)
+    monkeypatch.setattr(engines, "MIN_FLOPS_FOR_WORKERS", 1)
 
 
 def slow_but(cases, *fast):

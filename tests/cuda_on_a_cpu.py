@@ -11,6 +11,7 @@ are the names of the kernels, as they were launched.
 
 import ctypes
 import functools
+import hashlib
 import os
 import re
 import subprocess
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 
 import kernels
+import ocean
 from fast import cuda_cpp
 
 SHIM = Path(__file__).with_name("cuda_shim.h")
@@ -35,24 +37,28 @@ APART = "-ffp-contract=off"  # what --fmad=false is for a GPU: products and sums
 
 
 def build(code, flags=()):
-    """The library of a CUDA source, compiled once a process. Raises RuntimeError with the compiler's message."""
+    """The library of a CUDA source, kept in ocean/.build. Raises RuntimeError with the compiler's message."""
     return _build(code, (*FLAGS, *flags))
 
 
 @functools.cache
 def _build(code, flags):
-    folder = tempfile.TemporaryDirectory(prefix="cuda-")
     names = re.findall(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(', code)
-    source, library = Path(folder.name) / "kernels.cpp", Path(folder.name) / "kernels.so"
-    source.write_text("\n".join([f'#include "{SHIM}"', code, *(f"KERNEL({name})" for name in names)]))
+    text = "\n".join([f'#include "{SHIM}"', code, *(f"KERNEL({name})" for name in names)])
     command = ["g++", "-std=c++20", "-w", "-fno-strict-aliasing", "-fno-math-errno", "-mfma", "-U_FORTIFY_SOURCE",
-               "-shared", "-fPIC", *flags, source, "-o", library]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode:
-        raise RuntimeError(result.stderr)
-    loaded = ctypes.CDLL(library)
-    loaded.folder = folder
-    return loaded
+               "-shared", "-fPIC", *flags]
+    key = hashlib.sha256("\0".join([text, SHIM.read_text(), *command]).encode()).hexdigest()[:16]
+    library = ocean.FOLDER / ".build" / f"cuda-{key}.so"
+    if not library.exists():
+        library.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="cuda-", dir=library.parent) as folder:
+            source, result = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
+            source.write_text(text)
+            done = subprocess.run([*command, source, "-o", result], capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(done.stderr)
+            os.replace(result, library)
+    return ctypes.CDLL(library)
 
 
 class Kernel:

@@ -47,8 +47,8 @@ import ocean  # noqa: E402
 from tools import export, watch  # noqa: E402, F401  not in each case
 
 COUNTS = ("train.gpus", "vec.num_workers", "vec.num_threads", "eval.episodes", "vec.num_envs",
-          "vec.total_agents",
-          "vec.num_buffers", "vec.batch_size", "env.num_envs", "base.neptune", "base.wandb")
+          "vec.total_agents", "vec.num_buffers", "vec.batch_size", "env.num_envs", "base.neptune",
+          "base.wandb")
 # Settings that may make a right case long.
 LONGER = ("total_timesteps", "replay_ratio", "horizon", "hidden_size", "num_layers", "max_steps",
           "input_size", "seconds", "minibatch_size", "compile", "timeout")
@@ -64,31 +64,28 @@ PLAY = ["--env.num-envs", "4", "--eval.episodes", "4", "--eval.max-steps", "2000
         "--policy.hidden-size", "8"]
 
 WHOLE = ["-1", "0", "1", "2", "3", "7", "64", "2147483647", "2147483648", "9223372036854775807",
-         "18446744073709551616", "-2147483649", "1" + "0" * 30, "1.5", "1e3", "0x10", "nan", "inf",
-         "-inf", "none", "auto", "", "x", "[1]",
+         "18446744073709551616", "-2147483649", "1" + "0" * 30, "1.5", "1e3", "0x10", "[1]",
          "9" * 5000]
-FRACTIONS = ["0", "-0.0", "1", "-1", "0.5", "1e-300", "1e300", "-1e300", "5e-324", "1e400", "nan",
-             "inf", "-inf", "none", "auto", "", "x", "1,5", "True"]
-TEXTS = ["", "x", "none", "auto", "/", "/nowhere/at/all", ".", "a" * 5000, "\x1b[31m", "ä\udcff",
-         "a b", "--help", "=",
+FRACTIONS = ["0", "-0.0", "1", "-1", "0.5", "1e-300", "1e300", "-1e300", "5e-324", "1e400", "1,5"]
+TEXTS = ["/", "/nowhere/at/all", ".", "a" * 5000, "\x1b[31m", "ä\udcff", "a b", "--help", "=",
          "no.py:Net", "own.py:Net", "own.py:missing", "own.py:", "latest", "best", "../..",
          "%(x)s", "{}"]
-FLAGS = ["True", "False", "1", "0", "2", "none", "auto", "", "yes"]
+FLAGS = ["True", "False", "1", "0", "2", "yes"]
+ANY = ["nan", "inf", "-inf", "none", "auto", "", "x", "True"]
 
 
-# --------------------------------------------------------------------------------------------------
-# What is made up: each returns (name, function to run in a process of its own, files that
-# must stay as they are)
+# -- What is made up: each returns (name, command or function that runs in another process, files
+# that must stay as they are)
 
 
 def value_for(kind, draw):
     """Text for a setting of a type, most of it wrong."""
     options = getattr(kind, "__args__", (kind,))
     options = [name for option in options for name in getattr(option, "__args__", (option,))]
-    words = [option for option in options if isinstance(option, str) and option != "ray"]  # which needs more memory
+    words = [option for option in options if isinstance(option, str) and option != "ray"]
     pools = {int: WHOLE, float: FRACTIONS, str: TEXTS, bool: FLAGS}
-    pool = [*words, *(text for one, texts in pools.items() if one in options for text in texts)]
-    return draw.choice(pool if pool and draw.random() < 0.9 else WHOLE + FRACTIONS + TEXTS + FLAGS)
+    pool = [*words, *ANY, *(text for one, texts in pools.items() if one in options for text in texts)]
+    return draw.choice(pool if draw.random() < 0.9 else WHOLE + FRACTIONS + TEXTS + FLAGS)
 
 
 def settings_of(env_name):
@@ -104,9 +101,9 @@ def command_line(draw, here):
     verb = draw.choice(["train", "train", "eval"])
     argv = [verb, env, *(SMALL if verb == "train" else PLAY)]
     if "gym" in env:
-        argv = [*argv, "--vec.backend", "serial", "--vec.num-envs", "4"]
         argv = [word for i, word in enumerate(argv)
                 if "--env.num-envs" not in argv[max(0, i - 1) : i + 1]]
+        argv += ["--vec.backend", "serial", "--vec.num-envs", "4"]
     named = settings_of(env)
     for name in draw.sample(sorted(named), draw.choice([1, 1, 2, 3])):
         if verb == "eval" and name in ("eval.web", "eval.terminal", "eval.window", "eval.open"):
@@ -126,35 +123,32 @@ def ini_file(draw, here):
     folder = here / "config"
     shutil.copytree(ROOT / "config", folder)
     path = folder / "squared.ini"
-    text = path.read_bytes() + b"\n[train]\ntotal_timesteps = 1024\nhorizon = 16\nminibatch_size = 256\n"
-    named, how = settings_of("squared"), draw.choice(["bytes", "values", "values", "lines", "cut"])
-    if how == "bytes":
-        text = bytearray(path.read_bytes())
+    named, change = settings_of("squared"), draw.choice(["bytes", "values", "values", "lines", "cut"])
+    text = bytearray(path.read_bytes())
+    if change == "bytes":
         for _ in range(draw.randrange(1, 6)):
-            text[draw.randrange(len(text))] = draw.choice([0, 10, 37, 61, 91, 93, 255,
-                                                           draw.randrange(256)])
-    elif how == "values":
-        chosen, lines = draw.sample(sorted(named), draw.randrange(1, 4)), []
-        for name in chosen:
+            byte = draw.choice([0, 10, 37, 61, 91, 93, 255, draw.randrange(256)])
+            text[draw.randrange(len(text))] = byte
+    elif change == "values":
+        lines = []
+        for name in draw.sample(sorted(named), draw.randrange(1, 4)):
             section, key = name.split(".")
             lines += [f"[{section}]", f"{key} = {value_for(named[name], draw)}"]
         text = "\n".join(lines).encode(errors="surrogateescape")
-    elif how == "lines":
+    elif change == "lines":
         pieces = ["[", "]", "[]", "[train", "[train]", "[sweep.train.gamma]", "min = x", "= 5",
-                  "gamma", "gamma = ",
-                  "x = 1", "[base]", "env_name = squared nothing", "env_name =", "\t gamma = 1",
-                  "; x", "\ufeff", "[DEFAULT]",
-                  "gamma = 0.9"]
+                  "gamma", "gamma = ", "x = 1", "[base]", "env_name = squared nothing",
+                  "env_name =", "\t gamma = 1", "; x", "\ufeff", "[DEFAULT]", "gamma = 0.9"]
         text = "\n".join(draw.choices(pieces, k=draw.randrange(1, 8))).encode()
     else:
-        text = path.read_bytes()[: draw.randrange(400)]
+        text = text[: draw.randrange(400)]
     path.write_bytes(bytes(text))
 
     def run():
         configuration.ROOT = here
         pufferl.main(["train", "squared", *SMALL])
 
-    return f"{how}: {bytes(text)[:200]!r}", run, {path}
+    return f"{change}: {bytes(text)[:200]!r}", run, {path}
 
 
 def checkpoint(draw, here):
@@ -163,33 +157,31 @@ def checkpoint(draw, here):
     shutil.copytree(draw.base, run)
     names = ["trainer_state.pt", "model_squared_000004.pt", "config.json", "metrics.jsonl"]
     path = run / draw.choice(names + names[:1])
-    how = draw.choice(["flip", "cut", "swap", "swap", "swap", "other"])
+    change = draw.choice(["flip", "cut", "swap", "swap", "swap", "other"])
     data = bytearray(path.read_bytes())
-    if how == "cut":
+    if change == "cut":
         data = data[: draw.randrange(len(data))]
-    elif how == "swap" and path.suffix != ".pt":
+    elif change == "swap" and path.suffix != ".pt":
         junk = ["5", "[]", "null", '"x"', "[" * 3000, '{"step": "x"}', '{"step": NaN, "train": 5}',
-                '{"train": {}}', '{"step": 1e999, "environment/score": "x"}', "{",
-                '{"step": 1' + "0" * 400 + "}", "\x00",
-                '{"train": {"gamma": []}, "env_name": 5}', '{"env_name": "squared", "env": [1]}']
+                '{"train": {}}', '{"step": 1e999, "environment/score": "x"}', "{", "\x00",
+                '{"step": 1' + "0" * 400 + "}", '{"train": {"gamma": []}, "env_name": 5}',
+                '{"env_name": "squared", "env": [1]}']
         lines = data.decode().splitlines()
         lines.insert(draw.randrange(len(lines) + 1), draw.choice(junk))
-        data = bytearray("\n".join(lines if draw.random() < 0.5 else [draw.choice(junk)]).encode())
-    elif how == "flip" or path.suffix != ".pt":
-        how = "flip"
+        data = "\n".join(lines if draw.random() < 0.5 else [draw.choice(junk)]).encode()
+    elif change == "flip" or path.suffix != ".pt":
         for _ in range(draw.randrange(1, 9)):
             place = (draw.randrange(len(data)) if draw.random() < 0.5
                      else draw.choice([-1, 1]) * draw.randrange(800))
             data[place % len(data)] ^= 1 << draw.randrange(8)
-    elif how == "swap":
+    elif change == "swap":
         state, buffer = torch.load(path, weights_only=True), io.BytesIO()
-        how = f"swap {swap(state, draw)}"
+        change = f"swap {swap(state, draw)}"
         torch.save(state, buffer)
         data = buffer.getvalue()
     else:
         data = draw.choice([b"", b"PK\x03\x04", b"PK\x05\x06" + bytes(18), os.urandom(2000),
-                            (run / draw.choice(
-                                names)).read_bytes()])
+                            (run / draw.choice(names)).read_bytes()])
     path.write_bytes(bytes(data))
     more = ["--env.num-envs", "16", "--logger", "none"]
     argv = draw.choice([
@@ -199,9 +191,9 @@ def checkpoint(draw, here):
         ["export", "squared", "--load-model-path", str(run), "--export.flat", str(here / "x.bin")],
         ["diagnose", str(run)],
         ["eval", "squared", "--load-model-path", "latest", "--data-dir", str(here),
-         "--eval.episodes", "4"],
-    ])
-    return f"{path.name} {how}, {argv[0]}", argv, set(run.glob("*.pt")) if argv[0] != "train" else {path}
+         "--eval.episodes", "4"]])
+    whole = set(run.glob("*.pt")) if argv[0] != "train" else {path}
+    return f"{path.name} {change}, {argv[0]}", argv, whole
 
 
 def swap(state, draw):
@@ -216,15 +208,15 @@ def swap(state, draw):
         place = deeper
     if names[0] == "environments":  # the memory of programs in C: SECURITY.md
         return "nothing"
-    old, like = place[key], [None, "x", -1, 0, 10**30, math.nan, math.inf, [], {}, (), True,
-                             b"x", [[[]]], torch.zeros(3), torch.zeros(0), torch.tensor(math.nan),
-                             torch.zeros(2, 2).to_sparse(),
-                             torch.zeros(3, device="meta"), torch.zeros(1).expand(2**40)]
+    old = place[key]
+    others = [None, "x", -1, 0, 10**30, math.nan, math.inf, [], {}, (), True, b"x", [[[]]],
+              torch.zeros(3), torch.zeros(0), torch.tensor(math.nan), torch.zeros(2, 2).to_sparse(),
+              torch.zeros(3, device="meta"), torch.zeros(1).expand(2**40)]
     if isinstance(old, torch.Tensor):
-        like += [old * math.nan if old.is_floating_point() else old, old.double(), old.half(),
-                 old.bool(), old[:1], old.flatten(), old.to(torch.complex64), torch.zeros_like(old),
-                 torch.full(old.shape, 1e30)]
-    new = draw.choice([..., *like])
+        others += [old * math.nan if old.is_floating_point() else old, old.double(), old.half(),
+                   old.bool(), old[:1], old.flatten(), old.to(torch.complex64),
+                   torch.zeros_like(old), torch.full(old.shape, 1e30)]
+    new = draw.choice([..., *others])
     if new is ...:
         del place[key]
     else:
@@ -263,33 +255,30 @@ class Odd(gymnasium.Env):
         return self.seen(), {reward} if odd else 1.0, self.t % 7 == 0 if not odd else {end}, False, {info}
 """
 OBSERVED = ["self.observation_space.sample()", "np.full(3, nan, np.float32)",
-            "np.full(3, inf, np.float32)",
-            "np.full(3, 1e38, np.float32)", "np.zeros(4, np.float32)", "np.zeros((3, 1))",
-            "np.zeros(3, np.int64)",
-            "[0, 0, 0]", "None", "'text'", "0.5", "np.array(['a', 'b', 'c'])", "{'a': 1}",
+            "np.full(3, inf, np.float32)", "np.full(3, 1e38, np.float32)",
+            "np.zeros(4, np.float32)", "np.zeros((3, 1))", "np.zeros(3, np.int64)", "[0, 0, 0]",
+            "None", "'text'", "0.5", "np.array(['a', 'b', 'c'])", "{'a': 1}",
             "np.zeros(3, complex)"]
 REWARDS = ["1.0", "nan", "inf", "-inf", "1e300", "-1e300", "None", "'x'", "np.ones(1)",
            "np.ones(2)", "True", "[1]", "10**400", "np.float64(2)", "1j"]
+CHANGES = {"odd": OBSERVED, "reward": REWARDS, "end": ["None", "'x'", "nan", "np.zeros(2)", "2"],
+           "info": ["None", "5", "{'score': nan}", "{'score': 'x'}", "{1: 2}"],
+           "late": ["time.sleep(0.02)"]}
 
 
 def environment(draw, here):
     """A Gymnasium environment whose numbers are not what it says."""
-    odd = {"odd": OBSERVED[0], "reward": "1.0", "end": "self.t % 7 == 0", "info": "{}",
-           "late": "pass"}
+    box = "Box(-1, 1, ({},), np.float32)".format
     change = draw.choice(["odd", "odd", "reward", "reward", "end", "info", "late"])
-    odd[change] = draw.choice({"odd": OBSERVED, "reward": REWARDS, "end": ["None", "'x'", "nan", "np.zeros(2)", "2"],
-                               "info": ["None", "5", "{'score': nan}", "{'score': 'x'}", "{1: 2}"],
-                               "late": ["time.sleep(0.02)"]}[change])
-    odd |= {"space": draw.choice(["Box(-1, 1, (3,), np.float32)", "Box(-1, 1, (3,), np.float32)",
-                                  "Discrete(3)"]),
-            "actions": draw.choice(["Discrete(2)", "Box(-1, 1, (2,), np.float32)"]),
-            "when": draw.choice([0, 1, 5, 40])}
+    odd = {"odd": OBSERVED[0], "reward": "1.0", "end": "self.t % 7 == 0", "info": "{}",
+           "late": "pass", change: draw.choice(CHANGES[change]),
+           "space": draw.choice([box(3), box(3), "Discrete(3)"]),
+           "actions": draw.choice(["Discrete(2)", box(2)]), "when": draw.choice([0, 1, 5, 40])}
     path = here / "odd.py"
     path.write_text(ENVIRONMENT.format(**odd))
     argv = ["train", f"{path}:Odd", "--vec.num-envs", "4", "--vec.backend", "serial",
-            "--train.total-timesteps", "512",
-            "--train.horizon", "16", "--train.minibatch-size", "64", "--logger", "none",
-            "--policy.hidden-size", "8"]
+            "--train.total-timesteps", "512", "--train.horizon", "16", "--train.minibatch-size",
+            "64", "--logger", "none", "--policy.hidden-size", "8"]
     return f"{change} = {odd[change]}, {odd['space']}, from step {odd['when']}", argv, {path}
 
 
@@ -297,26 +286,23 @@ def in_c(draw, here):
     """An environment in C with settings of any size, stepped with random actions."""
     name = draw.choice(draw.environments)
     library = ocean.load(name)
-    chosen = {key: draw.choice([0, -1, 1, 2, 1e300, -1e300, 2**31, -(2**31), 2**63, 1e-300, 0.5,
-                                math.nan, math.inf])
-              for key in draw.sample(sorted(library.settings),
-                                     min(len(library.settings), draw.choice([1, 1, 2])))}
+    numbers = [0, -1, 1, 2, 1e300, -1e300, 2**31, -(2**31), 2**63, 1e-300, 0.5, math.nan, math.inf]
+    settings = sorted(library.settings)
+    chosen = {key: draw.choice(numbers)
+              for key in draw.sample(settings, min(len(settings), draw.choice([1, 1, 2])))}
 
     def run():
         try:
             envs = pufferl.make(name, 2, num_threads=1, env_kwargs=chosen)
         except (ValueError, TypeError, MemoryError) as error:
             sys.exit(f"refused: {error}")
-        storage = envs.allocate(16)
-        generator = np.random.default_rng(0)
+        storage, generator = envs.allocate(16), np.random.default_rng(0)
         for _ in range(3):
             envs.begin()
-            heads = envs.action_heads
             for t in range(16):
                 row = storage.actions[t]
-                columns = [] if heads is None else [generator.integers(0, n, len(row))
-                                                    for n in heads]
-                row[:] = np.stack(columns, -1) if columns else generator.uniform(-1, 1, row.shape)
+                row[:] = (generator.uniform(-1, 1, row.shape) if envs.action_heads is None
+                          else generator.integers(0, envs.action_heads, row.shape))
                 envs.advance(0)
             assert np.isfinite(storage.rewards).all(), "rewards are not finite"
         envs.close()
@@ -360,22 +346,21 @@ def message(draw):
     """(bytes, whether their answer is waited for)."""
     keys = [*watch.PlayRequests.ORDERS, "run", "close", ""]
     values = ["null", "true", "0", "-1", "1e999", "-Infinity", "NaN", "1" + "0" * 500, '"x"',
-              '"\\ud800"', "[]", "{}",
-              "[" * 1500, '{"a":' * 700, "5", "0.5", '"baseline"', '"latest"', '"squared"',
-              '"untrained"']
-    body = "{" + ", ".join(f'"{draw.choice(keys)}": {draw.choice(values)}' for _ in range(draw.randrange(4))) + "}"
+              '"\\ud800"', "[]", "{}", "[" * 1500, '{"a":' * 700, "5", "0.5", '"baseline"',
+              '"latest"', '"squared"', '"untrained"']
+    pairs = [f'"{draw.choice(keys)}": {draw.choice(values)}' for _ in range(draw.randrange(4))]
+    body = "{" + ", ".join(pairs) + "}"
     if draw.random() < 0.2:
         body = draw.choice(["", "[", "null", "\0", body[:-1], body * 2, "x" * 4096, "x" * 5000])
-    verbs = ["POST /order", "POST /order", "POST /x", "GET /", "GET /state?after=-1",
-             "GET /state?after=x&scores=y",
-             "GET //[", "GET /%00?scores=" + "9" * 5000, "PUT /", "", "\xff\x00",
-             "GET " + "/a" * 40000]
-    verb = draw.choice(verbs)
+    verb = draw.choice(["POST /order", "POST /order", "POST /x", "GET /", "GET /state?after=-1",
+                        "GET /state?after=x&scores=y", "GET //[", "GET /%00?scores=" + "9" * 5000,
+                        "PUT /", "", "\xff\x00", "GET " + "/a" * 40000])
     host = draw.choice(["localhost", "127.0.0.1", "[::1]", "evil.test", "[", "",
                         "localhost\r\nHost: evil.test"])
     length = draw.choice([len(body.encode())] * 5 + [-1, 10**30, "x", 3])
     kind = draw.choice(["application/json", "application/json", "text/plain", "", ";;;"])
-    text = f"{verb} HTTP/1.0\r\nHost: {host}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\r\n{body}"
+    text = (f"{verb} HTTP/1.0\r\nHost: {host}\r\nContent-Type: {kind}\r\n"
+            f"Content-Length: {length}\r\n\r\n{body}")
     data = text.encode("latin-1", "replace")
     return (data, True) if draw.random() < 0.8 else (data[: draw.randrange(len(data))], False)
 
@@ -384,8 +369,7 @@ KINDS = {"command line": (command_line, 4), "ini": (ini_file, 2), "checkpoint": 
          "environment": (environment, 2), "in C": (in_c, 4), "messages": (messages, 0.2)}
 
 
-# --------------------------------------------------------------------------------------------------
-# How a case runs, and what is wrong with how it ended
+# -- How a case runs, and what is wrong with how it ended -------------------------------------------
 
 
 def enter(here, run):
@@ -411,11 +395,10 @@ def start(here, run, typed):
     """The process of a case: (number, what waits for it)."""
     if typed and isinstance(run, list):
         with open(here / "stdout", "wb") as output, open(here / "stderr", "wb") as errors:
-            process = subprocess.Popen(
-                [sys.executable, str(ROOT / "pufferl.py"),
-                 *(word.encode(errors="surrogateescape") for word in run)],
-                cwd=here, stdout=output, stderr=errors, stdin=subprocess.DEVNULL,
-                start_new_session=True)
+            command = [sys.executable, str(ROOT / "pufferl.py"),
+                       *(word.encode(errors="surrogateescape") for word in run)]
+            process = subprocess.Popen(command, cwd=here, stdout=output, stderr=errors,
+                                       stdin=subprocess.DEVNULL, start_new_session=True)
         return process.pid
     sys.stdout.flush()
     number = os.fork()
@@ -457,8 +440,7 @@ def wait(number, seconds):
 
 
 def left_behind(session):
-    """The commands of processes of a session that go on, which are ended."""
-    found = []
+    """The commands of processes of a session that still run, which are ended."""
     for _ in range(20):  # they may need a moment
         found = []
         for process in psutil.process_iter():
@@ -484,19 +466,19 @@ def judge(kind, name, status, used, here):
     """What is wrong with how a case ended; None if nothing is."""
     texts = [(here / stream).read_text(errors="replace") for stream in ("stdout", "stderr")]
     errors = [line for line in texts[1].splitlines() if line.strip()]
+    longer = any(word in name.replace("-", "_") for word in LONGER)
     if "Traceback" in texts[0] + texts[1]:
         return f"a traceback: {errors[-1][:200] if errors else ''}"
     if status is None:
-        began = "run folder" in texts[0] or any(word in name.replace("-", "_") for word in LONGER)
-        return None if began else "it hangs"
+        return None if longer or "run folder" in texts[0] else "it hangs"
     if status not in (0, 1, 2):
         return f"it ended with {status}"
     if status and not 1 <= len(errors) <= LINES:
         return f"{len(errors)} lines for an error"
     if status == 0 and kind == "in C" and errors:
         return errors[-1][:200]
-    compiled = "compiling kernels, once" in texts[0] + texts[1]  # of a kind that no case before it had
-    if used > SECONDS and not compiled and not any(word in name.replace("-", "_") for word in LONGER):
+    compiled = "compiling kernels, once" in texts[0] + texts[1]  # of a kind that is new
+    if used > SECONDS and not compiled and not longer:
         return f"it took {used:.0f} s"
     return None
 
@@ -517,59 +499,31 @@ def case(seed, number, base, show=False, patience=PATIENCE, environments=None, k
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         here = Path(folder)
         name, run, files = KINDS[kind][0](draw, here)
+        words = " ".join(run) if isinstance(run, list) else ""
         before = digest(files)
         process = start(here, run, draw.random() < typed)
         status, used = wait(process, patience)
-        wrong = judge(kind, name, status, used, here)
-        others = left_behind(process)
+        wrong, others = judge(kind, name, status, used, here), left_behind(process)
+        after = before if "--resume" in words else digest(files)
         if others and wrong is None:
             wrong = f"left behind: {others}"
-        after = ({path: text for path, text in digest(files).items()}
-                 if "--resume" not in run_words(run) else before)
         if before != after and wrong is None:
             wrong = f"harmed: {[path.name for path in before if before[path] != after.get(path)]}"
         if show:
-            print(f"{kind}: {name}\n{run_words(run)}\nended with {status} after {used:.1f} s of "
-                  f"the processor: {wrong}")
+            print(f"{kind}: {name}\n{words}\nended with {status} after {used:.1f} s of the "
+                  f"processor: {wrong}")
             for stream in ("stdout", "stderr"):
                 print(f"-- {stream}\n{(here / stream).read_text(errors='replace')}")
     return kind, name, status, used, wrong
 
 
-def run_words(run):
-    return " ".join(run) if isinstance(run, list) else ""
-
-
 def whole_run(folder):
     """A run to do harm to."""
-    here = Path(folder) / "first"
+    here, runs = Path(folder) / "first", Path(folder) / "runs"
     here.mkdir()
-    process = start(here,
-                    ["train", "squared", *SMALL, "--data-dir", str(Path(folder) / "runs")], False)
-    status, _ = wait(process, 300)
+    status, _ = wait(start(here, ["train", "squared", *SMALL, "--data-dir", str(runs)], False), 300)
     assert status == 0, (here / "stderr").read_text()
-    return next((Path(folder) / "runs").iterdir())
-
-
-def fuzz(cases=10**9, seconds=math.inf, seed=0, only=None, environments=None, show=True, **options):
-    """Run cases until one of both is used up; returns ({kind: Counter of exits},
-    [(number, kind, name, wrong)])."""
-    counts, faults, begun = collections.defaultdict(collections.Counter), [], time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="fuzz-base-") as folder:
-        base = whole_run(folder)
-        for number in range(cases) if only is None else [only]:
-            if time.monotonic() - begun > seconds:
-                break
-            patience = min(PATIENCE, max(20.0, begun + seconds - time.monotonic() + 20))
-            shown = only is not None
-            found, name, status, _, wrong = case(seed, number, base, shown, patience,
-                                                 environments, **options)
-            counts[found]["hung" if status is None else status] += 1
-            if wrong:
-                faults.append((number, found, name, wrong))
-                if show:
-                    print(f"{number} {found}: {wrong}\n    {name[:300]}", flush=True)
-    return counts, faults
+    return next(runs.iterdir())
 
 
 def main():
@@ -583,15 +537,25 @@ def main():
     parser.add_argument("--typed", type=float, default=0.02,
                         help="the share of cases that are typed as commands")
     parser.add_argument("--environments", nargs="*", help="those in C that are taken")
-    given = parser.parse_args()
-    seconds = given.seconds or (60 if given.cases == 10**9 else math.inf)
-    counts, faults = fuzz(given.cases, seconds, given.seed, given.only, given.environments,
-                          kinds=given.kind, typed=given.typed)
+    args = parser.parse_args()
+    seconds = args.seconds or (60 if args.cases == 10**9 else math.inf)
+    end, faults, counts = time.monotonic() + seconds, 0, collections.defaultdict(collections.Counter)
+    with tempfile.TemporaryDirectory(prefix="fuzz-base-") as folder:
+        base = whole_run(folder)
+        for number in range(args.cases) if args.only is None else [args.only]:
+            if time.monotonic() > end:
+                break
+            patience = min(PATIENCE, max(20.0, end - time.monotonic() + 20))
+            kind, name, status, _, wrong = case(args.seed, number, base, args.only is not None,
+                                                patience, args.environments, args.kind, args.typed)
+            counts[kind]["hung" if status is None else status] += 1
+            if wrong:
+                faults += 1
+                print(f"{number} {kind}: {wrong}\n    {name[:300]}", flush=True)
     for kind, exits in sorted(counts.items()):
         print(f"{kind:14} {sum(exits.values()):5} cases, exits {dict(exits)}")
-    print(json.dumps({"seed": given.seed,
-                      "cases": sum(sum(exits.values()) for exits in counts.values()),
-                      "faults": len(faults)}))
+    print(json.dumps({"seed": args.seed, "faults": faults,
+                      "cases": sum(sum(exits.values()) for exits in counts.values())}))
     sys.exit(bool(faults))
 
 

@@ -17,8 +17,7 @@ def library():
     """libnvrtc of the package nvidia-cuda-nvrtc, or of the system; None if there is neither."""
     package = importlib.util.find_spec("nvidia")
     folders = [] if package is None else package.submodule_search_locations
-    found = [path for folder in folders
-             for path in glob.glob(os.path.join(folder, "*", "lib", "libnvrtc.so*"))]
+    found = [path for folder in folders for path in glob.glob(os.path.join(folder, "*", "lib", "libnvrtc.so*"))]
     for path in [*found, "libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"]:
         try:
             # Before 13.5 it asks for this one by name alone, which is found if it is there already.
@@ -30,25 +29,20 @@ def library():
     return None
 
 
-def compile(source, name="kernel.cu", arch="sm_90", options=(), headers=None):
-    """The PTX of `source`, text, for one generation of GPUs (sm_80: compute_80). headers: {name to
-    include: text}. Raises RuntimeError with the compiler's log if it does not compile."""
-    nvrtc, headers = library(), headers or {}
+def compile(source, name="kernel.cu", arch="sm_90", options=()):
+    """The PTX of `source`, text, for one generation of GPUs. Raises RuntimeError with the compiler's log."""
+    nvrtc = library()
     if nvrtc is None:
         raise RuntimeError("there is no libnvrtc here: pip install -r requirements/test.txt")
     program = ctypes.c_void_p()
-    texts = (ctypes.c_char_p * len(headers))(*(text.encode() for text in headers.values()))
-    names = (ctypes.c_char_p * len(headers))(*(header.encode() for header in headers))
-    _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(),
-                                           len(headers), texts, names))
+    _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None))
     try:
         options = [f"--gpu-architecture={arch.replace('sm_', 'compute_')}", *options]
         values = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         result = nvrtc.nvrtcCompileProgram(program, len(options), values)
         if result != 0:
             log = _text(nvrtc, program, "ProgramLog") if result == FAILED else ""
-            raise RuntimeError(f"{name} does not compile for "
-                               f"{arch}:\n{log or _name(nvrtc, result)}")
+            raise RuntimeError(f"{name} does not compile for {arch}:\n{log or _name(nvrtc, result)}")
         return _text(nvrtc, program, "PTX")
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))

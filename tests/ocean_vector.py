@@ -1,7 +1,6 @@
 """What the tests of the environments share: a vector of one kind between guard zones,
 and the settings to try."""
 
-import itertools
 import os
 import subprocess
 import sys
@@ -94,8 +93,9 @@ VARIANTS = [
 class Vector:
     """Environments with one row of buffers, each between two guard zones."""
 
-    def __init__(self, name, num_envs=4, options=None, seed=0, first_env=0, debug=False):
-        library = ocean.load(name, debug=debug)
+    def __init__(self, name, num_envs=4, options=None, seed=0, first_env=0, debug=False,
+                 library=None):
+        library = library or ocean.load(name, debug=debug)
         self.envs = library.create(num_envs, seed=seed, settings=options, first_env=first_env)
         self.blocks = []
         agents, envs = self.envs.num_agents, self.envs
@@ -132,16 +132,17 @@ class Vector:
         """Legal nine times in ten, where the environment says which ones are; boxes
         are overdone at times."""
         if not self.envs.action_heads:
-            self.actions[:] = rng.uniform(-1.2, 1.2, self.actions.shape)
+            self.actions[:] = 2.4 * rng.random(self.actions.shape) - 1.2
             return
-        heads = np.cumsum([0, *self.envs.action_heads])
+        self.actions[:] = rng.random(self.actions.shape) * self.envs.action_heads
+        if self.masks is None:
+            return
+        first = 0
         for i, n in enumerate(self.envs.action_heads):
-            self.actions[:, i] = rng.integers(0, n, self.envs.num_agents)
-        for i, (first, last) in enumerate(itertools.pairwise(heads)
-                                          if self.masks is not None else ()):
-            mask = self.masks[:, first:last]
+            mask = self.masks[:, first : first + n]
             legal = np.where(mask, rng.random(mask.shape), -1).argmax(axis=1)
             self.actions[:, i] = np.where(rng.random(len(mask)) < 0.9, legal, self.actions[:, i])
+            first += n
 
     def step(self, *actions):
         if actions:

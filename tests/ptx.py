@@ -5,14 +5,12 @@ is translated to C, and its threads run one after another.
     launch(driver, lanes, arguments)                    # the effect that the launch has on a GPU
     launch.counts                                       # driver -> instructions executed a thread, of its last launch
 
-numba's simulator runs the Python source, so it cannot find what the compiler does to it; this can
-(docs/LOG.md). It also finds what compute-sanitizer looks for: AssertionError for an access
-outside of the arrays that were handed over, and for memory that one thread writes and another one
-reads or writes otherwise.
+numba's simulator runs the Python source; this finds what the compiler does to it (docs/LOG.md), and what
+compute-sanitizer looks for: AssertionError for an access outside of the arrays that were handed over, and for memory
+that one thread writes and another one reads or writes otherwise.
 
-The translation knows the instructions that these kernels are made of, after the PTX ISA
-(docs.nvidia.com/cuda/ parallel-thread-execution), and raises NotImplementedError for any other.
-Approximate instructions are exact here.
+It knows the instructions that these kernels are made of, after the PTX ISA (docs.nvidia.com/cuda/
+parallel-thread-execution), and raises NotImplementedError for any other. Approximate instructions are exact here.
 """
 
 import ctypes
@@ -87,15 +85,12 @@ PROBLEMS = {1: "an access outside of every array", 2: "a thread reads what anoth
             3: "a thread writes what another one read",
             4: "two threads write different numbers to one place"}
 
-C_TYPES = {"pred": "int", "b8": "uint8_t", "u8": "uint8_t", "s8": "int8_t", "f32": "float",
-           "f64": "double"}
+C_TYPES = {"pred": "int", "b8": "uint8_t", "u8": "uint8_t", "s8": "int8_t", "f32": "float", "f64": "double"}
 C_TYPES |= {f"{kind}{bits}": f"{'int' if kind == 's' else 'uint'}{bits}_t" for kind in "bus"
             for bits in (16, 32, 64)}
 
-INFIX = {"add": "+", "sub": "-", "and": "&", "or": "|", "xor": "^", "div": "/",
-         "rem": "%", "mul": "*"}
-COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-           "lo": "<", "hi": ">"}
+INFIX = {"add": "+", "sub": "-", "and": "&", "or": "|", "xor": "^", "div": "/", "rem": "%", "mul": "*"}
+COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "hi": ">"}
 UNORDERED = {"equ": "==", "neu": "!=", "ltu": "<", "leu": "<=", "gtu": ">", "geu": ">="}
 CALLS = {"min": {"f32": "fminf", "f64": "fmin"}, "max": {"f32": "fmaxf", "f64": "fmax"},
          "abs": {"f32": "fabsf", "f64": "fabs"}, "sqrt": {"f32": "sqrtf", "f64": "sqrt"},
@@ -112,8 +107,7 @@ def operand(text):
     if text.startswith("%"):
         return text[1:].replace(".", "_")
     if re.fullmatch(r"-?\d+", text):
-        return ("INT64_MIN" if text == str(-(2**63))
-                else f"{text}ll" if int(text) < 2**63 else f"{text}ull")
+        return "INT64_MIN" if text == str(-(2**63)) else f"{text}ll" if int(text) < 2**63 else f"{text}ull"
     return text
 
 
@@ -124,8 +118,7 @@ def place(text):
 
 
 def cast(kind, text):
-    """An operand as a number of this type: registers hold bits, and whether they are
-    signed the instruction says."""
+    """An operand as a number of this type: registers hold bits; the instruction knows whether they are signed."""
     return f"({C_TYPES[kind]})({operand(text)})"
 
 
@@ -141,8 +134,7 @@ def moved(kind, target, source):
         value = f"((uint64_t)(uint32_t){high} << 32 | (uint32_t){low})"
         return f"{operand(target)} = {f'as_f64({value})' if registers_kind(target) == 'f64' else value};"
     if target.startswith("{"):
-        source = (f"bits_f64({operand(source)})" if registers_kind(source) == "f64"
-                  else operand(source))
+        source = f"bits_f64({operand(source)})" if registers_kind(source) == "f64" else operand(source)
         halves = [half.strip() for half in target[1:-1].split(",")]
         return " ".join(f"{operand(half)} = (uint32_t)({source} >> {shift});"
                         for half, shift in zip(halves, (0, 32), strict=True) if half != "%temp") + ";"
@@ -236,16 +228,14 @@ def instruction(text):
 
 
 def function(header, body):
-    """A .func or .entry as a C function: `kernel` for the entry, which takes its
-    parameters' 8 bytes each."""
+    """A .func or .entry as a C function: `kernel` for the entry, which takes its parameters' 8 bytes each."""
     entry = ".entry" in header
     names = re.findall(r"\.param \.\w+ (\w+)(?=[,\s)]*(?:\.param|\)|$))",
                        header.partition("(")[2] if entry else header)
     lines = []
     if entry:
         declared = [f"uint64_t {name} = params[{i}];" for i, name in enumerate(names)]
-        lines += ["#define RETURN return",
-                  "static void kernel(const uint64_t *params) {", *declared]
+        lines += ["#define RETURN return", "static void kernel(const uint64_t *params) {", *declared]
     else:
         result, *names = names
         name = re.search(r"\)\s*(\w+)", header)[1]
@@ -279,10 +269,8 @@ def function(header, body):
 def translate(ptx):
     """A module of PTX with one entry as C."""
     ptx = re.sub(r"^\s*//.*$", "", ptx, flags=re.MULTILINE)
-    parts = re.findall(r"((?:\.visible )?\.(?:entry|func)[^{;]*)\n\{\n(.*?)\n\}(?=\n|\Z)", ptx,
-                       flags=re.DOTALL)
-    functions = [function(header, body)
-                 for header, body in sorted(parts, key=lambda part: ".entry" in part[0])]
+    parts = re.findall(r"((?:\.visible )?\.(?:entry|func)[^{;]*)\n\{\n(.*?)\n\}(?=\n|\Z)", ptx, flags=re.DOTALL)
+    functions = [function(*part) for part in sorted(parts, key=lambda part: ".entry" in part[0])]
     return "\n".join([PRELUDE, *functions, RUN])
 
 
@@ -291,8 +279,7 @@ def parameters(arguments):
     flat = []
     for argument in arguments:
         if isinstance(argument, np.ndarray):
-            flat += [0, 0, argument.size, argument.itemsize, argument.ctypes.data, *argument.shape,
-                     *argument.strides]
+            flat += [0, 0, argument.size, argument.itemsize, argument.ctypes.data, *argument.shape, *argument.strides]
         else:
             number = np.asarray(argument)
             flat.append(int.from_bytes(number.tobytes().ljust(8, b"\0"), "little"))
@@ -300,8 +287,8 @@ def parameters(arguments):
 
 
 class Range(ctypes.Structure):
-    _fields_ = [("begin", ctypes.c_uint64), ("end", ctypes.c_uint64),
-                ("writer", ctypes.c_void_p), ("reader", ctypes.c_void_p)]
+    _fields_ = [("begin", ctypes.c_uint64), ("end", ctypes.c_uint64), ("writer", ctypes.c_void_p),
+                ("reader", ctypes.c_void_p)]
 
 
 class Launcher:
@@ -341,15 +328,12 @@ class Launcher:
             if key not in self._compiled:
                 self._compiled[key] = self._load(driver, arguments)
         blocks, result = -(-lanes // arena.THREADS), np.zeros(2, np.uint64)
-        bounds = {byte_bounds(argument) for argument in arguments
-                  if isinstance(argument, np.ndarray)}
+        bounds = {byte_bounds(argument) for argument in arguments if isinstance(argument, np.ndarray)}
         marks = [np.zeros((2, end - begin), np.int32) for begin, end in bounds]
         ranges = (Range * len(bounds))(*(Range(*bound, *(each.ctypes.data for each in mark))
                                          for bound, mark in zip(bounds, marks, strict=True)))
         values = parameters([lanes, *arguments])
-        self._compiled[key](
-            ctypes.c_void_p(values.ctypes.data), ctypes.c_int64(blocks),
-            ctypes.c_int64(arena.THREADS), ranges,
-            ctypes.c_int(len(bounds)), ctypes.c_void_p(result.ctypes.data))
+        self._compiled[key](ctypes.c_void_p(values.ctypes.data), ctypes.c_int64(blocks), ctypes.c_int64(arena.THREADS),
+                            ranges, ctypes.c_int(len(bounds)), ctypes.c_void_p(result.ctypes.data))
         assert result[0] == 0, f"{driver.__name__} with {lanes} lanes: {PROBLEMS[int(result[0])]}"
         self.counts[driver.__name__] = int(result[1]) / lanes

@@ -1,13 +1,11 @@
 """The mathematics of the trainer, written out once more: slow, plain, float64.
 
-Tests compare every kernel with this file. Nothing here is fast and nothing here is shared with the
-kernels, so that an error in one cannot hide in the other. One function a formula; gradients
-come from autograd alone.
+Tests compare every kernel with this file. Nothing here is shared with the kernels, so that an error
+in one cannot hide in the other. One function a formula; gradients come from autograd alone.
 
 Letters: T horizon, N agents, M segments of a minibatch, H hidden channels, L layers, A action
-logits or dimensions. Everything is time-major, `(T, N, ...)`. Numbers are float64 tensors; flags
-(`terminals`, `truncations`, `resets`, `valid`, `mask`) may be of any dtype and mean "nonzero".
-Every number must be finite, at invalid steps too.
+logits or dimensions. Everything is time-major, `(T, N, ...)`. Numbers are float64 tensors, all
+finite; flags (`terminals`, `truncations`, `resets`, `valid`, `mask`) mean "nonzero".
 """
 
 import math
@@ -16,44 +14,23 @@ import torch
 
 LOG_RATIO_LIMIT = 20.0
 
-# Newton-Schulz (a, b, c), one row a step: the schedule of the design, in place of Jordan's fixed
-# (3.4445, -4.7750, 2.0315). It takes every singular value of 0.01 and more (of a Frobenius norm of
-# 1) into 0.97 .. 1.04.
-NEWTON_SCHULZ = (
-    (4.0848, -6.8946, 2.9270),
-    (3.9505, -6.3029, 2.6377),
-    (3.7418, -5.5913, 2.3037),
-    (2.8769, -3.1427, 1.2046),
-    (2.8366, -3.0525, 1.2012),
-)
+# Newton-Schulz (a, b, c), one row a step: the design's, in place of Jordan's fixed (3.4445, -4.7750, 2.0315). It takes
+# every singular value of 0.01 and more (of a Frobenius norm of 1) into 0.97 .. 1.04.
+NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
+                 (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))
 
-# Philox 4x32, 10 rounds: (counter, key, output) from tests/kat_vectors of Random123
-# (D. E. Shaw Research).
+# Philox 4x32, 10 rounds: (counter, key, output) from tests/kat_vectors of Random123 (D. E. Shaw Research).
 PHILOX_KNOWN_ANSWERS = (
-    (
-        (0x00000000, 0x00000000, 0x00000000, 0x00000000),
-        (0x00000000, 0x00000000),
-        (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
-    ),
-    (
-        (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF),
-        (0xFFFFFFFF, 0xFFFFFFFF),
-        (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
-    ),
-    (
-        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-        (0xA4093822, 0x299F31D0),
-        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
-    ),
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((2**32 - 1,) * 4, (2**32 - 1,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
+     (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
 )
 
 
 def philox4x32(counter, key, rounds=10):
-    """Four random 32-bit words from a counter of four words and a key of two: Python ints in, a
-    tuple of ints out.
-
-    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3.
-    """
+    """Four random 32-bit words from a counter of four words and a key of two (Salmon et al. 2011,
+    "Parallel random numbers: as easy as 1, 2, 3", section 3.3)."""
     word = 0xFFFFFFFF
     c0, c1, c2, c3 = (int(c) & word for c in counter)
     k0, k1 = (int(k) & word for k in key)
@@ -65,10 +42,8 @@ def philox4x32(counter, key, rounds=10):
     return c0, c1, c2, c3
 
 
-def advantage(
-    values, rewards, terminals, truncations, bootstraps, ratios, valid, gamma, lam, rho_clip,
-    c_clip, reward_clip=None, mean=0.0
-):
+def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid, gamma, lam,
+              rho_clip, c_clip, reward_clip=None, mean=0.0):
     """Generalised advantage estimate with V-trace weights: (T, N).
 
     values (T+1, N); rewards, terminals, truncations, bootstraps, ratios (T, N); valid (T+1, N) or
@@ -107,39 +82,36 @@ def advantage(
     return advantages
 
 
-def priorities(advantages, valid, alpha):
-    """Probability of each segment to be drawn: (N,), sums to 1, exactly 0 for a
-    segment with no valid step.
+def masses(advantages, valid, alpha):
+    """What `priorities` divides by its sum: (N,)."""
+    is_valid = valid[: len(advantages)] != 0
+    s = torch.where(is_valid, advantages.abs(), 0.0).sum(0)
+    return torch.where(is_valid.any(0), s**alpha + 1e-6, 0.0)
 
-    advantages (T, N); valid (T, N) or (T+1, N), rows from T on are not looked at.
+
+def priorities(advantages, valid, alpha):
+    """Probability of each segment to be drawn: (N,), 0 for a segment with no valid step.
+
+    advantages (T, N); valid (>= T, N), rows from T on are not looked at.
 
         s_n = sum over valid t of |A_tn|
         p_n = (s_n^alpha + 1e-6) / sum of the same over the segments with a valid step (NaN if there is none)
 
     Source: Schaul et al. 2016 (PER, equation 1), on segments instead of transitions.
     """
-    is_valid = valid[: len(advantages)] != 0
-    s = torch.where(is_valid, advantages.abs(), 0.0).sum(0)
-    weight = torch.where(is_valid.any(0), s**alpha + 1e-6, 0.0)
+    weight = masses(advantages, valid, alpha)
     return weight / weight.sum()
 
 
 def importance_weights(p, beta):
-    """w_n = (N p_n)^(-beta), not divided by its maximum: (N,). N counts all segments; 0 where
-    p_n = 0 (never drawn).
-
-    Source: Schaul et al. 2016 (PER, section 3.4).
-    """
+    """w_n = (N p_n)^(-beta), (N,), 0 where p_n = 0 (Schaul et al. 2016, section 3.4, but not divided
+    by its maximum). N counts all segments."""
     return torch.where(p > 0, (len(p) * torch.where(p > 0, p, 1.0)) ** -beta, 0.0)
 
 
 def draw(p, u):
     """Segment indices by inverse CDF: the first n with p_0 + ... + p_n > u * sum(p). p (N,), u in
-    [0, 1) of any shape.
-
-    Never a segment with p = 0. Clamped into 0..N-1, so that a NaN gives a legal index. Kernels that
-    sum in another order may differ where u lies within rounding (1e-12) of a step of the CDF.
-    """
+    [0, 1). Never a segment with p = 0; clamped into 0..N-1, so that a NaN gives a legal index."""
     cdf = p.cumsum(0)
     possible = (p > 0).nonzero()
     last = possible[-1].item() if len(possible) else len(p) - 1
@@ -191,51 +163,28 @@ def mingru_layer(x, hgp, state, resets, valid):
 
 
 def policy_forward(params, observations, state, resets, valid):
-    """The default network over whole segments: logits or mean (T, M, A), value (T, M),
-    state after the last step.
+    """The default network over segments: logits or mean (T, M, A), value (T, M), the last state.
 
-    params: dict of "encoder_weight" (H, D), "encoder_bias" (H,), "layer_weights" and "layer_biases"
-    (lists of L, (3H, H) and (3H,)), "decoder_weight" (A+1, H), "decoder_bias" (A+1,), whose last
-    row is the value, and for continuous actions "log_std" (A,), not used here. observations (T, M,
-    D), state (L, M, H), resets and valid (T, M).
+    params: "encoder_weight" (H, D), "encoder_bias" (H,), "layer_weights" and "layer_biases" (lists
+    of L, (3H, H) and (3H,)), "decoder_weight" (A+1, H), "decoder_bias" (A+1,), whose last row is the
+    value, and for continuous actions "log_std" (A,), not used here. observations (T, M, D), state
+    (L, M, H), resets and valid (T, M).
     """
     x = observations.double() @ params["encoder_weight"].T + params["encoder_bias"]
     final = []
-    for layer, (weight, bias) in enumerate(zip(params["layer_weights"], params["layer_biases"],
-                                               strict=True)):
+    weights = zip(params["layer_weights"], params["layer_biases"], strict=True)
+    for layer, (weight, bias) in enumerate(weights):
         x, states = mingru_layer(x, x @ weight.T + bias, state[layer], resets, valid)
         final.append(states[-1])
     y = x @ params["decoder_weight"].T + params["decoder_bias"]
     return y[..., :-1], y[..., -1], torch.stack(final)
 
 
-def parameter_list(params):
-    """The tensors of a params dict in one order: encoder, layers' weights, layers'
-    biases, decoder, log_std."""
-    names = ("decoder_weight", "decoder_bias") + (("log_std",) if "log_std" in params else ())
-    layers = [*params["layer_weights"], *params["layer_biases"]]
-    return [params["encoder_weight"], params["encoder_bias"], *layers, *(params[n] for n in names)]
-
-
-def parameter_dict(tensors, layers):
-    """Undo `parameter_list`: a params dict from the list and the number of MinGRU layers."""
-    decoder_weight, decoder_bias, *log_std = tensors[2 + 2 * layers :]
-    params = {
-        "encoder_weight": tensors[0],
-        "encoder_bias": tensors[1],
-        "layer_weights": list(tensors[2 : 2 + layers]),
-        "layer_biases": list(tensors[2 + layers : 2 + 2 * layers]),
-        "decoder_weight": decoder_weight,
-        "decoder_bias": decoder_bias,
-    }
-    return params | ({"log_std": log_std[0]} if log_std else {})
-
-
 def log_softmax_heads(logits, heads, mask=None):
     """Log-probabilities of every action of every head, side by side: (..., sum(heads)).
 
-    logits and mask (..., sum(heads)); heads: a list of sizes. An action with mask 0 has
-    log-probability -inf, which is probability 0; each head needs one action that is allowed.
+    logits and mask (..., sum(heads)). An action with mask 0 has log-probability -inf; each head
+    needs one that is allowed.
     """
     if mask is not None:
         logits = logits.masked_fill(mask == 0, -math.inf)
@@ -243,27 +192,19 @@ def log_softmax_heads(logits, heads, mask=None):
 
 
 def discrete_logprob_entropy(logits, actions, heads, mask=None):
-    """Joint log-probability of the actions and joint entropy, each (...): both are sums over
-    independent heads.
-
-    logits and mask (..., sum(heads)); actions (..., len(heads)), integers. A masked action adds
-    nothing to the entropy.
-    """
+    """Joint log-probability of the actions (..., len(heads)) and joint entropy, each (...): sums over
+    independent heads. A masked action adds nothing to the entropy."""
     logp = log_softmax_heads(logits, heads, mask)
-    chosen = [
-        head.gather(-1, actions[..., i, None].long())[..., 0]
-        for i, head in enumerate(logp.split(list(heads), dim=-1))
-    ]
+    chosen = [head.gather(-1, actions[..., i, None].long())[..., 0]
+              for i, head in enumerate(logp.split(list(heads), dim=-1))]
     # 0 log 0 = 0
     p_logp = logp.exp() * (logp if mask is None else logp.masked_fill(mask == 0, 0.0))
     return torch.stack(chosen).sum(0), -p_logp.sum(-1)
 
 
 def gaussian_logprob_entropy(mean, log_std, actions):
-    """Joint log-density of the actions and joint entropy of a diagonal Gaussian, each (...).
-
-    mean and actions (..., A), the action as sampled, before any clipping; log_std (A,).
-    """
+    """Joint log-density and entropy of a diagonal Gaussian, each (...). mean and actions (..., A), as
+    they are sampled; log_std (A,)."""
     log_std = log_std.expand_as(mean)
     score = (actions - mean) / log_std.exp()
     logprob = -0.5 * score**2 - log_std - 0.5 * math.log(2 * math.pi)
@@ -289,24 +230,8 @@ def squashed_logprob_entropy(mean, log_std, samples, squash):
     return logprob.sum(-1), (normal.entropy() + transform.log_abs_det_jacobian(u, transform(u))).sum(-1)
 
 
-def ppo_loss(
-    logits_or_mean,
-    values_new,
-    actions,
-    old_logprobs,
-    old_values,
-    advantages,
-    weights,
-    valid,
-    clip_coef,
-    vf_coef,
-    vf_clip_coef,
-    ent_coef,
-    heads=None,
-    log_std=None,
-    mask=None,
-    squash=None,
-):
+def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, advantages, weights, valid, clip_coef,
+             vf_coef, vf_clip_coef, ent_coef, heads=None, log_std=None, mask=None, squash=None):
     """The clipped PPO objective over the valid steps of a minibatch: a dict of scalars, and "ratio" (T, M).
 
     logits_or_mean (T, M, sum(heads) or A), values_new (T, M): the network's output, which gradients flow to, as they do
@@ -327,21 +252,17 @@ def ppo_loss(
     Source: Schulman et al. 2017 (PPO, equations 7 and 9); the value clip is that of OpenAI baselines' ppo2; k3 is
     Schulman 2020, "Approximating KL divergence"; w is Schaul et al. 2016.
     """
-    if (heads is None) == (log_std is None):
-        raise ValueError("ppo_loss wants either heads (discrete actions) or log_std (continuous), not both or neither")
+    assert (heads is None) != (log_std is None)
     on = valid != 0  # x[on] picks the valid steps as one long row: nothing else can leak into a mean or a gradient
-    if not on.any():
-        raise ValueError("ppo_loss wants at least one valid step in the minibatch")
+    assert on.any()
     y, v, a, old_logprob = logits_or_mean[on], values_new[on], actions[on], old_logprobs[on]
     old_v, adv, w = old_values[on], advantages[on], weights.expand_as(valid)[on]
 
     if log_std is None:
         logprob, entropy = discrete_logprob_entropy(y, a, heads, None if mask is None else mask[on])
     else:
-        known = (y, log_std, a)
-        logprob, entropy = (
-            gaussian_logprob_entropy(*known) if squash is None else squashed_logprob_entropy(*known, squash)
-        )
+        density = gaussian_logprob_entropy if squash is None else squashed_logprob_entropy
+        logprob, entropy = density(y, log_std, a, *([] if squash is None else [squash]))
     log_ratio = (logprob - old_logprob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     ratio = log_ratio.exp()
 
@@ -356,27 +277,17 @@ def ppo_loss(
     with torch.no_grad():
         var_returns = returns.var(correction=0)
         residual = (returns - v).var(correction=0)
-        explained_variance = 1 - residual / torch.where(var_returns > 0, var_returns, math.nan)
         statistics = {
-            "old_approx_kl": -log_ratio.mean(),
-            "approx_kl": (ratio - 1 - log_ratio).mean(),
-            "clipfrac": ((ratio - 1).abs() > clip_coef).double().mean(),
-            "importance": ratio.mean(),
-            "explained_variance": explained_variance,
-            "ratio": torch.ones_like(old_logprobs).masked_scatter(on, ratio),
-        }
-    return {
-        "loss": policy_loss + vf_coef * value_loss - ent_coef * entropy.mean(),
-        "policy_loss": policy_loss,
-        "value_loss": value_loss,
-        "entropy": entropy.mean(),
-        **statistics,
-    }
+            "old_approx_kl": -log_ratio.mean(), "approx_kl": (ratio - 1 - log_ratio).mean(),
+            "clipfrac": ((ratio - 1).abs() > clip_coef).double().mean(), "importance": ratio.mean(),
+            "explained_variance": 1 - residual / torch.where(var_returns > 0, var_returns, math.nan),
+            "ratio": torch.ones_like(old_logprobs).masked_scatter(on, ratio)}
+    loss = policy_loss + vf_coef * value_loss - ent_coef * entropy.mean()
+    return {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy.mean(), **statistics}
 
 
 def newton_schulz(matrix):
-    """A matrix (rows, cols) of the same singular vectors with singular values
-    near 1; zeros give zeros.
+    """A matrix (rows, cols) of the same singular vectors with singular values near 1; zeros give zeros.
 
         X = G / (|G|_F + 1e-7), transposed while it is worked on if rows > cols
         five times, with that step's (a, b, c):  S = X X^T,  X <- (a I + b S + c S^2) X
@@ -393,19 +304,15 @@ def newton_schulz(matrix):
 
 
 def clip_gradients(grads, max_norm):
-    """The gradients times min(1, max_norm / (norm + 1e-6)), and the norm of all of
-    them together before that.
-
-    Source: Pascanu et al. 2013, as torch.nn.utils.clip_grad_norm_ does it.
-    """
+    """(the gradients times min(1, max_norm / (norm + 1e-6)), the norm of all of them before that);
+    Pascanu et al. 2013."""
     norm = torch.cat([g.flatten() for g in grads]).norm()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     return [g * scale for g in grads], norm
 
 
 def muon_step(params, grads, momenta, lr, momentum, weight_decay, max_grad_norm):
-    """One step of Muon: lists of new params and new momenta. The three lists given go
-    together and are not changed.
+    """One step of Muon: lists of new params and new momenta. The lists given are not changed.
 
         g clipped to the global norm        m <- momentum m + g        u = g + momentum m
         of two and more dimensions: u as (first, rest) <- newton_schulz(u) sqrt(max(1, rows / cols));  else u as it is
@@ -430,116 +337,7 @@ def muon_step(params, grads, momenta, lr, momentum, weight_decay, max_grad_norm)
 
 
 def cosine_lr(step, total, lr, min_ratio):
-    """Learning rate after step of total: lr at 0, lr * min_ratio at total and beyond,
-    half a cosine between.
-
-    Source: Loshchilov & Hutter 2017 (SGDR, equation 5, without restarts).
-    """
+    """Learning rate after step of total: lr at 0, lr * min_ratio at total and beyond, half a cosine
+    between (Loshchilov & Hutter 2017, equation 5, without restarts)."""
     progress = min(max(step / total, 0.0), 1.0)
     return lr * (min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))
-
-
-def epoch(
-    params,
-    momenta,
-    rollout,
-    draws,
-    *,
-    gamma,
-    gae_lambda,
-    rho_clip,
-    c_clip,
-    prio_alpha,
-    prio_beta,
-    clip_coef,
-    vf_coef,
-    vf_clip_coef,
-    ent_coef,
-    learning_rate,
-    momentum,
-    weight_decay,
-    max_grad_norm,
-    heads=None,
-    reward_clip=None,
-    squash=None,
-):
-    """What training does between two rollouts, with the segment draws given: a dict of everything it changed.
-
-    params: as in `policy_forward`, with "log_std" if actions are continuous. momenta: one tensor a parameter, in the
-    order of `parameter_list`. rollout: dict of observations (T or T+1, N, D), resets and valid (T or T+1, N), actions
-    (T, N, heads or A), logprobs, rewards, terminals, truncations, bootstraps (T, N), values (T+1, N), state (L, N, H)
-    and, if there are masks, action_masks (T, N, sum(heads)). draws: one list of segment indices a minibatch; an index
-    may stand twice, and then counts twice in the loss. heads: sizes for discrete actions, None for continuous ones,
-    whose "actions" are the samples if squash is given.
-
-    Returns "params", "momenta", "values" (T+1, N), "ratios", "advantages" (T, N), "priorities" (N,) as they stand at
-    the end, and "losses", "grads": one a minibatch, the dict of `ppo_loss` and the list of gradients before clipping.
-    Of the drawn segments only valid steps are written back, and those from the forward pass before the update.
-    """
-    layers = len(params["layer_weights"])
-    tensors = [p.detach().clone() for p in parameter_list(params)]
-    momenta = list(momenta)
-    values = rollout["values"].clone()
-    horizon = len(values) - 1
-    observations, resets, valid = (rollout[name][:horizon] for name in ("observations", "resets", "valid"))
-    ratios = torch.ones_like(rollout["rewards"])
-
-    def advantages_and_priorities():
-        advantages = advantage(
-            values,
-            *(rollout[name] for name in ("rewards", "terminals", "truncations", "bootstraps")),
-            ratios,
-            valid,
-            gamma,
-            gae_lambda,
-            rho_clip,
-            c_clip,
-            reward_clip,
-        )
-        return advantages, priorities(advantages, valid, prio_alpha)
-
-    advantages, p = advantages_and_priorities()
-    losses, grads_of = [], []
-    for n in draws:
-        leaves = [w.detach().requires_grad_() for w in tensors]
-        policy = parameter_dict(leaves, layers)
-        y, v, _ = policy_forward(policy, observations[:, n], rollout["state"][:, n], resets[:, n], valid[:, n])
-        loss = ppo_loss(
-            y,
-            v,
-            rollout["actions"][:, n],
-            rollout["logprobs"][:, n],
-            values[:-1, n],
-            advantages[:, n],
-            importance_weights(p, prio_beta)[n],
-            valid[:, n],
-            clip_coef,
-            vf_coef,
-            vf_clip_coef,
-            ent_coef,
-            heads=heads,
-            log_std=policy.get("log_std"),
-            mask=rollout["action_masks"][:, n] if "action_masks" in rollout else None,
-            squash=squash,
-        )
-        grads = list(torch.autograd.grad(loss["loss"], leaves))
-        tensors, momenta = muon_step(
-            [w.detach() for w in leaves], grads, momenta, learning_rate, momentum, weight_decay, max_grad_norm
-        )
-        # A segment drawn twice had the same forward pass twice: writing it twice is writing it once.
-        values[:-1, n] = torch.where(valid[:, n] != 0, v.detach(), values[:-1, n])
-        ratios[:, n] = loss["ratio"]
-        advantages, p = advantages_and_priorities()
-        losses.append({name: x.detach() for name, x in loss.items()})
-        grads_of.append(grads)
-
-    return {
-        "params": parameter_dict(tensors, layers),
-        "momenta": momenta,
-        "values": values,
-        "ratios": ratios,
-        "advantages": advantages,
-        "priorities": p,
-        "losses": losses,
-        "grads": grads_of,
-    }

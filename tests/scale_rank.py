@@ -8,80 +8,73 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from trainers import NETWORKS, initial_state
+from trainers import make_trainer as make_small
+from trainers import run_epochs as run
+
 import data_parallel
 import kernels
-import models
 import pufferl
-import vector
 
 AGENTS, HORIZON, DRAWN = 12, 8, 10  # of a rank; agents an environment times 12, steps, segments
 
 CASES = {  # name -> (environment, its settings, network, train settings)
-    "fused": ("cartpole", {"max_steps": 5}, "fused", {}),
-    "continuous": ("cartpole", {"continuous": True}, "fused", {"optimizer": "adam"}),
+    "fused": ("cartpole", {"max_steps": 5}, "mingru", {}),
+    "continuous": ("cartpole", {"continuous": True}, "mingru", {"optimizer": "adam"}),
     "lstm": ("cartpole", {"max_steps": 5}, "lstm", {"max_minibatch_size": 3 * HORIZON}),
-    "dead agents": ("target", {"num_agents": 4, "patience": 6}, "fused", {}),
+    "dead agents": ("target", {"num_agents": 4, "patience": 6}, "mingru", {}),
 }
 
 
 def make_trainer(case, num_envs, folder, **settings):
     env, env_kwargs, network, train = CASES[case]
-    torch.manual_seed(5)
-    vecenv = vector.make(env, num_envs, num_buffers=1, num_threads=1, seed=7, env_kwargs=env_kwargs)
-    if network == "fused":
-        policy = models.MinGRUPolicy(vecenv, hidden_size=16, num_layers=2)
-    else:
-        policy = models.LSTMWrapper(vecenv, models.FeedForward(vecenv, hidden_size=16),
-                                    hidden_size=16)
-    if data_parallel.connect().rank > 0:  # rank 0's weights must win
-        for parameter in policy.parameters():
-            parameter.data.add_(1.0)
-    config = {"horizon": HORIZON, "minibatch_size": 2 * DRAWN * HORIZON,
-              "total_timesteps": 10**5, "seed": 7,
-              "log_interval": 1e9, "env": env, "data_dir": str(folder), **train, **settings}
-    return pufferl.PuffeRL(config, vecenv, policy)
+
+    def change(policy):
+        if data_parallel.connect().rank > 0:  # rank 0's weights must win
+            for parameter in policy.parameters():
+                parameter.data.add_(1.0)
+
+    settings = {"minibatch_size": 2 * DRAWN * HORIZON, "log_interval": 1e9, "seed": 7, **train, **settings}
+    return make_small(folder, env, NETWORKS[network], num_envs=num_envs, env_kwargs=env_kwargs, num_buffers=1,
+                      num_threads=1, change=change, **settings)
 
 
 def learn_from_given_segments(trainer, members):
     """One minibatch of fixed draws of these ranks (of all of them in one process): its
     gradient and statistics."""
-    found, agents = {}, trainer.num_agents // len(members)
-    generators = [np.random.default_rng(rank) for rank in members]
-    index = [np.sort(generator.integers(0, agents, DRAWN)) + i * agents
-             for i, generator in enumerate(generators)]
-    weights = [generator.uniform(0.5, 2.0, DRAWN).astype(np.float32) for generator in generators]
+    found, agents, index, weights = {}, trainer.num_agents // len(members), [], []
+    for i, rank in enumerate(members):
+        generator = np.random.default_rng(rank)
+        index += [*(np.sort(generator.integers(0, agents, DRAWN)) + i * agents)]
+        weights += [*generator.uniform(0.5, 2.0, DRAWN).astype(np.float32)]
 
     def draw(masses, cumulative, out, out_weights, **options):
-        out.copy_(torch.from_numpy(np.concatenate(index)))
-        out_weights.copy_(torch.from_numpy(np.concatenate(weights)))
+        out.copy_(torch.tensor(index))
+        out_weights.copy_(torch.tensor(weights))
         found["first"] = options["first"]
 
     def update():
         found["gradient"] = trainer.arena.flat("gradients").clone()
-        found["settings"] = trainer.settings.clone()
+        found["settings"] = trainer.buffers.settings.clone()
 
-    before = kernels.draw, trainer._update
-    kernels.draw, trainer._update = draw, update
+    before = kernels.draw, trainer._step_optimizer
+    kernels.draw, trainer._step_optimizer = draw, update
     trainer._minibatches_owed = 1.0
     dict.__setitem__(trainer.config, "replay_ratio", 0.0)
     found["losses"] = trainer.train()
-    kernels.draw, trainer._update = before
+    kernels.draw, trainer._step_optimizer = before
     return found
 
 
 def keep(trainer):
     """What a rollout is made of."""
-    arrays = {name: tensor.clone() for name, tensor in trainer.storage.items()
-              if tensor is not None}
-    arrays |= {name: getattr(trainer, name).clone()
-               for name in ("logprobs", "values", "bootstraps")}
-    return arrays, {name: tensor.clone() for name, tensor in trainer.engine.initial_state.items()}
+    arrays = {name: tensor.clone() for name, tensor in trainer.storage.items() if tensor is not None}
+    arrays |= {name: getattr(trainer.buffers, name).clone() for name in ("logprobs", "values", "bootstraps")}
+    return arrays, initial_state(trainer)
 
 
 def run_epochs(trainer, epochs):
-    for _ in range(epochs):
-        trainer.evaluate()
-        trainer.train()
+    run(trainer, epochs)
     return trainer.arena.flat("weights").clone()
 
 
@@ -128,16 +121,15 @@ def main(folder):
     seen["resumed"] = run_epochs(resumed, 2)
     if group.rank == 1:  # what only a mistake in a user's code can do
         resumed.arena.flat("weights")[3] += 1e-6
-    seen["unequal"] = message(lambda: group.check_equal(resumed.arena.flat("weights"),
-                                                        "the weights"))
+    seen["unequal"] = message(lambda: group.check_equal(resumed.arena.flat("weights"), "the weights"))
 
     seen["sum"] = group.sum(np.array([1.0 + group.rank, 1e-17]))
     seen["max"] = group.max(np.array([0.0 - group.rank, group.rank, -np.inf]))
     seen["any"] = [group.any(flag) for flag in (False, group.rank == 1, True)]
     seen["first"] = group.first(lambda: "only " + "once"), message(lambda: group.first(fail))
     seen["shared"] = group.share(group.rank), group.gather(group.rank), group.scatter(["a", "b"])
-    logs = [{}, {"score": 4.0, "n": 1}], [{"score": 1.0, "n": 3}, {}], [{"extra": 2.0, "n": 1},
-                                                                        {"score": 5.0, "n": 2}]
+    logs = ([{}, {"score": 4.0, "n": 1}], [{"score": 1.0, "n": 3}, {}],
+            [{"extra": 2.0, "n": 1}, {"score": 5.0, "n": 2}])
     seen["logs"] = [group.merge_log(log[group.rank]) for log in (*logs, ({}, {}))]
     seen["seeds"] = message(lambda: make_trainer("fused", AGENTS, folder, seed=group.rank))
     seen["few"] = message(lambda: make_trainer("fused", AGENTS, folder, minibatch_size=HORIZON))

@@ -30,45 +30,49 @@ def test_a_count_leaves_out_docstrings_and_comments(tmp_path):
     assert size.count(path)["tokens"] == counts["tokens"] + 2
 
 
-@pytest.mark.parametrize(("other", "at_import", "all_of_them"), [
+@pytest.mark.parametrize(("other", "at_import", "everywhere"), [
     ("import a", [["a", "p.b"]], [["a", "p.b"]]),
     ("def f():\n    import a", [], [["a", "p.b"]]),
     ("import p", [], []),
 ])
-def test_circles(other, at_import, all_of_them):
-    sources = {"a": ("a.py", "from p import b"), "p": ("p/__init__.py", ""), "p.b": ("p/b.py", other)}
+def test_circles(other, at_import, everywhere):
+    sources = {"a": ("a.py", "from p import b"), "p": ("p/__init__.py", ""),
+               "p.b": ("p/b.py", other)}
     modules = {name: (path, ast.parse(text)) for name, (path, text) in sources.items()}
     assert size.circles(modules, True) == at_import
-    assert size.circles(modules, False) == all_of_them
+    assert size.circles(modules, False) == everywhere
 
 
-def test_the_product_is_what_git_tracks():
-    rows, figures = size.measure(size.ROOT)
-    assert {"pufferl.py", "ocean/device.py", "kernels.cu", "fast/tile.c"} < rows.keys()
-    assert not any(name.startswith(("tests/", "bench/")) for name in rows)
-    assert figures["attributes of PuffeRL"][0] > 10 and figures["functions with trainer first"][0] > 0
+def test_the_product_is_what_git_tracks(tmp_path):
+    names = size.product_files(size.ROOT)
+    assert {"pufferl.py", "ocean/device.py", "kernels.cu", "fast/tile.c"} < {*names}
+    assert not any(name.startswith(("tests/", "bench/")) for name in names)
+    (tmp_path / "tests").mkdir()
+    trainer = ("class PuffeRL:\n    def f(self):\n        import a\n        self.x, self.y = 1, 2\n"
+               "        self.x = 3\n")
+    for name, text in (("a.py", SOURCE), ("b.py", trainer), ("tests/c.py", SOURCE), ("d.cu", "\n")):
+        (tmp_path / name).write_text(text)
+    rows, figures = size.measure(tmp_path)
+    assert list(rows) == ["a.py", "b.py", "d.cu"] and rows["d.cu"] == {"lines": 1}
+    assert {name: number for name, (number, _) in figures.items()} == {
+        "modules": 2, "modules at the root": 2, "functions with trainer first": 1,
+        "attributes of PuffeRL": 2, "import circles": 0, "import circles, functions too": 1}
 
 
-def test_a_difference_of_one_bit_is_seen():
+def test_a_difference_of_one_bit_is_seen_and_another_name_is_none():
     state = {"model": {"w": torch.zeros(3)}, "epoch": 3}
     before = dict(same_bits.leaves(state))
     assert same_bits.compare(before, dict(before))[0] == "same"
-    other = {**before, "model/w": torch.tensor([0.0, -0.0, 0.0])}
-    verdict, details = same_bits.compare(before, other)
+    verdict, details = same_bits.compare(
+        before, {**before, "model/w": torch.tensor([0.0, -0.0, 0.0])})
     assert verdict == "differs" and "model/w" in details
     assert same_bits.digest(state) != same_bits.digest({**state, "epoch": 4})
     assert same_bits.compare(before, {"epoch": before["epoch"]})[0] == "differs"
-
-
-def test_a_tensor_by_another_name_is_the_same():
     before = {"masses": torch.arange(3.0), "w": torch.zeros(2)}
     now = {"priorities": torch.arange(3.0), "w": torch.zeros(2)}
     verdict, details = same_bits.compare(before, now)
     assert verdict == "same" and "masses -> priorities" in details
     assert same_bits.compare(before, {**now, "priorities": torch.zeros(3)})[0] == "differs"
-
-
-def test_a_text_that_differs_is_shown():
     assert same_bits.compare_texts("a\nb", "a\nb")[0] == "same"
     verdict, details = same_bits.compare_texts("a\nb", "a\nc")
     assert verdict == "differs" and "-b" in details and "+c" in details

@@ -1,7 +1,9 @@
-"""Our policies with CleanRL's methods: they give the same numbers as the policies themselves, and the
-recipe's training loop learns."""
+"""CleanRL's loop: our policies with its methods give the same numbers as by themselves, and its
+script and the recipe train."""
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,22 +18,21 @@ ROOT = Path(__file__).resolve().parent.parent
 ACTIONS = [spaces.Discrete(3), spaces.MultiDiscrete([2, 4]), spaces.Box(-1, 1, (2,), np.float32)]
 
 
-def environment(action_space):
+def environment(action_space, observation_space=None):
     return SimpleNamespace(
-        single_observation_space=spaces.Box(-1, 1, (5,), np.float32),
-        single_action_space=action_space
-    )
+        single_observation_space=observation_space or spaces.Box(-1, 1, (5,), np.float32),
+        single_action_space=action_space)
 
 
 @pytest.mark.parametrize("action_space", ACTIONS)
 def test_feed_forward(action_space):
     torch.manual_seed(0)
-    agent, x = models.CleanRLAgent(models.FeedForward(environment(action_space), hidden_size=8)), torch.randn(7, 5)
+    policy, x = models.FeedForward(environment(action_space), hidden_size=8), torch.randn(7, 5)
+    agent = models.CleanRLAgent(policy)
     action, logprob, entropy, value = agent.get_action_and_value(x)
-    assert (action.shape == (7, *action_space.shape) and logprob.shape == entropy.shape == (7,)
-            and value.shape == (7, 1))
-    again = agent.get_action_and_value(x, action)
-    torch.testing.assert_close(again[1], logprob)
+    assert action.shape == (7, *action_space.shape)
+    assert logprob.shape == entropy.shape == (7,) and value.shape == (7, 1)
+    torch.testing.assert_close(agent.get_action_and_value(x, action)[1], logprob)
     torch.testing.assert_close(agent.get_value(x), value)
     logprob.sum().backward()
     assert all(p.grad is not None for p in agent.policy.encoder.parameters())
@@ -41,13 +42,13 @@ def test_a_policy_that_squashes_its_actions_is_refused():
     env = environment(ACTIONS[2])
     for agent, policy in ((models.CleanRLAgent, models.Default(env, 8)),
                           (models.RecurrentCleanRLAgent, models.MinGRUPolicy(env, 8))):
-        with pytest.raises(models.NetworkFault, match="squashes its actions by a tanh"):
+        with pytest.raises(models.NetworkFault, match="tanh"):
             agent(models.squash(policy, env.single_action_space))
 
 
-@pytest.mark.parametrize("wrapper", ["mingru", "lstm"])
-@pytest.mark.parametrize("action_space", ACTIONS)
-def test_recurrent_in_one_pass_or_step_by_step(action_space, wrapper):
+@pytest.mark.parametrize(("wrapper", "action_space"), [
+    ("mingru", ACTIONS[0]), ("mingru", ACTIONS[2]), ("lstm", ACTIONS[1])])
+def test_recurrent_in_one_pass_or_step_by_step(wrapper, action_space):
     torch.manual_seed(0)
     env, T, N = environment(action_space), 6, 4
     policy = models.MinGRUPolicy(env, hidden_size=8) if wrapper == "mingru" else models.LSTMWrapper(
@@ -58,27 +59,49 @@ def test_recurrent_in_one_pass_or_step_by_step(action_space, wrapper):
     for t in range(T):
         *outputs, state = agent.get_action_and_value(x[t], state, done[t])
         steps.append(outputs)
-    actions, logprobs, entropies, values = (torch.cat(parts) for parts in zip(*steps, strict=True))
-    whole = agent.get_action_and_value(x.flatten(0, 1), agent.initial_state(N),
-                                       done.flatten(), actions)
-    for ours, expected in zip(whole, (actions, logprobs, entropies, values), strict=False):
+    parts = [torch.cat(part) for part in zip(*steps, strict=True)]
+    arguments = x.flatten(0, 1), agent.initial_state(N), done.flatten()
+    *whole, last = agent.get_action_and_value(*arguments, parts[0])
+    for ours, expected in zip([*whole, agent.get_value(*arguments), *last],
+                              [*parts, parts[3], *state], strict=True):
         torch.testing.assert_close(ours, expected)
-    torch.testing.assert_close(agent.get_value(x.flatten(0, 1), agent.initial_state(N), done.flatten()), values)
-    for a, b in zip(whole[4], state, strict=True):
-        torch.testing.assert_close(a, b)
 
 
-def recipe():
-    text = (ROOT / "docs" / "recipes.md").read_text()
-    return re.search(r"## CleanRL's loop.*?```python\n(.*?)```", text, re.DOTALL).group(1)
+@pytest.fixture(scope="module")
+def example():
+    path = ROOT / "examples/cleanrl_ppo_atari.py"
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module  # dataclasses look for it there
+    specification.loader.exec_module(module)
+    return module
 
 
-def test_the_recipe_runs():
-    exec(compile(recipe().replace("range(80)", "range(2)"), "recipes.md", "exec"), {})
+def test_the_script_trains_reads_pictures_and_is_short(example, capsys):
+    args = example.Args(env="gym/CartPole-v1", total_timesteps=512, num_steps=32,
+                        learning_rate=1e-3)
+    assert np.mean(example.train(args)) > 5
+    assert capsys.readouterr().out.count("steps/s") == 2
+    pictures = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    agent = example.Agent(environment(spaces.Discrete(6), pictures))
+    outputs = agent.get_action_and_value(torch.zeros(2, 4, 84, 84, dtype=torch.uint8))
+    assert [tuple(output.shape) for output in outputs] == [(2,), (2,), (2,), (2, 1)]
+    text = (ROOT / "examples/cleanrl_ppo_atari.py").read_text()
+    assert len(text.splitlines()) <= 250 and 5 <= text.count("# ours") <= 15
 
 
 @pytest.mark.slow
-def test_the_recipe_learns():
+def test_the_script_learns(example):
+    args = example.Args(env="gym/CartPole-v1", total_timesteps=80_000, num_steps=64,
+                        learning_rate=2.5e-3)
+    assert np.mean(example.train(args)[-20:]) > 100, "a random policy has 22"
+
+
+@pytest.mark.parametrize("updates", [2, pytest.param(80, marks=pytest.mark.slow)])
+def test_the_recipe_trains(updates):
+    text = (ROOT / "docs" / "recipes.md").read_text()
+    code = re.search(r"## CleanRL's loop.*?```python\n(.*?)```", text, re.DOTALL).group(1)
+    assert "range(80)" in code
     names = {}
-    exec(compile(recipe(), "recipes.md", "exec"), names)
-    assert np.mean(names["returns_of_episodes"][-20:]) > 150
+    exec(compile(code.replace("range(80)", f"range({updates})"), "recipes.md", "exec"), names)
+    assert updates == 2 or np.mean(names["returns_of_episodes"][-20:]) > 150

@@ -1,113 +1,76 @@
-"""fast/compiled.py: a minibatch takes few calls, and what is kept of its kernels."""
+"""The engines from inside: how they notice an edit of their own sources, which threads run what, and how
+few calls a step takes. A rewrite of engines.py and fast/compiled.py may change all of this;
+tests/test_engines.py holds what it must keep."""
 
+import functools
 import math
 import os
 import shutil
 import subprocess
 import sys
 import threading
-import types
+import time
 from pathlib import Path
 
 import numba
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from trainers import ACTIONS, NETWORKS, learn, make_trainer, run_epochs
 
 import arena
+import engines
 import kernels
 import models
-import pufferl
 import vector
-from fast import compiled
+from fast import compiled, products, verify
+
+# --------------------------------------------------------------------------------------------------
+# Calls and caches
 
 
-def python_calls(segments, minibatch):
-    """How many Python functions are called for each minibatch."""
-    vecenv = vector.make("squared", num_envs=segments, seed=1, num_threads=1)
-    settings = {"horizon": 16, "minibatch_size": minibatch, "data_dir": None, "log_interval": 1e9,
-                "replay_ratio": 4, "learning_rate": 0.01, "total_timesteps": 10**7}
-    trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 16))
-    # to be counted
-    trainer.engine.in_parallel = lambda function, workers: [function(worker) for worker in workers]
-    for _ in range(2):
-        trainer.evaluate()
-        trainer.train()
-    trainer.evaluate()
+def count_calls(function):
+    """The names of the Python functions that are called."""
     calls = []
-    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name)
-                   if event == "call" else None)
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
     try:
-        trainer.train()
+        function()
     finally:
         sys.setprofile(None)
-    trainer.release()
-    places = [i for i, name in enumerate(calls) if name == "learn"]
-    assert len(places) == segments * 16 * 4 // minibatch
-    return np.median(np.diff(places))  # a collection of garbage may call something between two
+    return calls
 
 
 def test_a_minibatch_is_few_calls():
-    """However large it is: no Python goes between its segments. Most of them check
-    the arguments of kernels."""
-    small, large = python_calls(64, 128), python_calls(256, 2048)
-    assert small == large < 160
+    """However large it is: no Python goes between its segments. Most of them check arguments of kernels."""
+    numbers = []
+    for segments, minibatch in ((64, 128), (256, 2048)):
+        trainer = make_trainer(env="squared", num_envs=segments, num_threads=1, horizon=16, num_layers=1,
+                               minibatch_size=minibatch, replay_ratio=4, log_interval=1e9)
+        # to be counted
+        trainer.engine.workers.run = lambda function, numbers: [function(number) for number in numbers]
+        run_epochs(trainer, 2)
+        trainer.evaluate()
+        calls = count_calls(trainer.train)
+        trainer.release()
+        places = [i for i, name in enumerate(calls) if name == "backward"]
+        assert len(places) == segments * 16 * 4 // minibatch
+        numbers.append(np.median(np.diff(places)))  # a collection of garbage may call something between two
+    assert numbers[0] == numbers[1] < 160
 
 
 def test_a_step_of_python_environments_is_one_call():
-    """From observations to actions."""
-    vecenv = vector.make("squared", 8, "serial")
-    trainer = pufferl.PuffeRL({"horizon": 8, "minibatch_size": 32, "data_dir": None}, vecenv,
-                              models.MinGRUPolicy(vecenv, 8))
+    trainer = make_trainer(env="squared", backend="serial", num_envs=8)
     trainer.evaluate()
-    calls = []
-    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name)
-                   if event == "call" else None)
-    try:
-        trainer.engine.step(0, 0, 3)
-    finally:
-        sys.setprofile(None)
+    calls = count_calls(functools.partial(trainer.engine._step, 0, 0, 3))
     trainer.release()
     # numba tells a profiler of its function up to Python 3.11
-    assert [name for name in calls if name != "_act_cpu"] == ["step", "run"]
+    assert [name for name in calls if name != "_act_cpu"] == ["_step", "run"]
 
 
-@pytest.mark.parametrize("backend", ["native", "serial"])
-def test_learners_learn_side_by_side(backend, monkeypatch):
-    """As many as there are threads, also if one worker steps all environments."""
-    vecenv = vector.make("squared", 8, backend, num_threads=2)
-    settings = {"horizon": 8, "minibatch_size": 32, "data_dir": None, "log_interval": 1e9,
-                "learning_rate": 0.01}
-    trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 8))
-    learn, both = compiled._learn_cpu, threading.Barrier(2, timeout=60)
-
-    def wait_and_learn(*arguments):
-        both.wait()
-        learn(*arguments)
-
-    monkeypatch.setattr(compiled, "_learn_cpu", wait_and_learn)
-    trainer.evaluate()
-    trainer.train()
-    trainer.release()
-
-
-@pytest.mark.parametrize("shares, learners", [(0.5, 1), (1.9, 1), (2, 2), (100, 2)])
-def test_a_small_minibatch_has_fewer_learners_than_threads(monkeypatch, shares, learners):
-    """To wake a thread takes as long as some millions of operations."""
-    vecenv = vector.make("squared", 8, num_threads=2)
-    policy = models.MinGRUPolicy(vecenv, 8)
-    operations = 6 * 32 * sum(weight.numel() for weight in policy.parameters())
-    monkeypatch.setattr(compiled.Compiled, "worth_a_learner", operations / shares)
-    trainer = pufferl.PuffeRL({"horizon": 8, "minibatch_size": 32, "data_dir": None}, vecenv, policy)
-    assert trainer.engine.num_learners == learners
-    trainer.evaluate()
-    assert math.isfinite(trainer.train()["policy_loss"])
-    trainer.release()
-
-
-def test_what_is_kept_of_a_driver_depends_on_what_it_inlines():
-    """numba looks at a driver's own file alone; the cells stand in another one."""
-    drivers = [compiled._learn_cpu, compiled._rollout_cpu, kernels._mingru_scan_lanes,
-               vector.step_environments]
+def test_a_compiled_driver_depends_on_the_cells_that_it_inlines():
+    """numba looks at a driver's own file alone; the cells are in another one."""
+    drivers = [compiled._learn_cpu, compiled._rollout_cpu, kernels._mingru_scan_lanes, vector.step_environments]
     assert all(driver._cache._cache_file._source_stamp[-1] == arena.SOURCES for driver in drivers)
 
 
@@ -150,13 +113,11 @@ def test_kernels_of_a_gpu_are_kept_until_their_file_is_edited(tmp_path):
 def test_an_edited_cell_is_what_runs(tmp_path):
     root = Path(compiled.__file__).parents[1]
     copy = shutil.copytree(root, tmp_path / "copy", ignore=shutil.ignore_patterns(
-        ".*", "__pycache__", "tests", "docs", "experiments"))
-    script = """import pufferl, vector, models, torch
-torch.manual_seed(0)
-vecenv = vector.make("squared", num_envs=8, num_threads=1)
-settings = {"horizon": 8, "minibatch_size": 32, "data_dir": None, "log_interval": 1e9, "learning_rate": 0.01}
-trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 8))
-trainer.evaluate(); trainer.train()
+        ".*", "__pycache__", "docs", "experiments"))
+    script = """import sys; sys.path[:0] = ["tests"]
+from trainers import make_trainer, run_epochs
+trainer = make_trainer(env="squared", num_envs=8, minibatch_size=32)
+run_epochs(trainer, 1)
 print(trainer.engine.name, float(trainer.arena.flat("weights").double().sum()))"""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
 
@@ -168,36 +129,289 @@ print(trainer.engine.name, float(trainer.arena.flat("weights").double().sum()))"
     assert first.startswith("compiled") and run() == first
     kernels_py = copy / "kernels.py"
     text, edited = kernels_py.read_text(), "return plain, (ZERO if outside else f32(0.5) * plain), ratio, logratio"
-    kernels_py.write_text(text.replace("return plain, (ZERO if outside else plain), "
-                                       "ratio, logratio", edited))
+    kernels_py.write_text(text.replace("return plain, (ZERO if outside else plain), ratio, logratio", edited))
     assert edited in kernels_py.read_text() and run() != first
 
 
-def test_without_a_compiler_the_network_runs_through_autograd(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "fast.compiled", types.ModuleType("fast.compiled"))
-
-    def no_compiler(name):
-        raise RuntimeError("no C compiler found: install gcc or clang, or set CC to one")
-
-    sys.modules["fast.compiled"].__getattr__ = no_compiler
-    trainer = pufferl.PuffeRL({"horizon": 8, "minibatch_size": 16, "data_dir": None,
-                               "log_interval": 1e9},
-                              vecenv := vector.make("gym/Acrobot-v1", 2, "serial"),
-                              models.MinGRUPolicy(vecenv, 8))
-    assert trainer.engine.name == "autograd" and "no C compiler found" in capsys.readouterr().err
-    trainer.release()
-
-
 def test_the_clock_leaves_out_compiling(monkeypatch):
-    said = []
-    monkeypatch.setattr(arena.compiling, "announce", lambda: said.append(1))
+    announced = []
+    monkeypatch.setattr(arena.compiling, "announce", lambda: announced.append(1))
     monkeypatch.setattr(arena.compiling, "seconds", 2.0)  # so it takes a while, however quick this machine is
     before, wall = arena.compiling.seconds, arena.clock()
     function = numba.njit(lambda x: x + 1)
     function(1)
     function(1.0)
     spent = arena.compiling.seconds - before
-    assert said == [1] and spent > 0
+    assert announced == [1] and spent > 0
     function(2)
     assert arena.compiling.seconds - before == spent, "nothing is compiled twice"
     assert arena.clock() - wall < spent
+
+
+# --------------------------------------------------------------------------------------------------
+# Comparison with the network's own forward
+
+
+def edited_split(limit):
+    """Decoder.split of bounded outputs."""
+    split = models.Decoder.split
+    return lambda self, outputs: split(self, limit(outputs))
+
+
+def smaller_spread(self, outputs):
+    logits, value = outputs[..., :-1], outputs[..., -1:]
+    return torch.distributions.Normal(logits, self.log_std.clamp(-1, 0.5).exp().expand_as(logits)), value
+
+
+def nearer(self, x):
+    return ((x.float() - self.shift) * self.scale).clamp(-5.0, 5.0)
+
+
+def unshifted(self, x):
+    return (x.float() * self.scale).clamp(-10, 10)
+
+
+def half_as_far(self, observations, state):
+    logits, value = models._Recurrent.forward_eval(self, observations, state)
+    return logits / 2, value
+
+
+def forgets(self, observations, state, forward=models.MinGRUPolicy.forward):
+    result = forward(self, observations, state)
+    state["mingru"] = state["mingru"] / 2
+    return result
+
+
+LIMITS = lambda outputs: outputs.clamp(-100, 100), lambda outputs: 30 * torch.tanh(outputs / 30)
+CLASS_EDITS = [  # (class, method, what it becomes, network, actions, settings)
+    *[(models.Decoder, "split", edited_split(limit), network, "discrete", {})
+      for limit in LIMITS for network in ("mingru", "feed-forward", "separate")],
+    (models.Decoder, "split", smaller_spread, "mingru", "torque", {}),
+    (models.Normalizer, "forward", nearer, "mingru", "discrete", {"normalize": True}),
+    (models.Normalizer, "forward", unshifted, "feed-forward", "discrete", {"normalize": True}),
+    (models.MinGRUPolicy, "forward_eval", half_as_far, "mingru", "discrete", {}),
+    (models.MinGRUPolicy, "forward", forgets, "mingru", "discrete", {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "method", "network", "actions", "settings"), CLASS_EDITS)
+def test_an_edit_of_models_py_is_seen(kind, name, method, network, actions, settings, monkeypatch, capsys):
+    """Also a bound of large numbers, which shows at large weights alone."""
+    monkeypatch.setattr(kind, name, method)
+    monkeypatch.setitem(verify.FUNCTIONS[kind], name, method)  # as if the file was edited
+    trainer = make_trainer(policy=NETWORKS[network], **ACTIONS[actions], **settings)
+    assert trainer.engine.name == "autograd" and "engine:" in capsys.readouterr().err
+    learn(trainer, 1)
+
+
+def test_loaded_weights_are_compared_again(tmp_path, capsys, monkeypatch):
+    trainer = make_trainer()
+    assert trainer.engine.name == "compiled"
+    trainer.save_checkpoint(tmp_path / "weights.pt")
+    monkeypatch.setattr(verify, "TOLERANCE", 0.0)
+    trainer.load_checkpoint(tmp_path / "weights.pt")
+    assert trainer.engine.name == "autograd" and "engine:" in capsys.readouterr().err
+    learn(trainer, 1)
+
+
+@pytest.mark.parametrize("precision", ["none", "tf32"])
+def test_a_comparison_is_without_tf32_and_changes_nothing(precision, monkeypatch):
+    matmul, during, inputs = torch.backends.cuda.matmul, [], engines.sample_inputs
+    monkeypatch.setattr(engines, "sample_inputs",
+                        lambda *call: (during.append(matmul.fp32_precision), inputs(*call))[1])
+    trainer = make_trainer(normalize=True)
+    before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
+    try:
+        matmul.fp32_precision = precision
+        assert verify.compare(trainer.policy, trainer.vecenv, compiled.Sample) is None
+        assert matmul.fp32_precision == precision and during[-1] == "ieee"
+    finally:
+        matmul.fp32_precision = "none"
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.policy.state_dict().items())
+    weight = trainer.policy.encoder.weight
+    assert weight.grad.data_ptr() == trainer.arena["gradients/policy.encoder.weight"].data_ptr()
+    trainer.release()
+
+
+# --------------------------------------------------------------------------------------------------
+# Threads
+
+small_trainer = functools.partial(make_trainer, env="squared", num_envs=8, minibatch_size=32)
+autograd_trainer = functools.partial(small_trainer, policy=NETWORKS["feed-forward"], engine="autograd")
+
+
+@pytest.mark.usefixtures("several_learners")
+@pytest.mark.parametrize(("make", "place", "name"), [
+    (small_trainer, compiled, "_learn_cpu"),
+    (functools.partial(small_trainer, backend="serial"), compiled, "_learn_cpu"),
+    (autograd_trainer, engines.TorchPolicy, "add_gradients"), (autograd_trainer, engines.Buffers, "draw")])
+def test_threads_run_side_by_side(make, place, name, monkeypatch):
+    """Also if one worker steps all environments."""
+    trainer, function, both = make(), getattr(place, name), threading.Barrier(2, timeout=60)
+    monkeypatch.setattr(place, name, lambda *arguments: (both.wait(), function(*arguments))[1])
+    learn(trainer, 1)
+
+
+@pytest.mark.parametrize(("shares", "learners"), [(0.5, 1), (1.9, 1), (2, 2), (100, 2)])
+def test_a_small_minibatch_has_fewer_learners_than_threads(monkeypatch, shares, learners):
+    """To wake a thread takes as long as some millions of operations."""
+    weights = sum(weight.numel() for weight in NETWORKS["feed-forward"](vector.make("squared", 2)).parameters())
+    monkeypatch.setattr(compiled, "MIN_FLOPS_FOR_LEARNER", 6 * 32 * weights / shares)
+    trainer = small_trainer(policy=NETWORKS["feed-forward"])
+    assert trainer.engine.num_learners == learners
+    trainer.evaluate()
+    assert math.isfinite(trainer.train()["policy_loss"])
+    trainer.release()
+
+
+def test_a_minibatch_goes_through_in_parts_of_equal_size(monkeypatch):
+    """They add up to the whole; a layer that takes moments of its batch gets all of it."""
+    whole = learn(make_trainer(engine="autograd"))
+    monkeypatch.setattr(engines, "MAX_NUMBERS_IN_PASS", 3 * 8 * 48)  # three segments; hgp is 48 wide
+    trainer = make_trainer(engine="autograd")
+    assert trainer.engine.at_once == 3 * 8, "8 segments: 3, 3 and 2"
+    torch.testing.assert_close(learn(trainer), whole, atol=2e-4, rtol=1e-3)
+    for settings in ({"change": lambda policy: setattr(policy, "norm", nn.BatchNorm1d(4))}, {"max_minibatch_size": 64},
+                     {"loss": lambda minibatch: 0 * minibatch.values.mean()}):
+        trainer = make_trainer(**{"engine": "autograd", **settings})
+        assert trainer.engine.at_once == 64
+        trainer.release()
+
+
+@pytest.mark.usefixtures("several_learners")
+def test_learners_have_the_result_of_one_thread():
+    make = functools.partial(small_trainer, policy=NETWORKS["feed-forward"], engine="autograd")
+    trainer = make()
+    assert trainer.engine.num_learners == 2
+    weights = learn(trainer, 1)
+    torch.testing.assert_close(weights, learn(make(num_threads=1), 1), atol=2e-4, rtol=1e-3)
+    assert torch.equal(learn(make(), 1), weights), "sums have one order"
+
+
+class Custom(models.FeedForward):
+    operations = "not a number"
+
+
+class Safe(models.FeedForward):
+    """It refuses what no environment gives, and keeps a function."""
+
+    thread_safe = True
+
+    def __init__(self, env):
+        super().__init__(env, 16)
+        self.activation = torch.tanh
+
+    def encode_observations(self, observations, state=None):
+        assert observations.flatten(1).any(-1).all(), "squared shows where the agent is"
+        return self.activation(super().encode_observations(observations))
+
+
+class Normed(models.FeedForward):
+    """Threads would write its moments at once."""
+
+    thread_safe = True
+
+    def __init__(self, env):
+        super().__init__(env, 16)
+        self.encoder.append(nn.BatchNorm1d(16))
+        self.eval()
+
+
+def hook(policy):
+    policy.register_forward_hook(lambda *_: None)
+
+
+LEARNERS = [  # (network, change, settings, how many learn, the classes that would have to be thread_safe)
+    (NETWORKS["feed-forward"], None, {}, 2, []),
+    (Custom, None, {}, 1, ["Custom"]),
+    (Custom, hook, {}, 1, []),
+    (Safe, None, {}, 2, []),
+    (Safe, hook, {}, 1, []),
+    (NETWORKS["feed-forward"], None, {"max_minibatch_size": 16}, 1, []),
+    (NETWORKS["feed-forward"], lambda policy: setattr(policy, "drop", nn.Dropout(0.1)), {}, 1, []),
+    (NETWORKS["feed-forward"], lambda policy: hook(policy.encoder[0]), {}, 1, []),
+    (NETWORKS["feed-forward"], lambda policy: next(policy.parameters()).register_hook(lambda grad: grad), {}, 1, []),
+    (NETWORKS["feed-forward"], lambda policy: policy.encoder.requires_grad_(False), {}, 2, []),
+    (NETWORKS["feed-forward"], lambda policy: setattr(policy, "initial_state", lambda agents: {}), {}, 1, []),
+    (NETWORKS["feed-forward"], lambda policy: setattr(policy, "noise", nn.RReLU()), {}, 1, []),
+    (NETWORKS["feed-forward"], lambda policy: nn.utils.parametrizations.weight_norm(policy.encoder[0]), {}, 1, []),
+]
+
+
+@pytest.mark.usefixtures("several_learners")
+@pytest.mark.parametrize(("network", "change", "settings", "learners", "unsafe"), LEARNERS)
+def test_one_thread_learns_what_is_not_thread_safe(network, change, settings, learners, unsafe):
+    change = change or (lambda policy: None)
+    trainer = autograd_trainer(policy=network, change=change, **settings)
+    assert trainer.engine.num_learners == learners and list(trainer.engine.blocking_classes) == unsafe
+    trainer.release()
+    if not unsafe:  # also if the change comes later
+        trainer = autograd_trainer(policy=network, **settings)
+        run_epochs(trainer, 1)
+        change(trainer.policy)
+        learn(trainer, 1)
+        assert trainer.engine.num_learners == learners
+
+
+def test_no_worker_writes_after_a_rollout_that_was_left(monkeypatch):
+    trainer, written = make_trainer(), []
+
+    def rollout(worker):
+        if worker == 0:
+            raise KeyboardInterrupt
+        time.sleep(0.2)
+        written.append(worker)
+
+    monkeypatch.setattr(trainer.engine, "_rollout_in_one_call", rollout)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.evaluate()
+    assert written == [1]
+    trainer.release()
+
+
+@pytest.mark.usefixtures("several_learners")
+def test_workers_act_side_by_side_with_the_results_of_one():
+    def act(network=NETWORKS["feed-forward"], between=lambda policy: None, threads=2):
+        trainer = autograd_trainer(policy=network, num_threads=threads)
+        trainer.evaluate()
+        between(trainer.policy)
+        trainer.evaluate()
+        trainer.release()
+        return trainer.engine.side_by_side, torch.cat([
+            trainer.storage["actions"].float().flatten(), trainer.buffers.values.flatten()])
+
+    _, expected = act(threads=1)
+    for options, side_by_side in (({}, True), ({"between": hook}, False)):
+        found, results = act(**options)
+        assert found == side_by_side and torch.equal(results, expected)
+    assert act(Safe)[0] and not act(Normed)[0]
+
+
+def test_the_linear_maps_of_a_custom_network_go_through_tile_c(monkeypatch):
+    """With more threads only if torch multiplies by no other matrix: its threads spin on the cores."""
+    multiply, threads_within = products.multiply, []
+
+    def watch(*tensors):
+        threads_within.append(torch.get_num_threads())
+        return multiply(*tensors)
+
+    monkeypatch.setattr(products, "multiply", watch)
+
+    def train(threads, change=lambda policy: None):
+        threads_within.clear()
+        return learn(make_trainer(policy=lambda env: models.FeedForward(env, 128), num_envs=512, num_threads=threads,
+                                  minibatch_size=4096, engine="autograd", change=change), 1)
+
+    def picture(policy):
+        policy.convolution = nn.Conv1d(2, 2, 2)
+
+    weights = train(2)
+    steps = 9  # of the horizon, and one that only gives values; the middle map is large enough
+    assert len(threads_within) >= steps + 2 and set(threads_within) == {1}
+    train(1, picture)
+    assert threads_within
+    train(2, picture)
+    assert not threads_within
+    monkeypatch.setattr(products, "missing", lambda: "no compiler")
+    torch.testing.assert_close(weights, train(2), atol=2e-4, rtol=1e-3)
+    assert not threads_within

@@ -1,8 +1,10 @@
-"""Settings and the command line: what is read, what is refused before anything starts, and what errors say."""
+"""Settings and the command line: what is read, what is refused before anything starts, and how
+an environment's own errors are shown."""
 
-import dataclasses
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,436 +15,367 @@ import torch
 from conftest import start, wait_for
 from test_pufferl import make_trainer
 
-import auto
 import configuration
 import data_parallel
-import models
 import pufferl
 import vector
 import workers
+from configuration import ConfigError, load_config
 from tools import watch
 
 ROOT = Path(__file__).resolve().parent.parent
+CATCH, POINT = f"{ROOT}/tests/user_envs.py:Catch", f"{ROOT}/tests/user_envs.py:PointMass"
 
 
-def test_the_policy_that_ships_is_no_baseline_for_another_task():
-    with pytest.raises(pufferl.ConfigError,
-                       match=r"trained with env\.race = False, drone_race\.ini has True"):
-        pufferl.load_config("drone_race", ["--baseline"])
-    assert pufferl.load_config("drone", ["--baseline"])["env"]["race"] is False
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A folder with networks, an optimizer and headers of a user."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text("""import torch
+from models import FeedForward as Plain
+class Keeps(Plain):
+    initial_state = 1
+class Fixed(Plain):
+    def __init__(self, env):
+        super().__init__(env, 16)
+class Optimizer(torch.optim.RMSprop):
+    pass
+""")
+    (tmp_path / "mine.h").write_text((ROOT / "ocean/squared/squared.h").read_text())
+    return tmp_path
 
 
-def test_command_line_goes_over_the_ini():
-    args = pufferl.load_config(
-        "breakout",
-        ["--vec.total-agents", "256", "--train.learning-rate", "0.5", "--env.frameskip", "2"]
-    )
-    assert (args["vec"]["total_agents"], args["train"]["learning_rate"], args["env"]["frameskip"]) == (256, 0.5, 2)
+def setting(args, name):
+    for part in name.split("."):
+        args = args[part]
+    return args
 
 
-def test_options_are_read_as_an_ini_is():
-    args = pufferl.load_config("squared", ["--train.total-timesteps", "1e6",
-                                           "--train.reward-clip=none", "--wandb",
-                                           "--train.num-steps", "16", "--rnn.name", "none"])
-    train = args["train"]
-    assert (train["total_timesteps"], train["reward_clip"], train["horizon"]) == (1_000_000, None, 16)
-    assert args["wandb"] is True and args["rnn"]["name"] == "none"
-    for option, message in (("--train.gamma=high", r"--train\.gamma = 'high': must be a number"),
-                            ("--train.gama=1", "Did you mean gamma"),
-                            ("--trian.gamma=1", "no section 'trian'"),
-                            ("--train.batch-size=1", "set vec.total_agents")):
-        with pytest.raises(pufferl.ConfigError, match=message):
-            pufferl.load_config("squared", [option])
+OLD = ("--track --tag first --eval-model-path your_model.pt --vec Serial --slowly --fps 15 "
+       "--wandb-project mine --train.adam-beta1 0.9")
+SETTINGS = [
+    ("breakout", "--vec.total-agents 256 --train.learning-rate 0.5 --env.frameskip 2",
+     {"vec.total_agents": 256, "train.learning_rate": 0.5, "env.frameskip": 2}),
+    ("breakout", "--train.lr 0.5", {"train.learning_rate": 0.5}),
+    ("squared", "--train.total-timesteps 1e6 --train.reward-clip=none --wandb --train.num-steps 16 "
+     "--rnn.name none --train.vf-clip-coef inf",
+     {"train.total_timesteps": 1_000_000, "train.reward_clip": None, "wandb": True,
+      "train.horizon": 16, "rnn.name": "none", "train.vf_clip_coef": math.inf}),
+    ("squared", "--train.norm-obs --train.horizon auto --train.minibatch-size 1e3 --train.gamma 1",
+     {"train.norm_obs": True, "train.horizon": "auto", "train.minibatch_size": 1000,
+      "train.gamma": 1.0}),
+    ("squared", "--train.norm-obs auto --train.target-kl none --train.ent-coef 0.5",
+     {"train.norm_obs": "auto", "train.target_kl": None, "train.ent_coef": 0.5}),
+    ("squared", "--train.norm-obs true --train.target-kl auto", {"train.norm_obs": True,
+                                                                 "train.target_kl": "auto"}),
+    ("squared", OLD, {"wandb": True, "tag": "first", "load_model_path": "your_model.pt",
+                      "project": "mine", "vec.backend": "serial", "train.engine": "autograd",
+                      "eval.fps": 15.0, "train.momentum": 0.9}),
+    ("squared", "--wandb --data-dir None", {"wandb": True, "data_dir": None}),
+    # sizes of other trainers; squared has 1,024 agents
+    ("squared", "--train.batch-size 32768 --train.num-iterations=100 --train.learning-rate 0.0003",
+     {"train.horizon": 32, "train.total_timesteps": 3_276_800, "train.learning_rate": 0.0003}),
+    ("squared", "--train.num-iterations 10 --vec.total-agents 128",
+     {"train.total_timesteps": 10 * 128 * 64}),
+    # two configurations of one environment
+    ("drone", "--baseline", {"env_name": "drone", "env.race": False}),
+    ("drone_race", "", {"env_name": "drone", "env.race": True}),
+    # steps without a setting, and as many copies as they are worth
+    ("default", "", {"train.total_timesteps": 10_000_000}),
+    ("squared", "", {"train.total_timesteps": 3_000_000, "env.num_envs": 1024}),
+    ("mine.h", "", {"train.total_timesteps": 20_000_000, "env.num_envs": 1024}),
+    ("mine.h", "--train.total-timesteps 300_000", {"env.num_envs": 32}),
+    ("gym/FrozenLake-v1", "", {"train.total_timesteps": 1_000_000}),
+    (CATCH, "", {"train.total_timesteps": 1_000_000}),
+    (CATCH, "--train.total-timesteps 5e3", {"train.total_timesteps": 5000}),
+    (CATCH, "--train.num-iterations 3 --train.horizon 32",
+     {"train.total_timesteps": 3 * 32 * 32, "vec.num_envs": 32}),
+    (CATCH, "--train.total-timesteps 300000", {"vec.num_envs": 32}),
+    (CATCH, "--train.total-timesteps 10000000", {"vec.num_envs": 64}),
+    (POINT, "--train.total-timesteps 300000", {"vec.num_envs": 8}),
+    (POINT, "--vec.num-envs 3", {"vec.num_envs": 3}),
+    # what a setting would change nothing for is refused; these change something
+    ("squared", "--policy.name nets.py:Fixed --policy.hidden-size 16 --rnn.name lstm", {}),
+    ("squared", "--policy.name nets.py:Fixed --rnn.name lstm --rnn.num-layers 2", {}),
+    ("squared", "--train.optimizer adam --train.eps 0.1 --rnn.num-layers 3", {}),
+    ("squared", "--policy.name feed-forward --policy.hidden-size 8 --train.momentum 0.5", {}),
+    # names that scripts of PufferLib read
+    ("squared", "--train.horizon 16", {"train.use_rnn": True, "train.bptt_horizon": 16,
+                                       "rnn_name": "auto", "train.num_workers": None}),
+    ("squared", "--rnn.name none", {"train.use_rnn": False, "rnn_name": "none"}),
+    ("squared", "--policy.name separate", {"train.use_rnn": False}),
+    ("squared", "--policy.name nets.py:Keeps", {"train.use_rnn": True}),
+    ("squared", "--policy.name nets.py:Plain", {"train.use_rnn": False}),
+]
 
 
-BAD = {
-    "reward_clip": {"reward_clip": -1.0},
-    "multiple of": {"minibatch_size": 60},
-    "more than one epoch": {"minibatch_size": 6400},
-    "horizon": {"horizon": 0},
-    "learning_rate": {"learning_rate": 0},
-    "gamma": {"gamma": 1.5},
-    "Did you mean learning_rate": {"learning_rat": 0.1},
-    "must be a whole number": {"horizon": 2.5}, "must be a number": {"gamma": "abc"},
-    "must be one of muon, adam": {"optimizer": "sgd"},
-    "vec.total_agents": {"batch_size": 3},
-    "horizon or batch_size": {"num_iterations": 3, "horizon": "auto"},
-    "initial_state": {"use_rnn": False},
-    "max_minibatch_size": {"max_minibatch_size": 9},
-    "has a memory": {"draw": "steps"},
+@pytest.mark.parametrize(("env", "options", "expected"), SETTINGS,
+                         ids=[f"{Path(row[0]).name} {row[1][:40]}" for row in SETTINGS])
+def test_a_command_line_gives_settings(files, env, options, expected):
+    args = load_config(env, options.split())
+    found = {name: setting(args, name) for name in expected}
+    assert {k: (v, type(v)) for k, v in found.items()} == {k: (v, type(v))
+                                                           for k, v in expected.items()}
+
+
+NEAR = {  # an option without its section, or with another: what is meant
+    "--learning-rate": "--train.learning-rate", "--n-steps": "--train.horizon",
+    "--batch-size": "--train.batch-size", "--learnin-rate": "--train.learning-rate",
+    "--policy.gamma": "--train.gamma", "--train.wandb": "--wandb", "--frameskip": "--env.frameskip",
+    "--train.learning-rat": "learning_rate",
 }
+REFUSED = [(f"{option} 1", near) for option, near in NEAR.items()] + [  # others: test_messages.py
+    ("--train.gae-lambda auto", "train.gae-lambda"), ("--train.batch-size=1", "train.batch_size"),
+    ("--train.batch-size many", "train.batch_size"), ("--env.size 3", "env.size"),
+    ("--policy.name nets.py:Fixed --rnn.num-layers 2", "rnn.num-layers"),
+    ("--policy.name feed-forward --rnn.input-size 2", "rnn.input-size"),
+    ("--train.optimizer nets.py:Optimizer --train.momentum 0.5", "momentum.*Optimizer"),
+]
 
 
-@pytest.mark.parametrize(("message", "settings"), BAD.items(), ids=BAD.keys())
-def test_bad_settings_are_named_before_anything_starts(tmp_path, message, settings):
-    with pytest.raises(pufferl.ConfigError, match=message):
+@pytest.mark.parametrize(("options", "name"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_what_a_command_line_cannot_mean_is_refused(files, options, name):
+    with pytest.raises(ConfigError, match=name):
+        load_config("breakout", options.split())
+
+
+INIS = [  # of an environment, and of a name that is none
+    ("breakout", b"[train]\nlearning_rat = 1", "learning_rate"),
+    ("breakout", b"[train]\nhorizon = many", "horizon"),
+    ("breakout", b"[train]\nanneal_lr = 3", "anneal_lr"),
+    ("breakout", b"[env]\nframe_skip = 3", "frameskip"), ("zz", b"\x99", "text"),
+    ("breakout", b"\xff\xfe[train]", "text"), ("zz", None, "text"),
+    ("zz", b"[train]\ngamma = 0.9\ngamma = 0.8", "gamma"),
+]
+
+
+@pytest.mark.parametrize(("env", "content", "name"), INIS)
+def test_an_ini_that_is_wrong_is_named(tmp_path, monkeypatch, env, content, name):
+    path = tmp_path / "config" / f"{env}.ini"
+    path.parent.mkdir()
+    path.mkdir() if content is None else path.write_bytes(content)
+    monkeypatch.setattr(configuration, "ROOT", tmp_path)
+    with pytest.raises(ConfigError, match=f"(?s){name}") as error:
+        load_config(env)
+    assert str(path) in str(error.value)
+
+
+BAD = [  # settings of a script; others: test_messages.py
+    ({"horizon": 0}, "train.horizon"), ({"learning_rate": 0}, "train.learning_rate"),
+    ({"learning_rat": 0.1}, "learning_rate"), ({"gamma": "abc"}, "train.gamma"),
+    ({"optimizer": "sgd"}, "train.optimizer.*muon.*adam"), ({"batch_size": 3}, "vec.total_agents"),
+    ({"num_iterations": 3, "horizon": "auto"}, "num_iterations.*batch_size"),
+    ({"max_minibatch_size": 9}, "train.max_minibatch_size"),
+    ({"batch_size": 48, "num_steps": 5}, "batch_size = 48.*24"),
+    ({"batch_size": 25}, "batch_size = 25.*24"), ({"batch_size": 0}, "batch_size = 0.*24"),
+    ({"beta2": 1.0}, "train.beta2"), ({"gae_lambda": -0.1}, "train.gae_lambda"),
+    ({"ent_coef": -0.1}, "train.ent_coef"), ({"cudagraphs": 0}, "train.cudagraphs"),
+    ({"target_kl": -1}, "train.target_kl"), ({"minibatch_size": "many"}, "train.minibatch_size"),
+    ({"seed": -1}, "train.seed"), ({"replay_ratio": math.inf}, "train.replay_ratio"),
+]
+
+
+@pytest.mark.parametrize(("settings", "name"), BAD, ids=[str(row[0]) for row in BAD])
+def test_a_script_is_told_which_setting_is_wrong(tmp_path, settings, name):
+    with pytest.raises(ConfigError, match=name):
         make_trainer(tmp_path, **settings)
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("settings",
-                         [{"batch_size": 12, "num_steps": 5}, {"batch_size": 9}, {"batch_size": 0}])
-def test_a_batch_that_does_not_fit_is_refused(settings):
-    vecenv = vector.make("cartpole", 2)
-    with pytest.raises(pufferl.ConfigError,
-                       match=rf"batch_size = {settings['batch_size']}.* 2 agents"):
-        pufferl.PuffeRL(env=vecenv, policy=models.MinGRUPolicy(vecenv), data_dir=None, **settings)
-    vecenv.close()
+def test_settings_at_their_bounds_and_names_of_others_are_taken(tmp_path):
+    trainer = make_trainer(tmp_path, num_steps=4, minibatch_size=96, update_epochs=2, adam_beta1=0,
+                           gamma=1, prio_alpha=0, checkpoint_interval=1, vf_clip_coef="inf")
+    config = trainer.config
+    assert (trainer.horizon, config["replay_ratio"], config["momentum"]) == (4, 2.0, 0.0)
+    assert (config["gamma"], config["prio_alpha"], config["vf_clip_coef"]) == (1.0, 0.0, math.inf)
+    trainer.release()
 
 
 @pytest.mark.parametrize(
     ("section", "key", "near"),
     [("policy", "hiden_size", "hidden_size"), ("rnn", "num_layer", "num_layers"),
-     ("vec", "num_env", "num_envs"),
-     ("eval", "episode", "episodes"), ("profile", "epoch", "epochs"), (None, "trian", "train"),
-     (None, "wandb_project", "it is project now"), (None, "gamma", "train.gamma")],
-)
-def test_a_misspelt_key_in_a_scripts_configuration_is_refused(tmp_path, section, key, near):
-    args = pufferl.load_config("squared", ["--data-dir", str(tmp_path), "--env.num-envs", "4"])
+     ("vec", "num_env", "num_envs"), ("eval", "episode", "episodes"),
+     ("profile", "epoch", "epochs"), (None, "trian", "train"),
+     (None, "wandb_project", "project"), (None, "gamma", "train.gamma")])
+def test_a_misspelt_key_in_a_scripts_settings_is_refused(tmp_path, section, key, near):
+    args = load_config("squared", ["--data-dir", str(tmp_path), "--env.num-envs", "4"])
     (args if section is None else args[section])[key] = 3
-    message = rf"{key}.*{near}"
-    with pytest.raises(pufferl.ConfigError, match=message):
+    with pytest.raises(ConfigError, match=f"{key}.*{near}"):
         pufferl.train("squared", args)
     assert not list(tmp_path.iterdir())
     if section == "vec":
-        with pytest.raises(pufferl.ConfigError, match=message):
+        with pytest.raises(ConfigError, match=near):
             pufferl.load_env("squared", args)
     if section in ("policy", "rnn"):
-        with vector.make("squared", 4) as vecenv, pytest.raises(pufferl.ConfigError, match=message):
+        with vector.make("squared", 4) as vecenv, pytest.raises(ConfigError, match=near):
             pufferl.load_policy(args, vecenv)
 
 
-def test_a_runs_own_settings_train_again(tmp_path):
-    options = ["--data-dir", str(tmp_path), "--env.num-envs", "64", "--rnn.num-layers", "2",
-               "--train.total-timesteps", "4096"]
-    trainer = pufferl.train("squared", pufferl.load_config("squared", options))
-    saved = json.loads((trainer.run_folder / "config.json").read_text())
-    assert pufferl.train("squared", saved).global_step == trainer.global_step
-
-
-@pytest.mark.parametrize(
-    ("option", "hint"),
-    [("--learning-rate", r"Did you mean --train\.learning-rate\?"),
-     ("--lr", r"Did you mean --train\.learning-rate\?"),
-     ("--n-steps", r"--train\.horizon\?"), ("--num-envs", r"--env\.num-envs or --vec\.num-envs\?"),
-     ("--batch-size", r"--train\.batch-size or --vec\.batch-size\?"),
-     ("--learnin-rate", r"--train\.learning-rate\?"),
-     ("--policy.gamma", r"--train\.gamma\?"), ("--train.wandb", r"mean --wandb\?"),
-     ("--frameskip", r"--env\.frameskip\?"), ("--trian.gamma", "mean train"),
-     ("--train.learning-rat", "mean learning_rate")],
-)
-def test_an_option_without_its_section_is_found(option, hint):
-    with pytest.raises(pufferl.ConfigError, match=hint):
-        pufferl.load_config("breakout", [option, "1"])
-    assert pufferl.load_config("breakout", ["--train.lr", "0.5"])["train"]["learning_rate"] == 0.5
-
-
-def test_old_names_are_translated(tmp_path):
-    trainer = make_trainer(tmp_path, num_steps=4, minibatch_size=32, update_epochs=2,
-                           adam_beta1=0.5)
-    assert (trainer.horizon, trainer.config["replay_ratio"], trainer.config["momentum"]) == (4, 2.0, 0.5)
-    trainer.release()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[train]\nlearning_rat = 1", "Did you mean learning_rate"),
-        ("[trian]\ngamma = 1", r"\[trian\]"),
-        ("[train]\nhorizon = many", "must be a whole number"),
-        ("[train]\nanneal_lr = 3", "must be true or false"),
-        ("[env]\nframe_skip = 3", "frameskip"),
-        ("gamma = 1", "no section headers"),
-    ],
-)
-def test_ini_errors_name_file_and_key(tmp_path, text, message):
-    schema, values = configuration.resolve("breakout")
-    path = tmp_path / "bad.ini"
-    path.write_text(text)
-    with pytest.raises(pufferl.ConfigError, match=message) as error:
-        configuration.read_ini(path, schema, values)
-    assert "bad.ini" in str(error.value)
-
-
-@pytest.mark.parametrize("content", [b"\xff\xfe[train]", b"\x99", None])
-def test_an_ini_that_is_no_text_is_named(tmp_path, content):
-    path = tmp_path / "a.ini"
-    path.mkdir() if content is None else path.write_bytes(content)
-    with pytest.raises(pufferl.ConfigError, match=r"a\.ini: cannot be read as text"):
-        configuration.parse_ini(path)
-
-
-def test_an_ini_that_cannot_be_read_is_named(tmp_path, monkeypatch):
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "other.ini").write_text("env_name = squared\n")
-    monkeypatch.setattr(configuration, "ROOT", tmp_path)
-    with pytest.raises(pufferl.ConfigError, match=r"no section headers[\s\S]*other\.ini"):
-        configuration.find_config("squared")
-
-
-def test_a_file_of_an_environments_own_name_comes_before_one_that_names_it():
-    for name, race in (("drone", False), ("drone_race", True)):
-        args = pufferl.load_config(name)
-        assert (args["env_name"], args["env"]["race"]) == ("drone", race)
-
-
-def test_unknown_environment_and_sizes_that_buffers_do_not_divide():
-    with pytest.raises(pufferl.ConfigError, match="breakout"):
-        pufferl.load_config("braekout")
-    args = pufferl.load_config("squared", ["--env.num-envs", "10", "--vec.num-buffers", "3"])
-    with pytest.raises(pufferl.ConfigError, match="1, 2, 5, 10"):
+def test_buffers_must_divide_the_environments():
+    args = load_config("squared", ["--env.num-envs", "10", "--vec.num-buffers", "3"])
+    with pytest.raises(ConfigError, match="1, 2, 5, 10"):
         pufferl.load_env("squared", args)
 
 
-def run(*arguments, cwd, **kwargs):
-    return subprocess.run(
-        [sys.executable, str(ROOT / "pufferl.py"), *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        **kwargs,
-    )
+# -- commands
 
 
-def test_command_line_trains_evaluates_and_resumes(tmp_path, monkeypatch, capsys):
-    small = ["--env.num-envs", "64", "--train.minibatch-size", "1024",
-             "--train.total-timesteps", "40000"]
-    trained = run("train", "squared", *small, cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
-    assert "checkpoint" in trained.stdout and "tensorboard" in trained.stdout
-    folder = next((tmp_path / "experiments").glob("squared_*"))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-1]["step"] == 40960 and "losses/entropy" in lines[-1]
-    assert list((folder / "tensorboard").glob("events.*"))
-    assert json.loads((folder / "config.json").read_text())["env"]["num_envs"] == 64
-
-    monkeypatch.chdir(tmp_path)
-    pufferl.main(["eval", "squared", "--load-model-path", "latest", "--eval.episodes", "20"])
-    played = capsys.readouterr().out
-    assert "score" in played and "20 episodes" in played
-
-    pufferl.main(["train", "squared", *small[:-1], "60000", "--resume", "latest"])
-    resumed = capsys.readouterr().out
-    assert "resumed" in resumed and "step 40,960" in resumed
-    assert len(list((tmp_path / "experiments").iterdir())) == 1
-    (tmp_path / "kept").mkdir()
-    moved = folder.rename(tmp_path / "kept" / "mine")
-    state = str(moved / "trainer_state.pt")
-    pufferl.main(["train", "squared", "--resume", state, "--train.total-timesteps", "60000"])
-    assert f"resumed {moved} at step 6" in capsys.readouterr().out
-    assert list((tmp_path / "kept").iterdir()) == [moved]
-
-
-@pytest.mark.parametrize(("verb", "rest"), [
-    ("eval", ["squared", "--trian.gamma", "1"]), ("export", ["squared", "--x"]),
-    ("profile", ["braekout"]), ("eval", ["-x"]), ("sweep", ["braekout"])])
-def test_errors_begin_with_what_was_typed(verb, rest, capsys):
-    with pytest.raises(SystemExit) as error:
-        pufferl.main([verb, *rest])
-    assert str(error.value).startswith(f"pufferl.py {verb}: ")
-
-
-def test_one_of_a_thing_is_told_as_one(tmp_path, capsys):
-    options = ["--data-dir", str(tmp_path), "--env.num-envs", "64",
-               "--train.total-timesteps", "4096"]
-    pufferl.train("squared", pufferl.load_config("squared", [*options, "--vec.num-threads", "1"]))
-    told = capsys.readouterr().out
-    assert ("an epoch, 1 epoch; 1 thread; engine" in told and "1 epochs" not in told
-            and "1 updates" not in told)
-    facts = auto.Facts(agents=1, steps=64, discrete=True, spaces=[])
-    train = dataclasses.asdict(configuration.Train(horizon="auto", replay_ratio=1.0,
-                                                   minibatch_size="auto"))
-    reasons = [reason for _, reason in auto.decide(train, facts).values()]
-    assert (reasons[0] == "1 agent: 2 epochs of 32 steps"
-            and reasons[1] == "1 update an epoch, 2 in all")
-    with pytest.raises(pufferl.ConfigError, match="one gym/CartPole-v1 has 1 agent;"):
-        configuration.divide_agents(0, 1, "gym/CartPole-v1")
-
-
-@pytest.mark.parametrize("verb", ["train", "eval", "sweep", "export", "autotune", "profile"])
-def test_every_verb_has_help(verb, capsys):
-    try:
-        pufferl.main([verb, "--help"])
-    except SystemExit as end:
-        assert not end.code
-    assert len(capsys.readouterr().out) > 200
-
-
-def test_a_misspelt_environment_is_told_what_was_meant():
-    with pytest.raises(SystemExit, match="squared"):
-        pufferl.main(["train", "squarde"])
-
-
-def test_help_explains_each_setting_of_the_trainer_and_of_the_environment(capsys):
-    with pytest.raises(SystemExit):
-        pufferl.main(["train", "squared", "--help"])
-    told = capsys.readouterr().out
-    assert "--train.learning-rate" in told and "--env.distance" in told
-
-
-def test_a_header_that_does_not_compile_is_an_error_in_a_line(tmp_path):
-    (tmp_path / "broken.h").write_text("this is no C")
-    with pytest.raises(SystemExit, match=r"(?s)pufferl\.py: .*broken\.h"):
-        pufferl.main(["train", str(tmp_path / "broken.h")])
-
-
-def test_a_run_brings_its_own_network_and_refuses_another(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    small = ["--env.num-envs", "64", "--train.total-timesteps", "4096", "--logger", "none"]
-    pufferl.main(["train", "squared", *small, "--policy.hidden-size", "24", "--env.distance", "2"])
-    pufferl.main(["eval", "squared", "--load-model-path", "latest", "--eval.episodes", "4"])
-    for words in (["train", "squared", "--resume"], ["eval", "squared", "--load-model-path"]):
-        with pytest.raises(SystemExit, match=r"weight is \(24, \d+\) there and \(32, \d+\) here"):
-            pufferl.main([*words, "latest", "--policy.hidden-size", "32"])
-    capsys.readouterr()
-    pufferl.main(["train", "squared", "--resume", "latest", "--train.total-timesteps", "8192"])
-    assert "resumed" in capsys.readouterr().out, "the refusal must leave the run as it was"
-    model = max(tmp_path.glob("experiments/*/model_*.pt"))
-    assert model.stat().st_size < 100_000, "weights alone, not the arena behind them"
-
-
-def test_a_header_that_does_not_compile_is_no_fault_of_its_file(monkeypatch):
-    def load(name):
-        raise RuntimeError("squared.h does not compile")
-
-    monkeypatch.setattr(configuration.ocean, "load", load)
-    with pytest.raises(configuration.ConfigError, match=r"^squared.h does not compile$"):
-        configuration.load_library("squared")
-
-
-@pytest.mark.parametrize("text, words", [
-    ("[base]\nenv_nam = gym/CartPole-v1\n", r"its \[base\] must say env_name = ENVIRONMENT, because zz itself is none"),
-    ("[train]\ngamma = 0.9\ngamma = 0.8\n", r"zz.ini.*option 'gamma' in section 'train' already exists")])
-def test_a_file_that_names_no_environment_is_the_one_that_is_blamed(tmp_path, monkeypatch, text, words):
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config/zz.ini").write_text(text)
-    monkeypatch.setattr(configuration, "ROOT", tmp_path)
-    with pytest.raises(configuration.ConfigError, match=words):
-        configuration.load_config("zz")
-
-
-def test_a_size_that_no_part_of_the_network_takes_is_refused(tmp_path):
-    (tmp_path / "mine.py").write_text("""import models
-class Fixed(models.FeedForward):
-    def __init__(self, env):
-        super().__init__(env, 16)
-""")
-    own = ["--policy.name", f"{tmp_path}/mine.py:Fixed"]
-    with pytest.raises(configuration.ConfigError, match=r"hidden-size would change nothing: .*Fixed has no keyword"):
-        configuration.load_config("squared", [*own, "--policy.hidden-size", "32"])
-    configuration.load_config("squared", own)
-    memory = {"rnn.hidden_size", "rnn.input_size", "rnn.num_layers"}
-    adam = ["--train.optimizer", "adam"]
-    assert configuration.unused(configuration.load_config("squared", [*own, *adam])) == {"policy.hidden_size"} | memory
-    configuration.load_config("squared", [*own, "--policy.hidden-size", "16", "--rnn.name", "lstm"])
-    plain = ["--policy.name", "feed-forward"]
-    assert configuration.unused(configuration.load_config("squared", [*plain, *adam])) == memory
-    assert configuration.unused(configuration.load_config("squared", adam)) == set()
-    with pytest.raises(configuration.ConfigError, match=r"num-layers would change nothing: this network has no"):
-        configuration.load_config("squared", [*plain, "--rnn.num-layers", "2"])
-
-
-def test_a_setting_that_the_optimizer_does_not_get_is_refused(tmp_path):
-    (tmp_path / "mine.py").write_text("import torch\nclass Own(torch.optim.RMSprop):\n    pass\n")
-    own = ["--train.optimizer", f"{tmp_path}/mine.py:Own", "--train.momentum", "0.5"]
-    for options in (["--train.eps", "0.1"], own):
-        with pytest.raises(configuration.ConfigError, match=r"would change nothing: (muon|.*Own) does not get it"):
-            configuration.load_config("squared", options)
-    configuration.load_config("squared", ["--train.optimizer", "adam", "--train.eps", "0.1"])
-
-
-@pytest.mark.parametrize("verb", ["eval", "export", "sweep"])
-def test_only_training_resumes(verb):
-    with pytest.raises(SystemExit, match="--resume is for train"):
-        pufferl.main([verb, "squared", "--resume", "latest"])
-
-
-def test_interrupt_saves_a_checkpoint(tmp_path):
-    process = start(
-        [
-            sys.executable,
-            str(ROOT / "pufferl.py"),
-            "train",
-            "squared",
-            "--env.num-envs",
-            "64",
-            "--logger",
-            "none",
-            "--train.minibatch-size",
-            "1024",
-            "--train.total-timesteps",
-            "1000000000",
-        ],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for(lambda: process.poll() is not None
-             or list(tmp_path.glob("experiments/*/metrics.jsonl")))
-    os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert "stopping after this epoch" in err and "checkpoint" in out
-    model = next(tmp_path.glob("experiments/*/model_*.pt"))
-    assert torch.load(model, weights_only=True)
-
-
-MANY = {
-    "--train.gpus 50": r"train.gpus = 50: this machine has \d+ cores? and no GPU; the most is \d+\.",
-    "--train.gpus 2147483648": "train.gpus = 2147483648: this machine has",
-    "--train.gpus 0": "train.gpus = 0: must be above 0",
-    "--vec.num-threads 100000": r"vec.num_threads = 100000: this machine has \d+ "
-    r"cores?; the most is", "--env.num-envs 2e12": "2,000,000,000,000 environments would take",
-    "--vec.total-agents 2e12": "environments would take",
-    "--policy.hidden-size 0": "policy.hidden_size = 0: must be 1 or more",
-    "--rnn.hidden-size 0": "rnn.hidden_size = 0: must be 1 or more",
-    "--policy.hidden-size 1e7": "policy.hidden_size = 10,000,000 .*: the network would take",
-    "--rnn.num-layers 1e9": "rnn.num_layers = 1,000,000,000: the network would take",
-    "--train.horizon 1e13": "train.horizon = 10,000,000,000,000: the arrays would take",
-    "--train.minibatch-size 1e13": "train.minibatch_size = 10,000,000,000,000: the "
-    "arrays would take", "--train.seed 1e30": r"train.seed = \d+: must lie within",
-    "gym/CartPole-v1 --vec.num-workers 100000 --vec.num-envs 100000": "vec.num_workers = 100000: "
-    "this machine has", "gym/CartPole-v1 --vec.num-envs 2e9 --vec.backend serial": "2,000,000,000 "
-    "environments would take",
-    "eval --eval.episodes 1e30": "eval.episodes = .* would take .*, and .* are free",
-    "eval --eval.port 70000": "eval.port = 70000: must lie within",
-    "eval --eval.fps 0": "eval.fps = 0.0: must be above 0",
+MANY = {  # numbers that a machine cannot hold: the settings that the error names
+    "--train.gpus 2147483648": "train.gpus", "--train.gpus 0": "train.gpus",
+    "--vec.num-threads 100000": "vec.num_threads", "--vec.total-agents 2e12": "vec.total_agents",
+    "--policy.hidden-size 0": "policy.hidden_size", "--rnn.hidden-size 0": "rnn.hidden_size",
+    "--rnn.num-layers 1e9": "rnn.num_layers", "--train.horizon 1e13": "train.horizon",
+    "--train.minibatch-size 1e13": "train.minibatch_size", "--train.seed 1e30": "train.seed",
+    "--train.minibatch-size -64": "train.minibatch_size",
+    "--train.total-timesteps 0": "train.total_timesteps",
+    "--train.replay-ratio 0": "train.replay_ratio", "--vec.timeout 0": "vec.timeout",
+    "gym/CartPole-v1 --vec.num-workers 100000 --vec.num-envs 100000": "vec.num_workers",
+    "gym/CartPole-v1 --vec.num-envs 2e9 --vec.backend serial": "vec.num_envs",
+    "eval squared --eval.episodes 1e30": "eval.episodes",
+    "eval squared --eval.port 70000": "eval.port",
+    "eval squared --eval.fps 0": "eval.fps", "eval squared --eval.seconds 0": "eval.seconds",
 }
 
 
 @pytest.mark.parametrize("options", MANY)
-def test_numbers_that_the_machine_cannot_hold_start_nothing(options, capsys, monkeypatch):
-    for place, name in ((data_parallel, "launch"), (workers, "Process"), (pufferl, "PuffeRL"),
+def test_numbers_that_the_machine_cannot_hold_start_nothing(options, monkeypatch):
+    for owner, name in ((data_parallel, "launch"), (workers, "Process"), (pufferl, "PuffeRL"),
                         (watch, "Play")):
-        monkeypatch.setattr(place, name, None)
+        monkeypatch.setattr(owner, name, None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     words = options.split()
-    verb, *words = words if words[0] == "eval" else ("train", *words)
-    env = words.pop(0) if words[0].startswith("gym") else "squared"
-    with pytest.raises(SystemExit, match=MANY[options]):
-        pufferl.main([verb, env, *words])
+    words = words if words[0] == "eval" else ["train", *words]
+    words = words if not words[1].startswith("--") else [words[0], "squared", *words[1:]]
+    with pytest.raises(SystemExit, match=f"(?s)^pufferl.py.*{MANY[options]}"):
+        pufferl.main(words)
 
 
 def test_with_gpus_there_are_as_many_ranks(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    with pytest.raises(configuration.ConfigError,
-                       match=r"train.gpus = 4: .* and 3 GPUs; the most is 3"):
-        pufferl.load_config("squared", ["--train.gpus", "4", "--train.device", "cuda"])
-    assert pufferl.load_config("squared", ["--train.gpus", "3", "--train.device", "cuda"])["train"]["gpus"] == 3
-    assert pufferl.load_config("squared", ["--train.gpus", "4"])["train"]["gpus"] == 4  # on the CPU
+    with pytest.raises(ConfigError, match=r"train\.gpus = 4.* 3\b"):
+        load_config("squared", ["--train.gpus", "4", "--train.device", "cuda"])
+    for gpus, device in (("3", "cuda"), ("4", "auto")):  # auto is the CPU
+        args = load_config("squared", ["--train.gpus", gpus, "--train.device", device])
+        assert args["train"]["gpus"] == int(gpus)
 
 
-def test_an_error_without_words_says_what_to_lower(monkeypatch):
-    def no_memory(*_):
-        raise MemoryError
+@pytest.mark.parametrize(("words", "text"), [  # others: test_messages.py
+    ("eval squared --trian.gamma 1", "pufferl.py eval: "), ("eval -x", "pufferl.py eval: "),
+    ("export squared --x", "pufferl.py export: "), ("profile braekout", "pufferl.py profile: "),
+    ("sweep braekout", "pufferl.py sweep: "), ("export squared --resume latest", "--resume"),
+    ("sweep squared --resume latest", "--resume")])
+def test_a_command_that_is_wrong_ends_with_a_line(words, text):
+    with pytest.raises(SystemExit, match=text) as error:
+        pufferl.main(words.split())
+    assert str(error.value).startswith("pufferl.py")
 
-    monkeypatch.setattr(pufferl, "make_trainer", no_memory)
-    with pytest.raises(SystemExit,
-                       match=r"pufferl.py: out of memory \(MemoryError\): lower vec.total_agents"):
-        pufferl.main(["train", "squared", "--logger", "none"])
-    with pytest.raises(MemoryError, match=r"out of memory: lower train.horizon. \(MemoryError\)"):
-        configuration.out_of_memory("train.horizon")(no_memory)()
+
+@pytest.mark.parametrize("verb", ["train", "eval", "sweep", "export", "autotune", "profile", "list",
+                                  "runs", "plot", "diagnose", "doctor"])
+def test_every_verb_has_a_line_and_help(verb, capsys):
+    assert f"\n  {verb} " in pufferl.USAGE
+    if verb in ("train", "eval", "sweep", "export", "autotune", "profile"):
+        try:
+            pufferl.main([verb, "--help"])
+        except SystemExit as end:
+            assert not end.code
+        assert len(capsys.readouterr().out) > 200
+
+
+def test_help_has_each_setting_of_the_trainer_and_of_the_environment(capsys):
+    with pytest.raises(SystemExit):
+        pufferl.main(["train", "squared", "--help"])
+    shown = capsys.readouterr().out
+    assert "--train.learning-rate" in shown and "--env.distance" in shown
+
+
+def test_the_forms_of_a_command_line(monkeypatch):
+    """PufferLib's, in which the verb is an option."""
+    for old, new in (("--env puffer_snake --mode train --track", "train puffer_snake --track"),
+                     ("--mode=sweep-carbs --env=puffer_pong", "sweep puffer_pong"),
+                     ("--help --env snake", "train snake --help"),
+                     ("train snake --env.vision 3", "train snake --env.vision 3")):
+        assert pufferl.verb_first(old.split()) == new.split()
+    calls = []
+    monkeypatch.setattr(pufferl, "train", lambda *arguments: calls.append(arguments))
+    pufferl.main(["--env", "puffer_snake", "--mode", "train", "--env.vision", "3"])
+    assert [(name, args["env"]["vision"]) for name, args in calls] == [("puffer_snake", 3)]
+
+
+def test_what_to_type_can_be_typed(monkeypatch, tmp_path):
+    python = ROOT / ".venv/bin/python"
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    typed = configuration.command("train", "my env")
+    assert typed == ".venv/bin/python pufferl.py train 'my env'"
+    monkeypatch.setattr(shutil, "which", lambda name: str(python))
+    assert configuration.command("runs") == "python pufferl.py runs"
+    monkeypatch.chdir(tmp_path)
+    assert configuration.command("runs") == f"python {ROOT / 'pufferl.py'} runs"
+
+
+def test_a_run_is_trained_evaluated_and_resumed_with_its_own_settings(tmp_path, monkeypatch,
+                                                                      capsys):
+    small = ["--env.num-envs", "64", "--train.minibatch-size", "1024",
+             "--train.total-timesteps", "40000"]
+    own = ["--policy.hidden-size", "24", "--rnn.num-layers", "2", "--env.distance", "2"]
+    done = subprocess.run([sys.executable, str(ROOT / "pufferl.py"), "train", "squared", *small,
+                           *own], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint" in done.stdout and "tensorboard" in done.stdout
+    [folder] = (tmp_path / "experiments").glob("squared_*")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == 40960 and "losses/entropy" in lines[-1]
+    assert list((folder / "tensorboard").glob("events.*"))
+    saved = json.loads((folder / "config.json").read_text())
+    assert (saved["env"]["num_envs"], saved["policy"]["hidden_size"]) == (64, 24)
+    model = max(folder.glob("model_*.pt"))
+    assert model.stat().st_size < 100_000, "weights alone, not the arena behind them"
+
+    monkeypatch.chdir(tmp_path)
+    pufferl.main(["eval", "squared", "--load-model-path", "latest", "--eval.episodes", "20"])
+    shown = capsys.readouterr().out
+    assert "score" in shown and "20" in shown
+    for words in (["train", "squared", "--resume"], ["eval", "squared", "--load-model-path"]):
+        with pytest.raises(SystemExit, match=r"\(24, \d+\).*\(32, \d+\)"):
+            pufferl.main([*words, "latest", "--policy.hidden-size", "32"])
+    pufferl.main(["train", "squared", "--resume", "latest", "--train.total-timesteps", "60000"])
+    assert "40,960" in capsys.readouterr().out
+    assert [*(tmp_path / "experiments").iterdir()] == [folder]
+    moved = folder.rename(tmp_path / "mine")
+    state = str(moved / "trainer_state.pt")
+    pufferl.main(["train", "squared", "--resume", state, "--train.total-timesteps", "60000"])
+    assert str(moved) in capsys.readouterr().out and not [*(tmp_path / "experiments").iterdir()]
+    saved["train"]["total_timesteps"] = 8192
+    again = pufferl.train("squared", saved)
+    assert again.global_step == 8192 and again.policy.hidden_size == 24
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGHUP, signal.SIGHUP]],
+                         ids=["interrupt", "closed terminal"])
+def test_a_signal_stops_a_run_with_a_checkpoint(tmp_path, signals):
+    """SIGHUP comes twice, as the system and the shell each send one."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may themselves run under nohup
+    try:
+        process = start([sys.executable, str(ROOT / "pufferl.py"), "train", "squared",
+                         "--env.num-envs", "64", "--logger", "none", "--train.minibatch-size",
+                         "1024", "--train.total-timesteps", "1000000000"], cwd=tmp_path, text=True,
+                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    wait_for(lambda: process.poll() is not None
+             or list(tmp_path.glob("experiments/*/metrics.jsonl")))
+    for number in signals:
+        os.kill(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "stopping" in err and "checkpoint   " in out
+    [model] = tmp_path.glob("experiments/*/model_*.pt")
+    assert torch.load(model, weights_only=True)
+
+
+# -- errors in an environment's own code
 
 
 WRONG = """
@@ -478,48 +411,27 @@ class Wrong(gymnasium.Env):
 """
 
 
-def said_of(tmp_path, backend, where):
-    """What the command line says of that environment."""
-    path = tmp_path / "wrong.py"
-    path.write_text(WRONG)
-    options = ["--vec.backend", backend, "--vec.num-envs", "2", "--logger", "none", "--data-dir",
-               str(tmp_path)]
-    with pytest.raises(SystemExit) as ended:
-        pufferl.main(["train", f"{path}:Wrong", *options, "--env.where", where])
-    return str(ended.value)
-
-
-@pytest.mark.parametrize("where, words", [("step divides", "FloatingPointError: divide by zero"),
-                                          ("step exits", "SystemExit: 3"), ("reset exits", "SystemExit: 3"),
-                                          ("step is full", "MemoryError"),
-                                          ("reset is full", "MemoryError")])
-def test_what_may_be_ours_is_shown_by_an_environments_own_lines(tmp_path, where, words):
-    said = said_of(tmp_path, "serial", where)
-    assert ("this is in the environment's own code" in said.lower() and words in said
-            and "wrong.py" in said)
-    assert ("(environment 0 of " in said) == ("step" in where) and "emulation.py" not in said
-    assert ("out of memory: lower vec" in said) == ("full" in where)
-
-
-@pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
-def test_a_fault_says_which_environment(tmp_path, backend):
-    said = said_of(tmp_path, backend, "shape")
-    assert "the first step() breaks its space" in said and "(environment 0 of " in said
-    assert len(said.splitlines()) == 2
-
-
-@pytest.mark.parametrize("where", ["init", "reset", "step", "import"])
-@pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
-def test_an_environment_that_raises_is_shown_by_its_own_lines(tmp_path, where, backend):
+@pytest.mark.parametrize(("backend", "where", "words"), [
+    ("serial", "import", "ZeroDivisionError"), ("serial", "init", "the sky has fallen"),
+    ("serial", "reset", "the sky has fallen"), ("serial", "step", "the sky has fallen"),
+    ("serial", "reset exits", "SystemExit: 3"), ("serial", "step exits", "SystemExit: 3"),
+    ("serial", "step divides", "FloatingPointError: divide by zero"),
+    ("serial", "reset is full", "MemoryError"), ("serial", "step is full", "MemoryError"),
+    ("serial", "shape", r"step\(\)"), ("multiprocessing", "reset", "the sky has fallen"),
+    ("multiprocessing", "step", "the sky has fallen"), ("multiprocessing", "shape", r"step\(\)")])
+def test_an_error_in_an_environment_is_shown_by_its_own_lines(tmp_path, backend, where, words):
     path = tmp_path / "wrong.py"
     path.write_text(WRONG + ("1 / 0\n" if where == "import" else ""))
-    options = ["--vec.backend", backend, "--vec.num-envs", "2", "--logger", "none", "--data-dir",
-               str(tmp_path)]
-    options += ["--env.where", where] if where != "import" else []
-    with pytest.raises(SystemExit) as ended:
-        pufferl.main(["train", f"{path}:Wrong", *options])
-    said = str(ended.value)
-    assert said.splitlines()[0].startswith("pufferl.py: ") and "wrong.py" in said
-    assert ("ZeroDivisionError" if where == "import" else "RuntimeError: the sky has fallen") in said
-    assert not any(f"{name}.py" in said
+    with pytest.raises(SystemExit, match=words) as error:
+        pufferl.main(["train", f"{path}:Wrong", "--vec.backend", backend, "--vec.num-envs", "2",
+                      "--logger", "none", "--data-dir", str(tmp_path),
+                      *(["--env.where", where] if where != "import" else [])])
+    text = str(error.value)
+    assert text.startswith("pufferl.py: ")
+    assert ("(environment 0 of " in text) == ("step" in where or where == "shape")
+    assert ("wrong.py" in text) == (where != "shape")
+    assert ("vec." in text) == ("full" in where)  # what to lower
+    if where == "shape":
+        assert len(text.splitlines()) == 2
+    assert not any(f"{name}.py" in text
                    for name in ("workers", "emulation", "vector", "engines", "configuration"))

@@ -13,15 +13,15 @@ import functools
 import inspect
 
 import cuda_on_a_cpu
+import kernel_cases
 import ptx
 import pytest
-import test_kernel_promises
 import test_kernels
+import test_optim
 import torch
 
 import arena
 import kernels
-import optim
 
 WHERE = ([pytest.param("simulator", marks=pytest.mark.cudasim)] if arena.SIMULATOR else
          ["ptx", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -38,7 +38,10 @@ def on_the_gpu(function):
     def there(value):
         if isinstance(value, list):
             return [tuple(map(there, pair)) for pair in value]
-        return value.cuda() if isinstance(value, torch.Tensor) else value
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype,
+                                   device="cuda").copy_(value)
 
     def back(value, moved):
         if isinstance(value, list):
@@ -74,9 +77,9 @@ def through_the_gpu(request, monkeypatch):
             monkeypatch.setattr(kernels, name, on_the_gpu(getattr(kernels, name)))
 
 
-def borrowed(name, where=WHERE):
-    """A test of tests/test_kernels.py or tests/test_kernel_promises.py, on the GPU."""
-    test = (vars(test_kernels) | vars(test_kernel_promises))[f"test_{name}"]
+def borrowed(name, where):
+    """A test of a CPU's kernels or of Muon, on the GPU."""
+    test = (vars(test_kernels) | vars(test_optim))[f"test_{name}"]
 
     @functools.wraps(test)
     def call(*args, through_the_gpu, **kwargs):
@@ -88,28 +91,16 @@ def borrowed(name, where=WHERE):
     return pytest.mark.parametrize("through_the_gpu", where, indirect=True)(call)
 
 
-for name in (
-    "sample_discrete", "sample_continuous", "sample_deterministic_is_argmax_or_mean", "nan_sample",
-    "nan_sample_masked_action_is_never_taken", "advantage",
-    "advantage_of_values_relative_to_a_mean", "advantage_of_drawn_segments_equals_the_full_pass",
-    "nan_advantage", "priorities", "draw", "draw_takes_no_segment_without_a_mass",
-    "add_rows", "gather", "gather_normalises", "write_back",
-    "mingru_scan_and_every_gradient", "mingru_scan_equals_the_step_by_step_rollout", "mingru_step",
-    "nan_mingru", "mingru_in_bfloat16", "mingru_extreme_gates_stay_finite",
-    "ppo_loss_and_every_gradient", "ppo_loss_of_drawn_segments", "ppo_loss_at_ratio_one",
-    "ppo_loss_clamps_the_log_ratio", "ppo_loss_in_chunks_equals_the_whole",
-    "ppo_loss_writes_only_its_chunk",
-    "nan_ppo_loss", "advantage_moments_and_normalisation", "gradient_norm", "good_calls_are_good",
-    "wrong_size_is_refused_by_name", "wrong_dtype_is_refused_by_name",
-):
-    globals()[f"test_{name}"] = borrowed(name)
-
-# Too large for the simulator; on a GPU these are for bench/bench_kernels.py and
-# the tests of the trainer.
-for name in ("muon", "muon_zero_gradient_gives_a_zero_step_and_gaps_stay_zero",
-             "nan_moments_norm_and_muon"):
-    if not arena.SIMULATOR:
-        globals()[f"test_{name}"] = borrowed(name, ["ptx"])
+SIMULATED = ("values", "nan_is_never_lost", "a_masked_action_is_never_taken_for_a_nan")
+for name in SIMULATED if arena.SIMULATOR else (
+        *SIMULATED, "nan_in_a_scan", "bfloat16_rounds_only_what_is_written", "loss_in_chunks",
+        "loss_clamps_the_log_ratio", "explained_variance", "a_small_call_is_right",
+        "a_wrong_argument_is_refused_by_name"):
+    globals()[f"test_{name}"] = borrowed(name, WHERE)
+# On a GPU Muon is for bench/bench_kernels.py and the tests of the trainer.
+for name in ("muon", "a_zero_gradient_is_a_zero_step_and_gaps_stay_zero",
+             "a_gradient_that_is_not_finite_changes_nothing"):
+    globals()[f"test_{name}"] = borrowed(name, WHERE[:1])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -128,13 +119,9 @@ def launches():
         patch.setattr(arena, "SIMULATOR", True)
         patch.setattr(arena, "_launch", lambda driver, lanes, arguments: seen.setdefault(
             driver.__name__, (driver, arguments)))
-        for function, tensors, options in test_kernel_promises.good_calls().values():
-            function(**tensors, **options)
-        memory = kernels.Arena()
-        memory.adopt(torch.nn.Linear(3, 2))
-        optimizer = optim.Muon(memory, together=True)
-        memory.allocate()
-        optimizer.step(0.1)
+        for make in kernel_cases.SMALL.values():
+            make().run()
+        test_optim.made([(3, 2), (2,)], together=True)[2].step(0.1)
     return seen
 
 

@@ -19,30 +19,15 @@ from tools import doctor
 from tools.sweep import command, trials
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYERS = [  # docs/design.md; a file imports from those before its own
-    {"absolute_imports", "processes", "flat_spaces"},
-    {"arena", "checkpoints", "fast/cuda_cpp", "emulation", "ocean", "protein", "data_parallel", "diagnostics"},
-    {"kernels", "workers", "families/adapters", "environments", "tensors"},
-    {"fast/pictures", "fast/products"},
-    {"fast/recurrent"},
-    {"models"},
-    {"vector", "auto", "configuration"},
-    {"engines", "fast/compiled", "fast/fused", "optim", "loggers", "runs"},
-    {"ppo", "pufferl"},
-    {"tools/sweep/trials", "tools/sweep/report", "tools/sweep/command", "tools/watch", "tools/export", "tools/speed",
-     "tools/catalogue", "tools/history", "tools/doctor"},
-    {"pufferlib"},
-]
+# docs/design.md numbers the layers; a file imports from those before its own
+LAYERS = [set(re.findall(r"`([\w/]+?)(?:\.py|/)`", line)) for line in re.findall(
+    r"^\d+\. (.*(?:\n    .*)*)", (ROOT / "docs/design.md").read_text(), re.MULTILINE)]
 WITHIN = {  # what else a file may import, of its own layer
     "fast/cuda_cpp": {"arena"}, "auto": {"vector"}, "configuration": {"vector", "auto"},
     "environments": {"families/adapters"}, "runs": {"loggers"},
-    "fast/compiled": {"engines"}, "fast/fused": {"engines", "fast/compiled"},
+    "fast/compiled": {"engines"}, "fast/fused": {"engines"}, "fast/verify": {"engines"},
     "tools/sweep/report": {"tools/sweep/trials", "tools/watch"},
     "tools/sweep/command": {"tools/sweep/trials", "tools/sweep/report"}, "ocean": set(),
-}
-UPWARD = {  # a module above that a function reaches: (file, module): the function
-    ("engines", "fast/compiled"): {"choose"},
-    ("engines", "fast/fused"): {"choose", "plain_engine"},
 }
 PRIMITIVES = {"fast/cuda_cpp", "fast/pictures", "fast/products", "fast/recurrent"}
 BELOW_PRIMITIVES = {"arena", "kernels", "processes", "ocean"}  # what they import from the root
@@ -55,11 +40,15 @@ def layer(name):
 
 @functools.cache
 def files():
-    """The product's modules: those that git tracks, because a reader may have files of their own there."""
+    """The product's modules that git tracks: a reader may have files of their own there."""
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True)
     tracked = {ROOT / name for name in listed.stdout.splitlines()}
-    paths = [path for pattern in ("*.py", "fast/*.py", "families/*.py", "tools/**/*.py") for path in ROOT.glob(pattern)]
-    return sorted(path for path in paths if (path in tracked or not tracked) and path.name != "__init__.py")
+    paths = [path for pattern in ("*.py", "fast/*.py", "families/*.py", "tools/**/*.py")
+             for path in ROOT.glob(pattern) if path.name != "__init__.py"]
+    return sorted(path for path in paths if path in tracked or not tracked)
+
+
+ROOT_FILES = [path for path in files() if path.parent == ROOT]
 
 
 def name_of(path):
@@ -101,45 +90,29 @@ def imports(tree):
 
 
 def test_every_file_has_a_layer():
-    modules = {name_of(path) for path in files()} | {"ocean"}
-    assert modules == set().union(*LAYERS)
-    page = (ROOT / "docs/design.md").read_text()
-    listed = re.findall(r"^\d+\. (.*(?:\n    .*)*)", page, re.MULTILINE)
-    assert [set(re.findall(r"`([\w/]+?)(?:\.py|/)`", line)) for line in listed] == LAYERS
+    modules = [name_of(path) for path in files()] + ["ocean"]
+    assert sorted(modules) == sorted(name for layer in LAYERS for name in layer)
+    assert len(LAYERS) == 11 and len(ROOT_FILES) <= 24
 
 
 @pytest.mark.parametrize("path", files(), ids=name_of)
 def test_a_file_imports_from_below(path):
-    own = name_of(path)
-    for module, function in imports(tree_of(path)):
-        if (layer(module) is None or module == own or layer(module) < layer(own)
-                or module in WITHIN.get(own, ())):
+    name, tree = name_of(path), tree_of(path)
+    for module, function in imports(tree):
+        # verbs are imported by name, when they are asked for
+        assert path not in ROOT_FILES or not module.startswith("tools")
+        if layer(module) is None or module == name:
             continue
-        assert function in UPWARD.get((own, module), ()), (
-            f"{own} imports {module} from above it, in {function or 'the file itself'}")
-
-
-@pytest.mark.parametrize("name", sorted(PRIMITIVES))
-def test_a_primitive_imports_little(name):
-    """So that kernels.py, optim.py and models.py may import it."""
-    modules = {module for module, _ in imports(tree_of(ROOT / f"{name}.py")) if layer(module) is not None}
-    assert modules <= PRIMITIVES | BELOW_PRIMITIVES
-
-
-def test_the_root_names_no_tool():
-    """Verbs are imported by name, when they are asked for."""
-    for path in files():
-        if path.parent == ROOT:
-            assert not [module for module, _ in imports(tree_of(path)) if module.startswith("tools")], path.name
-
-
-def test_the_root_is_short():
-    assert len([path for path in files() if path.parent == ROOT]) <= 24
+        if name in PRIMITIVES:  # so that kernels.py, optim.py and models.py may import it
+            assert module in PRIMITIVES | BELOW_PRIMITIVES
+        assert layer(module) < layer(name) or module in WITHIN.get(name, ()), (
+            f"{name} imports {module} from above it, in {function or 'the file itself'}")
 
 
 def test_few_lines_are_wide():
-    paths = [path for folder in (".", "fast", "families", "tools", "tools/sweep", "bench", "tests", "ocean", "examples")
-             for path in (ROOT / folder).glob("*.py")]
+    folders = (".", "fast", "families", "tools", "tools/sweep", "bench", "tests", "ocean",
+               "examples")
+    paths = [path for folder in folders for path in (ROOT / folder).glob("*.py")]
     wide = {path: [len(line) > COLUMNS for line in path.read_text().splitlines()] for path in paths}
     share = sum(map(sum, wide.values())) / sum(map(len, wide.values()))
     most = sorted(wide, key=lambda path: -sum(wide[path]))[:5]
@@ -156,64 +129,65 @@ PAGES = ["README.md", ".github/CONTRIBUTING.md", ".github/SECURITY.md",
 def test_a_page_links_to_what_is_there(page):
     # code has brackets of its own
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)
-    for link in re.findall(r"\]\(([^)#]+)", text):
-        if "://" not in link:
-            assert ((ROOT / page).parent / link).exists(), f"{page}: {link}"
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    assert not [link for link in links if not ((ROOT / page).parent / link).exists()]
 
 
 def test_files_that_the_code_names_are_there():
-    """A missing one is passed over in silence: kernels are not compiled again, a traceback is cut elsewhere."""
-    named = [*arena.FILES, *map(Path, workers.OURS), trials.ROOT / command.TRAINER, doctor.ROOT / "docs/speed.md"]
-    assert not [path for path in named if not path.exists()]
-    for name in ("models", "fast.pictures"):  # whose classes are thread safe: engines.unsaid
-        assert f'"{name}"' in inspect.getsource(engines.unsaid) and importlib.import_module(name)
+    """A missing one is passed over in silence: kernels are not compiled again, a traceback is cut."""
+    paths = [*arena.FILES, *map(Path, workers.OURS), trials.ROOT / command.TRAINER,
+             doctor.ROOT / "docs/speed.md"]
+    assert not [path for path in paths if not path.exists()]
+    for name in ("models", "fast.pictures"):  # whose classes are thread safe: engines.classes_not_marked_thread_safe
+        source = inspect.getsource(engines.classes_not_marked_thread_safe)
+        assert f'"{name}"' in source and importlib.import_module(name)
 
 
 def test_the_readme_names_every_file_and_page():
     readme = (ROOT / "README.md").read_text()
-    assert not [path.name for path in files() if path.parent == ROOT and f"({path.name})" not in readme]
-    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"config", "examples", "docs", "tests"}
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    folders |= {"config", "examples", "docs", "tests"}
+    assert not [path.name for path in ROOT_FILES if f"({path.name})" not in readme]
     assert not [folder for folder in folders if f"({folder}" not in readme]
 
 
 def test_the_map_of_the_source_names_what_is_there():
-    named = re.findall(r"^(\w+)\.(\w+)\.(\w+)  ",
-                       (ROOT / "docs" / "README.md").read_text(), flags=re.M)
-    assert len(named) > 6
-    for file, cls, method in named:
+    page = (ROOT / "docs" / "README.md").read_text()
+    methods = re.findall(r"^(\w+)\.(\w+)\.(\w+)  ", page, flags=re.M)
+    assert len(methods) > 6
+    for file, cls, method in methods:
         body = (ROOT / f"{file}.py").read_text().partition(f"class {cls}")[2]
         assert f"    def {method}(" in body, f"{file}.{cls}.{method}"
 
 
 def test_no_processor_is_chosen_by_its_vendor():
     """Features are asked for (docs/design.md)."""
-    for path in files():
-        found = re.search(r"znver|GenuineIntel|AuthenticAMD|vendor_id|get_host_cpu_name",
-                          path.read_text())
-        assert not found, f"{path.name}: {found}"
+    vendors = r"znver|GenuineIntel|AuthenticAMD|vendor_id|get_host_cpu_name"
+    assert not [path.name for path in files() if re.search(vendors, path.read_text())]
 
 
-def said():
+def texts():
     """Every text in the source, with "..." for what is filled in."""
-    texts = []
+    found = []
     for path in (*files(), *(ROOT / "ocean").glob("*.py")):
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.JoinedStr):
                 parts = (str(part.value) if isinstance(part, ast.Constant) else "\0"
                          for part in node.values)
-                texts.append("".join(parts))
+                found.append("".join(parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                texts.append(node.value.replace("{}", "\0"))
-    return texts
+                found.append(node.value.replace("{}", "\0"))
+    return found
 
 
-def test_a_quoted_message_is_one_that_is_said():
-    page = (ROOT / "docs/troubleshooting.md").read_text().partition("## It says")[2].partition("\n\n## ")[0]
-    rows = [row.split(" | ")[0].removeprefix("| ") for row in page.splitlines()
+def test_a_quoted_message_is_one_of_the_source():
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    table = page.partition("## It says")[2].partition("\n\n## ")[0]
+    rows = [row.split(" | ")[0].removeprefix("| ") for row in table.splitlines()
             if row.startswith("| `")]
     assert len(rows) > 25 and rows == sorted(rows, key=lambda row: row.replace("`", "").lower())
-    texts = "\1".join(said())
+    source = "\1".join(texts())
     for quoted in itertools.chain.from_iterable(re.findall(r"`(.*?)`", row) for row in rows):
         parts = [part.strip() for part in quoted.split("...") if part.strip()]
         pattern = r"[^\1]*\0[^\1]*".join(map(re.escape, parts))  # within one text
-        assert re.search(pattern, texts), f"nothing says {quoted!r}"
+        assert re.search(pattern, source), f"no message is {quoted!r}"

@@ -1,15 +1,13 @@
 """Training on a GPU: on one (`pytest -m gpu`), and in any process on a recorder that stands for it.
 
-The recorder keeps tensors apart from the environments' arrays, runs the CUDA drivers (on the CPU, compiled), and
-captures as a GPU does: while it captures it notes each torch operation and each kernel with the tensors and the numbers
-it was handed, and a replay repeats exactly those. So a number that Python computes and a graph would bake in is found
-here too, as is memory that does not stay in its place. With `Streams` it finds work that another stream's does not wait
-for. What it cannot find: what only real memory does.
+The recorder keeps tensors apart from the environments' arrays, runs the CUDA drivers on the CPU, and captures as a GPU
+does: it notes each torch operation and each kernel with its tensors and numbers, and a replay repeats exactly those. So
+it finds a number of Python's that a graph bakes in, and memory that does not stay in its place. With `Streams` it finds
+work that does not wait for another stream's. It cannot find what only real memory does.
 """
 
 import contextlib
 import ctypes
-import json
 import math
 import shutil
 import subprocess
@@ -163,14 +161,28 @@ def recorded(execute):
     return launch
 
 
+def skip_without_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+
+
 @pytest.fixture(params=["recorder", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch):
-    """"cuda", or a device of the recorder."""
     if request.param == "cuda":
-        if not torch.cuda.is_available():
-            pytest.skip("there is no CUDA device")
-        return
-    install(monkeypatch, on_a_cpu)
+        skip_without_gpu()
+    else:
+        install(monkeypatch, on_a_cpu)
+
+
+ON_RECORDER = pytest.mark.parametrize("device", ["recorder"], indirect=True)
+TRAINERS = []
+
+
+@pytest.fixture(autouse=True)
+def released(monkeypatch):  # which ends later
+    yield
+    while TRAINERS:
+        TRAINERS.pop().release()
 
 
 def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None, squash=False, vec=None, **settings):
@@ -187,23 +199,30 @@ def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None,
         models.squash(policy, vecenv.single_action_space)
     settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5, "device": "cuda",
                 "log_interval": 1e9, "data_dir": None, "ent_coef": 0.01, "anneal_ent_coef": True, **settings}
-    return pufferl.PuffeRL(settings, vecenv, policy)
+    TRAINERS.append(pufferl.PuffeRL(settings, vecenv, policy))
+    return TRAINERS[-1]
+
+
+def train(trainer, epochs):
+    """The losses of the last of so many epochs."""
+    for _ in range(epochs):
+        trainer.evaluate()
+        losses = trainer.train()
+    return losses
 
 
 def run(epochs, tf32=True, **settings):
-    """(weights, values, actions, losses) after some epochs."""
+    """([weights, values, actions, bootstraps], losses, replays of graphs) after some epochs."""
     trainer = make_trainer(**settings)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-    device = getattr(trainer.buffers, "device", None)
-    try:
-        for _ in range(epochs):
-            trainer.evaluate()
-            losses = trainer.train()
-        buffers = trainer.buffers
-        tensors = trainer.arena.flat("weights"), buffers.values, buffers.storage["actions"], buffers.bootstraps
-        return [tensor.to("cpu", copy=True) for tensor in tensors], losses, getattr(device, "replays", None)
-    finally:
-        trainer.release()
+    device, losses = getattr(trainer.buffers, "device", None), train(trainer, epochs)
+    buffers = trainer.buffers
+    tensors = trainer.arena.flat("weights"), buffers.values, buffers.storage["actions"], buffers.bootstraps
+    return [tensor.to("cpu", copy=True) for tensor in tensors], losses, getattr(device, "replays", None)
+
+
+def all_equal(ones, others):
+    return all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
 
 
 PLACES = {  # where environments step
@@ -256,23 +275,8 @@ def test_graphs_change_no_result(device, case, monkeypatch):
     buffers, pieces = 1 if case == "encoded" else 4, 5 if "network" in CASES[case] else 1
     assert replays is None or replays > 2 * (buffers * 9 + 1 + pieces * 4) - 1
     assert len(rollouts) == (0 if "network" in CASES[case] else 2 * buffers)  # without the interpreter
-    for one, other in zip(graphs, eager, strict=True):
-        assert torch.equal(one, other)
-    assert losses == eager_losses
+    assert all_equal(graphs, eager) and losses == eager_losses
     assert not np.isnan(list(losses.values())).any()
-
-
-@pytest.mark.parametrize("device", ["recorder"], indirect=True)
-def test_small_minibatches_are_few_launches(device):
-    """What a minibatch costs on a GPU if it is small: 140 before its small kernels were put together, 64 (and the
-    copies that torch hides in ten of them) before those of kernels.cu, 34 before the gradients were written without
-    a zero first and the write-back counted the minibatches."""
-    trainer = make_trainer(cudagraphs=1)
-    for _ in range(3):
-        trainer.evaluate()
-        trainer.train()
-    assert 27 < len(launches(trainer, trainer._minibatch)) <= 29, launches(trainer, trainer._minibatch)
-    trainer.release()
 
 
 def launches(trainer, key):
@@ -282,31 +286,26 @@ def launches(trainer, key):
         "empty" not in str(call[0]) and (call[3] is not None or call[0]._schema.is_mutable))]
 
 
-@pytest.mark.parametrize("device", ["recorder"], indirect=True)
+@ON_RECORDER
 @pytest.mark.parametrize("fits, step, final", [(True, 4, 5), (False, 10, 15)], ids=["in one kernel", "by products"])
 def test_a_rollouts_step_is_few_launches(device, fits, step, final, monkeypatch):
     """Two copies from the host, the policy's step and a copy of the actions; and the values of final observations."""
     if not fits:
         as_if_it_did_not_fit(monkeypatch)
     trainer = make_trainer(cudagraphs=1)
-    for _ in range(3):
-        trainer.evaluate()
-        trainer.train()
+    train(trainer, 3)
     for key, count in ((("step", 0, 1), step), (("final", 0), final)):
         assert len(launches(trainer, key)) == count, launches(trainer, key)
-    trainer.release()
+    assert 27 < len(launches(trainer, trainer._minibatch)) <= 29, launches(trainer, trainer._minibatch)
 
 
-@pytest.mark.parametrize("device", ["recorder"], indirect=True)
-@pytest.mark.parametrize("precision, near", [("float32", 1e-5), ("bfloat16", 0.02)])
-@pytest.mark.parametrize("case", ["masks", "squashed"])
+@ON_RECORDER
+@pytest.mark.parametrize("case, precision, near", [("masks", "float32", 1e-5), ("squashed", "bfloat16", 0.02)])
 def test_the_first_ratios_are_one(device, case, precision, near):
     """The rollout's step and learning's forward round alike, but for the order of sums."""
     trainer = make_trainer(**{**CASES[case], "precision": precision, "replay_ratio": 0.25, "learning_rate": 1e-9})
-    trainer.evaluate()
-    trainer.train()
+    train(trainer, 1)
     assert (trainer.buffers.new_ratios - 1).abs().max() < near and trainer.buffers.new_ratios.min() > 0
-    trainer.release()
 
 
 def test_nothing_is_captured_before_it_has_run(device):
@@ -314,8 +313,7 @@ def test_nothing_is_captured_before_it_has_run(device):
     settings = {"optimizer": "adam", "learning_rate": 0.001, "replay_ratio": 0.25, "minibatch_size": 512}
     eager, _, _ = run(12, **settings, cudagraphs=-1)
     graphs, _, replays = run(12, **settings, cudagraphs=2)
-    assert replays is None or replays > 0
-    assert all(torch.equal(one, other) for one, other in zip(graphs, eager, strict=True))
+    assert (replays is None or replays > 0) and all_equal(graphs, eager)
 
 
 @pytest.mark.parametrize("case", slow_but(CASES, *FAST))
@@ -332,7 +330,7 @@ def test_the_first_epochs_are_those_of_a_cpu(device, case, monkeypatch):
 
 
 @pytest.mark.parametrize("case", slow_but(["breakout", "continuous, truncated", "squashed"], "squashed"))
-@pytest.mark.parametrize("device", ["recorder"], indirect=True)
+@ON_RECORDER
 def test_what_the_compiler_for_a_gpu_made_trains_as_well(device, case, launcher, monkeypatch):
     """Through graphs, every kernel of numba.cuda by its PTX, and the others by what the compiler reads."""
     if case == "breakout":
@@ -356,18 +354,32 @@ def test_bootstraps_are_set_where_an_episode_was_cut(device):
         cut = (trainer.buffers.host["truncations"] != 0) & (trainer.buffers.host["terminals"] == 0)
         assert cut.any() and torch.equal(trainer.buffers.bootstraps.cpu() != 0, cut)
         trainer.train()
-    trainer.release()
+
+
+class Waits(models.FeedForward):
+    def encode_observations(self, observations, state=None):
+        hidden = super().encode_observations(observations)
+        return hidden if hidden.sum().item() > -1e9 else -hidden
+
+
+class Counts(models.FeedForward):
+    calls = 0
+
+    def encode_observations(self, observations, state=None):
+        self.calls += 1  # a number outside of tensors: a graph keeps the one it was captured with
+        return super().encode_observations(observations) * (1 + self.calls % 5)
 
 
 def test_a_network_that_cannot_be_captured_runs_without(device, capsys):
-    class Waits(models.FeedForward):
-        def encode_observations(self, observations, state=None):
-            hidden = super().encode_observations(observations)
-            return hidden if hidden.sum().item() > -1e9 else -hidden
-
     _, losses, replays = run(4, network=Waits, cudagraphs=2)
     assert math.isfinite(losses["policy_loss"]) and not replays
-    assert "cannot be captured" in capsys.readouterr().err
+    assert "train.cudagraphs" in capsys.readouterr().err
+
+
+def test_a_network_whose_graph_differs_runs_without(device, capsys):
+    _, _, replays = run(4, network=Counts, cudagraphs=2)
+    assert "train.cudagraphs" in capsys.readouterr().err
+    assert replays is None or replays == 3  # the comparison's own
 
 
 def test_an_error_of_the_driver_is_no_end_of_the_run(device, capsys, monkeypatch):
@@ -378,76 +390,37 @@ def test_an_error_of_the_driver_is_no_end_of_the_run(device, capsys, monkeypatch
 
     trainer = make_trainer(cudagraphs=1)
     monkeypatch.setattr(trainer.buffers.device, "capture", capture)
-    for _ in range(3):
-        trainer.evaluate()
-        trainer.train()
+    train(trainer, 3)
     assert "DriverError" in capsys.readouterr().err
-    trainer.release()
-
-
-def test_a_network_whose_graph_differs_runs_without(device, capsys):
-    class Counts(models.FeedForward):
-        calls = 0
-
-        def encode_observations(self, observations, state=None):
-            self.calls += 1  # a number outside of tensors: a graph keeps the one it was captured with
-            return super().encode_observations(observations) * (1 + self.calls % 5)
-
-    _, _, replays = run(4, network=Counts, cudagraphs=2)
-    assert "differ" in capsys.readouterr().err
-    assert replays is None or replays == 3  # the comparison's own
-
-
-def test_a_numpy_that_numba_cuda_does_not_know_is_named():
-    pytest.importorskip("numba_cuda")
-    script = ("import numpy, torch; from fast import fused; del numpy.row_stack\n"
-              "torch.cuda.is_available = lambda: True\n"
-              "try: fused.find_gpu(1)\nexcept fused.ConfigError as error: print(error)")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=arena.FOLDER, check=True)
-    assert "does not run with numpy" in done.stdout and "numpy<2.5" in done.stdout
 
 
 def test_what_is_not_finite_is_named_and_changes_no_weight(device):
     trainer = make_trainer(cudagraphs=1)
-    for _ in range(2):
-        trainer.evaluate()
-        trainer.train()
+    train(trainer, 2)
     trainer.evaluate()
     trainer.storage["rewards"][3, 5] = math.nan
     before = trainer.arena.flat("weights").clone()
-    with pytest.raises(FloatingPointError, match="rewards not finite, first at step 3"):
+    with pytest.raises(FloatingPointError, match="rewards"):
         trainer.train()
     assert torch.equal(trainer.arena.flat("weights"), before)
-    trainer.release()
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adam"])
 def test_resume_goes_on_bit_for_bit(device, tmp_path, optimizer):
+    """In another trainer, and in one whose graphs were made before."""
     settings = {"cudagraphs": 1, "optimizer": optimizer, "learning_rate": 0.002}
-    whole = make_trainer(**settings)
-    for epoch in range(5):
-        whole.evaluate()
-        whole.train()
-        if epoch == 2:
-            whole.save_checkpoint(tmp_path / "state.pt")
-    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    whole, path, found = make_trainer(**settings), tmp_path / "state.pt", []
+    train(whole, 3)
+    whole.save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)
     assert all(tensor.device.type == "cpu" for tensor in [*saved["model"].values(), *saved["tensors"].values()])
-    resumed = make_trainer(**settings)
-    resumed.load_checkpoint(tmp_path / "state.pt")
-    for _ in range(2):
-        resumed.evaluate()
-        resumed.train()
-    for name in ("weights", "gradients"):
-        assert torch.equal(resumed.arena.flat(name), whole.arena.flat(name))
-    assert torch.equal(resumed.storage["actions"], whole.storage["actions"])
-    whole.load_checkpoint(tmp_path / "state.pt")  # whose graphs were made before
-    for _ in range(2):
-        whole.evaluate()
-        whole.train()
-    for name in ("weights", "gradients"):
-        assert torch.equal(resumed.arena.flat(name), whole.arena.flat(name))
-    whole.release()
-    resumed.release()
+    for trainer in (whole, make_trainer(**settings), whole):
+        if found:
+            trainer.load_checkpoint(path)
+        train(trainer, 2)
+        found.append([trainer.arena.flat("weights").clone(), trainer.arena.flat("gradients").clone(),
+                      trainer.storage["actions"].clone()])
+    assert all_equal(found[1], found[0]) and all_equal(found[2], found[0])
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adam"])
@@ -455,28 +428,20 @@ def test_resume_goes_on_bit_for_bit(device, tmp_path, optimizer):
 def test_what_is_frozen_after_graphs_were_made_stays(device, network, optimizer):
     trainer = make_trainer(network=network, cudagraphs=1, optimizer=optimizer, learning_rate=0.002, weight_decay=0.1)
 
-    def epochs(count):
-        for _ in range(count):
-            trainer.evaluate()
-            trainer.train()
+    def weights(epochs):
+        train(trainer, epochs)
         return {name: parameter.detach().clone() for name, parameter in trainer.policy.named_parameters()}
 
-    before = epochs(3)
-    assert trainer.engine.captured
+    before = weights(3)
+    assert trainer.engine.captures._is_done
     for name, parameter in trainer.policy.named_parameters():
         parameter.requires_grad_(not name.startswith("encoder"))
-    after = epochs(4)
-    assert trainer.engine.captured, "anew"
+    after = weights(4)
+    assert trainer.engine.captures._is_done, "anew"
     assert all(torch.equal(before[name], after[name]) == name.startswith("encoder") for name in before)
     trainer.policy.requires_grad_(True)
-    thawed = epochs(4)
+    thawed = weights(4)
     assert not any(torch.equal(after[name], thawed[name]) for name in after)
-    trainer.release()
-
-
-def test_python_environments_train(device):
-    _, losses, _ = run(4, env="gym/CartPole-v1", num_envs=8, minibatch_size=32, cudagraphs=2)
-    assert math.isfinite(losses["value_loss"])
 
 
 @pytest.mark.slow
@@ -491,7 +456,6 @@ def test_it_learns(device):
         trainer.train()
         if trainer.epoch % 10 == 0:
             best, trainer.statistics._totals = max(best, score), {}
-    trainer.release()
     assert best >= 475
 
 
@@ -501,15 +465,15 @@ def test_it_learns(device):
     {"device": "cpu"}, *(pytest.param({"device": "cuda", "cudagraphs": graphs}, marks=pytest.mark.gpu)
                          for graphs in (-1, 2))], ids=["cpu", "eager", "graphs"])
 def test_torch_compile_changes_no_result(network, where):
-    if where["device"] == "cuda" and not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device")
-    if where["device"] == "cpu" and shutil.which("c++") is None:
+    if where["device"] == "cuda":
+        skip_without_gpu()
+    elif shutil.which("c++") is None:
         pytest.skip("torch.compile wants a C++ compiler")
-    wrapper = {"feed-forward": lambda vecenv: models.FeedForward(vecenv, 16),
-               "mingru": lambda vecenv: models.MinGRUWrapper(vecenv, models.FeedForward(vecenv, 16), 16),
-               "lstm": lambda vecenv: models.LSTMWrapper(vecenv, models.FeedForward(vecenv, 16), 16)}[network]
-    plain, losses, _ = run(4, network=wrapper, env="cartpole", **where)
-    traced, others, _ = run(4, network=wrapper, env="cartpole", compile=True, **where)
+    wrapper = {"feed-forward": lambda vecenv, inner, size: inner, "mingru": models.MinGRUWrapper,
+               "lstm": models.LSTMWrapper}[network]
+    settings = {"network": lambda vecenv: wrapper(vecenv, models.FeedForward(vecenv, 16), 16), "env": "cartpole"}
+    plain, losses, _ = run(4, **settings, **where)
+    traced, others, _ = run(4, **settings, compile=True, **where)
     torch.testing.assert_close(traced[0], plain[0], rtol=1e-3, atol=1e-4)
     assert others == pytest.approx(losses, rel=1e-2, abs=1e-3)
 
@@ -589,31 +553,38 @@ def test_a_capture_that_fails_leaves_the_allocator_as_it_was(monkeypatch):
     assert called == [("begin", 0), "end", (3, 0), ("begin", 1), "end", (3, 1)] and not gpu._graphs
 
 
-def test_a_system_that_locks_no_memory_is_named_once(monkeypatch, capsys):
+def pin_where_no_memory_is_locked():
     def refuse(error):
         raise RuntimeError("operation not supported")
 
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: types.SimpleNamespace(cudaHostRegister=lambda *call: 801))
-    monkeypatch.setattr(torch.cuda, "check_error", refuse)
     gpu = object.__new__(fused.Gpu)
     gpu._pinned, gpu._refused = [], False
-    for _ in range(3):
-        gpu.pin(np.zeros(4096, np.uint8))
-    assert gpu._pinned == [] and capsys.readouterr().err.count("locks no memory for copies (operation not") == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "cudart", lambda: types.SimpleNamespace(cudaHostRegister=lambda *call: 801))
+        patch.setattr(torch.cuda, "check_error", refuse)
+        for _ in range(3):
+            gpu.pin(np.zeros(4096, np.uint8))
+    assert gpu._pinned == []
 
 
-def test_a_missing_gpu_is_said(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(pufferl.ConfigError, match="finds no GPU"):
-        make_trainer()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("numba.cuda.implementation", "Built-in")
-    with pytest.raises(pufferl.ConfigError, match="is numba's own here"):
-        make_trainer()
-    monkeypatch.setattr("numba.cuda.implementation", "NVIDIA")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(pufferl.ConfigError, match="needs CuPy"):
-        make_trainer()
+def test_a_system_that_locks_no_memory_is_named_once(capsys):
+    pin_where_no_memory_is_locked()
+    assert capsys.readouterr().err.count("train.device") == 1
+
+
+def find_gpu(available=True, implementation="NVIDIA", knows_numpy=True, has_cupy=True):
+    """Ask for a GPU on a system that lacks some of what it takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: available)
+        patch.setattr("numba.cuda.implementation", implementation)
+        if not knows_numpy:
+            patch.setitem(sys.modules, "numba.cuda.np", types.ModuleType("np"))
+        if not has_cupy:
+            patch.setattr("importlib.util.find_spec", lambda name: None)
+        fused.find_gpu(1)
+
+
+def test_settings_of_another_device_are_refused():
     with pytest.raises(pufferl.ConfigError, match="cudagraphs"):
         make_trainer(cudagraphs=0, device="cpu")
 
@@ -685,7 +656,7 @@ class Streams(Recorder):
 
 
 @pytest.mark.parametrize("place", ["tensors", "plain", "graphs", "host"])
-@pytest.mark.parametrize("device", ["recorder"], indirect=True)
+@ON_RECORDER
 def test_streams_wait_for_each_other(device, place, monkeypatch):
     """All of a run in order, also two rollouts in a row, wherever the environments are."""
     monkeypatch.setattr(Stream, "every", [])
@@ -705,29 +676,27 @@ def test_streams_wait_for_each_other(device, place, monkeypatch):
                 trainer.evaluate()
             trainer.train()
     assert len([stream for stream in Stream.every if stream.given]) >= 2
-    trainer.release()
 
 
-@pytest.mark.parametrize("device", ["recorder"], indirect=True)
+@ON_RECORDER
 def test_what_the_host_does_not_read_is_neither_pinned_nor_copied(device):
     """Of environments that live where the policy does: no observations, but those of the agents that a log looks at."""
     trainer, copied = make_trainer(**PLACES["tensors"]), {}
     pinned = {array.ctypes.data for array in trainer.buffers.device.pinned}
     used = {name for name, tensor in trainer.buffers.host.items() if tensor is not None and tensor.data_ptr() in pinned}
     assert used == {"rewards", "resets", "valid", "terminals", "truncations"}
-    on_host = trainer.engine.on_host
+    on_host = trainer.buffers.on_host
 
     def copy(name, *part):
         copied.setdefault(name, []).append(on_host(name, *part))
         return copied[name][-1]
 
-    trainer.engine.on_host = copy
+    trainer.buffers.on_host = copy
     trainer.evaluate()
     trainer.train()
     trainer.mean_and_log()
     assert max(part.numel() for part in copied["observations"]) <= trainer.storage["observations"].numel() / 2
     assert copied["actions"][0].shape[1] == 16 and copied["rewards"][0].shape[1] == 64
-    trainer.release()
 
 
 def test_torch_has_its_precision_back_after_a_run(monkeypatch):
@@ -748,30 +717,23 @@ def test_torch_has_its_precision_back_after_a_run(monkeypatch):
 
 @pytest.mark.gpu
 def test_after_warm_up_nothing_is_allocated_and_nothing_waits_but_for_the_actions():
-    if not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device")
+    skip_without_gpu()
     trainer = make_trainer(num_envs=1024, horizon=16, minibatch_size=4096, cudagraphs=2)
-    for _ in range(4):
-        trainer.evaluate()
-        trainer.train()
+    train(trainer, 4)
     torch.cuda.synchronize()
     before, reserved = torch.cuda.memory_stats()["num_device_alloc"], torch.cuda.memory_reserved()
     with torch.profiler.profile() as profile:
-        trainer.evaluate()
-        trainer.train()
+        train(trainer, 1)
     assert torch.cuda.memory_stats()["num_device_alloc"] == before and torch.cuda.memory_reserved() == reserved
     # Those for the actions are the driver's, not the runtime's: no interpreter makes them.
-    waits = sum(event.count for event in profile.key_averages() if event.key.startswith("cuda") and
-                "Synchronize" in event.key)
-    seen = {event.key: event.count for event in profile.key_averages()}
-    assert waits <= trainer.vecenv.num_buffers + 16, json.dumps(seen, indent=1)
-    trainer.release()
+    events = {event.key: event.count for event in profile.key_averages()}
+    waits = sum(count for key, count in events.items() if key.startswith("cuda") and "Synchronize" in key)
+    assert waits <= trainer.vecenv.num_buffers + 16, events
 
 
 def there(place):
     """One of PLACES on this GPU."""
-    if not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device")
+    skip_without_gpu()
     gpu = {"device": torch.device("cuda", torch.cuda.current_device())}
     options = "env_kwargs" if place == "tensors" else "vec"
     return PLACES[place] | {options: PLACES[place][options] | gpu}
@@ -793,7 +755,6 @@ def test_the_last_values_come_before_what_follows(place):
         torch.cuda.synchronize()
         assert torch.equal(seen, trainer.buffers.values) and seen[-1].any()
         trainer.train()
-    trainer.release()
 
 
 @pytest.mark.gpu
@@ -804,14 +765,12 @@ def test_environments_of_tensors_step_on_the_default_stream():
     trainer.vecenv._env.step_into = lambda row: (streams.add(torch.cuda.current_stream()), step(row))
     trainer.evaluate()
     assert streams == {torch.cuda.default_stream()}
-    trainer.release()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("network", ["mingru", "lstm"])
 def test_bfloat16_stays_finite(network):
-    if not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device")
+    skip_without_gpu()
     tensors, losses, _ = run(20, network=network, precision="bfloat16", num_envs=256)
     assert all(torch.isfinite(tensor.float()).all() for tensor in tensors)
     assert all(map(math.isfinite, losses.values()))
@@ -821,4 +780,3 @@ def test_a_minibatch_is_one_part_on_a_gpu(device, monkeypatch):
     monkeypatch.setattr(engines, "PASS", 1)  # where a CPU's minibatch would be cut into single segments
     trainer = make_trainer()
     assert trainer.engine.at_once == 128
-    trainer.close()

@@ -1,7 +1,5 @@
-"""Families without Gymnasium ids: each that is installed runs, repeats its episodes
-and keeps to its spaces."""
+"""Environments by name: families, packages, files, and the command that checks one."""
 
-import contextlib
 import importlib.util
 import re
 import subprocess
@@ -12,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from conftest import slow_but
+from small_envs import allowed_actions, same_as_bare
 
 import configuration
 import emulation
@@ -21,8 +20,7 @@ import vector
 from families import adapters
 
 ROOT = Path(__file__).resolve().parent.parent
-# name, its package, settings, whether a seed repeats the episodes
-FAMILIES = [
+FAMILIES = [  # name, its package, settings, whether a seed repeats the episodes
     # its creatures come in the order of their addresses
     ("crafter/reward", "crafter", {"length": 30}, False),
     ("procgen/coinrun", "procgen", {"num_envs": 2}, True),
@@ -37,125 +35,68 @@ FAMILIES = [
 ]
 
 
-def allowed_actions(vecenv, rng):
-    """Random actions among those that the masks allow."""
-    if not vecenv.action_heads:
-        return rng.uniform(-1, 1, (vecenv.num_agents, vecenv.action_dims)).astype(np.float32)
-    masks, columns, first = vecenv.storage.action_masks, [], 0
-    for size in vecenv.action_heads:
-        allowed = (np.ones((vecenv.num_agents, size)) if masks is None
-                   else masks[-1][:, first : first + size])
-        columns.append(np.argmax(rng.random((vecenv.num_agents, size)) * (allowed > 0), axis=1))
-        first += size
-    return np.stack(columns, axis=1)
-
-
-def episodes(vecenv, steps):
-    rng = np.random.default_rng(0)
-    history = [vecenv.reset(seed=11)[0].copy()]
-    for _ in range(steps):
-        history.append(vecenv.step(allowed_actions(vecenv, rng))[0].copy())
-    return history
-
-
 def summed(name):
-    """Of rewards that are several, the sum: the way out that the Fault names."""
+    """Of rewards that are several, the sum: the remedy that the Fault names."""
     return gymnasium.wrappers.TransformReward(gymnasium.make(name), sum)
 
 
-# Packages that nobody had in mind here: module, id, how it is made, steps (2,000, fewer of those
-# that take too long, or whose later episodes differ under one seed by themselves)
+# Other packages: module, id, how it is made, steps (2,000, fewer of those that take too long, or
+# whose later episodes differ under one seed by themselves)
 BARE = [
-    ("flappy_bird_gymnasium", "FlappyBird-v0", gymnasium.make, 2000),
-    ("highway_env", "highway-fast-v0", gymnasium.make, 100),
-    ("highway_env", "parking-v0", gymnasium.make, 200),
-    ("mo_gymnasium", "deep-sea-treasure-v0", summed, 2000),
-    ("lbforaging", "Foraging-8x8-2p-3f-v3", summed, 2000),
-    ("rware", "rware-tiny-2ag-v2", summed, 2000),
-    ("popgym", "popgym-RepeatPreviousEasy-v0", gymnasium.make, 2000),
-    ("gym_pusht", "gym_pusht/PushT-v0", gymnasium.make, 2000),
-    ("gymnasium_robotics", "PointMaze_UMaze-v3", gymnasium.make, 2000),
-    ("panda_gym", "PandaReach-v3", gymnasium.make, 49),
-    ("PyFlyt.gym_envs", "PyFlyt/QuadX-Hover-v4", gymnasium.make, 300),
-    ("ale_py", "ALE/Pong-v5", gymnasium.make, 2000),
+    ("flappy_bird_gymnasium", "FlappyBird-v0", "gymnasium.make", 2000),
+    ("highway_env", "highway-fast-v0", "gymnasium.make", 100),
+    ("highway_env", "parking-v0", "gymnasium.make", 200),
+    ("mo_gymnasium", "deep-sea-treasure-v0", "summed", 2000),
+    ("lbforaging", "Foraging-8x8-2p-3f-v3", "summed", 2000),
+    ("rware", "rware-tiny-2ag-v2", "summed", 2000),
+    ("popgym", "popgym-RepeatPreviousEasy-v0", "gymnasium.make", 2000),
+    ("gym_pusht", "gym_pusht/PushT-v0", "gymnasium.make", 2000),
+    ("gymnasium_robotics", "PointMaze_UMaze-v3", "gymnasium.make", 2000),
+    ("panda_gym", "PandaReach-v3", "gymnasium.make", 49),
+    ("PyFlyt.gym_envs", "PyFlyt/QuadX-Hover-v4", "gymnasium.make", 300),
+    ("ale_py", "ALE/Pong-v5", "gymnasium.make", 2000),
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("package", "name", "make", "steps"), BARE,
-                         ids=[name for _, name, *_ in BARE])
-def test_an_environment_is_what_it_is_without_us(package, name, make, steps):
-    """In a process of its own, as what a package registers stays."""
+def run_apart(package, script):
+    """In another process, as a JVM, an emulator and what a package registers stay in it."""
     if importlib.util.find_spec(package.partition(".")[0]) is None:
         pytest.skip(f"needs {package}: docs/environments.md has its install line")
-    how = "summed" if make is summed else "gymnasium.make"
-    script = ("import sys; sys.path.insert(0, 'tests'); from test_environments import *; "
-              f"import {package}; same_as_bare(lambda: {how}({name!r}), {steps})")
-    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True,
-                            text=True, timeout=600)
-    assert result.returncode == 0, result.stdout + result.stderr
+    script = f"import sys; sys.path.insert(0, 'tests'); from test_environments import *; {script}"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
+                          timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-def same_as_bare(make, steps=2000, seed=5):
-    """Hold what the trainer sees of an environment of Gymnasium's, step by step, to what it gives
-    by itself under the same seed and actions: observations unflattened, rewards, ends, final
-    observations. Returns the episodes seen."""
-    rng, episodes = np.random.default_rng(seed), 0
-    with contextlib.closing(make()) as bare, vector.make(make, 1, backend="serial") as vecenv:
-        observation, action = emulation.FlatObservation(bare.observation_space), emulation.FlatAction(bare.action_space)
-        flat = emulation.FlatAction(bare.action_space).flat_space
-        flat.seed(seed)
-
-        def equal(seen, expected, t):
-            ours, theirs = observation.flatten(observation.unflatten(seen)), observation.flatten(expected)
-            np.testing.assert_array_equal(seen.reshape(ours.shape), ours,
-                                          f"step {t}: flat and back")
-            np.testing.assert_array_equal(ours, theirs, f"step {t}")
-
-        bare.reset()  # as the question whether there are masks does
-        equal(vecenv.reset(seed=seed)[0][0], bare.reset(seed=seed)[0], 0)
-        masked = vecenv.storage.action_masks is not None
-        for t in range(1, steps + 1):
-            row = allowed_actions(vecenv, rng) if masked else np.reshape(flat.sample(), (1, -1))
-            actions = np.reshape(row, (1, *vecenv.single_action_space.shape))
-            seen, rewards, terminals, truncations, _ = vecenv.step(actions)
-            expected, reward, terminated, truncated, _ = bare.step(action.unflatten(row[0]))
-            assert rewards[0] == np.float32(np.ravel(reward)[0]), (
-                f"step {t}: reward {rewards[0]}, not {reward}")
-            assert (bool(terminals[0]), bool(truncations[0])) == (bool(terminated), bool(truncated)), f"step {t}"
-            if terminated or truncated:
-                if truncated:
-                    equal(vecenv.storage.final_observations[0], expected, t)
-                expected, episodes = bare.reset()[0], episodes + 1
-            equal(seen[0], expected, t)
-    return episodes
+@pytest.mark.slow
+@pytest.mark.parametrize(("package", "name", "make", "steps"), BARE, ids=[row[1] for row in BARE])
+def test_an_environment_of_another_package_is_as_it_is_bare(package, name, make, steps):
+    run_apart(package, f"import {package}; same_as_bare(lambda: {make}({name!r}), {steps})")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=[name for name, *_ in FAMILIES])
 def test_a_family_runs(family):
-    """In a process of its own: a JVM, an emulator and old Gym would stay in this one."""
-    if importlib.util.find_spec(family[1]) is None:
-        pytest.skip(f"needs {family[1]}: docs/environments.md has its install line")
-    script = f"import sys; sys.path.insert(0, 'tests'); from test_environments import *; check_family{family}"
-    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True,
-                            text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
+    run_apart(family[1], f"check_family{family}")
 
 
 def check_family(name, package, settings, repeats):
+    def episodes():
+        rng = np.random.default_rng(0)
+        return [vecenv.reset(seed=11)[0].copy(), *(
+            vecenv.step(allowed_actions(vecenv, rng))[0].copy() for _ in range(40))]
+
     with vector.make(name, 1, env_kwargs=settings) as vecenv:
-        assert vecenv.num_agents >= 1
-        first = episodes(vecenv, 40)
-        space = vecenv.single_observation_space
-        assert all(observation in space
-                   for observation in first[-1][vecenv.storage.valid[-1].astype(bool)])
+        first, space = episodes(), vecenv.single_observation_space
+        assert all(row in space for row in first[-1][vecenv.storage.valid[-1].astype(bool)])
         log = vecenv.log()
         if {"length", "max_episode_steps", "max_cycles", "max_steps"} & settings.keys():
             assert log["n"] >= 1 and log["episode_length"] <= 40
         if repeats:
-            for a, b in zip(first, episodes(vecenv, 40), strict=True):
-                np.testing.assert_array_equal(a, b)
+            np.testing.assert_array_equal(first, episodes())
+
+
+assert same_as_bare  # for run_apart, and for the script in docs/environments.md
 
 
 def test_a_missing_package_is_named(monkeypatch):
@@ -164,9 +105,11 @@ def test_a_missing_package_is_named(monkeypatch):
 
     monkeypatch.setitem(environments.FAMILIES, "missing", missing)
     assert environments.load_creator("missing/thing").settings == {"size": 3}
-    with pytest.raises(ImportError,
-                       match=r"missing/thing: .*package_that_nobody_has.*install line"):
-        vector.make("missing/thing")
+    for name, package in (("missing/thing", "package_that_nobody_has"),
+                          ("gym/no_such_package:Mine-v4", "no_such_package"),
+                          ("pettingzoo/butterfly/nothing_v0", "nothing_v0")):
+        with pytest.raises(ImportError, match=package):
+            vector.make(name)
     assert environments.load_creator("missing_too/thing") is None
 
 
@@ -187,56 +130,48 @@ gymnasium.register("Two-v0", entry_point=Two)
 
 
 @pytest.fixture
-def somebodys_package(tmp_path, monkeypatch):
-    (tmp_path / "somebodys_package.py").write_text(PACKAGE)
+def package(tmp_path, monkeypatch):
+    (tmp_path / "some_package.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     yield tmp_path
     for name in ("somebody/Mine-v3", "Two-v0"):
         gymnasium.registry.pop(name, None)
-    sys.modules.pop("somebodys_package", None)
+    sys.modules.pop("some_package", None)
 
 
 @pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
-def test_an_id_may_name_the_package_that_registers_it(somebodys_package, backend):
-    name = "gym/somebodys_package:somebody/Mine-v3"
-    assert environments.load_creator(name).settings == {"wind": 0.5, "max_episode_steps": 9,
-                                                        "reward_scale": 1.0}
+def test_an_id_may_name_the_package_that_registers_it(package, backend):
+    name = "gym/some_package:somebody/Mine-v3"
+    settings = {"wind": 0.5, "max_episode_steps": 9, "reward_scale": 1.0}
+    assert environments.load_creator(name).settings == settings
     with vector.make(name, 2, backend=backend, env_kwargs={"wind": 2.0}) as vecenv:
         vecenv.reset(seed=1)
         for _ in range(20):
             vecenv.step(np.array([0, 1]))
         assert vecenv.log()["episode_length"] <= 9
-    with pytest.raises(ValueError, match=r"knows no environment Mine-v4"):
-        vector.make("gym/somebodys_package:Mine-v4")
 
 
-def test_an_id_without_a_time_limit_takes_one(somebodys_package):
-    creator = environments.load_creator("gym/somebodys_package:Two-v0")
+def test_an_id_without_a_time_limit_takes_one(package):
+    creator = environments.load_creator("gym/some_package:Two-v0")
     for limit, last in ((creator.settings["max_episode_steps"], False), (3, True)):
         env = creator(max_episode_steps=limit)
         env.reset(seed=0)
         assert [env.step(0)[3] for _ in range(3)] == [False, False, last]
-    with pytest.raises(ValueError, match=r"gym/package:ID"):
-        vector.make("gym/SomethingElse-v4")
-    with pytest.raises(ImportError, match=r"needs the package no_such_package"):
-        vector.make("gym/no_such_package:Mine-v4")
 
 
 @pytest.mark.parametrize("backend", slow_but(["serial", "multiprocessing"], "serial"))
-def test_what_an_environment_breaks_is_told_without_a_traceback(somebodys_package, backend):
-    options = ["--vec.backend", backend, "--env.num-envs", "2", "--train.total-timesteps", "2000"]
-    command = [sys.executable, "pufferl.py", "train", "gym/somebodys_package:Two-v0", *options,
-               "--data-dir"]
-    result = subprocess.run([*command, str(somebodys_package)], cwd=ROOT, capture_output=True,
-                            text=True, timeout=300)
-    assert result.returncode == 1 and "Traceback" not in result.stderr
-    *_, words, where = result.stderr.splitlines()
-    assert ("TransformReward(env, sum)" in words
-            and "environment 0 of gym/somebodys_package" in where)
+def test_a_fault_of_an_environment_ends_a_run_without_a_traceback(package, backend):
+    done = subprocess.run([
+        sys.executable, "pufferl.py", "train", "gym/some_package:Two-v0", "--vec.backend", backend,
+        "--env.num-envs", "2", "--train.total-timesteps", "2000", "--data-dir", str(package)],
+        cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    *_, words, where = done.stderr.splitlines()
+    assert "TransformReward" in words and "environment 0 of gym/some_package" in where
 
 
-BROUGHT = """
+USER_FILE = """
 import gymnasium, numpy as np
 from beside import SIZE
 
@@ -263,18 +198,19 @@ def broken():
 def test_a_file_has_what_lies_beside_it_and_its_errors_have_their_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "beside.py").write_text("SIZE = 3\n")
-    (tmp_path / "brought.py").write_text(BROUGHT)
-    vecenv = vector.make(f"{tmp_path}/brought.py:Old", 2)  # its reset draws from what seed() has made
-    vecenv.reset(seed=1)
-    assert vecenv.observation_shape == (3,)
-    vecenv.close()
-    with pytest.raises(emulation.Fault, match="an action mask has 3 entries, the action space has 2"):
-        vector.make(f"{tmp_path}/brought.py:Masked", 1).reset()
-    assert configuration.load_attribute("policy.name", f"{tmp_path}/brought.py:SIZE") == 3  # a network's file, too
+    (tmp_path / "mine.py").write_text(USER_FILE)
+    name = f"{tmp_path}/mine.py"
+    with vector.make(f"{name}:Old", 2) as vecenv:  # its reset draws from what seed() has made
+        assert vecenv.reset(seed=1)[0].shape == (2, 3)
+    with pytest.raises(emulation.Fault, match="3"):
+        vector.make(f"{name}:Masked", 1).reset()
+    assert configuration.load_attribute("policy.name", f"{name}:SIZE") == 3  # a network's file, too
     with pytest.raises(ModuleNotFoundError) as error:
-        name = f"{tmp_path}/brought.py:broken"
-        configuration.load_env(name, configuration.load_config(name))
-    assert "brought.py" in configuration.error_text(error.value)
+        configuration.load_env(f"{name}:broken", configuration.load_config(f"{name}:broken"))
+    assert "mine.py" in configuration.error_text(error.value)
+    for wrong in (name, f"{name}:", f"{name}:brokn"):
+        with pytest.raises(ValueError, match=r"Old.*Masked|broken"):
+            environments.load_creator(wrong)
 
 
 def test_two_files_may_have_one_name(tmp_path):
@@ -289,15 +225,15 @@ def test_two_files_may_have_one_name(tmp_path):
 def test_settings_and_default_counts():
     assert environments.load_creator("crafter/reward").settings == {"size": 64, "length": 10_000}
     assert environments.load_creator("crafter/reward").takes_copies
-    # env.num_envs says how many
+    # env.num_envs is the number
     assert not environments.load_creator("procgen/coinrun").takes_copies
 
 
 def test_dm_control_is_the_bare_environment():
     """Step by step and over episodes: the fields side by side, the limit as a truncation, the
     bounds of the actions."""
-    pytest.importorskip("dm_control", reason="needs dm_control (requirements/extras.txt)")
-    pytest.importorskip("shimmy", reason="needs shimmy (requirements/extras.txt)")
+    pytest.importorskip("dm_control", reason="requirements/extras.txt")
+    pytest.importorskip("shimmy", reason="requirements/extras.txt")
     from dm_control import suite
 
     name, rng, steps = "dm_control/cartpole/swingup", np.random.default_rng(0), 0
@@ -319,10 +255,9 @@ def test_dm_control_is_the_bare_environment():
             last = np.concatenate(list(expected.observation.values())).astype(np.float32)
             np.testing.assert_array_equal(vecenv.storage.final_observations[0], last)
     assert steps == 90
-    with pytest.raises(ValueError, match="did you mean cartpole/swingup"):
-        vector.make("dm_control/cartpole/swingupp")
-    with pytest.raises(ValueError, match="there are acrobot/swingup, "):
-        vector.make("dm_control/tetris")
+    for wrong, name in (("cartpole/swingupp", "cartpole/swingup"), ("tetris", "acrobot/swingup")):
+        with pytest.raises(ValueError, match=name):
+            vector.make(f"dm_control/{wrong}")
 
 
 def cartridge(title):
@@ -336,17 +271,13 @@ def cartridge(title):
     return bytes(rom)
 
 
-def test_pokemon_red_wants_a_rom_of_ones_own(tmp_path):
-    with pytest.raises(ValueError, match=r"ROM of your own.*--env.rom"):
+def test_pokemon_red_wants_a_rom_and_is_rewarded_for_tiles_levels_and_badges(tmp_path):
+    with pytest.raises(ValueError, match=r"env\.rom"):
         vector.make("pyboy/pokemon_red")
-    pytest.importorskip("pyboy", reason="needs pyboy (requirements/extras.txt)")
+    pytest.importorskip("pyboy", reason="requirements/extras.txt")
     (tmp_path / "tetris.gb").write_bytes(cartridge("TETRIS"))
-    with pytest.raises(ValueError, match="'TETRIS', expected POKEMON RED"):
+    with pytest.raises(ValueError, match="TETRIS"):
         vector.make("pyboy/pokemon_red", env_kwargs={"rom": str(tmp_path / "tetris.gb")})
-
-
-def test_pokemon_red_is_rewarded_for_tiles_levels_and_badges(tmp_path):
-    pytest.importorskip("pyboy", reason="needs pyboy (requirements/extras.txt)")
     (tmp_path / "red.gb").write_bytes(cartridge("POKEMON RED"))
     env = adapters.PokemonRed("pokemon_red", rom=str(tmp_path / "red.gb"), max_steps=4)
     first, _ = env.reset(seed=0)
@@ -365,47 +296,45 @@ def test_pokemon_red_is_rewarded_for_tiles_levels_and_badges(tmp_path):
 
 SOUND = """
 import gymnasium, numpy as np
+from gymnasium.spaces import Box, Discrete
 
 class Sound(gymnasium.Env):
-    observation_space, action_space = gymnasium.spaces.Box(-5, 5, (2,), np.float32), gymnasium.spaces.Discrete(2)
-
     def __init__(self, trouble="none"):
         self.trouble, self.sum = trouble, 0.0
-        if trouble == "large":
-            self.observation_space = gymnasium.spaces.Box(-1e301, 1e301, (2,), np.float64)
+        high, dtype = (1e301, np.float64) if trouble == "large" else (5, np.float32)
+        self.observation_space, self.action_space = Box(-high, high, (2,), dtype), Discrete(2)
+
+    def _see(self):
+        return self.np_random.uniform(-1, 1, 2).astype(self.observation_space.dtype)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.t = 0
-        return self.np_random.uniform(-1, 1, 2).astype(self.observation_space.dtype), {}
+        return self._see(), {}
 
     def step(self, action):
         self.t += 1
-        seen = self.np_random.uniform(-1, 1, 2).astype(self.observation_space.dtype)
-        if self.t == 7 and self.trouble == "nan":
-            seen[1] = np.nan
-        if self.t == 7 and self.trouble == "large":
-            seen[0] = 1e300
-        if self.t == 7 and self.trouble == "raise":
-            raise ConnectionError("the simulator hung up")
-        if self.trouble == "first" or (self.t == 7 and self.trouble == "range"):
-            seen[0] = 9
-        self.sum = (self.sum if self.trouble == "sum" else 0.0) + float(action)
-        reward = np.inf if self.t == 7 and self.trouble == "reward" else self.sum
+        seen, reward = self._see(), float(action)
+        if self.t == 7 or self.trouble == "first":
+            values = {"nan": np.nan, "large": 1e300, "range": 9, "first": 9}
+            seen[0] = values.get(self.trouble, seen[0])
+            reward = np.inf if self.trouble == "reward" else reward
+            if self.trouble == "raise":
+                raise ConnectionError("the simulator hung up")
+        self.sum += reward
+        reward = self.sum if self.trouble == "sum" else reward
         return seen, reward, self.t == 20 and self.trouble != "endless", False, {}
 """
-TROUBLES = {
-    "none": r"^Sound_Sound: no problem found",
-    "nan": r"PROBLEM: step 7: observation\[1\] of agent 0 is nan, which is not finite",
-    "large": r"PROBLEM: step 7: observation\[0\] of agent 0 is 1e\+300, which is too large for a float32",
-    "reward": r"PROBLEM: step 7: the reward of agent 0 is inf",
-    "first": r"PROBLEM: .*the observation of the first step\(\) breaks its space: "
-    r"element \(0,\) is 9.0",
-    "range": r"look at this: step 7: observation\[0\] of agent 0 is 9.0, which lies outside Box",
-    "endless": r"look at this: no episode ended in \d+ steps",
-    "sum": r"look at this: the return of random play moves from [\d.]+ in the earlier episodes to [\d.]+ in the later",
-    "raise": r"(?s)PROBLEM: it raised this in its own code:.*in step.*ConnectionError: the "
-    r"simulator hung up",
+TROUBLES = {  # the words of the report, whether it is a problem
+    "none": ("Sound_Sound", False),
+    "nan": (r"7: observation\[0\].*nan", True),
+    "large": (r"7: observation\[0\].*1e\+300", True),
+    "reward": ("7: .*reward.*inf", True),
+    "first": (r"\(0,\).*9\.0", True),
+    "range": (r"7: observation\[0\].*9\.0.*Box", False),
+    "endless": (r"episode.*\d+", False),
+    "sum": (r"return.*[\d.]+.*[\d.]+", False),
+    "raise": (r"(?s)step.*ConnectionError", True),
 }
 
 
@@ -413,27 +342,24 @@ TROUBLES = {
 def test_check_finds_what_is_wrong_with_an_environment_in_python(trouble, tmp_path, capsys,
                                                                  monkeypatch):
     (tmp_path / "Sound.py").write_text(SOUND)
-    options = ["--check", "--steps", "60" if trouble != "sum" else "1000", "--set", f"trouble={trouble}"]
-    monkeypatch.setattr("sys.argv", ["ocean", f"{tmp_path}/Sound.py:Sound", *options])
+    steps = "60" if trouble != "sum" else "1000"
+    monkeypatch.setattr("sys.argv", ["ocean", f"{tmp_path}/Sound.py:Sound", "--check", "--steps",
+                                     steps, "--set", f"trouble={trouble}"])
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    status = ocean_main.main()
-    said, shown = capsys.readouterr()
+    status, (output, shown) = ocean_main.main(), capsys.readouterr()
+    words, problem = TROUBLES[trouble]
     assert "step 0 of " in shown or trouble == "first"
-    assert re.search(TROUBLES[trouble], said, re.MULTILINE), said
-    assert status == (trouble in ("nan", "large", "reward", "raise", "first")), said
+    assert re.search(words, output) and status == problem == ("PROBLEM" in output), output
+    assert ("look at this" in output) == (trouble in ("range", "endless", "sum")), output
 
 
-@pytest.mark.parametrize("name, message", [
-    ("gym/CartPole-v7", "Gymnasium knows no environment|v7"),
-    ("gym/CartPole-v1 --set limit=3", "no setting limit; it has"),
-    ("nothing.py:Env", "there is no such file"),
-    ("gym/CartPole-v1 --png out.png", "is an environment in Python"),
-])
-def test_check_says_what_it_cannot_look_at(name, message, monkeypatch):
-    name, *options = name.split()
-    monkeypatch.setattr("sys.argv",
-                        ["ocean", name, *options, *([] if "--png" in options else ["--check"])])
-    with pytest.raises(SystemExit, match=message):
+@pytest.mark.parametrize(("name", "words"), [
+    ("gym/CartPole-v7", "v7"), ("gym/CartPole-v1 --set limit=3", "limit"),
+    ("nothing.py:Env", "nothing.py"), ("gym/CartPole-v1 --png out.png", "Python")])
+def test_check_refuses_what_it_cannot_look_at(name, words, monkeypatch):
+    check = [] if "--png" in name else ["--check"]
+    monkeypatch.setattr("sys.argv", ["ocean", *name.split(), *check])
+    with pytest.raises(SystemExit, match=words):
         ocean_main.main()
 
 
@@ -445,39 +371,26 @@ def test_check_takes_pettingzoo(capsys, monkeypatch):
         status = ocean_main.main()
     except SystemExit as error:
         pytest.skip(str(error))
-    assert status == 0 and "no problem found" in capsys.readouterr().out
+    assert status == 0 and "PROBLEM" not in capsys.readouterr().out
 
 
-def test_a_file_alone_says_what_is_in_it(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text("import gymnasium\nfrom os.path import join\ndef walk(): ...\nclass "
-                    "Walk(gymnasium.Env): ...\n")
-    for name in (str(path), f"{path}:"):
-        with pytest.raises(ValueError,
-                           match=r"say what in it makes the environment, .*mine.py:walk or Walk\."):
-            environments.load_creator(name)
-    with pytest.raises(ValueError, match="has no callable wolk; it has walk, Walk"):
-        environments.load_creator(f"{path}:wolk")
-    with pytest.raises(ValueError, match="no such file"):
-        environments.load_creator("missing.py")
-
-
-@pytest.mark.parametrize("within", [lambda env: env,
-                                    lambda env: gymnasium.wrappers.TransformObservation(env, np.negative, None)],
-                         ids=["outermost", "in a wrapper"])
+@pytest.mark.parametrize("within", [
+    lambda env: env,
+    lambda env: gymnasium.wrappers.TransformObservation(env, np.negative, None)])
 def test_a_scale_of_rewards_leaves_the_return_and_the_spaces(within):
-    """What is learnt from is scaled, what is logged is not, also if a wrapper stands around it, and in what is made
-    from the spec."""
+    """What is learnt from is scaled, what is logged is not, also within a wrapper, and in what is
+    made from the spec."""
     creator = environments.load_creator("gym/CartPole-v1")
     plain, made = creator(), creator(reward_scale=0.25)
-    assert (made.observation_space, made.action_space) == (plain.observation_space, plain.action_space)
-    again = gymnasium.make(made.spec)
-    for env in (made, again):
+    assert made.observation_space == plain.observation_space
+    assert made.action_space == plain.action_space
+    for env in (made, gymnasium.make(made.spec)):
         env.reset(seed=0)
         assert env.step(0)[1] == 0.25
-    with vector.make([lambda: within(creator(reward_scale=0.25, max_episode_steps=4))], 1, "serial") as vecenv:
+    creators = [lambda: within(creator(reward_scale=0.25, max_episode_steps=4))]
+    with vector.make(creators, 1, "serial") as vecenv:
         vecenv.reset(seed=0)
-        rewards = [vecenv.step(np.zeros((1, 1), np.int32))[1].item() for _ in range(9)]
+        rewards = {vecenv.step(np.zeros((1, 1), np.int32))[1].item() for _ in range(9)}
         log = vecenv.log()
-    assert set(rewards) == {0.25}
-    assert log["n"] == 2 and log["episode_return"] == log["episode_length"] == 4
+    assert rewards == {0.25} and log["n"] == 2
+    assert log["episode_return"] == log["episode_length"] == 4

@@ -1,9 +1,7 @@
-"""What the trainer needs of a GPU and its libraries, one thing in each test:
-`make gpu STEPS=smoke`.
+"""What the trainer needs of a GPU and its libraries, one thing in each test: `make gpu STEPS=smoke`.
 
-Pinned copies, streams, graphs that the driver replays, kernels of numba-cuda and of CuPy on torch's
-streams, eagerly and in a graph. If one of these fails, so does what is built upon it. Each uses
-what the trainer uses.
+Pinned copies, streams, graphs that the driver replays, kernels of numba-cuda and of CuPy on torch's streams,
+eagerly and in a graph. If one of these fails, so does what is built upon it.
 """
 
 import ctypes
@@ -108,6 +106,10 @@ def test_threads_replay_on_streams_of_their_own():
     assert totals.tolist() == [50 * i for i in range(16)]
 
 
+def ones(dtype=torch.float32):
+    return torch.ones(N, dtype=dtype, device="cuda")
+
+
 def multiply(begin, end, factor, numbers, flags):
     for i in range(begin, end):
         if flags[i]:
@@ -115,8 +117,7 @@ def multiply(begin, end, factor, numbers, flags):
 
 
 def numba_kernel(numbers, factor, flags):
-    """multiply() by arena.run, which hands a kernel its arguments as one
-    tuple, on torch's stream."""
+    """multiply() by arena.run, which hands a kernel its arguments as one tuple, on torch's stream."""
     import arena
     from kernels import driver
 
@@ -145,8 +146,7 @@ def test_numba_sees_the_bits_of_bfloat16():
 
 
 def test_numba_runs_in_order_on_torchs_stream():
-    stream, flags = torch.cuda.Stream(), torch.ones(N, dtype=torch.uint8, device="cuda")
-    numbers, factor = torch.ones(N, device="cuda"), torch.tensor([2.0], device="cuda")
+    stream, flags, numbers, factor = torch.cuda.Stream(), ones(torch.uint8), ones(), torch.tensor([2.0]).cuda()
     numba_kernel(numbers, factor, flags)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
@@ -161,12 +161,11 @@ def test_numba_runs_in_order_on_torchs_stream():
 def test_numba_is_captured_and_replayed():
     from numba import cuda
 
-    stream, flags = torch.cuda.Stream(), torch.ones(N, dtype=torch.uint8, device="cuda")
-    numbers, factor = torch.ones(N, device="cuda"), torch.tensor([2.0], device="cuda")
+    stream, flags, numbers, factor = torch.cuda.Stream(), ones(torch.uint8), ones(), torch.tensor([2.0]).cuda()
     numba_kernel(numbers, factor, flags)  # compiles
 
     def step():  # in memory that is made within the graph, too
-        scratch = torch.ones(N, device="cuda")
+        scratch = ones()
         numba_kernel(scratch, factor, flags)
         numbers.mul_(scratch)
 
@@ -197,14 +196,13 @@ def cupy_kernel():
 
     def call(numbers, other, times):
         with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-            add((-(-N // 128),), (128,),
-                (numbers.data_ptr(), other.data_ptr(), np.int64(N), np.int32(times)))
+            add((-(-N // 128),), (128,), (numbers.data_ptr(), other.data_ptr(), np.int64(N), np.int32(times)))
 
     return call
 
 
 def test_cupy_runs_in_order_on_torchs_stream(cupy_kernel):
-    numbers, other, stream = torch.ones(N, device="cuda"), torch.ones(N, device="cuda"), torch.cuda.Stream()
+    numbers, other, stream = ones(), ones(), torch.cuda.Stream()
     cupy_kernel(numbers, other, 1)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
@@ -217,7 +215,7 @@ def test_cupy_runs_in_order_on_torchs_stream(cupy_kernel):
 
 
 def test_cupy_is_captured_and_replayed(cupy_kernel):
-    numbers, other, stream = torch.ones(N, device="cuda"), torch.ones(N, device="cuda"), torch.cuda.Stream()
+    numbers, other, stream = ones(), ones(), torch.cuda.Stream()
     cupy_kernel(numbers, other, 1)  # loads the module
     graph = captured(lambda: cupy_kernel(numbers, other, 4), stream)
     assert (numbers == 2.0).all(), "a capture runs nothing"
@@ -227,8 +225,8 @@ def test_cupy_is_captured_and_replayed(cupy_kernel):
 
 
 def test_torch_numba_and_cupy_in_one_graph(cupy_kernel):
-    numbers, other, factor = torch.ones(N, device="cuda"), torch.ones(N, device="cuda"), torch.tensor([2.0]).cuda()
-    flags, stream = torch.ones(N, dtype=torch.uint8, device="cuda"), torch.cuda.Stream()
+    numbers, other, factor, flags = ones(), ones(), torch.tensor([2.0]).cuda(), ones(torch.uint8)
+    stream = torch.cuda.Stream()
 
     def step():
         numba_kernel(numbers, factor, flags)

@@ -6,28 +6,640 @@ and not run, or a function that fails; it may take a folder (`path`). The type N
 message that is printed. The sentence is a part of the message that contains no path.
 """
 
+import atexit
+import dataclasses
+import functools
+import importlib
 import inspect
+import itertools
+import math
 import shlex
+import shutil
+import tempfile
+import threading
+import types
+import warnings
+from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
+import small_envs
+import torch
+import trainer_faults as faults
+from gymnasium import spaces
+from trainers import make_trainer
 
+import auto
+import checkpoints
 import configuration
+import emulation
+import models
+import ocean
+import ocean.gymnasium
+import pufferl
+import pufferlib
+import pufferlib.vector
+import vector
+from configuration import ConfigError
+from protein import Random, Space, SpaceError
+from tools.sweep import command as sweep
+from tools.sweep.command import searched_settings
+
+Error = configuration.ConfigError
+
+
+def write(path, text):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def read_ini(text, name="squared"):
+    """Read a configuration file with this text, in the place of all that ship."""
+    def cause(path):
+        write(path / "config" / f"{name}.ini", text)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(configuration, "ROOT", path)
+            configuration.load_config(name)
+
+    return cause
+
+
+def network(code, options=""):
+    """Train squared with a network of this code."""
+    def cause(path):
+        file = write(path / "mine.py", f"import models, torch\nclass Mine({code}\n")
+        pufferl.main(["train", "squared", "--policy.name", f"{file}:Mine", "--data-dir", "none",
+                      *options.split()])
+
+    return cause
+
+
+def main(line):
+    return lambda: pufferl.main(line.split())
+
+
+def raise_memory_error(*_):
+    raise MemoryError
+
+
+def reasons():
+    """Print why `auto` chose what it did for a run of two epochs."""
+    settings = dataclasses.asdict(configuration.Train(replay_ratio=1.0))
+    print(auto.decide(settings, auto.Facts(agents=1, steps=64, discrete=True, spaces=[])))
+
+
+def no_memory():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pufferl, "make_trainer", raise_memory_error)
+        pufferl.main(["train", "squared", "--logger", "none"])
+
+
+SMALL = ["--env.num-envs=4", "--policy.hidden-size=8", "--train.total-timesteps=64", "--logger=none",
+         "--train.horizon=16", "--train.minibatch-size=64", "--vec.num-threads=1"]
+
+
+def train(line, name="squared"):
+    return lambda: pufferl.train(name, configuration.load_config(name, [
+        "--data-dir", "none", *SMALL, *line.split()]))
+
+
+def give(**settings):
+    """Make a trainer of a script with these settings."""
+    def cause():
+        with vector.make("squared", 8) as vecenv:
+            policy = models.MinGRUPolicy(vecenv, hidden_size=8)
+            pufferl.PuffeRL({"data_dir": None, "horizon": 8, "minibatch_size": 32, **settings},
+                            vecenv, policy)
+
+    return cause
+
 
 CONFIGURATION = [
-    ("train.horizon", configuration.ConfigError, "train.horizon", "--train.horizon 0"),
+    ("train.gamma", Error, "= 'high': must be a number", "--train.gamma high"),
+    ("train.horizon", Error, "= 2.5: must be a whole number", give(horizon=2.5)),
+    ("train.anneal-lr", Error, "must be true or false", "--train.anneal-lr 3"),
+    ("train.state", Error, "must be one of carry, zero", "--train.state on"),
+    ("train.optimizer", Error, "must be one of muon, adam, or path/to/file.py:name",
+     "--train.optimizer sgd"),
+    ("train.horizon", Error, "= 0: must be above 0", "--train.horizon 0"),
+    ("train.gamma", Error, "= 1.5: must lie within 0 and 1", give(gamma=1.5)),
+    ("train.keep", Error, "must be 1 or more", give(keep=0)),
+    ("train.reward_clip", Error, "must be above 0, or none", give(reward_clip=-1.0)),
+    ("train.gama", Error, "there is no such setting. Did you mean gamma?", "--train.gama 1"),
+    ("trian", Error, "there is no section 'trian': did you mean train", "--trian.gamma 1"),
+    ("--lr", Error, "Did you mean --train.learning-rate?", "--lr 1"),
+    ("--num-envs", Error, "Did you mean --env.num-envs or --vec.num-envs?", "--num-envs 1"),
+    ("wandb_project", Error, "it is project now", lambda: configuration.check_names(
+        {"wandb_project": "x"})),
+    ("--train.use-rnn", Error, "rnn.name says whether there is a recurrent layer",
+     "--train.use-rnn 1"),
+    ("batch_size", Error, "is agents × horizon, and there are 1024 agents",
+     "--train.batch-size 1000"),
+    ("batch_size", Error, "is a horizon of 32, but horizon is 64: give one of the two",
+     "--train.batch-size 32768 --train.horizon 64"),
+    ("num_iterations", Error, "give horizon or batch_size as well",
+     "--train.num-iterations 3 --train.horizon auto"),
+    ("train.minibatch_size", Error, "must be a multiple of train.horizon = 8",
+     give(minibatch_size=20)),
+    ("train.minibatch_size", Error, "is more than one epoch's batch, 8 agents × horizon 8 = 64; "
+     "take a smaller one or more agents (vec.total_agents)", give(minibatch_size=128)),
+    ("train.draw", Error, "this network has a memory", give(draw="steps")),
+    ("use_rnn", Error, "it is True of this policy", give(use_rnn=False)),
+    ("train.norm_obs", Error, "has no models.Normalizer", give(norm_obs=True)),
+    ("hidden-size", SystemExit, "Mine has no keyword hidden_size. What its __init__ takes", network(
+        "models.FeedForward):\n def __init__(self, env): super().__init__(env, 16)",
+        "--policy.hidden-size 8")),
+    ("--rnn.num-layers", Error, "would change nothing: this network has no recurrent layer",
+     "--policy.name feed-forward --rnn.num-layers 2"),
+    ("--train.eps", Error, "would change nothing: muon does not get it", "--train.eps 0.1"),
+    ("policy.name", SystemExit, "this is in the network's own code:", network(
+        "torch.nn.Module):\n def __init__(self, env): 1 / 0")),
+    ("policy.name", SystemExit, "is called with (env), but takes (env, size)", network(
+        "torch.nn.Module):\n def __init__(self, env, size): pass")),
+    ("policy.name", Error, "path/to/file.py:name of a file that exists", "--policy.name no.py:A"),
+    ("train.gpus", Error, "= 500: this machine has", "--train.gpus 500"),
+    ("policy.hidden_size", MemoryError, "the network would take", "--policy.hidden-size 1e7"),
+    ("MemoryError", SystemExit, "out of memory (MemoryError): lower vec.total_agents (or",
+     no_memory),
+    ("train.horizon", MemoryError, "out of memory: lower train.horizon. (MemoryError)",
+     configuration.out_of_memory("train.horizon")(raise_memory_error)),
+    ("env.num_envs", SystemExit, "2,000,000,000,000 environments would take",
+     main("train squared --env.num-envs 2e12 --data-dir none")),
+    ("CartPole", Error, "one gym/CartPole-v1 has 1 agent; take a multiple", train(
+        "--vec.total-agents 0", "gym/CartPole-v1")),
+    ("--baseline", Error, "was trained with env.race = False, drone_race.ini has True",
+     lambda: configuration.load_config("drone_race", ["--baseline"])),
+    ("zz.ini", Error, "its [base] must say env_name = ENVIRONMENT, because zz itself is none",
+     read_ini("[base]\nenv_nam = x\n", "zz")),
+    ("squared.ini", Error, "contains no section headers", read_ini("gamma = 1")),
+    ("squared.ini", Error, "[trian]: there is no such section: did you mean train",
+     read_ini("[trian]\n")),
+    ("squared.ini", Error, "[solved]: must have score or perf, one of them", lambda path: (
+        configuration.solved("squared", Path(write(path / "squared.ini", "[solved]\nsteps=1"))))),
+    ("--resume", SystemExit, "is for train. To take a run's weights, network and environment, "
+     "give --load-model-path", main("eval squared --resume latest")),
+    ("squarde", SystemExit, "did you mean squared", main("train squarde")),
+    ("trian", SystemExit, "there is no verb 'trian': did you mean train", main("trian squared")),
+    ("train", SystemExit, "which environment? There are: ", main("train")),
+    ("--mode", SystemExit, "the verb comes first", main("train snake --mode train")),
+    ("torn.h", SystemExit, "torn.h does not compile", lambda path: pufferl.main(
+        ["train", write(path / "torn.h", "this is no C")])),
+    ("horizon", None, "1 agent: 2 epochs of 32 steps", reasons),
+    ("minibatch_size", None, "1 update an epoch, 2 in all", reasons),
+    ("list", SystemExit, "expected nothing", main("list squared target")),
 ]
 
-RUNS = []  # run folders, checkpoints, loggers, names from PufferLib
 
-TRAINER = []  # trainer, engines, models, diagnostics, processes of one run
+@functools.cache
+def run_folder():
+    """The folder of a run of squared."""
+    path = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, path)
+    options = ["--data-dir", str(path), *SMALL]
+    return pufferl.train("squared", configuration.load_config("squared", options)).run_folder
 
-ENVIRONMENTS = []  # emulation, vector, workers, tensors, environments
 
-OCEAN = []
+def resume(*options, env="squared", harm=lambda folder: None):
+    def cause(path):
+        folder = shutil.copytree(run_folder(), path / run_folder().name)
+        harm(folder)
+        pufferl.train(env, configuration.load_config(env, [
+            "--resume", str(folder), "--train.total-timesteps", "128", "--logger", "none",
+            *options]))
 
-KERNELS = []  # kernels, arena, fast/, devices
+    return cause
 
-TOOLS = []  # eval, export, sweep, history, watch, speed
+
+def state(harm):
+    """A resume from a trainer_state.pt to which harm was done."""
+    return resume(harm=lambda folder: harm(folder / "trainer_state.pt"))
+
+
+def save_all(path):
+    """Save metadata that could not be read."""
+    with vector.make("squared", 8) as vecenv:
+        trainer = pufferl.PuffeRL({"data_dir": str(path), "horizon": 8, "minibatch_size": 32},
+                                  vecenv, models.MinGRUPolicy(vecenv, hidden_size=8))
+        trainer.save_checkpoint(path / "a.pt", metadata={"mine": Path("here")})
+
+
+def other_observations():
+    env = vector.make("squared", 8, env_kwargs={"distance": 2})
+    pufferl.PuffeRL(env=env, policy=models.MinGRUPolicy(vector.make("breakout", 8), 8))
+
+
+RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
+    ("trainer_state.pt", Error, "damaged (it is empty) or not a checkpoint; the newest whole "
+     "weights are", state(lambda path: path.write_bytes(b""))),
+    ("trainer_state.pt", Error, "torch cannot read it: it is no file that torch.save wrote",
+     state(lambda path: path.write_text("hello " * 100))),
+    ("trainer_state.pt", Error, "damaged (truncated at byte 1,000)",
+     state(lambda path: path.write_bytes(path.read_bytes()[:1000]))),
+    ("trainer_state.pt", Error, "it holds nothing of a run; weights alone are for "
+     "--load-model-path", state(lambda path: torch.save({"a": torch.zeros(3)}, path))),
+    ("a.pt", checkpoints.CheckpointError, "there is no whole one beside it", lambda path: (
+        torch.save([1, 2], path / "a.pt"), checkpoints.load(path / "a.pt"))),
+    ("config.json", Error, "damaged or not a run's settings",
+     resume(harm=lambda folder: write(folder / "config.json", "{"))),
+    ("trainer_state.pt", Error, "is of another network: encoder.weight is (8, 121) there and "
+     "(16, 121) here. Take back what was changed", resume("--policy.hidden-size", "16")),
+    ("train.optimizer", Error, "muon, which cannot be changed at resume",
+     resume("--train.optimizer", "adam")),
+    ("--resume", Error, "this is a run of squared, and would go on as one of bandit",
+     resume(env="bandit")),
+    ("changed since", None, "train.gae_lambda: 0.95 is now 0.5", resume("--train.gae-lambda", "0.5")),
+    ("episodes", None, "all environments begin new episodes (there were other agents or spaces)",
+     resume("--env.num-envs", "8")),
+    ("nothing is left", None, "of its train.total_timesteps; give more to go on",
+     resume("--train.total-timesteps", "64")),
+    ("--data-dir", Error, "cannot write the run's folder",
+     lambda path: train("--data-dir " + write(path / "file", ""))()),
+    ("--data-dir", Error, "none there are no runs to look through; name the run's folder",
+     lambda: pufferl.train("squared", configuration.load_config("squared", [
+         "--data-dir", "none"]) | {"load_model_path": "latest"})),
+    ("latest", Error, "there is no run of squared with a model_*.pt in", lambda path: (
+        configuration.load_config("squared", ["--data-dir", str(path), "--load-model-path",
+                                              "latest"]))),
+    ("nothing is written", None, "an epoch, 1 epoch; 1 thread; engine", train("")),
+    ("metadata['mine']", Error, "Path; a checkpoint holds numbers, text, tensors", save_all),
+    ("observations", Error, "made for observations of 118 numbers, these environments give 25",
+     other_observations),
+    ("policy", Error, "needs an environment and a policy", lambda: pufferl.PuffeRL({}, None)),
+    ("--load-model-path", Error, "and --baseline both name weights to start from",
+     train("--load-model-path a.pt --baseline")),
+    ("Seral", AttributeError, "there is no such name. Did you mean Serial?",
+     lambda: pufferlib.vector.Seral),
+    ("nmmo", ModuleNotFoundError, "environment needs none: vector.make(a function that makes it)",
+     lambda: importlib.import_module("pufferlib.environments.nmmo")),
+    ("distanse", ValueError, "squared has no setting 'distanse': did you mean distance?",
+     lambda: pufferlib.make("squared", distanse=2)),
+    ("zero_copy", ValueError, "make takes no zero_copy any more: nothing is copied now. Leave it "
+     "out", lambda: pufferlib.make("squared", zero_copy=True)),
+    ("WandbLogger", TypeError, "project must be a project's name, or the settings that "
+     "load_config gives, got [1]", lambda: (pytest.importorskip("wandb"), pufferl.WandbLogger([1]))),
+]
+
+TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
+    ("train.engine", ConfigError, "there are compiled and autograd", lambda: make_trainer(engine="fused")),
+    ("train.engine", ConfigError, "Tripled is not models.MinGRUPolicy", lambda: make_trainer(**faults.TRIPLED)),
+    ("train.compile", ConfigError, "the default network is compiled by hand", lambda: make_trainer(compile=True)),
+    ("engine: autograd", None, "because encoder has hooks", faults.hook),
+    ("DataParallel", ConfigError, "the network itself in place of its DataParallel", lambda:
+     faults.construct(wrap=torch.nn.DataParallel)),
+    ("vecenv", ConfigError, "expected what make or load_env gives; the two are swapped", faults.swap),
+    ("policy", ConfigError, "policy is a dict, expected a torch.nn.Module", lambda: faults.construct(policy={})),
+    ("vecenv", ConfigError, "vecenv is a Acrobot, expected what make or load_env gives",
+     lambda: faults.construct(vecenv=faults.Acrobot())),
+    ("logger", ConfigError, "Mine has no config and no artifact", lambda: faults.construct(logger=faults.Mine())),
+    ("evaluate()", RuntimeError, "train() learns from a rollout, once", lambda: make_trainer().train()),
+    ("load_checkpoint", RuntimeError, "this trainer was closed", faults.close_and_go_on),
+    ("train.horizon", ConfigError, "this trainer was made for 8", lambda: faults.assign("horizon", 9)),
+    ("train.learning_rat", ConfigError, "did you mean learning_rate", lambda: faults.assign("learning_rat", 1)),
+    ("train.target_kl", ConfigError, "it was decided when", lambda: faults.assign("target_kl", "auto")),
+    ("decoder", RuntimeError, "would not be trained", faults.new_decoder),
+    ("rewards", FloatingPointError, "not finite, first at step 3 of the rollout, of agent 2",
+     lambda: faults.meddle(rewards=((3, 2), math.nan))),
+    ("action mask", FloatingPointError, "of agent 1 forbids every choice of a head: leave one", faults.forbid),
+    ("logprobs", FloatingPointError, "with logits that are all -inf: leave one", faults.rule_out),
+    ("train.loss", FloatingPointError, "your own function returned it",
+     lambda: faults.train(make_trainer(loss=faults.nan_loss))),
+    ("train.loss", UserWarning, "does not depend on the network's outputs",
+     lambda: faults.train(make_trainer(loss=lambda minibatch: minibatch.advantages.mean()))),
+    ("train.loss", AttributeError, "has no rewards; it has observations, logits,",
+     lambda: faults.train(make_trainer(loss=lambda minibatch: minibatch.rewards))),
+    ("train.loss", ConfigError, "a file that exists", lambda: make_trainer(loss="missing.py:name")),
+    ("train.optimizer", ConfigError, "must be a class of torch.optim.Optimizer's kind, it is a",
+     lambda: make_trainer(optimizer=faults.nan_loss)),
+    ("train.optimizer", ConfigError, "is resumed by its", lambda: make_trainer(optimizer="torch.optim.sgd.SGD")),
+    ("train.weight_decay", ConfigError, "is for an optimizer that takes it, and RateOnly does not",
+     lambda: make_trainer(optimizer=faults.RateOnly, weight_decay=0.1)),
+    ("network: Decodes", UserWarning, "returns probabilities, but logits are expected",
+     lambda: faults.decode(lambda logits, value: (logits.softmax(-1), value))),
+    ("network:", UserWarning, "the policy is not learnt, because no gradient leads from the logits",
+     lambda: faults.decode(lambda logits, value: (logits.detach(), value))),
+    ("network: Decodes", None, "does not learn what it does: before the first update", faults.noise),
+    ("thread_safe", None, "write thread_safe = True into Mine", faults.say_nothing_of_threads),
+    ("Returns.forward", models.NetworkFault, "must return (logits, value), got a Tensor (",
+     lambda: faults.returns(lambda y: y)),
+    ("Returns", models.NetworkFault, "returns 1 logits for an observation; these environments want 2",
+     lambda: faults.returns(lambda y: (y[:, :1], y[:, :1]))),
+    ("LostState", ConfigError, "leaves c, h in the state, which would be lost: initial_state",
+     lambda: make_trainer(policy=faults.LostState)),
+    ("FeedForward", ConfigError, "has no shape yet, because its layer is lazy",
+     lambda: make_trainer(policy=faults.lazy)),
+    ("tanh", TypeError, "needs a number with a lower and a higher finite bound", faults.squash_unbounded),
+    ("Impala", TypeError, "take policy.name auto", lambda: models.Impala(faults.environment())),
+    ("curves:", None, "Every reward so far is 0: there is nothing to learn from", faults.diagnose_no_rewards),
+]
+
+# -- Emulation, vector, workers, tensors, environments
+
+
+def step(env, steps=4, **options):
+    """Make a vector and step it; a warning is an error."""
+    emulation.warn_once.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with vector.make(env, options.pop("num_envs", 1), **options) as vecenv:
+            vecenv.reset(seed=0)
+            for _ in range(steps):
+                vecenv.step(np.zeros(vecenv.storage.actions[0].shape, np.int32))
+
+
+def step_with(first=1, space=None, **parts):
+    """Step an environment that returns other parts from a step on."""
+    step(lambda: small_envs.Steps(None, 5, lambda t: parts if t >= first else {}, space), 6,
+         backend="serial")
+
+
+def name_a_file(path):
+    (path / "mine.py").write_text("def walk(): ...\n")
+    vector.make(str(path / "mine.py"))
+
+
+def keep_arrays():
+    class Keeps(small_envs.Counters):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.first = self.observations
+
+        def _observe(self):
+            self.first[:] = np.stack([self.count, self.age], 1)
+
+    step(Keeps, backend="serial")
+
+
+def mix_returns():
+    wrappers = gymnasium.wrappers
+    ends = itertools.cycle([False] * 5 + [True])
+    env = wrappers.RecordEpisodeStatistics(small_envs.Steps(limit=None, change=lambda t: {
+        "terminated": next(ends)}))
+    env = wrappers.TimeLimit(wrappers.TransformReward(env, lambda reward: reward / 100), 3)
+    step(lambda: env, 30, backend="serial")
+
+
+LOCK = threading.Lock()
+ENVIRONMENTS = [
+    ("vec.num_workers", ValueError, "vec.num_workers can be 1, 2, 3, 6",
+     lambda: vector.make(small_envs.Walk, 6, "multiprocessing", num_workers=4)),
+    ("vec.batch_size", ValueError, "vec.batch_size can be 2, 4, 8", lambda: vector.make(
+        small_envs.Walk, 8, "multiprocessing", num_workers=4, batch_size=3)),
+    ("serial", ValueError, "for more workers take multiprocessing",
+     lambda: vector.make(small_envs.Walk, 4, "serial", num_workers=2)),
+    ("num_workers", ValueError, "vec.num_threads says how many threads step them",
+     lambda: vector.make("squared", 4, num_workers=2)),
+    ("vec.num_buffers", ValueError, "is for backend native, not for multiprocessing",
+     lambda: vector.make(small_envs.Walk, 4, "multiprocessing", num_buffers=2)),
+    ("threads", ValueError, "there are native, serial, ",
+     lambda: vector.make(small_envs.Walk, 4, "threads")),
+    ("package", ValueError, "there are serial, multiprocessing and ray",
+     lambda: vector.make(small_envs.Walk, 4, "package")),
+    ("tensors", ValueError, "is in C: take native", lambda: vector.make("breakout", 1, "tensors")),
+    ("batchsize", ValueError, "did you mean batch_size?", lambda: vector.make(
+        "gym/CartPole-v1", batchsize=2)),
+    ("CartPol-v1", ValueError, "Did you mean CartPole-v1", lambda: vector.make("gym/CartPol-v1")),
+    ("knights", ValueError, "expected pettingzoo/FAMILY/NAME",
+     lambda: vector.make("pettingzoo/knights")),
+    ("nothing_v0", ImportError, "install line",
+     lambda: vector.make("pettingzoo/butterfly/nothing_v0")),
+    ("pyboy", ValueError, "a ROM of your own", lambda: vector.make("pyboy/pokemon_red")),
+    ("mine.py", ValueError, "say what in it makes the environment", name_a_file),
+    ("nowhere.py", ValueError, "no such file", lambda: vector.make("nowhere.py:Env")),
+    ("environments", MemoryError, "environments would take",
+     lambda: vector.make("breakout", env_kwargs={"num_envs": 10**10})),
+    ("step()", RuntimeError, "needs reset() first",
+     lambda: vector.make(small_envs.Walk).step(np.zeros(1))),
+    ("aaa", SystemExit, "the system refuses a path (File name too long)",
+     lambda: pufferl.main(["train", "squared", "--resume", 300 * "a"])),
+    ("another process", TypeError, "take backend serial", lambda: step(
+        lambda: LOCK and small_envs.Walk(), num_envs=2, backend="multiprocessing", num_workers=2)),
+    ("worker 0", vector.WorkerError, "died by signal 9 (SIGKILL)", lambda: step(
+        small_envs.Walk, num_envs=2, backend="multiprocessing", num_workers=2, trouble="kill")),
+    ("the first step()", emulation.Fault, "element (0,) is 7.0, expected 0.0 to 1.0",
+     lambda: step_with(1, spaces.Box(0, 1, (1,)), observation=np.full(1, 7, np.float32))),
+    ("reward", emulation.Fault, "make one number of them, in a file of yours",
+     lambda: step_with(reward=np.ones(2))),
+    ("reward of environment 0", emulation.Fault, "must be a number, got 'x'",
+     lambda: step_with(3, reward="x")),
+    ("info", emulation.Fault, "it must be a dict", lambda: step_with(5, info=5)),
+    ("reset()", ValueError, "gave none", lambda: step_with(info={"action_mask": np.ones(2)})),
+    ("mask", ValueError, "3 entries, the action space has 2",
+     lambda: step_with(0, info={"action_mask": np.ones(3)})),
+    ("int64", UserWarning, "numbers that do not fit into uint8 are changed without an error",
+     lambda: step_with(2, spaces.Box(0, 9, (1,), np.uint8), observation=np.ones(1, np.int64))),
+    ("Keeps", UserWarning, "writes into the arrays that it was made with", keep_arrays),
+    ("episode_return", UserWarning, "sees the end of some episodes only", mix_returns),
+    ("NormalizeReward", UserWarning, "norm-reward True", lambda: step(
+        lambda: gymnasium.wrappers.NormalizeReward(gymnasium.make("CartPole-v1")))),
+    ("tensors", ValueError, "neither torch tensors nor arrays with __dlpack__",
+     lambda: vector.make(lambda: small_envs.several(small_envs.SAME_STEP), backend="tensors")),
+]
+
+
+def create(name, num_envs=2, **settings):
+    return lambda: ocean.load(name).create(num_envs, settings=settings)
+
+
+def step_gym(name, action):
+    def step():
+        env = ocean.gymnasium.OceanEnv(name)
+        env.reset(seed=0)
+        env.step(action)
+
+    return step
+
+
+def compile_small(right, wrong):
+    from test_ocean import SMALL, load_text
+
+    return lambda path: load_text(path, SMALL.replace(right, wrong)).create(2)
+
+
+def check_planted(bug):
+    from test_ocean_main import PLANTED, SOUND, plant
+
+    import ocean.__main__ as cli
+
+    source = SOUND.replace(*PLANTED[bug][:2]) if bug else SOUND
+    return lambda path: cli.run_check(ocean.load(plant(path, source)), {}, 20_000)
+
+
+OCEAN = [
+    ("breakot", ValueError, "did you mean breakout", lambda: ocean.load("breakot")),
+    ("CartPole-v1", ValueError, "Gymnasium's is gym/CartPole-v1", lambda: ocean.load("CartPole-v1")),
+    ("breakout", ValueError, "no setting 'framskip': did you mean frameskip", create("breakout", framskip=4)),
+    ("frameskip", TypeError, "must be an integer of 32 bits, got 4.5", create("breakout", frameskip=4.5)),
+    ("continuous", TypeError, "must be true or false", create("breakout", continuous=2)),
+    ("ball_speed", TypeError, "must be a finite number of 32 bits", create("breakout", ball_speed=1e300)),
+    ("max_ball_speed", ValueError, "must be at most 512", create("breakout", max_ball_speed=2000.0)),
+    ("komi", ValueError, "no integer", create("go", komi=7.0)),
+    ("settings", ValueError, "is a list of 1, but there are 2 environments",
+     lambda: ocean.load("cartpole").create(2, settings=[{}])),
+    ("cartpole", ValueError, "must have the same spaces",
+     lambda: ocean.load("cartpole").create(2, settings=[{}, {"continuous": True}])),
+    ("rows", ValueError, "must be contiguous",
+     lambda: ocean.rows(np.zeros((4, 4))[:, ::2], None, None, None, None)),
+    ("snake", RuntimeError, "these environments are closed",
+     lambda: (envs := ocean.load("snake").create(2), envs.close(), envs.save())),
+    ("snake", ValueError, "was not saved from 2 environments",
+     lambda: ocean.load("snake").create(2).load(ocean.load("snake").create(3).save())),
+    ("num_buffers", ValueError, "can be 1, 3", lambda: vector.Native("snake", 3, num_buffers=2)),
+    (".num_agents", ValueError, "c_spaces gives no .num_agents", compile_small(".num_agents = 1", ".num_agents = 0")),
+    ("small.h", RuntimeError, "does not compile", compile_small("env->tick++;", "env->tock++;")),
+    ("breakout", ValueError, "actions lie within 0 and 2, got 3", step_gym("breakout", 3)),
+    ("pendulum", ValueError, "an action is NaN", step_gym("pendulum", np.full(1, np.nan))),
+    ("target", ValueError, "has 8 agents", step_gym("target", 0)),
+    ("reset()", gymnasium.error.ResetNeeded, "comes first",
+     lambda: ocean.gymnasium.OceanEnv("breakout").step(0)),
+    ("observations", None, "c_step does not write observations", check_planted("stale")),
+    ("final", None, "its final observation is not written", check_planted("final")),
+    ("no problem", None, "no problem found", check_planted(None)),
+]
+
+def kernel_rows():  # kernels, arena, fast/, devices
+    import cuda_on_a_cpu
+    import kernel_cases
+    import test_devices
+    import test_ocean_device
+    import torch
+
+    import kernels
+    import optim
+    import vector
+    from fast import fused, pictures, products
+    from ocean import device
+
+    def change(call, **arguments):
+        return lambda: kernel_cases.SMALL[call]().run(**arguments)
+
+    def register(*names, allocate=False):
+        def cause():
+            arena = kernels.Arena()
+            arena.register(names[0], (2,))
+            if allocate:
+                arena.allocate()
+            arena.register(names[-1], (2,))
+        return cause
+
+    def capture():
+        def refuse():
+            raise ValueError("operation not permitted")
+
+        buffers = types.SimpleNamespace(config={"cudagraphs": 0}, batched=False, device=types.SimpleNamespace(
+            forget=lambda: None))
+        fused.Capture(buffers, refuse).record_if_due()
+
+    def build(path):
+        with pytest.MonkeyPatch.context() as patch:
+            cuda_on_a_cpu.install(patch)
+            device.Kernels(test_ocean_device.broken(path))
+
+    zeros, refused = torch.zeros, configuration.ConfigError
+    return [
+        ("bootstraps", ValueError, "has shape (3, 4), expected (3, 5)", change("advantage", bootstraps=zeros(3, 4))),
+        ("rewards", TypeError, "kernels.advantage: rewards is float64, expected float32",
+         change("advantage", rewards=zeros(3, 5).double())),
+        ("values", ValueError, "is not contiguous; pass values.contiguous()",
+         change("advantage", values=zeros(5, 4).t())),
+        ("outputs", ValueError, "expected 2 dimensions", change("sample", outputs=zeros(5))),
+        ("valid", ValueError, "has 2 rows, expected 3 or more", change("priorities", valid=zeros(2, 5))),
+        ("hgp", TypeError, "expected float32 or bfloat16", change("mingru_step", hgp=zeros(4, 18).double())),
+        ("index", ValueError, "segments 1 to 5 of an index of 4", change("mingru_scan", start=1)),
+        ("minibatch", ValueError, "segments 2 to 6 of a minibatch of 4",
+         change("ppo_loss", start=2, index=torch.arange(4).repeat(2))),
+        ("heads", ValueError, "heads [2, 2] do not add up to 5 logits", change("sample", heads=torch.tensor([2, 2]))),
+        ("source", TypeError, "expected integers, bool, float32 or float64",
+         change("gather", source=zeros(4, 5, 2).half())),
+        ("out", ValueError, "cannot fill out", change("gather", out=zeros(9, 4, 2))),
+        ("flat", ValueError, "flat is on meta; expected a CPU or a CUDA tensor",
+         lambda: kernels.gradient_norm(zeros(3, device="meta"))),
+        ("twice", ValueError, "that name is taken", register("twice", "twice")),
+        ("late", ValueError, "after arena.allocate(): register everything first", register("a", "late", allocate=True)),
+        ("weight", TypeError, "master weights are float32",
+         lambda: kernels.Arena().adopt(torch.nn.Linear(2, 2).double())),
+        ("optim.Muon", ValueError, "call arena.adopt(policy) first", lambda: optim.Muon(kernels.Arena())),
+        ("stride", ValueError, "a kernel of 5 is not a multiple of the stride 2",
+         lambda: pictures.BytesConvolution(3, 8, 5, 2)),
+        ("kernel", ValueError, "pictures of 5 × 84 are smaller than the kernel, 8 × 8",
+         lambda: pictures.BytesConvolution(4, 8, 8, 4)(zeros(1, 4, 5, 84, dtype=torch.uint8))),
+        ("bias", RuntimeError, "4 inputs and a bias of 3 are expected",
+         lambda: products.multiply(torch.ones(4, 8), torch.ones(4, 3))),
+        ("train.device", refused, "finds no GPU here", lambda: test_devices.find_gpu(available=False)),
+        ("train.device", refused, "is numba's own here", lambda: test_devices.find_gpu(implementation="Built-in")),
+        ("train.device", refused, "pip install 'numpy<2.5'", lambda: test_devices.find_gpu(knows_numpy=False)),
+        ("train.device", refused, "needs CuPy", lambda: test_devices.find_gpu(has_cupy=False)),
+        ("train.device", None, "ulimit -l unlimited", test_devices.pin_where_no_memory_is_locked),
+        ("train.cudagraphs", None, "cannot be captured and runs without, which is slower: operation", capture),
+        ("vec.device", refused, "squared cannot step on a GPU", lambda: test_ocean_device.choose("squared", "cuda")),
+        ("snake", ValueError, "its struct points to memory of its own", lambda: vector.make("snake", device="cpu")),
+        ("broken.h", device.NotCompiled, "does not compile for a GPU", build),
+    ]
+
+
+KERNELS = kernel_rows()
+
+
+
+def verb(words):
+    """A cause: a command of pufferl.py, or of protein.py; FOLDER is the test's folder."""
+    def run(path):
+        command, *argv = [word.replace("FOLDER", str(path)) for word in shlex.split(words)]
+        sweep.main(argv) if command == "sweep" else pufferl.main([command, *argv])
+
+    return run
+
+
+def searched(entry, name="train.gamma"):
+    return lambda: searched_settings("squared", {name: entry})
+
+
+TOOLS = [  # eval, export, sweep, history, watch, speed
+    ("eval.max_steps", SystemExit, "Raise eval.max_steps where they are meant to be that long.",
+     verb("eval performance --eval.episodes 1 --eval.max-steps 5")),
+    ("eval.episodes", SystemExit, "must be 1 or more.", verb("eval squared --eval.episodes 0")),
+    ("eval.video", SystemExit, "must end in .mp4, .gif or .png.",
+     verb("eval squared --eval.video a.avi")),
+    ("--eval.web", SystemExit, "--eval.window: one of them at a time.",
+     verb("eval squared --eval.web --eval.window")),
+    ("ship", SystemExit, "which policy? --load-model-path latest, or a run's folder",
+     verb("ship squared")),
+    ("eval", SystemExit, "which environment?", verb("eval")),
+    ("--export.c", SystemExit, "compiles the environment, but gym/CartPole-v1 is not one in C.",
+     verb("export gym/CartPole-v1 --export.c FOLDER")),
+    ("--baseline", None, "neither --load-model-path nor --baseline: this is an untrained policy",
+     verb("export squared --export.flat FOLDER/a.bin")),
+    ("--data-dir", SystemExit, "--profile.output says where else.",
+     verb("profile squared --data-dir none")),
+    ("squarde", SystemExit, "did you mean squared or snake?", verb("profile squarde")),
+    ("runs show", SystemExit, "which run? python pufferl.py runs lists them.", verb("runs show")),
+    ("nothing", SystemExit, "no folder, no run in", verb("runs show nothing --data-dir FOLDER")),
+    ("breakout", None, "python pufferl.py train breakout makes one",
+     verb("runs breakout --data-dir FOLDER")),
+    ("config.json", SystemExit, "not a run's folder, or its config.json is damaged",
+     verb("plot FOLDER")),
+    ("train.gamma", SpaceError, "has no distribution: one of uniform", searched({"min": 0, "max": 1})),
+    ("train.gamma", SpaceError, "maen: there is no such field. Did you mean mean?",
+     searched({"distribution": "uniform", "min": 0, "max": 1, "maen": 1})),
+    ("train.optimizer", SpaceError, "is no number: take distribution = choice with values.",
+     searched({"distribution": "uniform", "min": 0, "max": 1}, "train.optimizer")),
+    ("sweep.trian.gamma", SpaceError, "there is no section 'trian'. There are: env, vec,",
+     searched([1, 2], "trian.gamma")),
+    ("there is nothing to search", SpaceError, "no [sweep.SECTION.KEY] section", lambda: Space({})),
+    ("optimize()", SpaceError, "needs an objective, or the tuner an env_name.",
+     lambda: Random(search_space={"env.x": [1, 2]}).optimize()),
+    ("sweep_squared", SystemExit, "holds another sweep (train.gamma: 0.9 there, ",
+     lambda path: [verb(f"sweep squared --data-dir FOLDER --train.gamma {gamma} --sweep.num-trials 0"
+                        " --sweep.logger none")(path) for gamma in (0.9, 0.8)]),
+    ("train.horizon", None, "train.horizon is given, so it is not searched",
+     verb("sweep squared --data-dir FOLDER --train.horizon 32 --sweep.num-trials 0 "
+          "--sweep.logger none")),
+    ("--sweep.train.gamma", SystemExit, "is --sweep.SECTION.KEY.FIELD VALUE with a field of",
+     verb("sweep squared --sweep.train.gamma 0.9")),
+    ("report", SystemExit, "there is neither a sweep (sweep.json) nor are there runs",
+     verb("sweep report FOLDER")),
+]
 
 TABLE = CONFIGURATION + RUNS + TRAINER + ENVIRONMENTS + OCEAN + KERNELS + TOOLS
 

@@ -1,9 +1,11 @@
-"""The networks: the fused default policy against its torch form, the wrappers,
-resets and dead steps."""
+"""The networks: the default policy of the fast engines against its torch form, wrappers, pictures, and what is
+wrong with a network of the user's."""
 
+import copy
 import json
 import math
 import shutil
+import warnings
 from types import SimpleNamespace
 
 import gymnasium
@@ -12,9 +14,11 @@ import pytest
 import reference
 import test_devices
 import torch
-from conftest import slow_but
+from gymnasium import spaces
+from trainers import NETWORKS, learn, make_trainer, run_epochs
 
 import configuration
+import flat_spaces
 import kernels
 import models
 import pufferl
@@ -25,23 +29,47 @@ from tools.sweep import command as sweep
 # here fused is on a CPU
 both = pytest.mark.parametrize("engine", [compiled, fused], ids=["compiled", "fused"])
 
-DISCRETE = gymnasium.spaces.Discrete(3)
-MULTI = gymnasium.spaces.MultiDiscrete([2, 3])
-BOX = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+DISCRETE = spaces.Discrete(3)
+MULTI = spaces.MultiDiscrete([2, 3])
+BOX = spaces.Box(-1, 1, (2,), np.float32)
+
+
+def seen(space, action_space=DISCRETE):
+    return SimpleNamespace(single_observation_space=space, single_action_space=action_space)
 
 
 def environment(action_space=DISCRETE, inputs=5):
-    return SimpleNamespace(
-        single_observation_space=gymnasium.spaces.Box(-9, 9, (inputs,), np.float32),
-        single_action_space=action_space
-    )
+    return seen(spaces.Box(-9, 9, (inputs,), np.float32), action_space)
+
+
+def image(*shape):
+    return spaces.Box(0, 255, shape, np.uint8)
 
 
 def segment(T=11, N=6, inputs=5):
-    """(observations, resets, valid) with resets and dead steps inside."""
+    """(observations, resets, valid) with resets and steps that are not valid inside."""
     generator = torch.Generator().manual_seed(1)
     flags = [(torch.rand(T, N, generator=generator) < p).to(torch.uint8) for p in (0.2, 0.8)]
     return torch.randn(T, N, inputs, generator=generator), *flags
+
+
+def over_time(policy, observations, state, resets, valid):
+    """outputs (T, N, A + 1), and the state after them."""
+    state = {**state, "resets": resets, "valid": valid}
+    outputs, _ = models.join_outputs(*policy(observations, state))
+    return outputs, state
+
+
+def step_by_step(policy, observations, state, resets, valid):
+    state, outputs = dict(state), []
+    for t in range(len(observations)):
+        state |= {"resets": resets[t], "valid": valid[t]}
+        outputs.append(models.join_outputs(*policy.forward_eval(observations[t], state))[0])
+    return torch.stack(outputs), state
+
+
+# --------------------------------------------------------------------------------------------------
+# The default network, as the fast engines restate it
 
 
 def sample(engine, policy, steps, rows, precision=torch.float32):
@@ -55,98 +83,16 @@ def sample(engine, policy, steps, rows, precision=torch.float32):
 
 
 @both
-@pytest.mark.parametrize("layers", slow_but([1, 2, 3], 2))
-def test_bfloat16_is_near_float32(engine, layers):
-    """Outputs within the rounding of 8 bits, gradients of the same direction and length, the
-    rollout's step alike."""
-    torch.manual_seed(0)
-    policy = models.MinGRUPolicy(environment(MULTI), hidden_size=64, num_layers=layers)
-    with torch.no_grad():
-        policy.decoder.weight.mul_(30)
-    observations, resets, valid = segment(T=16, N=8)
-    initial = torch.randn(layers, 8, 64)
-    grad, outputs, gradients, steps = torch.randn(16, 8, policy.decoder.out_features), [], [], []
-    for precision in (torch.float32, torch.bfloat16):
-        network = sample(engine, policy, 16, 8, precision)
-        outputs.append(network.forward(observations, initial, resets, valid).clone())
-        network.backward(grad)
-        gradients.append({name: parameter.grad.flatten().clone()
-                          for name, parameter in policy.named_parameters()})
-        steps.append(network.step(observations[0], initial.clone(), resets[0], valid[0]).clone())
-    scale = outputs[0].abs().max()
-    assert (outputs[1] - outputs[0]).abs().max() < 0.02 * scale and not torch.equal(*outputs)
-    assert (steps[1] - outputs[1][0]).abs().max() < 0.01 * scale
-    for name, exact in gradients[0].items():
-        near = gradients[1][name]
-        assert torch.cosine_similarity(exact, near, dim=0) > 0.998, name
-        assert (near.norm() / exact.norm() - 1).abs() < 0.02, name
-
-
-class Wide(models.FeedForward):
-    """Autocast does not round what it encodes."""
-
-    def encode_observations(self, observations, state=None):
-        return super().encode_observations(observations).float()
-
-
-def picture(vecenv, hidden_size):
-    """A network with a LayerNorm, which autocast keeps in float32 on a GPU."""
-    return models.Encoded(vecenv, hidden_size)
-
-
-PICTURES = SimpleNamespace(single_observation_space=gymnasium.spaces.Box(0, 255, (3, 48, 48), np.uint8),
-                           single_action_space=DISCRETE)
-
-
-@pytest.mark.parametrize("device", ["cpu", "recorder", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("network", [models.FeedForward, Wide, picture], ids=["rounded", "wide", "picture"])
-@pytest.mark.parametrize("wrapper", [models.MinGRUWrapper, models.LSTMWrapper, models.GRUWrapper])
-def test_a_memory_takes_what_autocast_gives_it(wrapper, network, device, monkeypatch):
-    """In bfloat16, over time and step by step: near float32, with gradients."""
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device")
-    if device == "recorder":
-        test_devices.install(monkeypatch, test_devices.on_a_cpu)
-        device = "cpu"
-    torch.manual_seed(0)
-    vecenv = PICTURES if network is picture else environment()
-    policy = wrapper(vecenv, network(vecenv, 32), hidden_size=32, num_layers=2).to(device)
-    observations, resets, valid = segment(T=5, N=4)
-    if network is picture:
-        observations = torch.randint(0, 256, (5, 4, 3, 48, 48), dtype=torch.uint8)
-    observations, resets, valid = (tensor.to(device) for tensor in (observations, resets, valid))
-    results = []
-    for enabled in (False, True):
-        with torch.autocast(device, torch.bfloat16, enabled=enabled):
-            state = policy.initial_state(4)
-            whole, _ = models.join_outputs(*policy(observations, {**state, "resets": resets, "valid": valid}))
-            steps = []
-            for t in range(5):
-                state |= {"resets": resets[t], "valid": valid[t]}
-                with torch.no_grad():
-                    steps.append(models.join_outputs(*policy.forward_eval(observations[t], state))[0])
-        policy.zero_grad()
-        whole.float().square().sum().backward()
-        results.append((whole.float(), *(parameter.grad.clone() for parameter in policy.parameters())))
-        torch.testing.assert_close(torch.stack(steps).float(), whole.float(), atol=0.01, rtol=0.05)
-    for name, exact, near in zip(["outputs", *dict(policy.named_parameters())], *results, strict=True):
-        assert torch.cosine_similarity(exact.flatten(), near.flatten(), dim=0) > 0.98, name
-
-
-@both
-@pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
-@pytest.mark.parametrize("layers, hidden", [(1, 24), (3, 24), (2, 70)])
-def test_forward_and_backward_equal_autograd(engine, space, layers, hidden):
+@pytest.mark.parametrize(("space", "layers", "hidden"), [(DISCRETE, 1, 24), (MULTI, 3, 24), (BOX, 2, 70)])
+def test_forward_backward_and_steps_equal_autograd(engine, space, layers, hidden):
     torch.manual_seed(0)
     policy = models.MinGRUPolicy(environment(space), hidden_size=hidden, num_layers=layers)
     observations, resets, valid = segment(N=4)
     network = sample(engine, policy, len(resets), 4)
     initial = torch.randn(layers, 4, hidden)
+    state = {"mingru": initial.clone(), "resets": resets, "valid": valid}
+    outputs, log_std = models.join_outputs(*policy(observations, state))
     found = network.forward(observations, initial, resets, valid)
-
-    outputs, log_std = models.join_outputs(*policy(observations,
-                                                   {"mingru": initial, "resets": resets,
-                                                    "valid": valid}))
     torch.testing.assert_close(found, outputs, atol=1e-6, rtol=1e-5)
 
     leaves, grads = [outputs], [torch.randn_like(outputs)]
@@ -157,22 +103,12 @@ def test_forward_and_backward_equal_autograd(engine, space, layers, hidden):
     network.backward(*grads)
     for (name, parameter), gradient in zip(policy.named_parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, atol=2e-5, rtol=1e-4,
-                                   msg=lambda m, n=name: f"{n}: {m}")
+                                   msg=lambda text, name=name: f"{name}: {text}")
 
-
-@both
-def test_step_equals_the_scan_and_commits_the_state(engine):
-    torch.manual_seed(0)
-    policy = models.MinGRUPolicy(environment(), hidden_size=24, num_layers=2)
-    observations, resets, valid = segment()
-    network = sample(engine, policy, len(resets), 8)
-    initial = torch.randn(2, 6, 24)
-    state = {"mingru": initial.clone(), "resets": resets, "valid": valid}
-    expected, _ = models.join_outputs(*policy(observations, state))
-    running = initial.clone()
+    running = initial.clone()  # each step commits the state
     for t in range(len(observations)):
-        outputs = network.step(observations[t], running, resets[t], valid[t])
-        torch.testing.assert_close(outputs, expected[t], atol=1e-6, rtol=1e-5)
+        now = network.step(observations[t], running, resets[t], valid[t])
+        torch.testing.assert_close(now, outputs[t], atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(running, state["mingru"], atol=1e-6, rtol=1e-5)
 
 
@@ -188,139 +124,182 @@ def test_step_casts_other_observation_types(engine, kind):
     torch.testing.assert_close(outputs, expected, atol=1e-6, rtol=1e-5)
 
 
-def test_plain_mingru_layer_equals_the_reference():
-    observations, resets, valid = segment(inputs=7)
-    hgp, state = torch.randn(11, 6, 21), torch.randn(6, 7)
-    out, final = models.mingru_layer(observations, hgp, state, resets, valid)
-    expected, states = reference.mingru_layer(observations.double(), hgp.double(), state.double(),
-                                              resets, valid)
-    torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(final.double(), states[-1], atol=1e-6, rtol=1e-5)
+@both
+def test_bfloat16_is_near_float32(engine):
+    """Outputs within the rounding of 8 bits, gradients of the same direction and length, steps alike."""
+    torch.manual_seed(0)
+    policy = models.MinGRUPolicy(environment(MULTI), hidden_size=64, num_layers=2)
+    with torch.no_grad():
+        policy.decoder.weight.mul_(30)
+    observations, resets, valid = segment(T=16, N=8)
+    initial = torch.randn(2, 8, 64)
+    grad, outputs, gradients, steps = torch.randn(16, 8, policy.decoder.out_features), [], [], []
+    for precision in (torch.float32, torch.bfloat16):
+        network = sample(engine, policy, 16, 8, precision)
+        outputs.append(network.forward(observations, initial, resets, valid).clone())
+        network.backward(grad)
+        gradients.append({name: weight.grad.flatten().clone() for name, weight in policy.named_parameters()})
+        steps.append(network.step(observations[0], initial.clone(), resets[0], valid[0]).clone())
+    scale = outputs[0].abs().max()
+    assert (outputs[1] - outputs[0]).abs().max() < 0.02 * scale and not torch.equal(*outputs)
+    assert (steps[1] - outputs[1][0]).abs().max() < 0.01 * scale
+    for name, exact in gradients[0].items():
+        near = gradients[1][name]
+        assert torch.cosine_similarity(exact, near, dim=0) > 0.998, name
+        assert (near.norm() / exact.norm() - 1).abs() < 0.02, name
+
+
+def test_the_default_network_in_float64_equals_the_reference():
+    policy = models.MinGRUPolicy(environment(), 16, num_layers=2).double()
+    observations, resets, valid = segment()
+    initial = torch.randn(2, 6, 16).double()
+    layers = policy.rnn.layers
+    params = {"encoder_weight": policy.encoder.weight, "encoder_bias": policy.encoder.bias,
+              "layer_weights": [layer.weight for layer in layers], "layer_biases": [layer.bias for layer in layers],
+              "decoder_weight": policy.decoder.weight, "decoder_bias": policy.decoder.bias}
+    logits, value, final = reference.policy_forward(params, observations, initial, resets, valid)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        found, state = over_time(policy, observations, {"mingru": initial}, resets, valid)
+    torch.testing.assert_close(found, torch.cat([logits, value[..., None]], -1))
+    torch.testing.assert_close(state["mingru"], final)
+
+
+# --------------------------------------------------------------------------------------------------
+# Recurrent layers
+
+WRAPPERS = {"lstm": models.LSTMWrapper, "gru": models.GRUWrapper, "mingru": models.MinGRUWrapper}
 
 
 def wrapped(kind, space=DISCRETE):
     torch.manual_seed(0)
     env = environment(space)
-    inner = models.FeedForward(env, hidden_size=16)
-    wrapper = {"lstm": models.LSTMWrapper, "gru": models.GRUWrapper,
-               "mingru": models.MinGRUWrapper}[kind]
-    return wrapper(env, inner, hidden_size=16, num_layers=2)
+    return WRAPPERS[kind](env, models.FeedForward(env, hidden_size=16), hidden_size=16, num_layers=2)
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru", "mingru"])
+@pytest.mark.parametrize("kind", WRAPPERS)
 @pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
-def test_wrappers_whole_segment_equals_step_by_step(kind, space):
+def test_wrappers_step_reset_and_hold(kind, space):
+    """Over time as step by step; a reset begins again; a step that is not valid changes nothing."""
     policy = wrapped(kind, space)
     observations, resets, valid = segment()
-    state = policy.initial_state(6)
-    for tensor in state.values():
-        tensor.normal_()
-    whole = {**{k: v.clone() for k, v in state.items()}, "resets": resets, "valid": valid}
-    expected, _ = models.join_outputs(*policy(observations, whole))
-    for t in range(len(observations)):
-        state |= {"resets": resets[t], "valid": valid[t]}
-        outputs, _ = models.join_outputs(*policy.forward_eval(observations[t], state))
-        torch.testing.assert_close(outputs, expected[t], atol=1e-5, rtol=1e-4)
-    for name in policy.initial_state(1):
-        torch.testing.assert_close(state[name], whole[name], atol=1e-5, rtol=1e-4)
+    state = {name: tensor.normal_() for name, tensor in policy.initial_state(6).items()}
+    outputs, after = over_time(policy, observations, state, resets, valid)
+    stepped, after_steps = step_by_step(policy, observations, state, resets, valid)
+    torch.testing.assert_close(stepped, outputs, atol=1e-5, rtol=1e-4)
+    for name in state:
+        torch.testing.assert_close(after_steps[name], after[name], atol=1e-5, rtol=1e-4)
+
+    fresh, late, none, all_valid = policy.initial_state(6), resets * 0, resets * 0, valid * 0 + 1
+    late[5] = 1
+    whole, _ = over_time(policy, observations, fresh, late, all_valid)
+    begun, _ = over_time(policy, observations[5:], fresh, none[5:], all_valid[5:])
+    torch.testing.assert_close(whole[5:], begun, atol=1e-5, rtol=1e-4)
+
+    others, held = [t for t in range(len(observations)) if t != 3], all_valid.clone()
+    held[3] = 0
+    whole, _ = over_time(policy, observations, fresh, none, held)
+    without, _ = over_time(policy, observations[others], fresh, none[others], held[others])
+    torch.testing.assert_close(whole[others], without, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru", "mingru"])
-def test_wrappers_reset_inside_a_segment_and_hold_dead_agents(kind):
-    policy = wrapped(kind)
-    observations, resets, valid = segment()
-    resets.zero_()
-    valid.fill_(1)
-    resets[5] = 1
-    late, _ = models.join_outputs(*policy(observations, {**policy.initial_state(6),
-                                                         "resets": resets, "valid": valid}))
-    fresh, _ = models.join_outputs(
-        *policy(observations[5:],
-                {**policy.initial_state(6), "resets": resets[5:], "valid": valid[5:]})
-    )
-    torch.testing.assert_close(late[5:], fresh, atol=1e-5, rtol=1e-4)
-
-    resets.zero_()
-    valid[3] = 0
-    state = {**policy.initial_state(6), "resets": resets, "valid": valid}
-    held, _ = models.join_outputs(*policy(observations, state))
-    keep = [t for t in range(len(observations)) if t != 3]
-    without = {**policy.initial_state(6), "resets": resets[keep], "valid": valid[keep]}
-    expected, _ = models.join_outputs(*policy(observations[keep], without))
-    torch.testing.assert_close(held[keep], expected, atol=1e-5, rtol=1e-4)
-
-
-class OldStyle(models.FeedForward):
-    """As PufferLib 3's: a state that it does not use; a norm and a dropout."""
-
-    def __init__(self, env):
-        super().__init__(env, 8)
-        self.norm, self.drop = torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5)
-
-    def forward(self, observations, state=None):
-        return self.decode_actions(self.drop(self.norm(self.encode_observations(observations))))
-
-
-def test_to_find_out_the_form_of_a_network_leaves_no_trace():
-    env = SimpleNamespace(single_observation_space=gymnasium.spaces.Box(-1, 1, (3,)),
-                          single_action_space=gymnasium.spaces.Discrete(2))
-    policy = OldStyle(env)
-    policy.drop.eval()
-    before, random = {name: tensor.clone() for name, tensor in policy.state_dict().items()}, torch.get_rng_state()
-    models.find_form(policy, env.single_observation_space)
-    assert policy.takes_batches and all(torch.equal(before[name], now)
-                                        for name, now in policy.state_dict().items())
-    assert (torch.equal(random, torch.get_rng_state()) and policy.norm.training
-            and not policy.drop.training)
-
-
-def test_a_graph_that_is_kept_gives_the_same_gradients_twice():
+def test_gradients_go_through_the_fused_scan_also_twice():
     """The scan's gradient consumes what the forward pass left for it."""
-    gru = models.MinGRU(6, 2)
-    x, state = torch.randn(5, 3, 6), torch.randn(2, 3, 6)
-    resets, valid = torch.zeros(5, 3, dtype=torch.uint8), torch.ones(5, 3, dtype=torch.uint8)
-    out, _ = gru(x, state, resets, valid)
-    first = torch.autograd.grad(out.square().sum(), gru.parameters(), retain_graph=True)
-    second = torch.autograd.grad(out.square().sum(), gru.parameters())
-    assert (all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-            and first[0].abs().sum() > 0)
-
-
-def test_mingru_wrapper_gradients_go_through_the_fused_scan():
-    policy = wrapped("mingru")
-    _, resets, valid = segment()
-    state = {**policy.initial_state(6), "resets": resets, "valid": valid}
+    gru, (_, resets, valid), initial = models.MinGRU(16, 2), segment(), torch.randn(2, 6, 16)
     x = torch.randn(11, 6, 16, requires_grad=True)
-    out, _ = policy.rnn(x, state["mingru"], resets, valid)
+    out, _ = gru(x, initial, resets, valid)
     plain = x
-    for i, layer in enumerate(policy.rnn.layers):
-        plain, _ = models.mingru_layer(plain, layer(plain), state["mingru"][i], resets, valid)
+    for layer, state in zip(gru.layers, initial, strict=True):
+        plain, _ = models.mingru_layer(plain, layer(plain), state, resets, valid)
     torch.testing.assert_close(out, plain, atol=1e-6, rtol=1e-5)
-    weights = [x, *policy.rnn.parameters()]
-    grad = torch.randn_like(out)
-    for ours, expected in zip(
-        torch.autograd.grad(out, weights, grad),
-        torch.autograd.grad(plain, weights, grad), strict=True
-    ):
-        torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-4)
+    weights, grad = [x, *gru.parameters()], torch.randn_like(out)
+    first = torch.autograd.grad(out, weights, grad, retain_graph=True)
+    again = torch.autograd.grad(out, weights, grad)
+    expected = torch.autograd.grad(plain, weights, grad)
+    for one, two, theirs in zip(first, again, expected, strict=True):
+        assert torch.equal(one, two)
+        torch.testing.assert_close(one, theirs, atol=2e-5, rtol=1e-4)
 
 
-def test_default_forward_equals_forward_eval():
-    policy = models.FeedForward(environment(), hidden_size=16)
-    observations, _, _ = segment()
-    whole, value = policy(observations)
-    for t in range(len(observations)):
-        logits, v = policy.forward_eval(observations[t])
-        torch.testing.assert_close(logits, whole[t], atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(v, value[t], atol=1e-6, rtol=1e-5)
+class Wide(models.FeedForward):
+    """Autocast does not round what it encodes."""
+
+    def encode_observations(self, observations, state=None):
+        return super().encode_observations(observations).float()
 
 
-@pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
+def picture(vecenv, hidden_size):
+    """A network with a LayerNorm, which autocast keeps in float32 on a GPU."""
+    return models.Encoded(vecenv, hidden_size)
+
+
+@pytest.mark.parametrize("device", ["cpu", "recorder", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("kind", "network"), [
+    ("mingru", Wide), ("mingru", picture), ("lstm", models.FeedForward), ("lstm", picture), ("gru", Wide)])
+def test_a_memory_takes_what_autocast_gives_it(kind, network, device, monkeypatch):
+    """In bfloat16, over time and step by step: near float32, with gradients."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    if device == "recorder":
+        test_devices.install(monkeypatch, test_devices.on_a_cpu)
+        device = "cpu"
+    torch.manual_seed(0)
+    vecenv = seen(image(3, 32, 32)) if network is picture else environment()
+    policy = WRAPPERS[kind](vecenv, network(vecenv, 32), hidden_size=32, num_layers=2).to(device)
+    observations, resets, valid = segment(T=5, N=4)
+    if network is picture:
+        observations = torch.randint(0, 256, (5, 4, 3, 32, 32), dtype=torch.uint8)
+    arrays, results = [tensor.to(device) for tensor in (observations, resets, valid)], []
+    for enabled in (False, True):
+        with torch.autocast(device, torch.bfloat16, enabled=enabled):
+            state = policy.initial_state(4)
+            whole, _ = over_time(policy, arrays[0], state, *arrays[1:])
+            with torch.no_grad():
+                steps, _ = step_by_step(policy, arrays[0], state, *arrays[1:])
+        policy.zero_grad()
+        whole.float().square().sum().backward()
+        results.append((whole.float(), *(parameter.grad.clone() for parameter in policy.parameters())))
+        torch.testing.assert_close(steps.float(), whole.float(), atol=0.01, rtol=0.05)
+    for name, exact, near in zip(["outputs", *dict(policy.named_parameters())], *results, strict=True):
+        assert torch.cosine_similarity(exact.flatten(), near.flatten(), dim=0) > 0.98, name
+
+
+# --------------------------------------------------------------------------------------------------
+# Networks without memory, boards and pictures
+
+
+def board(actions, shape=(3, 6, 7)):
+    return models.Board(seen(spaces.Box(0, 1, shape, np.uint8), spaces.Discrete(actions)), hidden_size=8)
+
+
+FORMS = {  # name -> (the network, the shape of an observation, the highest byte)
+    "feed-forward": (lambda: models.FeedForward(environment(), 16), (5,), 9),
+    **{f"board {actions}": (lambda actions=actions: board(actions), (3, 6, 7), 1) for actions in (42, 43, 45, 7)},
+    **{f"impala {shape}": (lambda shape=shape: models.Impala(seen(image(*shape)), 32), shape, high)
+       for shape, high in (((4, 40, 40), 255), ((36, 32, 3), 255), ((7, 7, 3), 10))},
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forward_equals_forward_eval_and_every_weight_learns(name):
+    torch.manual_seed(0)
+    make, shape, high = FORMS[name]
+    policy, observations = make(), torch.randint(0, high + 1, (2, 2, *shape), dtype=torch.uint8)
+    logits, value = policy(observations)
+    assert logits.shape[:2] == (2, 2) and value.shape == (2, 2, 1)
+    assert logits.softmax(-1).amax() < 1.5 / logits.shape[-1], "the first policy is near uniform"
+    for t in range(2):
+        torch.testing.assert_close(policy.forward_eval(observations[t]), (logits[t], value[t]), atol=1e-5, rtol=1e-4)
+    # a softmax has no gradient of a bias that all cells share
+    (logits.square().sum() + value.sum()).backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in policy.parameters())
+
+
+@pytest.mark.parametrize("space", [MULTI, BOX], ids=["multidiscrete", "box"])
 def test_separate_shares_no_weight_between_policy_and_value(space):
     policy = models.Separate(environment(space), hidden_size=16)
     outputs, log_std = models.join_outputs(*policy(torch.randn(50, 5)))
-    assert outputs.shape == (50, 3 if space is BOX else 1 + sum(models.action_layout(space)[0]))
-    assert (log_std is not None) == (space is BOX)
+    assert outputs.shape == (50, 3 if space is BOX else 6) and (log_std is not None) == (space is BOX)
     for part, weights, others in ((outputs[:, :-1], policy.actor, policy.critic),
                                   (outputs[:, -1:], policy.critic, policy.actor)):
         policy.zero_grad()
@@ -329,116 +308,53 @@ def test_separate_shares_no_weight_between_policy_and_value(space):
         assert all(weight.grad is None or not weight.grad.any() for weight in others.parameters())
 
 
-def test_separate_reads_plain_numbers():
-    env = environment()
-    env.env_single_observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Discrete(3)})
-    with pytest.raises(TypeError, match="Separate reads plain numbers, and these"):
-        models.Separate(env)
-
-
 @pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
-def test_first_policy_is_near_uniform_and_sampling_returns_its_logprob(space):
+def test_sampling_returns_the_log_probability_of_its_actions(space):
     policy = models.FeedForward(environment(space), hidden_size=16)
-    observations = torch.randn(500, 5)
-    logits, value = policy.forward_eval(observations)
+    logits, value = policy.forward_eval(torch.randn(500, 5))
     actions, logprobs, values = models.sample_logits(logits, value, seed=1, step=0)
     torch.testing.assert_close(values, value.squeeze(-1))
     if space is BOX:
         expected = logits.log_prob(actions).sum(-1)
     else:
         heads = logits if isinstance(logits, list) else [logits]
-        expected = sum(
-            head.log_softmax(-1).gather(1, actions[:, i : i + 1].long())[:, 0]
-            for i, head in enumerate(heads)
-        )
-        sizes = [head.shape[-1] for head in heads]
-        assert abs(logprobs.mean().item() + sum(math.log(n) for n in sizes)) < 0.1
+        expected = sum(head.log_softmax(-1).gather(1, actions[:, i : i + 1].long())[:, 0]
+                       for i, head in enumerate(heads))
+        assert abs(logprobs.mean().item() + sum(math.log(head.shape[-1]) for head in heads)) < 0.1
     torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_unsupported_action_space_is_named():
-    with pytest.raises(TypeError, match="MultiBinary"):
-        models.MinGRUPolicy(environment(gymnasium.spaces.MultiBinary(3)))
-
-
-def board(actions, hidden_size=8, shape=(3, 6, 7)):
-    torch.manual_seed(0)
-    space = gymnasium.spaces.Box(0, 1, shape, np.uint8)
-    env = SimpleNamespace(single_observation_space=space,
-                          single_action_space=gymnasium.spaces.Discrete(actions))
-    return models.Board(env, hidden_size=hidden_size)
-
-
-@pytest.mark.parametrize("actions", [42, 43, 45, 7],
-                         ids=["cells", "and a pass", "and more", "columns"])
-def test_board_forward_equals_forward_eval_and_every_weight_learns(actions):
-    policy, observations = board(actions), torch.randint(0, 2, (4, 5, 3, 6, 7), dtype=torch.uint8)
-    logits, value = policy(observations)
-    assert logits.shape == (4, 5, actions) and value.shape == (4, 5, 1)
-    assert logits.softmax(-1).amax() < 1.5 / actions, "the first policy is near uniform"
-    for t in range(4):
-        outputs = policy.forward_eval(observations[t])
-        torch.testing.assert_close(outputs, (logits[t], value[t]), atol=1e-6, rtol=1e-5)
-    (logits.square().sum() + value.sum()).backward()  # a softmax has no gradient of a bias that all cells share
-    assert all(parameter.grad.abs().sum() > 0 for parameter in policy.parameters())
+def test_a_certain_policy_acts_at_the_bounds_of_a_tanh():
+    normal = torch.distributions.Normal(torch.full((1, 1), 9.0), torch.ones(1, 1))
+    bounds = torch.tensor([[1.0], [2.0], [math.log(2)]])
+    actions, *_ = models.sample_logits(normal, torch.zeros(1, 1), seed=0, step=0, squash=bounds)
+    assert actions.item() == pytest.approx(3)
 
 
 def test_board_reads_every_cell_alike():
     """A pattern moved by a cell moves its logits by a cell, where no edge is in sight."""
-    policy, pattern = board(100, shape=(3, 10, 10)), torch.randint(0, 2, (3, 3, 3),
-                                                                   dtype=torch.uint8)
+    pattern = torch.randint(0, 2, (3, 3, 3), dtype=torch.uint8)
     planes = torch.zeros(2, 3, 10, 10, dtype=torch.uint8)
     planes[0, :, 3:6, 3:6] = planes[1, :, 4:7, 3:6] = pattern
-    logits, _ = policy.forward_eval(planes)
-    first, second = logits.view(2, 10, 10)
+    first, second = board(100, (3, 10, 10)).forward_eval(planes)[0].view(2, 10, 10)
     torch.testing.assert_close(second[4:8, 3:7], first[3:7, 3:7])
     assert (second[4:8] - first[4:8]).abs().max() > 1e-3
 
 
-def test_board_says_what_it_cannot_read():
-    space = gymnasium.spaces.Box(0, 1, (3, 6, 7), np.uint8)
-    for wrong in (environment(),
-                  SimpleNamespace(single_observation_space=space, single_action_space=BOX)):
-        with pytest.raises(TypeError, match=r"Board reads planes .* take policy.name default"):
-            models.Board(wrong)
-
-
-def seen(space, action_space=DISCRETE):
-    return SimpleNamespace(single_observation_space=space, single_action_space=action_space)
-
-
-def image(*shape):
-    return gymnasium.spaces.Box(0, 255, shape, np.uint8)
-
-
-@pytest.mark.parametrize(("shape", "high"),
-                         [((4, 84, 84), 255), ((64, 64, 3), 255), ((7, 7, 3), 10)])
-def test_impala_forward_equals_forward_eval_and_every_weight_learns(shape, high):
-    torch.manual_seed(0)
-    policy = models.Impala(seen(image(*shape)), hidden_size=32)
-    observations = torch.randint(0, high + 1, (2, 3, *shape), dtype=torch.uint8)
-    logits, value = policy(observations)
-    assert logits.shape == (2, 3, 3) and value.shape == (2, 3, 1)
-    assert logits.softmax(-1).amax() < 0.45, "the first policy is near uniform"
-    for t in range(2):
-        torch.testing.assert_close(policy.forward_eval(observations[t]), (logits[t], value[t]),
-                                   atol=1e-5, rtol=1e-4)
-    (logits.log_softmax(-1)[..., -1].sum() + value.sum()).backward()
-    assert all(parameter.grad.abs().sum() > 0 for parameter in policy.parameters())
-
-
-@pytest.mark.parametrize(("layout", "shape"), [
-    ("(H, W)", (40, 48)), ("(H, W, C)", (40, 48, 3)), ("(C, H, W)", (3, 40, 48)), ("(K, H, W, C)", (4, 40, 48, 3)),
-    ("(K, C, H, W)", (4, 3, 40, 48))])
-@pytest.mark.parametrize(("dtype", "high"), [(np.uint8, 255), (np.uint16, 65535), (np.float32, 1), (np.float64, 255)])
-@pytest.mark.parametrize("network", [models.Encoded, models.Impala])
-def test_an_image_is_the_same_in_every_layout_and_type(network, dtype, high, layout, shape):
-    picture = np.random.default_rng(0).integers(0, 256, (2, *shape))
-    first = np.moveaxis(picture, -1, -3) if layout.endswith("C)") else picture
+@pytest.mark.parametrize(("network", "layout", "shape", "dtype", "high"), [
+    (models.Encoded, "(H, W)", (40, 48), np.uint8, 255), (models.Encoded, "(H, W, C)", (40, 48, 3), np.uint16, 65535),
+    (models.Encoded, "(C, H, W)", (3, 40, 48), np.float32, 1),
+    (models.Encoded, "(K, H, W, C)", (4, 40, 48, 3), np.uint8, 255),
+    (models.Encoded, "(K, C, H, W)", (4, 3, 40, 48), np.float64, 255),
+    (models.Impala, "(K, H, W, C)", (4, 40, 48, 3), np.float32, 1),
+    (models.Impala, "(H, W)", (40, 48), np.uint16, 65535)])
+def test_an_image_is_the_same_in_every_layout_and_type(network, layout, shape, dtype, high):
+    pixels = np.random.default_rng(0).integers(0, 256, (2, *shape))
+    first = np.moveaxis(pixels, -1, -3) if layout.endswith("C)") else pixels
     first = first.reshape(2, -1, 40, 48).astype(np.uint8)
     outputs = []
     for space, x in ((image(*first.shape[1:]), first),
-                     (gymnasium.spaces.Box(0, high, shape, dtype), (picture * (high / 255)).astype(dtype))):
+                     (spaces.Box(0, high, shape, dtype), (pixels * (high / 255)).astype(dtype))):
         torch.manual_seed(0)
         policy = network(seen(space), hidden_size=8)
         outputs.append(policy.forward_eval(torch.from_numpy(x)))
@@ -447,8 +363,7 @@ def test_an_image_is_the_same_in_every_layout_and_type(network, dtype, high, lay
 
 
 def test_impala_is_the_network_of_the_paper():
-    """15 convolutions of 3 × 3 (Espeholt et al. 2018, figure 3); sides halved thrice, rounded up;
-    all again by hand."""
+    """15 convolutions of 3 × 3 (Espeholt et al. 2018, figure 3); sides halved thrice, rounded up."""
     torch.manual_seed(0)
     policy = models.Impala(seen(image(72, 96, 3)))
     convolutions = [module for module in policy.modules() if isinstance(module, torch.nn.Conv2d)]
@@ -456,211 +371,112 @@ def test_impala_is_the_network_of_the_paper():
     assert [(conv.in_channels, conv.out_channels) for conv in convolutions] == wanted
     assert all(conv.kernel_size == (3, 3) and conv.stride == (1, 1) for conv in convolutions)
     assert policy.encoder[0].in_features == 32 * 9 * 12 and policy.encoder[0].out_features == 256
-    pictures = torch.randint(0, 256, (2, 72, 96, 3), dtype=torch.uint8)
-    x, layers = pictures.movedim(-1, 1) / 255, iter(convolutions)
+    observations = torch.randint(0, 256, (2, 72, 96, 3), dtype=torch.uint8)
+    x, layers = observations.movedim(-1, 1) / 255, iter(convolutions)
     for _ in range(3):
         x = torch.nn.functional.max_pool2d(next(layers)(x), 3, 2, 1)
         for _ in range(2):
             first, second = next(layers), next(layers)
             x = x + second(first(x.relu()).relu())
-    torch.testing.assert_close(policy.parts[0](pictures), x.relu().flatten(1), atol=3e-5, rtol=1e-4)
+    torch.testing.assert_close(policy.parts[0](observations), x.relu().flatten(1), atol=3e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("side", "picture"), [(25, False), (28, True), (32, True)])
-def test_what_is_larger_than_a_grid_is_a_picture(side, picture):
-    """MiniGrid's grids have 25 squares at most; as one, a picture of 32 pixels would have four million weights."""
+@pytest.mark.parametrize(("side", "is_picture"), [(25, False), (28, True)])
+def test_what_is_larger_than_a_grid_is_a_picture(side, is_picture):
+    """MiniGrid's grids have 25 squares at most."""
     layers = list(models._image_encoder(image(side, side, 3)))
-    assert isinstance(layers[0], pictures.BytesConvolution) == picture
+    assert isinstance(layers[0], pictures.BytesConvolution) == is_picture
 
 
-def test_impala_reads_the_image_of_a_dict_and_needs_one():
-    space = gymnasium.spaces.Dict({"camera": image(48, 48, 3),
-                                   "speed": gymnasium.spaces.Box(-1, 1, (2,), np.float32)})
+def test_impala_reads_the_image_of_a_dict():
+    space = spaces.Dict({"camera": image(48, 48, 3), "speed": BOX})
     env = seen(models.emulation.FlatObservation(space).flat_space)
     env.env_single_observation_space = space
     policy = models.Impala(env, hidden_size=16, normalize=True)
     flat = torch.from_numpy(models.emulation.FlatObservation(space).flatten(space.sample()))
     assert policy.forward_eval(flat[None])[0].shape == (1, 3) and policy.normalizer is not None
-    with pytest.raises(TypeError, match=r"Impala reads images .* take policy.name auto"):
-        models.Impala(environment())
 
 
-WRONG = """
-import torch
-class NoValue(torch.nn.Module):
-    def __init__(self, env):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 2)
-    def forward(self, x):
-        return self.layer(x)
-class Three(NoValue):
-    def forward(self, x):
-        logits = self.layer(x)
-        return logits, logits[:, :1], None
-class NoValueInASstep(NoValue):
-    def forward(self, x, state):
-        logits = self.layer(x)
-        return logits, logits[..., :1]
-    def forward_eval(self, x, state):
-        return self.layer(x)
-class NoArgs(NoValue):
-    def __init__(self):
-        super().__init__(None)
-class NoEnv(NoValue):
-    def __init__(self, hidden_size):
-        super().__init__(None)
-class Few(NoValue):
-    def forward(self, x):
-        logits = self.layer(x)
-        return logits[:, :1], logits[:, :1]
-class Gaussian(NoValue):
-    def forward(self, x):
-        logits = self.layer(x)
-        return torch.distributions.Normal(logits, torch.ones_like(logits)), logits[:, :1]
-class NoBatch(NoValue):
-    def forward(self, x):
-        logits = self.layer(x)
-        return logits[0], logits[:, :1]
-class TwoValues(NoValue):
-    def forward(self, x):
-        logits = self.layer(x)
-        return logits, logits
-class Distribution(NoValue):
-    def forward(self, x):
-        logits = self.layer(x)
-        return torch.distributions.Categorical(logits=logits), logits[:, :1]
-class Lazy(NoValue):
-    def __init__(self, env):
-        super().__init__(env)
-        self.layer = torch.nn.LazyLinear(2)
-class Doubles(NoValue):
-    def __init__(self, env):
-        super().__init__(env)
-        self.double()
-class LostState(torch.nn.Module):
-    def __init__(self, env):
-        super().__init__()
-        self.inside = torch.nn.Linear(4, 8)
-        self.lstm, self.out = torch.nn.LSTM(8, 8, batch_first=True), torch.nn.Linear(8, 3)
-    def forward(self, x, state=None):
-        y = self.out(self.lstm(self.inside(x))[0])
-        return y[..., :2], y[..., 2:]
-    def forward_eval(self, x, state):
-        before = (state["h"], state["c"]) if "h" in state else None
-        y, (state["h"], state["c"]) = self.lstm(self.inside(x)[:, None], before)
-        y = self.out(y[:, 0])
-        return y[:, :2], y[:, 2:]
-class BatchFirst(LostState):
-    def initial_state(self, agents):
-        return {"h": torch.zeros(1, agents, 8), "c": torch.zeros(1, agents, 8)}
-class Forgets(torch.nn.Module):
-    def __init__(self, env):
-        super().__init__()
-        self.cell, self.out = torch.nn.LSTMCell(4, 8), torch.nn.Linear(8, 3)
-    def forward(self, x, state=None):
-        x = x.flatten(1).float()
-        held = (state["lstm_h"], state["lstm_c"]) if state and "lstm_h" in state else None
-        state["lstm_h"], state["lstm_c"] = self.cell(x, held)
-        y = self.out(state["lstm_h"])
-        return y[:, :2], y[:, 2:]
-class Noisy(torch.nn.Module):
-    def __init__(self, env):
-        super().__init__()
-        self.out = torch.nn.Linear(4, 3)
-    def forward(self, x, state=None):
-        y = self.out(x.flatten(1).float())
-        state["hidden"] = y = y + 0.1 * torch.randn_like(y)
-        return y[:, :2], y[:, 2:]
-class Breaks(torch.nn.Module):
-    def __init__(self, env):
-        super().__init__()
-        self.out = torch.nn.Linear(env.single_observation_space["numbers"].shape[0], 3)
-class FlatState(LostState):
-    def initial_state(self, agents):
-        return {"h": torch.zeros(agents, 8), "c": torch.zeros(agents, 8)}
-class Cleanrl(torch.nn.Module):
-    def __init__(self, env):
-        super().__init__()
-        self.actor, self.critic = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
-    def get_value(self, x):
-        return self.critic(x)
-def nothing(env):
-    return 3
-"""
+def test_text_and_bits_are_read_as_numbers():
+    class Mixed(gymnasium.Env):
+        observation_space = spaces.Dict(word=spaces.Text(5), bits=spaces.MultiBinary(3))
+        action_space = spaces.Discrete(2)
+
+        def reset(self, seed=None, options=None):
+            return {"word": "ab", "bits": [0, 1, 0]}, {}
+
+        def step(self, action):
+            return {"word": "cd", "bits": [0, 1, 0]}, 1.0, True, False, {}
+
+    with pufferl.make(Mixed, 2) as vecenv:
+        policy = models.Encoded(vecenv.driver_env, hidden_size=8)
+        assert policy.numbers == [5, 3] and "(5,)" in models.describe(policy)
+        assert policy(torch.from_numpy(vecenv.reset()[0])[None])[0].shape == (1, 2, 2)
 
 
-@pytest.mark.parametrize(("name", "options", "text"), [
-    ("NoValue", (), r"NoValue.forward must return \(logits, value\), got a Tensor \(\d+, 2\)"),
-    ("Three", (),
-     r"Three.forward must return \(logits, value\), got 3: Tensor \(\d+, 2\), .*, NoneType"),
-    ("NoValueInASstep", (), r"forward_eval must return \(logits, value\), got a Tensor \(\d+, 2\)"),
-    ("NoValue", ("--rnn.name", "lstm"),
-     "NoValue has no encode_observations and no decode_actions: LSTMWrapper puts"),
-    ("NoValue", ("--rnn.name", "mingru"),
-     "NoValue has no encode_observations and no decode_actions: MinGRUWrapper"),
-    ("Few", (), "Few returns 1 logits for an observation; these environments want 2: take the "
-     "number from env.single"),
-    ("Gaussian", (), "Gaussian returns a Normal, which is for continuous actions; .* a choice of "
-     "2, so return logits"),
-    ("NoBatch", (),
-     r"logits and value are \(2,\) and \(\d+, 1\), expected \(\d+, actions\) and \(\d+, 1\)"),
-    ("TwoValues", (),
-     r"logits and value are \(\d+, 2\) and \(\d+, 2\), expected \(\d+, actions\) and \(\d+, 1\)"),
-    ("NoArgs", (), r"is called with \(env\), but takes \(\)"),
-    ("NoEnv", (), r"is called with \(env, hidden_size\), but takes \(hidden_size\)"),
-    ("Distribution", (), r"must return \(logits, value\), got 2: Categorical, Tensor \(\d+, 1\)"),
-    ("Lazy", (), r"Lazy: layer.weight has no shape yet, because its layer is lazy\. Call the network"),
-    ("Doubles", (), r"Doubles: layer.weight is torch.float64\. What is trained must be float32"),
-    ("Forgets", (), r"Forgets.forward leaves lstm_c, lstm_h in the state, which would be lost: .* --rnn.name lstm"),
-    ("Breaks", (), r"this is in the network's own code:\n[\s\S]*wrong.py[\s\S]*'Box' object is not subscriptable"),
-    ("LostState", (), r"LostState.forward_eval leaves c, h in the state, which would be lost: initial_state"),
-    ("BatchFirst", (), r"takes the first dimension for agents .* given time first, .* batch_first=True\?"),
-    ("FlatState", (), r"initial_state\(1\): h has the shape \(1, 8\), expected \(layers, 1, size\)"),
-    ("Cleanrl", (), r"Cleanrl has no forward\(observations\) -> logits, value. Of CleanRL's actor"),
-    ("nothing", (), "must make a torch.nn.Module, it made a int"),
-    ("NoVale", (), "has no NoVale; it has NoValue, Three, "),
-    ("", (),
-     r"policy.name = .*wrong.py: say what in that file, .*wrong.py:NAME; it has NoValue, Three, "),
-])
-def test_a_network_that_cannot_be_used_is_named_in_a_line(tmp_path, name, options, text):
-    (tmp_path / "wrong.py").write_text(WRONG)
-    with pytest.raises((configuration.ConfigError, models.NetworkFault), match=text) as error:
-        pufferl.train("cartpole", pufferl.load_config("cartpole", [
-            "--env.num-envs", "64", "--data-dir", str(tmp_path), "--policy.name",
-            f"{tmp_path}/wrong.py" + f":{name}" * bool(name), *options]))
-    assert configuration.error_text(error.value) == str(error.value)
+def fields(space):
+    env = environment()
+    env.env_single_observation_space = space
+    return env
 
 
-def test_a_network_may_leave_in_the_state_what_nobody_reads(tmp_path):
-    (tmp_path / "noisy.py").write_text(WRONG)
-    pufferl.train("cartpole", pufferl.load_config("cartpole", [
-        "--env.num-envs", "64", "--data-dir", "none", "--train.total-timesteps", "4096",
-        "--policy.name", f"{tmp_path}/noisy.py:Noisy"]))
+@pytest.mark.parametrize(("make", "word"), [
+    (lambda: models.MinGRUPolicy(environment(spaces.MultiBinary(3))), "MultiBinary"),
+    (lambda: models.Separate(fields(spaces.Dict({"a": DISCRETE}))), "Separate"),
+    (lambda: models.Board(environment()), "Board"), (lambda: models.Impala(environment()), "Impala"),
+    (lambda: models.Board(seen(spaces.Box(0, 1, (3, 6, 7), np.uint8), BOX)), "Board"),
+    (lambda: models.Normalized(fields(spaces.Dict({"a": DISCRETE})), None), "norm_obs")])
+def test_spaces_that_a_network_cannot_read_are_named(make, word):
+    with pytest.raises(TypeError, match=word):
+        make()
 
 
-def test_logits_are_held_to_the_actions():
-    outputs = torch.zeros(3, 5)
-    models.check_logits(None, outputs, None, [1, 3], 2)
-    models.check_logits(None, outputs, torch.zeros(3, 4), None, 4)
-    with pytest.raises(models.NetworkFault, match=r"4 logits .* want 5 \(2 \+ 3\)"):
-        models.check_logits(None, outputs, None, [2, 3], 2)
-    with pytest.raises(models.NetworkFault, match=r"returns 4 means .* want 3"):
-        models.check_logits(None, outputs, torch.zeros(3, 4), None, 3)
-    with pytest.raises(models.NetworkFault,
-                       match=r"returns logits, which are for choices; .* want 4 continuous"):
-        models.check_logits(None, outputs, None, None, 4)
+def test_describe_names_the_memory():
+    class Keeps(models.FeedForward):
+        def initial_state(self, agents):
+            return {"first": torch.zeros(1, agents, 2), "second": torch.zeros(1, agents, 3)}
+
+    plain, actor = models.FeedForward(environment()), models.FeedForward(environment())
+    actor.policy = torch.nn.Linear(2, 2)  # a layer by that name, not a network within
+    assert {"Keeps", "first", "second"} <= set(models.describe(Keeps(environment())).replace(",", "").split())
+    assert models.describe(actor).split(";")[0] == models.describe(plain).split(";")[0]
 
 
-DEEP = """
+# --------------------------------------------------------------------------------------------------
+# A network of the user's
+
+FILE = """
 import numpy as np
 import torch
+class Net(torch.nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+    def forward(self, x):
+        y = self.layer(x)
+        return y[:, :2], y[:, 2:]
+class NoArgs(Net):
+    def __init__(self):
+        super().__init__(None)
+class NoEnv(Net):
+    def __init__(self, hidden_size):
+        super().__init__(None)
+class Breaks(Net):
+    def __init__(self, env):
+        env.single_observation_space["numbers"]
+class Noisy(Net):
+    def forward(self, x, state=None):
+        y = self.layer(x.flatten(1).float())
+        state["hidden"] = y = y + 0.1 * torch.randn_like(y)
+        return y[:, :2], y[:, 2:]
+def nothing(env):
+    return 3
 class Deep(torch.nn.Module):
     def __init__(self, env, hidden_size=16, depth=1, rate=0.5, bias=True, what="relu", device=None,
                  num_layers=1, std=np.sqrt(2), scale: float = 1):
         super().__init__()
-        self.also = num_layers, std, scale
-        self.said, size = (depth, rate, bias, what), env.single_observation_space.shape[0]
-        sizes = [size] + [hidden_size] * depth
+        self.options = depth, rate, bias, what, num_layers, std, scale
+        sizes = [env.single_observation_space.shape[0]] + [hidden_size] * depth
         self.body = torch.nn.Sequential(*(torch.nn.Linear(a, b, bias=bias) for a, b in zip(sizes, sizes[1:])))
         self.head = torch.nn.Linear(hidden_size, env.single_action_space.n + 1)
     def forward(self, observations):
@@ -669,102 +485,273 @@ class Deep(torch.nn.Module):
 """
 
 
-def test_keywords_of_a_network_of_ones_own_are_settings(tmp_path):
-    (tmp_path / "net.py").write_text(DEEP)
-    name = f"{tmp_path}/net.py:Deep"
-    options = ["--policy.name", name, "--policy.depth", "3", "--policy.bias", "false", "--policy.hidden_size=8",
-               "--policy.num-layers", "2", "--policy.std", "1.5", "--policy.scale", "2.5"]
-    args = configuration.load_config("cartpole", [
-        *options, "--train.total-timesteps", "2048", "--train.minibatch-size", "512", "--env.num-envs", "16",
-        "--data-dir", str(tmp_path / "runs")])
-    trainer = pufferl.train("cartpole", args)
-    assert trainer.policy.also == (2, 1.5, 2.5) and args["rnn"]["num_layers"] == 1
-    assert trainer.policy.said == (3, 0.5, False, "relu") and trainer.policy.body[2].in_features == 8
-    changed = history.changes(json.loads((trainer.run_folder / "config.json").read_text()))
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "mine.py").write_text(FILE)
+    return str(tmp_path / "mine.py")
+
+
+def train(file, name, *options):
+    return pufferl.train("cartpole", configuration.load_config("cartpole", [
+        "--env.num-envs", "16", "--train.minibatch-size", "128", "--train.horizon", "16", "--logger", "none",
+        "--policy.name", f"{file}:{name}", *options]))
+
+
+@pytest.mark.parametrize(("name", "rnn", "word"), [
+    ("NoArgs", "auto", "env"), ("NoEnv", "auto", "hidden_size"), ("Breaks", "auto", r"mine\.py"), ("", "auto", "Deep"),
+    ("nothing", "auto", "int"), ("NoVale", "auto", "NoEnv"), ("Net", "lstm", "LSTMWrapper"),
+    ("Net", "mingru", "MinGRUWrapper")])
+def test_a_network_that_cannot_be_made_is_named_in_a_line(file, name, rnn, word):
+    with pytest.raises((configuration.ConfigError, models.NetworkFault), match=word) as error:
+        train(file, name, "--data-dir", "none", "--rnn.name", rnn)
+    assert configuration.error_text(error.value) == str(error.value)
+
+
+class Faulty(torch.nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+
+class Returns(Faulty):
+    def __init__(self, env, function):
+        super().__init__(env)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.layer(x))
+
+
+class NoValueInAStep(Faulty):
+    def forward(self, x, state):
+        return self.layer(x), self.layer(x)[..., :1]
+
+    def forward_eval(self, x, state):
+        return self.layer(x)
+
+
+class LostState(torch.nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.inside = torch.nn.Linear(4, 8)
+        self.lstm, self.out = torch.nn.LSTM(8, 8, batch_first=True), torch.nn.Linear(8, 3)
+
+    def forward(self, x, state=None):
+        y = self.out(self.lstm(self.inside(x))[0])
+        return y[..., :2], y[..., 2:]
+
+    def forward_eval(self, x, state):
+        before = (state["h"], state["c"]) if "h" in state else None
+        y, (state["h"], state["c"]) = self.lstm(self.inside(x)[:, None], before)
+        y = self.out(y[:, 0])
+        return y[:, :2], y[:, 2:]
+
+
+class BatchFirst(LostState):
+    def initial_state(self, agents):
+        return {"h": torch.zeros(1, agents, 8), "c": torch.zeros(1, agents, 8)}
+
+
+class FlatState(LostState):
+    def initial_state(self, agents):
+        return {"h": torch.zeros(agents, 8), "c": torch.zeros(agents, 8)}
+
+
+class Forgets(torch.nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.cell, self.out = torch.nn.LSTMCell(4, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, x, state=None):
+        held = (state["lstm_h"], state["lstm_c"]) if state and "lstm_h" in state else None
+        state["lstm_h"], state["lstm_c"] = self.cell(x.flatten(1), held)
+        y = self.out(state["lstm_h"])
+        return y[:, :2], y[:, 2:]
+
+
+def lazy(env):
+    policy = models.FeedForward(env, 8)
+    policy.encoder[0] = torch.nn.LazyLinear(8)
+    return policy
+
+
+RETURNED = {
+    "no value": lambda y: y,
+    "three": lambda y: (y, y[:, :1], None),
+    "few": lambda y: (y[:, :1], y[:, :1]),
+    "Normal": lambda y: (torch.distributions.Normal(y, 1.0), y[:, :1]),
+    "no batch": lambda y: (y[0], y[:, :1]),
+    "two values": lambda y: (y, y),
+    "distribution": lambda y: (torch.distributions.Categorical(logits=y), y[:, :1]),
+}
+FAULTS = [*[(name, lambda env, f=function: Returns(env, f), "Returns") for name, function in RETURNED.items()],
+          *[(kind.__name__, kind, kind.__name__)
+            for kind in (Faulty, NoValueInAStep, Forgets, LostState)],
+          ("lazy", lazy, "FeedForward"), ("float64", lambda env: models.FeedForward(env, 8).double(), "FeedForward"),
+          ("BatchFirst", BatchFirst, "batch_first"), ("FlatState", FlatState, "initial_state")]
+
+
+@pytest.mark.parametrize(("network", "word"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS])
+def test_a_network_with_a_fault_is_named_in_a_line(network, word):
+    with pytest.raises((configuration.ConfigError, models.NetworkFault), match=word) as error:
+        make_trainer(policy=network).evaluate()
+    assert configuration.error_text(error.value) == str(error.value)
+
+
+@pytest.mark.parametrize("normalize", ["false", "true"])
+def test_a_network_may_leave_in_the_state_what_nobody_reads(file, normalize):
+    """PufferLib 3's form: over batches, with a state that it does not use."""
+    trainer = train(file, "Noisy", "--data-dir", "none", "--train.total-timesteps", "6000",
+                    "--train.norm-obs", normalize)
+    assert (type(trainer.policy) is models.Normalized) == (normalize == "true")
+    assert normalize == "false" or trainer.policy.normalizer.count > 0
+    assert trainer.losses["grad_norm"] > 0
+
+
+def test_the_form_of_a_network_is_found_without_a_trace():
+    class OldStyle(models.FeedForward):
+        """As PufferLib 3's: a state that it does not use; a norm and a dropout."""
+
+        def __init__(self, env):
+            super().__init__(env, 8)
+            self.norm, self.drop = torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5)
+
+        def forward(self, observations, state=None):
+            return self.decode_actions(self.drop(self.norm(self.encode_observations(observations))))
+
+    env = environment()
+    policy = OldStyle(env)
+    policy.drop.eval()
+    before, random = copy.deepcopy(policy.state_dict()), torch.get_rng_state()
+    models.find_form(policy, env.single_observation_space)
+    assert policy.takes_batches and torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(before[name], now) for name, now in policy.state_dict().items())
+    assert policy.norm.training and not policy.drop.training
+
+
+class Inward(models.FeedForward):
+    """It keeps its memory in itself."""
+
+    def encode_observations(self, observations, state=None):
+        x = super().encode_observations(observations)
+        kept = getattr(self, "kept", x.detach() * 0)
+        self.kept = (x + (kept if kept.shape == x.shape else kept.mean() + 1)).detach()
+        return self.kept + x
+
+
+def decoding(function):
+    """A FeedForward whose logits and value go through a function."""
+    class Decodes(models.FeedForward):
+        def decode_actions(self, hidden):
+            return function(*super().decode_actions(hidden))
+
+    return lambda env: Decodes(env, 16)
+
+
+DETACHED = {
+    "probabilities": lambda logits, value: (logits.softmax(-1), value),
+    "nothing": lambda logits, value: (logits.detach(), value.detach()),
+    "logits": lambda logits, value: (logits.detach(), value),
+    "value": lambda logits, value: (logits, value.detach()),
+}
+
+
+@pytest.mark.parametrize(("network", "gain", "is_faulty"), [
+    *[(decoding(function), 1.0, True) for function in DETACHED.values()],
+    *[(network, gain, is_faulty) for gain in (0.01, 1.0) for network, is_faulty in (
+        (lambda env: Inward(env, 16), True), (NETWORKS["feed-forward"], False), (None, False))]])
+def test_what_is_wrong_with_a_network_is_said_once(network, gain, is_faulty, capsys):
+    """Also if the first logits are so small that each action is equally likely."""
+    flat_spaces.warn_once.cache_clear()
+    trainer = make_trainer(env="squared", policy=network, num_envs=8, minibatch_size=32, engine="autograd")
+    torch.nn.init.orthogonal_(trainer.policy.decoder.weight.data[:-1], gain)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        learn(trainer)
+    printed = capsys.readouterr().err.count("network:")
+    assert len([one for one in found if "network:" in str(one.message)]) + printed == is_faulty
+
+
+def test_frozen_parts_are_not_detached():
+    """A value that learns first, alone."""
+    trainer = make_trainer(policy=decoding(DETACHED["logits"]))
+    trainer.policy.decoder.requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        run_epochs(trainer, 1)
+    trainer.release()
+
+
+def test_logits_are_held_to_the_actions():
+    outputs = torch.zeros(3, 5)
+    models.check_logits(None, outputs, None, [1, 3], 2)
+    models.check_logits(None, outputs, torch.zeros(3, 4), None, 4)
+    for log_std, heads, dims in ((None, [2, 3], 2), (torch.zeros(3, 4), None, 3), (None, None, 4),
+                                 (torch.zeros(3, 4), [4], 0)):
+        with pytest.raises(models.NetworkFault):
+            models.check_logits(None, outputs, log_std, heads, dims)
+
+
+def test_what_counts_as_probabilities():
+    logits = torch.randn(5, 3, 8)
+    parts = [head.softmax(-1) for head in logits[..., :7].split((4, 1, 2), -1)]
+    outputs = torch.cat((*parts, logits[..., 7:]), -1)
+    assert models.are_probabilities(outputs, (4, 1, 2))
+    assert not models.are_probabilities(outputs, (5, 2)) and not models.are_probabilities(logits, (4, 1, 2))
+    assert not models.are_probabilities(torch.ones(4, 2), (1,))  # a single choice says nothing
+
+
+def test_keywords_of_a_custom_network_are_settings(file, tmp_path):
+    name = f"{file}:Deep"
+    options = ["--policy.depth", "3", "--policy.bias", "false", "--policy.hidden_size=8", "--policy.num-layers", "2",
+               "--policy.std", "1.5", "--policy.scale", "2.5"]
+    trainer = train(file, "Deep", *options, "--train.total-timesteps", "512", "--data-dir", str(tmp_path / "runs"))
+    folder = str(trainer.run_folder)
+    assert trainer.policy.options == (3, 0.5, False, "relu", 2, 1.5, 2.5)
+    assert trainer.policy.body[2].in_features == 8 and trainer.args["rnn"]["num_layers"] == 1
+    config = trainer.run_folder / "config.json"
+    changed = history.changes(json.loads(config.read_text()))
     assert changed["policy.depth"] == 3 and changed["policy.what"] == "relu" and "policy.squash" not in changed
-    loaded = configuration.load_config("cartpole", ["--load-model-path", str(trainer.run_folder)])
-    again = configuration.load_config("cartpole", [f"--load_model_path={trainer.run_folder}", "--policy.depth", "2"])
-    assert again["policy"]["depth"] == 2 and again["policy"]["hidden_size"] == 8
-    assert {key: loaded["policy"][key] for key in ("name", "depth", "bias")} == {
-        "name": name, "depth": 3, "bias": False}
-    file = trainer.run_folder / "config.json"
-    saved = json.loads(file.read_text())
-    assert saved["train"].pop("draw") == "segments"  # a run from before there was that setting, and an .ini of after it
-    file.write_text(json.dumps(saved))
+    saved = configuration.load_config("cartpole", ["--load-model-path", folder])["policy"]
+    assert (saved["name"], saved["depth"], saved["bias"]) == (name, 3, False)
+    again = configuration.load_config("cartpole", [f"--load_model_path={folder}", "--policy.depth", "2"])["policy"]
+    assert (again["depth"], again["hidden_size"]) == (2, 8)
+    older = json.loads(config.read_text())
+    assert older["train"].pop("draw") == "segments"  # a run from before that setting, and an .ini from after it
+    config.write_text(json.dumps(older))
     values = configuration.resolve("cartpole")
     values[1]["train"]["draw"] = "steps"
-    configuration.apply_saved(["--resume", str(trainer.run_folder)], "cartpole", *values)
+    configuration.apply_saved(["--resume", folder], "cartpole", *values)
     assert values[1]["train"]["draw"] == "segments"
     resumed = pufferl.train("cartpole", configuration.load_config(
-        "cartpole", ["--resume", str(trainer.run_folder), "--train.total-timesteps", "4096"]))
-    assert resumed.policy.said == (3, 0.5, False, "relu") and resumed.global_step == 4096
+        "cartpole", ["--resume", folder, "--train.total-timesteps", "1024"]))
+    assert resumed.policy.options == trainer.policy.options and resumed.global_step == 1024
+    options = ["--policy.name", name]
     space = sweep.searched_settings("cartpole", {"policy.depth": {
-        "distribution": "int_uniform", "min": 1, "max": 4, "mean": 2, "scale": "auto"}}, options[:2])
+        "distribution": "int_uniform", "min": 1, "max": 4, "mean": 2, "scale": "auto"}}, options)
     assert list(space) == ["policy.depth"]
-    for wrong in (["--policy.dept", "3"], ["--policy.device", "cpu"], ["--policy.depth", "many"]):
-        with pytest.raises(configuration.ConfigError, match="depth"):
-            configuration.load_config("cartpole", [*options, *wrong])
-    with pytest.raises(configuration.ConfigError, match="no such setting"):
-        configuration.load_config("cartpole", ["--policy.depth", "3"])
+    for wrong in ([*options, "--policy.dept", "3"], [*options, "--policy.device", "cpu"],
+                  [*options, "--policy.depth", "many"], ["--policy.depth", "3"]):
+        with pytest.raises(configuration.ConfigError, match=r"depth|device"):
+            configuration.load_config("cartpole", wrong)
 
 
-def test_another_network_than_that_of_an_ini(tmp_path, monkeypatch):
+def test_another_network_than_that_of_an_ini(file, tmp_path, monkeypatch):
     """What only the .ini's own network has goes; what both have stays."""
-    (tmp_path / "net.py").write_text(DEEP)
     shutil.copytree(configuration.ROOT / "config", tmp_path / "config")
     ini = tmp_path / "config/cartpole.ini"
-    ini.write_text(ini.read_text().replace("name = default\n", f"name = {tmp_path}/net.py:Deep\ndepth = 2\n"))
+    ini.write_text(ini.read_text().replace("name = default\n", f"name = {file}:Deep\ndepth = 2\n"))
     monkeypatch.setattr(configuration, "ROOT", tmp_path)
-    own = configuration.load_config("cartpole")["policy"]
-    assert (own["depth"], own["hidden_size"]) == (2, 64), "the size stands beside its name"
-    there = configuration.load_config("acrobot", ["--policy.name", f"{tmp_path}/net.py:Deep"])["policy"]
-    assert there["hidden_size"] == 16, "that file's size is for another network"
-    plain = configuration.load_config("cartpole", ["--policy.name", "default"])["policy"]
+
+    def policy(env, *options):
+        return configuration.load_config(env, options)["policy"]
+
+    assert (policy("cartpole")["depth"], policy("cartpole")["hidden_size"]) == (2, 64), "the size is beside its name"
+    assert policy("acrobot", "--policy.name", f"{file}:Deep")["hidden_size"] == 16, "that size is for another network"
+    plain = policy("cartpole", "--policy.name", "default")
     assert "depth" not in plain and (plain["name"], plain["hidden_size"]) == ("default", 64)
     ini.write_text(ini.read_text().replace("hidden_size = 64\n", ""))
-    assert configuration.load_config("cartpole")["policy"]["hidden_size"] == 16
-    assert configuration.load_config("cartpole", ["--policy.name", "default"])["policy"]["hidden_size"] == 128
+    assert policy("cartpole")["hidden_size"] == 16
+    assert policy("cartpole", "--policy.name", "default")["hidden_size"] == 128
     ini.write_text("[policy]\nhidden_size = 96\n")
-    there = configuration.load_config("cartpole", ["--policy.name", f"{tmp_path}/net.py:Deep"])["policy"]
-    assert there["hidden_size"] == 96, "a size beside no name is for any network"
-
-
-def test_a_network_of_ones_own_says_what_it_keeps():
-    class Keeps(models.FeedForward):
-        def initial_state(self, agents):
-            return {"seen": torch.zeros(1, agents, 2), "told": torch.zeros(1, agents, 3)}
-
-    vecenv = pufferl.make("squared", 2)
-    assert "Keeps, keeps seen, told from step to step; " in models.describe(Keeps(vecenv))
-    assert "FeedForward, no recurrent layer; " in models.describe(models.FeedForward(vecenv))
-    actor = models.FeedForward(vecenv)
-    actor.policy = torch.nn.Linear(2, 2)  # a layer by that name, not a network within
-    assert "FeedForward, no recurrent layer; " in models.describe(actor)
-    vecenv.close()
-
-
-def test_text_and_bits_are_read_as_numbers():
-    class Told(gymnasium.Env):
-        observation_space = gymnasium.spaces.Dict(word=gymnasium.spaces.Text(5), bits=gymnasium.spaces.MultiBinary(3))
-        action_space = gymnasium.spaces.Discrete(2)
-
-        def reset(self, seed=None, options=None):
-            return {"word": "ab", "bits": [0, 1, 0]}, {}
-
-        def step(self, action):
-            return {"word": "cd", "bits": [0, 1, 0]}, 1.0, True, False, {}
-
-    with pufferl.make(Told, 2) as vecenv:
-        policy = models.Encoded(vecenv.driver_env, hidden_size=8)
-        assert policy.numbers == [5, 3] and "(5,) numbers" in models.describe(policy)
-        assert policy(torch.from_numpy(vecenv.reset()[0])[None])[0].shape == (1, 2, 2)
-
-
-def test_a_network_over_batches_that_takes_a_state_may_be_normalised(tmp_path):
-    """PufferLib 3's form, within models.Normalized."""
-    (tmp_path / "noisy.py").write_text(WRONG)
-    trainer = pufferl.train("cartpole", pufferl.load_config("cartpole", [
-        "--env.num-envs", "64", "--data-dir", "none", "--train.total-timesteps", "16384", "--train.norm-obs", "true",
-        "--policy.name", f"{tmp_path}/noisy.py:Noisy"]))
-    assert type(trainer.policy) is models.Normalized and trainer.policy.normalizer.count > 0
-    assert trainer.losses["grad_norm"] > 0
+    assert policy("cartpole", "--policy.name", f"{file}:Deep")["hidden_size"] == 96, "one beside no name is for any"

@@ -12,7 +12,7 @@ import nvrtc
 import pytest
 import torch
 from conftest import slow_but
-from test_devices import Recorder, install, launches, on_a_cpu
+from test_devices import TRAINERS, Recorder, all_equal, install, launches, on_a_cpu, released, skip_without_gpu  # noqa: F401
 
 import configuration
 import kernels
@@ -32,17 +32,16 @@ ARCHS = ("sm_80", "sm_90", "sm_120")
 def stand_in(request, monkeypatch):
     if request.node.get_closest_marker("gpu"):
         pytest.importorskip("cupy", reason="pip install -r requirements/cuda.txt")
-        if not torch.cuda.is_available():
-            pytest.skip("there is no CUDA device")
-        return
-    cuda_on_a_cpu.install(monkeypatch)
+        skip_without_gpu()
+    else:
+        cuda_on_a_cpu.install(monkeypatch)
 
 
 def test_most_environments_are_plain_data():
     assert len(NAMES) >= 30
     for name, why in STAY.items():
         assert why in on_device.why_not(ocean.load(name))
-        with pytest.raises(ValueError, match=f"{name} cannot step on cpu: .*{why}"):
+        with pytest.raises(ValueError, match=why):
             vector.make(name, device="cpu")
 
 
@@ -50,7 +49,11 @@ def test_most_environments_are_plain_data():
 # The compiler
 
 
-@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements/test.txt")
+needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None,
+                                 reason="there is no libnvrtc: pip install -r requirements/test.txt")
+
+
+@needs_nvrtc
 @pytest.mark.parametrize("name", NAMES)
 def test_a_header_is_cuda_too(name):
     """As far as its words go: no code is made."""
@@ -59,7 +62,7 @@ def test_a_header_is_cuda_too(name):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements/test.txt")
+@needs_nvrtc
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_header_compiles_for_every_gpu(name, arch):
@@ -69,19 +72,15 @@ def test_a_header_compiles_for_every_gpu(name, arch):
         assert f".entry device_{kernel}(" in ptx
 
 
-@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements/test.txt")
-def test_products_and_sums_stay_apart():
+@needs_nvrtc
+def test_products_and_sums_stay_apart_and_another_layout_is_an_error():
     source = on_device.source(device_steps.library("continuous"))
     joined = [option for option in on_device.OPTIONS if "fmad" not in option]
     assert "fma.rn.f32" in nvrtc.compile(source, options=joined)
     assert "fma.rn.f32" not in nvrtc.compile(source, options=on_device.OPTIONS)
-
-
-@pytest.mark.skipif(nvrtc.library() is None, reason="there is no libnvrtc: pip install -r requirements/test.txt")
-def test_another_layout_is_an_error():
     library = device_steps.library("squared")
     library.log_offset += 4
-    with pytest.raises(RuntimeError, match="laid out otherwise"):
+    with pytest.raises(RuntimeError, match="laid out"):
         nvrtc.compile(on_device.source(library), options=on_device.OPTIONS)
 
 
@@ -127,36 +126,40 @@ RECURSION = [  # functions, and the one that calls itself
      "static int up(int n) { return down(n - 1); }", "down"),
     ("static int fall(int n) { return n; } /* fall(n) */\nstatic int top(int n) { return fall(fall(n)); }", None),
 ]
+ARRAY = "static int* list(void) { return (int[]){1}; }"  # no C++
 
 
-def test_a_header_of_ones_own_may_be_c(tmp_path, monkeypatch):
+def test_a_custom_header_may_be_c(tmp_path, monkeypatch):
     """Names that C++ takes for words, compound literals, bits and memory, all of them as in C."""
-    own = tmp_path / "own.h"
-    own.write_text(HEADER % "")
-    library = device_steps.library(own)
-    assert on_device.why_not(library) is None and not on_device.truncates(library)
-    device_steps.compare(own, 200)
-    nvrtc.compile(on_device.source(library), options=on_device.OPTIONS)
-    for struct, why in (("int *now;", True), ("int (*act)(int);", True), ("int cells[2 * 3]; /* int *x; */", False)):
-        own.write_text((HEADER % "").replace("struct Env { ENV_COMMON", f"struct Env {{ ENV_COMMON {struct}"))
-        assert ("holds a pointer" in (on_device.why_not(device_steps.library(own)) or "")) == why
-    own.write_text(HEADER % "#include <time.h>")
-    assert "includes <time.h>" in on_device.why_not(library)
+    path = tmp_path / "custom.h"
+
+    def why_not(functions="", struct=""):
+        path.write_text((HEADER % functions).replace("struct Env { ENV_COMMON", f"struct Env {{ ENV_COMMON {struct}"))
+        return on_device.why_not(device_steps.library(path)) or ""
+
+    assert why_not() == "" and not on_device.truncates(device_steps.library(path))
+    device_steps.compare(path, 200)
+    nvrtc.compile(on_device.source(device_steps.library(path)), options=on_device.OPTIONS)
+    for struct, pointer in (("int *now;", True), ("int (*act)(int);", True), ("int a[2 * 3]; /* int *x; */", False)):
+        assert ("pointer" in why_not(struct=struct)) == pointer
+    assert "<time.h>" in why_not("#include <time.h>")
     for functions, caller in RECURSION:
-        own.write_text(HEADER % functions)
-        assert on_device._recursion(own.read_text()) == caller
-        assert (caller is not None) == (f"{caller} calls itself" in (on_device.why_not(library) or ""))
-    own.write_text(HEADER % "")
+        assert (caller is not None) == (f" {caller} " in why_not(functions))
+        assert on_device._recursion(path.read_text()) == caller
     monkeypatch.delitem(sys.modules, "cupy")
     monkeypatch.setattr(on_device.importlib.util, "find_spec", lambda name: None)
-    assert "there is no CuPy" in on_device.why_not(library)
+    assert "CuPy" in why_not()
 
 
-def test_what_is_no_cpp_is_said(tmp_path):
-    (tmp_path / "broken.h").write_text(HEADER % "static int* list(void) { return (int[]){1}; }")
-    library = ocean.load(tmp_path / "broken.h")
-    with pytest.raises(on_device.NotCompiled, match=r"broken\.h does not compile for a GPU"):
-        on_device.Kernels(library)
+def broken(folder):
+    """A library whose header is no C++."""
+    (folder / "broken.h").write_text(HEADER % ARRAY)
+    return ocean.load(folder / "broken.h")
+
+
+def test_what_is_no_cpp_is_refused(tmp_path):
+    with pytest.raises(on_device.NotCompiled, match=r"broken\.h"):
+        on_device.Kernels(broken(tmp_path))
 
 
 def test_who_cuts_episodes_off():
@@ -211,15 +214,15 @@ def act(vecenv, random):
     return random.uniform(-1, 1, (vecenv.num_agents, vecenv.action_dims))
 
 
-def same(one, other):
+def same(one, other, logs=True):
     for a, b in zip(one[:4], other[:4], strict=True):
         assert np.array_equal(a, b)
-    assert one[4] == other[4]
+    assert not logs or one[4] == other[4]
 
 
 @pytest.mark.parametrize("name", ["cartpole", "target", "masked", "drone"])
 def test_a_vector_steps_as_on_the_host(name):
-    """With saving in the middle, into the other kind as well, another seed, a log of one environment, and a picture."""
+    """With saving in the middle, into the other kind as well, another seed and another rank's numbers."""
     host, other = both(name)
     assert type(other) is vector.OnGpu and other.num_buffers == 1 and not other.can_step_in_kernels
     random = np.random.default_rng(0)
@@ -240,11 +243,12 @@ def test_a_vector_steps_as_on_the_host(name):
     for one, expected in zip(actions, first, strict=True):
         for a, b in zip(other.step(one)[:4], expected, strict=True):
             assert np.array_equal(a, b)
-    host.close()
-    other.close()
+    for vecenv in (host, other):
+        vecenv.number_from(100)  # as those of another rank
+    assert np.array_equal(host.reset()[0], other.reset()[0])
 
 
-def test_the_log_of_one_environment_leaves_the_others():
+def test_the_log_and_the_picture_of_one_environment():
     host, other = both("cartpole", max_steps=3)
     for vecenv in (host, other):
         vecenv.allocate(5)
@@ -252,23 +256,8 @@ def test_the_log_of_one_environment_leaves_the_others():
             vecenv.advance(0)
     assert other.log(2) == host.log(2) and other.log(2) == {}
     assert other.log() == host.log() and other.log() == {}
-
-
-def test_a_picture_is_that_of_the_environment_there():
     pytest.importorskip("raylib", reason="pip install raylib_software")
-    host, other = both("cartpole")
-    for vecenv in (host, other):
-        vecenv.reset()
-        for _ in range(4):
-            vecenv.step(np.zeros(6, int))
     assert np.array_equal(host.render(1), other.render(1))
-
-
-def test_ranks_have_environments_of_their_own():
-    host, other = both("squared")
-    for vecenv in (host, other):
-        vecenv.number_from(100)
-    assert np.array_equal(host.reset()[0], other.reset()[0])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -301,12 +290,14 @@ def make_trainer(name, there, network="mingru", env_kwargs=None, **settings):
     policy = models.MinGRUPolicy(vecenv, 16, num_layers=2) if network == "mingru" else models.Default(vecenv, 16)
     settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5, "device": "cuda",
                 "log_interval": 1e9, "data_dir": None, "ent_coef": 0.01, "cudagraphs": 2, **settings}
-    return pufferl.PuffeRL(settings, vecenv, policy)
+    TRAINERS.append(pufferl.PuffeRL(settings, vecenv, policy))
+    return TRAINERS[-1]
 
 
 def train(trainer, epochs):
     logs = [(trainer.evaluate(), trainer.train()) for _ in range(epochs)]
-    tensors = (trainer.arena.flat("weights"), trainer.buffers.values, trainer.storage["actions"], trainer.buffers.bootstraps)
+    buffers = trainer.buffers
+    tensors = trainer.arena.flat("weights"), buffers.values, buffers.storage["actions"], buffers.bootstraps
     return [tensor.clone() for tensor in tensors], logs, trainer.statistics._returns
 
 
@@ -316,7 +307,6 @@ CASES = {
     "masked": {},
     "drone": {},  # several agents, continuous
     "breakout": {"network": "feed-forward", "norm_reward": True},
-    "continuous": {"rollout": "plain"},
 }
 
 
@@ -326,21 +316,20 @@ def test_a_trainer_learns_the_same_from_them(recorder, name):
     results = []
     for there, graphs in ((False, 2), (True, 2), (True, -1)):
         trainer = make_trainer(name, there, **CASES[name], cudagraphs=graphs)
-        assert trainer.engine.together == there
+        assert trainer.buffers.envs_on_gpu == there
         recorder.launches.clear()
         results.append(train(trainer, 5))
         if there:
             stepped = [launch for launch in recorder.launches if launch.startswith("device_")]
             assert stepped == [*["device_step"] * 8, "device_log"] * 5
             captured = ("rollout", 0, 8) in trainer.buffers.device.graphs
-            assert captured == (graphs == 2 and name != "continuous")
-            assert ("returns" in trainer.buffers.device.graphs) == (graphs == 2)
+            assert captured == (graphs == 2)
+            assert (trainer.buffers.find_returns in trainer.buffers.device.graphs) == (graphs == 2)
             if captured and name == "squared":  # a step: the policy's, the environments'; at the end V
                 assert [len(launches(trainer, ("rollout", 0, first))) for first in (0, 8)] == [8 * 2, 2]
             assert not trainer.buffers.device.pinned[2:]  # nothing of a rollout is on the host
-        trainer.release()
     for tensors, logs, returns in results[1:]:
-        assert all(torch.equal(*pair) for pair in zip(tensors, results[0][0], strict=True))
+        assert all_equal(tensors, results[0][0])
         assert logs == results[0][1] and returns == results[0][2]
     assert name != "cartpole" or results[0][0][3].any(), "no final values"
 
@@ -358,9 +347,7 @@ def test_a_run_goes_on_bit_for_bit(recorder, tmp_path):
     for trainer in (whole, make_trainer("cartpole", True, **settings), make_trainer("cartpole", False, **settings)):
         if trainer is not whole:
             trainer.load_checkpoint(tmp_path / "state.pt")
-        tensors, _, _ = train(trainer, 2)
-        assert all(torch.equal(*pair) for pair in zip(tensors, expected, strict=True))
-        trainer.release()
+        assert all_equal(train(trainer, 2)[0], expected)
 
 
 def test_the_range_of_returns_is_that_of_the_host(launcher):
@@ -377,42 +364,42 @@ def test_the_range_of_returns_is_that_of_the_host(launcher):
 def test_a_policy_on_the_cpu_may_act_in_them():
     """Each step is copied, as it is for scripts."""
     results = [train(make_trainer("cartpole", there, device="cpu"), 3) for there in (False, True)]
-    assert all(torch.equal(*pair) for pair in zip(results[0][0], results[1][0], strict=True))
+    assert all_equal(results[0][0], results[1][0])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What only a GPU can show
 
 
+def on_both(name, num_envs, **settings):
+    """Environments on the host, and on this GPU."""
+    library = device_steps.library(name)
+    return [vector.make(library, num_envs, seed=3, num_threads=1, **settings, **place)
+            for place in ({"num_buffers": 1}, {"device": "cuda"})]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gpu_steps_as_the_host(name):
     """A few steps: the last bits of a sine may differ, and what follows from them."""
-    library = device_steps.library(name)
-    vectors = [vector.make(library, 256, seed=3, num_threads=1, **place)
-               for place in ({"num_buffers": 1}, {"device": "cuda"})]
-    random, (first, second) = np.random.default_rng(0), (vecenv.reset()[0] for vecenv in vectors)
+    vectors, random = on_both(name, 256), np.random.default_rng(0)
+    first, second = (vecenv.reset()[0] for vecenv in vectors)
     np.testing.assert_allclose(second, first, rtol=1e-4, atol=1e-4)
     for _ in range(8):
         actions = act(vectors[0], random)
         for a, b in zip(*(vecenv.step(actions)[:4] for vecenv in vectors), strict=True):
-            near = np.isclose(a.astype(float), b.astype(float), rtol=1e-3, atol=1e-3)
-            assert near.mean() > 0.99
+            assert np.isclose(a.astype(float), b.astype(float), rtol=1e-3, atol=1e-3).mean() > 0.99
 
 
 @pytest.mark.gpu
 def test_a_gpu_searches_as_deep_as_the_host():
     """Connect Four's opponent looks eight moves ahead, which takes more memory than a thread has for calls."""
-    library = device_steps.library("connect4")
-    vectors = [vector.make(library, 64, seed=3, num_threads=1, env_kwargs={"depth": 8}, **place)
-               for place in ({"num_buffers": 1}, {"device": "cuda"})]
-    random = np.random.default_rng(0)
+    vectors, random = on_both("connect4", 64, env_kwargs={"depth": 8}), np.random.default_rng(0)
     for vecenv in vectors:
         vecenv.reset()
     for _ in range(6):
         actions = act(vectors[0], random)
-        for a, b in zip(*(vecenv.step(actions)[:4] for vecenv in vectors), strict=True):
-            assert np.array_equal(a, b)
+        same(*(vecenv.step(actions) for vecenv in vectors), logs=False)
 
 
 @pytest.mark.gpu
@@ -427,10 +414,10 @@ def test_a_gpu_plays_the_rollout_in_graphs(name):
         settings = {"horizon": 16, "minibatch_size": 1024, "total_timesteps": 10**6, "device": "cuda",
                     "log_interval": 1e9, "data_dir": None, "cudagraphs": graphs}
         trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 32))
+        TRAINERS.append(trainer)
         results.append(train(trainer, 6))
         assert (("rollout", 0, 16) in trainer.buffers.device._graphs) == (graphs == 2)
-        trainer.release()
-    assert all(torch.equal(*pair) for pair in zip(results[0][0], results[1][0], strict=True))
+    assert all_equal(results[0][0], results[1][0])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -444,45 +431,44 @@ def choose(name, asked, train="cuda", **vec):
 
 
 def test_where_environments_step(monkeypatch, capsys):
+    refused = pytest.raises(configuration.ConfigError, match=r"vec\.device|train\.device")
     assert choose("squared", "host") is None and choose("squared", "auto", "cpu") is None
     assert choose("gym/CartPole-v1", "auto") is None and choose("squared", "auto", backend="serial") is None
-    assert not capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose("squared", "auto") is None and not capsys.readouterr().err  # the trainer says it
-    with pytest.raises(configuration.ConfigError, match=r"vec\.device = cuda: squared cannot step.*no GPU"):
+    assert choose("squared", "auto") is None and not capsys.readouterr().err  # the trainer names it
+    with refused:
         choose("squared", "cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(configuration.data_parallel.Ranks, "choose_gpu", lambda group: 1)
     for name, vec, why in (("snake", {}, "HEAP"), ("performance", {}, "<time.h>"),
                            ("squared", {"num_buffers": 4}, "4")):
         assert choose(name, "auto", **vec) is None
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1 and f"{name} steps on the host, because" in said and why in said
-        with pytest.raises(configuration.ConfigError, match=rf"vec\.device = cuda: {name} cannot step.*{why}"):
+        text = capsys.readouterr().err
+        assert text.count("\n") == 1 and name in text and why in text
+        with refused as error:
             choose(name, "cuda", **vec)
-    with pytest.raises(configuration.ConfigError, match=r"train\.device is cpu"):
-        choose("squared", "cuda", "cpu")
-    with pytest.raises(configuration.ConfigError, match="only environments in C"):
-        choose("gym/CartPole-v1", "cuda")
+        assert name in str(error.value) and why in str(error.value)
+    for call in (("squared", "cuda", "cpu"), ("gym/CartPole-v1", "cuda")):
+        with refused:
+            choose(*call)
     assert choose("squared", "auto") == choose("squared", "cuda") == torch.device("cuda", 1)
 
 
 def test_a_header_that_is_no_cpp_steps_on_the_host(tmp_path, monkeypatch, capsys):
-    (tmp_path / "broken.h").write_text(HEADER % "static int* list(void) { return (int[]){1}; }")
-    library, settings = ocean.load(tmp_path / "broken.h"), configuration.load_config("squared", [])
-    monkeypatch.setattr(configuration, "choose_device", lambda *what: torch.device("cpu"))
+    library, settings = broken(tmp_path), configuration.load_config("squared", [])
+    monkeypatch.setattr(configuration, "choose_device", lambda *call: torch.device("cpu"))
     with configuration.make_vector(library, 2, settings, {}) as vecenv:
         assert type(vecenv) is vector.Native
-    said = capsys.readouterr().err
-    assert "broken steps on the host, because" in said and "temporary array" in said and said.count("\n") == 1
+    text = capsys.readouterr().err
+    assert "broken" in text and text.count("\n") == 1
     settings["vec"]["device"] = "cuda"
-    with pytest.raises(configuration.ConfigError, match="does not compile for a GPU"):
+    with pytest.raises(configuration.ConfigError, match="broken"):
         configuration.make_vector(library, 2, settings, {})
 
 
 def test_the_setting_is_on_the_command_line():
     args = configuration.load_config("squared", ["--vec.device", "cuda"])
-    with pytest.raises(configuration.ConfigError, match=r"train\.device is cpu"):
+    with pytest.raises(configuration.ConfigError, match=r"train\.device"):
         configuration.load_env("squared", args)
     args = configuration.load_config("squared", [])
     assert args["vec"]["device"] == "auto"

@@ -25,8 +25,7 @@ class Keep(pufferl.NoLogger):
 
 
 def learn(name, folder, *options):
-    """Statistics of the last epochs of a training, and what its signs said,
-    {detector: (step, sentence)}."""
+    """(statistics of the last epochs of a training, {detector: (step, sentence)} of its signs)."""
     args = pufferl.load_config(name, options)
     vecenv = pufferl.load_env(name, args)
     policy = pufferl.load_policy(args, vecenv, name)
@@ -66,7 +65,7 @@ def test_the_sanity_suite_is_learnt(name, tmp_path):
 @pytest.mark.slow
 def test_catch_is_learnt_from_pictures(tmp_path):
     """84 × 84 pixels and no setting but the steps."""
-    name = f"{configuration.ROOT}/tests/brought.py:CatchImage"
+    name = f"{configuration.ROOT}/tests/user_envs.py:CatchImage"
     args = pufferl.load_config(name, ["--data-dir", str(tmp_path), "--logger", "none", "--train.seed", "0",
                                       "--train.total-timesteps", "60000"])
     trainer = pufferl.train(name, args)

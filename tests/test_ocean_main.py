@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from conftest import slow_but
-from ocean_vector import SHORT
 
 import ocean
 import ocean.__main__ as cli
@@ -56,64 +55,56 @@ static void c_step(Env* env) {
 static void c_render(Env* env) { (void)env; }
 static void c_close(Env* env) { (void)env; }
 """
-PLANTED = {  # what is replaced, by what, and a part of the sentence that must come
-    "stale": ("observation[i] = env->at[i];", "if (i) observation[i] = env->at[i];",
-              "does not write observations"),
+ENDS = "random_int(&env->rng, 20) == 0, late = !over && env->tick >= 50"
+REWARD, OBSERVE, FINAL = "env->rewards[0] = over;", "observation[i] = env->at[i];", "if (WANTS_FINAL(env, late))"
+PLANTED = {  # what is replaced, by what (..., in turn), and what the problem or the note is about
+    "stale": (OBSERVE, "if (i) observation[i] = env->at[i];", "problem", r"step.1:.*observations"),
     "unwritten reward": ("env->rewards[0] = 0; env->terminals[0]", "env->terminals[0]",
-                         "does not write rewards"),
-    "range": ("+ 0.1f, -1, 1)", "+ 0.1f, -2, 2)", "outside -1.0 .. 1.0"),
-    "nan": ("env->rewards[0] = over;", "env->rewards[0] = over ? NAN : 0;", "a reward is nan"),
-    "rand": ("random_int(&env->rng, 20) == 0", "rand() % 20 == 0", "one seed"),
+                         REWARD, "if (over) env->rewards[0] = 1;", "problem", r"step.1:.*rewards"),
+    "range": ("+ 0.1f, -1, 1)", "+ 0.1f, -2, 2)", "problem", r"observation.\[.*-1\.0"),
+    "nan": (REWARD, "env->rewards[0] = over ? NAN : 0;", "problem", r"step.6:.*reward.*nan"),
+    "rand": ("random_int(&env->rng, 20) == 0", "rand() % 20 == 0", "problem", "rand\\(\\)"),
     "static": ("env->tick++;", "static int t; env->tick++; env->at[0] = (float)(t++ % 100) / 100;",
-               "one seed"),
-    "no end": ("random_int(&env->rng, 20) == 0, late = !over && env->tick >= 50",
-               "false, late = false", "no episode ended"),
-    "no log": ("env->log.n += 1;", "", "log.n stays 0"),
-    "perf": ("env->log.perf += 0.5f;", "env->log.perf += 5;", "log.perf is 5"),
-    "final": ("if (WANTS_FINAL(env, late))", "if (false)", "final observation is not written"),
-    "final too often": ("if (WANTS_FINAL(env, late))", "if (env->final_observations)",
-                        "not truncated"),
-    "final of the terminated": ("if (WANTS_FINAL(env, late))",
-                                "if (late && env->final_observations)",
-                                "which ocean.gymnasium wants"),
-    "final out of bounds": ("if (WANTS_FINAL(env, late)) ",
-                            "if (WANTS_FINAL(env, late) && (env->at[0] += 9)) ",
-                            "a final observation lies outside"),
-    "flag": ("env->terminals[0] = over;", "env->terminals[0] = 2 * over;", "must be 0 or 1"),
-    "mask": ("env->action_masks[i] = 1;", "env->action_masks[i] = 0;", "no legal action"),
+               "problem", "static"),
+    "no end": (ENDS, "false, late = false", "problem", r"terminals.*truncations"),
+    "no log": ("env->log.n += 1;", "", "problem", r"log\.n"),
+    "perf": ("env->log.perf += 0.5f;", "env->log.perf += 5;", "problem", r"log\.perf.*5"),
+    "final": (FINAL, "if (false)", "problem", r"step.50:.*final"),
+    "final too often": (FINAL, "if (env->final_observations)", "problem", r"step.6:.*final.*truncated"),
+    "final of the terminated": (FINAL, "if (late && env->final_observations)", "note", "WANTS_FINAL"),
+    "final out of bounds": (FINAL, "if (WANTS_FINAL(env, late) && (env->at[0] += 9))", "problem",
+                            r"step.6:.*final.*-1\.0"),
+    "flag": ("env->terminals[0] = over;", "env->terminals[0] = 2 * over;", "problem", "terminals.*2"),
+    "mask": ("env->action_masks[i] = 1;", "env->action_masks[i] = 0;", "problem", r"step.1:.*legal"),
     "outside": ("write_observation(env, env->observations); return;",
                 "write_observation(env, env->observations); env->rewards[1] = 1; return;",
-                "outside its own part"),
+                "problem", "outside.*buffer"),
     "no reset": ("for (int i = 0; i < 4; i++) env->at[i] = random_float(&env->rng, -0.1f, 0.1f);",
-                 "env->at[0] = random_float(&env->rng, 0, 1) * 0;", "begin everything anew"),
-    "log": ("env->log.perf += 0.5f;", "env->log.perf += 0.5f; env->log.score += NAN;", "not finite in the log: score"),
-    "vast reward": ("env->rewards[0] = over;", "env->rewards[0] = over * 5000;", "rewards reach 5000"),
+                 "env->at[0] = random_float(&env->rng, 0, 1) * 0;", "note", "c_reset"),
+    "log": ("env->log.perf += 0.5f;", "env->log.perf += 0.5f; env->log.score += NAN;", "problem",
+            "finite.*score"),
+    "vast reward": (REWARD, "env->rewards[0] = over * 5000;", "note", "^rewards.*5000"),
     "another return": ("env->log.episode_return += over;", "env->log.episode_return += ++env->log.score;",
-                       "the rewards of these episodes add up to"),
-    "constant": ("observation[i] = env->at[i];", "observation[i] = i == 2 ? 0.5f : env->at[i];",
-                 "number 2"),
-    "no reward": ("env->rewards[0] = over;", "", "no reward but 0"),
-    "sum": ("env->rewards[0] = over;", "env->log.score += over; env->rewards[0] = over ? env->log.score : 0;",
-            "return of random play moves"),
-    "unscaled": (".observation_low = -1, .observation_high = 1",
-                 ".observation_low = -1e6, .observation_high = 1e6",
-                 "observations reach 1e+05"),
-    "in step": ("random_int(&env->rng, 20) == 0, late = !over && env->tick >= 50",
-                "env->tick == 20, late = false", "stagger"),
-    "seedless": ("random_float(&env->rng, -0.1f, 0.1f)", "0", "another seed"),
-    "blind": ("observation[i] = env->at[i];", "observation[i] = 0.5f;", "the same at all times"),
+                       "note", r"log\.episode_return"),
+    "constant": (OBSERVE, "observation[i] = i == 2 ? 0.5f : env->at[i];", "note", r"1.of.4.*2\)"),
+    "no reward": (REWARD, "", "note", "^no.reward"),
+    "sum": (REWARD, "env->log.score += over; env->rewards[0] = over ? env->log.score : 0;", "note",
+            "29.99.*90.32"),
+    "unscaled": (".observation_low = -1, .observation_high = 1", ".observation_low = -1e6, .observation_high = 1e6",
+                 OBSERVE, "observation[i] = 1e5f * env->at[i];", "note", r"observations.*1e\+05"),
+    "in step": (ENDS, "env->tick == 20, late = false", "note", "stagger"),
+    "seedless": ("random_float(&env->rng, -0.1f, 0.1f)", "0", "random_int(&env->rng, 20) == 0",
+                 "env->tick == 20 + env->actions[0]", "note", "seed"),
+    "blind": (OBSERVE, "observation[i] = 0.5f;", "note", r"4.of.4"),
     "save": ("(void)env; return NULL;",
              "static float kept[2048][4]; static int n; env->at = kept[n++ % 2048]; return NULL;",
-             "after save and load"),
+             "problem", "c_save"),
 }
 SANITIZED = {  # what no comparison can see: the sanitizers stop the program
     "heap": ("(void)env; return NULL;", "env->at = malloc(3 * sizeof(float)); return NULL;",
              "heap-buffer-overflow"),
-    "index": ("clampf(env->at[env->actions[0]]", "clampf(env->at[env->actions[0] + 1]",
-              "index 4 out of bounds"),
     "overflow": ("env->tick++;",
-                 "env->tick++; env->log.score += (float)(INT32_MAX - 10 + env->tick);",
-                 "signed integer overflow"),
+                 "env->tick++; env->log.score += (float)(INT32_MAX - 10 + env->tick);", "overflow"),
 }
 
 
@@ -134,48 +125,43 @@ def test_a_sound_environment_is_clean(tmp_path):
 
 @pytest.mark.parametrize("bug", slow_but(PLANTED, *list(PLANTED)[::3]))
 def test_planted_bugs_are_found(tmp_path, bug):
-    old, new, sentence = PLANTED[bug]
-    assert old in SOUND
-    source = SOUND.replace(old, new)
-    if bug == "unwritten reward":
-        source = source.replace("env->rewards[0] = over;", "if (over) env->rewards[0] = 1;")
-    if bug == "unscaled":
-        source = source.replace("observation[i] = env->at[i];",
-                                "observation[i] = 1e5f * env->at[i];")
-    if bug == "seedless":
-        source = source.replace("random_int(&env->rng, 20) == 0",
-                                "env->tick == 20 + env->actions[0]")
+    *edits, kind, pattern = PLANTED[bug]
+    source = SOUND
+    for old, new in zip(edits[::2], edits[1::2], strict=True):
+        assert old in SOUND
+        source = source.replace(old, new)
     problems, notes = run(tmp_path, source)
-    assert any(sentence in text for text in problems + notes), problems + notes
+    texts = problems if kind == "problem" else notes
+    assert any(re.search(pattern, text) for text in texts), problems + notes
 
 
 def test_a_reward_is_looked_at_on_each_step(tmp_path):
     """After 3,000 steps only each sixteenth is compared."""
     source = SOUND.replace("env->rewards[0] = over;", "env->rewards[0] = (env->log.score += 1) == 3500 ? NAN : over;")
-    problems, _ = cli.check(ocean.load(plant(tmp_path, source)), {}, steps=40_000)
-    assert problems == ["step 3500: a reward is nan."]
+    (problem,), _ = cli.check(ocean.load(plant(tmp_path, source)), {}, steps=40_000)
+    assert re.search(r"step.3500:.*reward.*nan", problem)
 
 
 def test_a_step_of_the_check_is_a_few_calls(tmp_path):
     """A million steps take some seconds then; comparing all environments one by one takes a minute."""
     library, counts = ocean.load(plant(tmp_path, SOUND)), []
-    for steps in (40_000, 80_000):  # the difference is 5,000 steps of 8 agents that are not the first
+    for steps in (32_000, 48_000):  # the difference is 2,000 steps of 8 agents that are not the first
         profile = cProfile.Profile()
         profile.runcall(cli.check, library, {}, steps=steps)
         counts.append(pstats.Stats(profile).total_calls)
-    assert (counts[1] - counts[0]) / 5000 < 120
+    assert (counts[1] - counts[0]) / 2000 < 120
 
 
 def test_the_check_says_how_far_it_is(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     cli.run_check(ocean.load(plant(tmp_path, SOUND)), {}, 20_000)
-    assert "step 1 of 2,500 of 8 agents" in capsys.readouterr().err
+    assert "2,500" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["squared", "breakout", "masked", "lander", "tetris", "snake"])
 def test_check_is_clean(name):
     problems, _ = cli.check(ocean.load(name), {}, steps=12_000)
-    assert [text for text in problems if "no episode ended" not in text] == []
+    assert [text for text in problems if "terminals" not in text] == []
 
 
 def command(*arguments):
@@ -183,42 +169,38 @@ def command(*arguments):
                           capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize("bug", [None, *SANITIZED])
+@pytest.mark.parametrize("bug", SANITIZED)
 def test_sanitizers_stop_the_check(tmp_path, bug):
-    old, new, sentence = SANITIZED.get(bug, ("", "", "no problem found"))
+    old, new, word = SANITIZED[bug]
     assert old in SOUND
-    result = command(plant(tmp_path, SOUND.replace(old, new) if bug else SOUND), "--check",
-                     "--steps", "2000")
-    if "no sanitizers found" in result.stderr:
+    result = command(plant(tmp_path, SOUND.replace(old, new)), "--check", "--steps", "2000")
+    if re.search(r"no.sanitizers", result.stderr):
         pytest.skip("needs the compiler's sanitizers")
-    assert sentence in (result.stderr if bug else result.stdout), result.stdout + result.stderr
-    assert ((result.returncode == 0) == (bug is None)
-            and ("planted.h:" in result.stderr) == (bug is not None))
+    assert word in result.stderr and "planted.h:" in result.stderr and result.returncode != 0
 
 
 def test_memory_that_nobody_frees(tmp_path):
     source = SOUND.replace("env->tick++;", "env->tick++; void* volatile lost = malloc(64); (void)lost;")
     result = command(plant(tmp_path, source), "--check", "--steps", "20000")
-    if "no sanitizers found" in result.stderr:
+    if re.search(r"no.sanitizers", result.stderr):
         pytest.skip("needs the compiler's sanitizers")
-    assert re.search(r"memory grows: \d,\d+,\d+ bytes more after 1,250 steps", result.stdout), result.stdout
-    for sound in (plant(tmp_path, SOUND), "snake"):  # whose observations are large
-        assert "memory grows" not in command(sound, "--check", "--steps", "20000").stdout
+    assert re.search(r"memory.*\d,\d+,\d+.*1,250", result.stdout), result.stdout
+    result = command("snake", "--check", "--steps", "20000")  # its observations are large
+    assert "memory" not in result.stdout, result.stdout
 
 
 def test_command_line(tmp_path):
     assert command().stdout.split() == ocean.names()
-    result = command("sqared")
-    assert result.returncode != 0 and "did you mean squared" in result.stderr
-    result = command("squared", "--set", "distanc=3", "--png", "x.png")
-    assert result.returncode != 0 and "did you mean distance" in result.stderr
+    for arguments, name in ((["sqared"], "squared"), (["squared", "--set", "distanc=3", "--png", "x.png"], "distance")):
+        result = command(*arguments)
+        assert result.returncode != 0 and name in result.stderr
     pytest.importorskip("raylib", reason="drawing needs the raylib_software wheel")
     from PIL import Image
 
     picture = tmp_path / "squared.png"
     drawn = command("squared", "--set", "distance=3", "--png", str(picture), "--steps", "2")
     assert drawn.returncode == 0 and "RAYLIB" not in drawn.stderr  # nothing of raylib's own start
-    assert drawn.stdout == f"saved {picture}\n"
+    assert drawn.stdout.count("\n") == 1 and str(picture) in drawn.stdout
     assert Image.open(picture).size == (714, 714)
 
 
@@ -256,7 +238,8 @@ def test_keys_that_save_pictures(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     cli.play(ocean.load("breakout"), {}, at_random=False, seed=0)
     png, gif = sorted(tmp_path.iterdir(), key=lambda path: path.suffix == ".gif")
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == [png.name, gif.name]
+    lines = capsys.readouterr().out.splitlines()
+    assert [name in line for name, line in zip((png.name, gif.name), lines, strict=True)] == [True, True]
     with Image.open(png) as picture, Image.open(gif) as film:
         assert (picture.format, film.format) == ("PNG", "GIF") and picture.size == film.size
         assert film.n_frames == 4, "frames 6 to 9"
@@ -326,12 +309,3 @@ def test_a_program_with_the_systems_raylib(tmp_path, monkeypatch):
     assert lines[0] == "window 715 715 squared" and lines[1] == "fps 10" and lines[-1] == "closed after 41", lines
     # From frame 21 on the player walks down, off the grid within six steps, again and again.
     assert sum("episodes" in line for line in lines) >= 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ocean.names())
-def test_check_under_sanitizers(name):
-    short = [f"{setting}={value}" for setting, value in SHORT.get(name, {}).items()]
-    result = command(name, "--check", "--steps", "50000", *(["--set", *short] if short else []))
-    assert result.returncode == 0 and "no problem found" in result.stdout, (
-        result.stdout + result.stderr)

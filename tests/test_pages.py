@@ -69,9 +69,9 @@ def parse(tmp_path, monkeypatch):
     done = mock.Mock(return_value=None)
     for owner, names in {
         pufferl: ("train", "find_run"), pufferl.diagnostics: ("diagnose",), watch: ("play", "ship"),
-        export: ("export",),
-        speed: ("profile",), history: ("table", "show", "plot", "remove"),
-        catalogue: ("table",),
+        export: ("export",), speed: ("profile",), catalogue: ("table",),
+        history: ("table", "show", "plot", "remove"),
+        configuration: ("apply_saved", "saved_settings"),  # of a run that is not here
         ocean.__main__: ("run_check", "play", "standalone", "save_png", "save_gif", "main_python"),
     }.items():
         for name in names:
@@ -84,8 +84,6 @@ def parse(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "Runner", lambda *_: SimpleNamespace(run=done))
     monkeypatch.setattr(sweep, "write_report",
                         functools.wraps(sweep.write_report)(lambda *_, **__: ""))
-    monkeypatch.setattr(configuration, "apply_saved", done)  # of a run that is not here
-    monkeypatch.setattr(configuration, "saved_settings", done)
     monkeypatch.setattr(ocean.__main__, "restart_with_sanitizers", lambda: False)
     monkeypatch.setattr(ocean, "has_display", lambda: True)
     before = dict(configuration.SECTIONS)
@@ -126,18 +124,20 @@ def check_make(words):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_can_be_typed(page, parse, capsys):
-    found = commands((ROOT / page).read_text())
-    assert len(found) >= 3, "the page has some"
-    for words in found:
+def test_commands_can_be_typed(page, parse):
+    lines = commands((ROOT / page).read_text())
+    assert len(lines) >= 3, "the page has some"
+    for words in lines:
         try:
             parse(words)
         except Exception as error:
-            raise AssertionError(f"{page}: {shlex.join(words)}: {error}\n{capsys.readouterr().err}") from error
+            error.add_note(f"{page}: {shlex.join(words)}")
+            raise
 
 
 def test_the_example_of_the_readme_learns(tmp_path, monkeypatch):
-    (block,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.M | re.S)
+    page = (ROOT / "README.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.M | re.S)
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(compile(block, "README.md", "exec"), names)
@@ -145,61 +145,38 @@ def test_the_example_of_the_readme_learns(tmp_path, monkeypatch):
 
 
 def test_speeds_of_the_readme_are_of_the_settings_that_ship():
-    table = (ROOT / "README.md").read_text().partition("| machine | trained steps")[2].partition("\n\n")[0]
+    page = (ROOT / "README.md").read_text()
+    table = page.partition("| machine | trained steps")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
-    shipped = configuration.load_config("breakout")
     assert len(rows) >= 2 and all(machine and speed and command for machine, speed, command in rows)
-    assert rows[0][2] == f"`python bench/bench_train.py --minibatch-size {shipped['train']['minibatch_size']}`"
+    size = configuration.load_config("breakout")["train"]["minibatch_size"]
+    assert rows[0][2] == f"`python bench/bench_train.py --minibatch-size {size}`"
     known = (ROOT / "bench/bench_train.py").read_text().replace("_", "-")
-    assert all(f"\n    {option}: " in known for row in rows for option in re.findall(r"--([\w-]+)", row[2]))
+    options = [option for row in rows for option in re.findall(r"--([\w-]+)", row[2])]
+    assert not [option for option in options if f"\n    {option}: " not in known]
 
 
-def test_what_is_misspelt_is_found(parse):
-    for line in ("python pufferl.py train breakout --train.learning-rat 0.1",
-                 "python pufferl.py trian breakout",
-                 "python pufferl.py train brekout", "python pufferl.py train breakout --env.sie 3",
-                 "python pufferl.py eval breakout --eval.vidoe a.mp4",
-                 "python pufferl.py plot latest --metrik score",
-                 "python pufferl.py export breakout --export.www out",
-                 "python protein.py breakout --sweep.wokers 2",
-                 "python protein.py breakout --sweep.train.gama.max 1",
-                 "python protein.py report a --outputs b",
-                 "python -m ocean squared --chek", "python -m ocean squared --set distanc=3",
-                 "make trian", "make -C breakout_c ran", "python pufferl.py ship brekout",
-                 "python pufferl.py runs sho latest",
-                 "python pufferl.py list brekout", "python pufferl.py doctor --seconds ten",
-                 "python pufferl.py diagnose",
-                 "python pufferl.py autotune breakout --vec.num-work 2"):
+MISSPELT = [
+    "train breakout --train.learning-rat 0.1", "trian breakout", "train brekout",
+    "train breakout --env.sie 3", "eval breakout --eval.vidoe a.mp4", "plot latest --metrik score",
+    "export breakout --export.www out", "ship brekout", "runs sho latest", "list brekout",
+    "doctor --seconds ten", "diagnose", "autotune breakout --vec.num-work 2",
+    "protein.py breakout --sweep.wokers 2", "protein.py breakout --sweep.train.gama.max 1",
+    "protein.py report a --outputs b", "-m ocean squared --chek",
+    "-m ocean squared --set distanc=3", "make trian", "make -C breakout_c ran",
+]
+
+
+def test_what_is_misspelt_is_refused(parse):
+    for line in MISSPELT:
+        words = shlex.split(line)
+        if words[0] not in ("make", "-m", "protein.py"):
+            words.insert(0, "pufferl.py")
         with pytest.raises((AssertionError, ValueError)):
-            parse(shlex.split(line))
-
-
-def test_commands_are_found_in_a_page():
-    page = """
-```
-make train     # a comment
-python pufferl.py plot RUN \\
-    RUN --x seconds && ls
-ssh somewhere
-```
-    mkdir a && python pufferl.py train mine --train.seed 3     # indented
-```text
-python pufferl.py what is printed
-```
-```sh slow
-python -m ocean mine --png "a b.png"
-```
-```sh wrong
-python pufferl.py trian mine
-```
-"""
-    assert commands(page) == [
-        ["make", "train"], ["python", "pufferl.py", "plot", "RUN", "RUN", "--x", "seconds"],
-        ["python", "-m", "ocean", "mine", "--png", "a b.png"],
-        ["python", "pufferl.py", "train", "mine", "--train.seed", "3"]]
+            parse(words if words[0] == "make" else ["python", *words])
 
 
 def test_the_log_begins_with_a_line_for_each_entry():
     contents, *entries = re.split(r"^## ", (ROOT / "docs/LOG.md").read_text(), flags=re.M)
-    links = re.findall(r"\]\(#(.+?)\) \| \S", contents)
-    assert links == [re.sub(r"[^\w\- ]", "", entry.partition("\n")[0].lower()).replace(" ", "-") for entry in entries]
+    titles = [re.sub(r"[^\w\- ]", "", entry.partition("\n")[0].lower()) for entry in entries]
+    assert re.findall(r"\]\(#(.+?)\) \| \S", contents) == [t.replace(" ", "-") for t in titles]

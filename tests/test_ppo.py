@@ -3,11 +3,11 @@ by epoch."""
 
 import math
 
-import brought
 import gymnasium
 import numpy as np
 import pytest
 import torch
+import user_envs
 
 import kernels
 import models
@@ -15,16 +15,16 @@ import ppo
 import vector
 from pufferl import PuffeRL
 
-EPOCHS = 10
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+EPOCHS = 6
 # distance of a random word from a boundary between two actions below which rounding decides
 NEAR = 1e-5
 SETTINGS = {
-    "horizon": 16, "minibatch_size": 128, "replay_ratio": 1.3, "learning_rate": 0.01,
-    "momentum": 0.9, "weight_decay": 0.1, "max_grad_norm": 0.7, "gamma": 0.97, "gae_lambda": 0.9,
-    "vtrace_rho_clip": 1.1,
+    "horizon": 16, "minibatch_size": 128, "replay_ratio": 1.3, "learning_rate": 0.01, "momentum": 0.9,
+    "weight_decay": 0.1, "max_grad_norm": 0.7, "gamma": 0.97, "gae_lambda": 0.9, "vtrace_rho_clip": 1.1,
     "vtrace_c_clip": 0.9, "prio_alpha": 0.7, "prio_beta0": 0.3, "clip_coef": 0.2, "vf_coef": 0.7,
-    "vf_clip_coef": 0.2, "ent_coef": 0.01, "reward_clip": 0.8, "norm_reward": False,
-    "norm_obs": False, "target_kl": None, "seed": 3, "total_timesteps": EPOCHS * 16 * 32,
+    "vf_clip_coef": 0.2, "ent_coef": 0.01, "reward_clip": 0.8, "norm_reward": False, "norm_obs": False,
+    "target_kl": None, "seed": 3, "total_timesteps": EPOCHS * 16 * 32,
 }
 
 
@@ -75,13 +75,11 @@ class Chances:
 
 
 CASES = {
-    "squared": {},
     "cartpole": {"max_steps": 20},  # truncated now and then, and so bootstrapped
     "pendulum": {"max_steps": 30},  # continuous actions
-    "tanh": {"max_steps": 30},  # and squashed ones
     "masked": {},  # some actions are forbidden
     "spaces": {},  # several heads
-    "scaled": {"max_steps": 20},  # and all that may be switched on
+    "scaled": {"max_steps": 20},  # with all that may be switched on
     "dying": {},  # in Python, agents that leave, and all that
     "one-sided": {},  # a squashed number beside one with a single bound
 }
@@ -104,29 +102,20 @@ class OneSided(gymnasium.Env):
         return self.np_random.uniform(-1, 1, 2).astype(np.float32), reward, self.left == 0, False, {}
 
 
-@pytest.mark.parametrize("low, high", [(-np.inf, np.inf), (0, np.inf), (0, 0)])
-def test_squash_wants_a_number_with_finite_bounds(low, high):
-    ppo.squash_rows(gymnasium.spaces.Box(np.float32([low, -9]), np.float32([high, 9])))
-    for space in (gymnasium.spaces.Box(low, high, (1,)), gymnasium.spaces.Discrete(3)):
-        with pytest.raises(SystemExit, match="--squash"):
-            ppo.squash_rows(space)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_the_page_says_what_the_trainer_does(name, monkeypatch):
-    called, settings = {"scaled": ("cartpole", SETTINGS | SCALED), "dying": (brought.Dying, SETTINGS | SCALED),
-                        "tanh": ("pendulum", SETTINGS), "one-sided": (OneSided, SETTINGS)}.get(name, (name, SETTINGS))
+    env, settings = {"scaled": ("cartpole", SETTINGS | SCALED), "dying": (user_envs.Dying, SETTINGS | SCALED),
+                     "one-sided": (OneSided, SETTINGS)}.get(name, (name, SETTINGS))
     options = {"num_envs": 32, "num_buffers": 1}
     if name in ("dying", "one-sided"):
         options = {"num_envs": 8 if name == "dying" else 32, "backend": "serial"}
-    envs = [vector.make(called, seed=3, env_kwargs=CASES[name], **options) for _ in range(2)]
+    envs = [vector.make(env, seed=3, env_kwargs=CASES[name], **options) for _ in range(2)]
     theirs = models.MinGRUPolicy(envs[0], hidden_size=16, num_layers=2,
                                  normalize=settings["norm_obs"])
-    if name in ("tanh", "one-sided"):
+    if name == "one-sided":
         models.squash(theirs, envs[0].single_action_space)
     trainer = PuffeRL(env=envs[0], policy=theirs, data_dir=None, **settings)
-    args = ppo.Args(env=name, hidden_size=16, num_layers=2, num_envs=32,
-                    squash=name in ("tanh", "one-sided"), **settings)
+    args = ppo.Args(env=name, hidden_size=16, num_layers=2, num_envs=32, squash=name == "one-sided", **settings)
     heads = list(envs[1].action_heads or ())
     ours = ppo.Policy(math.prod(envs[1].observation_shape), heads, envs[1].action_dims, 16, 2)
     names = {key.replace("rnn.layers", "layers").replace("decoder.log_std", "log_std"): key
@@ -172,16 +161,11 @@ def test_the_page_says_what_the_trainer_does(name, monkeypatch):
 def test_the_page_learns(name, steps, score):
     """With its own defaults; a random policy has 2.04 at Breakout, and 2.6 million
     steps take about a minute."""
-    threads = torch.get_num_threads()
     args, scores = ppo.Args(env=name, total_timesteps=steps), []
     envs = vector.make(name, num_envs=args.num_envs, num_buffers=1)
-    torch.set_num_threads(1)
-    try:
-        for _, episodes, _, _ in ppo.train(args, envs):
-            scores += [episodes["score"]] if episodes.get("n") else []
-    finally:
-        torch.set_num_threads(threads)
-        envs.close()
+    for _, episodes, _, _ in ppo.train(args, envs):
+        scores += [episodes["score"]] if episodes.get("n") else []
+    envs.close()
     assert scores[-1] > score
 
 

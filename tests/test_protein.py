@@ -1,5 +1,5 @@
-"""protein.py: the search space, the models against closed forms and gpytorch, the tuners on
-problems whose Pareto front is known."""
+"""protein.py: the search space, the models against closed forms, the tuners on problems whose
+Pareto front is known."""
 
 import contextlib
 import json
@@ -17,27 +17,27 @@ import ocean
 import protein
 from bench import bench_protein
 from protein import GP, Grid, ParetoGenetic, Protein, Random, Space, SpaceError
-from tools.sweep import command as sweep
+from tools.sweep.command import SIZES, searched_settings, used
 
-UNIT = {"distribution": "uniform", "min": 0, "max": 1}
 
+def span(low, high, distribution="uniform", **more):
+    return {"distribution": distribution, "min": low, "max": high, **more}
+
+
+UNIT = span(0, 1)
+XY = {"env.x": UNIT, "env.y": UNIT}
 
 # -- the search space
-# -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", [
-    {"distribution": "uniform", "min": -2, "max": 3},
-    {"distribution": "int_uniform", "min": 1, "max": 6},
-    {"distribution": "uniform_pow2", "min": 16, "max": 512},
-    {"distribution": "log_normal", "min": "1e-5", "max": ".1"},
-    {"distribution": "logit_normal", "min": 0.8, "max": 0.9999},
-    {"distribution": "log_normal", "min": 1, "max": 9e9, "integer": True},
+@pytest.mark.parametrize("entry", [
+    span(-2, 3), span(1, 6, "int_uniform"), span(16, 512, "uniform_pow2"),
+    span("1e-5", ".1", "log_normal"), span(0.8, 0.9999, "logit_normal"),
+    span(1, 9e9, "log_normal", integer=True),
     [8, 16, 40], ["adam", "muon"], [True, False], {"values": "1, 2.5, 7"},
 ])
-def test_values_and_coordinates_round_trip(what):
-    space = Space({"train.key": what})
-    setting = space.settings[0]
+def test_values_and_coordinates_round_trip(entry):
+    (setting,) = Space({"train.key": entry}).settings
     for unit in np.linspace(0, 1, 37):
         value = setting.from_unit(unit)
         assert setting.from_unit(setting.to_unit(value)) == pytest.approx(value)
@@ -47,182 +47,134 @@ def test_values_and_coordinates_round_trip(what):
             assert setting.min <= value <= setting.max
             assert isinstance(value, int) == setting.integer
     if setting.levels:
-        seen = [setting.from_unit((i + 0.5) / 1000) for i in range(1000)]
-        counts = [seen.count(value) for value in set(seen)]
-        assert len(counts) == setting.levels and max(counts) - min(counts) <= 2, (
-            "all levels must be equally wide")
+        values = [setting.from_unit((i + 0.5) / 1000) for i in range(1000)]
+        counts = [values.count(value) for value in set(values)]
+        assert len(counts) == setting.levels and max(counts) - min(counts) <= 2, "equally wide"
 
 
 def test_scales():
-    space = Space({"train.a": {"distribution": "log_normal", "min": 1e-4, "max": 1},
-                   "train": {"b": {"distribution": "logit_normal", "min": 0.01, "max": 0.99},
-                             "c": {"distribution": "uniform_pow2", "min": 2, "max": 32}}})
+    space = Space({"train.a": span(1e-4, 1, "log_normal"),
+                   "train": {"b": span(0.01, 0.99, "logit_normal"), "c": span(2, 32, "uniform_pow2")}})
     assert space.names == ["train.a", "train.b", "train.c"]
-    config = space.decode(np.array([0.5, 0.5, 0.5]))
-    assert config == pytest.approx({"train.a": 1e-2, "train.b": 0.5, "train.c": 8})
+    assert [*space.decode(np.full(3, 0.5)).values()] == pytest.approx([1e-2, 0.5, 8])
 
 
-def test_a_distribution_is_a_row_of_the_table(monkeypatch):
-    monkeypatch.setitem(protein.SCALES, "cube", protein.Scale(
-        math.cbrt, lambda place: place**3, lambda value: value != 7,
-        "{value} is the one that cube cannot have"))
-    space = Space({"train.key": {"distribution": "cube", "min": -8, "max": 1}})
-    assert [space.decode(np.array([u]))["train.key"] for u in (0, 1 / 3, 2 / 3, 1)] == [-8, -1, 0, 1]
-    assert space.encode({"train.key": -1.0}) == pytest.approx(1 / 3)
-    with pytest.raises(SpaceError, match="7 is the one that cube cannot have"):
-        Space({"train.key": {"distribution": "cube", "min": 7, "max": 9}})
-    with pytest.raises(SpaceError, match=r"one of uniform,.*, none, cube"):
-        Space({"train.key": {"distribution": "sphere", "min": 0, "max": 9}})
-
-
-@pytest.mark.parametrize("what, message", [
-    ({"distribution": "uniform", "min": 2, "max": 1}, "min = 2 must be below max = 1"),
-    ({"distribution": "log_normal", "min": 0, "max": 1}, "log_normal needs values above 0"),
-    ({"distribution": "logit_normal", "min": 0.5, "max": 1}, "between 0 and 1"),
-    ({"distribution": "uniform_pow2", "min": 3, "max": 8}, "not a power of two"),
-    ({"distribution": "int_uniform", "min": 0.5, "max": 8}, "not a whole number"),
-    ({"distribution": "gauss", "min": 0, "max": 1}, "must be one of uniform"),
-    ({"distribution": "uniform", "min": 0, "max": 1, "mean": 2}, "mean = 2: must lie within"),
-    ({"distribution": "uniform", "min": 0, "max": 1, "scale": 0}, "must be above 0"),
-    ({"distribution": "uniform", "min": 0}, "max is missing"),
-    ({"distribution": "uniform", "min": "low", "max": 1}, "must be a number"),
-    ({"distribution": "uniform", "min": 0, "max": 1, "maen": 1}, "Did you mean mean"),
-    ({"min": 0, "max": 1}, "has no distribution: one of uniform"),
-    ({"distribution": "uniform", "min": 0, "max": 1, "mean": "mid"},
-     "mean = 'mid': must be a number"),
-    (0.9, "must be a list of values"),
-    ("muon,adam", "must be a list of values"),
-    ([3], "two or more"),
-    ([3, 3], "all different"),
+@pytest.mark.parametrize(("entry", "word"), [
+    (span(2, 1), "min"), (span(0, 1, "log_normal"), "log_normal"),
+    (span(0.5, 1, "logit_normal"), "logit_normal"), (span(3, 8, "uniform_pow2"), "uniform_pow2"),
+    (span(0.5, 8, "int_uniform"), r"0\.5"), (span(0, 9, "gauss"), "gauss.*int_uniform.*none"),
+    (span(0, 1, mean=2), "mean"), (span(0, 1, scale=0), "scale"), (span(0, None), "max"),
+    (span("low", 1), "low"), (span(0, 1, maen=1), "maen"), ({"min": 0, "max": 1}, "distribution"),
+    (span(0, 1, mean="mid"), "mid"), (0.9, "list"), ("muon,adam", "list"), ([3], "values"),
+    ([3, 3], "values"),
 ])
-def test_nonsense_is_refused_by_name(what, message):
-    with pytest.raises(SpaceError, match=r"sweep\.train\.lr") as error:
-        Space({"train.lr": what})
-    assert message in str(error.value)
+def test_nonsense_is_refused_by_name(entry, word):
+    with pytest.raises(SpaceError, match=rf"sweep\.train\.lr.*\b{word}\b"):
+        Space({"train.lr": entry})
 
 
-def test_sizes_that_are_automatic_are_searched_if_they_have_a_range_of_their_own():
-    """The shipped ranges are for environments in C: thousands of agents."""
-    brought = f"{Path(__file__).parent}/brought.py:Catch"
-    space = sweep.searched_settings(brought, None)
-    assert "train.learning_rate" in space and not set(sweep.SIZES) & space.keys()
-    own = sweep.searched_settings(brought, {"train.horizon": {"distribution": "uniform_pow2", "min": 8, "max": 64}})
-    assert own["train.horizon"]["max"] == 64
-    assert set(sweep.SIZES) <= sweep.searched_settings("breakout", None).keys()
-
-
-def test_settings_that_do_not_exist_are_refused():
-    ok = {"distribution": "uniform", "min": 0, "max": 1}
-    with pytest.raises(SpaceError, match="no section 'trian'"):
-        sweep.searched_settings("squared", {"trian.gamma": ok})
-    with pytest.raises(ValueError, match="Did you mean gamma"):
-        sweep.searched_settings("squared", {"train.gama": ok})
-    with pytest.raises(SpaceError, match="nothing to search"):
-        Space({"train.gamma": {"distribution": "none"}})
-
-
-@pytest.mark.parametrize("name, what, message", [
-    ("train.gamma", {"distribution": "uniform", "min": 0, "max": "high"},
-     "max = 'high': must be a number"),
-    ("train.gamma", {"distribution": "uniform", "min": 0, "max": ""}, "max is missing"),
-    ("train.momentum", {"max": "0.9"}, "has no distribution"),
-    ("train.optimizer", ["muon", "adamm"], "values = 'adamm': must be one of muon, adam"),
-    ("train.optimizer", UNIT, "is no number: take distribution = choice"),
-    ("train.anneal_lr", UNIT, "is no number: take distribution = choice"),
+@pytest.mark.parametrize(("name", "entry", "word"), [
+    ("trian.gamma", UNIT, "trian"), ("train.gama", UNIT, "gamma"),
+    ("train.gamma", span(0, "high"), "max"), ("train.gamma", span(0, ""), "max"),
+    ("train.momentum", {"max": "0.9"}, "distribution"),
+    ("train.optimizer", ["muon", "adamm"], "adamm"), ("train.optimizer", UNIT, "choice"),
+    ("train.anneal_lr", UNIT, "choice"), ("train.gamma", {"distribution": "none"}, "sweep"),
 ])
-def test_what_a_setting_cannot_be_is_refused(name, what, message):
-    with pytest.raises(ValueError, match=rf"sweep\.{name}.* {message}"):
-        sweep.searched_settings("squared", {name: what})
+def test_what_a_setting_cannot_be_is_refused(name, entry, word):
+    with pytest.raises(ValueError, match=word):
+        Space(searched_settings("squared", {name: entry}))
 
 
-def test_values_of_a_choice_are_what_the_setting_takes():
-    space = Space(sweep.searched_settings("squared", {
+def test_what_is_fixed_or_has_no_use_is_not_searched(tmp_path):
+    """beta2 is for adam; some networks have sizes of their own; sizes that are automatic are
+    searched only in a range of one's own, because those that ship are for environments in C."""
+    everything = {*Protein("squared").space.names}
+    for fixed, out in (({"train.total_timesteps": 1_000_000}, {"train.total_timesteps"}),
+                       ({"train": {"num_steps": 32}}, {"train.horizon"}),
+                       ({"env.num_envs": 8}, {"vec.total_agents"})):
+        assert everything - {*Protein("squared", fixed=fixed).space.names} == out
+    for fixed, word in (({"train.gama": 1}, "gamma"), ({"train.gamma": "x"}, "train.gamma")):
+        with pytest.raises(ValueError, match=word):
+            Protein("squared", fixed=fixed)
+
+    (tmp_path / "net.py").write_text("import models\nclass Fixed(models.FeedForward):\n"
+                                     "    def __init__(self, env):\n        super().__init__(env, 16)\n"
+                                     "class Sized(models.FeedForward):\n    pass\n")
+    for name, size in (("Fixed", set()), ("Sized", {"policy.hidden_size"})):
+        space = searched_settings("squared", None, ["--policy.name", f"{tmp_path}/net.py:{name}"])
+        assert {"policy.hidden_size", "train.gamma"} & {*space} == {"train.gamma", *size}
+
+    catch = f"{Path(__file__).parent}/user_envs.py:Catch"
+    space = searched_settings(catch, None)
+    assert "train.learning_rate" in space and not {*SIZES} & {*space}
+    space = searched_settings(catch, {"train.horizon": span(8, 64, "uniform_pow2")})
+    assert space["train.horizon"]["max"] == 64
+    assert {*SIZES} <= {*searched_settings("breakout", None)}
+
+    some = {"train.beta2": span(0.9, 0.99), "train.gamma": span(0.9, 0.99)}
+    optimizer = {"train.optimizer": {"distribution": "choice", "values": "muon, adam"}}
+    assert {*searched_settings("squared", optimizer | some)} == {*optimizer, *some}
+    assert {*searched_settings("squared", optimizer | some, ["--train.optimizer", "muon"])} == {
+        "train.gamma"}
+    assert {*searched_settings("squared", some)} == {"train.gamma"}
+    config, trial = configuration.load_config("squared"), {"train.beta2": 0.95, "train.gamma": 0.9}
+    muon, adam = ({"train.optimizer": name, **trial} for name in ("muon", "adam"))
+    assert used(muon, config) == {"train.optimizer": "muon", "train.gamma": 0.9}
+    assert used(adam, config) == adam
+
+
+def test_present_values_are_the_means_and_values_have_the_settings_types():
+    space = searched_settings("squared", {
+        "train.total_timesteps": span(1e5, 1e8, "log_normal"),
+        "env.distance": span(2, 9, "int_uniform"), "train.gamma": {**UNIT, "mean": 0.3},
+        "train.vf_coef": span(5, 9)})
+    config = configuration.load_config("squared")
+    means = {name: entry.get("mean") for name, entry in space.items()}
+    assert means == {"train.total_timesteps": config["train"]["total_timesteps"],
+                     "env.distance": 5, "train.gamma": 0.3, "train.vf_coef": None}
+    assert isinstance(Random(search_space=space).suggest()["train.total_timesteps"], int)
+    choices = {"train.optimizer": ["muon", "adam"], "train.reward_clip": [1, None],
+               "policy.hidden_size": [128, 64, 32]}
+    shipped = {name: config[name.split(".")[0]][name.split(".")[1]] for name in choices}
+    space = searched_settings("squared", choices)
+    assert Random(search_space=space).suggest() == shipped
+    space = Space(searched_settings("squared", {
         "rnn.name": {"distribution": "choice", "values": "mingru, lstm, none"},
-        "train.reward_clip": [None, 1],
-        "train.anneal_lr": {"values": "true, false"}, "policy.hidden_size": {"values": "32, 64"}}))
+        "train.reward_clip": [None, 1], "train.anneal_lr": {"values": "true, false"},
+        "policy.hidden_size": {"values": "32, 64"}}))
     assert [setting.values for setting in space.settings] == [
         ("mingru", "lstm", "none"), (None, 1.0), (True, False), (32, 64)]
 
 
-def test_fixed_settings_are_not_searched():
-    searched = lambda **fixed: Protein("squared", fixed=fixed).space.names  # noqa: E731
-    everything = searched()
-    for fixed, out in (({"train.total_timesteps": 1_000_000}, {"train.total_timesteps"}),
-                       ({"train": {"num_steps": 32}}, {"train.horizon"}),
-                       ({"env.num_envs": 8}, {"vec.total_agents"})):
-        assert set(everything) - set(searched(**fixed)) == out
-    for fixed, message in (({"train.gama": 1}, "Did you mean gamma"),
-                           ({"train.gamma": "x"}, "must be a number")):
-        with pytest.raises(ValueError, match=message):
-            searched(**fixed)
-
-
-def test_a_size_that_the_network_does_not_take_is_not_searched(tmp_path):
-    (tmp_path / "net.py").write_text("""import models
-class Fixed(models.FeedForward):
-    def __init__(self, env):
-        super().__init__(env, 16)
-class Sized(models.FeedForward):
-    pass
-""")
-    for name, searched in (("Fixed", False), ("Sized", True)):
-        space = sweep.searched_settings("squared", None, ["--policy.name", f"{tmp_path}/net.py:{name}"])
-        assert ("policy.hidden_size" in space) == searched and "train.gamma" in space
-
-
-def test_present_values_are_the_means_and_whole_numbers_stay_whole():
-    space = sweep.searched_settings("squared", {
-        "train.total_timesteps": {"distribution": "log_normal", "min": 1e5, "max": 1e8},
-        "env.distance": {"distribution": "int_uniform", "min": 2, "max": 9},
-        "train.gamma": {**UNIT, "mean": 0.3},
-        "train.vf_coef": {"distribution": "uniform", "min": 5, "max": 9}})
-    present = configuration.load_config("squared")["train"]["total_timesteps"]
-    assert (space["train.total_timesteps"]["mean"] == present
-            and space["train.total_timesteps"]["integer"])
-    assert space["env.distance"]["mean"] == 5 and space["train.gamma"]["mean"] == 0.3
-    assert "mean" not in space["train.vf_coef"], "the present value lies outside: no preference"
-    assert isinstance(Random(search_space=space).suggest()["train.total_timesteps"], int)
-    choices = {"train.optimizer": ["muon", "adam"], "train.reward_clip": [1, None],
-               "policy.hidden_size": [128, 64, 32]}
-    section = configuration.load_config("squared")
-    shipped = {name: section[name.split(".")[0]][name.split(".")[1]] for name in choices}
-    assert Random(search_space=sweep.searched_settings("squared", choices)).suggest() == shipped
-
-
-INIS = [path for path in sorted((Path(protein.__file__).parent / "config").glob("*.ini"))
+INIS = [path for path in sorted((configuration.ROOT / "config").glob("*.ini"))
         if path.stem != "default"]
-SWEPT = [path.stem for path in INIS if path.stem in ocean.names() and "[sweep." in path.read_text()]
 
 
-@pytest.mark.parametrize("name", SWEPT)
-def test_the_sweep_of_each_environment_begins_at_its_own_settings(name):
-    """So that what is known to learn is the first trial: every present value lies in its
-    range, and is its mean."""
-    space, args = sweep.searched_settings(name, None), configuration.load_config(name)
-    settings = dict(args["env"])
-    num_envs = settings.pop("num_envs") * args["vec"]["num_envs"]
-    with contextlib.closing(ocean.load(name).create(1, settings=settings)) as one:
-        agents = num_envs * one.num_agents
-    default = {"vec.total_agents": agents,
-               "train.minibatch_size": min(8192, agents * args["train"]["horizon"])}
-    means = {key: what.get("mean") for key, what in space.items()}
+@pytest.mark.parametrize("path", [
+    path for path in INIS if re.search("env_name = .*/", path.read_text())
+    or (path.stem in ocean.names() and "[sweep." in path.read_text())], ids=lambda path: path.stem)
+def test_a_sweep_begins_at_the_environments_own_settings(path, monkeypatch):
+    """What is known to learn is the first trial: every present value lies in its range, and is its
+    mean. The package of an environment in Python need not be here: a stand-in has its settings."""
+    default = {}
+    if path.stem in ocean.names():
+        args = configuration.load_config(path.stem)
+        settings = dict(args["env"])
+        agents = settings.pop("num_envs") * args["vec"]["num_envs"]
+        with contextlib.closing(ocean.load(path.stem).create(1, settings=settings)) as env:
+            agents *= env.num_agents
+        default = {"vec.total_agents": agents,
+                   "train.minibatch_size": min(8192, agents * args["train"]["horizon"])}
+    else:
+        sections = dict(configuration.parse_ini(path))
+        settings = {key: protein.number(text) for key, text in sections.get("env", {}).items()}
+        creator = SimpleNamespace(settings=settings)
+        monkeypatch.setattr(configuration, "load_creator", lambda name: creator)
+        args = configuration.load_config(path.stem)
+    space = searched_settings(path.stem, None)
     present = {key: args[key.split(".")[0]][key.split(".")[1]] for key in space}
-    present = {key: default.get(key) if value is None else value for key, value in present.items()}
-    assert means == present
-
-
-@pytest.mark.parametrize("path",
-                         [path for path in INIS if re.search("env_name = .*/", path.read_text())],
-                         ids=lambda path: path.stem)
-def test_the_sweep_of_an_environment_in_python_begins_at_its_own_settings(path, monkeypatch):
-    """Its package need not be here: a stand-in has the settings that the file names."""
-    ini = configuration.parse_ini(path)
-    given = {key: protein.number(text) for key, text in ini["env"].items()} if "env" in ini else {}
-    creator = SimpleNamespace(settings=given)
-    monkeypatch.setattr(configuration, "load_creator", lambda name: creator)
-    space, args = sweep.searched_settings(path.stem, None), configuration.load_config(path.stem)
-    assert {key: what.get("mean") for key, what in space.items()} == {
-        key: args[key.split(".")[0]][key.split(".")[1]] for key in space}
+    assert {key: entry.get("mean") for key, entry in space.items()} == {
+        key: default.get(key) if value is None else value for key, value in present.items()}
 
 
 def test_preference_has_the_mean_and_the_scale():
@@ -235,43 +187,43 @@ def test_preference_has_the_mean_and_the_scale():
 
 
 # -- the Gaussian process
-# ---------------------------------------------------------------------------------------------
 
 
-def regression_data(n=30, features=4, seed=0):
-    rng = np.random.default_rng(seed)
+def regression_data(n, features):
+    rng = np.random.default_rng(0)
     X = rng.random((n, features))
     return X, np.sin(4 * X).sum(1) - 1 + 0.1 * rng.standard_normal(n), rng
 
 
 @pytest.mark.parametrize("features, grouped", [(1, False), (4, False), (4, True)])
 def test_gradient_of_the_marginal_likelihood(features, grouped):
-    X, y, rng = regression_data(features=features)
+    X, y, rng = regression_data(30, features)
     groups = np.arange(30) // 3 if grouped else None
     gp = GP(features)
     theta = gp.prior_mean + 0.3 * rng.standard_normal(len(gp.prior_mean))
     gradient = gp.loss(theta, X, y, groups)[1]
     for k, step in enumerate(1e-5 * np.eye(len(theta))):
-        numeric = (gp.loss(theta + step, X, y, groups)[0] - gp.loss(theta - step, X, y, groups)[0]) / 2e-5
-        assert gradient[k] == pytest.approx(numeric, abs=1e-6, rel=1e-6)
+        numeric = gp.loss(theta + step, X, y, groups)[0] - gp.loss(theta - step, X, y, groups)[0]
+        assert gradient[k] == pytest.approx(numeric / 2e-5, abs=1e-6, rel=1e-6)
 
 
-def test_loss_and_posterior_in_closed_form():
-    """Written out naively, entry by entry, with the group term."""
-    X, y, rng = regression_data(n=7, features=2)
-    groups = np.array([0, 0, 1, 2, 2, 2, 3])
+@pytest.mark.parametrize("grouped", [True, False])
+def test_loss_and_posterior_in_closed_form(grouped):
+    """Rasmussen and Williams 2006, eq. 2.25 to 2.30 and 4.17, written out entry by entry."""
+    X, y, rng = regression_data(7, 2)
+    groups = np.array([0, 0, 1, 2, 2, 2, 3]) if grouped else None
     gp = GP(2)
     gp.theta = theta = gp.prior_mean + 0.2 * rng.standard_normal(6)
-    lengths, matern, linear, group, noise = np.exp(theta[:2]), *np.exp(theta[2:])
+    lengths, (matern, linear, group, noise) = np.exp(theta[:2]), np.exp(theta[2:])
 
     def k(a, b):
-        r = math.sqrt(sum(((a - b) / lengths) ** 2))
-        return matern * (1 + math.sqrt(3) * r) * math.exp(-math.sqrt(3) * r) + linear * (a - 0.5) @ (b - 0.5)
+        r = math.sqrt(3 * sum(((a - b) / lengths) ** 2))
+        return matern * (1 + r) * math.exp(-r) + linear * (a - 0.5) @ (b - 0.5)
 
-    K = np.array([[k(a, b) + group * (i == j) for b, j in zip(X, groups, strict=True)]
-                  for a, i in zip(X, groups, strict=True)]) + (noise + 1e-9) * np.eye(7)
-    loss = 0.5 * y @ np.linalg.solve(K, y) + 0.5 * np.linalg.slogdet(K)[1] + 3.5 * math.log(2 * math.pi)
-    loss += 0.5 * (((theta - gp.prior_mean) / gp.prior_sd) ** 2).sum()
+    same = 0 if groups is None else groups[:, None] == groups
+    K = np.array([[k(a, b) for b in X] for a in X]) + group * same + (noise + 1e-9) * np.eye(7)
+    loss = 0.5 * y @ np.linalg.solve(K, y) + 0.5 * np.linalg.slogdet(K)[1]
+    loss += 3.5 * math.log(2 * math.pi) + 0.5 * (((theta - gp.prior_mean) / gp.prior_sd) ** 2).sum()
     assert gp.loss(theta, X, y, groups)[0] == pytest.approx(loss, rel=1e-10)
     x = rng.random(2)
     cross = np.array([k(x, row) for row in X])
@@ -280,76 +232,25 @@ def test_loss_and_posterior_in_closed_form():
     assert sd[0] ** 2 == pytest.approx(k(x, x) - cross @ np.linalg.solve(K, cross), rel=1e-8)
 
 
-def test_against_gpytorch():
-    gpytorch = pytest.importorskip("gpytorch", reason="the reference; pip install gpytorch")
-    import torch
-
-    X, y, rng = regression_data(n=25, features=3)
-    gp = GP(3)
-    gp.theta = gp.prior_mean + 0.3 * rng.standard_normal(7)
-    lengths, (matern, linear, _, noise) = np.exp(gp.theta[:3]), np.exp(gp.theta[3:])
-    double = {"dtype": torch.float64}
-
-    class Model(gpytorch.models.ExactGP):
-        def __init__(self, X, y, likelihood):
-            super().__init__(X, y, likelihood)
-            self.mean_module = gpytorch.means.ZeroMean()
-            self.smooth = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=3))
-            self.linear = gpytorch.kernels.LinearKernel()
-
-        def forward(self, x):
-            return gpytorch.distributions.MultivariateNormal(self.mean_module(x),
-                                                             self.smooth(x) + self.linear(x))
-
-    likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(1e-9))
-    model = Model(torch.tensor(X - 0.5), torch.tensor(y), likelihood).double()
-    likelihood.double()
-    model.smooth.base_kernel.lengthscale = torch.tensor(lengths)
-    model.smooth.outputscale, model.linear.variance = torch.tensor(matern, **double), torch.tensor(linear, **double)
-    likelihood.noise = torch.tensor(noise + 1e-9, **double)
-    z = (gp.theta - gp.prior_mean) / gp.prior_sd
-    with gpytorch.settings.fast_computations(False, False, False):
-        model.train()
-        marginal = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
-        theirs = -marginal(model(torch.tensor(X - 0.5)), torch.tensor(y)) * len(X)
-        theirs.backward()
-        value, gradient = gp.loss(gp.theta, X, y)
-        assert value - 0.5 * z @ z == pytest.approx(theirs.item(), rel=1e-8)
-        # by log length; theirs is by the raw, softplus-transformed one
-        ours = (gradient - z / gp.prior_sd)[:3]
-        raw = model.smooth.base_kernel.raw_lengthscale
-        chain = lengths / torch.sigmoid(raw.detach()).numpy().ravel()
-        np.testing.assert_allclose(ours, raw.grad.numpy().ravel() * chain, rtol=1e-6)
-        model.eval()
-        at = rng.random((6, 3))
-        posterior = model(torch.tensor(at - 0.5))
-        mean, sd = gp.condition(X, y).predict(at)
-        np.testing.assert_allclose(mean, posterior.mean.detach().numpy(), rtol=1e-6)
-        np.testing.assert_allclose(sd**2, posterior.variance.detach().numpy(), rtol=1e-5)
-
-
 def test_fit_finds_the_settings_that_matter_and_predicts():
     rng = np.random.default_rng(1)
-    X = rng.random((120, 5))
+    X, at = rng.random((120, 5)), rng.random((300, 5))
     f = lambda X: np.sin(6 * X[:, 0]) + 2 * X[:, 1]  # noqa: E731
     gp = GP(5).fit(X, f(X) - 1 + 0.05 * rng.standard_normal(120))
     lengths = np.exp(gp.theta[:5])
     assert lengths[0] < 0.3 * lengths[2:].min()
     assert math.exp(gp.theta[-1] / 2) == pytest.approx(0.05, rel=0.5)
-    at = rng.random((300, 5))
     mean, sd = gp.predict(at)
     error = mean + 1 - f(at)
-    assert np.sqrt((error**2).mean()) < 0.1
-    assert (np.abs(error) < 2 * sd).mean() > 0.8
+    assert np.sqrt((error**2).mean()) < 0.1 and (np.abs(error) < 2 * sd).mean() > 0.8
 
 
 # -- tuners
-# -----------------------------------------------------------------------------------------------------------
 
 
 def play(tuner, objective, trials):
-    """Run `trials` of objective(config, rng) -> (score, cost); returns the
-    coordinates (trials, d)."""
+    """Run `trials` of objective(config, rng) -> (score, cost); returns the coordinates
+    (trials, d)."""
     rng = np.random.default_rng(tuner.seed)
     for _ in range(trials):
         config = tuner.suggest()
@@ -366,50 +267,44 @@ def test_front_of():
 @pytest.mark.parametrize("name", slow_but(["branin", "hartmann6", "valleys", "training", "faulty"],
                                           "branin", "training"))
 def test_finds_the_front_better_than_random(name):
-    problem, gains = bench_protein.PROBLEMS[name], []
-    for seed in range(4):
-        volumes = [bench_protein.hypervolume(problem,
-                                             bench_protein.run_protein(name, problem, 40,
-                                                                       seed, method))
-                   for method in ("Protein", "Random")]
-        gains.append(volumes[0] - volumes[1])
-    assert np.mean(gains) > (0.01 if name == "branin" else 0.04), (
-        f"hypervolume over random, by seed: {gains}")
+    problem = bench_protein.PROBLEMS[name]
+
+    def volume(seed, method):
+        trials = bench_protein.run_protein(name, problem, 40, seed, method)
+        return bench_protein.hypervolume(problem, trials)
+
+    gains = [volume(seed, "Protein") - volume(seed, "Random") for seed in range(4)]
+    assert np.mean(gains) > (0.01 if name == "branin" else 0.04), gains
 
 
 def test_does_not_hug_the_bounds():
-    """Six settings with an optimum inside and two idle ones: by chance 4% of coordinates
-    lie within 2% of a bound."""
-    space = {f"env.x{i}": UNIT for i in range(8)}
-
+    """Six settings with an optimum inside and two idle ones: by chance 4% of coordinates lie
+    within 2% of a bound."""
     def objective(config, rng):
         x = np.array(list(config.values()))
         return -((x[:6] - 0.35) ** 2).sum() + 0.02 * rng.standard_normal(), math.exp(2 * x[0])
 
-    tuner = Protein(search_space=space, num_trials=60, seed=3)
+    tuner = Protein(search_space={f"env.x{i}": UNIT for i in range(8)}, num_trials=60, seed=3)
     late = play(tuner, objective, 60)[20:]
     assert ((late < 0.02) | (late > 0.98)).mean() < 0.08
     assert np.abs(late[:, 1:6].mean(0) - 0.35).mean() < 0.1
 
 
-def test_respects_the_mean():
+def test_respects_the_mean_and_leaves_it_when_the_scores_say_so():
     space = {f"env.x{i}": {**UNIT, "mean": 0.2, "scale": 0.1} for i in range(4)}
     for method in (Random, ParetoGenetic, Protein):
         tuner = method(search_space=space, num_trials=100, seed=0)
         units = play(tuner, lambda config, rng: (rng.standard_normal(), 1 + rng.random()), 25)
         np.testing.assert_allclose(units[0], 0.2, err_msg="the first trial is the mean itself")
         assert abs(units.mean() - 0.2) < 0.08, method
-    # and yet it leaves when the scores say so
     away = Protein(search_space=space, num_trials=60, seed=0)
     units = play(away, lambda config, rng: (-sum((x - 0.8) ** 2 for x in config.values()), 1.0), 60)
     assert np.abs(units[-15:] - 0.8).mean() < 0.15
 
 
 def test_parallel_suggestions_differ_and_observing_frees_them():
-    tuner = Protein(search_space={"env.x": UNIT,
-                                  "env.n": {"distribution": "log_normal", "min": 10, "max": 1e6,
-                                            "integer": True}},
-                    num_trials=100, seed=0)
+    space = {"env.x": UNIT, "env.n": span(10, 1e6, "log_normal", integer=True)}
+    tuner = Protein(search_space=space, num_trials=100, seed=0)
     play(tuner, lambda config, rng: (-((config["env.x"] - 0.5) ** 2), config["env.n"]), 20)
     configs = [tuner.suggest() for _ in range(8)]
     units = np.array([tuner.space.encode(config) for config in configs])
@@ -425,85 +320,72 @@ def test_failures_are_avoided():
         x, y = config["env.x"], config["env.y"]
         return (math.nan if x > 0.6 else x + 0.3 * y), 1 + y
 
-    tuner = Protein(search_space={"env.x": UNIT, "env.y": UNIT, "env.z": UNIT},
-                    num_trials=60, seed=0)
+    tuner = Protein(search_space={**XY, "env.z": UNIT}, num_trials=60, seed=0)
     units = play(tuner, objective, 60)
-    assert (units[-20:, 0] > 0.65).mean() <= 0.25, (
-        "near 0.6 it may err: the best settings lie at the edge")
-    assert tuner.best()[1] > 0.8
-    assert sum(o.failed for o in tuner.observations) <= 30
+    assert (units[-20:, 0] > 0.65).mean() <= 0.25, "the best settings lie at the edge"
+    assert tuner.best()[1] > 0.8 and sum(o.failed for o in tuner.observations) <= 30
 
 
 def test_suggestions_stay_below_the_limit_of_cost():
-    def objective(config, rng):
-        return config["env.x"], 10 ** (3 * config["env.x"])
-
-    tuner = Protein(search_space={"env.x": UNIT, "env.y": UNIT}, num_trials=40,
-                    max_suggestion_cost=30, seed=0)
-    units = play(tuner, objective, 40)
+    tuner = Protein(search_space=XY, num_trials=40, max_suggestion_cost=30, seed=0)
+    units = play(tuner, lambda config, rng: (config["env.x"], 10 ** (3 * config["env.x"])), 40)
     costs = 10 ** (3 * units[tuner.random_trials :, 0])
     assert (costs > 33).mean() < 0.1 and tuner.front()[-1][1] > 0.4
+    dear, cheap = tuner._gain(np.array([[0.9, 0.5], [0.4, 0.5]]), math.log(30), 0.0)
+    assert dear < -1e4 < cheap
 
 
 def test_small_spaces_are_exhausted_without_repeats():
     space = {"env.a": [1, 2, 3], "env.b": ["x", "y"], "env.c": [True, False]}
     for method in (Protein, Grid):
         tuner = method(search_space=space, num_trials=50, seed=0)
-        configs = []
-        for _ in range(12):
-            configs.append(tuner.suggest())
-            tuner.observe(configs[-1], configs[-1]["env.a"] * (configs[-1]["env.b"] == "x"), 1.0)
-        if method is Grid:
-            assert tuner.suggest() is None
-            assert len({json.dumps(config) for config in configs}) == 12
-        else:
-            late = configs[tuner.random_trials :]
-            assert len({json.dumps(config) for config in late}) == len(late)
-
-
-def test_grid_covers_the_range():
-    tuner = Grid(search_space={"env.x": {"distribution": "log_normal", "min": 1, "max": 100},
-                               "env.k": ["a", "b"]},
+        play(tuner, lambda c, rng: (c["env.a"] * (c["env.b"] == "x"), 1.0), 12)
+        late = tuner.observations[tuner.random_trials if method is Protein else 0 :]
+        assert len({o.unit.tobytes() for o in late}) == len(late)
+    assert tuner.suggest() is None
+    tuner = Grid(search_space={"env.x": span(1, 100, "log_normal"), "env.k": ["a", "b"]},
                  num_trials=6)
-    values = []
-    while (config := tuner.suggest()) is not None:
-        values.append((round(config["env.x"], 6), config["env.k"]))
-    assert sorted(values) == [(x, k) for x in (1, 10, 100) for k in "ab"]
+    configs = [[*tuner.suggest().values()] for _ in range(6)]
+    assert sorted(configs) == [[pytest.approx(x), k] for x in (1, 10, 100) for k in "ab"]
+    assert tuner.suggest() is None
 
 
 def test_minimise_and_optimize_in_python():
-    best = Protein(search_space={"train": {"x": UNIT, "kind": ["good", "bad"]}}, num_trials=30, goal="minimize",
-                   seed=1).optimize(lambda c: ((c["train.x"] - 0.7) ** 2
-                                               + (c["train.kind"] == "bad"), 1.0))
+    best = Protein(search_space={"train": {"x": UNIT, "kind": ["good", "bad"]}}, num_trials=30,
+                   goal="minimize", seed=1).optimize(
+        lambda c: ((c["train.x"] - 0.7) ** 2 + (c["train.kind"] == "bad"), 1.0))
     assert best["train.kind"] == "good" and abs(best["train.x"] - 0.7) < 0.05
-    with pytest.raises(RuntimeError, match="none of 3 trials"):
-        Random(search_space={"env.x": UNIT}, num_trials=3).optimize(lambda config: 1 / 0)
-    with pytest.raises(SpaceError, match="needs an objective"):
-        Random(search_space={"env.x": UNIT}).optimize()
-    with pytest.raises(SpaceError, match="maximize or minimize"):
-        Random(search_space={"env.x": UNIT}, goal="best")
+
+    def objective(config):
+        raise ValueError("license")
+
+    with (pytest.warns(UserWarning, match="ValueError: license"),
+          pytest.raises(RuntimeError, match=r"3.*ValueError: license")):
+        Random(search_space=XY, num_trials=3).optimize(objective)
+    for word, fail in (("env_name", lambda: Random(search_space=XY).optimize()),
+                       ("goal", lambda: Random(search_space=XY, goal="best"))):
+        with pytest.raises(SpaceError, match=word):
+            fail()
 
 
-def test_a_sweep_that_goes_on_suggests_as_if_it_had_not_stopped_repeating_nothing():
-    """A tuner that is made anew and told the same draws new points in the random start, and the
-    same as the old one."""
+def test_a_sweep_that_is_continued_suggests_as_if_it_had_not_stopped():
+    """A new tuner that observes the same draws new points in the random start, and the same as the
+    old one."""
     problem = bench_protein.PROBLEMS["branin"]
-    whole = Protein(search_space=problem.space, num_trials=40, seed=5)
+    whole, again = (Protein(search_space=problem.space, num_trials=40, seed=5) for _ in range(2))
     play(whole, problem.evaluate, 4)
-    again = Protein(search_space=problem.space, num_trials=40, seed=5)
     for o in whole.observations:
         again.observe(again.space.decode(o.unit), o.score, o.cost)
     assert again.suggest(4) == whole.suggest(4)
     assert again.suggest(7) == whole.suggest(7)
+    assert len({json.dumps(whole.space.decode(o.unit)) for o in whole.observations}) == 4
 
 
 def test_curves_teach_without_counting_a_lucky_trial_five_times():
     """With the curve's points, the model learns how cost grows along the schedule; the group term
     takes what a trial's points share."""
-    tuner = Protein(search_space={"train.total_timesteps": {"distribution": "log_normal",
-                                                            "min": 1e5, "max": 1e7},
-                                  "train.learning_rate": {"distribution": "log_normal",
-                                                          "min": 1e-3, "max": 1}},
+    tuner = Protein(search_space={"train.total_timesteps": span(1e5, 1e7, "log_normal"),
+                                  "train.learning_rate": span(1e-3, 1, "log_normal")},
                     num_trials=100, seed=0)
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -519,41 +401,17 @@ def test_curves_teach_without_counting_a_lucky_trial_five_times():
     assert cost[0] == pytest.approx(math.log(20), abs=0.2) and success[0] == 1
     theta = tuner.models["score"].theta
     assert theta[-2] > theta[-1] + 2, "the noise belongs to trials, not to points"
+    half = tuner.space.encode({"train.total_timesteps": 1e6, "train.learning_rate": 0.03})
+    assert tuner.inputs(units, [0.5])[0] == pytest.approx([*half, 0.5]), "the steps so far"
 
 
 def test_suggestions_after_many_observations_come_from_the_models():
-    """How long one takes is for bench/bench_protein.py --times to say."""
+    """More than FIT_ROWS, some of them failed."""
     rng = np.random.default_rng(0)
-    tuner = Protein(search_space={f"env.x{i}": UNIT for i in range(15)}, num_trials=500, seed=0)
-    for _ in range(500):
-        config = tuner.space.decode(rng.random(15))
-        x = np.array(list(config.values()))
-        tuner.observe(config, -((x - 0.6) ** 2).sum(), math.exp(3 * x[0]),
+    tuner = Protein(search_space={f"env.x{i}": UNIT for i in range(5)}, num_trials=500, seed=0)
+    for _ in range(GP.FIT_ROWS + 20):
+        x = rng.random(5)
+        tuner.observe(tuner.space.decode(x), -((x - 0.6) ** 2).sum(), math.exp(3 * x[0]),
                       failed=rng.random() < 0.1)
     tuner.suggest()
     assert tuner.prediction
-
-
-def test_what_only_some_trials_use_is_searched():
-    """beta2 is for adam; a trial with muon goes without it."""
-    between = {"distribution": "uniform", "min": 0.9, "max": 0.99}
-    space = {"train.optimizer": {"distribution": "choice", "values": "muon, adam"}, "train.beta2": between}
-    assert sweep.searched_settings("squared", space).keys() == space.keys()
-    only = sweep.searched_settings("squared", {**space, "train.gamma": between}, ["--train.optimizer", "muon"])
-    assert only.keys() == {"train.gamma"}
-    del space["train.optimizer"]
-    assert sweep.searched_settings("squared", {**space, "train.gamma": between}).keys() == {"train.gamma"}
-    config = configuration.load_config("squared")
-    trial = {"train.optimizer": "muon", "train.beta2": 0.95, "train.gamma": 0.9}
-    assert sweep.used(trial, config) == {"train.optimizer": "muon", "train.gamma": 0.9}
-    assert sweep.used({**trial, "train.optimizer": "adam"}, config).keys() == trial.keys()
-
-
-def test_why_trials_of_an_own_objective_failed_is_said():
-    def objective(config):
-        raise ValueError("the licence server is down")
-
-    tuner = Protein(search_space={"env.x": UNIT}, num_trials=3)
-    with pytest.warns(UserWarning, match="a trial failed: ValueError: the licence server is down"), pytest.raises(
-            RuntimeError, match="none of 3 trials gave a result; the last one that failed: ValueError: the licence"):
-        tuner.optimize(objective)

@@ -9,7 +9,7 @@ from torch import nn
 import kernels
 from fast import recurrent
 
-KINDS = [nn.LSTM, nn.GRU]
+KINDS = pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 
 
 def by_steps(layer, x, memory, resets, valid):
@@ -24,14 +24,14 @@ def by_steps(layer, x, memory, resets, valid):
     return torch.cat(out), memory
 
 
-def case(kind, T, N, inputs, hidden, layers, seed=0):
-    torch.manual_seed(seed)
+def case(kind, T, N, inputs, hidden, layers=1):
+    torch.manual_seed(0)
     layer = kind(inputs, hidden, layers)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, 0.0, 0.6)
     x = torch.randn(T, N, inputs, requires_grad=True)
     memory = [torch.randn(layers, N, hidden, requires_grad=True) for _ in range(2 if kind is nn.LSTM else 1)]
-    return layer, x, memory, (torch.rand(T, N) < 0.2).to(torch.uint8), (torch.rand(T, N) < 0.8).to(torch.uint8)
+    return layer, x, memory, *((torch.rand(T, N) < p).to(torch.uint8) for p in (0.2, 0.8))
 
 
 def results(function, layer, x, memory, resets, valid):
@@ -43,58 +43,70 @@ def results(function, layer, x, memory, resets, valid):
     return [each.detach() for each in found] + list(torch.autograd.grad(loss, [x, *memory, *layer.parameters()]))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def close(found, expected):
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+@KINDS
 @settings(max_examples=30, deadline=None)
 @given(T=st.integers(1, 9), N=st.integers(1, 9), inputs=st.integers(1, 7), hidden=st.integers(1, 33),
        threads=st.sampled_from([1, 2]))
 @example(T=3, N=150, inputs=3, hidden=33, threads=1)  # more than a block of agents
 def test_a_segment_is_what_the_layer_gives_step_by_step(kind, T, N, inputs, hidden, threads):
-    data = case(kind, T, N, inputs, hidden, 1)
+    data = case(kind, T, N, inputs, hidden)
     with kernels.threads(threads):
         ours = results(recurrent.scan, *data)
-    for found, expected in zip(ours, results(by_steps, *data), strict=True):
-        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+    close(ours, results(by_steps, *data))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@KINDS
 def test_several_layers_hold_a_dead_agent_in_each(kind):
     layer, x, memory, resets, valid = case(kind, 12, 5, 4, 16, 3)
     ours, after = recurrent.scan(layer, x, memory, resets, torch.ones_like(valid))
     theirs, expected = by_steps(layer, x, memory, resets, torch.ones_like(valid))
-    torch.testing.assert_close([ours, *after], [theirs, *expected], atol=2e-5, rtol=1e-4)
+    close([ours, *after], [theirs, *expected])
     _, held = recurrent.scan(layer, x, memory, torch.zeros_like(resets), torch.zeros_like(valid))
     torch.testing.assert_close(held, memory)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@KINDS
 def test_work_that_is_worth_two_threads_gives_the_same_bits(kind):
-    data = case(kind, 3, 700, 8, 64, 1)
-    found = []
+    data, found = case(kind, 3, 700, 8, 64), []
     for threads in (1, 2):
         with kernels.threads(threads):
             found.append(results(recurrent.scan, *data))
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_graph_that_is_kept_gives_the_same_gradients_twice(kind):
-    layer, *data = case(kind, 4, 3, 2, 5, 2)
-    loss = recurrent.scan(layer, *data)[0].square().sum()
+@KINDS
+def test_gradients(kind):
+    """Twice from one graph, in another order, of flags that are bool; a second derivative is refused."""
+    layer, x, memory, resets, valid = case(kind, 4, 3, 2, 5, 2)
+    out, _ = recurrent.scan(layer, x, memory, resets, valid)
+    assert torch.equal(recurrent.scan(layer, x, memory, resets.bool(), valid.bool())[0], out)
+    loss = out.square().sum()
     first = torch.autograd.grad(loss, layer.parameters(), retain_graph=True)
-    assert all(map(torch.equal, first, torch.autograd.grad(loss, layer.parameters())))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_flags_may_be_bool_and_a_second_derivative_is_refused(kind):
-    layer, x, memory, resets, valid = case(kind, 4, 3, 2, 5, 1)
-    out, _ = recurrent.scan(layer, x, memory, resets.bool(), valid.bool())
-    assert torch.equal(out, recurrent.scan(layer, x, memory, resets, valid)[0])
-    slope, = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    assert all(map(torch.equal, first, torch.autograd.grad(loss, layer.parameters(), retain_graph=True)))
+    slope, = torch.autograd.grad(loss, x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.sum().backward()
 
+    def turned(function):
+        _, (h, *_) = function(layer, x, memory, resets, valid)
+        return torch.autograd.grad(h.transpose(1, 2).contiguous().sin().sum(), memory)
 
-@pytest.mark.parametrize("kind", KINDS)
+    close(turned(recurrent.scan), turned(by_steps))
+
+
+@KINDS
+def test_wrong_sizes_are_refused(kind):
+    layer, x, memory, resets, valid = case(kind, 4, 3, 2, 5)
+    for inputs, state in ((torch.randn(4, 3, 6), memory), (x, [torch.zeros(1, 3, 8) for _ in memory])):
+        with pytest.raises(RuntimeError, match=r"inputs|memory"):
+            recurrent.scan(layer, inputs, state, resets, valid)
+
+
+@KINDS
 def test_a_layer_that_somebody_has_changed_runs_itself(kind):
     class Own(kind):
         pass
@@ -109,22 +121,6 @@ def test_a_layer_that_somebody_has_changed_runs_itself(kind):
     for layer in (Own(4, 5), hooked, replaced, dropping, parametrized, kind(4, 5, bidirectional=True),
                   kind(4, 5, bias=False), kind(4, 5, batch_first=True)):
         assert not recurrent.fits(layer, x)
-    assert recurrent.fits(dropping.eval(), x)
-    assert not recurrent.fits(kind(4, 5), x.double())
+    assert recurrent.fits(dropping.eval(), x) and not recurrent.fits(kind(4, 5), x.double())
     with torch.autocast("cpu", torch.bfloat16):
         assert not recurrent.fits(kind(4, 5), x)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_gradient_in_another_order_and_wrong_sizes(kind):
-    layer, x, memory, resets, valid = case(kind, 4, 3, 2, 5, 1)
-
-    def slope(function):
-        _, (h, *_) = function(layer, x, memory, resets, valid)
-        return torch.autograd.grad(h.transpose(1, 2).contiguous().sin().sum(), memory)
-
-    torch.testing.assert_close(slope(recurrent.scan), slope(by_steps), atol=2e-5, rtol=1e-4)
-    with pytest.raises(RuntimeError, match="2 inputs"):
-        recurrent.scan(layer, torch.randn(4, 3, 6), memory, resets, valid)
-    with pytest.raises(RuntimeError, match="is expected"):
-        recurrent.scan(layer, x, [torch.zeros(1, 3, 8) for _ in memory], resets, valid)

@@ -1,10 +1,11 @@
 """Loggers: the same numbers everywhere, offline, without tokens; whole lines; full disks."""
 
-import builtins
 import inspect
 import json
 import math
 import os
+import re
+import resource
 import struct
 import subprocess
 import sys
@@ -33,8 +34,8 @@ def run(tmp_path_factory):
                "--train.log-interval", "0", "--wandb", "--neptune", "--entity", "me", "--group",
                "pair", "--tag", "x"]
     done = subprocess.run([sys.executable, str(ROOT / "pufferl.py"), *command], cwd=folder,
-                          capture_output=True,
-                          text=True, env={**os.environ, **OFFLINE}, timeout=300)
+                          capture_output=True, text=True, env={**os.environ, **OFFLINE},
+                          timeout=300)
     assert done.returncode == 0, done.stderr
     return next((folder / "experiments").glob("squared_*"))
 
@@ -63,69 +64,70 @@ def wandb_records(path):
             yield record
 
 
-def same(left, right):
-    return math.isclose(left, right, rel_tol=1e-6, abs_tol=1e-12) or (math.isnan(left)
-                                                                      and math.isnan(right))
+# What a logger has written: ({metric: {step: value}}, settings)
 
 
-def test_tensorboard_holds_what_metrics_jsonl_holds(run):
+def read_tensorboard(run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
-    lines = lines_of(run)
-    assert len(lines) == 5 and [line["step"] for line in lines] == [4096 * i for i in range(1, 6)]
-    assert set(events.Tags()["scalars"]) == {name for line in lines for name in line} - {"step"}
-    for name in events.Tags()["scalars"]:
-        values = {event.step: event.value for event in events.Scalars(name)}
-        expected = {line["step"]: line[name] for line in lines if name in line}
-        assert values.keys() == expected.keys(), name
-        assert all(same(values[step], expected[step]) for step in values), name
+    return {name: {event.step: event.value for event in events.Scalars(name)}
+            for name in events.Tags()["scalars"]}, {}
 
 
-def test_wandb_offline_holds_what_metrics_jsonl_holds(run):
-    pytest.importorskip("wandb", reason="needs the package wandb")
-    records = list(wandb_records(next(run.glob("wandb/offline-run-*/*.wandb"))))
-    rows = []
-    for record in records:
-        if record.WhichOneof("record_type") == "history":
-            rows.append({item.key or item.nested_key[0]: json.loads(item.value_json)
-                         for item in record.history.item})
-    lines = lines_of(run)
-    assert [row["global_step"] for row in rows] == [line["step"] for line in lines]
-    for row, line in zip(rows, lines, strict=True):
-        assert {name: row[name] for name in line if name != "step"} == {n: line[n] for n in line
-                                                                        if n != "step"}
-    of = {kind: getattr(record, kind) for record in records
-          if (kind := record.WhichOneof("record_type"))}
-    settings = {item.key: json.loads(item.value_json) for record in records
-                if record.WhichOneof("record_type") in ("run", "config")
-                for item in (record.run.config if record.HasField("run") else record.config).update}
-    assert (of["run"].project, of["run"].entity, of["run"].run_group, list(of["run"].tags)) == (
-        "pufferl", "me", "pair", ["x"])
-    assert of["run"].run_id == run.name and settings["train"]["horizon"] == 64
-    assert "artifact" in of, "the model goes along"
+def read_wandb(run):
+    metrics, settings, fields = {}, {}, {}
+    for record in wandb_records(next(run.glob("wandb/offline-run-*/*.wandb"))):
+        kind = record.WhichOneof("record_type")
+        fields[kind] = getattr(record, kind)
+        if kind == "history":
+            row = {item.key or item.nested_key[0]: json.loads(item.value_json)
+                   for item in record.history.item}
+            for name in row.keys() - {"global_step"}:
+                metrics.setdefault(name, {})[row["global_step"]] = row[name]
+        elif kind in ("run", "config"):
+            config = record.run.config if kind == "run" else record.config
+            settings |= {item.key: json.loads(item.value_json) for item in config.update}
+    about = fields["run"]
+    assert "artifact" in fields, "the model is saved too"
+    return metrics, {"horizon": settings["train"]["horizon"], "name": about.run_id,
+                     "project": about.project, "entity": about.entity,
+                     "group": about.run_group, "tags": list(about.tags)}
 
 
-def test_neptune_offline_holds_what_metrics_jsonl_holds(run):
-    pytest.importorskip("neptune", reason="needs the package neptune")
-    values, strings = {}, {}
+def read_neptune(run):
+    metrics, strings = {}, {}
     for path in run.parent.parent.glob(".neptune/offline/*/data-*.log"):
         decoder, text, position = json.JSONDecoder(), path.read_text(), 0
         while position < len(text.rstrip()):
             entry, position = decoder.raw_decode(text, position)
             position += len(text[position:]) - len(text[position:].lstrip())
-            what, name = entry["obj"], "/".join(entry["obj"]["path"])
-            if what["type"] == "LogFloats":
-                values.setdefault(name, {}).update({value["step"]: value["value"]
-                                                    for value in what["values"]})
-            elif "value" in what:
-                strings[name] = what["value"]
+            entry, name = entry["obj"], "/".join(entry["obj"]["path"])
+            if entry["type"] == "LogFloats":
+                values = {value["step"]: value["value"] for value in entry["values"]}
+                metrics.setdefault(name, {}).update(values)
+            elif "value" in entry:
+                strings[name] = entry["value"]
+    return metrics, {"horizon": strings["config/train/horizon"], "name": strings["sys/name"]}
+
+
+@pytest.mark.parametrize("read", [read_tensorboard, read_wandb, read_neptune])
+def test_a_logger_has_what_metrics_jsonl_has(run, read):
     lines = lines_of(run)
-    assert set(values) >= {"losses/entropy", "environment/score", "performance/sps"}
-    for name in {name for line in lines for name in line} - {"step"}:
-        assert values[name] == {line["step"]: line[name] for line in lines if name in line}, name
-    assert strings["sys/name"] == run.name and strings["config/train/horizon"] == 64
+    assert [line["step"] for line in lines] == [4096 * i for i in range(1, 6)]
+    expected = {name: {line["step"]: line[name] for line in lines if name in line}
+                for name in {name for line in lines for name in line} - {"step"}}
+    assert {"losses/entropy", "environment/score", "performance/sps"} <= expected.keys()
+    metrics, settings = read(run)
+    if read is read_tensorboard:  # which has float32
+        expected = {name: {step: pytest.approx(value, rel=1e-6, abs=1e-12, nan_ok=True)
+                           for step, value in values.items()} for name, values in expected.items()}
+        assert metrics.keys() == expected.keys()
+    assert {name: metrics.get(name) for name in expected} == expected
+    wanted = {"horizon": 64, "name": run.name, "project": "pufferl", "entity": "me",
+              "group": "pair", "tags": ["x"]}
+    assert settings == {name: wanted[name] for name in settings}
 
 
 def test_tokens_are_written_nowhere(run):
@@ -134,22 +136,61 @@ def test_tokens_are_written_nowhere(run):
     assert not [path for path in files if TOKEN.encode() in path.read_bytes()]
 
 
-def test_the_classes_have_the_keywords_of_the_docs():
-    assert (pufferl.WandbLogger is loggers.WandbLogger
-            and pufferl.TensorBoardLogger is loggers.TensorBoardLogger)
-    assert list(inspect.signature(pufferl.WandbLogger).parameters)[:4] == ["project", "entity", "name", "config"]
-    assert list(inspect.signature(pufferl.NeptuneLogger).parameters)[:3] == ["project", "name", "api_token"]
+def test_every_metric_has_a_meaning_in_the_docs(run):
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    names = {name for line in lines_of(run) for name in line} - {"step"}
+    assert len(names) > 20 and not [name for name in names if f"`{name}`" not in text]
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    for package in ("wandb", "neptune"):
+        monkeypatch.setitem(sys.modules, package, None)
+        args = pufferl.load_config("squared", [f"--{package}", "--data-dir", str(tmp_path),
+                                               "--env.num-envs", "64"])
+        with pytest.raises(pufferl.ConfigError, match=package):
+            pufferl.train("squared", args)
+
+
+def test_a_logger_is_made_from_keywords_or_all_settings(monkeypatch):
+    """As PufferLib 3's scripts make it: WandbLogger(args)."""
+    assert pufferl.WandbLogger is loggers.WandbLogger
+    names = {"WandbLogger": ["project", "entity", "name", "config"],
+             "NeptuneLogger": ["project", "name", "api_token"]}
+    for logger, parameters in names.items():
+        found = list(inspect.signature(getattr(pufferl, logger)).parameters)
+        assert found[: len(parameters)] == parameters
     pufferl.NoLogger().log({"losses/entropy": 1.0}, 0)
+    options = {}
+
+    class Started(Exception): ...
+
+    def start(**keywords):
+        options.update(keywords)
+        raise Started
+
+    for package, name in (("wandb", "init"), ("neptune", "init_run")):
+        module = SimpleNamespace(**{name: start}, errors=SimpleNamespace(Error=OSError),
+                                 exceptions=SimpleNamespace(NeptuneException=OSError))
+        monkeypatch.setitem(sys.modules, package, module)
+    args = pufferl.load_config("squared", ["--project", "p", "--entity", "me", "--group", "pair",
+                                           "--tag", "x"])
+    with pytest.raises(Started):
+        pufferl.WandbLogger(args)
+    expected = {"project": "p", "entity": "me", "name": "squared", "group": "pair", "tags": ["x"],
+                "config": args}
+    assert {name: options[name] for name in expected} == expected
+    with pytest.raises(Started):
+        pufferl.NeptuneLogger(args)
+    assert [options[name] for name in ("project", "name", "tags")] == ["me/p", "squared",
+                                                                       ["x", "pair"]]
+    for name in names:
+        for wrong, text in (({"train": {}}, "entity"), ([1], "[1]")):
+            with pytest.raises(TypeError, match=f"{name}.*{re.escape(text)}"):
+                getattr(pufferl, name)(wrong)
 
 
-@pytest.mark.parametrize("package", ["wandb", "neptune"])
-def test_a_missing_package_is_named(tmp_path, monkeypatch, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    args = pufferl.load_config("squared", [f"--{package}", "--data-dir", str(tmp_path),
-                                           "--env.num-envs", "64"])
-    assert args[package] is True, "the flag stands alone"
-    with pytest.raises(pufferl.ConfigError, match=f"pip install {package}"):
-        pufferl.train("squared", args)
+def steps_of(path):
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
 def test_a_resumed_log_has_every_step_once_and_no_torn_line(tmp_path):
@@ -160,78 +201,20 @@ def test_a_resumed_log_has_every_step_once_and_no_torn_line(tmp_path):
     path.write_text(path.read_text() + '{"step": 40, "losses/entr')  # what kill -9 may leave
     log = JsonLines(path, first_step=20)
     log.log({"losses/entropy": 31.0}, 30)
-    entries = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(e["step"], e["losses/entropy"]) for e in entries] == [(10, 10.0),
-                                                                   (20, 20.0), (30, 31.0)]
+    entries = [json.loads(line)["losses/entropy"] for line in path.read_text().splitlines()]
+    assert steps_of(path) == [10, 20, 30] and entries == [10.0, 20.0, 31.0]
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_logger_made_from_all_settings(tmp_path, monkeypatch):
-    """As PufferLib 3's scripts make it: WandbLogger(args)."""
-    asked = {}
-
-    class Told(Exception): ...
-
-    def init(**options):
-        asked.update(options)
-        raise Told
-
-    for package, start in (("wandb", "init"), ("neptune", "init_run")):
-        module = SimpleNamespace(**{start: init}, errors=SimpleNamespace(Error=OSError),
-                                 exceptions=SimpleNamespace(NeptuneException=OSError))
-        monkeypatch.setitem(sys.modules, package, module)
-    args = pufferl.load_config("squared", ["--project", "p", "--entity", "me", "--group", "pair",
-                                           "--tag", "x"])
-    with pytest.raises(Told):
-        pufferl.WandbLogger(args)
-    expected = {"project": "p", "entity": "me", "name": "squared", "group": "pair", "tags": ["x"],
-                "config": args}
-    assert {name: asked[name] for name in expected} == expected
-    with pytest.raises(Told):
-        pufferl.NeptuneLogger(args)
-    assert (asked["project"], asked["name"], asked["tags"]) == ("me/p", "squared", ["x", "pair"])
-    for logger in (pufferl.WandbLogger, pufferl.NeptuneLogger):
-        for wrong, text in (({"train": {}}, "got a dict without project, entity"),
-                            ([1], r"got \[1\]")):
-            with pytest.raises(TypeError, match=rf"{logger.__name__}: project must be "
-                               rf".*load_config gives, {text}"):
-                logger(wrong)
-
-
-def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "metrics.jsonl"
+def test_a_full_disk_leaves_no_half_line(tmp_path, capsys):
+    path, limits = tmp_path / "metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
     log = JsonLines(path)
     log.log({"a": 1.0}, 1)
-    real = builtins.open
-
-    class Full:
-        """A file on a disk with room for five bytes."""
-
-        def __init__(self, file):
-            self.file = file
-
-        def __getattr__(self, name):
-            return getattr(self.file, name)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            self.file.close()
-
-        def write(self, data):
-            return self.file.write(data[:5])
-
-    with monkeypatch.context() as patch:
-        patch.setattr(builtins, "open", lambda *a, **k: Full(real(*a, **k)))
-        log.log({"a": 2.0}, 2)
+    try:  # there is room for five bytes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, limits[1]))
+        log.log({"a": math.nan}, 2)
         log.log({"a": 2.0}, 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     log.log({"a": 4.0}, 4)
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 4]
-    assert capsys.readouterr().err.count("Training goes on") == 1
-
-
-def test_every_metric_stands_in_the_docs(run):
-    text = (ROOT / "docs" / "metrics.md").read_text()
-    names = {name for line in lines_of(run) for name in line} - {"step"}
-    assert len(names) > 20 and not [name for name in names if f"`{name}`" not in text]
+    assert steps_of(path) == [1, 4] and capsys.readouterr().err.count("metrics.jsonl") == 1

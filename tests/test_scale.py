@@ -40,20 +40,17 @@ def free_port():
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """What each of two ranks of scale_rank.py saw."""
-    folder, port, processes = tmp_path_factory.mktemp("ranks"), str(free_port()), []
-    for rank in range(2):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
-               "LOCAL_WORLD_SIZE": "2",
-               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        processes.append(conftest.start([sys.executable, str(ROOT / "tests" / "scale_rank.py"),
-                                         str(folder)],
-                                        env=CLEAN | own, stdout=subprocess.PIPE,
-                                        stderr=subprocess.STDOUT, text=True))
+    """What each of two ranks of scale_rank.py saw, and what they printed."""
+    folder, processes = tmp_path_factory.mktemp("ranks"), []
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+              "OMP_NUM_THREADS": "1"}
+    for rank in "01":
+        processes.append(conftest.start(
+            [sys.executable, str(ROOT / "tests" / "scale_rank.py"), str(folder)], text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, env=CLEAN | shared | {"RANK": rank, "LOCAL_RANK": rank}))
     outputs = [process.communicate(timeout=570)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
-    seen = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
-    return seen, outputs
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)], outputs
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -61,28 +58,25 @@ def test_the_gradient_of_two_ranks_is_that_of_one_process_on_the_joined_batch(tw
     parts = [seen[case] for seen in two[0]]
     num_envs = AGENTS // 4 if case == "dead agents" else AGENTS
     trainer = scale_rank.make_trainer(case, 2 * num_envs, tmp_path)
-    for part in parts:
-        assert torch.equal(part["weights"], trainer.arena.flat("weights")), (
-            "rank 0's weights are everybody's")
+    # rank 0's weights are those of all
+    assert all(torch.equal(part["weights"], trainer.arena.flat("weights")) for part in parts)
     trainer.evaluate()
     arrays, state = scale_rank.keep(trainer)
     for name, tensor in arrays.items():
-        joined = torch.cat([part["arrays"][name] for part in parts],
-                           dim=0 if name == "final_observations" else 1)
+        joined = torch.cat([part["arrays"][name] for part in parts], dim=0 if name == "final_observations" else 1)
         # Environments, agents and random words are numbered through: the rollout is that of one
         # process, but for rounding, which matters to nothing that is drawn before the first action.
         if name == "actions":
             assert torch.allclose(joined[0].double(), tensor[0].double(), atol=1e-5)
         if name == "observations":
             assert torch.equal(joined[0], tensor[0])
-            assert not torch.equal(*(part["arrays"][name][0] for part in parts)), (
-                "ranks have environments of their own")
+            assert not torch.equal(*(part["arrays"][name][0] for part in parts)), "each rank has others"
         target = trainer.storage[name] if name in trainer.storage else getattr(trainer, name)
         target.copy_(joined)
     for name, tensor in state.items():
-        trainer.engine.initial_state[name].copy_(torch.cat([part["state"][name] for part in parts],
-                                                           dim=1))
-        assert tensor.shape == trainer.engine.initial_state[name].shape
+        joined = torch.cat([part["state"][name] for part in parts], dim=1)
+        assert tensor.shape == joined.shape
+        trainer.arena[f"initial_state/{name}"].copy_(joined)
 
     one = scale_rank.learn_from_given_segments(trainer, [0, 1])
     two_gradient = parts[0]["gradient"]
@@ -90,7 +84,7 @@ def test_the_gradient_of_two_ranks_is_that_of_one_process_on_the_joined_batch(tw
     error = (one["gradient"] - two_gradient).double().norm() / one["gradient"].double().norm()
     assert error < 1e-5, error
     torch.testing.assert_close(one["settings"], parts[0]["settings"], rtol=1e-5, atol=1e-7)
-    assert [part["first"] for part in parts] == [0, DRAWN], "draws are numbered through as well"
+    assert [part["first"] for part in parts] == [0, DRAWN]  # draws are numbered through as well
     for name, value in one["losses"].items():
         if name != "grad_norm":
             assert parts[0]["losses"][name] == parts[1]["losses"][name]
@@ -109,18 +103,17 @@ def test_weights_stay_equal_and_a_run_of_two_ranks_resumes_bit_for_bit(two):
 
 def test_unequal_weights_and_settings_are_errors_that_name_them(two):
     for seen in two[0]:
-        assert "not the same on all ranks: other than rank 0's on 1" in seen["unequal"][0]
-        assert "RankError: train.seed must be the same on all ranks, but is 0, 1" in seen["seeds"][0]
-        assert ("not one segment" in seen["few"][0]
-                and "ConfigError: train.gpus = 5" in seen["gpus"][0])
+        for name, words in {"unequal": ("RankError", "weights"), "seeds": ("RankError", "train.seed"),
+                            "few": ("ConfigError", "minibatch_size"), "gpus": ("ConfigError", "train.gpus")}.items():
+            assert all(word in seen[name][0] for word in words), seen[name]
 
 
 def test_a_last_checkpoint_that_cannot_be_written_ends_all_ranks_with_an_error(two):
     """Rank 0 says why; the others end with 1 as well, so that no launcher takes
     the run for a whole one."""
     (first, first_elsewhere), (second, second_elsewhere) = (seen["lost"] for seen in two[0])
-    assert "ConfigError: the last checkpoint, of epoch 4, was not written: No space left" in first
-    assert "ConfigError: rank 0 could not write the last checkpoint" in second
+    assert first.startswith("ConfigError") and "No space left on device" in first
+    assert second.startswith("ConfigError") and "No space" not in second
     assert (first_elsewhere, second_elsewhere) == (False, True)
 
 
@@ -151,10 +144,9 @@ def test_what_ranks_tell_each_other(two):
 
 
 def test_rank_0_says_once_what_the_numbers_mean(two):
-    _, outputs = two
-    assert "2 ranks on 1 machine. Each (vec, env): 12 environments, 12 agents, threads: 1." in outputs[0]
-    assert "minibatch_size 160, of which a rank draws 80 from its own" in outputs[0]
-    assert "ranks on" not in outputs[1]
+    first, second = two[1]
+    assert all(re.search(rf"\b{number}\b", first) for number in (2, 12, 80, 160)) and "minibatch_size" in first
+    assert "minibatch_size" not in second
 
 
 def test_ranks_of_one_machine_share_its_cores(monkeypatch):
@@ -176,7 +168,7 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(second, "gather", lambda own: [(own[0], "A"), own])
     assert second.choose_gpu() == 1 and current == [1]
     current[:], second.given = [0], True  # whoever made the group has chosen
-    with pytest.raises(data_parallel.RankError, match="2 ranks have 1 GPUs"):
+    with pytest.raises(data_parallel.RankError, match="GPU"):
         second.choose_gpu()
 
 
@@ -196,8 +188,11 @@ def test_one_rank_is_no_group(monkeypatch):
 SMALL = ["--env.num-envs", "64", "--train.minibatch-size", "1024", "--logger", "none",
          "--vec.num-buffers", "1"]
 FOREVER = [*SMALL, "--train.total-timesteps", "1000000000", "--train.checkpoint-interval", "5"]
+CHANGE = re.compile(r"(\d) ranks, now there are (\d)")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 PUFFERL = str(ROOT / "pufferl.py")
+SQUARED = [sys.executable, PUFFERL, "train", "squared"]
+TWO_RANKS = [*TORCHRUN, "--standalone", "--nproc-per-node=2"]
 
 
 def start(command, folder, **environment):
@@ -252,38 +247,34 @@ def steps(folder):
 
 @pytest.mark.slow
 def test_gpus_trains_interrupts_and_resumes_with_one_rank_and_two(tmp_path):
-    process = start([sys.executable, PUFFERL, "train", "squared", *FOREVER, "--train.gpus", "2"],
-                    tmp_path)
+    process = start([*SQUARED, *FOREVER, "--train.gpus", "2"], tmp_path)
     wait_for(lambda: checkpoints(tmp_path), process, tmp_path)
     process.send_signal(signal.SIGINT)
     code, text = finish(process, tmp_path)
     assert code == 0, text
-    assert (text.count("stopping after this epoch") == 1 and text.count("checkpoint   ") == 1
-            and "Traceback" not in text)
-    assert "2 ranks on 1 machine" in text
+    assert text.count("stopping") == text.count("checkpoint ") == 1 and "Traceback" not in text
     (state,) = checkpoints(tmp_path)
     saved = torch.load(state, weights_only=True)
     assert saved["global_step"] == saved["epoch"] * 2 * 64 * 64 and len(saved["others"]) == 1
     assert json.loads((state.parent / "config.json").read_text())["train"]["gpus"] == 2
 
     stop = str(saved["global_step"] + 10 * 64 * 64)
-    again = [sys.executable, PUFFERL, "train", "squared", "--resume", "latest", "--logger", "none"]
+    again = [*SQUARED, "--resume", "latest", "--logger", "none"]
     text = run([*again, "--train.gpus", "1", "--train.total-timesteps", stop], tmp_path)
-    assert "there were 2 ranks, now there are 1" in text and steps(tmp_path)[-1] == int(stop)
+    assert CHANGE.findall(text) == [("2", "1")] and steps(tmp_path)[-1] == int(stop)
     stop = str(int(stop) + 10 * 2 * 64 * 64)
     text = run([*again, "--train.gpus", "2", "--train.total-timesteps", stop], tmp_path)
-    assert "there were 1 ranks, now there are 2" in text and steps(tmp_path)[-1] == int(stop)
+    assert CHANGE.findall(text)[1:] == [("1", "2")] and steps(tmp_path)[-1] == int(stop)
     assert steps(tmp_path) == sorted(steps(tmp_path))
     stop = str(int(stop) + 2 * 64 * 64)
     # the run remembers that it has two ranks
     text = run([*again, "--train.total-timesteps", stop], tmp_path)
-    assert text.count("now there are") == 2 and steps(tmp_path)[-1] == int(stop)
+    assert len(CHANGE.findall(text)) == 2 and steps(tmp_path)[-1] == int(stop)
 
 
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_others(tmp_path):
-    process = start([sys.executable, PUFFERL, "train", "squared", *FOREVER, "--train.gpus", "2"],
-                    tmp_path)
+    process = start([*SQUARED, *FOREVER, "--train.gpus", "2"], tmp_path)
     wait_for(lambda: checkpoints(tmp_path), process, tmp_path)
     members = ranks_of(process)
     members[1].kill()
@@ -291,8 +282,8 @@ def test_a_killed_rank_ends_the_others(tmp_path):
     code, text = finish(process, tmp_path, timeout=60)
     assert code == 1 and time.time() - killed < 15, text
     assert not members[0].is_running() and "Signal 9 (SIGKILL)" in text
-    assert "rank 0 of 2: another rank has ended" in text
-    run([sys.executable, PUFFERL, "train", "squared", "--resume", "latest", "--train.total-timesteps", "1"], tmp_path)
+    assert re.search(r"rank 0 .* rank ", text), text
+    run([*SQUARED, "--resume", "latest", "--train.total-timesteps", "1"], tmp_path)
 
 
 FAULTY = """
@@ -317,25 +308,21 @@ class Faulty(gymnasium.Env):
 @pytest.mark.slow
 def test_an_error_on_one_rank_ends_the_others_and_is_shown(tmp_path):
     (tmp_path / "faulty.py").write_text(FAULTY)
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train",
-               "faulty.py:Faulty", "--vec.num-envs",
-               "4", "--vec.backend", "serial", "--train.total-timesteps", "1000000",
-               "--logger", "none"]
+    command = [*TWO_RANKS, PUFFERL, "train", "faulty.py:Faulty", "--vec.num-envs", "4", "--vec.backend", "serial",
+               "--train.total-timesteps", "1000000", "--logger", "none"]
     code, text = finish(start(command, tmp_path), tmp_path)
     # its own, and in torchrun's summary
     assert code == 1 and text.count("ValueError: the sky has fallen") >= 2, text
-    assert re.search("Root Cause.*rank      : 1", text, re.DOTALL), text
+    assert re.search(r"Root Cause.*rank +: 1", text, re.DOTALL), text
 
 
 @pytest.mark.slow
-def test_settings_that_cannot_work_are_said_once(tmp_path):
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train", "squared"]
-    code, text = finish(start([*command, "--train.gama", "0.9"], tmp_path), tmp_path)
-    assert code == 1 and text.count("Did you mean gamma?") == 1, text
-    code, text = finish(start([*command, "--train.gpus", "3"], tmp_path), tmp_path)
-    assert code == 1 and "train.gpus = 3, but torchrun has started 2" in text
-    code, text = finish(start([*command[:-2], "eval", "squared"], tmp_path), tmp_path)
-    assert code == 1 and "eval runs in one process" in text
+@pytest.mark.parametrize(("verb", "options", "word"), [
+    ("train", ["--train.gama", "0.9"], "train.gama"), ("train", ["--train.gpus", "3"], "train.gpus"),
+    ("eval", [], "eval")])
+def test_settings_that_cannot_work_are_said_once(tmp_path, verb, options, word):
+    code, text = finish(start([*TWO_RANKS, PUFFERL, verb, "squared", *options], tmp_path), tmp_path)
+    assert code == 1 and word in text and text.count("train.gama") == (word == "train.gama"), text
 
 
 @pytest.mark.slow
@@ -343,9 +330,7 @@ def test_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path):
     # another run of this environment, and a newer one
     old = tmp_path / "experiments" / "squared_old"
     old.mkdir(parents=True)
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1", PUFFERL,
-               "train", "squared"]
-    process = start([*command, *FOREVER], tmp_path)
+    process = start([*TWO_RANKS, "--max-restarts=1", PUFFERL, "train", "squared", *FOREVER], tmp_path)
     (state,) = wait_for(lambda: checkpoints(tmp_path), process, tmp_path)
     (old / "config.json").write_text(json.dumps({"launch": [["other:1", 0.0]]}))
     before = torch.load(state, weights_only=True)["epoch"]
@@ -365,32 +350,32 @@ def test_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path):
     assert len(list((tmp_path / "experiments").glob("squared_*/metrics.jsonl"))) == 1
 
 
+def rendezvous(port):
+    return ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test"]
+
+
 @pytest.mark.slow
 def test_a_node_that_joins_and_one_that_leaves(tmp_path):
     def node(address):
         (tmp_path / address).mkdir()
-        return start([*TORCHRUN, "--nnodes=1:2", "--nproc-per-node=1", f"--local-addr={address}",
-                      "--max-restarts=3",
-                      "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test",
-                      "--rdzv-conf=last_call_timeout=2,keep_alive_interval=2", PUFFERL, "train",
-                      "squared", *FOREVER, "--data-dir", str(tmp_path / "experiments")],
-                     tmp_path / address, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+        command = [*TORCHRUN, "--nnodes=1:2", "--nproc-per-node=1", f"--local-addr={address}", "--max-restarts=3",
+                   *rendezvous(port), "--rdzv-conf=last_call_timeout=2,keep_alive_interval=2", PUFFERL, "train",
+                   "squared", *FOREVER, "--data-dir", str(tmp_path / "experiments")]
+        return start(command, tmp_path / address, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
     def resumed(times):
         text = (tmp_path / "127.0.0.1" / "output.txt").read_text()
         return text.count("resumed ") == times and "sps" in text.rpartition("resumed ")[2]
 
-    port = free_port()
+    port, folder = free_port(), tmp_path / "127.0.0.1"
     first = node("127.0.0.1")
-    (state,) = wait_for(lambda: checkpoints(tmp_path), first, tmp_path / "127.0.0.1")
+    (state,) = wait_for(lambda: checkpoints(tmp_path), first, folder)
     second = node("127.0.0.2")
-    wait_for(lambda: resumed(1) and torch.load(state, weights_only=True)["others"], first,
-             tmp_path / "127.0.0.1")
+    wait_for(lambda: resumed(1) and torch.load(state, weights_only=True)["others"], first, folder)
     second.kill()
-    wait_for(lambda: resumed(2), first, tmp_path / "127.0.0.1")
-    text = (tmp_path / "127.0.0.1" / "output.txt").read_text()
-    assert ("there were 1 ranks, now there are 2" in text
-            and "there were 2 ranks, now there are 1" in text)
+    wait_for(lambda: resumed(2), first, folder)
+    text = (folder / "output.txt").read_text()
+    assert {("1", "2"), ("2", "1")} <= set(CHANGE.findall(text))
     assert len(list((tmp_path / "experiments").iterdir())) == 1
 
 
@@ -429,34 +414,32 @@ def two_nodes(command, folder, *options):
 def test_a_script_of_your_own_on_two_nodes_unchanged(tmp_path, how):
     (tmp_path / "train.py").write_text(SCRIPT)
     port = free_port()
-    options = {"rendezvous": ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
-                              "--rdzv-id=test"],
-               "static": ["--node-rank={node}", "--master-addr=127.0.0.1",
-                          f"--master-port={port}"]}[how]
+    options = {"rendezvous": rendezvous(port), "static": ["--node-rank={node}", "--master-addr=127.0.0.1",
+                                                          f"--master-port={port}"]}[how]
     texts = two_nodes([str(tmp_path / "train.py")], tmp_path, *options)
     results = [re.search("rank done: .*", text)[0] for text in texts]
     assert results[0] == results[1] and results[0].startswith("rank done: 20480 ")
-    assert sum("2 ranks on 2 machines" in text for text in texts) == 1
+    assert sum("2 machines" in text for text in texts) == 1
     folders = list(tmp_path.glob("node*/experiments/*/trainer_state.pt"))
     assert len(folders) == 1, "one rank writes"
 
 
 @pytest.mark.slow
 def test_two_nodes_of_the_command_line(tmp_path):
-    options = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=test"]
-    texts = two_nodes([PUFFERL, "train", "squared", *SMALL, "--train.total-timesteps", "40000"],
-                      tmp_path, *options)
-    assert sorted("40,960 steps in" in text for text in texts) == [False, True]
+    command = [PUFFERL, "train", "squared", *SMALL, "--train.total-timesteps", "40000"]
+    texts = two_nodes(command, tmp_path, *rendezvous(free_port()))
+    assert sorted("40,960" in text for text in texts) == [False, True]
 
 
-BACKENDS = {
-    "multiprocessing": ["gym/CartPole-v1", "--vec.backend", "multiprocessing",
-                        "--vec.num-workers", "1"],
-    "serial lstm": ["gym/CartPole-v1", "--vec.backend", "serial", "--rnn.name", "lstm",
-                    "--policy.name", "feed-forward", "--train.max-minibatch-size", "256"],
-    "ray": ["gym/CartPole-v1", "--vec.backend", "ray", "--vec.num-workers", "1"],
-    "C under multiprocessing": ["cartpole", "--vec.backend", "multiprocessing",
-                                "--vec.num-workers", "1", "--env.num-envs", "2"],
+PYTHON = ["gym/CartPole-v1", "--vec.num-envs", "8", "--vec.backend"]
+BACKENDS = {  # name -> (the number of ranks, options)
+    "multiprocessing": (2, [*PYTHON, "multiprocessing", "--vec.num-workers", "1"]),
+    "serial lstm": (2, [*PYTHON, "serial", "--rnn.name", "lstm", "--policy.name", "feed-forward",
+                        "--train.max-minibatch-size", "256"]),
+    "ray": (2, [*PYTHON, "ray", "--vec.num-workers", "1"]),
+    "C under multiprocessing": (2, ["cartpole", "--vec.backend", "multiprocessing", "--vec.num-workers", "1",
+                                    "--vec.num-envs", "8", "--env.num-envs", "2"]),
+    "uneven shares": (3, ["cartpole", "--env.num-envs", "16"]),
 }
 
 
@@ -465,22 +448,12 @@ BACKENDS = {
 def test_every_vectorizer_and_wrapper(tmp_path, case):
     if case == "ray":
         pytest.importorskip("ray")
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", PUFFERL, "train", *BACKENDS[case],
-               "--vec.num-envs",
-               "8", "--train.minibatch-size", "256", "--train.total-timesteps", "4000",
-               "--logger", "none"]
+    ranks, options = BACKENDS[case]
+    size = 512 if ranks == 3 else 256
+    command = [*TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", PUFFERL, "train", *options,
+               "--train.minibatch-size", str(size), "--train.total-timesteps", "4000", "--logger", "none"]
     text = run(command, tmp_path, RAY_raylet_start_wait_time_s="240")
-    assert "2 ranks on 1 machine" in text and steps(tmp_path)[-1] >= 4000
-
-
-@pytest.mark.slow
-def test_uneven_shares_and_rounded_threads(tmp_path):
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node=3", PUFFERL, "train", "cartpole",
-               "--env.num-envs", "16"]
-    text = run([*command, "--train.minibatch-size", "512", "--train.total-timesteps", "20000",
-                "--logger", "none"],
-               tmp_path)
-    assert "a rank draws 128 from its own" in text and steps(tmp_path)[-1] >= 20000
+    assert f"{ranks} ranks" in text and str(128 if ranks == 3 else size) in text and steps(tmp_path)[-1] >= 4000
 
 
 LEARNING = ["--train.total-timesteps", str(20 * 2 * 256 * 64), "--train.minibatch-size", "4096",

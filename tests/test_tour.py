@@ -54,21 +54,20 @@ def test_what_takes_no_time(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     (tmp_path / "kite.h").write_text(tour.header())
-    count = 0
-    for command, seen in tour.typed("fast", "wrong"):
+    commands = [*tour.typed("fast", "wrong")]
+    assert len(commands) >= 3
+    for command, seen in commands:
         words = shlex.split(command)
         monkeypatch.setattr(sys, "argv", words[2 if words[1] == "-m" else 1 :])
+        error = ""
         try:
             (ocean.__main__ if words[1] == "-m" else pufferl).main()
-            printed = ""
         except SystemExit as end:
-            printed = end.code or ""
-        out, err = capfd.readouterr()
-        assert tour.missing(seen, f"{out}{err}{printed}") is None, f"{command}\n{out}{err}{printed}"
-        count += 1
+            error = end.code or ""
+        printed = f"{''.join(capfd.readouterr())}{error}"
+        assert tour.missing(seen, printed) is None, f"{command}\n{printed}"
     with Image.open("kite.png") as image:
         assert image.size == (640, 400) and len(image.getcolors()) > 3
-    assert count >= 3
 
 
 def test_the_game(tmp_path):
@@ -91,25 +90,8 @@ def test_the_game(tmp_path):
             ocean.__main__.Agents(ocean.load(str(tmp_path / "kite.h")), 1, settings)
 
 
-def test_outputs_are_compared():
-    printed = "a: 3 things\nscore   -0.25 in the last 1,028 episodes: solved (2m 3s)\nrun b_20260101-010203-abcdef\n"
-    assert tour.missing(printed, printed) is None
-    assert tour.missing("a: 17 things\n...\nrun b_20270101-010203-000000\n", printed) is None
-    assert tour.missing("score 0.7 in ... episodes: solved (14s)", printed) is None
-    assert tour.missing("score 0.7 in the last 5 episodes: not solved yet (14s)", printed)
-    assert tour.missing("run b_20260101-010203-abcdef\na: 3 things", printed) == "a: 3 things", (
-        "the order is another")
-    assert tour.missing("a: things", printed) == "a: things"
-    assert tour.missing("      1 │  ⣀⡤a", "  0.9 │⣀⡤   ") is None
-
-
 def test_the_notebook_is_the_page():
     assert tour.NOTEBOOK.read_text() == tour.as_text(), "python tests/tour.py writes it"
-    cells = json.loads(tour.as_text())["cells"]
-    sources = [cell["source"] for cell in cells]
-    assert all(tour.as_cell(step.text) in sources for step in tour.steps()
-               if step.who in ("fast", "wrong", "slow"))
-    assert f"%%writefile kite.h\n{tour.header()}".rstrip("\n") in sources
     nbformat = pytest.importorskip("nbformat", reason="pip install -r requirements/test.txt")
     nbformat.validate(nbformat.read(tour.NOTEBOOK, as_version=4))
 

@@ -1,7 +1,7 @@
 """Environments as users write them, for bench/bench_defaults.py and the tests of the automatic
 settings: config/ has no .ini for them, and nothing in the trainer knows them.
 
-    python pufferl.py train tests/brought.py:Catch --train.total-timesteps 300_000
+    python pufferl.py train tests/user_envs.py:Catch --train.total-timesteps 300_000
 """
 
 from typing import ClassVar

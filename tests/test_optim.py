@@ -1,0 +1,243 @@
+"""Muon against its float64 reference and torch's, and what it leaves alone."""
+
+import math
+
+import pytest
+import reference
+import torch
+from kernel_cases import NAN, close, generator
+from test_arena import adopted
+
+import arena
+import kernels
+import optim
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+SHAPES = [(4, 9), (9, 4), (6, 6), (5,), (3, 2, 2, 2), (6, 6), (1, 7), (7, 1), (9, 4),
+          *([] if arena.SIMULATOR else [(192, 64), (65, 118)]), (1,)]
+ON_EACH = pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
+
+
+class Weights(torch.nn.Module):
+    def __init__(self, shapes, seed=0):
+        super().__init__()
+        rng = generator(seed)
+        self.tensors = torch.nn.ParameterList([torch.randn(shape, generator=rng)
+                                               for shape in shapes])
+
+
+def made(shapes, *options, **names):
+    """(weights, arena, optimizer)."""
+    module = Weights(shapes)
+    return module, *adopted(module, lambda memory: optim.Muon(memory, *options, **names))
+
+
+def skip_on_gpu(together):
+    if not together and kernels.on_gpu(torch.zeros(1)):
+        pytest.skip("on a GPU small matrices go together")
+
+
+@pytest.mark.parametrize("products", ["fast/tile.c", "torch", "together"])
+@pytest.mark.parametrize("momentum, weight_decay, max_grad_norm",
+                         [(0.95, 0.1, 0.5), (0.0, 0.0, 1e9)])
+def test_muon(momentum, weight_decay, max_grad_norm, products, monkeypatch):
+    skip_on_gpu(products == "together")
+    if products == "torch":  # as for large matrices
+        monkeypatch.setattr(optim, "missing", lambda: "no C compiler was found")
+    module, arena, optimizer = made(SHAPES, momentum, weight_decay, max_grad_norm,
+                                    products == "together")
+    expected = [p.detach().double() for p in module.parameters()]
+    momenta, rng = [torch.zeros_like(p) for p in expected], generator(1)
+    names = list(dict(module.named_parameters()))
+    for step in range(4):
+        grads = [torch.randn(p.shape, generator=rng) for p in module.parameters()]
+        if step == 1:
+            grads[0].zero_()
+        for p, g in zip(module.parameters(), grads, strict=True):
+            p.grad.copy_(g)
+        before, old = [p.detach().double() for p in module.parameters()], expected
+        norm = optimizer.step(0.02)
+        doubles = [g.double() for g in grads]
+        expected, momenta = reference.muon_step(
+            expected, doubles, momenta, 0.02, momentum, weight_decay,
+            torch.tensor(max_grad_norm, dtype=torch.float64))
+        total = torch.cat([g.flatten() for g in doubles]).norm().item()
+        assert norm == pytest.approx(total, rel=1e-6)
+        for p, start, was, now, m, name in zip(module.parameters(), before, old, expected, momenta,
+                                               names, strict=True):
+            delta, change = p.detach().double() - start, now - was
+            size = max(change.norm().item(), 1e-30)
+            rounding = 2.0**-23 * was.norm().item()  # of the weight that the step is added to
+            assert (delta - change).norm() < 1e-5 * size + rounding
+            close(p.detach(), now, 1e-5)
+            close(arena[f"momentum/policy.{name}"], m, 1e-6)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (192, 64), (64, 118), (17, 3), (3, 257), (1, 1), (2, 5),
+                                   (128, 90)])
+def test_a_matrix_step_from_zero(shape):
+    """The update alone: no rounding of a weight hides it."""
+    module, _, optimizer = made([shape, shape], 0.9, 0.0, 1e9)
+    for p in module.parameters():
+        p.data.zero_()
+        p.grad.copy_(torch.randn(shape, generator=generator(p.numel())))
+    optimizer.step(1.0)
+    for p in module.parameters():
+        expected = -reference.newton_schulz(p.grad.double()) * max(1, shape[0] / shape[1])**0.5
+        assert (p.detach() - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_against_torch(monkeypatch):
+    """torch's takes one (a, b, c), damps its momentum (which the normalisation undoes) and works
+    in bfloat16."""
+    triple = (3.4445, -4.7750, 2.0315)
+    monkeypatch.setattr(optim, "NEWTON_SCHULZ", (triple,) * 5)
+    shapes = [(64, 118), (192, 64), (40, 64), (17, 17)]
+    (module, _, optimizer), theirs = made(shapes, 0.9, 0.1, 1e9), Weights(shapes)
+    other = torch.optim.Muon(theirs.parameters(), lr=0.02, weight_decay=0.1, momentum=0.9,
+                             nesterov=True, ns_coefficients=triple, ns_steps=5,
+                             adjust_lr_fn="original")
+    rng = generator(2)
+    for _ in range(4):
+        starts = [p.detach().clone() for p in module.parameters()]
+        for p, q in zip(module.parameters(), theirs.parameters(), strict=True):
+            q.data.copy_(p.data)
+            p.grad.copy_(torch.randn(p.shape, generator=rng))
+            q.grad = p.grad.clone()
+        optimizer.step(0.02)
+        other.step()
+        for p, q, start in zip(module.parameters(), theirs.parameters(), starts, strict=True):
+            assert (p - q).norm() < 2e-2 * (q - start).norm()
+
+
+@ON_EACH
+def test_frozen_weights_stay(together):
+    """With their momentum, bit for bit, and the others as if the frozen were not there."""
+    frozen = [0, 2, 3, 9, 11]
+    grads = [torch.randn(shape, generator=generator(7)) for shape in SHAPES]
+    rest = [i for i in range(len(SHAPES)) if i not in frozen]
+    module, arena, optimizer = made(SHAPES, 0.9, 0.1, 1.0, together)
+    few, _, other = made([SHAPES[i] for i in rest], 0.9, 0.1, 1.0, together)
+    for i, parameter in zip(rest, few.parameters(), strict=True):
+        parameter.data.copy_(module.tensors[i])
+
+    def step(*optimizers):
+        for gradient, parameter in zip(grads, module.parameters(), strict=True):
+            parameter.grad.copy_(gradient)
+        for i, parameter in zip(rest, few.parameters(), strict=True):
+            parameter.grad.copy_(grads[i])
+        for each in optimizers:
+            each.step(0.02)
+
+    optimizer.freeze([f"policy.tensors.{i}" for i in frozen])
+    before = [(module.tensors[i].clone(), arena[f"momentum/policy.tensors.{i}"].clone())
+              for i in frozen]
+    for _ in range(3):
+        step(optimizer, other)
+    for i, (weight, momentum) in zip(frozen, before, strict=True):
+        assert torch.equal(module.tensors[i], weight)
+        assert torch.equal(arena[f"momentum/policy.tensors.{i}"], momentum)
+    for i, parameter in zip(rest, few.parameters(), strict=True):
+        close(module.tensors[i].detach(), parameter.detach(), 1e-5)
+    optimizer.freeze([])
+    step(optimizer)
+    assert all(not torch.equal(module.tensors[i], weight)
+               for i, (weight, _) in zip(frozen, before, strict=True))
+
+
+def test_the_same_on_any_number_of_threads(monkeypatch):
+    monkeypatch.setattr(arena, "WORTH_A_THREAD", 1)
+
+    def weights(count):
+        _, memory, optimizer = made([(60, 60)] * 8, 0.9, 0.0, 1e9)
+        gradients = memory.flat("gradients")
+        gradients.copy_(torch.randn(gradients.shape, generator=generator(1)))
+        with kernels.threads(count):
+            for _ in range(10):
+                optimizer.step(0.1)
+        return memory.flat("weights").clone()
+
+    assert torch.equal(weights(1), weights(3))
+
+
+@pytest.mark.parametrize("value", [NAN, math.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing(value):
+    module, memory, optimizer = made([(3, 4), (5,)], together=kernels.on_gpu(torch.zeros(1)))
+    before = memory.flat("weights").clone()
+    module.tensors[0].grad[1, 1] = value
+    assert not math.isfinite(optimizer.step(0.1))
+    assert torch.equal(memory.flat("weights"), before) and not memory.flat("momentum").any()
+
+
+def test_it_recovers_from_a_momentum_that_is_not_finite():
+    """One may be set from outside."""
+    (module, memory, optimizer), (fresh, _, other) = (made([(5, 7)], 0.9, 0.0, 1e9) for _ in "ab")
+    before = memory.flat("weights").clone()
+    memory.flat("momentum").fill_(NAN)
+    optimizer.step(0.1)
+    memory.flat("momentum").zero_()
+    memory.flat("weights").copy_(before)
+    for one in (module, fresh):
+        one.tensors[0].grad.fill_(0.5)
+    optimizer.step(0.1)
+    other.step(0.1)
+    assert torch.equal(module.tensors[0], fresh.tensors[0])
+
+
+def test_small_matrices_go_together():
+    """In few groups, none of which is large where its members are small; each matrix once."""
+    shapes = [(64, 118), (192, 64), (192, 64), (4, 64), (512, 3000), (600, 512), (3, 40_000),
+              (512, 3000)]
+    _, _, optimizer = made(shapes, together=True)
+    groups = {shape: len(members) for shape, members in optimizer._shapes.items()}
+    assert groups == {(512, 3000): 2, (512, 600): 1, (3, 40_000): 1, (64, 192): 4}
+
+
+@ON_EACH
+@pytest.mark.parametrize("shapes", [[(5,), (3,)], [(5, 3), (3,)]], ids=["vectors", "both"])
+def test_where_doubles_are_the_default(together, shapes):
+    torch.set_default_dtype(torch.float64)
+    try:
+        module = Weights(shapes).float()
+        _, optimizer = adopted(module, lambda a: optim.Muon(a, together=together))
+        before = [p.detach().clone() for p in module.parameters()]
+        for p in module.parameters():
+            p.grad.fill_(0.1)
+        optimizer.step(0.1)
+        assert all((p != old).any() for p, old in zip(module.parameters(), before, strict=True))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@ON_EACH
+def test_a_zero_gradient_is_a_zero_step_and_gaps_stay_zero(together):
+    skip_on_gpu(together)
+    module, arena, optimizer = made(SHAPES, 0.9, 0.0, 1.0, together)
+    before = arena.flat("weights").clone()
+    assert optimizer.step(0.1) == 0
+    assert torch.equal(arena.flat("weights"), before)
+    arena.flat("weights").zero_()
+    for p in module.parameters():
+        p.grad.fill_(1)
+    optimizer.step(0.1)
+    for group in ("weights", "gradients", "momentum", *(() if together else ("updates",))):
+        flat, used = arena.flat(group), torch.zeros(arena.flat(group).numel(), dtype=torch.bool)
+        for name in dict(module.named_parameters()):
+            view = arena[f"{group}/policy.{name}"]
+            first = (view.data_ptr() - flat.data_ptr()) // 4
+            used[first : first + view.numel()] = True
+            assert view.any()
+        assert used.sum() == sum(p.numel() for p in module.parameters())
+        assert not flat[~used].any()
+
+
+def test_the_learning_rate_is_that_of_the_call():
+    module, _, optimizer = made([(3, 3)], 0.0, 0.0, 1e9)
+    deltas = []
+    for rate in (0.1, 0.0, 0.2):
+        module.tensors[0].grad.copy_(torch.eye(3))
+        before = module.tensors[0].detach().clone()
+        optimizer.step(rate)
+        deltas.append(module.tensors[0].detach() - before)
+    assert not deltas[1].any()
+    close(deltas[2], 2 * deltas[0], 1e-6)

@@ -1,0 +1,139 @@
+"""Mistakes around one trainer, as users make them, for test_messages.py."""
+
+import json
+import math
+import warnings
+from unittest import mock
+
+import gymnasium
+import torch
+from test_models import LostState, Returns, environment, lazy  # noqa: F401
+from test_pufferl import RulesOut, box
+from trainers import NETWORKS, make_trainer, run_epochs
+
+import flat_spaces
+import models
+import pufferl
+import vector
+
+
+def train(trainer):
+    """An epoch, in which a warning is an error, whatever was said before."""
+    flat_spaces.warn_once.cache_clear()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            run_epochs(trainer, 1)
+    finally:
+        trainer.release()
+
+
+def construct(vecenv=None, policy=None, logger=None, wrap=lambda policy: policy):
+    with vector.make("cartpole", 4) as envs:
+        policy = wrap(models.FeedForward(envs)) if policy is None else policy
+        pufferl.PuffeRL({}, envs if vecenv is None else vecenv, policy, logger)
+
+
+def swap():
+    with vector.make("cartpole", 4) as envs:
+        pufferl.PuffeRL(models.FeedForward(envs), envs)
+
+
+class Acrobot(gymnasium.Env): ...
+
+
+class Mine:
+    log = close = print
+
+
+def hook():
+    train(make_trainer(change=lambda policy: policy.encoder.register_forward_hook(lambda *_: None)))
+
+
+def new_decoder():
+    trainer = make_trainer()
+    trainer.policy.decoder = models.Decoder(16, trainer.vecenv.single_action_space)
+    train(trainer)
+
+
+def close_and_go_on(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.close()
+    trainer.evaluate()
+
+
+def assign(name, value):
+    trainer = make_trainer()
+    try:
+        trainer.config[name] = value
+    finally:
+        trainer.release()
+
+
+def meddle(env="cartpole", **numbers):
+    """Learn from a rollout of which some numbers are others: {name: (place, value)}."""
+    trainer = make_trainer(env=env)
+    trainer.evaluate()
+    for name, (place, value) in numbers.items():
+        (trainer.storage[name] if name in trainer.storage else getattr(trainer, name))[place] = value
+    try:
+        trainer.train()
+    finally:
+        trainer.release()
+
+
+def forbid():
+    meddle("masked", valid=((2, 1), 1), action_masks=((2, 1), 0), logprobs=((2, 1), math.inf))
+
+
+def rule_out():
+    train(make_trainer(env="squared", policy=lambda env: RulesOut(env, -math.inf, everything=True)))
+
+
+def nan_loss(minibatch):
+    return minibatch.values.sum() * math.nan
+
+
+class RateOnly(torch.optim.SGD):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr=lr)
+
+
+def returns(function):
+    train(make_trainer(policy=lambda env: Returns(env, function)))
+
+
+def decode(function, **settings):
+    """A FeedForward whose logits and value go through a function."""
+    class Decodes(models.FeedForward):
+        def decode_actions(self, hidden):
+            return function(*super().decode_actions(hidden))
+
+    train(make_trainer(policy=lambda env: Decodes(env, 16), **settings))
+
+
+def noise():
+    decode(lambda logits, value: (logits + torch.rand_like(logits), value + torch.rand_like(value)))
+
+
+def say_nothing_of_threads(tmp_path):
+    (tmp_path / "mine.py").write_text("import models\nclass Mine(models.FeedForward): ...\n")
+    with mock.patch("engines.MIN_FLOPS_FOR_LEARNER", 1):
+        pufferl.main(["train", "squared", "--policy.name", f"{tmp_path}/mine.py:Mine", "--rnn.name", "none",
+                      "--vec.num-threads", "2", "--train.total-timesteps", "1024", "--env.num-envs", "16",
+                      "--train.minibatch-size", "256", "--train.horizon", "16", "--data-dir", "none"])
+
+
+def squash_unbounded():
+    space = box([-math.inf], [1])
+    models.squash(models.FeedForward(environment(space)), space)
+
+
+def diagnose_no_rewards(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"train": {"total_timesteps": 100}, "agents": 4}))
+    entries = [{"step": step, "vital/reward_min": 0.0, "vital/reward_max": 0.0} for step in range(10, 100, 10)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, entries)))
+    pufferl.main(["diagnose", str(tmp_path)])
+
+
+TRIPLED = {"policy": NETWORKS["tripled"], "engine": "compiled"}
