@@ -218,7 +218,7 @@ class PuffeRL:
         self._sync_frozen()
         if self.engine.name not in verify.NETWORKS:
             return
-        reason = verify.find_edit(self.policy, self.engine.name)
+        reason = verify.find_edit(self.policy, self.engine.name, self.engine.modules)
         if reason is None and has_loaded:
             reason = verify.compare(self.policy, self.vecenv, self.engine.Sample, self.buffers.torch_device)
         if reason is not None:

@@ -573,6 +573,7 @@ class Compiled:
             part.bind()
         self.observations = buffers.storage["observations"].view(buffers.horizon + 1, buffers.num_agents, -1)
         self.observation_columns = buffers.as_columns(self.observations)
+        self.modules = list(self.policy.named_modules())
         log_std = self.policy.decoder.log_std
         self.log_std = None if log_std is None else log_std.data  # (A,); None for discrete actions
         shape = buffers.span, self.learners[0].together, buffers.width - 1

@@ -958,6 +958,7 @@ class Fused:
     def bind(self, arena):
         """Take the views out of the allocated arena."""
         buffers, log_std = self.buffers, self.policy.decoder.log_std
+        self.modules = list(self.policy.named_modules())
         self.log_std = None if log_std is None else log_std.data
         self.observation_columns = buffers.as_columns(
             buffers.storage["observations"].view(buffers.horizon + 1, buffers.num_agents, -1))

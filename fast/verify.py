@@ -66,13 +66,18 @@ def _plain(node):
     return [type(node).__name__, *fields]
 
 
-def find_edit(policy, engine):
-    """Return why `engine` ("compiled" or "fused") does not implement this policy; None if it does."""
+def find_edit(policy, engine, modules=None):
+    """Return why `engine` ("compiled" or "fused") does not implement this policy; None if it does.
+
+    modules: list(policy.named_modules()) when the engine was made.
+    """
     is_wrapped = type(policy) is models.Normalized
     kind = type(policy.policy if is_wrapped else policy)
     if kind not in NETWORKS[engine] or (is_wrapped and kind is models.MinGRUPolicy):
         return (f"{'models.Normalized around ' if is_wrapped else ''}{kind.__name__} is not "
                 + " or ".join(f"models.{known.__name__}" for known in NETWORKS[engine]))
+    if modules is not None and modules != list(policy.named_modules()):
+        return "a part of the network is another one now"
     if engines.is_hooked(nn.modules.module, "_global"):
         return "torch has hooks for every module"
     for path, module in policy.named_modules():

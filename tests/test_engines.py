@@ -263,7 +263,7 @@ def test_an_epoch_equals_the_float64_reference(engine, network, actions, setting
         assert expected.rollout["truncations"].any()
     for name in ("ratios", "advantages", "values"):
         tolerance = {"atol": 2e-4 if name == "advantages" else 1e-4, "rtol": 1e-3}
-        torch.testing.assert_close(getattr(trainer, name).double(), getattr(expected, name), **tolerance)
+        torch.testing.assert_close(getattr(trainer.buffers, name).double(), getattr(expected, name), **tolerance)
     for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac"):
         mean = np.average([float(losses[name]) for losses in expected.losses], weights=expected.counts)
         assert logs[name] == pytest.approx(mean, abs=1e-4), name
