@@ -319,7 +319,7 @@ class PuffeRL:
     def _center_values(self):
         """Renew what values are relative to, which depends on the mean of the rollout's value targets."""
         scale, buffers = self.reward_scale, self.buffers
-        if scale is not None:
+        if scale is not None and scale.scale > 0:  # 0 after an infinite reward, which _read_sums names
             before = scale.value_mean
             targets = torch.add(buffers.advantages, buffers.values[:-1], out=buffers.value_targets)
             count, total, _ = kernels.advantage_moments(targets, self.storage["valid"], None).tolist()

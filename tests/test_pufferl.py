@@ -173,7 +173,7 @@ def test_schedules_follow_the_steps_and_an_assigned_rate_overrides_them(anneal):
         rate = trainer.learning_rate
         run_epochs(trainer, 1)
         assert rate == pytest.approx(reference.cosine_lr(done, 1, 0.1, 0.2) if anneal else 0.1)
-        assert trainer.settings[6].item() == pytest.approx(0.01 * (1 - done) if anneal else 0.01)
+        assert trainer.buffers.settings[6].item() == pytest.approx(0.01 * (1 - done) if anneal else 0.01)
         assert trainer.arena["beta"].item() == pytest.approx(0.4 + 0.6 * done)
     trainer.learning_rate = 0.0
     before = trainer.arena.flat("weights").clone()
@@ -491,9 +491,10 @@ def test_a_tensor_whose_shape_changes_is_named(statistics):
 # What ends a run
 
 
-@pytest.mark.parametrize(("epochs", "beta", "broken"), [(1, 0.4, math.nan), (0, 0.0, math.nan), (0, 0.0, math.inf)])
-def test_a_reward_that_is_not_finite_stops_the_run_and_leaves_the_weights(epochs, beta, broken):
-    trainer = make_trainer(prio_beta0=beta)
+@pytest.mark.parametrize(("epochs", "beta", "broken", "scaled"), [
+    (1, 0.4, math.nan, False), (0, 0.0, math.nan, False), (0, 0.0, math.inf, False), (1, 0.4, math.inf, True)])
+def test_a_reward_that_is_not_finite_stops_the_run_and_leaves_the_weights(epochs, beta, broken, scaled):
+    trainer = make_trainer(prio_beta0=beta, norm_reward=scaled)
     run_epochs(trainer, epochs)
     trainer.evaluate()
     trainer.storage["rewards"][3, 2] = broken
@@ -615,7 +616,7 @@ def test_a_network_of_pictures_trains_resumes_and_is_evaluated(case, tmp_path):
     trainer = pufferl.train(env, pufferl.load_config(env, more))
     assert trainer.global_step == 512 and type(models.wrapped(trainer.policy)) is kind
     # a convolution's weights work on every cell
-    assert kind is not models.Board or trainer.engine._threads(4096) == trainer.vecenv.num_threads
+    assert kind is not models.Board or trainer.engine._torch_threads(4096) == trainer.vecenv.num_threads
     played = ["--load-model-path", str(trainer.run_folder), "--eval.episodes", "4"]
     assert math.isfinite(watch.evaluate(env, pufferl.load_config(env, played))["score"].mean)
 
