@@ -15,7 +15,6 @@ import itertools
 import math
 import shlex
 import shutil
-import sys
 import tempfile
 import threading
 import types
@@ -416,7 +415,7 @@ ENVIRONMENTS = [
      lambda: pufferl.main(["train", "squared", "--resume", 300 * "a"])),
     ("another process", TypeError, "take backend serial", lambda: step(
         lambda: LOCK and small_envs.Walk(), num_envs=2, backend="multiprocessing", num_workers=2)),
-    ("worker 0", vector.WorkerError, "died by signal 9 (SIGKILL)", lambda: step(
+    ("worker", vector.WorkerError, "died by signal 9 (SIGKILL)", lambda: step(
         small_envs.Walk, num_envs=2, backend="multiprocessing", num_workers=2, trouble="kill")),
     ("the first step()", emulation.Fault, "element (0,) is 7.0, expected 0.0 to 1.0",
      lambda: step_with(1, spaces.Box(0, 1, (1,)), observation=np.full(1, 7, np.float32))),
@@ -612,7 +611,7 @@ TOOLS = [  # eval, export, sweep, history, watch, speed
     ("--data-dir", SystemExit, "--profile.output says where else.",
      verb("profile squared --data-dir none")),
     ("squarde", SystemExit, "did you mean squared or snake?", verb("profile squarde")),
-    ("runs show", SystemExit, "which run? python pufferl.py runs lists them.", verb("runs show")),
+    ("runs show", SystemExit, "pufferl.py runs lists them.", verb("runs show")),
     ("nothing", SystemExit, "no folder, no run in", verb("runs show nothing --data-dir FOLDER")),
     ("breakout", None, "python pufferl.py train breakout makes one",
      verb("runs breakout --data-dir FOLDER")),
@@ -659,5 +658,5 @@ def test_a_message_says(subject, kind, sentence, cause, tmp_path, capsys):
         with pytest.raises(kind) as error:
             fail()
         text = str(error.value)
-    text = " ".join(text.replace(sys.executable, "python").split())
+    text = " ".join(text.split())
     assert sentence in text and subject in text
