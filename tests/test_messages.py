@@ -415,7 +415,7 @@ ENVIRONMENTS = [
      lambda: pufferl.main(["train", "squared", "--resume", 300 * "a"])),
     ("another process", TypeError, "take backend serial", lambda: step(
         lambda: LOCK and small_envs.Walk(), num_envs=2, backend="multiprocessing", num_workers=2)),
-    ("worker 0", vector.WorkerError, "died by signal 9 (SIGKILL)", lambda: step(
+    ("worker", vector.WorkerError, "died by signal 9 (SIGKILL)", lambda: step(
         small_envs.Walk, num_envs=2, backend="multiprocessing", num_workers=2, trouble="kill")),
     ("the first step()", emulation.Fault, "element (0,) is 7.0, expected 0.0 to 1.0",
      lambda: step_with(1, spaces.Box(0, 1, (1,)), observation=np.full(1, 7, np.float32))),
@@ -613,7 +613,7 @@ TOOLS = [  # eval, export, sweep, history, watch, speed
     ("--data-dir", SystemExit, "--profile.output says where else.",
      verb("profile squared --data-dir none")),
     ("squarde", SystemExit, "did you mean squared or snake?", verb("profile squarde")),
-    ("runs show", SystemExit, "which run? python pufferl.py runs lists them.", verb("runs show")),
+    ("runs show", SystemExit, "pufferl.py runs lists them.", verb("runs show")),
     ("nothing", SystemExit, "no folder, no run in", verb("runs show nothing --data-dir FOLDER")),
     ("breakout", None, "python pufferl.py train breakout makes one",
      verb("runs breakout --data-dir FOLDER")),
@@ -655,9 +655,10 @@ def test_a_message_says(subject, kind, sentence, cause, tmp_path, capsys):
     if kind is None:
         fail()
         output = capsys.readouterr()
-        said = output.out + output.err
+        text = output.out + output.err
     else:
         with pytest.raises(kind) as error:
             fail()
-        said = str(error.value)
-    assert sentence in " ".join(said.split()) and subject in said
+        text = str(error.value)
+    text = " ".join(text.split())
+    assert sentence in text and subject in text
