@@ -49,7 +49,7 @@ def digest():
             except (OSError, TypeError):
                 return None
             function = ast.parse(textwrap.dedent(source)).body[0]
-            if ast.get_docstring(function, clean=False) is not None:
+            if isinstance(function, ast.FunctionDef) and ast.get_docstring(function) is not None:
                 del function.body[0]
             trees.append(_plain(function))
     return hashlib.sha256(repr(trees).encode()).hexdigest()[:16]

@@ -417,7 +417,7 @@ def test_the_fused_network_normalises_as_its_forward_does(precision, tolerance):
     assert policy.normalizer.count == trainer.batch_size
     trainer.evaluate()
     s = trainer.storage
-    state = {name: tensor.clone() for name, tensor in trainer.engine.initial_state.items()}
+    state = {name: tensor.clone() for name, tensor in trainer.buffers.initial_state.items()}
     with torch.no_grad():
         logits, value = policy(s["observations"][:-1],
                                {**state, "resets": s["resets"][:-1], "valid": s["valid"][:-1]})

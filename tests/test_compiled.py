@@ -334,7 +334,6 @@ LEARNERS = [  # (network, change, settings, how many learn, the classes that wou
     (NETWORKS["feed-forward"], lambda policy: policy.encoder.requires_grad_(False), {}, 2, []),
     (NETWORKS["feed-forward"], lambda policy: setattr(policy, "initial_state", lambda agents: {}), {}, 1, []),
     (NETWORKS["feed-forward"], lambda policy: setattr(policy, "noise", nn.RReLU()), {}, 1, []),
-    (NETWORKS["feed-forward"], lambda policy: nn.utils.parametrizations.weight_norm(policy.encoder[0]), {}, 1, []),
 ]
 
 
@@ -351,6 +350,13 @@ def test_one_thread_learns_what_is_not_thread_safe(network, change, settings, le
         change(trainer.policy)
         learn(trainer, 1)
         assert trainer.engine.num_learners == learners
+
+
+def test_a_parametrization_needs_one_thread():
+    policy = NETWORKS["feed-forward"](vector.make("squared", num_envs=2))
+    assert engines.thread_safe(policy)
+    nn.utils.parametrizations.weight_norm(policy.encoder[0])
+    assert not engines.thread_safe(policy)
 
 
 def test_no_worker_writes_after_a_rollout_that_was_left(monkeypatch):

@@ -777,6 +777,6 @@ def test_bfloat16_stays_finite(network):
 
 
 def test_a_minibatch_is_one_part_on_a_gpu(device, monkeypatch):
-    monkeypatch.setattr(engines, "PASS", 1)  # where a CPU's minibatch would be cut into single segments
+    monkeypatch.setattr(engines, "MAX_NUMBERS_IN_PASS", 1)  # where a CPU's minibatch would be cut into single segments
     trainer = make_trainer()
     assert trainer.engine.at_once == 128

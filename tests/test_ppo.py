@@ -89,7 +89,7 @@ SCALED = {"norm_obs": True, "norm_reward": True, "target_kl": 0.01, "reward_clip
 
 class OneSided(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gymnasium.spaces.Box(np.float32([-5, 7, -np.inf]), np.float32([5, np.inf, np.inf]))
+    action_space = gymnasium.spaces.Box(np.float32([-0.5, 7, -np.inf]), np.float32([0.5, np.inf, np.inf]))
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -137,7 +137,7 @@ def test_the_page_says_what_the_trainer_does(name, monkeypatch):
             patch.setattr(kernels, "draw", note)
             logs = trainer.train()
         chances.actions = list(trainer.storage["actions"].clone())
-        chances.samples = list(trainer.engine.samples.clone())
+        chances.samples = list(trainer.buffers.samples.clone())
         updates = len(chances.draws)
         steps, _, losses, _ = next(epochs)
         assert steps == trainer.global_step and not chances.draws

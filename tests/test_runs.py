@@ -478,7 +478,7 @@ def test_what_changed_at_resume_is_printed_and_takes_effect(tmp_path, capsys, ch
         assert torch.equal(second.storage["observations"][-1], first.storage["observations"][-1])
     else:
         assert "episodes" in printed
-        assert second.storage["resets"][-1].all() and not second.running_returns.any()
+        assert second.storage["resets"][-1].all() and not second.buffers.running_returns.any()
         for name in ("moments", "targets"):
             ours, theirs = (getattr(one.reward_scale, name) for one in (second, first))
             assert torch.equal(ours, theirs) and ours.any()
@@ -677,7 +677,7 @@ def test_running_out_of_memory_names_the_setting(tmp_path):
         PuffeRL(env=vecenv, policy=policy, horizon=2**38, minibatch_size=2**38, data_dir=None)
     trainer = make_trainer(tmp_path, policy=Plain)
     trainer.evaluate()
-    trainer.engine.forward = lambda observations, state: torch.empty(2**50)
+    trainer.engine.network.forward = lambda observations, state: torch.empty(2**50)
     with pytest.raises(MemoryError, match=r"train\.max_minibatch_size"):
         trainer.train()
     trainer.release()

@@ -71,7 +71,7 @@ def test_the_gradient_of_two_ranks_is_that_of_one_process_on_the_joined_batch(tw
         if name == "observations":
             assert torch.equal(joined[0], tensor[0])
             assert not torch.equal(*(part["arrays"][name][0] for part in parts)), "each rank has others"
-        target = trainer.storage[name] if name in trainer.storage else getattr(trainer, name)
+        target = trainer.storage[name] if name in trainer.storage else getattr(trainer.buffers, name)
         target.copy_(joined)
     for name, tensor in state.items():
         joined = torch.cat([part["state"][name] for part in parts], dim=1)

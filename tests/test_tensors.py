@@ -322,7 +322,7 @@ def train(epochs, mode, **settings):
     names = ("observations", "actions", "rewards", "terminals", "truncations", "resets", "valid")
     arrays = {name: trainer.storage[name].clone() for name in names}
     arrays["bootstraps"] = trainer.buffers.bootstraps.clone()
-    assert getattr(trainer.engine, "together", False) == (trainer.vecenv.device is not None)
+    assert getattr(trainer.buffers, "envs_on_gpu", False) == (trainer.vecenv.device is not None)
     trainer.release()
     return arrays, trainer.arena.flat("weights").clone(), losses, entry
 
@@ -343,7 +343,7 @@ def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
         patch.setattr(vector.Tensors, "device", cpu, raising=False)
         through_host = train(5, mode, **common)
     written = []
-    monkeypatch.setattr(fused.Graphs, "on_host", lambda self, name, part=...: (
+    monkeypatch.setattr(fused.GpuBuffers, "on_host", lambda self, name, part=...: (
         written.append(name) or self.storage[name][part]))
     direct = train(5, mode, **common)
     assert "observations" in written and direct[0]["bootstraps"].any()

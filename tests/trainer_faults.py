@@ -75,7 +75,7 @@ def meddle(env="cartpole", **numbers):
     trainer = make_trainer(env=env)
     trainer.evaluate()
     for name, (place, value) in numbers.items():
-        (trainer.storage[name] if name in trainer.storage else getattr(trainer, name))[place] = value
+        (trainer.storage[name] if name in trainer.storage else getattr(trainer.buffers, name))[place] = value
     try:
         trainer.train()
     finally:

@@ -21,6 +21,7 @@ each other in turns, so that other programs slow all of them alike. If a simpler
 
 import argparse
 import contextlib
+import functools
 import inspect
 import shlex
 import statistics
@@ -77,9 +78,11 @@ def profile(env_name, args):
         own = [name for name, function in vars(kernels).items() if inspect.isfunction(function)
                and function.__module__ == "kernels" and name[0] != "_"
                and name not in ("widen", "narrow", "kept_gate", "gates_again")]
-        for owner, names in ((kernels, own), (trainer.engine, ("rollout", "backward")),
+        engine = trainer.engine
+        steps = engine.actor.steps if trainer.config["device"] == "cuda" else engine.steps
+        for owner, names in ((kernels, own), (engine, ("rollout", "backward", "_learn")), (steps, ("act",)),
                              (trainer.vecenv, ("wait", "advance"))):
-            for name in names:
+            for name in filter(functools.partial(hasattr, owner), names):
                 function = getattr(owner, name)
                 stack.callback(setattr, owner, name, function)
                 setattr(owner, name, recorded(function, name.strip("_")))
