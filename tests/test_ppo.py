@@ -89,7 +89,7 @@ SCALED = {"norm_obs": True, "norm_reward": True, "target_kl": 0.01, "reward_clip
 
 class OneSided(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gymnasium.spaces.Box(np.float32([-5, 7, -np.inf]), np.float32([5, np.inf, np.inf]))
+    action_space = gymnasium.spaces.Box(np.float32([-0.5, 7, -np.inf]), np.float32([0.5, np.inf, np.inf]))
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
