@@ -35,7 +35,8 @@ class Fake:
         self.args = {"config_name": "squared", "env": configuration.load_config("squared")["env"]}
         self.environment = environment
         self.losses = {"entropy": 1.5, "approx_kl": 0.2, "clipfrac": 0.1}
-        self.engine = SimpleNamespace(name="compiled", usage=dict)
+        self.engine = SimpleNamespace(name="compiled")
+        self.buffers = SimpleNamespace(usage=dict)
         self.statistics = SimpleNamespace(stages={"environment": 1.0, "learn": 3.0})
         self.signs = SimpleNamespace(said={"kl": (5, "Updates are too large.")}, has_ended=True)
         self.policy = SimpleNamespace(parameters=list)
