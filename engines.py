@@ -96,6 +96,14 @@ def needs_one_thread(policy):
         weight._backward_hooks or weight._post_accumulate_grad_hooks for weight in policy.parameters())
 
 
+def flops(policy, rows):
+    """Return the operations of a pass of `rows` rows. A network that uses a weight more than once a row, as a
+    convolution does, has its `operations` a row, a number."""
+    operations = getattr(policy, "operations", None)
+    return rows * (operations if isinstance(operations, int | float) else
+                   2 * sum(weight.numel() for weight in policy.parameters()))
+
+
 def replaced_methods(module):
     """Return the names of functions that were assigned to this one module."""
     return [name for name, value in vars(module).items()
@@ -259,6 +267,11 @@ class Buffers:
             log_std=log_std, grad_log_std=grad_log_std, squash=self.squash, masks=columns.action_masks,
             index=self.index, start=start)
 
+    def steps_at_once(self):
+        """Return the steps of a minibatch that train.max_minibatch_size lets through the network together."""
+        whole = self.segments * self.span
+        return min(whole, self.config["max_minibatch_size"] or whole)
+
     def on_host(self, name, part=...):
         """Return one of the rollout's arrays, or a part of it, to log figures of."""
         return self.host[name][part]
@@ -384,13 +397,6 @@ class TorchPolicy:
     def normalises_batches(self):
         """Whether a layer normalises by the moments of its batch."""
         return any(isinstance(module, nn.modules.batchnorm._NormBase) for module in self.policy.modules())
-
-    def flops(self, rows):
-        """Return the operations of a pass of `rows` rows. A network that uses a weight more than once a row, as a
-        convolution does, has its `operations` a row, a number."""
-        operations = getattr(self.policy, "operations", None)
-        return rows * (operations if isinstance(operations, int | float) else
-                       2 * sum(weight.numel() for weight in self.policy.parameters()))
 
     def _tiles(self, rows):
         """Return the context of a pass of `rows` rows."""
@@ -589,7 +595,7 @@ class Autograd:
         vecenv, network = self.vecenv, self.network
         return bool(network.use_tiles and vecenv.num_buffers >= vecenv.num_workers > 1
                     and not network.normalises_batches
-                    and network.flops(vecenv.agents_per_batch) >= MIN_FLOPS_FOR_WORKERS)
+                    and flops(self.policy, vecenv.agents_per_batch) >= MIN_FLOPS_FOR_WORKERS)
 
     # -- learners
 
@@ -603,8 +609,7 @@ class Autograd:
         network that is not `thread_safe`, and with train.max_minibatch_size, which bounds what is in memory."""
         if self._is_undivided() or self.config["compile"] or self.config["max_minibatch_size"]:
             return 1
-        steps = self.buffers.segments * self.buffers.span
-        count = count_learners(self.vecenv, self.buffers, 3 * self.network.flops(steps) // MIN_FLOPS_FOR_LEARNER)
+        count = count_learners(self.policy, self.vecenv, self.buffers, MIN_FLOPS_FOR_LEARNER)
         if count == 1 or thread_safe(self.policy):
             return count
         if not needs_one_thread(self.policy):
@@ -618,10 +623,9 @@ class Autograd:
     def _count_steps_at_once(self):
         """Return the steps that go through the network at once in learning: train.max_minibatch_size. If it is not
         set, equal parts of a learner's share that a cache may hold, or all of a minibatch that is not divided."""
-        buffers, most = self.buffers, self.config["max_minibatch_size"]
-        whole = buffers.segments * buffers.span
-        if most or self._is_undivided():
-            return min(whole, most or whole)
+        buffers = self.buffers
+        if self.config["max_minibatch_size"] or self._is_undivided():
+            return buffers.steps_at_once()
         widths = [len(weight) for weight in self.policy.parameters() if weight.dim() > 1]
         widest = max(math.prod(self.vecenv.observation_shape), *widths, 1)
         share = -(-buffers.segments // self.num_learners)
@@ -664,7 +668,7 @@ class Autograd:
         """Return torch's threads within an operation: all cores if a pass of `rows` rows is large enough, else one,
         because threads would wait longer than they work; one also with tiles, because torch's threads spin on the
         cores that these want."""
-        large = not self.network.use_tiles and self.network.flops(rows) > MIN_FLOPS_FOR_THREADS
+        large = not self.network.use_tiles and flops(self.policy, rows) > MIN_FLOPS_FOR_THREADS
         return self.vecenv.num_threads if large else 1
 
     @contextlib.contextmanager
@@ -715,9 +719,10 @@ def share(learner, num_learners, segments):
     return segments * learner // num_learners, segments * (learner + 1) // num_learners
 
 
-def count_learners(vecenv, buffers, worth):
-    """Return how many threads learn, if `worth` are worth it."""
-    return int(max(1, min(worth, vecenv.num_threads, buffers.segments)))
+def count_learners(policy, vecenv, buffers, min_flops):
+    """Return how many threads learn: each has min_flops of a minibatch at least, gradient and all."""
+    most = 3 * flops(policy, buffers.segments * buffers.span) // min_flops
+    return int(max(1, min(most, vecenv.num_threads, buffers.segments)))
 
 
 def learner_groups(num_learners):
@@ -784,13 +789,14 @@ def misread(policy, vecenv):
     try:
         with models.on_trial(policy):
             steps, added = by_steps(False)
-            if added and _error(by_steps(True)[0], steps) > 1e-3:
+            if added and relative_error(by_steps(True)[0], steps) > 1e-3:
                 return (f"{name}.{step} leaves {', '.join(sorted(added))} in the state, which would be lost: "
                         "initial_state(num_agents) must return it, zeros of (layers, num_agents, size), and forward "
                         "take time first, (T, N, *observation). Or let --rnn.name lstm or gru be the memory.")
             if not hasattr(policy, "forward_eval") or getattr(policy, "takes_batches", False):
                 return None
-            if _error(over_time(seen), steps) > 1e-3 > _error(over_time(seen.transpose(0, 1)).transpose(0, 1), steps):
+            swapped = over_time(seen.transpose(0, 1)).transpose(0, 1)
+            if relative_error(over_time(seen), steps) > 1e-3 > relative_error(swapped, steps):
                 return (f"{name}.forward takes the first dimension for agents and the second for time. It is given "
                         "time first, (T, N, *observation): is a layer batch_first=True?")
     except Exception:  # whatever it is, the run itself will say it
@@ -798,6 +804,6 @@ def misread(policy, vecenv):
     return None
 
 
-def _error(ours, theirs):
-    """The relative error of the norm."""
-    return float((ours - theirs).norm() / (theirs.norm() + 1e-6))
+def relative_error(result, expected):
+    """Return the norm of the difference, relative to that of `expected`."""
+    return float((result - expected).norm() / (expected.norm() + 1e-6))

@@ -548,9 +548,7 @@ class Compiled:
     def __init__(self, policy, vecenv, config, buffers):
         self.policy, self.vecenv, self.config, self.buffers = policy, vecenv, config, buffers
         self.precision = getattr(torch, config["precision"])
-        steps = buffers.segments * buffers.span
-        flops = 6 * steps * sum(weight.numel() for weight in policy.parameters())
-        self.num_learners = engines.count_learners(vecenv, buffers, flops // MIN_FLOPS_FOR_LEARNER)
+        self.num_learners = engines.count_learners(policy, vecenv, buffers, MIN_FLOPS_FOR_LEARNER)
         self.workers = engines.Workers(max(vecenv.num_workers, self.num_learners), vecenv.threads_per_worker)
         self.steps = engines.StepByStep(vecenv, buffers, self._act, self._step)
 

@@ -121,21 +121,21 @@ def compare(policy, vecenv, sample, device="cpu"):
 
 
 def _compare(policy, sample, device, observations, resets, valid):
-    STEPS, AGENTS = resets.shape
+    T, N = resets.shape
     arena = kernels.Arena()
     for name, parameter in policy.named_parameters():
         arena.register(f"gradients/policy.{name}", parameter.shape, group="gradients")
         parameter.grad = None
-    fast = sample(policy, arena, STEPS, AGENTS)
+    fast = sample(policy, arena, T, N)
     arena.allocate(device)
     fast.bind()
     fast.refresh()
-    state = policy.initial_state(AGENTS) if hasattr(policy, "initial_state") else {}
+    state = policy.initial_state(N) if hasattr(policy, "initial_state") else {}
     state = {name: torch.linspace(-1, 1, tensor.numel(), device=device).view(tensor.shape)
              for name, tensor in state.items()}
     memory = state["mingru"].clone() if state else None
-    pairs = {"its outputs": fast.forward(observations.view(STEPS, AGENTS, -1), memory, resets, valid).clone()}
-    steps = [fast.step(observations[t], memory, resets[t], valid[t]).clone() for t in range(STEPS)]
+    whole = fast.forward(observations.view(T, N, -1), memory, resets, valid).clone()
+    steps = [fast.step(observations[t], memory, resets[t], valid[t]).clone() for t in range(T)]
     with torch.enable_grad():
         logits, value = models.over_time(policy, observations,
                                          {**state, "resets": resets, "valid": valid})
@@ -146,12 +146,12 @@ def _compare(policy, sample, device, observations, resets, valid):
             total.backward()
     reference = []
     with torch.no_grad():
-        for t in range(STEPS):
+        for t in range(T):
             state |= {"resets": resets[t], "valid": valid[t]}
             reference.append(models.join_outputs(*models.one_step(policy, observations[t], state))[0])
     arena.flat("gradients").zero_()
     fast.backward(slope, None if log_std is None else torch.ones_like(log_std))
-    pairs = {"its outputs": (pairs["its outputs"], outputs.detach()),
+    pairs = {"its outputs": (whole, outputs.detach()),
              "a step's outputs": (torch.stack(steps), torch.stack(reference))}
     if memory is not None:
         pairs["the state after some steps"] = memory, state["mingru"]
@@ -160,12 +160,7 @@ def _compare(policy, sample, device, observations, resets, valid):
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             pairs[f"the gradient of {name}"] = arena[f"gradients/policy.{name}"], gradient
     for name, (result, expected) in pairs.items():
-        error = relative_error(result, expected)
+        error = engines.relative_error(result, expected)
         if not error < TOLERANCE:
             return f"{name} would differ by {100 * error:.2g}%"
     return None
-
-
-def relative_error(result, expected):
-    """Return the norm of the difference, relative to that of `expected`."""
-    return float((result - expected).norm() / (expected.norm() + 1e-6))
