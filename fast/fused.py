@@ -418,7 +418,9 @@ class Capture:
     def learning(self):
         """Within it, work goes to the main stream, and an epoch is counted if it has learnt."""
         self._played.clear()
-        with self.device.main():
+        # torch's threads do nothing on a GPU, and torch.compile compiles again for another number of them
+        num_threads = self.buffers.vecenv.num_threads
+        with kernels.threads(num_threads), engines.torch_threads(1), self.device.main():
             yield
         self._ran |= self._played
         self._epochs += len(self._played) > 1  # more than the advantages
@@ -469,10 +471,8 @@ class Graphs:
         self.policy, self.vecenv, self.config, self.buffers = policy, vecenv, config, buffers
         self.device, self.precision = buffers.device, getattr(torch, config["precision"])
         self.network = engines.TorchPolicy(policy, vecenv, config, buffers, self.precision)
-        whole = buffers.segments * buffers.span  # a GPU is faster with all of a minibatch at once
-        self.at_once = min(whole, config["max_minibatch_size"] or whole)
-        workers = vecenv.num_workers
-        self.workers = engines.Workers(workers, vecenv.threads_per_worker)
+        self.at_once = buffers.steps_at_once()  # a GPU is faster with all of a minibatch
+        self.workers = engines.Workers(vecenv.num_workers, vecenv.threads_per_worker)
         self.actor = GpuRollout(vecenv, buffers, self.network.act)
         self.captures = Capture(buffers, self.actor.capture, self._check_capture)
 
@@ -487,12 +487,9 @@ class Graphs:
         """Fill the buffers with `horizon` steps of all agents; return the seconds spent in environments."""
         return rollout_on_gpu(self, number, self.actor.rollout)
 
-    @contextlib.contextmanager
     def learning(self):
         """Within it, work goes to the main stream."""
-        # torch's threads do nothing on a GPU, and torch.compile compiles again for another number of them
-        with kernels.threads(self.vecenv.num_threads), engines.torch_threads(1), self.captures.learning():
-            yield
+        return self.captures.learning()
 
     def backward(self, index):
         """Compute the gradients, new values and ratios, and loss sums of the minibatch's segments `index` (M,)."""
@@ -939,8 +936,7 @@ class Fused:
     def __init__(self, policy, vecenv, config, buffers):
         self.policy, self.vecenv, self.config, self.buffers = policy, vecenv, config, buffers
         self.device, self.precision = buffers.device, getattr(torch, config["precision"])
-        whole = buffers.segments * buffers.horizon
-        self.at_once = min(whole, config["max_minibatch_size"] or whole)
+        self.at_once = buffers.steps_at_once()
         self.workers = engines.Workers(vecenv.num_workers, vecenv.threads_per_worker)
         self.actor = GpuRollout(vecenv, buffers, self._act, self._act_on_row, self._values_of_cut)
         self.handles = {}  # buffer -> what replays its rollout's graphs without the interpreter
@@ -971,11 +967,9 @@ class Fused:
         """Fill the buffers with `horizon` steps of all agents; return the seconds spent in environments."""
         return rollout_on_gpu(self, number, self._rollout)
 
-    @contextlib.contextmanager
     def learning(self):
         """Within it, work goes to the main stream."""
-        with kernels.threads(self.vecenv.num_threads), engines.torch_threads(1), self.captures.learning():
-            yield
+        return self.captures.learning()
 
     def backward(self, index):
         """Compute the gradients, new values and ratios, and loss sums of the minibatch's segments `index` (M,)."""
