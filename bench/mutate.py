@@ -227,7 +227,6 @@ def try_mutant(mutant, tree, args):
         text = path.read_text()
         path.write_text(text[:mutant["first"]] + mutant["new"] + text[mutant["last"]:])
         files = ["tests"] if args.survivors or args.reword else test_files(folder, mutant)
-        # A new GPU or cudasim test needs its own process; so do tests that take minutes.
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "600",
                    "-m", "not slow and not gpu and not cudasim", *([] if args.reword else ["-x"]),
                    *(["-n", str(args.jobs)] if args.survivors or args.reword else []), *files]

@@ -437,7 +437,7 @@ def test_what_is_frozen_after_graphs_were_made_stays(device, network, optimizer)
     for name, parameter in trainer.policy.named_parameters():
         parameter.requires_grad_(not name.startswith("encoder"))
     after = weights(4)
-    assert trainer.engine.captures._is_done, "anew"
+    assert trainer.engine.captures._is_done, "again"
     assert all(torch.equal(before[name], after[name]) == name.startswith("encoder") for name in before)
     trainer.policy.requires_grad_(True)
     thawed = weights(4)
