@@ -19,8 +19,11 @@ def find_spec(name, path=None, target=None):
 
 
 def check(file):
-    """ImportError if a user's file, or one beside it that it imports, imports one beside it that has a name of ours."""
+    """ImportError if a user's file, or one beside it that it imports, imports one beside it that has a name of ours.
+    A file of this folder means these modules."""
     files = [Path(file).resolve()]
+    if files[0].parent == ROOT:
+        return
     for one in files:  # which grows
         for node in ast.walk(ast.parse(one.read_bytes())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else \
@@ -36,6 +39,6 @@ def check(file):
 
 
 script = Path(getattr(sys.modules["__main__"], "__file__", None) or __file__).resolve()
-if script.suffix == ".py" and script.is_file() and script.parent != ROOT:
+if script.suffix == ".py" and script.is_file():
     check(script)
 sys.meta_path.insert(0, sys.modules[__name__])

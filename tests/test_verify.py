@@ -102,7 +102,8 @@ def train(kind, epochs=3, env="cartpole", **settings):
 def test_the_pages_advantage_in_place_of_the_kernel(engine, settings):
     kind = without_memory if "draw" in settings else plain
     name, weights = train(kind, engine=engine, **settings)
-    other_name, other = train(kind, engine=engine, advantage=ppo.advantage, **settings)
+    given = f"{ROOT}/ppo.py:advantage" if settings else ppo.advantage  # as the command line names it, or a script
+    other_name, other = train(kind, engine=engine, advantage=given, **settings)
     assert name == other_name == engine
     torch.testing.assert_close(other, weights, rtol=1e-4, atol=1e-5)
 
