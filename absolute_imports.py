@@ -19,7 +19,7 @@ def find_spec(name, path=None, target=None):
 
 
 def check(file):
-    """ImportError if a user's file, or one beside it that it imports, imports one beside it that has a name of ours.
+    """ConfigError if a user's file, or one beside it that it imports, imports one beside it that has a name of ours.
     A file of this folder means these modules."""
     files = [Path(file).resolve()]
     if files[0].parent == ROOT:
@@ -33,7 +33,9 @@ def check(file):
                 theirs = [path for path in (folder.with_suffix(".py"), *folder.glob("*.py"))
                           if path.exists() and path not in files]
                 if theirs and name in NAMES:
-                    raise ImportError(f"{one} imports {theirs[0]}, but {name} is this project's "
+                    from errors import ConfigError
+
+                    raise ConfigError(f"{one} imports {theirs[0]}, but {name} is this project's "
                                       f"{find_spec(name).origin}: rename yours.")
                 files += theirs
 

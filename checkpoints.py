@@ -21,10 +21,7 @@ from pathlib import Path
 
 import torch
 
-
-class CheckpointError(ValueError):
-    """A file that is damaged or no checkpoint; the message says which one is whole."""
-
+from errors import ConfigError
 
 # --------------------------------------------------------------------------------------------------
 # Writing
@@ -214,12 +211,12 @@ def short(value):
 
 def load(path, check=weights):
     """What a file holds, on the CPU, as `check` (`weights` or `WHOLE_RUN`) gives it. Raises
-    CheckpointError for a file that cannot be read, is damaged or holds something else."""
+    ConfigError for a file that cannot be read, is damaged or holds something else."""
     path = Path(path)
     try:
         return _read(path, check)
     except ValueError as error:
-        raise CheckpointError(f"{path}: damaged ({error}) or not a checkpoint{_another(path, check)}") from None
+        raise ConfigError(f"{path}: damaged ({error}) or not a checkpoint{_another(path, check)}") from None
 
 
 def _read(path, check):

@@ -15,7 +15,6 @@ import contextlib
 import copy
 import dataclasses
 import difflib
-import errno
 import fnmatch
 import functools
 import inspect
@@ -43,8 +42,8 @@ import ocean.device
 import processes
 import tensors
 import vector
-import workers
 from auto import agents_in_c, agents_in_python, decide, drawn_steps, facts_of, plural, wants_normalising
+from errors import ConfigError, EnvironmentFault, UserError
 
 ROOT = Path(__file__).resolve().parent
 
@@ -377,10 +376,6 @@ class Section(dict):
         return (self.args[section] if section else self.args)[new]
 
 
-class ConfigError(ValueError):
-    """A setting that does not exist, has the wrong type or cannot work; the message says what to do."""
-
-
 def difference(before, after, name=""):
     """What two configurations, nested dicts, do not share: ["train.gamma: 0.9 is now 0.99", ...]."""
     changes = []
@@ -393,56 +388,6 @@ def difference(before, after, name=""):
         elif old != new:
             changes.append(f"{name}{key}: {old} is now {new}")
     return changes
-
-
-@contextlib.contextmanager
-def out_of_memory(settings):
-    """If memory runs out within, on a CPU or a GPU: a MemoryError that says to lower `settings`."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        texts = ("out of memory", "allocate memory", "Unable to allocate", "bad_alloc")
-        if isinstance(error, MemoryError) or any(text in str(error) for text in texts):
-            what = (str(error) or type(error).__name__).splitlines()[0]
-            told, (text, own) = MemoryError(f"out of memory: lower {settings}. ({what})"), workers.own_part(error)
-            if own:
-                told.add_note(f"This is in the environment's own code:\n{text}".rstrip())
-            raise told from error
-        raise
-
-
-EXPECTED = (ConfigError, emulation.Fault, FloatingPointError, MemoryError, data_parallel.RankError, vector.WorkerError,
-            models.NetworkFault, ocean.MissingPackage, gymnasium.error.DependencyNotInstalled)
-REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS}
-
-
-def error_text(error):
-    """The text that a command line prints for an error, with the place in an environment's own code
-    if that raised it. None for a fault of this project, which needs its traceback."""
-    text, own = workers.own_part(error)
-    if own and (not isinstance(error, EXPECTED) or isinstance(error, FloatingPointError | MemoryError)):
-        return f"this is in the environment's own code:\n{text}".rstrip()
-    if isinstance(error, MemoryError) and not str(error):
-        return ("out of memory (MemoryError): lower vec.total_agents (or env.num_envs, vec.num_envs), train.horizon, "
-                "train.minibatch_size or policy.hidden_size.")
-    if isinstance(error, OSError) and error.errno in REFUSED_PATHS and isinstance(error.filename, str):
-        return f"the system refuses a path ({error.strerror}): {error.filename[:100]}. Give another one."
-    if isinstance(error, EXPECTED):
-        return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
-    return None
-
-
-@contextlib.contextmanager
-def said_by(program, expected=()):
-    """An error within ends the program: it prints the program's name and the `error_text`. An error
-    without one is raised on, unless it is of the classes `expected`."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        text = error_text(error)
-        if text is None and not isinstance(error, expected):
-            raise
-        sys.exit(f"{program}: {text or error}")
 
 
 def command(*words, script="pufferl.py"):
@@ -487,8 +432,7 @@ def parse_ini(path, strict=True, word=""):
 
 def load_creator(name):
     """The creator of an environment in Python (gym/ID, pettingzoo/FAMILY/NAME, file.py:callable); None for one in C."""
-    with making():
-        return environments.load_creator(name)
+    return environments.load_creator(name)
 
 
 def env_section(name):
@@ -498,8 +442,7 @@ def env_section(name):
         return dataclasses.make_dataclass("Env", [])
     creator = load_creator(name)
     if creator is not None:
-        with making():
-            settings = creator.settings
+        settings = creator.settings
         fields = [(key, type(value), field(default=value, metadata={"help": f"As {name} has it."}))
                   for key, value in {"num_envs": 1, **settings}.items()]
         return dataclasses.make_dataclass("Env", fields)
@@ -803,18 +746,17 @@ STEP = 40  # bytes that a trainer keeps for each step of an agent, at least
 def check_counts(values):
     """ConfigError or MemoryError, before anything starts, for numbers too large for this machine."""
     train, vec, evaluation = values["train"], values["vec"], values["eval"]
-    with making():
-        most, why = processes.processes_at_most()
-        if train["gpus"] > 1 or train["gpus"] < 1:
-            gpus = torch.cuda.device_count()
-            reason = f"{why} and {gpus or 'no'} GPU{'s' * (gpus > 1)}"
-            most_ranks = gpus if gpus and train["device"] == "cuda" else most
-            processes.check_count("train.gpus", train["gpus"], most_ranks, reason)
-        processes.check_count("vec.num_threads", vec["num_threads"], most, why)
-        if vec["backend"] != "ray":  # Ray's workers may be on other machines
-            processes.check_count("vec.num_workers", vec["num_workers"], most, why)
-        episodes = evaluation["episodes"]
-        processes.check_memory(episodes * EPISODE, f"eval.episodes = {episodes:,}: to count them")
+    most, why = processes.processes_at_most()
+    if train["gpus"] > 1 or train["gpus"] < 1:
+        gpus = torch.cuda.device_count()
+        reason = f"{why} and {gpus or 'no'} GPU{'s' * (gpus > 1)}"
+        most_ranks = gpus if gpus and train["device"] == "cuda" else most
+        processes.check_count("train.gpus", train["gpus"], most_ranks, reason)
+    processes.check_count("vec.num_threads", vec["num_threads"], most, why)
+    if vec["backend"] != "ray":  # Ray's workers may be on other machines
+        processes.check_count("vec.num_workers", vec["num_workers"], most, why)
+    episodes = evaluation["episodes"]
+    processes.check_memory(episodes * EPISODE, f"eval.episodes = {episodes:,}: to count them")
     check_sizes(train)
     for key in ("horizon", "minibatch_size"):
         if train[key] != "auto":
@@ -1024,7 +966,6 @@ def parse_arguments(env_name, schema, values, argv):
     return {"base": {f.name: result.pop(f.name) for f in dataclasses.fields(Base)}, **result}
 
 
-@out_of_memory("vec.num_envs, env.num_envs or vec.total_agents")
 def load_env(env_name, args):
     """The vectorized environment that `args` describes. Raises ConfigError for sizes that cannot work."""
     check_names(args, "vec")
@@ -1054,27 +995,13 @@ def split_copies(env, section):
 @contextlib.contextmanager
 def one_of(env, settings):
     """One environment of a creator or a Library, to read its spaces and agents; then it is closed."""
-    with making():
-        if isinstance(env, ocean.Library):
-            probe = env.create(1, settings=settings)
-        else:
-            made = emulation.build(env, (), settings, 0)
-            probe = tensors.look(made, 0) or emulation.wrap(made)
+    if isinstance(env, ocean.Library):
+        probe = env.create(1, settings=settings)
+    else:
+        made = emulation.build(env, (), settings, 0)
+        probe = tensors.look(made, 0) or emulation.wrap(made)
     with contextlib.closing(probe):
         yield probe
-
-
-@contextlib.contextmanager
-def making():
-    """Within: an error of the settings is raised as a ConfigError; one in the environment's own lines stays."""
-    try:
-        yield
-    except (ValueError, TypeError, ImportError) as error:
-        if workers.own_part(error)[1]:
-            raise
-        hint = "; arguments with a plain default are settings (--env.NAME), others a function of yours must give"
-        lacks = " missing " in str(error) and " required " in str(error)
-        raise ConfigError(f"{error}{hint if lacks else ''}") from None
 
 
 def choose_num_envs(library, section, steps):
@@ -1104,19 +1031,18 @@ def make_vector(env, num_envs, args, settings):
     """vector.make with the vec section's settings; ConfigError if they cannot work."""
     vec = args["vec"]
     device = choose_device(env, vec, args["train"])
-    with making():
-        make = functools.partial(
-            vector.make, env, num_envs, vec["backend"], num_buffers=vec["num_buffers"], num_threads=vec["num_threads"],
-            num_workers=vec["num_workers"], batch_size=vec["batch_size"], timeout=vec["timeout"],
-            seed=args["train"]["seed"], env_kwargs=settings)
-        try:
-            return make(device=device)
-        except ocean.device.NotCompiled as error:
-            if vec["device"] == "cuda":
-                raise ConfigError(f"vec.device = cuda: {error}") from None
-            what, *lines = str(error).splitlines()
-            _say_host(env, " ".join([what, *(line.strip() for line in lines if "error" in line)][:2]))
-            return make()
+    make = functools.partial(
+        vector.make, env, num_envs, vec["backend"], num_buffers=vec["num_buffers"], num_threads=vec["num_threads"],
+        num_workers=vec["num_workers"], batch_size=vec["batch_size"], timeout=vec["timeout"],
+        seed=args["train"]["seed"], env_kwargs=settings)
+    try:
+        return make(device=device)
+    except EnvironmentFault as error:
+        if vec["device"] == "cuda":
+            raise ConfigError(f"vec.device = cuda: {error}") from None
+        what, *lines = str(error).splitlines()
+        _say_host(env, " ".join([what, *(line.strip() for line in lines if "error" in line)][:2]))
+        return make()
 
 
 def choose_device(env, vec, train):
@@ -1274,7 +1200,7 @@ def _named_weights(args):
         if args.get("baseline"):
             return find_baseline(args["env_name"]), read_baseline(args["env_name"])[0]
         path = find_model(args["load_model_path"], args["data_dir"], args["config_name"])
-        return path, load_checkpoint(path)
+        return path, checkpoints.load(path)
 
     return data_parallel.connect().first(read) if args.get("load_model_path") or args.get("baseline") else (None, None)
 
@@ -1283,12 +1209,11 @@ def _resumed_weights(args):
     """The names of the weights of the run that is resumed."""
     def read():
         path = find_run(args["resume"], args["data_dir"], args["config_name"], "trainer_state.pt")
-        return list(load_checkpoint(path / "trainer_state.pt" if path.is_dir() else path))
+        return list(checkpoints.load(path / "trainer_state.pt" if path.is_dir() else path))
 
     return data_parallel.connect().first(read)
 
 
-@out_of_memory("policy.hidden_size or rnn.num_layers")
 def load_policy(args, vecenv, env_name=""):
     """The network that the policy and rnn sections describe, with weights from load_model_path if that is given."""
     check_names(args, "policy", "rnn")
@@ -1373,14 +1298,6 @@ def put_weights(policy, weights, path):
     check_finite(policy.state_dict(), masks, path)
 
 
-def load_checkpoint(path, check=checkpoints.weights):
-    """As checkpoints.load; raises ConfigError."""
-    try:
-        return checkpoints.load(path, check)
-    except checkpoints.CheckpointError as error:
-        raise ConfigError(str(error)) from None
-
-
 def check_shapes(theirs, mine, path):
     """ConfigError that names the first tensor of weights that the network lacks, or has in another shape."""
     theirs, mine = ({name: tuple(getattr(tensor, "shape", ())) for name, tensor in weights.items()}
@@ -1448,7 +1365,7 @@ def _made(cls, env, options, name):
     """A network of one's own. ConfigError, with the place in its own code, for what its __init__ raises."""
     try:
         return cls(env, **options)
-    except EXPECTED:
+    except UserError:
         raise
     except (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError) as error:
         own = "".join(traceback.format_exception(type(error), error, error.__traceback__.tb_next)).rstrip()
@@ -1468,8 +1385,7 @@ def load_attribute(setting, name, others=()):
         raise ConfigError(f"{setting} = {name}: must be {known}path/to/file.py:name of a file that exists."
                           + ("" if others else GIVEN))
     # a file is run once for all settings that name it, and anew after an edit
-    with making():
-        module = environments.run_file(path, f"{path.resolve()} {path.stat().st_mtime_ns}")
+    module = environments.run_file(path, f"{path.resolve()} {path.stat().st_mtime_ns}")
     if not attribute or not hasattr(module, attribute):
         names = [key for key, value in vars(module).items()
                  if callable(value) and getattr(value, "__module__", None) == module.__name__]

@@ -37,13 +37,10 @@ import torch
 import torch.distributed as dist
 
 import processes
+from errors import RankError
 
 # How long a rank waits for another one that does not answer but is still alive.
 TIMEOUT = datetime.timedelta(minutes=10)
-
-
-class RankError(RuntimeError):
-    """Another rank has ended or does not answer, or the ranks do not agree."""
 
 
 class Ranks:

@@ -30,8 +30,9 @@ from gymnasium import spaces
 
 import absolute_imports  # noqa: F401  first
 import flat_spaces
+from errors import ConfigError, EnvironmentFault
 from flat_spaces import (  # noqa: F401  (others import these names from emulation)
-    Fault, FlatAction, FlatObservation, check_flag, check_info, check_late_masks, check_value, describe, find_mask,
+    FlatAction, FlatObservation, check_flag, check_info, check_late_masks, check_value, describe, find_mask,
     name_field, nativize_dtype, nativize_tensor, note_lost_mask, numeric_scalars, outside,
     source_checksum, space_dtype, store, warn_once,
 )
@@ -299,11 +300,12 @@ def seen_space(env):
 
 def gymnasium_form(env):
     """The environment as one of Gymnasium's whose reset takes a seed; wrapped if it is another.
-    Raises Fault for one that declares no spaces."""
+    Raises EnvironmentFault for one that declares no spaces."""
     missing = [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]
     if missing:
-        raise Fault(f"{describe(env)} has no {' and no '.join(missing)}; a Gymnasium environment declares both when "
-                    "it is made: self.observation_space = gymnasium.spaces.Box(...) in __init__, say.")
+        raise EnvironmentFault(
+            f"{describe(env)} has no {' and no '.join(missing)}; a Gymnasium environment declares both when "
+            "it is made: self.observation_space = gymnasium.spaces.Box(...) in __init__, say.")
     return env if takes(env.reset, "seed") and isinstance(env, gymnasium.Env) else OldGym(env)
 
 
@@ -440,11 +442,11 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
             self.check_returned(f"of the first {call}()", observation, reward, terminated, truncated, info={})
 
     def check_returned(self, when, observation, reward=0.0, terminated=False, truncated=False, *, info):
-        """Raise a Fault if what a step or reset returned is not what the spaces and Gymnasium say."""
+        """Raise an EnvironmentFault if what a step or reset returned is not what the spaces and Gymnasium say."""
         check_value(self.env_single_observation_space, observation, f"{self.env}: the observation {when}")
         if np.shape(reward) not in ((), (1,)) or np.asarray(reward).dtype.kind not in "biuf":
             several = np.ndim(reward) == 1 and np.asarray(reward).dtype.kind in "biuf"
-            raise Fault(
+            raise EnvironmentFault(
                 f"{self.env}: the reward {when} must be a number, got {describe(reward)}."
                 + (" If these are several aims or agents, make one number of them, in a file of yours, e.g. their sum: "
                    "gymnasium.wrappers.TransformReward(env, sum)." if several else "")
@@ -666,8 +668,8 @@ PARALLEL = ("observations", "rewards", "terminated", "truncated", "infos")
 
 
 def explain(error):
-    """The Fault for an error in this file or flat_spaces.py that an environment's return value caused; None for
-    another error. Only the first step and reset are checked beforehand."""
+    """The EnvironmentFault for an error in this file or flat_spaces.py that an environment's return value caused;
+    None for another error. Only the first step and reset are checked beforehand."""
     frames, trace = [], error.__traceback__
     while trace is not None:
         frames.append(trace.tb_frame)
@@ -686,7 +688,7 @@ def explain(error):
                 env.check_returned("of a later step()", **{"info": {}, **returned})
             elif isinstance(env, PettingZooPufferEnv) and "observations" in known:
                 env.check_returned("a later step()", {name: known[name] for name in PARALLEL if name in known})
-    except Fault as fault:
+    except EnvironmentFault as fault:
         return fault.with_traceback(error.__traceback__)
     return None
 
@@ -707,7 +709,7 @@ def autoreset_mode(env, usual=None):
     if name not in MODES:
         says = "does not say its mode of autoreset" if mode is None else f"has the mode of autoreset {mode!r}"
         simulators = " For Isaac Lab and ManiSkill there are tensors.IsaacLab and tensors.ManiSkill."
-        raise ValueError(f"{env} {says}: {SAY_MODE}{simulators if usual is None else ''}")
+        raise EnvironmentFault(f"{env} {says}: {SAY_MODE}{simulators if usual is None else ''}")
     return MODES[name]
 
 
@@ -752,8 +754,9 @@ class GymnasiumVectorPufferEnv:
         if self._mask_needed is None:
             self._mask_needed = "action_mask" in self._arrays_of(self.env.reset()[1], "reset")
             if not self._mask_needed and any(map(mask_method, getattr(self.env, "envs", ()))):
-                raise Fault(f"{self.env}: its environments have a method action_masks(), which is asked of single "
-                            "environments only. Give what makes one of them, and --vec.num-envs.")
+                raise EnvironmentFault(
+                    f"{self.env}: its environments have a method action_masks(), which is asked of single "
+                    "environments only. Give what makes one of them, and --vec.num-envs.")
         return self._mask_needed
 
     def views(self, rows, first):
@@ -769,7 +772,7 @@ class GymnasiumVectorPufferEnv:
         return info
 
     def _check(self, call, observations, **numbers):
-        """Raise a Fault if the first result of a call is not what the spaces say; numbers: one a copy."""
+        """Raise an EnvironmentFault if the first result of a call is not what the spaces say; numbers: one a copy."""
         if call not in self._unchecked:
             return
         self._unchecked.discard(call)
@@ -777,8 +780,9 @@ class GymnasiumVectorPufferEnv:
         check_value(batch, observations, f"{self.env}: the observation of the first {call}()")
         for name, value in numbers.items():
             if np.shape(value) != (self.num_agents,):
-                raise Fault(f"{self.env}: {name} of the first {call}() must be an array of {self.num_agents}, one for "
-                            f"each environment, got {describe(value)}.")
+                raise EnvironmentFault(
+                    f"{self.env}: {name} of the first {call}() must be an array of {self.num_agents}, one for "
+                    f"each environment, got {describe(value)}.")
 
     def _write(self, view, observations, info, last=False):
         """last: these are observations after which no copy acts."""
@@ -827,8 +831,9 @@ class GymnasiumVectorPufferEnv:
         ended, self.ended = [], np.flatnonzero(done).tolist()
         if self.ended:
             if not self.said and "final_obs" in info:
-                raise Fault(f"{self.env}: the info of a step that ends an episode has final_obs, as with the mode of "
-                            f"autoreset same_step, but it does not say its mode: {SAY_MODE}")
+                raise EnvironmentFault(
+                    f"{self.env}: the info of a step that ends an episode has final_obs, as with the mode of "
+                    f"autoreset same_step, but it does not say its mode: {SAY_MODE}")
             # Under same_step the info is the next episode's, but for what RecordEpisodeStatistics adds.
             recorded = {key: info[key] for key in ("episode", "_episode") if key in info}
             final = recorded | info.get("final_info", {}) if self.mode == "same_step" else info
@@ -837,8 +842,9 @@ class GymnasiumVectorPufferEnv:
                     self.last_info(_of_copy(final, i, done), float(self._returns[i]), int(self._lengths[i]))))
                 if self.mode == "same_step" and truncated[i]:
                     if "final_obs" not in info:
-                        raise Fault(f"{self.env}: its mode of autoreset is same_step, so the info of a step that ends "
-                                    'an episode must have the last observations: info["final_obs"][i], of copy i.')
+                        raise EnvironmentFault(
+                            f"{self.env}: its mode of autoreset is same_step, so the info of a step that ends "
+                            'an episode must have the last observations: info["final_obs"][i], of copy i.')
                     self._observation.flatten(_at(info["final_obs"], i), view.final_observations[i])
             if self.mode != "same_step":
                 self._write(view, observations, info, last=True)
@@ -882,7 +888,7 @@ class Slots(dict):
 
     def __missing__(self, agent):
         known = ", ".join(map(str, list(self)[:20])) + (", ..." if len(self) > 20 else "")
-        raise Fault(
+        raise EnvironmentFault(
             f"there is an observation of the agent {agent}, who is not in possible_agents "
             f"({known}). Each agent has a row of its own from the start, so let possible_agents "
             "name all that may ever turn up."
@@ -990,37 +996,37 @@ class PettingZooPufferEnv:
         self._unchecked.discard(call)
         if not isinstance(result, tuple | list) or len(result) != len(names):
             got = f"{len(result)} values" if isinstance(result, tuple | list) else describe(result)
-            raise Fault(f"{self.env}: the first {call}() returned {got}; a parallel environment's "
-                        f"returns {len(names)} dicts with an entry for each agent: "
-                        f"{', '.join(names)}.")
+            raise EnvironmentFault(f"{self.env}: the first {call}() returned {got}; a parallel environment's "
+                                   f"returns {len(names)} dicts with an entry for each agent: "
+                                   f"{', '.join(names)}.")
         if not isinstance(getattr(self.env, "agents", None), Iterable):
-            raise Fault(f"{self.env}: after {call}() its `agents` must be the list of those who "
-                        f"are alive, got {describe(getattr(self.env, 'agents', None))}.")
+            raise EnvironmentFault(f"{self.env}: after {call}() its `agents` must be the list of those who "
+                                   f"are alive, got {describe(getattr(self.env, 'agents', None))}.")
         self.check_returned(f"the first {call}()", dict(zip(names, result, strict=True)))
         if call == "step" and not self._mask_needed:
             check_late_masks(self.env, _masks(result[0], result[-1]))
 
     def check_returned(self, when, returned):
-        """Raise a Fault if what a step or reset returned, a dict by the names of PARALLEL, is not
+        """Raise an EnvironmentFault if what a step or reset returned, a dict by the names of PARALLEL, is not
         what the spaces and PettingZoo say."""
         for name, given in returned.items():
             if not isinstance(given, dict):
-                raise Fault(f"{self.env}: the {name} of {when} must be a dict with an entry for "
-                            f"each agent, got {describe(given)}; {{}} if there is "
-                            "nothing to tell.")
+                raise EnvironmentFault(f"{self.env}: the {name} of {when} must be a dict with an entry for "
+                                       f"each agent, got {describe(given)}; {{}} if there is "
+                                       "nothing to tell.")
             for agent, value in given.items():
                 what = f"{self.env}: in {name} of {when} the entry of {agent}"
                 if name == "observations":
-                    self._slots[agent]  # or a Fault
+                    self._slots[agent]  # or an EnvironmentFault
                     check_value(self.env_single_observation_space, value, what)
                 elif name == "rewards" and (np.shape(value) != ()
                                             or np.asarray(value).dtype.kind not in "biuf"):
-                    raise Fault(f"{what} must be a number, got {describe(value)}.")
+                    raise EnvironmentFault(f"{what} must be a number, got {describe(value)}.")
                 elif name in ("terminated", "truncated"):
                     check_flag(value, what)
                 elif name == "infos" and not hasattr(value, "keys"):
-                    raise Fault(f"{what} must be a dict, got {describe(value)}; {{}} if there is "
-                                "nothing to tell.")
+                    raise EnvironmentFault(f"{what} must be a dict, got {describe(value)}; {{}} if there is "
+                                           "nothing to tell.")
 
     def reset(self, seed=None, options=None):
         observations, infos = self._reset_env(seed, options)
@@ -1064,9 +1070,9 @@ class PettingZooPufferEnv:
         observations, infos = self._reset_env(seed, None)
         self._write(view, observations, infos, self.agents)
         if not self._live:
-            raise Fault(f"{self.env}: no agent is alive after reset(): its `agents` are "
-                        f"{describe(self.agents)}, and there are observations of "
-                        f"{describe(list(observations))}; one at least must be in both.")
+            raise EnvironmentFault(f"{self.env}: no agent is alive after reset(): its `agents` are "
+                                   f"{describe(self.agents)}, and there are observations of "
+                                   f"{describe(list(observations))}; one at least must be in both.")
         return []
 
     def step_into(self, view):
@@ -1186,4 +1192,10 @@ def build(creator, args, kwargs, seed):
         takes_seed = False
     if takes_seed and "seed" not in kwargs:
         kwargs = {**kwargs, "seed": seed}
-    return creator(*args, **kwargs)
+    try:
+        return creator(*args, **kwargs)
+    except TypeError as error:
+        if error.__traceback__.tb_next is not None or "required" not in str(error):  # in its code
+            raise
+        raise ConfigError(f"{error}; arguments with a plain default are settings (--env.NAME), others a function of "
+                          "yours must give") from None

@@ -31,7 +31,8 @@ import kernels
 import models
 from arena import clock
 from auto import drawn_steps
-from configuration import ConfigError, load_attribute, named
+from configuration import load_attribute, named
+from errors import ConfigError
 from fast import products
 from flat_spaces import warn_once
 from vector import SEEN

@@ -44,6 +44,7 @@ from emulation import (
     takes,
     within,
 )
+from errors import ConfigError
 from families.adapters import FAMILIES
 
 # The package that registers the ids with this beginning; "gym/package:ID" names any other one.
@@ -148,7 +149,7 @@ class GymnasiumCreator:
         try:
             module = importlib.import_module(package)
         except ImportError as error:
-            raise ImportError(f"{self.name} needs the package {package.partition('.')[0]} ({error}); "
+            raise ConfigError(f"{self.name} needs the package {package.partition('.')[0]} ({error}); "
                               "docs/environments.md has its install line.") from error
         if package == "ale_py":
             gymnasium.register_envs(module)
@@ -164,7 +165,7 @@ class GymnasiumCreator:
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
             hint += ("" if self.package
                      else " One that a package registers when it is imported is gym/package:ID.")
-            raise ValueError(f"{self.name}: Gymnasium knows no environment {self.id}.{hint} ({error})") from None
+            raise ConfigError(f"{self.name}: Gymnasium knows no environment {self.id}.{hint} ({error})") from None
 
     @property
     def settings(self):
@@ -175,7 +176,7 @@ class GymnasiumCreator:
             try:
                 entry = getattr(importlib.import_module(module), attribute)
             except gymnasium.error.DependencyNotInstalled as error:
-                raise ImportError(f"{self.name}: {error} (docs/environments.md)") from None
+                raise ConfigError(f"{self.name}: {error} (docs/environments.md)") from None
         settings = plain_defaults(entry) | {
             k: v for k, v in spec.kwargs.items() if isinstance(v, bool | int | float | str)
         }
@@ -204,8 +205,8 @@ class GymnasiumCreator:
         self._spec()
         if self.id.startswith("ALE/"):
             if kwargs.pop("sound_obs", False):
-                raise ValueError(f"{self.name}: ALE's vector environment has no sound; take "
-                                 "vec.backend serial.")
+                raise ConfigError(f"{self.name}: ALE's vector environment has no sound; take "
+                                  "vec.backend serial.")
             atari = {name: kwargs.pop(name, default) for name, default in self.ATARI.items()}
             kwargs |= {
                 "frameskip": atari["frame_skip"],
@@ -253,7 +254,7 @@ class PettingZooCreator:
     def __init__(self, name):
         self.name, self.path = name, name.split("/")[1:]
         if len(self.path) != 2:
-            raise ValueError(
+            raise ConfigError(
                 f"{name}: expected pettingzoo/FAMILY/NAME, e.g. "
                 "pettingzoo/butterfly/knights_archers_zombies_v11."
             )
@@ -274,7 +275,7 @@ class PettingZooCreator:
         near = difflib.get_close_matches(name, found, n=3, cutoff=0.8)
         hint = f"did you mean {' or '.join(near)}?" if near and name not in found \
             else "docs/environments.md has the install line of each family."
-        raise ImportError(f"{self.name}: {problem}; {hint}")
+        raise ConfigError(f"{self.name}: {problem}; {hint}")
 
     @property
     def settings(self):
@@ -332,16 +333,16 @@ class FileCreator:
 
     def _callable(self):
         if not os.path.exists(self.path):
-            raise ValueError(f"{self.path}: there is no such file.")
+            raise ConfigError(f"{self.path}: there is no such file.")
         module = run_file(self.path, self._module)
         if not callable(getattr(module, self.attribute, None)):
             names = [key for key, value in vars(module).items() if callable(value)
                      and value.__module__ == self._module]
             if not self.attribute:
-                raise ValueError(f"{self._given}: say what in it makes the environment, {self._given}:"
-                                 f"{' or '.join(names) or 'NAME (there is no class or function in it)'}.")
-            raise ValueError(f"{self.path} has no callable {self.attribute}; it has "
-                             f"{', '.join(names) or 'none'}.")
+                raise ConfigError(f"{self._given}: say what in it makes the environment, {self._given}:"
+                                  f"{' or '.join(names) or 'NAME (there is no class or function in it)'}.")
+            raise ConfigError(f"{self.path} has no callable {self.attribute}; it has "
+                              f"{', '.join(names) or 'none'}.")
         return getattr(module, self.attribute)
 
     @property
@@ -465,7 +466,7 @@ class FamilyCreator:
         try:
             return self._make(self.member, **kwargs)
         except ImportError as error:
-            raise ImportError(f"{self.name}: {error}; docs/environments.md has its install line.") from error
+            raise ConfigError(f"{self.name}: {error}; docs/environments.md has its install line.") from error
 
 
 # --------------------------------------------------------------------------------------------------
@@ -581,11 +582,11 @@ def with_settings(env, env_kwargs, settings, keywords):
     for key in settings:
         if known is not None and key not in known:
             if key in OLD_KEYWORDS:
-                raise ValueError(f"make takes no {key} any more: "
-                                 f"{OLD_KEYWORDS[key]}. Leave it out.")
+                raise ConfigError(f"make takes no {key} any more: "
+                                  f"{OLD_KEYWORDS[key]}. Leave it out.")
             near = ocean.nearest(key, [*known, *keywords], known)
-            raise ValueError(f"{name_of(env)} has no setting {key!r}: {near}; "
-                             f"make itself takes {', '.join(keywords)}")
+            raise ConfigError(f"{name_of(env)} has no setting {key!r}: {near}; "
+                              f"make itself takes {', '.join(keywords)}")
     if not settings:
         return env_kwargs
     if isinstance(env_kwargs, list | tuple):
@@ -619,19 +620,19 @@ def _one_each(values, num_envs, what):
     if not isinstance(values, (list, tuple)):
         return [values] * num_envs
     if len(values) != num_envs:
-        raise ValueError(f"{what} is a list of {len(values)}, but there are "
-                         f"{num_envs} environments.")
+        raise ConfigError(f"{what} is a list of {len(values)}, but there are "
+                          f"{num_envs} environments.")
     return list(values)
 
 
 def creators_of(env, num_envs, env_args, env_kwargs):
     """([(creator, args, kwargs)] an environment, name)."""
     if num_envs < 1:
-        raise ValueError(f"num_envs is {num_envs}; it must be 1 or more.")
+        raise ConfigError(f"num_envs is {num_envs}; it must be 1 or more.")
     creators = _one_each(env, num_envs, "env")
     if not callable(creators[0]) and num_envs > 1 and not isinstance(env, (list, tuple)):
-        raise ValueError(f"num_envs is {num_envs}, but env is one instance ({type(env).__name__}); "
-                         "give a class or function that makes one.")
+        raise ConfigError(f"num_envs is {num_envs}, but env is one instance ({type(env).__name__}); "
+                          "give a class or function that makes one.")
     kwargs = _one_each(env_kwargs, num_envs, "env_kwargs")
     several = isinstance(env, (list, tuple)) and env_args and all(isinstance(one, (list, tuple))
                                                                   for one in env_args)

@@ -19,9 +19,7 @@ import zlib
 import numpy as np
 from gymnasium import spaces
 
-
-class Fault(ValueError):
-    """A fault of an environment; the message says what happened, what was expected, and what to do."""
+from errors import EnvironmentFault
 
 
 @functools.cache
@@ -400,7 +398,8 @@ class FlatAction:
             return
         mask = self._options(mask)
         if mask.shape != target.shape:
-            raise Fault(f"an action mask has {mask.size} entries, the action space has {target.size} options.")
+            raise EnvironmentFault(
+                f"an action mask has {mask.size} entries, the action space has {target.size} options.")
         target[:] = mask != 0
         if b"\0" in np.bitwise_or.reduceat(target, self.firsts).tobytes():  # half the time of .all()
             target[np.repeat(np.bitwise_or.reduceat(target, self.firsts) == 0, self.heads)] = 1
@@ -419,23 +418,25 @@ class FlatAction:
         return np.ravel(mask)
 
     def check_masks(self, env, masks, infos):
-        """Whether there are any among an environment's first masks, None for none. Fault if they are no flags, or if
-        the infos have them under another name."""
+        """Whether there are any among an environment's first masks, None for none. EnvironmentFault if they are no
+        flags, or if the infos have them under another name."""
         for mask in masks:
             if mask is not None and not np.isin(options := self._options(mask), (0, 1)).all():
-                raise Fault(f"{env}: an action mask has a {options[~np.isin(options, (0, 1))][0]}; expected 1 for each "
-                            "action that is allowed and 0 for the others.")
+                raise EnvironmentFault(
+                    f"{env}: an action mask has a {options[~np.isin(options, (0, 1))][0]}; expected 1 for each "
+                    "action that is allowed and 0 for the others.")
         needed = any(mask is not None for mask in masks)
         if not needed and any("action_masks" in info for info in infos):
-            raise Fault(f'{env}: its info has "action_masks"; the mask\'s name there is "action_mask".')
+            raise EnvironmentFault(f'{env}: its info has "action_masks"; the mask\'s name there is "action_mask".')
         return needed
 
 
 def check_late_masks(env, masks):
-    """Fault if there is a mask at a step of an environment that gave none at its first reset."""
+    """EnvironmentFault if there is a mask at a step of an environment that gave none at its first reset."""
     if any(mask is not None for mask in masks):
-        raise Fault(f"{env}: step() gives an action mask, and the first reset() gave none, so it would be ignored. "
-                    'Give one at both: reset returns observation, {"action_mask": ...}.')
+        raise EnvironmentFault(
+            f"{env}: step() gives an action mask, and the first reset() gave none, so it would be ignored. "
+            'Give one at both: reset returns observation, {"action_mask": ...}.')
 
 
 def note_lost_mask(env, info):
@@ -461,37 +462,41 @@ HAIR = 1e-6  # relative to a bound, or to 1: a number outside by less was only r
 
 
 def check_value(space, value, what, keys=()):
-    """Raise a Fault that says where `value` breaks `space`: keys, type, shape, dtype or bounds. A float64 passes if a
-    float32 is declared, as it can be cast; floats a HAIR outside their bounds are warned of, once."""
+    """Raise an EnvironmentFault that says where `value` breaks `space`: keys, type, shape, dtype or
+    bounds. A float64 passes if a float32 is declared, as it can be cast; floats a HAIR outside
+    their bounds are warned of, once."""
     children = _children(space)
     if children is not None:
         keys = [key for _, key, _ in children]
         if isinstance(space, spaces.Tuple):
             if not isinstance(value, tuple | list) or len(value) != len(keys):
-                raise Fault(f"{what} breaks its space: expected a tuple of {len(keys)}, got {describe(value)}; "
-                            + CORRECT)
+                raise EnvironmentFault(
+                    f"{what} breaks its space: expected a tuple of {len(keys)}, got {describe(value)}; "
+                    + CORRECT)
         elif not isinstance(value, dict) or set(value) != set(keys):
             got = f"keys {sorted(map(str, value))}" if isinstance(value, dict) else describe(value)
-            raise Fault(f"{what} breaks its space: expected a dict with keys {sorted(map(str, keys))}, got {got}; "
-                        + CORRECT)
+            raise EnvironmentFault(
+                f"{what} breaks its space: expected a dict with keys {sorted(map(str, keys))}, got {got}; "
+                + CORRECT)
         for _, key, sub in children:
             check_value(sub, value[key], f"{what}[{key!r}]", (*keys, key))
         return
     if isinstance(space, spaces.Text):
         if not isinstance(value, str) or len(value) > space.max_length or "\0" in value:
-            raise Fault(f"{what} breaks its space: expected {space}, got {describe(value)}; {CORRECT}")
+            raise EnvironmentFault(f"{what} breaks its space: expected {space}, got {describe(value)}; {CORRECT}")
         return
     if value is None:
-        raise Fault(f"{what} is None; does a `return` lack its values?")
+        raise EnvironmentFault(f"{what} is None; does a `return` lack its values?")
     dtype, shape, low, high = _leaf(space)
     try:
         array = np.asarray(value)
     except ValueError:  # parts of several shapes
-        raise Fault(f"{what} breaks its space: expected an array {shape}, got {describe(value)}; {CORRECT}") from None
+        raise EnvironmentFault(
+            f"{what} breaks its space: expected an array {shape}, got {describe(value)}; {CORRECT}") from None
     if array.shape != shape:
-        raise Fault(f"{what} breaks its space: expected shape {shape}, got shape {array.shape}; {CORRECT}")
+        raise EnvironmentFault(f"{what} breaks its space: expected shape {shape}, got shape {array.shape}; {CORRECT}")
     if not np.can_cast(array.dtype, dtype, "same_kind") and not (dtype.kind in "ui" and array.dtype.kind in "uib"):
-        raise Fault(f"{what} breaks its space: expected dtype {dtype}, got {array.dtype}; {CORRECT}")
+        raise EnvironmentFault(f"{what} breaks its space: expected dtype {dtype}, got {array.dtype}; {CORRECT}")
     if isinstance(space, spaces.Box) and dtype.kind in "ui" and not np.can_cast(array.dtype, dtype):
         warn_of_dtype(keys, array.dtype, dtype)
     wrong = outside(space, array)
@@ -502,7 +507,7 @@ def check_value(space, value, what, keys=()):
             return
         where = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(wrong)))
         got, lowest, highest = (np.atleast_1d(np.broadcast_to(part, shape))[where] for part in (array, low, high))
-        raise Fault(
+        raise EnvironmentFault(
             f"{what} breaks its space: element {where} is {got}, expected {lowest} to "
             f"{highest}; correct the bounds that the environment declares, or its values."
         )
@@ -533,15 +538,16 @@ def numeric_scalars(info, prefix=""):
 
 
 def check_flag(flag, what):
-    """Raise a Fault unless a flag is a bool, 0 or 1."""
+    """Raise an EnvironmentFault unless a flag is a bool, 0 or 1."""
     if not isinstance(flag, bool | np.bool_ | int | np.number) and not (
             isinstance(flag, np.ndarray) and flag.shape == () and flag.dtype.kind in "biuf"):
-        raise Fault(f"{what} must be a bool, got {describe(flag)}.")
+        raise EnvironmentFault(f"{what} must be a bool, got {describe(flag)}.")
 
 
 def check_info(info, what):
-    """Raise a Fault unless `info`, the last of what `step` or `reset` returned, is a dict."""
+    """Raise an EnvironmentFault unless `info`, the last of what `step` or `reset` returned, is a dict."""
     if not hasattr(info, "keys"):
-        raise Fault(f"{what} returned as its info, which comes last, {describe(info)}; it must be a dict, {{}} if "
-                    "there is nothing to tell. step returns observation, reward, terminated, truncated, info (old "
-                    "Gym's: observation, reward, done, info), reset observation, info.")
+        raise EnvironmentFault(
+            f"{what} returned as its info, which comes last, {describe(info)}; it must be a dict, {{}} if "
+            "there is nothing to tell. step returns observation, reward, terminated, truncated, info (old "
+            "Gym's: observation, reward, done, info), reset observation, info.")

@@ -31,7 +31,8 @@ import environments
 from arena import compiling
 from auto import plural
 from checkpoints import write_whole
-from configuration import ROOT, Base, ConfigError, command, load_creator, resolve, solved
+from configuration import ROOT, Base, command, load_creator, resolve, solved
+from errors import ConfigError
 
 # --------------------------------------------------------------------------------------------------
 # Loggers: log(metrics, step), config, artifact, close
@@ -171,8 +172,8 @@ def asked_for(args, logger):
     missing = [name for name in names if name not in args] if isinstance(args, dict) else names
     if missing:
         got = f"a dict without {', '.join(missing)}" if isinstance(args, dict) else repr(args)
-        raise TypeError(f"{logger}: project must be a project's name, or the settings that "
-                        f"load_config gives, got {got}.")
+        raise ConfigError(f"{logger}: project must be a project's name, or the settings that "
+                          f"load_config gives, got {got}.")
     return args
 
 
@@ -190,7 +191,7 @@ class WandbLogger(NoLogger):
         try:
             import wandb
         except ImportError:
-            raise ImportError("logging to Weights & Biases needs the package wandb: pip install wandb") from None
+            raise ConfigError("logging to Weights & Biases needs the package wandb: pip install wandb") from None
         if not isinstance(project, str | None):
             asked = asked_for(project, "WandbLogger")
             project, config = asked["project"], project if config is None else config
@@ -202,7 +203,7 @@ class WandbLogger(NoLogger):
                                   group=group, id=run_id, tags=[tag] if tag else None, dir=folder,
                                   resume="allow" if run_id else None)
         except wandb.errors.Error as error:
-            raise ValueError(f"Weights & Biases: {error} (WANDB_MODE=offline needs no account)") from None
+            raise ConfigError(f"Weights & Biases: {error} (WANDB_MODE=offline needs no account)") from None
         # A resumed run may log steps again that a crash had lost; wandb's own
         # counter cannot go back.
         self.run.define_metric("*", step_metric="global_step")
@@ -236,7 +237,7 @@ class NeptuneLogger(NoLogger):
         try:
             import neptune
         except ImportError:
-            raise ImportError("logging to Neptune needs the package neptune: pip install neptune") from None
+            raise ConfigError("logging to Neptune needs the package neptune: pip install neptune") from None
         if not isinstance(project, str | None):
             asked = asked_for(project, "NeptuneLogger")
             project = f"{asked['entity']}/{asked['project']}" if asked["entity"] else None
@@ -251,8 +252,9 @@ class NeptuneLogger(NoLogger):
                                         custom_run_id=None if offline else run_id)
         except neptune.exceptions.NeptuneException as error:
             text = re.sub(r"\x1b\[\d+m|^-.*$", "", str(error), flags=re.MULTILINE).strip()  # no colours, no headings
-            raise ValueError(f"Neptune: {text.partition(chr(10))[0]} (NEPTUNE_API_TOKEN; NEPTUNE_MODE=offline needs no "
-                             "account)") from None
+            raise ConfigError(
+                f"Neptune: {text.partition(chr(10))[0]} (NEPTUNE_API_TOKEN; NEPTUNE_MODE=offline needs no "
+                "account)") from None
         self.model = None
 
     def log(self, metrics, step):

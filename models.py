@@ -48,12 +48,8 @@ from torch import nn
 import absolute_imports  # noqa: F401  first
 import emulation
 import kernels
+from errors import NetworkFault
 from fast import pictures, recurrent
-
-
-class NetworkFault(TypeError):
-    """A fault of a network; the message says what happened, what was expected, and what to do."""
-
 
 # --------------------------------------------------------------------------------------------------
 # What a policy must produce, and initialisation

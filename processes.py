@@ -21,6 +21,8 @@ import threading
 import time
 from pathlib import Path
 
+from errors import ConfigError
+
 # --------------------------------------------------------------------------------------------------
 # Nothing is left behind
 
@@ -120,9 +122,9 @@ def available_memory():
 
 
 def check_count(name, count, most, why):
-    """ValueError if a setting asks for more than `most`, or for less than one."""
+    """ConfigError if a setting asks for more than `most`, or for less than one."""
     if count is not None and not 1 <= count <= most:
-        raise ValueError(f"{name} = {count}: {why}; the most is {most}." if count > 0 else
+        raise ConfigError(f"{name} = {count}: {why}; the most is {most}." if count > 0 else
                          f"{name} = {count}: must be above 0.")
 
 

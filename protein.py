@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import absolute_imports  # noqa: F401  first
 import processes
+from errors import ConfigError
 
 if __name__ == "__main__":
     processes.stop_at_once()  # Ctrl-C during the slow imports below prints no traceback
@@ -74,10 +75,6 @@ FIELDS = ("distribution", "min", "max", "mean", "scale", "values")
 DEFAULT_SCALE = 0.25  # a setting's scale, as a fraction of its range, if it has a mean and no scale
 
 
-class SpaceError(ValueError):
-    """A search space that makes no sense; the message names the setting."""
-
-
 @dataclass
 class Setting:
     """One searched setting. `to_unit` and `from_unit` go between its values
@@ -87,7 +84,7 @@ class Setting:
     or 1 such as gamma. mean: where the search starts and which region it prefers at first; None for
     no preference (if None is among a choice's values, it is that value). scale: the standard
     deviation of that preference, as a fraction of the whole range on the setting's own scale.
-    Categories have no regions: their mean only says where the search starts. Raises SpaceError,
+    Categories have no regions: their mean only says where the search starts. Raises ConfigError,
     naming the setting, for anything that cannot be searched.
     """
 
@@ -126,7 +123,7 @@ class Setting:
         self.integer |= self.row.whole
 
     def _refuse(self, what):
-        raise SpaceError(f"[sweep.{self.name}] {what}.")
+        raise ConfigError(f"[sweep.{self.name}] {what}.")
 
     def _check_range(self):
         for key in ("min", "max"):
@@ -200,8 +197,8 @@ class Space:
         read = [self._read(name, what) for name, what in flatten(settings).items()]
         self.settings = [setting for setting in read if setting is not None]
         if not self.settings:
-            raise SpaceError("there is nothing to search: there is no [sweep.SECTION.KEY] section "
-                             "with a distribution.")
+            raise ConfigError("there is nothing to search: there is no [sweep.SECTION.KEY] section "
+                              "with a distribution.")
         self.names = [setting.name for setting in self.settings]
 
     @staticmethod
@@ -212,8 +209,8 @@ class Space:
             if key not in (*FIELDS, "integer"):
                 near = difflib.get_close_matches(key, FIELDS, n=1)
                 hint = f" Did you mean {near[0]}?" if near else ""
-                raise SpaceError(f"[sweep.{name}] {key}: there is no such field.{hint} There are: "
-                                 f"{', '.join(FIELDS)}.")
+                raise ConfigError(f"[sweep.{name}] {key}: there is no such field.{hint} There are: "
+                                  f"{', '.join(FIELDS)}.")
         if SCALES.get(what["distribution"], Scale()).takes == "nothing":
             return None
         what["values"] = tuple(map(number, what["values"]) if texts else what.get("values", ()))
@@ -221,18 +218,18 @@ class Space:
             if what.get(key) is None:
                 what.pop(key, None)
             elif not isinstance(what[key], int | float | np.number):
-                raise SpaceError(f"[sweep.{name}] {key} = {what[key]!r}: must be a number.")
+                raise ConfigError(f"[sweep.{name}] {key} = {what[key]!r}: must be a number.")
         return Setting(name, **what)
 
     def __len__(self):
         return len(self.settings)
 
     def encode(self, config):
-        """{"section.key": value} -> (d,) coordinates. Raises SpaceError for a
+        """{"section.key": value} -> (d,) coordinates. Raises ConfigError for a
         setting that is missing."""
         missing = [name for name in self.names if name not in config]
         if missing:
-            raise SpaceError(f"the configuration lacks {', '.join(missing)}.")
+            raise ConfigError(f"the configuration lacks {', '.join(missing)}.")
         return np.array([setting.to_unit(config[setting.name]) for setting in self.settings])
 
     def decode(self, unit):
@@ -310,8 +307,8 @@ def described(name, what):
     if isinstance(what, list | tuple):
         what = {"values": what}
     if not isinstance(what, dict):
-        raise SpaceError(f"[sweep.{name}] is {what!r}: must be a list of values, or have "
-                         "distribution, min and max.")
+        raise ConfigError(f"[sweep.{name}] is {what!r}: must be a list of values, or have "
+                          "distribution, min and max.")
     what = {key: value if key in ("values", "distribution") else number(value)
             for key, value in what.items()}
     if isinstance(what.get("values"), str):
@@ -499,7 +496,7 @@ class Random:
                  goal="maximize",
                  seed=0, max_suggestion_cost=math.inf, random_trials=None, **settings):
         if goal not in ("maximize", "minimize"):
-            raise SpaceError(f"goal = {goal!r}: must be maximize or minimize.")
+            raise ConfigError(f"goal = {goal!r}: must be maximize or minimize.")
         self.env_name, self.num_trials, self.metric, self.goal, self.seed = env_name, num_trials, metric, goal, seed
         self.max_suggestion_cost = max_suggestion_cost or math.inf
         self.sweep_settings, self.search_space = settings, search_space or {}
@@ -573,7 +570,7 @@ class Random:
         if objective is None:
             sweep = sweep_command()
             if self.env_name is None:
-                raise SpaceError("optimize() needs an objective, or the tuner an env_name.")
+                raise ConfigError("optimize() needs an objective, or the tuner an env_name.")
             runner = sweep.Runner(self, *sweep.settings_of(self))
             runner.run()
             if runner.interrupts.requested and self.best() is None:

@@ -72,8 +72,6 @@ import runs
 from arena import clock, compiling
 from auto import decide, drawn_steps, facts_of, plural
 from configuration import (  # load_* for scripts
-    EXPECTED,
-    ConfigError,
     Train,
     check_bounds,
     check_names,
@@ -81,20 +79,19 @@ from configuration import (  # load_* for scripts
     check_train,
     coerce,
     command,
-    error_text,
     find_run,
     load_attribute,
     load_config,
     load_env,
     load_policy,
     named,
-    out_of_memory,
     own_optimizer,
     resolve,
     sizes_of,
     stem_of,
     typed,
 )
+from errors import ConfigError, exit_on_error
 from fast import verify
 from flat_spaces import HAIR
 from loggers import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
@@ -172,7 +169,6 @@ class PuffeRL:
         self._allocate(*choose_engine(policy, vecenv, c), sum(agents[: self.ranks.rank]))
         self.statistics.best = runs.copies(policy.state_dict())
 
-    @out_of_memory("vec.total_agents (or env.num_envs) or train.horizon")
     def _allocate(self, engine, reason, first_agent):
         """Make the engine, and all tensors that live as long as the trainer, in one arena (docs/design.md)."""
         c = self.config
@@ -229,7 +225,6 @@ class PuffeRL:
 
     # -- an epoch --------------------------------------------------------------------------------------------------
 
-    @out_of_memory("vec.total_agents (or env.num_envs) or policy.hidden_size")
     def evaluate(self):
         """Roll out `horizon` steps of all agents; returns the environments' means over the episodes
         since the last log. train learns from the last rollout only; others count as no steps."""
@@ -251,7 +246,6 @@ class PuffeRL:
         self._rolled_out = True
         return dict(self.environment)
 
-    @out_of_memory("train.max_minibatch_size (of a network of your own), train.minibatch_size or policy.hidden_size")
     def train(self):
         """Learn from the last rollout: replay_ratio · batch_size steps in minibatches of segments or single steps.
 
@@ -387,7 +381,9 @@ class PuffeRL:
         if not all(map(math.isfinite, norms)):
             cause, folder = min(self.ranks.gather(explain_nan(self)))[1], self.run_folder
             checkpoint = f", and so was the last checkpoint, in {folder}." if folder else "."
-            raise FloatingPointError(f"epoch {self.epoch}: {cause}. The weights were left as they were{checkpoint}")
+            error = FloatingPointError(f"epoch {self.epoch}: {cause}. The weights were left as they were{checkpoint}")
+            error.elsewhere = self.ranks.rank > 0  # all ranks raise it, one prints it
+            raise error
         if not math.isfinite(sums[-1]):
             raise FloatingPointError(f"train.loss = {named(self.config['loss'])} gave {sums[-1]}; a finite number is "
                                      f"expected. It gets T = {self.span} steps of each segment.")
@@ -1343,7 +1339,7 @@ def main(argv=None):
         sys.exit(f"pufferl.py: there is no verb {argv[0]!r}: {known}.\n{USAGE}{', '.join(ocean.names())}")
     if len(argv) < 2 or argv[1].startswith("-"):
         sys.exit(f"pufferl.py {argv[0]}: which environment? There are: {', '.join(ocean.names())}")
-    try:
+    with exit_on_error("pufferl.py"):
         args = data_parallel.connect().first(lambda: load_config(argv[1], named_run(argv[1], argv[2:])))
         gpus, started = args["train"]["gpus"], data_parallel.connect().local_count
         if gpus > 1 and not data_parallel.started():
@@ -1352,14 +1348,6 @@ def main(argv=None):
             raise ConfigError(f"train.gpus = {gpus}, but torchrun has started {started} on this "
                               "machine; leave it out.")
         train(argv[1], args)
-    except (Exception, SystemExit) as error:  # an environment may exit
-        text = error_text(error)
-        # torchrun shows the traceback
-        if text is None or (data_parallel.started() and not isinstance(error, EXPECTED)):
-            raise
-        # Rank 0 says what happened to it or to all ranks alike, as a gradient that is not finite.
-        alike = isinstance(error, FloatingPointError) and data_parallel.connect().rank > 0
-        sys.exit(1 if alike or getattr(error, "elsewhere", False) else f"pufferl.py: {text}")
 
 
 if __name__ == "__main__":

@@ -26,21 +26,20 @@ import numpy as np
 import torch
 
 import emulation
-from checkpoints import NUMBERS, WHOLE_RUN, save, write_whole
+from checkpoints import NUMBERS, WHOLE_RUN, load, save, write_whole
 from configuration import (
     OFF,
     SECTIONS,
-    ConfigError,
     Train,
     check_finite,
     check_kinds,
     check_shapes,
     difference,
     infinite,
-    load_checkpoint,
     own_optimizer,
     turn_of,
 )
+from errors import ConfigError
 from loggers import JsonLines
 from vector import SEEN, Native
 
@@ -71,7 +70,7 @@ def save_the_end(trainer):
     folder, whole = trainer.run_folder, "there is no whole one"
     with contextlib.suppress(ConfigError):
         path = folder / "trainer_state.pt"
-        epoch = load_checkpoint(path, WHOLE_RUN)["epoch"]
+        epoch = load(path, WHOLE_RUN)["epoch"]
         whole = f"the last whole one is {path}, of epoch {epoch}"
     raise ConfigError(
         f"the last checkpoint, of epoch {trainer.epoch}, was not written: {error}; {whole}. Free "
@@ -301,7 +300,7 @@ def restore(trainer, path):
     def read():
         if not path.exists():
             raise ConfigError(f"{path}: there is no such checkpoint.")
-        saved = load_checkpoint(path, WHOLE_RUN)
+        saved = load(path, WHOLE_RUN)
         others.extend(saved.pop("others"))
         return saved, 1 + len(others)
 

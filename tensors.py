@@ -41,6 +41,7 @@ import torch
 from gymnasium import spaces
 
 import emulation
+from errors import EnvironmentFault
 
 
 def as_tensor(array):
@@ -51,8 +52,8 @@ def as_tensor(array):
     if isinstance(array, np.ndarray | np.generic):
         return torch.as_tensor(array)
     if not hasattr(array, "__dlpack__"):
-        raise TypeError("expected a torch tensor or an array with __dlpack__, got "
-                        f"{type(array).__name__}.")
+        raise EnvironmentFault("expected a torch tensor or an array with __dlpack__, got "
+                               f"{type(array).__name__}.")
     return torch.from_dlpack(array)
 
 
@@ -96,11 +97,11 @@ class TensorEnv:
         self._observation = emulation.FlatObservation(env.single_observation_space)
         self._action = emulation.FlatAction(env.single_action_space)
         if isinstance(env.single_action_space, spaces.Dict | spaces.Tuple):
-            raise TypeError(f"{env}: its actions are {env.single_action_space}; an environment of "
-                            "tensors acts in a Discrete, MultiDiscrete, MultiBinary or Box. "
-                            "Take its parts from one of these.")
+            raise EnvironmentFault(f"{env}: its actions are {env.single_action_space}; an environment of "
+                                   "tensors acts in a Discrete, MultiDiscrete, MultiBinary or Box. "
+                                   "Take its parts from one of these.")
         if any(isinstance(leaf, spaces.Text) for _, _, leaf in self._observation.leaves):
-            raise TypeError(f"{env}: its observations hold Text, which no tensor has.")
+            raise EnvironmentFault(f"{env}: its observations hold Text, which no tensor has.")
         self.obs_dtype = self._observation.dtype
         self.single_observation_space, self.single_action_space = self._observation.flat_space, self._action.flat_space
         self._unchecked = {"reset", "step"}
@@ -120,9 +121,9 @@ class TensorEnv:
         self._from_dlpack = None
         if not isinstance(leaf, torch.Tensor):
             if not hasattr(leaf, "__array_namespace__"):
-                raise TypeError(f"{self.env}: its arrays ({type(leaf).__name__}) have no "
-                                "__array_namespace__, so actions cannot be made one of their kind; "
-                                "return torch tensors.")
+                raise EnvironmentFault(f"{self.env}: its arrays ({type(leaf).__name__}) have no "
+                                       "__array_namespace__, so actions cannot be made one of their kind; "
+                                       "return torch tensors.")
             self._from_dlpack = leaf.__array_namespace__().from_dlpack
         self._action_dtype = torch.from_numpy(np.zeros(1, space.dtype)).dtype
         self._starts = self._bounds = None
@@ -242,9 +243,9 @@ class TensorEnv:
         if final is None:
             view.final_observations.copy_(view.before)
         elif isinstance(final, np.ndarray) and final.dtype == object:
-            raise ValueError(f'{self.env}: info["final_obs"] is an array of objects, one an '
-                             'environment; expected a '
-                             "batch (num_envs, ...) like the observations.")
+            raise EnvironmentFault(f'{self.env}: info["final_obs"] is an array of objects, one an '
+                                   'environment; expected a '
+                                   "batch (num_envs, ...) like the observations.")
         else:
             self._write(final, view.final_fields)
 
@@ -318,8 +319,8 @@ class TensorEnv:
             return
         self._unchecked.discard("reset")
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-            raise ValueError(f"{self.env}.reset returned {type(result).__name__}; expected "
-                             "(observations, info dict).")
+            raise EnvironmentFault(f"{self.env}.reset returned {type(result).__name__}; expected "
+                                   "(observations, info dict).")
         self._check_observations(result[0], "reset")
 
     def _check_step(self, result):
@@ -328,21 +329,21 @@ class TensorEnv:
         self._unchecked.discard("step")
         if not isinstance(result, tuple) or len(result) != 5:
             what = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-            raise ValueError(f"{self.env}.step returned {what}; expected observations, rewards, "
-                             "terminated, truncated and info.")
+            raise EnvironmentFault(f"{self.env}.step returned {what}; expected observations, rewards, "
+                                   "terminated, truncated and info.")
         self._check_observations(result[0], "step")
         for name, array, kinds in zip(("rewards", "terminated", "truncated"), result[1:4],
                                       ("iuf", "biu", "biu"), strict=True):
             array = self._on_host(array, f"{name} of the first step()")
             if array.shape != (self.num_agents,) or array.dtype.kind not in kinds:
-                raise ValueError(f"{self.env}: {name} of the first step() have shape "
-                                 f"{array.shape} and dtype {array.dtype}, expected shape "
-                                 f"({self.num_agents},) and "
-                                 f"{'numbers' if 'f' in kinds else 'bools'}.")
+                raise EnvironmentFault(f"{self.env}: {name} of the first step() have shape "
+                                       f"{array.shape} and dtype {array.dtype}, expected shape "
+                                       f"({self.num_agents},) and "
+                                       f"{'numbers' if 'f' in kinds else 'bools'}.")
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise ValueError(f"{self.env}: {name} of the first step() hold "
-                                 f"{array[~np.isfinite(array)][0]} for environment "
-                                 f"{np.flatnonzero(~np.isfinite(array))[0]}; expected numbers.")
+                raise EnvironmentFault(f"{self.env}: {name} of the first step() hold "
+                                       f"{array[~np.isfinite(array)][0]} for environment "
+                                       f"{np.flatnonzero(~np.isfinite(array))[0]}; expected numbers.")
 
     def _check_observations(self, observations, call):
         what = f"{self.env}: the observation of the first {call}()"
@@ -362,7 +363,7 @@ class TensorEnv:
         try:
             return as_tensor(array).detach().cpu().numpy()
         except TypeError as error:  # a list, or a dtype that numpy has not
-            raise ValueError(f"{what}: {error}") from None
+            raise EnvironmentFault(f"{what}: {error}") from None
 
     # -- the rest
     # ----------------------------------------------------------------------------------------------
@@ -400,7 +401,7 @@ class IsaacLab:
         space = emulation.modern_space(env.single_observation_space)
         if group is not None and group not in getattr(space, "spaces", {}):
             groups = ", ".join(map(repr, getattr(space, "spaces", {}))) or "none"
-            raise ValueError(f"{env} has no group {group!r} of observations; it has {groups}.")
+            raise EnvironmentFault(f"{env} has no group {group!r} of observations; it has {groups}.")
         self.single_observation_space = space if group is None else space[group]
         self.single_action_space = emulation.modern_space(env.single_action_space)
 
@@ -431,8 +432,8 @@ class ManiSkill:
 
     def __init__(self, env):
         if not getattr(env, "auto_reset", True):
-            raise ValueError(f"{env} was made with auto_reset=False; make it without that, or "
-                             "nothing begins anew.")
+            raise EnvironmentFault(f"{env} was made with auto_reset=False; make it without that, or "
+                                   "nothing begins anew.")
         self.env, self.num_envs = env, env.num_envs
         self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
         self.reset, self.step, self.render, self.close = env.reset, env.step, env.render, env.close

@@ -67,6 +67,7 @@ import processes
 import tensors
 import workers
 from arena import default_stream, driver
+from errors import ConfigError, EnvironmentFault, WorkerError
 from fast import cuda_cpp
 
 
@@ -88,14 +89,14 @@ def _divide(num_envs, num_workers, batch_size):
     divisors = [n for n in range(1, num_envs + 1) if num_envs % n == 0]
     num_workers = _most_workers(num_envs) if num_workers is None else num_workers
     if num_workers not in divisors:
-        raise ValueError(f"{num_envs} environments cannot be shared by {num_workers} workers; "
-                         f"vec.num_workers can be {', '.join(map(str, divisors[:32]))}.")
+        raise ConfigError(f"{num_envs} environments cannot be shared by {num_workers} workers; "
+                          f"vec.num_workers can be {', '.join(map(str, divisors[:32]))}.")
     each = num_envs // num_workers
     batches = [n for n in divisors if n % each == 0]
     if (batch_size or num_envs) not in batches:
-        raise ValueError(f"a batch of {batch_size} environments cannot be made of workers with "
-                         f"{each} each; with {num_envs} environments and {num_workers} workers "
-                         f"vec.batch_size can be {', '.join(map(str, batches[:32]))}.")
+        raise ConfigError(f"a batch of {batch_size} environments cannot be made of workers with "
+                          f"{each} each; with {num_envs} environments and {num_workers} workers "
+                          f"vec.batch_size can be {', '.join(map(str, batches[:32]))}.")
     return num_workers, (batch_size or num_envs) // each
 
 
@@ -404,15 +405,15 @@ class Native(Vector):
         self.num_envs, self.seed, self.env_kwargs = num_envs, seed, env_kwargs
         self.num_threads = num_threads or physical_cores()
         if self.num_threads < 1:
-            raise ValueError(f"num_threads is {num_threads}; it must be 1 or more.")
+            raise ConfigError(f"num_threads is {num_threads}; it must be 1 or more.")
         self._build(seed)
         envs = self.envs
         self.num_agents = envs.num_agents
         num_buffers = num_buffers or self._default_buffers()
         if num_buffers < 1 or num_envs % num_buffers:
             divisors = [n for n in range(1, min(num_envs, 256) + 1) if num_envs % n == 0]
-            raise ValueError(f"{num_envs} environments cannot be cut into {num_buffers} equal buffers; "
-                             f"vec.num_buffers can be {', '.join(map(str, divisors))}.")
+            raise ConfigError(f"{num_envs} environments cannot be cut into {num_buffers} equal buffers; "
+                              f"vec.num_buffers can be {', '.join(map(str, divisors))}.")
         per_buffer = num_envs // num_buffers
         self.env_ranges = [(i * per_buffer, (i + 1) * per_buffer) for i in range(num_buffers)]
         offsets = envs.agent_offsets
@@ -678,10 +679,6 @@ class OnGpu(Native):
 STARTUP = 120.0  # a worker has at least so many seconds for its first answer: packages load slowly
 
 
-class WorkerError(RuntimeError):
-    """A worker raised, died or hung; the message holds its traceback."""
-
-
 class Emulated(Vector):
     """Serial, Multiprocessing and Ray: workers that each step a contiguous
     share of the environments.
@@ -739,8 +736,8 @@ class Emulated(Vector):
             return cloudpickle.dumps((creators, emulation.signature(self._driver),
                                       first, self.seed))
         except (TypeError, pickle.PicklingError) as error:
-            raise TypeError(f"{self.name} cannot be sent to another process ({error}); give a creator without such "
-                            "things in it, or take backend serial.") from error
+            raise ConfigError(f"{self.name} cannot be sent to another process ({error}); give a creator without such "
+                              "things in it, or take backend serial.") from error
 
     def agents_of(self, worker):
         """The slice of a worker's agents."""
@@ -820,9 +817,9 @@ class Emulated(Vector):
         raise WorkerError(f"worker {worker} ({self._which(worker)} of {self.name}) {what}.\n{text}".rstrip()) from cause
 
     def _blame(self, worker, words, number):
-        """End all workers and raise the Fault of a worker's environment,
+        """End all workers and raise the EnvironmentFault of a worker's environment,
         whose number may be None."""
-        fault = emulation.Fault(words)
+        fault = EnvironmentFault(words)
         fault.add_note(f"({self._which(worker) if number is None else f'environment {number}'} "
                        f"of {self.name})")
         self.close()
@@ -1078,8 +1075,8 @@ class Package(Serial):
     def __init__(self, creators, *, num_threads=None, **options):
         creator, _, kwargs = creators[0]
         if any(other != creators[0] for other in creators):
-            raise ValueError("a package's own vector environment has one creator and one dict of "
-                             "env_kwargs for all.")
+            raise ConfigError("a package's own vector environment has one creator and one dict of "
+                              "env_kwargs for all.")
         several = creator.vector, (len(creators),), {**kwargs, "num_threads": num_threads}
         super().__init__([several], num_threads=num_threads, **options)
 
@@ -1156,7 +1153,7 @@ class Ray(Emulated):
         try:
             import ray
         except ImportError:
-            raise ImportError("backend ray needs the package ray: pip install ray") from None
+            raise ConfigError("backend ray needs the package ray: pip install ray") from None
         self._ray = ray
         if not ray.is_initialized():
             try:
@@ -1218,15 +1215,15 @@ class Tensors(Vector):
 
     def __init__(self, creators, *, seed=0, num_threads=None, timeout=60.0, name="tensors"):
         if len(creators) != 1:
-            raise ValueError("backend tensors steps one object that holds many environments, not "
-                             f"{len(creators)}: leave vec.num_envs at 1 and set its own "
-                             "number, env.num_envs.")
+            raise ConfigError("backend tensors steps one object that holds many environments, not "
+                              f"{len(creators)}: leave vec.num_envs at 1 and set its own "
+                              "number, env.num_envs.")
         env = emulation.build(*creators[0], seed)
         self._env = tensors.look(env, seed)
         if self._env is None:
-            raise ValueError(f"backend tensors: {env} has no num_envs and "
-                             "single_observation_space, or its reset returns neither torch tensors "
-                             "nor arrays with __dlpack__ as JAX's; take another backend.")
+            raise ConfigError(f"backend tensors: {env} has no num_envs and "
+                              "single_observation_space, or its reset returns neither torch tensors "
+                              "nor arrays with __dlpack__ as JAX's; take another backend.")
         self.seed, self.name, self.timeout, self.num_envs = seed, name, timeout, self._env.num_agents
         self.num_threads = self.threads_per_worker = num_threads or physical_cores()
         self.num_agents = self.agents_per_batch = self.num_envs
@@ -1344,15 +1341,15 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
         name = {"puffer": "native", "pufferenv": "native"}.get(name, name)  # as PufferLib has it
         if name not in BACKENDS:
             *most, last = BACKENDS
-            raise ValueError(f"there is no backend {backend!r}; there are "
-                             f"{', '.join(most)} and {last}.")
+            raise ConfigError(f"there is no backend {backend!r}; there are "
+                              f"{', '.join(most)} and {last}.")
         backend = BACKENDS[name]
     if environments.in_c(env):
         if backend in (Package, Tensors):
             what = ("environments of packages" if backend is Package
                     else "those whose arrays are tensors")
-            raise ValueError(f"backend {backend.__name__.lower()} is for {what}; "
-                             f"{getattr(env, 'name', env)} is in C: take native.")
+            raise ConfigError(f"backend {backend.__name__.lower()} is for {what}; "
+                              f"{getattr(env, 'name', env)} is in C: take native.")
         return Native if backend in (None, "auto") else backend
     one = next(iter(env), None) if isinstance(env, (list, tuple)) else env
     if getattr(one, "gives_tensors", False) and backend in (None, "auto", Tensors):
@@ -1370,8 +1367,8 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
         return Serial  # PufferLib's word for a class that steps its agents itself
     steps = ("environments in C" if backend is Native
              else "a vector environment that a Gymnasium id's own package has")
-    raise ValueError(f"backend {'native' if backend is Native else 'package'} steps {steps}; for "
-                     f"{environments.name_of(one)} there are serial, multiprocessing and ray.")
+    raise ConfigError(f"backend {'native' if backend is Native else 'package'} steps {steps}; for "
+                      f"{environments.name_of(one)} there are serial, multiprocessing and ray.")
 
 
 ENVIRONMENT = 4000  # bytes of a small environment in Python
@@ -1455,8 +1452,8 @@ def why_not_on_gpu(env, backend="auto", num_buffers=None):
 def _on_gpu(env, backend, num_buffers, device):
     why = why_not_on_gpu(env, backend, num_buffers)
     if why is not None:
-        raise ValueError(f"{environments.name_of(env)} cannot step on {device}: {why}; "
-                         "leave device out.")
+        raise ConfigError(f"{environments.name_of(env)} cannot step on {device}: {why}; "
+                          "leave device out.")
     return functools.partial(OnGpu, device=device)
 
 
@@ -1467,14 +1464,14 @@ def _number(value):
 def _check_backend(backend, num_envs, num_workers, batch_size, num_buffers):
     name = backend.__name__.lower()
     if num_buffers not in (None, 1) and not issubclass(backend, Native):
-        raise ValueError(f"vec.num_buffers = {num_buffers} is for backend native, not for {name}; of "
-                         "environments in Python vec.batch_size says how many act together.")
+        raise ConfigError(f"vec.num_buffers = {num_buffers} is for backend native, not for {name}; of "
+                          "environments in Python vec.batch_size says how many act together.")
     if issubclass(backend, (Native, Serial, Tensors)) and (num_workers not in (None, 1)
                                                            or batch_size not in (None, num_envs)):
         other = {Native: "; vec.num_threads says how many threads step them", Tensors: ""}.get(
             backend, "; for more workers take multiprocessing")
-        raise ValueError(f"backend {name} steps all environments in this process: num_workers is 1 and batch_size "
-                         f"{num_envs}{other}.")
+        raise ConfigError(f"backend {name} steps all environments in this process: num_workers is 1 and batch_size "
+                          f"{num_envs}{other}.")
 
 
 def _all_in_one(num_envs, env_kwargs):
@@ -1483,8 +1480,8 @@ def _all_in_one(num_envs, env_kwargs):
     if num_envs == 1:
         return env_kwargs
     if isinstance(env_kwargs, (list, tuple)):
-        raise ValueError("backend tensors makes one object that holds all environments, but "
-                         f"env_kwargs is a list of {len(env_kwargs)}; give one dict.")
+        raise ConfigError("backend tensors makes one object that holds all environments, but "
+                          f"env_kwargs is a list of {len(env_kwargs)}; give one dict.")
     total, others = environments.count_copies(num_envs, env_kwargs)
     return {**(others or {}), "num_envs": total}
 

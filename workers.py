@@ -15,7 +15,6 @@ A worker process imports this file first, so it imports neither torch nor numba,
 import contextlib
 import ctypes
 import faulthandler
-import itertools
 import math
 import mmap
 import os
@@ -35,6 +34,7 @@ import gymnasium
 import numpy as np
 
 import emulation
+from errors import EnvironmentFault, user_frames, user_traceback
 
 
 class Envs:
@@ -54,9 +54,9 @@ class Envs:
             got = emulation.signature(self.envs[-1])
             if got != expected:
                 says = "has the observation space {}, the action space {} and {} agents"
-                raise ValueError(f"environment {i} {says.format(*got)}, but environment 0 "
-                                 f"{says.format(*expected)}; all environments of a vector "
-                                 "need the same.")
+                raise EnvironmentFault(f"environment {i} {says.format(*got)}, but environment 0 "
+                                       f"{says.format(*expected)}; all environments of a vector "
+                                       "need the same.")
         self.copies = emulation.copies(self.envs[0])
         self.numbers = [self.copies * i for i in range(first_env, first_env + len(creators))]
         self.sizes = [emulation.slots(env) for env in self.envs]
@@ -123,7 +123,7 @@ class Envs:
                 return self.render(number)
             return self.step(number) if kind == STEP else self.reset(None if number < 0 else number)
         except Exception as error:
-            fault = None if isinstance(error, emulation.Fault) else emulation.explain(error)
+            fault = None if isinstance(error, EnvironmentFault) else emulation.explain(error)
             if fault is None:
                 raise
             raise fault from None
@@ -185,41 +185,6 @@ class Envs:
                 stack.callback(env.close)
 
 
-# --------------------------------------------------------------------------------------------------
-# What went wrong in an environment, without our frames
-
-
-# Our files between a worker and an environment. In the first three only these functions call one; a policy calls
-# others.
-OURS = [str(Path(__file__).parent / f"{name}.py")
-        for name in ("flat_spaces", "emulation", "tensors", "environments", "families/adapters", "workers",
-                     "absolute_imports")]
-CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks",
-         "look", "build", "create", "render", "close")
-
-
-def own_frames(stack):
-    """The frames of an environment's own code in a traceback.StackSummary: those below our last
-    call of an environment, without the packages in between. None if the error is in our code."""
-    last = max((i for i, frame in enumerate(stack) if frame.filename in OURS[3:] or
-                (frame.filename in OURS and frame.name in CALLS)), default=len(stack))
-    below = list(itertools.dropwhile(lambda frame: frame.filename in OURS, stack[last + 1 :]))
-    if not below:
-        return None
-    own = [frame for frame in below if not frame.filename.startswith("<frozen")]
-    first = next((i for i, frame in enumerate(own) if "site-packages" not in frame.filename), 0)
-    return traceback.StackSummary.from_list(own[first:])
-
-
-def own_part(error):
-    """(an error's traceback without our frames, whether an environment's own code raised it)."""
-    told = traceback.TracebackException.from_exception(error)
-    frames = own_frames(told.stack)
-    if frames is not None:
-        told.stack = frames
-    return "".join(told.format()), frames is not None
-
-
 class Hung(BaseException):
     """Raised in a thread whose environment takes too long."""
 
@@ -242,7 +207,7 @@ def watch(reference):
             stack = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)
             if not any(name in frame.filename for frame in stack
                        for name in ("bdb.py", "pydevd", "debugpy")):
-                own = own_frames(stack) or stack
+                own = user_frames(stack) or stack
                 words = (f"environment {vector.who(frames)} of {vector.name} has not answered for "
                          f"{vector.allowed():g} s (vec.timeout). It is "
                          f"in:\n{''.join(own.format())}").rstrip()
@@ -269,7 +234,8 @@ PATIENCE = 3.0  # seconds that an environment has to react
 
 
 # To the worker go a kind and a number (of ASK that of the bytes that follow); from it come a kind and bytes: a
-# traceback, a pickled (the words of a Fault, its environment or None), or the result of Envs.do, if it has one.
+# traceback, a pickled (the words of an EnvironmentFault, its environment or None), or the result of Envs.do, if it
+# has one.
 COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
 STEP, RESET, RENDER, ASK, DONE, ERROR, FAULT = range(7)
 CLOSING = 10  # seconds that an idle worker's environments have to close
@@ -428,12 +394,12 @@ def serve(channel_fd, memory_fd, report_fd):
             send_answer(channel, DONE, pickle.dumps(answer) if kind == RENDER or answer else b"")
     except Gone:
         pass
-    except emulation.Fault as error:
+    except EnvironmentFault as error:
         with contextlib.suppress(Gone):
             send_answer(channel, FAULT, pickle.dumps((str(error), envs and envs.blamed(error))))
     except BaseException as error:
         with contextlib.suppress(Gone):
-            send_answer(channel, ERROR, own_part(error)[0].encode())
+            send_answer(channel, ERROR, user_traceback(error)[0].encode())
     finally:
         if envs is not None:
             with contextlib.suppress(Exception):
@@ -460,13 +426,13 @@ class RemoteEnvs:
         self.envs.bind(self.arrays, 0)
 
     def do(self, kind, number, actions):
-        """(infos, {name: array (agents, ...)}) of Envs.do; a step takes these actions. For a Fault
+        """(infos, {name: array (agents, ...)}) of Envs.do; a step takes these actions. For an EnvironmentFault
         it is ((its words, the number of its environment or None), None)."""
         if kind == STEP:
             self.arrays["actions"][0], number = actions, 0
         try:
             infos, kept = self.envs.do(kind, number), ("actions", "final_observations")
-        except emulation.Fault as error:
+        except EnvironmentFault as error:
             return (str(error), self.envs.blamed(error)), None
         if kind == ASK:
             return infos, {}

@@ -229,7 +229,7 @@ class Kills:
         self.count, self.whole, self.folder, self.starts = 0, 0, None, 0
 
     def once(self):
-        """Start or go on, and kill. Raises AssertionError, CheckpointError for what is wrong."""
+        """Start or go on, and kill. Raises AssertionError, ConfigError for what is wrong."""
         if self.folder is None:
             self.folder = self.here / f"killed {self.whole}"
             self.folder.mkdir()

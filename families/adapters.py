@@ -18,6 +18,7 @@ import gymnasium
 import numpy as np
 
 from emulation import OldGym, PufferEnv
+from errors import ConfigError
 
 
 class Crafter(gymnasium.Env):
@@ -28,7 +29,7 @@ class Crafter(gymnasium.Env):
         import crafter
 
         if name not in ("reward", "noreward"):
-            raise ValueError(f"crafter/{name}: there are crafter/reward and crafter/noreward.")
+            raise ConfigError(f"crafter/{name}: there are crafter/reward and crafter/noreward.")
         self.env = crafter.Env(size=(size, size), length=length, reward=name == "reward", seed=0)
         self.observation_space = gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8)
         self.action_space = gymnasium.spaces.Discrete(len(self.env.action_names))
@@ -213,7 +214,7 @@ def gymnax(name, num_envs=1024, max_steps_in_episode=0):
 
     env, params = make(name)
     if not hasattr(env, "is_truncated"):
-        raise ImportError("this gymnax does not tell ends from time limits; gymnax 1.0 does")
+        raise ConfigError("this gymnax does not tell ends from time limits; gymnax 1.0 does")
     if max_steps_in_episode:
         params = params.replace(max_steps_in_episode=max_steps_in_episode)
     seen, acts = (gymnax_space_to_gym_space(space(params))
@@ -249,8 +250,8 @@ def brax(name, num_envs=1024, episode_length=1000, backend=""):
                       **({"backend": backend} if backend else {}))
     sample = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
     if isinstance(sample, dict):
-        raise ValueError(f"brax/{name}: its observations are a dict of {', '.join(sample)}; write "
-                         "an adapter like families.adapters.brax that takes one of them.")
+        raise ConfigError(f"brax/{name}: its observations are a dict of {', '.join(sample)}; write "
+                          "an adapter like families.adapters.brax that takes one of them.")
     seen = gymnasium.spaces.Box(-np.inf, np.inf, sample.shape, sample.dtype)
     acts = gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,), np.float32)
 
@@ -337,19 +338,19 @@ class PokemonRed(gymnasium.Env):
 
     def __init__(self, name, rom="", state="", max_steps=4096, frame_skip=24):
         if name != "pokemon_red":
-            raise ValueError(f"pyboy/{name}: there is pyboy/pokemon_red, a template "
-                             "for other games.")
+            raise ConfigError(f"pyboy/{name}: there is pyboy/pokemon_red, a template "
+                              "for other games.")
         if not os.path.isfile(rom):
-            raise ValueError("pyboy/pokemon_red needs a ROM of your own, which is not "
-                             f"shipped: --env.rom path/to/pokemon_red.gb (it is {rom!r}, no file).")
+            raise ConfigError("pyboy/pokemon_red needs a ROM of your own, which is not "
+                              f"shipped: --env.rom path/to/pokemon_red.gb (it is {rom!r}, no file).")
         from pyboy import PyBoy
 
         self.game = PyBoy(rom, window="null", sound_emulated=False)
         if not self.game.cartridge_title.startswith("POKEMON RED"):
             title = self.game.cartridge_title
             self.game.stop(save=False)
-            raise ValueError(f"{rom} is {title!r}, expected POKEMON RED: memory addresses differ "
-                             "between games.")
+            raise ConfigError(f"{rom} is {title!r}, expected POKEMON RED: memory addresses differ "
+                              "between games.")
         start = io.BytesIO()
         if state:
             with open(state, "rb") as file:
@@ -403,11 +404,11 @@ def retro(name, state="", frame_skip=4, screen_size=84, frame_stack=4):
                                 **({"state": state} if state else {}))
     except FileNotFoundError as error:
         hint = "ROMs are not shipped; import yours with python -m stable_retro.import FOLDER"
-        raise ValueError(f"retro/{name}: {error} ({hint}).") from None
+        raise ConfigError(f"retro/{name}: {error} ({hint}).") from None
     except RuntimeError as error:
         if "multiple emulator" in str(error):
-            raise ValueError("stable-retro has one emulator a process: set vec.backend multiprocessing and "
-                             "vec.num_workers to vec.num_envs.") from None
+            raise ConfigError("stable-retro has one emulator a process: set vec.backend multiprocessing and "
+                              "vec.num_workers to vec.num_envs.") from None
         raise
     env = gymnasium.wrappers.MaxAndSkipObservation(env, frame_skip)
     env = gymnasium.wrappers.ResizeObservation(
@@ -434,7 +435,7 @@ def dm_control(name, time_limit=0.0, render_mode=None):
     if name not in tasks:
         near = difflib.get_close_matches(name, tasks, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(tasks)}."
-        raise ValueError(f"dm_control/{name}: expected dm_control/DOMAIN/TASK; {hint}")
+        raise ConfigError(f"dm_control/{name}: expected dm_control/DOMAIN/TASK; {hint}")
     env = suite.load(*tasks[name], task_kwargs={"time_limit": time_limit} if time_limit else None)
     env = gymnasium.wrappers.FlattenObservation(DmControlCompatibilityV0(env, render_mode))
     space = gymnasium.spaces.Box(-np.inf, np.inf, env.observation_space.shape, np.float32)

@@ -39,7 +39,7 @@ from arena import (
     check_heads, check_numbers, check_sizes, check_squash, checked, clock, constant, numpy_dtype, on_gpu,
     optional_masks, stream_between,
 )
-from configuration import ConfigError
+from errors import ConfigError
 from kernels import driver, host
 from vector import LONG, SEEN, WORD, aligned_zeros, call_address, cycles, step_environments
 

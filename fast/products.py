@@ -26,6 +26,7 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 import ocean
+from errors import ConfigError
 from kernels import INT0, bfloat_of_float, distinct_driver, driver, run, u32, u64
 
 WIDTH = 64  # columns of a panel: packed weights are stored in panels, see below (fast/tile.c's PANEL)
@@ -44,7 +45,7 @@ def missing():
     flags = ["-shared", "-fPIC", "-Wall", "-Wextra"]
     try:
         library = ctypes.CDLL(str(ocean.compile_library(source, "tile-", ocean.FLAGS, flags, [source])))
-    except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+    except (ConfigError, OSError, subprocess.CalledProcessError) as error:
         return (str(error).splitlines() or [type(error).__name__])[0]
     for name in ("tile_multiply", "tile_accumulate"):
         llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)

@@ -37,6 +37,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete  # `gymnasium` here is
 
 import absolute_imports  # noqa: F401  first
 import processes
+from errors import ConfigError
 
 FOLDER = Path(__file__).resolve().parent
 # No -ffast-math, because a NaN has to stay one, and all builds of one machine have to give
@@ -80,7 +81,7 @@ def load(name, debug=False):
     sanitizers. Raises RuntimeError if Python was started without them, and says how to do it.
     """
     if debug and "asan" not in os.environ.get("LD_PRELOAD", ""):
-        raise RuntimeError('a debug build needs the sanitizers before all else; start Python '
+        raise ConfigError('a debug build needs the sanitizers before all else; start Python '
                            'with LD_PRELOAD="'
                            '$(gcc -print-file-name=libasan.so) $(gcc '
                            '-print-file-name=libubsan.so)" '
@@ -88,7 +89,7 @@ def load(name, debug=False):
     if not str(name).endswith(".h") and name not in names():
         other = (f"Gymnasium's is gym/{name}" if re.search(r"-v\d+$", str(name)) else
                  "Gymnasium's are gym/ID, your own FILE.py:NAME or FILE.h")
-        raise ValueError(f"there is no environment {name!r} in {FOLDER.name}/: {nearest(name, names())}. "
+        raise ConfigError(f"there is no environment {name!r} in {FOLDER.name}/: {nearest(name, names())}. "
                          f"{other} (docs/environments.md).")
     header = Path(name).resolve() if str(name).endswith(".h") else FOLDER / name / f"{name}.h"
     return _load(header, build(header, debug))
@@ -140,7 +141,7 @@ class Library:
         kinds = {"int": int, "float": float, "bool": bool}
         for setting, kind, _, _ in described["settings"]:
             if kind not in kinds:
-                raise TypeError(f"{header}: setting {setting} is a {kind}; it must be an int, a "
+                raise ConfigError(f"{header}: setting {setting} is a {kind}; it must be an int, a "
                                 "float or a bool")
         self.settings = {setting: kinds[kind](default)
                          for setting, kind, default, _ in described["settings"]}
@@ -174,7 +175,7 @@ class Library:
         values = dict(self.settings)
         for name, value in (settings or {}).items():
             if name not in values:
-                raise ValueError(f"{self.name} has no setting {name!r}: "
+                raise ConfigError(f"{self.name} has no setting {name!r}: "
                                  f"{nearest(name, self.settings)}")
             values[name] = self._parse(name, value)
         return np.array(list(values.values()), dtype=np.float64)
@@ -191,7 +192,7 @@ class Library:
         if not right:
             kind = {float: "a finite number of 32 bits", int: "an integer of 32 bits",
                     bool: "true or false"}[wanted]
-            raise TypeError(f"{self.name}: setting {name} must be {kind}, got {value!r} "
+            raise ConfigError(f"{self.name}: setting {name} must be {kind}, got {value!r} "
                             f"({type(value).__name__})")
         return wanted(value)
 
@@ -218,10 +219,10 @@ class Envs:
 
     def __init__(self, library, num_envs, seed, settings, first_env):
         if num_envs < 1:
-            raise ValueError(f"num_envs must be 1 or more, got {num_envs}")
+            raise ConfigError(f"num_envs must be 1 or more, got {num_envs}")
         several = isinstance(settings, (list, tuple))
         if several and len(settings) != num_envs:
-            raise ValueError(f"settings is a list of {len(settings)}, but there are "
+            raise ConfigError(f"settings is a list of {len(settings)}, but there are "
                              f"{num_envs} environments")
         self.library, self.functions = library, library.functions
         self.num_envs = num_envs
@@ -244,7 +245,7 @@ class Envs:
             if problem:
                 where = f" (environment {i})" if several else ""
                 self.close()
-                raise ValueError(f"{library.name}{where}: {problem.decode()}")
+                raise ConfigError(f"{library.name}{where}: {problem.decode()}")
             self._open = last
         self.num_agents = int(self.agent_offsets[-1])
         # Saved bytes fit only environments with the same source and the same settings.
@@ -257,7 +258,7 @@ class Envs:
             other = library._read_json(self.functions.ocean_spaces, self.address, i)
             if other != spaces:
                 self.close()
-                raise ValueError(f"{library.name}: all environments of a vector must have "
+                raise ConfigError(f"{library.name}: all environments of a vector must have "
                                  f"the same spaces, but 0 has {spaces} and {i} has {other}")
         self.observation_shape = tuple(spaces["observation_shape"])
         self.observation_dtype = library.observation_dtype
@@ -395,9 +396,9 @@ def find_compiler():
         own = None
     compiler = next(filter(None, map(shutil.which, [own] if own else ["gcc", "clang", "cc"])), None)
     if own and compiler is None:
-        raise RuntimeError(f"CC = {own!r}: there is no such program; name a C compiler, or unset CC")
+        raise ConfigError(f"CC = {own!r}: there is no such program; name a C compiler, or unset CC")
     if compiler is None:
-        raise RuntimeError("no C compiler found: install gcc or clang, or set CC to one")
+        raise ConfigError("no C compiler found: install gcc or clang, or set CC to one")
     return compiler
 
 
@@ -432,7 +433,7 @@ def compile_library(source, name, target_flags, flags, sources, what=None):
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
             os.remove(temporary)
-            raise RuntimeError(f"{what or source} does not "
+            raise ConfigError(f"{what or source} does not "
                                f"compile:\n{' '.join(command)}\n{result.stderr}")
         os.chmod(temporary, 0o755)  # mkstemp gives others no right to read
         os.replace(temporary, folder / name)
@@ -479,10 +480,6 @@ def nearest(name, known, listed=None):
     return f"{hint}There are: {', '.join(known if listed is None else listed) or 'none'}"
 
 
-class MissingPackage(ImportError):
-    """What drawing needs is not installed."""
-
-
 class _Image(ctypes.Structure):
     _fields_ = (("data", POINTER), ("width", ctypes.c_int), ("height", ctypes.c_int),
                 ("mipmaps", ctypes.c_int), ("format", ctypes.c_int))
@@ -513,7 +510,7 @@ def _raylib():
         with contextlib.redirect_stderr(io.StringIO()):  # "RAYLIB STATIC 6.2.0.0 LOADED"
             from raylib import _raylib_cffi
     except ImportError as error:
-        raise MissingPackage("drawing needs raylib: pip install raylib_software") from error
+        raise ConfigError("drawing needs raylib: pip install raylib_software") from error
     raylib = ctypes.CDLL(_raylib_cffi.__file__, mode=ctypes.RTLD_LOCAL)
     raylib.LoadImageFromScreen.restype = _Image
     raylib.UnloadImage.argtypes, raylib.UnloadImage.restype = [_Image], None

@@ -28,6 +28,7 @@ import time
 import numpy as np
 
 import diagnostics
+import errors
 import ocean
 import processes
 
@@ -311,7 +312,6 @@ def main_python(creator, arguments):
     """--check of an environment in Python: steps it as the trainer does, without the trainer."""
     import environments
     import vector
-    import workers
 
     if not arguments.check:
         raise SystemExit(f"{arguments.name} is an environment in Python: --check looks at it; "
@@ -334,7 +334,7 @@ def main_python(creator, arguments):
               processes.progress() as show):
             found = environments.check(creator, vecenv, settings, steps, show=show)
     except Exception as error:
-        text, own = workers.own_part(error)
+        text, own = errors.user_traceback(error)
         if not own and not isinstance(error, (ValueError, TypeError, ImportError)):
             raise
         found = [f"it raised this in its own code:\n{text}".rstrip() if own else str(error)], []

@@ -8,6 +8,7 @@ import pytest
 import configuration
 import ocean
 import pufferl
+from errors import ConfigError
 from tools import catalogue
 
 
@@ -73,5 +74,5 @@ def test_a_wrong_mark_is_an_error(text, name, tmp_path, monkeypatch):
     (tmp_path / "config").mkdir()
     (tmp_path / "config/squared.ini").write_text(f"[solved]\n{text}\n")
     monkeypatch.setattr(configuration, "ROOT", tmp_path)
-    with pytest.raises(configuration.ConfigError, match=rf"squared\.ini.*{name}"):
+    with pytest.raises(ConfigError, match=rf"squared\.ini.*{name}"):
         catalogue.look("squared")

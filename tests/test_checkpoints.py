@@ -17,8 +17,8 @@ from test_pufferl import Plain, make_trainer, run_epochs
 import checkpoints
 import configuration
 import pufferl
-from checkpoints import WHOLE_RUN, CheckpointError, load, save
-from configuration import ConfigError
+from checkpoints import WHOLE_RUN, load, save
+from errors import ConfigError
 from tools import watch
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -152,7 +152,7 @@ def test_every_byte_that_is_read_has_a_checksum(folder):
         path.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
         try:
             weights = load(path)
-        except CheckpointError:
+        except ConfigError:
             refusals += 1
         else:
             assert weights.keys() == whole.keys()
@@ -287,7 +287,7 @@ def test_weights_that_are_not_finite_play_nothing(folder, value):
 def test_something_else_is_no_checkpoint(tmp_path, content):
     torch.save(content, tmp_path / "a.pt")
     for check in (checkpoints.weights, WHOLE_RUN):
-        with pytest.raises(CheckpointError, match=r"a\.pt"):
+        with pytest.raises(ConfigError, match=r"a\.pt"):
             load(tmp_path / "a.pt", check)
 
 

@@ -20,7 +20,8 @@ import data_parallel
 import pufferl
 import vector
 import workers
-from configuration import ConfigError, load_config
+from configuration import load_config
+from errors import ConfigError
 from tools import watch
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -30,7 +30,6 @@ import emulation
 import models
 import vector
 from emulation import (
-    Fault,
     FlatAction,
     FlatObservation,
     GymnasiumPufferEnv,
@@ -40,6 +39,7 @@ from emulation import (
     new_rows,
     wrap,
 )
+from errors import EnvironmentFault
 from flat_spaces import encode_text
 
 # -- Spaces ----------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def run_to_fault(creator, steps=6):
 
 @pytest.mark.parametrize(("creator", "name"), FAULTS)
 def test_a_wrong_return_is_a_fault(creator, name):
-    with pytest.raises(Fault, match=f"(?s){name}"):
+    with pytest.raises(EnvironmentFault, match=f"(?s){name}"):
         run_to_fault(creator)
 
 
@@ -314,7 +314,7 @@ def test_a_wrong_return_of_a_parallel_environment_is_a_fault(part, value, late):
             parts = {name: dict.fromkeys(self.agents, value) for name, value in PARTS.items()}
             return *(parts | ({part: value} if self.t > late else {})).values(),
 
-    with pytest.raises(Fault, match=part):
+    with pytest.raises(EnvironmentFault, match=part):
         run_to_fault(Wrong)
 
 
@@ -328,7 +328,7 @@ def test_a_wrong_return_of_a_parallel_environment_is_a_fault(part, value, late):
 ])
 def test_a_parallel_environment_that_is_none_is_a_fault(change, name):
     kind = type("Odd", (Leavers,), change)
-    with pytest.raises((Fault, ValueError), match=name):
+    with pytest.raises(EnvironmentFault, match=name):
         run_to_fault(kind)
 
 
@@ -344,7 +344,7 @@ def test_an_unknown_agent_is_a_fault():
     view = env.views(rows, 0)
     env.reset_into(view)
     env._unchecked.clear()  # later than the first step
-    with pytest.raises(Fault, match=r"guest.*possible_agents"):
+    with pytest.raises(EnvironmentFault, match=r"guest.*possible_agents"):
         env.step_into(view)
 
 
@@ -358,7 +358,7 @@ def test_what_is_no_environment_is_a_type_error():
     for name, other in (("observation_space", "action_space"),
                         ("action_space", "observation_space")):
         attributes = {other: spaces.Discrete(2), "reset": lambda self, **_: None}
-        with pytest.raises(Fault, match=f"NoSpace.*{name}"):
+        with pytest.raises(EnvironmentFault, match=f"NoSpace.*{name}"):
             vector.make(type("NoSpace", (gymnasium.Env,), attributes))
 
 
@@ -379,7 +379,7 @@ def test_a_value_a_hair_outside_its_bounds_is_warned_of_once(dtype):
             np.testing.assert_array_equal(env.step(0)[0], seen)
     assert len(caught) == 2, "reset and step"
     seen = np.array([1.001, 0], dtype)
-    with pytest.raises(Fault, match=r"\(0,\).*1\.001"):
+    with pytest.raises(EnvironmentFault, match=r"\(0,\).*1\.001"):
         GymnasiumPufferEnv(make()).reset()
 
 

@@ -13,10 +13,10 @@ from conftest import slow_but
 from small_envs import allowed_actions, same_as_bare
 
 import configuration
-import emulation
 import environments
 import ocean.__main__ as ocean_main
 import vector
+from errors import EnvironmentFault, error_text
 from families import adapters
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -202,12 +202,12 @@ def test_a_file_has_what_lies_beside_it_and_its_errors_have_their_lines(tmp_path
     name = f"{tmp_path}/mine.py"
     with vector.make(f"{name}:Old", 2) as vecenv:  # its reset draws from what seed() has made
         assert vecenv.reset(seed=1)[0].shape == (2, 3)
-    with pytest.raises(emulation.Fault, match="3"):
+    with pytest.raises(EnvironmentFault, match="3"):
         vector.make(f"{name}:Masked", 1).reset()
     assert configuration.load_attribute("policy.name", f"{name}:SIZE") == 3  # a network's file, too
     with pytest.raises(ModuleNotFoundError) as error:
         configuration.load_env(f"{name}:broken", configuration.load_config(f"{name}:broken"))
-    assert "mine.py" in configuration.error_text(error.value)
+    assert "mine.py" in error_text(error.value)
     for wrong in (name, f"{name}:", f"{name}:brokn"):
         with pytest.raises(ValueError, match=r"Old.*Masked|broken"):
             environments.load_creator(wrong)

@@ -34,6 +34,7 @@ import pufferlib.pytorch
 import pufferlib.spaces
 import pufferlib.vector
 import vector
+from errors import ConfigError
 from pufferlib import NoLogger, Protein, PuffeRL
 from pufferlib.environments import classic_control
 from pufferlib.ocean import Breakout, Squared
@@ -630,7 +631,7 @@ def test_every_old_option_is_understood_or_refused_with_a_reason():
     for old, reason in configuration.REFUSED.items():
         if not old.startswith("sweep.") and old not in ("train.batch_size", "train.num_iterations"):
             name = "--" + old.replace("_", "-") + (".x" if old in ("torch", "selfplay") else "")
-            with pytest.raises(configuration.ConfigError, match=re.escape(reason)):
+            with pytest.raises(ConfigError, match=re.escape(reason)):
                 configuration.load_config("squared", [name, "1"])
 
 

@@ -41,12 +41,12 @@ import pufferl
 import pufferlib
 import pufferlib.vector
 import vector
-from configuration import ConfigError
-from protein import Random, Space, SpaceError
+from errors import ConfigError, EnvironmentFault, NetworkFault, WorkerError
+from protein import Random, Space
 from tools.sweep import command as sweep
 from tools.sweep.command import searched_settings
 
-Error = configuration.ConfigError
+Error = ConfigError
 
 
 def write(path, text):
@@ -154,17 +154,15 @@ CONFIGURATION = [
     ("--rnn.num-layers", Error, "would change nothing: this network has no recurrent layer",
      "--policy.name feed-forward --rnn.num-layers 2"),
     ("--train.eps", Error, "would change nothing: muon does not get it", "--train.eps 0.1"),
-    ("policy.name", SystemExit, "this is in the network's own code:", network(
+    ("policy.name", SystemExit, "an error in the environment or the network:", network(
         "torch.nn.Module):\n def __init__(self, env): 1 / 0")),
     ("policy.name", SystemExit, "is called with (env), but takes (env, size)", network(
         "torch.nn.Module):\n def __init__(self, env, size): pass")),
     ("policy.name", Error, "path/to/file.py:name of a file that exists", "--policy.name no.py:A"),
     ("train.gpus", Error, "= 500: this machine has", "--train.gpus 500"),
     ("policy.hidden_size", MemoryError, "the network would take", "--policy.hidden-size 1e7"),
-    ("MemoryError", SystemExit, "out of memory (MemoryError): lower vec.total_agents (or",
+    ("MemoryError", SystemExit, "out of memory: lower vec.total_agents (or",
      no_memory),
-    ("train.horizon", MemoryError, "out of memory: lower train.horizon. (MemoryError)",
-     configuration.out_of_memory("train.horizon")(raise_memory_error)),
     ("env.num_envs", SystemExit, "2,000,000,000,000 environments would take",
      main("train squared --env.num-envs 2e12 --data-dir none")),
     ("CartPole", Error, "one gym/CartPole-v1 has 1 agent; take a multiple", train(
@@ -239,7 +237,7 @@ RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
      state(lambda path: path.write_bytes(path.read_bytes()[:1000]))),
     ("trainer_state.pt", Error, "it holds nothing of a run; weights alone are for "
      "--load-model-path", state(lambda path: torch.save({"a": torch.zeros(3)}, path))),
-    ("a.pt", checkpoints.CheckpointError, "there is no whole one beside it", lambda path: (
+    ("a.pt", ConfigError, "there is no whole one beside it", lambda path: (
         torch.save([1, 2], path / "a.pt"), checkpoints.load(path / "a.pt"))),
     ("config.json", Error, "damaged or not a run's settings",
      resume(harm=lambda folder: write(folder / "config.json", "{"))),
@@ -277,7 +275,7 @@ RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
      lambda: pufferlib.make("squared", distanse=2)),
     ("zero_copy", ValueError, "make takes no zero_copy any more: nothing is copied now. Leave it "
      "out", lambda: pufferlib.make("squared", zero_copy=True)),
-    ("WandbLogger", TypeError, "project must be a project's name, or the settings that "
+    ("WandbLogger", ConfigError, "project must be a project's name, or the settings that "
      "load_config gives, got [1]", lambda: (pytest.importorskip("wandb"), pufferl.WandbLogger([1]))),
 ]
 
@@ -321,9 +319,9 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
      lambda: faults.decode(lambda logits, value: (logits.detach(), value))),
     ("network: Decodes", None, "does not learn what it does: before the first update", faults.noise),
     ("thread_safe", None, "write thread_safe = True into Mine", faults.say_nothing_of_threads),
-    ("Returns.forward", models.NetworkFault, "must return (logits, value), got a Tensor (",
+    ("Returns.forward", NetworkFault, "must return (logits, value), got a Tensor (",
      lambda: faults.returns(lambda y: y)),
-    ("Returns", models.NetworkFault, "returns 1 logits for an observation; these environments want 2",
+    ("Returns", NetworkFault, "returns 1 logits for an observation; these environments want 2",
      lambda: faults.returns(lambda y: (y[:, :1], y[:, :1]))),
     ("LostState", ConfigError, "leaves c, h in the state, which would be lost: initial_state",
      lambda: make_trainer(policy=faults.LostState)),
@@ -402,7 +400,7 @@ ENVIRONMENTS = [
     ("CartPol-v1", ValueError, "Did you mean CartPole-v1", lambda: vector.make("gym/CartPol-v1")),
     ("knights", ValueError, "expected pettingzoo/FAMILY/NAME",
      lambda: vector.make("pettingzoo/knights")),
-    ("nothing_v0", ImportError, "install line",
+    ("nothing_v0", ConfigError, "install line",
      lambda: vector.make("pettingzoo/butterfly/nothing_v0")),
     ("pyboy", ValueError, "a ROM of your own", lambda: vector.make("pyboy/pokemon_red")),
     ("mine.py", ValueError, "say what in it makes the environment", name_a_file),
@@ -413,17 +411,17 @@ ENVIRONMENTS = [
      lambda: vector.make(small_envs.Walk).step(np.zeros(1))),
     ("aaa", SystemExit, "the system refuses a path (File name too long)",
      lambda: pufferl.main(["train", "squared", "--resume", 300 * "a"])),
-    ("another process", TypeError, "take backend serial", lambda: step(
+    ("another process", ConfigError, "take backend serial", lambda: step(
         lambda: LOCK and small_envs.Walk(), num_envs=2, backend="multiprocessing", num_workers=2)),
-    ("worker", vector.WorkerError, "died by signal 9 (SIGKILL)", lambda: step(
+    ("worker", WorkerError, "died by signal 9 (SIGKILL)", lambda: step(
         small_envs.Walk, num_envs=2, backend="multiprocessing", num_workers=2, trouble="kill")),
-    ("the first step()", emulation.Fault, "element (0,) is 7.0, expected 0.0 to 1.0",
+    ("the first step()", EnvironmentFault, "element (0,) is 7.0, expected 0.0 to 1.0",
      lambda: step_with(1, spaces.Box(0, 1, (1,)), observation=np.full(1, 7, np.float32))),
-    ("reward", emulation.Fault, "make one number of them, in a file of yours",
+    ("reward", EnvironmentFault, "make one number of them, in a file of yours",
      lambda: step_with(reward=np.ones(2))),
-    ("reward of environment 0", emulation.Fault, "must be a number, got 'x'",
+    ("reward of environment 0", EnvironmentFault, "must be a number, got 'x'",
      lambda: step_with(3, reward="x")),
-    ("info", emulation.Fault, "it must be a dict", lambda: step_with(5, info=5)),
+    ("info", EnvironmentFault, "it must be a dict", lambda: step_with(5, info=5)),
     ("reset()", ValueError, "gave none", lambda: step_with(info={"action_mask": np.ones(2)})),
     ("mask", ValueError, "3 entries, the action space has 2",
      lambda: step_with(0, info={"action_mask": np.ones(3)})),
@@ -470,9 +468,9 @@ OCEAN = [
     ("breakot", ValueError, "did you mean breakout", lambda: ocean.load("breakot")),
     ("CartPole-v1", ValueError, "Gymnasium's is gym/CartPole-v1", lambda: ocean.load("CartPole-v1")),
     ("breakout", ValueError, "no setting 'framskip': did you mean frameskip", create("breakout", framskip=4)),
-    ("frameskip", TypeError, "must be an integer of 32 bits, got 4.5", create("breakout", frameskip=4.5)),
-    ("continuous", TypeError, "must be true or false", create("breakout", continuous=2)),
-    ("ball_speed", TypeError, "must be a finite number of 32 bits", create("breakout", ball_speed=1e300)),
+    ("frameskip", ConfigError, "must be an integer of 32 bits, got 4.5", create("breakout", frameskip=4.5)),
+    ("continuous", ConfigError, "must be true or false", create("breakout", continuous=2)),
+    ("ball_speed", ConfigError, "must be a finite number of 32 bits", create("breakout", ball_speed=1e300)),
     ("max_ball_speed", ValueError, "must be at most 512", create("breakout", max_ball_speed=2000.0)),
     ("komi", ValueError, "no integer", create("go", komi=7.0)),
     ("settings", ValueError, "is a list of 1, but there are 2 environments",
@@ -487,7 +485,7 @@ OCEAN = [
      lambda: ocean.load("snake").create(2).load(ocean.load("snake").create(3).save())),
     ("num_buffers", ValueError, "can be 1, 3", lambda: vector.Native("snake", 3, num_buffers=2)),
     (".num_agents", ValueError, "c_spaces gives no .num_agents", compile_small(".num_agents = 1", ".num_agents = 0")),
-    ("small.h", RuntimeError, "does not compile", compile_small("env->tick++;", "env->tock++;")),
+    ("small.h", ConfigError, "does not compile", compile_small("env->tick++;", "env->tock++;")),
     ("breakout", ValueError, "actions lie within 0 and 2, got 3", step_gym("breakout", 3)),
     ("pendulum", ValueError, "an action is NaN", step_gym("pendulum", np.full(1, np.nan))),
     ("target", ValueError, "has 8 agents", step_gym("target", 0)),
@@ -536,7 +534,7 @@ def kernel_rows():  # kernels, arena, fast/, devices
             cuda_on_a_cpu.install(patch)
             device.Kernels(test_ocean_device.broken(path))
 
-    zeros, refused = torch.zeros, configuration.ConfigError
+    zeros, refused = torch.zeros, ConfigError
     return [
         ("bootstraps", ValueError, "has shape (3, 4), expected (3, 5)", change("advantage", bootstraps=zeros(3, 4))),
         ("rewards", TypeError, "kernels.advantage: rewards is float64, expected float32",
@@ -574,7 +572,7 @@ def kernel_rows():  # kernels, arena, fast/, devices
         ("train.cudagraphs", None, "cannot be captured and runs without, which is slower: operation", capture),
         ("vec.device", refused, "squared cannot step on a GPU", lambda: test_ocean_device.choose("squared", "cuda")),
         ("snake", ValueError, "its struct points to memory of its own", lambda: vector.make("snake", device="cpu")),
-        ("broken.h", device.NotCompiled, "does not compile for a GPU", build),
+        ("broken.h", EnvironmentFault, "does not compile for a GPU", build),
     ]
 
 
@@ -619,15 +617,15 @@ TOOLS = [  # eval, export, sweep, history, watch, speed
      verb("runs breakout --data-dir FOLDER")),
     ("config.json", SystemExit, "not a run's folder, or its config.json is damaged",
      verb("plot FOLDER")),
-    ("train.gamma", SpaceError, "has no distribution: one of uniform", searched({"min": 0, "max": 1})),
-    ("train.gamma", SpaceError, "maen: there is no such field. Did you mean mean?",
+    ("train.gamma", ConfigError, "has no distribution: one of uniform", searched({"min": 0, "max": 1})),
+    ("train.gamma", ConfigError, "maen: there is no such field. Did you mean mean?",
      searched({"distribution": "uniform", "min": 0, "max": 1, "maen": 1})),
-    ("train.optimizer", SpaceError, "is no number: take distribution = choice with values.",
+    ("train.optimizer", ConfigError, "is no number: take distribution = choice with values.",
      searched({"distribution": "uniform", "min": 0, "max": 1}, "train.optimizer")),
-    ("sweep.trian.gamma", SpaceError, "there is no section 'trian'. There are: env, vec,",
+    ("sweep.trian.gamma", ConfigError, "there is no section 'trian'. There are: env, vec,",
      searched([1, 2], "trian.gamma")),
-    ("there is nothing to search", SpaceError, "no [sweep.SECTION.KEY] section", lambda: Space({})),
-    ("optimize()", SpaceError, "needs an objective, or the tuner an env_name.",
+    ("there is nothing to search", ConfigError, "no [sweep.SECTION.KEY] section", lambda: Space({})),
+    ("optimize()", ConfigError, "needs an objective, or the tuner an env_name.",
      lambda: Random(search_space={"env.x": [1, 2]}).optimize()),
     ("sweep_squared", SystemExit, "holds another sweep (train.gamma: 0.9 there, ",
      lambda path: [verb(f"sweep squared --data-dir FOLDER --train.gamma {gamma} --sweep.num-trials 0"

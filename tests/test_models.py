@@ -22,6 +22,7 @@ import flat_spaces
 import kernels
 import models
 import pufferl
+from errors import ConfigError, NetworkFault, error_text
 from fast import compiled, fused, pictures
 from tools import history
 from tools.sweep import command as sweep
@@ -502,9 +503,9 @@ def train(file, name, *options):
     ("nothing", "auto", "int"), ("NoVale", "auto", "NoEnv"), ("Net", "lstm", "LSTMWrapper"),
     ("Net", "mingru", "MinGRUWrapper")])
 def test_a_network_that_cannot_be_made_is_named_in_a_line(file, name, rnn, word):
-    with pytest.raises((configuration.ConfigError, models.NetworkFault), match=word) as error:
+    with pytest.raises((ConfigError, NetworkFault), match=word) as error:
         train(file, name, "--data-dir", "none", "--rnn.name", rnn)
-    assert configuration.error_text(error.value) == str(error.value)
+    assert error_text(error.value) == str(error.value)
 
 
 class Faulty(torch.nn.Module):
@@ -593,9 +594,9 @@ FAULTS = [*[(name, lambda env, f=function: Returns(env, f), "Returns") for name,
 
 @pytest.mark.parametrize(("network", "word"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS])
 def test_a_network_with_a_fault_is_named_in_a_line(network, word):
-    with pytest.raises((configuration.ConfigError, models.NetworkFault), match=word) as error:
+    with pytest.raises((ConfigError, NetworkFault), match=word) as error:
         make_trainer(policy=network).evaluate()
-    assert configuration.error_text(error.value) == str(error.value)
+    assert error_text(error.value) == str(error.value)
 
 
 @pytest.mark.parametrize("normalize", ["false", "true"])
@@ -688,7 +689,7 @@ def test_logits_are_held_to_the_actions():
     models.check_logits(None, outputs, torch.zeros(3, 4), None, 4)
     for log_std, heads, dims in ((None, [2, 3], 2), (torch.zeros(3, 4), None, 3), (None, None, 4),
                                  (torch.zeros(3, 4), [4], 0)):
-        with pytest.raises(models.NetworkFault):
+        with pytest.raises(NetworkFault):
             models.check_logits(None, outputs, log_std, heads, dims)
 
 
@@ -732,7 +733,7 @@ def test_keywords_of_a_custom_network_are_settings(file, tmp_path):
     assert list(space) == ["policy.depth"]
     for wrong in ([*options, "--policy.dept", "3"], [*options, "--policy.device", "cpu"],
                   [*options, "--policy.depth", "many"], ["--policy.depth", "3"]):
-        with pytest.raises(configuration.ConfigError, match=r"depth|device"):
+        with pytest.raises(ConfigError, match=r"depth|device"):
             configuration.load_config("cartpole", wrong)
 
 

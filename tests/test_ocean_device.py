@@ -20,6 +20,7 @@ import models
 import ocean
 import pufferl
 import vector
+from errors import ConfigError, EnvironmentFault
 from fast import fused
 from ocean import device as on_device
 
@@ -158,7 +159,7 @@ def broken(folder):
 
 
 def test_what_is_no_cpp_is_refused(tmp_path):
-    with pytest.raises(on_device.NotCompiled, match=r"broken\.h"):
+    with pytest.raises(EnvironmentFault, match=r"broken\.h"):
         on_device.Kernels(broken(tmp_path))
 
 
@@ -431,7 +432,7 @@ def choose(name, asked, train="cuda", **vec):
 
 
 def test_where_environments_step(monkeypatch, capsys):
-    refused = pytest.raises(configuration.ConfigError, match=r"vec\.device|train\.device")
+    refused = pytest.raises(ConfigError, match=r"vec\.device|train\.device")
     assert choose("squared", "host") is None and choose("squared", "auto", "cpu") is None
     assert choose("gym/CartPole-v1", "auto") is None and choose("squared", "auto", backend="serial") is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -462,13 +463,13 @@ def test_a_header_that_is_no_cpp_steps_on_the_host(tmp_path, monkeypatch, capsys
     text = capsys.readouterr().err
     assert "broken" in text and text.count("\n") == 1
     settings["vec"]["device"] = "cuda"
-    with pytest.raises(configuration.ConfigError, match="broken"):
+    with pytest.raises(ConfigError, match="broken"):
         configuration.make_vector(library, 2, settings, {})
 
 
 def test_the_setting_is_on_the_command_line():
     args = configuration.load_config("squared", ["--vec.device", "cuda"])
-    with pytest.raises(configuration.ConfigError, match=r"train\.device"):
+    with pytest.raises(ConfigError, match=r"train\.device"):
         configuration.load_env("squared", args)
     args = configuration.load_config("squared", [])
     assert args["vec"]["device"] == "auto"

@@ -16,7 +16,8 @@ import configuration
 import ocean
 import protein
 from bench import bench_protein
-from protein import GP, Grid, ParetoGenetic, Protein, Random, Space, SpaceError
+from errors import ConfigError
+from protein import GP, Grid, ParetoGenetic, Protein, Random, Space
 from tools.sweep.command import SIZES, searched_settings, used
 
 
@@ -69,7 +70,7 @@ def test_scales():
     ([3, 3], "values"),
 ])
 def test_nonsense_is_refused_by_name(entry, word):
-    with pytest.raises(SpaceError, match=rf"sweep\.train\.lr.*\b{word}\b"):
+    with pytest.raises(ConfigError, match=rf"sweep\.train\.lr.*\b{word}\b"):
         Space({"train.lr": entry})
 
 
@@ -364,7 +365,7 @@ def test_minimise_and_optimize_in_python():
         Random(search_space=XY, num_trials=3).optimize(objective)
     for word, fail in (("env_name", lambda: Random(search_space=XY).optimize()),
                        ("goal", lambda: Random(search_space=XY, goal="best"))):
-        with pytest.raises(SpaceError, match=word):
+        with pytest.raises(ConfigError, match=word):
             fail()
 
 

@@ -18,11 +18,11 @@ import torch
 from conftest import slow_but
 from trainers import ACTIONS, NETWORKS, Plain, learn, make_trainer, run_epochs  # noqa: F401  Plain: for other files
 
-import configuration
 import models
 import ppo
 import pufferl
 import runs
+from errors import ConfigError, error_text
 from tools import watch
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -104,7 +104,7 @@ def test_settings_that_changed_count_after_a_resume(tmp_path, optimizer):
         second.load_checkpoint(tmp_path / "half.pt")
         weights.append(learn(second, 1))
     assert not any(torch.equal(weights[0], others) for others in weights[1:])
-    with pytest.raises(configuration.ConfigError, match=r"train\.optimizer"):
+    with pytest.raises(ConfigError, match=r"train\.optimizer"):
         make_trainer(optimizer=Momentum).load_checkpoint(tmp_path / "half.pt")
 
 
@@ -260,7 +260,7 @@ def test_a_setting_that_would_do_nothing_cannot_be_assigned(shared):
     for name in pufferl.FIXED:
         shared.config[name] = shared.config[name]
         for assign in (shared.config.__setitem__, lambda key, value: shared.config.update({key: value})):
-            with pytest.raises(configuration.ConfigError, match=rf"train\.{name}"):
+            with pytest.raises(ConfigError, match=rf"train\.{name}"):
                 assign(name, 12345)
 
 
@@ -269,7 +269,7 @@ def test_a_setting_that_would_do_nothing_cannot_be_assigned(shared):
     ("state", "keep"), ("clip_coef", None), ("checkpoint_interval", 0), ("learning_rat", 0.1)])
 def test_an_assigned_value_must_be_one_that_could_be_given(shared, name, value):
     before = dict(shared.config)
-    with pytest.raises(configuration.ConfigError, match=name):
+    with pytest.raises(ConfigError, match=name):
         shared.config[name] = value
     assert shared.config == before
 
@@ -426,7 +426,7 @@ def test_weight_decay_needs_an_optimizer_that_takes_it(file):
     trainer = make_trainer(optimizer=f"{file}:Keywords", weight_decay=0.25)
     assert trainer.optimizer.optimizer.param_groups[0]["weight_decay"] == 0.25
     trainer.release()
-    with pytest.raises(configuration.ConfigError, match=r"train\.weight_decay"):
+    with pytest.raises(ConfigError, match=r"train\.weight_decay"):
         make_trainer(optimizer=f"{file}:Base", weight_decay=0.1)
 
 
@@ -436,7 +436,7 @@ def test_what_is_no_optimizer_or_loss_is_named(file, setting, name):
     if setting == "loss" and name not in ("number", "Mke", None):
         pytest.skip("it can be called")
     for value in ([f"{file}:{name}"] if name else ["missing.py:name", "torch.optim.sgd.SGD"]):
-        with pytest.raises(configuration.ConfigError, match=rf"train\.{setting}"):
+        with pytest.raises(ConfigError, match=rf"train\.{setting}"):
             make_trainer(**{setting: value})
 
 
@@ -589,7 +589,7 @@ def test_an_error_in_an_environment_says_what_is_left_of_the_run(at, options, wo
                                       "--train.total-timesteps", "30_000", "--data-dir", str(tmp_path)])
     with pytest.raises(ConnectionError) as failed:
         pufferl.train(name, args)
-    assert re.search(words, configuration.error_text(failed.value)), configuration.error_text(failed.value)
+    assert re.search(words, error_text(failed.value)), error_text(failed.value)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -645,7 +645,7 @@ def test_continuous_actions_begin_with_the_deviation_that_is_set(options):
     ("cartpole", "--policy.name=board", "Board"), ("cartpole", "--policy.name=impala", "Impala"),
     ("cartpole", "--policy.squash=tanh", "squash")])
 def test_a_network_that_cannot_be_made_is_refused(name, option, word):
-    with pytest.raises(configuration.ConfigError, match=word), loaded(name, option):
+    with pytest.raises(ConfigError, match=word), loaded(name, option):
         pass
 
 
@@ -672,7 +672,7 @@ def test_a_tanh_is_saved_with_the_weights(tmp_path):
         assert models.squash_of(policy) is not None
     with load("none", "none") as policy:
         assert models.squash_of(policy) is None
-    with pytest.raises(configuration.ConfigError, match="action_squash"), load("none", "tanh"):
+    with pytest.raises(ConfigError, match="action_squash"), load("none", "tanh"):
         pass
     played = ["--load-model-path", folders["tanh"], "--eval.episodes", "4", "--eval.deterministic", "True"]
     assert watch.evaluate("pendulum", pufferl.load_config("pendulum", played))["score"].mean < 0
@@ -686,7 +686,7 @@ def test_weights_of_other_bounds_are_refused(tmp_path):
         assert policy.action_squash[:2, 0].tolist() == [0, 2], "a torque within -2..2"
         policy.action_squash.mul_(3)
         torch.save(policy.state_dict(), tmp_path / "model_0.pt")
-        with pytest.raises(configuration.ConfigError, match="bounds"):
+        with pytest.raises(ConfigError, match="bounds"):
             pufferl.load_policy({**args, "load_model_path": str(tmp_path / "model_0.pt")}, vecenv, env)
 
 

@@ -25,6 +25,7 @@ from scale_rank import AGENTS, CASES, DRAWN
 
 import data_parallel
 import vector
+from errors import RankError
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -168,7 +169,7 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(second, "gather", lambda own: [(own[0], "A"), own])
     assert second.choose_gpu() == 1 and current == [1]
     current[:], second.given = [0], True  # whoever made the group has chosen
-    with pytest.raises(data_parallel.RankError, match="GPU"):
+    with pytest.raises(RankError, match="GPU"):
         second.choose_gpu()
 
 

@@ -23,7 +23,8 @@ from test_runs_loggers import OFFLINE, wandb_records
 import configuration
 import diagnostics
 import loggers
-from protein import Protein, SpaceError
+from errors import ConfigError
+from protein import Protein
 from tools.sweep import command as sweep
 from tools.sweep import report as sweep_report
 from tools.sweep import trials as sweep_trials
@@ -173,12 +174,12 @@ def test_a_damaged_file_of_the_ledger_is_named(tmp_path):
     others = [json.dumps({**good, **wrong}) for wrong in ({"curve": 5}, {"score": "x"})]
     for content in ("", "{", "5", "[" * 100_000, "{}", *others):
         path.write_text(content)
-        with pytest.raises(SpaceError, match=r"00000\.json"):
+        with pytest.raises(ConfigError, match=r"00000\.json"):
             Ledger(tmp_path).results()
     path.write_text(json.dumps(good))
     assert Ledger(tmp_path).results() == {0: good}
     (tmp_path / "sweep.json").write_text('{"asked": 5}')
-    with pytest.raises(SpaceError, match=r"sweep\.json"):
+    with pytest.raises(ConfigError, match=r"sweep\.json"):
         sweep_report.load_sweep(tmp_path)
 
 
@@ -279,7 +280,7 @@ def test_a_sweep_and_its_continuation_from_python(tmp_path, fake):
     assert len({json.dumps(r["settings"]) for r in ledger.results().values()}) == 8
     assert all(path.read_text() == text for path, text in before.items())
     uniform = {"distribution": "uniform", "min": 1e-3, "max": 1}
-    with pytest.raises(SpaceError, match="learning_rate"):
+    with pytest.raises(ConfigError, match="learning_rate"):
         optimize(8, {**FAKE_SPACE, "train.learning_rate": uniform})
 
 
@@ -349,14 +350,14 @@ def test_a_failure_is_told_by_its_error(code, text, error):
 def test_what_a_sweep_cannot_begin_with(tmp_path, monkeypatch):
     tuner, config = Protein(search_space=FAKE_SPACE), configuration.load_config("squared")
     sweep.begin(Ledger(tmp_path), tuner, sweep.Sweep(), [], config)
-    with pytest.raises(SpaceError, match=r"load_model_path.*a\.pt"):
+    with pytest.raises(ConfigError, match=r"load_model_path.*a\.pt"):
         sweep.begin(Ledger(tmp_path), tuner, sweep.Sweep(), [],
                     {**config, "load_model_path": "a.pt"})
     fixed = {"data_dir": str(tmp_path / "runs")}
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     for setting, value, more in (("wrokers", 2, {}), ("cpus", 2, {}),
                                  ("gpus", 8, {"train.device": "cuda"})):
-        with pytest.raises(SpaceError, match=setting):
+        with pytest.raises(ConfigError, match=setting):
             Protein("squared", FAKE_SPACE, fixed={**fixed, **more}, **{setting: value}).optimize()
     assert not (tmp_path / "runs").exists()
     monkeypatch.setattr(sweep.Runner, "next_claim",
@@ -383,7 +384,7 @@ def test_trials_are_spread_over_gpus(monkeypatch):
     assert sorted(seen) == ["3", "3", "5", "5"]
     release.set()
     assert len(pool.close()) == 4
-    with pytest.raises(SpaceError, match="3,5,7"):
+    with pytest.raises(ConfigError, match="3,5,7"):
         sweep_trials.LocalPool(workers=1, gpus=4)
 
 
@@ -507,7 +508,7 @@ def test_split_options():
     assert options == ["--sweep.num-trials", "5", "--sweep.web=0", "--help"]
     assert others == ["--train.gamma", "0.9"]
     assert space == {"train.learning_rate": {"max": "0.1"}, "env.speed": {"distribution": "none"}}
-    with pytest.raises(SpaceError, match=r"sweep\.train\.gamma"):
+    with pytest.raises(ConfigError, match=r"sweep\.train\.gamma"):
         sweep.split_options(["--sweep.train.gamma", "0.9"])
 
 

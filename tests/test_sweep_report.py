@@ -10,7 +10,8 @@ from conftest import find_chromium
 from test_sweep import FAKE_SPACE, record
 from test_watch import ask, send
 
-from protein import Random, SpaceError
+from errors import ConfigError
+from protein import Random
 from tools.sweep import report
 from tools.sweep.trials import Ledger, short, write_json
 
@@ -127,7 +128,7 @@ def test_report_of_runs_of_two_environments(runs):
     assert text.count("<tr>") == 7 and "<th>env.distance</th>" in text
     assert "squared: curves over environment steps" in text
     assert report.page(runs, tag="north").count("<tr>") == 4
-    with pytest.raises(SpaceError, match="west"):
+    with pytest.raises(ConfigError, match="west"):
         report.page(runs, tag="west")
 
 

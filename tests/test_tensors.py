@@ -24,6 +24,7 @@ import models
 import pufferl
 import tensors
 import vector
+from errors import WorkerError, error_text
 from fast import fused
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -639,7 +640,7 @@ def test_environments_that_hang_are_named(monkeypatch):
         vecenv.allocate(2)
         vecenv.advance(0)
         env.spins = True
-        with pytest.raises(vector.WorkerError, match=r"(?s)^environment 0 to 7 .*vec\.timeout.*step"):
+        with pytest.raises(WorkerError, match=r"(?s)^environment 0 to 7 .*vec\.timeout.*step"):
             vecenv.advance(0)
 
 
@@ -651,7 +652,7 @@ def test_an_error_is_shown_by_the_environments_own_lines():
     with vector.make(lambda: Falls("same_step")) as vecenv, pytest.raises(RuntimeError) as raised:
         vecenv.allocate(2)
         vecenv.advance(0)
-    text = configuration.error_text(raised.value)
+    text = error_text(raised.value)
     assert text.count("  File ") == 1 and "in step" in text and "(environment 0 to 7 of " in text
 
 

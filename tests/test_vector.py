@@ -26,7 +26,6 @@ from small_envs import (
     same_as_bare,
 )
 
-import configuration
 import emulation
 import environments
 import models
@@ -34,6 +33,7 @@ import ocean
 import pufferl
 import vector
 import workers
+from errors import ConfigError, WorkerError
 from tools import watch
 from vector import Multiprocessing, Native, Package, Serial
 
@@ -592,7 +592,7 @@ def test_a_custom_backend_of_threads_trains(tmp_path):
     trainer, log = train_and_save(vecenv, tmp_path, 3)
     assert trainer.global_step == 3 * 16 * 4 and 3 < log["episode_length"] <= 5
     kwargs = [{}, {"trouble": ArithmeticError}]
-    with pytest.raises(vector.WorkerError, match=r"(?s)Walk.*walker"):
+    with pytest.raises(WorkerError, match=r"(?s)Walk.*walker"):
         rollout(make(2, num_workers=2, env_kwargs=kwargs))
 
 
@@ -641,7 +641,7 @@ def test_the_command_line_takes_python_environments(tmp_path):
     assert resumed.global_step == 1024 and resumed.run_folder == trainer.run_folder
     results = watch.evaluate(name, config("--load-model-path", "latest", "--eval.episodes", "3"))
     assert results["score"][0] == -7
-    with pytest.raises(configuration.ConfigError, match=r"vec\.num_workers"):
+    with pytest.raises(ConfigError, match=r"vec\.num_workers"):
         pufferl.load_env(name, config("--vec.num-workers", "3"))
 
 

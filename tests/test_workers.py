@@ -25,9 +25,9 @@ from test_emulation import nested
 
 import emulation
 import vector
-import workers
 from emulation import GymnasiumPufferEnv, GymnasiumTogether
-from vector import Multiprocessing, Ray, Serial, WorkerError
+from errors import EnvironmentFault, WorkerError, user_traceback
+from vector import Multiprocessing, Ray, Serial
 
 ROOT = Path(__file__).resolve().parent.parent
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -248,7 +248,7 @@ def fails(creator, trouble, backend=Multiprocessing, number=4, num_workers=2, st
     (Walk, "kill", WorkerError, r"worker 1 .*9.*SIGKILL"),
     (Walk, "segfault", WorkerError, r"worker 1 .*11.*SIGSEGV.*step"),
     (Walk, "hang", WorkerError, r"worker 1 .*vec\.timeout.*step"),
-    (Walk, "shape", emulation.Fault, r"\['x'\].*\(2,\).*\(3,\)"),
+    (Walk, "shape", EnvironmentFault, r"\['x'\].*\(2,\).*\(3,\)"),
     (unmakable, OSError, WorkerError, "worker 1 .*OSError"),
     (sized, 3, WorkerError, "environment 3 .*environment 0")])
 def test_a_worker_in_trouble_is_an_error(creator, trouble, error, words):
@@ -282,7 +282,7 @@ def test_an_error_of_this_process_names_its_environment():
     with pytest.raises(ArithmeticError) as raised:
         fails(Walk, ArithmeticError, Serial, number=3)
     assert raised.value.__notes__ == ["(environment 2 of Walk)"]
-    text, own = workers.own_part(raised.value)
+    text, own = user_traceback(raised.value)
     assert own and text.count("  File ") == 2 and "in step" in text
     assert text.endswith("(environment 2 of Walk)\n")
     with pytest.raises(ValueError, match=r"environment 1 .*environment 0"):
@@ -297,7 +297,7 @@ def test_a_policys_error_is_not_an_environments():
     """It reads its observations with what the environments' files have for that."""
     with pytest.raises(RuntimeError, match="unflatten") as raised:
         emulation.nativize_tensor(torch.zeros(2, 3), {"a": (torch.float32, (5,), 0, 12)})
-    assert not workers.own_part(raised.value)[1]
+    assert not user_traceback(raised.value)[1]
 
 
 class Spinning(gymnasium.vector.SyncVectorEnv):
@@ -471,7 +471,7 @@ def test_ray_gives_the_same():
             assert (vecenv.step(np.zeros(4))[1] == 3).all()
         with pytest.raises(WorkerError, match="walker"):
             fails(Walk, ArithmeticError, Ray, timeout=600)
-        with pytest.raises(emulation.Fault, match="shape") as raised:
+        with pytest.raises(EnvironmentFault, match="shape") as raised:
             fails(Walk, "shape", Ray, timeout=600)
         assert raised.value.__notes__ == ["(environment 3 of Walk)"]
         assert "Traceback" not in str(raised.value)

@@ -24,6 +24,7 @@ import ocean
 import processes
 from auto import plural
 from configuration import command, find_config, parse_ini
+from errors import exit_on_error
 from loggers import aligned, figure
 
 
@@ -188,5 +189,5 @@ def main(argv=None, program="pufferl.py list"):
     if len(argv) > 1 or "".join(argv).startswith("-"):
         sys.exit(f"{program}: expected nothing, for all of them, or one environment; got "
                  f"{' '.join(argv)}")
-    with configuration.said_by(program):
+    with exit_on_error(program):
         table() if not argv else show(argv[0])

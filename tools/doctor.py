@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a script, which needs no torch
 
 import processes  # noqa: E402
+from errors import ConfigError  # noqa: E402
 
 SECONDS = 10.0
 PYTHON = (3, 11), (3, 13)  # the first and the last that it is tried with
@@ -32,10 +33,6 @@ LEAST_MEMORY, LEAST_DISK = 2 * 2**30, 2**30
 WIDTHS = {"__AVX512F__": "16 float32 at once", "__AVX2__": "8 float32 at once"}
 FEATURES = "__AVX2__", "__FMA__", "__AVX512F__", "__AVX512BF16__", "__AMX_BF16__", "__ARM_NEON", "__ARM_FEATURE_BF16"
 PACKAGES = "torch", "numba", "numpy", "scipy", "gymnasium", "rich", "tyro", "plotly", "pillow", "raylib_software"
-
-
-class Problem(Exception):
-    """What is missing, and what to do about it."""
 
 
 def output(*command):
@@ -59,7 +56,7 @@ def look_project():
 def look_system():
     version = f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
     if not PYTHON[0] <= sys.version_info[:2] <= PYTHON[1]:
-        raise Problem(f"{version}: it is tried with Python 3.11 to 3.13; take one of these (make "
+        raise ConfigError(f"{version}: it is tried with Python 3.11 to 3.13; take one of these (make "
                       "PYTHON=python3.12).")
     return version
 
@@ -79,7 +76,7 @@ def look_processor():
 def look_memory():
     free = processes.available_memory()
     if free < LEAST_MEMORY:
-        raise Problem(f"{size(free)} free: a training takes about {size(LEAST_MEMORY)}; end "
+        raise ConfigError(f"{size(free)} free: a training takes about {size(LEAST_MEMORY)}; end "
                       "other programs.")
     return f"{size(free)} free"
 
@@ -88,7 +85,7 @@ def look_disk():
     """Of the folder in which runs would lie."""
     free = shutil.disk_usage(".").free
     if free < LEAST_DISK:
-        raise Problem(f"{size(free)} free in {Path.cwd()}: checkpoints need room; --data-dir "
+        raise ConfigError(f"{size(free)} free in {Path.cwd()}: checkpoints need room; --data-dir "
                       "names another disk.")
     return f"{size(free)} free"
 
@@ -114,7 +111,7 @@ def look_features():
 
 
 def look_packages():
-    """Their versions; a Problem for those that are not installed."""
+    """Their versions; a ConfigError for those that are not installed."""
     versions, missing = [], []
     for name in PACKAGES:
         try:
@@ -122,7 +119,7 @@ def look_packages():
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        raise Problem(f"{', '.join(missing)} not installed (there are "
+        raise ConfigError(f"{', '.join(missing)} not installed (there are "
                       f"{', '.join(versions) or 'none'}): make .venv/ready, or pip install -r "
                       "requirements.txt")
     return ", ".join(versions)
@@ -158,7 +155,7 @@ def look_gpu():
         return (f"{torch.cuda.device_count()} × {torch.cuda.get_device_name()}, {size(free)} of "
                 f"{size(total)} free; driver: {driver or '?'}")
     if driver:
-        raise Problem(f"the driver knows {driver}, but torch does not: pip install -r "
+        raise ConfigError(f"the driver knows {driver}, but torch does not: pip install -r "
                       "requirements/cuda.txt, and a torch that is built for CUDA.")
     return "none; training runs on the CPU"
 
@@ -218,7 +215,7 @@ def examine(seconds):
         try:
             say(f"{title:12} {look()}")
         except Exception as error:  # any error is a finding
-            what = str(error) if isinstance(error, Problem) else f"{type(error).__name__}: {error}"
+            what = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             say(f"{title:12} PROBLEM: {what}")
             problems.append(f"{title}: {what}")
     if seconds > 0 and not problems:

@@ -31,6 +31,7 @@ import models
 import ocean
 import pufferl
 import vector
+from errors import ConfigError, exit_on_error
 
 
 @dataclass
@@ -62,18 +63,18 @@ def flat_policy(policy, env):
     network or observation type.
     """
     if type(policy) is not models.MinGRUPolicy:
-        raise pufferl.ConfigError(
+        raise ConfigError(
             f"The network is {_describe(policy)}; the flat file, C and web are for the default "
             "one (policy.name default with rnn.name mingru, observations that are plain numbers). "
             "Take --export.onnx, which writes any."
         )
     dtype = np.dtype(env.single_observation_space.dtype).name
     if dtype not in TYPES:
-        raise pufferl.ConfigError(f"Observations are {dtype}; policy.h reads {', '.join(TYPES)}. Take --export.onnx.")
+        raise ConfigError(f"Observations are {dtype}; policy.h reads {', '.join(TYPES)}. Take --export.onnx.")
     decoder, action = policy.decoder, env_action(env)
     heads, dims = decoder.heads or [], 0 if decoder.log_std is None else len(decoder.log_std)
     if len(heads) > MAX_HEADS or max(policy.encoder.in_features, *heads, 0) > MAX_SIZE:
-        raise pufferl.ConfigError(f"There are {len(heads)} choices and {policy.encoder.in_features} inputs; policy.h "
+        raise ConfigError(f"There are {len(heads)} choices and {policy.encoder.in_features} inputs; policy.h "
                                   f"takes {MAX_HEADS} and {MAX_SIZE} at most. Take --export.onnx.")
     low, high = (bound.astype(np.float32) for bound in (action.low, action.high))
     # rounded to float32 a bound of float64 may lie outside
@@ -82,7 +83,7 @@ def flat_policy(policy, env):
     limits = np.float32([*action.starts, *low, *high])
     bounded = bool(action.starts.any() or np.isfinite([*low, *high]).any())
     if (limits[: len(heads)] != action.starts).any():
-        raise pufferl.ConfigError(f"An action of {action.space} is no float32. Take --export.onnx.")
+        raise ConfigError(f"An action of {action.space} is no float32. Take --export.onnx.")
     magic = np.frombuffer(b"PUFR", "<f4")[0]
     sizes = [TYPES.index(dtype), policy.encoder.in_features, policy.hidden_size, policy.num_layers,
              len(heads), dims]
@@ -91,7 +92,7 @@ def flat_policy(policy, env):
     weights += [] if decoder.log_std is None else [decoder.log_std]
     norm, squash = policy.normalizer, models.squash_of(policy)
     if norm is not None and ((norm.shift.abs() > 2**24) & (norm.shift.abs() * norm.scale > 2**14)).any():
-        raise pufferl.ConfigError("--export.flat, c, web: the observations' mean is so far from 0 that their "
+        raise ConfigError("--export.flat, c, web: the observations' mean is so far from 0 that their "
                                   "deviations are lost in float32, in which policy.h reads them. Take --export.onnx.")
     weights = weights if norm is None else [norm.shift, norm.scale, *weights]
     weights += [] if squash is None else [squash[:2]]
@@ -195,7 +196,7 @@ def write_onnx(policy, env, path, name=""):
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise pufferl.ConfigError(f"--export.onnx needs two packages: pip install onnx onnxscript ({error})") from None
+        raise ConfigError(f"--export.onnx needs two packages: pip install onnx onnxscript ({error})") from None
     step = Step(policy, env).eval()
     heads, squash = step.action.heads, models.squash_of(policy)
     agents = torch.export.Dim("agents", min=1)
@@ -214,7 +215,7 @@ def write_onnx(policy, env, path, name=""):
         why = (f"torch cannot export {_describe(policy)}: it must read the fields of a Dict or Tuple through "
                "emulation.nativize_tensor, as policy.name auto does." if step.flat.structured
                else f"torch cannot export {_describe(policy)}: {error}")
-        raise pufferl.ConfigError(why) from error
+        raise ConfigError(why) from error
     finally:
         logger.setLevel(level)
     actions = {"action_heads": " ".join(map(str, heads))} if heads else {"action_dims": str(step.action.columns)}
@@ -261,7 +262,7 @@ def check_onnx(step, path, tolerance=1e-4):
             # a NaN stays one
             largest = float(np.maximum(largest, np.abs(ours.numpy() - theirs).max() / scale))
     if not largest <= tolerance:
-        raise pufferl.ConfigError(f"{path} differs from the network by {largest:.2g} of the "
+        raise ConfigError(f"{path} differs from the network by {largest:.2g} of the "
                                   "largest output; the network does something that torch.onnx "
                                   "cannot follow.")
     return largest
@@ -323,7 +324,7 @@ def write_web(library, settings, flat, folder, trained=True):
     without emscripten."""
     emcc = shutil.which("emcc")
     if emcc is None:
-        raise pufferl.ConfigError("--export.web needs emscripten, whose compiler emcc is "
+        raise ConfigError("--export.web needs emscripten, whose compiler emcc is "
                                   "not in the PATH: apt-get install emscripten node-acorn, or "
                                   "https://emscripten.org")
     folder, name = Path(folder), library.name
@@ -343,7 +344,7 @@ def write_web(library, settings, flat, folder, trained=True):
         result = subprocess.run(command, capture_output=True, text=True,
                                 env={**os.environ, "NODE_PATH": node_path})
     if result.returncode != 0:
-        raise pufferl.ConfigError(f"emcc failed:\n{shlex.join(command)}\n{result.stdout}{result.stderr}")
+        raise ConfigError(f"emcc failed:\n{shlex.join(command)}\n{result.stdout}{result.stderr}")
     page = (ocean.FOLDER / "web" / "index.html").read_text()
     values = {"NAME": name, "WHO": "the policy plays" if trained else "an untrained policy plays",
               "KEYS": keys_help(library, settings),
@@ -384,7 +385,7 @@ def export(env_name, args):
                else configuration.load_library(args["env_name"]))
     for kind in ("c", "web"):
         if chosen[kind] and library is None:
-            raise pufferl.ConfigError(f"--export.{kind} compiles the environment, but {env_name} "
+            raise ConfigError(f"--export.{kind} compiles the environment, but {env_name} "
                                       "is not one in C.")
     settings = {key: value for key, value in args["env"].items() if key != "num_envs"}
     if library is None and args["vec"]["backend"] in ("auto", "multiprocessing", "ray"):
@@ -426,5 +427,5 @@ def main(argv=None, program="pufferl.py export"):
         print(f"{__doc__}\nenvironments: {', '.join(ocean.names())}")
         sys.exit(None if argv[:1] in (["-h"], ["--help"]) else f"{program}: which environment?")
     configuration.SECTIONS["export"] = Export
-    with configuration.said_by(program):
+    with exit_on_error(program):
         export(argv[0], pufferl.load_config(argv[0], configuration.no_resume(argv[1:])))

@@ -27,7 +27,8 @@ import numpy as np
 
 import configuration
 import diagnostics
-from configuration import Base, ConfigError, command, stem_of
+from configuration import Base, command, stem_of
+from errors import ConfigError, exit_on_error
 from loggers import aligned, duration, figure, score_of, solved_at, sparkline
 from runs import is_running
 
@@ -434,7 +435,7 @@ def main(argv=None, program="pufferl.py runs"):
     if verb not in ("runs", "plot", "diagnose"):
         sys.exit(f"{program}: runs, plot or diagnose? See {program} runs --help")
     options = parse(verb, argv, program)
-    with configuration.said_by(program, (OSError, ValueError, KeyError)):  # a run's damaged files
+    with exit_on_error(program, (OSError, ValueError, KeyError)):  # a run's damaged files
         if verb == "diagnose":
             name, = options.runs
             folder = name if Path(name).is_dir() else find(name, options.data_dir).folder

@@ -36,6 +36,7 @@ import kernels
 import ocean
 import pufferl
 import vector
+from errors import ConfigError, exit_on_error
 
 # --------------------------------------------------------------------------------------------------
 # Where the time goes
@@ -60,7 +61,7 @@ def profile(env_name, args):
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     if settings["output"] is None and args["data_dir"] is None:
-        raise pufferl.ConfigError("profile writes a trace, but --data-dir is none: "
+        raise ConfigError("profile writes a trace, but --data-dir is none: "
                                   "--profile.output says where else.")
     args["train"]["log_interval"] = 1e9
     trainer, _ = pufferl.make_trainer(env_name, args)
@@ -266,7 +267,7 @@ def main(argv=None, program="pufferl.py profile"):
         print(f"{__doc__}\nenvironments: {', '.join(ocean.names())}")
         sys.exit(None if {"-h", "--help"} & set(argv)
                  else f"{program}: profile or autotune, and which environment?")
-    with configuration.said_by(program, RuntimeError):
+    with exit_on_error(program, RuntimeError):
         if verb == "profile":
             return profile(env_name, configuration.load_config(env_name, argv[2:]))
         parser = argparse.ArgumentParser(prog=program, add_help=False)

@@ -50,6 +50,7 @@ import ocean
 import processes
 import pufferl
 from auto import plural
+from errors import ConfigError, exit_on_error
 
 EVAL_SEED = 1_000_003  # added to the seed, so that episodes are not those of training
 GIF_SIDE = 480  # pixels of a GIF's longer side
@@ -234,7 +235,7 @@ def evaluate(env_name, args):
     environment's log: Statistic}."""
     episodes = args["eval"]["episodes"]
     if episodes < 1:
-        raise pufferl.ConfigError(f"eval.episodes = {episodes}: must be 1 or more.")
+        raise ConfigError(f"eval.episodes = {episodes}: must be 1 or more.")
     native = configuration.load_creator(args["env_name"]) is None
     # An environment in Python may take as much memory as a process: make no more than a training
     # does.
@@ -253,7 +254,7 @@ def evaluate(env_name, args):
     with contextlib.closing(play), processes.progress() as show:
         while counted.open:
             if play.step == longest:
-                raise pufferl.ConfigError(
+                raise ConfigError(
                     f"{len(counted.open)} of {vecenv.num_envs} environments did not finish "
                     f"{max(quotas)} episodes in {longest} steps. Raise eval.max_steps where they "
                     "are meant to be that long.")
@@ -376,7 +377,7 @@ class View(Play):
             return picture_of_text(drawn)
         if drawn is None or np.ndim(drawn) not in (2, 3):
             what = "nothing" if drawn is None else f"a {type(drawn).__name__}"
-            raise pufferl.ConfigError(f"{self.vecenv.name} cannot be shown: its render() gave "
+            raise ConfigError(f"{self.vecenv.name} cannot be shown: its render() gave "
                                       f"{what}, expected a picture (height, width, 3). A callable "
                                       "of yours gets render_mode='rgb_array' where it has "
                                       "that parameter. Without pictures, eval prints the scores.")
@@ -411,22 +412,22 @@ def check_video(path):
     """Raises ConfigError if a video cannot be written to `path`."""
     suffix = Path(path).suffix
     if suffix not in (".mp4", ".gif", ".png"):
-        raise pufferl.ConfigError(f"eval.video = {path}: must end in .mp4, .gif or .png.")
+        raise ConfigError(f"eval.video = {path}: must end in .mp4, .gif or .png.")
     if not Path(path).resolve().parent.is_dir():
-        raise pufferl.ConfigError(f"eval.video = {path}: there is no folder "
+        raise ConfigError(f"eval.video = {path}: there is no folder "
                                   f"{Path(path).resolve().parent}.")
     if suffix == ".mp4":
         try:
             import imageio_ffmpeg  # noqa: F401
         except ImportError:
-            raise pufferl.ConfigError("eval.video: .mp4 needs the package imageio-ffmpeg: pip install imageio-ffmpeg "
+            raise ConfigError("eval.video: .mp4 needs the package imageio-ffmpeg: pip install imageio-ffmpeg "
                                       "(.gif and .png need nothing).") from None
 
 
 def check_window():
     """Raises ConfigError if there is no display."""
     if not ocean.has_display():
-        raise pufferl.ConfigError("eval.window: there is no display (neither DISPLAY nor "
+        raise ConfigError("eval.window: there is no display (neither DISPLAY nor "
                                   "WAYLAND_DISPLAY is set). --eval.web works through an ssh "
                                   "tunnel, --eval.terminal in any terminal, --eval.video "
                                   "writes a file.")
@@ -584,7 +585,7 @@ def show_in_terminal(view, console=None, steps=None):
 
     console = console or Console()
     if not console.is_terminal:
-        raise pufferl.ConfigError("eval.terminal: the output is no terminal; --eval.video "
+        raise ConfigError("eval.terminal: the output is no terminal; --eval.video "
                                   "writes a file.")
     due = time.perf_counter()
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
@@ -739,7 +740,7 @@ class Page:
         view = View(name, args, seed)
         try:
             view.picture()
-        except pufferl.ConfigError:
+        except ConfigError:
             view.close()
             raise
         self._close()
@@ -762,7 +763,7 @@ class Page:
             found.append(("baseline", "the one that ships",
                           f"score {score}, {about['steps']:,} steps"))
         for run, what in (("best", "the latest run's best"), ("latest", "the latest run")):
-            with contextlib.suppress(pufferl.ConfigError):
+            with contextlib.suppress(ConfigError):
                 model = configuration.find_model(run, self.given["data_dir"], name)
                 found.append((run, what, str(model)))
         return [*found, ("untrained", "untrained", "random weights")]
@@ -989,7 +990,7 @@ def serve(page, port):
             return server
         except OSError as error:
             problem = error
-    raise pufferl.ConfigError(f"eval.port = {port}: neither it nor one of the 19 after it is "
+    raise ConfigError(f"eval.port = {port}: neither it nor one of the 19 after it is "
                               f"free ({problem}).")
 
 
@@ -1028,14 +1029,14 @@ def ship(env_name, args):
 
     path = configuration.find_baseline(args["env_name"])
     if not args["load_model_path"]:
-        raise pufferl.ConfigError("ship: which policy? --load-model-path latest, or a run's "
+        raise ConfigError("ship: which policy? --load-model-path latest, or a run's "
                                   "folder, or a model file.")
     if args["policy"]["name"] not in configuration.POLICIES:
-        raise pufferl.ConfigError(f"ship: policy.name {args['policy']['name']} lives in a file "
+        raise ConfigError(f"ship: policy.name {args['policy']['name']} lives in a file "
                                   "that does not ship.")
     model = configuration.find_model(args["load_model_path"], args["data_dir"], args["config_name"])
     before = configuration.read_baseline(env_name)[1] if path.exists() else None
-    saved = configuration.load_checkpoint(model)
+    saved = checkpoints.load(model)
     weights = {name: tensor.to(torch.half if tensor.is_floating_point()
                                else tensor.dtype, copy=True, memory_format=torch.contiguous_format)
                for name, tensor in saved.items()}
@@ -1050,7 +1051,7 @@ def ship(env_name, args):
              "policy": args["policy"], "rnn": args["rnn"]}
     data = save(weights, {name: json.dumps(value) for name, value in about.items()})
     if len(data) > LARGEST_BASELINE:
-        raise pufferl.ConfigError(f"ship: {len(data):,} bytes are more than the "
+        raise ConfigError(f"ship: {len(data):,} bytes are more than the "
                                   f"{LARGEST_BASELINE:,} that a shipped policy may have; train one "
                                   "with a smaller policy.hidden_size.")
     path.write_bytes(data)
@@ -1066,9 +1067,9 @@ def steps_of(model):
     best_*.pt, that the run has had."""
     path = model.parent / "trainer_state.pt"
     if not path.exists():
-        raise pufferl.ConfigError(f"ship: {path} is missing, which says for how many steps "
+        raise ConfigError(f"ship: {path} is missing, which says for how many steps "
                                   f"{model.name} was trained.")
-    state = configuration.load_checkpoint(path, checkpoints.WHOLE_RUN)
+    state = checkpoints.load(path, checkpoints.WHOLE_RUN)
     epoch = re.search(r"_(\d+)$", model.stem)
     return (state["global_step"] if epoch is None
             else int(epoch[1]) * state["global_step"] // max(1, state["epoch"]))
@@ -1084,7 +1085,7 @@ def play(env_name, args):
     show = args["eval"]
     asked = [key for key in ("web", "terminal", "video", "window") if show[key]]
     if len(asked) > 1 and asked not in (["video", "window"], ["terminal", "video"]):
-        raise pufferl.ConfigError(f"--eval.{asked[0]} and --eval.{asked[1]}: one of them at a time.")
+        raise ConfigError(f"--eval.{asked[0]} and --eval.{asked[1]}: one of them at a time.")
     arena.compiling.announce = lambda: print(loggers.COMPILING, file=sys.stderr)
     if show["video"]:
         check_video(show["video"])
@@ -1109,7 +1110,7 @@ def play(env_name, args):
             print(summary(view))
         if window and not show["terminal"]:
             # One that was not asked for is left out if nothing is drawn.
-            with contextlib.suppress(*[pufferl.ConfigError] * (show["window"] is None)):
+            with contextlib.suppress(*[ConfigError] * (show["window"] is None)):
                 show_in_window(view)
     finally:
         view.close()
@@ -1125,7 +1126,7 @@ def main(argv=None, program="pufferl.py eval"):
         if not argv or argv[0] not in ("-h", "--help"):
             sys.exit(f"{program}: which environment?")
         return
-    with configuration.said_by(program):
+    with exit_on_error(program):
         args = pufferl.load_config(argv[0], configuration.no_resume(argv[1:]))
         if verb == "ship":
             ship(argv[0], args)

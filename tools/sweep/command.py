@@ -27,7 +27,8 @@ from typing import Literal
 import numpy as np
 
 import protein
-from protein import Protein, SpaceError, front_of
+from errors import ConfigError
+from protein import Protein, front_of
 from tools.sweep.report import serve, write_report
 from tools.sweep.trials import (
     DECIDE,
@@ -97,7 +98,7 @@ class Sweep:
 
 def settings_of(tuner):
     """(Sweep, options of `pufferl.py train` that all trials share) of a tuner that was made in
-    Python. Raises SpaceError for a setting that does not exist."""
+    Python. Raises ConfigError for a setting that does not exist."""
     given = dict(tuner.sweep_settings)
     fixed = {}
     for name, value in given.pop("fixed", {}).items():
@@ -105,7 +106,7 @@ def settings_of(tuner):
     known = [field.name for field in dataclasses.fields(Sweep) if field.name != "method"]
     for key in given:
         if key not in known:
-            raise SpaceError(f"{key}: there is no such setting of a sweep. There are: fixed, {', '.join(known)}.")
+            raise ConfigError(f"{key}: there is no such setting of a sweep. There are: fixed, {', '.join(known)}.")
     own = {key: getattr(tuner, key) for key in ("num_trials", "metric", "goal", "seed", "max_suggestion_cost")}
     own["metric"] = metric_of(tuner.metric)
     return Sweep(**{**given, **own}), as_options(fixed)
@@ -133,7 +134,7 @@ def searched_settings(env_name, given, options=()):
     without a mean gets its present value. given: a search space; None: the [sweep.*] sections.
     options: of `pufferl.py train`; what they fix is not searched. env_name None: `given` unchanged.
 
-    Returns {"section.key": what}. Raises SpaceError or ConfigError for a setting that does not exist.
+    Returns {"section.key": what}. Raises ConfigError for a setting that does not exist.
     """
     if env_name is None:
         return given or {}
@@ -157,7 +158,7 @@ def searched_settings(env_name, given, options=()):
         section, _, key = find_setting(schema, name).partition(".")
         if section not in schema or section == "base":
             sections = [section for section in schema if section != "base"]
-            raise SpaceError(f"[sweep.{name}] there is no section {section!r}. There are: {', '.join(sections)}.")
+            raise ConfigError(f"[sweep.{name}] there is no section {section!r}. There are: {', '.join(sections)}.")
         types = {field.name: field.type for field in dataclasses.fields(schema[section])}
         key = configuration.translate(section, key, list(types), f"[sweep.{name}]")
         what = protein.described(name, what)
@@ -171,7 +172,7 @@ def searched_settings(env_name, given, options=()):
             fits = present in what["values"]
         else:
             if not {int, float} & set(kinds):
-                raise SpaceError(f"[sweep.{name}] is no number: take distribution = choice with values.")
+                raise ConfigError(f"[sweep.{name}] is no number: take distribution = choice with values.")
             if float not in kinds:
                 what["integer"] = True
             bounds = (what.get("min"), present, what.get("max"))
@@ -198,15 +199,15 @@ def find_setting(schema, name):
 
 
 def horizons(args, what):
-    """The values of train.horizon that give these batch sizes. SpaceError if one is no multiple of the agents."""
+    """The values of train.horizon that give these batch sizes. ConfigError if one is no multiple of the agents."""
     import configuration
 
     agents, values = configuration.count_agents(args), [protein.number(value) for value in what.get("values", ())]
     if not values:
-        raise SpaceError("[sweep.batch_size] must be a list of values; for a range take train.horizon.")
+        raise ConfigError("[sweep.batch_size] must be a list of values; for a range take train.horizon.")
     if any(value % agents for value in values):
-        raise SpaceError(f"[sweep.batch_size] values = {values}: each must be a multiple of the {agents} agents "
-                         "(env.num_envs, vec.total_agents), the horizon times which it is.")
+        raise ConfigError(f"[sweep.batch_size] values = {values}: each must be a multiple of the {agents} agents "
+                          "(env.num_envs, vec.total_agents), the horizon times which it is.")
     return {**what, "values": [value // agents for value in values]}
 
 
@@ -222,7 +223,7 @@ class Runner:
     """Runs trials until the sweep's folder holds settings.num_trials of them, old ones included.
 
     tuner: chooses each trial's settings, and has the environment's name. settings: a Sweep.
-    options: of `pufferl.py train`, for all trials. Raises SpaceError if the folder holds another
+    options: of `pufferl.py train`, for all trials. Raises ConfigError if the folder holds another
     sweep.
     """
 
@@ -234,11 +235,11 @@ class Runner:
         self.tuner, self.settings, self.options = tuner, settings, list(options)
         self.config, self.interrupts = pufferl.load_config(tuner.env_name, self.options), pufferl.Interrupts()
         if self.config["data_dir"] is None:
-            raise SpaceError("a sweep keeps its trials in --data-dir, which must not be none.")
+            raise ConfigError("a sweep keeps its trials in --data-dir, which must not be none.")
         if self.config["train"]["device"] == "cuda" and not settings.ray and torch.cuda.device_count() < settings.gpus:
-            raise SpaceError(f"sweep.gpus is {settings.gpus}, but torch finds {torch.cuda.device_count()} here.")
+            raise ConfigError(f"sweep.gpus is {settings.gpus}, but torch finds {torch.cuda.device_count()} here.")
         if settings.cpus != 1 and not settings.ray:
-            raise SpaceError("sweep.cpus goes with --sweep.ray; on this machine --vec.num-threads says it.")
+            raise ConfigError("sweep.cpus goes with --sweep.ray; on this machine --vec.num-threads says it.")
         name = "_".join(filter(None, ("sweep", Path(self.config["env_name"]).stem, settings.name)))
         self.folder = Path(self.config["data_dir"]) / name
         self.ledger = Ledger(self.folder)
@@ -415,8 +416,9 @@ def begin(ledger, tuner, settings, options, config):
     if different:
         more = f"; and {len(different) - 5} more" if len(different) > 5 else ""
         what = "; ".join(different[:5]) + more
-        raise SpaceError(f"{ledger.folder} holds another sweep ({what}). Give this one a name of its own, --sweep.name "
-                         "NAME (name=\"NAME\" in Python), or move the folder away.")
+        raise ConfigError(
+            f"{ledger.folder} holds another sweep ({what}). Give this one a name of its own, --sweep.name "
+            "NAME (name=\"NAME\" in Python), or move the folder away.")
 
 
 def stopping_rule(tuner, settings):
@@ -528,8 +530,9 @@ def split_options(argv):
         if parts[0] == "sweep" and len(parts) == 4:
             space.setdefault(f"{parts[1]}.{parts[2]}", {})[parts[3]] = value
         elif parts[0] == "sweep" and len(parts) != 2:
-            raise SpaceError(f"{name}: is --sweep.SECTION.KEY.FIELD VALUE with a field of {', '.join(protein.FIELDS)}, "
-                             "or --sweep.KEY VALUE; --help lists the keys.")
+            raise ConfigError(
+                f"{name}: is --sweep.SECTION.KEY.FIELD VALUE with a field of {', '.join(protein.FIELDS)}, "
+                "or --sweep.KEY VALUE; --help lists the keys.")
         else:
             (sweep if parts[0] == "sweep" or name in ("-h", "--help") else others).extend(taken)
     return sweep, space, others

@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 import diagnostics
-from protein import Protein, SpaceError, front_of
+from errors import ConfigError
+from protein import Protein, front_of
 from tools.sweep.trials import DECIDE, TOLD, Curve, Ledger, as_options, observe_record, read_whole, short, used
 
 
@@ -349,8 +350,8 @@ def page(folder, metric="environment/score", tag=None, refresh=None):
         if not runs:
             what = f" that log {metric}" + (f" and have the tag {tag}" if tag else "")
             others = ", ".join(str(path.parent) for path in folder.parent.glob(f"{folder.name}*/sweep.json"))
-            raise SpaceError(f"{folder}: there is neither a sweep (sweep.json) nor are there runs{what} in it."
-                             + (f" There is {others}." if others else ""))
+            raise ConfigError(f"{folder}: there is neither a sweep (sweep.json) nor are there runs{what} in it."
+                              + (f" There is {others}." if others else ""))
         title = f"Runs in {folder.name}"
         figures = run_figures(runs, metric)
         varied = varied_settings(runs)

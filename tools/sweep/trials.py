@@ -27,7 +27,7 @@ import numpy as np
 import psutil
 
 import processes
-from protein import SpaceError
+from errors import ConfigError
 
 # Our other files are imported within functions, because most import torch, and the report of a
 # finished sweep does not need it.
@@ -211,7 +211,7 @@ TOLD = {"asked": dict, "options": list, "space": dict}
 
 
 def read_whole(path, kinds):
-    """A JSON file of the ledger's folder; SpaceError if it is damaged or a field has another
+    """A JSON file of the ledger's folder; ConfigError if it is damaged or a field has another
     type."""
     try:
         found = json.loads(path.read_text())
@@ -219,8 +219,8 @@ def read_whole(path, kinds):
         if wrong:
             raise ValueError(f"{wrong[0]} is a {type(found[wrong[0]]).__name__}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SpaceError(f"{path}: damaged ({type(error).__name__}: {error}). A trial without its file is run again; "
-                         "sweep.json is written anew by the command that began the sweep.") from None
+        raise ConfigError(f"{path}: damaged ({type(error).__name__}: {error}). A trial without its file is run again; "
+                          "sweep.json is written anew by the command that began the sweep.") from None
     return found
 
 
@@ -454,7 +454,7 @@ class LocalPool:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self.gpus = (visible.split(",") if visible else [str(gpu) for gpu in range(gpus)])[:gpus]
         if len(self.gpus) < gpus:
-            raise SpaceError(f"sweep.gpus is {gpus}, but CUDA_VISIBLE_DEVICES names only {visible}.")
+            raise ConfigError(f"sweep.gpus is {gpus}, but CUDA_VISIBLE_DEVICES names only {visible}.")
         self.stop = threading.Event()
         self.threads = futures.ThreadPoolExecutor(self.slots, thread_name_prefix="trial")
         self.running = {}  # future -> (claim, GPU or None)

@@ -1,0 +1,106 @@
+"""Errors that a user can act on, and how a command prints one.
+
+    raise ConfigError("train.gamma = 2: must lie within 0 and 1.")     # setting = value: problem. Fix.
+    with exit_on_error("pufferl.py train"):                            # prints the error's text, and no traceback
+        ...
+
+An error in a user's own file (an environment, a network, a loss) is shown by that file's lines. Any
+other exception is a fault of this project and keeps its traceback.
+"""
+
+import contextlib
+import errno
+import itertools
+import sys
+import traceback
+from pathlib import Path
+
+
+class UserError(ValueError):
+    """An error that its message explains; commands print that alone."""
+
+
+class ConfigError(UserError):
+    """A setting, an argument or a file that does not exist, has the wrong type or cannot work."""
+
+
+class EnvironmentFault(UserError):
+    """What an environment declares or returns is not what its interface or its spaces say."""
+
+
+class NetworkFault(UserError):
+    """A network does not return what a policy must."""
+
+
+class WorkerError(UserError):
+    """A process that steps environments has failed, ended or does not answer."""
+
+
+class RankError(UserError):
+    """Another rank has ended or does not answer, or the ranks do not agree."""
+
+
+# Files between a worker and an environment. In the first three only CALLS call one; a policy calls
+# other functions of theirs.
+OURS = [str(Path(__file__).parent / f"{name}.py")
+        for name in ("flat_spaces", "emulation", "tensors", "environments", "families/adapters", "workers",
+                     "absolute_imports")]
+CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks",
+         "look", "build", "create", "render", "close")
+OUT_OF_MEMORY = "out of memory", "allocate memory", "bad_alloc"  # as CUDA, torch and C++ say it
+REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+def user_frames(stack):
+    """The frames of a user's own code in a traceback.StackSummary: those below the last call of an
+    environment, without the packages in between. None if the error is in this project's code."""
+    last = max((i for i, frame in enumerate(stack) if frame.filename in OURS[3:] or
+                (frame.filename in OURS and frame.name in CALLS)), default=len(stack))
+    below = list(itertools.dropwhile(lambda frame: frame.filename in OURS, stack[last + 1 :]))
+    if not below:
+        return None
+    frames = [frame for frame in below if not frame.filename.startswith("<frozen")]
+    first = next((i for i, frame in enumerate(frames) if "site-packages" not in frame.filename), 0)
+    return traceback.StackSummary.from_list(frames[first:])
+
+
+def user_traceback(error):
+    """(an error's traceback without this project's frames, whether a user's own code raised it)."""
+    info = traceback.TracebackException.from_exception(error)
+    frames = user_frames(info.stack)
+    if frames is not None:
+        info.stack = frames
+    return "".join(info.format()).rstrip(), frames is not None
+
+
+def error_text(error):
+    """The text that a command prints for an error; None for a fault of this project."""
+    (lines, is_users), text = user_traceback(error), str(error)
+    explained = isinstance(error, UserError) or type(error).__name__ == "DependencyNotInstalled"  # Gymnasium's
+    place = f"an error in the environment or the network:\n{lines}" if is_users and not explained else None
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError)
+                                          and any(part in text for part in OUT_OF_MEMORY)):
+        advice = ("out of memory: lower vec.total_agents (or env.num_envs, vec.num_envs), train.horizon, "
+                  "train.minibatch_size, train.max_minibatch_size or policy.hidden_size. "
+                  f"({(text or type(error).__name__).splitlines()[0]})")
+        return advice if place is None else f"{advice}\n{place}"
+    if place is not None:
+        return place
+    if isinstance(error, OSError) and error.errno in REFUSED_PATHS and isinstance(error.filename, str):
+        return f"the system refuses a path ({error.strerror}): {error.filename[:100]}. Give another one."
+    if explained or isinstance(error, FloatingPointError):
+        return "\n".join([text or type(error).__name__, *getattr(error, "__notes__", ())])
+    return None
+
+
+@contextlib.contextmanager
+def exit_on_error(program, expected=()):
+    """Within: an error ends the program, which prints its name and the `error_text`. An error without
+    one is raised, unless it is of the classes `expected`. A rank is silent on which it did not happen."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        text = error_text(error)
+        if text is None and not isinstance(error, expected):
+            raise
+        sys.exit(1 if getattr(error, "elsewhere", False) else f"{program}: {text or error}")
