@@ -16,7 +16,7 @@ import configuration
 import environments
 import ocean.__main__ as ocean_main
 import vector
-from errors import EnvironmentFault, error_text
+from errors import ConfigError, EnvironmentFault, error_text
 from families import adapters
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,7 +108,7 @@ def test_a_missing_package_is_named(monkeypatch):
     for name, package in (("missing/thing", "package_that_nobody_has"),
                           ("gym/no_such_package:Mine-v4", "no_such_package"),
                           ("pettingzoo/butterfly/nothing_v0", "nothing_v0")):
-        with pytest.raises(ImportError, match=package):
+        with pytest.raises(ConfigError, match=package):
             vector.make(name)
     assert environments.load_creator("missing_too/thing") is None
 
