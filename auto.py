@@ -11,9 +11,10 @@ import math
 from dataclasses import dataclass
 
 import gymnasium
+import numpy as np
 
-import models
-import vector
+import emulation
+from flat_spaces import KINDS, action_bounds, leaf_kind
 
 
 @dataclass
@@ -43,8 +44,8 @@ KL = {True: 0.01, False: 0.02}  # how far an epoch moves the policy, if target_k
 
 def facts_of(vecenv, agents, steps):
     """The Facts of a vectorized environment, before anything is measured."""
-    return Facts(agents, steps, vecenv.action_heads is not None, models.seen_spaces(vecenv),
-                 isinstance(vecenv, vector.Native))
+    return Facts(agents, steps, vecenv.action_heads is not None, emulation.seen_spaces(vecenv),
+                 hasattr(vecenv, "library"))
 
 
 def plural(count, what):
@@ -151,14 +152,14 @@ def farthest(space):
 def wants_normalising(facts):
     """(whether to normalise observations, why)."""
     seen = ("numbers", "image") if facts.native else ("numbers",)  # what is seen in C, one linear map reads
-    numbers = [space for space in facts.spaces if models.leaf_kind(space) in seen]
+    numbers = [space for space in facts.spaces if leaf_kind(space) in seen]
     if not numbers:
         return False, "no plain numbers are seen"
     if any(isinstance(space, gymnasium.spaces.Text) for space in numbers):
         return True, "characters are seen as numbers"
     # Small integers often name things, a cell or a kind. In larger ones a network drowns.
     boxes = [space for space in numbers if isinstance(space, gymnasium.spaces.Box)
-             and (space.dtype.kind == "f" or farthest(space) > models.KINDS)]
+             and (space.dtype.kind == "f" or farthest(space) > KINDS)]
     if not boxes:
         return False, "observations are small integers"
     largest = max(map(farthest, boxes))
@@ -171,3 +172,17 @@ def wants_normalising(facts):
         return True, "observations have no bounds"
     return True, (f"by its bounds an observation may be {largest:.3g}" if largest > 2
                   else f"some move within {smallest:.2g}")
+
+
+def why_squash(space):
+    """Why actions in this space want a tanh; None if the clip is as good. A Gaussian begins near 0 with
+    a deviation near 1: clipped to bounds that are far from -1 and 1, its samples reach a small part of
+    the range, or hardly anything but its ends."""
+    bounds = action_bounds(space)
+    if bounds is None:
+        return None
+    low, high = bounds
+    half = (high - low) / 2
+    far = (half < 0.3) | ((half > 3) & np.isfinite(half)) | (low > 1) | (high < -1)
+    far &= half > 0  # a number that cannot move is left alone
+    return "the bounds of actions are far from -1 and 1" if far.any() else None

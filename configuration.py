@@ -32,6 +32,7 @@ from typing import Annotated, Literal
 import gymnasium
 import torch
 
+import auto
 import checkpoints
 import data_parallel
 import emulation
@@ -1268,7 +1269,7 @@ def shape_actions(policy, space, args, weights):
     ConfigError if either cannot be. What "auto" chooses is written into args."""
     settings, kept = args["policy"], weights.get("action_squash")
     if settings["squash"] == "auto":
-        why = None if weights else models.why_squash(space)
+        why = None if weights else auto.why_squash(space)
         settings["squash"] = "none" if why is None else "tanh"
         args.setdefault("auto", {}).update({} if why is None else {"policy.squash": why})
     first = settings["log_std_init"]
@@ -1334,7 +1335,7 @@ def check_finite(weights, masks, path):
 
 def make_network(settings, env, encoded, normalize, trained=()):
     """What policy.name stands for, without a recurrent layer of ours. settings: the policy section; trained: as in
-    models.leaf_kinds."""
+    flat_spaces.leaf_kinds."""
     name, hidden = settings["name"], settings["hidden_size"]
     own = name not in POLICIES
     try:

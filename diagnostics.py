@@ -36,7 +36,7 @@ VAST_VALUE_LOSS = 1000.0  # while the policy's is below 1
 def vital(observations, rewards, valid, terminals, truncations, actions=None, bounds=None, choices=False):
     """Metrics that only the rollout itself shows, from observations (T, N, ...), rewards, valid,
     terminals, truncations (T, N), numpy arrays of one rollout; of actions (T, N, A) only with their
-    bounds (models.action_bounds); choices: whether observations have indices, whose size means nothing. Of
+    bounds (flat_spaces.action_bounds); choices: whether observations have indices, whose size means nothing. Of
     observations and actions the AGENTS suffice."""
     live, size = valid[: len(rewards)].view(bool), max(1, observations[0, 0].size)
     some = slice(0, None, max(1, 16 * size // SAMPLE))  # of the numbers, if an observation has many

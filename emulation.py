@@ -33,7 +33,7 @@ import flat_spaces
 from errors import ConfigError, EnvironmentFault
 from flat_spaces import (  # noqa: F401  (others import these names from emulation)
     FlatAction, FlatObservation, check_flag, check_info, check_late_masks, check_value, describe, find_mask,
-    name_field, nativize_dtype, nativize_tensor, note_lost_mask, numeric_scalars, outside,
+    leaf_kind, name_field, nativize_dtype, nativize_tensor, note_lost_mask, numeric_scalars, outside,
     source_checksum, space_dtype, store, warn_once,
 )
 
@@ -1199,3 +1199,13 @@ def build(creator, args, kwargs, seed):
             raise
         raise ConfigError(f"{error}; arguments with a plain default are settings (--env.NAME), others a function of "
                           "yours must give") from None
+
+
+def seen_spaces(vecenv):
+    """The spaces of the fields that an agent of a vectorized environment sees."""
+    return [leaf for _, _, leaf in FlatObservation(seen_space(vecenv.driver_env)).leaves]
+
+
+def sees_choices(vecenv):
+    """Whether an agent sees choices."""
+    return any(leaf_kind(space) == "choices" for space in seen_spaces(vecenv))

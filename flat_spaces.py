@@ -551,3 +551,57 @@ def check_info(info, what):
             f"{what} returned as its info, which comes last, {describe(info)}; it must be a dict, {{}} if "
             "there is nothing to tell. step returns observation, reward, terminated, truncated, info (old "
             "Gym's: observation, reward, done, info), reset observation, info.")
+
+
+# --------------------------------------------------------------------------------------------------
+# What a space holds, as a network and `auto` see it
+
+PICTURE = 28  # pixels: a smaller picture is a grid, as MiniGrid's, which have 25 at most
+IMAGE = 32  # pixels: a side of an array that is an image whatever its layout
+KINDS = 32  # at most so many kinds of pieces on a board, and so long sides
+
+
+def leaf_kind(space, boards=True):
+    """How a space that is no Dict or Tuple is read: "choices" (one-hot),
+    "image", "board" or "numbers"."""
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return "choices"
+    if boards and _is_board(space):
+        return "board"
+    return "image" if _is_image(space) else "numbers"
+
+
+def _is_image(space):
+    """Three dimensions of uint8, 5 × 5 or more; of IMAGE × IMAGE or more also a plane, a stack, uint16, and floats
+    within [0, 1] or [0, 255]."""
+    if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3, 4):
+        return False
+    if space.dtype == np.uint8 and len(space.shape) == 3:
+        return shorter_side(space) >= 5
+    return shorter_side(space) >= IMAGE and (space.dtype in (np.uint8, np.uint16) or (
+        space.dtype.kind == "f" and space.low.min() == 0 and space.high.max() in (1, 255)))
+
+
+def _is_board(space):
+    if (not isinstance(space, spaces.Box) or space.dtype.kind not in "iub"
+            or len(space.shape) not in (2, 3)):
+        return False
+    sides = sorted(space.shape)[-2:]
+    return (sides[0] >= 3 and sides[1] <= KINDS
+            and int(space.high.max()) - int(space.low.min()) < KINDS)
+
+
+def shorter_side(space):
+    """The shorter side of an image; the smallest of its last three sizes is taken for the channels."""
+    return sorted(space.shape[-3:])[-2]
+
+
+def action_bounds(space):
+    """(low, high) of a Box's numbers, each (A,) float64, infinite where there is none; None for another space. Many
+    environments write "no bound" as a huge number, often float32's largest: within a range of over 2e9 one beyond 1e9
+    counts as none."""
+    if not isinstance(space, spaces.Box):
+        return None
+    low, high = (bound.astype(np.float64).ravel() for bound in (space.low, space.high))
+    vast = high / 2 - low / 2 > 1e9
+    return np.where(vast & (low < -1e9), -np.inf, low), np.where(vast & (high > 1e9), np.inf, high)

@@ -50,6 +50,7 @@ import emulation
 import kernels
 from errors import NetworkFault
 from fast import pictures, recurrent
+from flat_spaces import PICTURE, action_bounds, leaf_kind, shorter_side
 
 # --------------------------------------------------------------------------------------------------
 # What a policy must produce, and initialisation
@@ -159,31 +160,6 @@ def squash(policy, space):
 def squashed(bounds, u):
     """The actions (..., A) of samples u; bounds: squash_of(policy)."""
     return bounds[0] + bounds[1].abs() * torch.where(bounds[1] > 0, u.tanh(), u)
-
-
-def action_bounds(space):
-    """(low, high) of a Box's numbers, each (A,) float64, infinite where there is none; None for another space. Many
-    environments write "no bound" as a huge number, often float32's largest: within a range of over 2e9 one beyond 1e9
-    counts as none."""
-    if not isinstance(space, gymnasium.spaces.Box):
-        return None
-    low, high = (bound.astype(np.float64).ravel() for bound in (space.low, space.high))
-    vast = high / 2 - low / 2 > 1e9
-    return np.where(vast & (low < -1e9), -np.inf, low), np.where(vast & (high > 1e9), np.inf, high)
-
-
-def why_squash(space):
-    """Why actions in this space want a tanh; None if the clip is as good. A Gaussian begins near 0 with
-    a deviation near 1: clipped to bounds that are far from -1 and 1, its samples reach a small part of
-    the range, or hardly anything but its ends."""
-    bounds = action_bounds(space)
-    if bounds is None:
-        return None
-    low, high = bounds
-    half = (high - low) / 2
-    far = (half < 0.3) | ((half > 3) & np.isfinite(half)) | (low > 1) | (high < -1)
-    far &= half > 0  # a number that cannot move is left alone
-    return "the bounds of actions are far from -1 and 1" if far.any() else None
 
 
 def squash_of(policy):
@@ -570,7 +546,7 @@ class Encoded(nn.Module):
                  else orthogonal(nn.Linear(widths[0], hidden_size)))
         # A picture's background is the same in every observation, so without norms one update can
         # push a unit below zero for good: nine in ten of Pong's units died (docs/LOG.md).
-        picture = any(kind == "image" and _side(leaf) >= PICTURE for _, leaf, kind in self.leaves)
+        picture = any(kind == "image" and shorter_side(leaf) >= PICTURE for _, leaf, kind in self.leaves)
         norm = nn.LayerNorm(hidden_size) if picture else nn.Identity()
         self.encoder = nn.Sequential(first, norm, nn.ReLU())
         self.decoder = Decoder(hidden_size, env.single_action_space)
@@ -718,21 +694,6 @@ class Board(nn.Module):
         return tuple(output.unflatten(0, observations.shape[:2]) for output in outputs)
 
 
-PICTURE = 28  # pixels: a smaller picture is a grid, as MiniGrid's, which have 25 at most
-IMAGE = 32  # pixels: a side of an array that is an image whatever its layout
-KINDS = 32  # at most so many kinds of pieces on a board, and so long sides
-
-
-def leaf_kind(space, boards=True):
-    """How a space that is no Dict or Tuple is read: "choices" (one-hot),
-    "image", "board" or "numbers"."""
-    if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
-        return "choices"
-    if boards and _is_board(space):
-        return "board"
-    return "image" if _is_image(space) else "numbers"
-
-
 def leaf_kinds(leaves, boards=True, trained=()):
     """leaf_kind of each of the leaves of a FlatObservation. trained: the names of the weights that the network gets, if
     there are some; it keeps a linear map of what has no convolutions among them."""
@@ -741,43 +702,8 @@ def leaf_kinds(leaves, boards=True, trained=()):
             else kind for i, kind in enumerate(kinds)]
 
 
-def seen_spaces(vecenv):
-    """The spaces of the fields that an agent of a vectorized environment sees."""
-    return [leaf for _, _, leaf in emulation.FlatObservation(emulation.seen_space(vecenv.driver_env)).leaves]
-
-
-def sees_choices(vecenv):
-    """Whether an agent sees choices."""
-    return any(leaf_kind(space) == "choices" for space in seen_spaces(vecenv))
-
-
-def _is_image(space):
-    """Three dimensions of uint8, 5 × 5 or more; of IMAGE × IMAGE or more also a plane, a stack, uint16, and floats
-    within [0, 1] or [0, 255]."""
-    if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) not in (2, 3, 4):
-        return False
-    if space.dtype == np.uint8 and len(space.shape) == 3:
-        return _side(space) >= 5
-    return _side(space) >= IMAGE and (space.dtype in (np.uint8, np.uint16) or (
-        space.dtype.kind == "f" and space.low.min() == 0 and space.high.max() in (1, 255)))
-
-
-def _is_board(space):
-    if (not isinstance(space, gymnasium.spaces.Box) or space.dtype.kind not in "iub"
-            or len(space.shape) not in (2, 3)):
-        return False
-    sides = sorted(space.shape)[-2:]
-    return (sides[0] >= 3 and sides[1] <= KINDS
-            and int(space.high.max()) - int(space.low.min()) < KINDS)
-
-
 def _pieces(space):
     return range(int(space.low.min()), int(space.high.max()) + 1)
-
-
-def _side(space):
-    """The shorter side of an image; the smallest of its last three sizes is taken for the channels."""
-    return sorted(space.shape[-3:])[-2]
 
 
 def _layout(space):
@@ -791,7 +717,7 @@ def _layout(space):
 
 def _scale(space):
     """What the numbers of an image are multiplied by; a small grid's are kinds of things."""
-    if _side(space) < PICTURE:
+    if shorter_side(space) < PICTURE:
         return 0.1
     return 1 / 255 if space.dtype == np.uint8 else 1 / float(space.high.max())
 
@@ -840,7 +766,7 @@ def _image_encoder(space):
     64 pixels, so that as much of where things are is left; 3 × 3 convolutions that keep the size
     for small grids, as MiniGrid's."""
     channels, last, _ = _layout(space)
-    side, scale = _side(space), _scale(space)
+    side, scale = shorter_side(space), _scale(space)
     if side >= PICTURE:
         half = 2 if side < 64 else 1
         narrow, wide = 32 // half, 64 // half

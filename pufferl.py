@@ -93,7 +93,7 @@ from configuration import (  # load_* for scripts
 )
 from errors import ConfigError, exit_on_error
 from fast import verify
-from flat_spaces import HAIR
+from flat_spaces import HAIR, action_bounds
 from loggers import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
 from vector import Native, Tensors, make  # make for scripts too: make("breakout", num_envs=256)
 
@@ -557,8 +557,8 @@ class PuffeRL:
         few = slice(None), diagnostics.AGENTS
         shown |= {name: self.buffers.on_host(name, few).numpy() for name in ("observations", "actions")}
         metrics["vital/observation_outside"] = float(self.statistics.outside)
-        metrics |= diagnostics.vital(**shown, bounds=models.action_bounds(self.vecenv.single_action_space),
-                                     choices=models.sees_choices(self.vecenv))
+        metrics |= diagnostics.vital(**shown, bounds=action_bounds(self.vecenv.single_action_space),
+                                     choices=emulation.sees_choices(self.vecenv))
         sentences = self.signs.see(self.global_step, metrics) if self.signs else []
         self.logger.log(metrics, self.global_step)
         if self.ranks.rank == 0:

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 import diagnostics
 import emulation
+import flat_spaces
 import loggers
 import models
 import pufferl
@@ -267,7 +268,7 @@ def vital(observations=None, rewards=0.0, actions=None, space=None, **options):
     T, N = (4, 2) if observations is None else (len(observations) - 1, observations.shape[1])
     observations = np.zeros((T + 1, N, 1), np.float32) if observations is None else observations
     valid, flags = options.pop("valid", np.ones((T + 1, N), np.uint8)), np.zeros((T, N), np.uint8)
-    bounds = None if space is None else models.action_bounds(space)
+    bounds = None if space is None else flat_spaces.action_bounds(space)
     rewards = np.full((T, N), rewards, np.float32)
     metrics = diagnostics.vital(observations, rewards, valid, flags, flags, actions, bounds, **options)
     return {name.removeprefix("vital/"): value for name, value in metrics.items()}
@@ -306,7 +307,7 @@ def test_the_size_of_an_index_is_no_sign():
     for space, choices in ((spaces.Discrete(10), True), (spaces.Box(0, 1, (2,)), False),
                            (spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(0, 1, (2,))), True)):
         env = types.SimpleNamespace(single_observation_space=space)
-        assert models.sees_choices(types.SimpleNamespace(driver_env=env)) is choices
+        assert emulation.sees_choices(types.SimpleNamespace(driver_env=env)) is choices
 
 
 # --------------------------------------------------------------------------------------------------
