@@ -14,6 +14,8 @@ import gymnasium
 import numpy as np
 
 import emulation
+import environments
+import ocean
 from flat_spaces import KINDS, action_bounds, leaf_kind
 
 
@@ -46,6 +48,26 @@ def facts_of(vecenv, agents, steps):
     """The Facts of a vectorized environment, before anything is measured."""
     return Facts(agents, steps, vecenv.action_heads is not None, emulation.seen_spaces(vecenv),
                  hasattr(vecenv, "library"))
+
+
+def choose_copies(maker, env, vec, steps):
+    """Replace "auto" in env.num_envs and vec.num_envs, the sections of a configuration; returns
+    {setting: reason}. maker: an ocean.Library, or a creator; None if there is no environment yet."""
+    reasons = {}
+    if env.get("num_envs") == "auto":
+        with environments.sample(maker, env) as probe:
+            env["num_envs"] = max(1, agents_in_c(steps) // probe.num_agents)
+        reasons["env.num_envs"] = f"{steps:,} steps"
+    if vec["num_envs"] == "auto":
+        vec["num_envs"] = 1
+        if maker is not None and not isinstance(maker, ocean.Library) and vec["total_agents"] is None:
+            with environments.sample(maker, env) as probe:
+                agents = emulation.slots(probe)
+                if not getattr(probe, "gives_tensors", False):  # one object of tensors holds many
+                    discrete = not isinstance(probe.single_action_space, gymnasium.spaces.Box)
+                    vec["num_envs"] = max(1, agents_in_python(steps, discrete) // agents)
+            reasons["vec.num_envs"] = f"{steps:,} steps, {plural(agents, 'agent')} each"
+    return reasons
 
 
 def plural(count, what):

@@ -12,39 +12,26 @@ is a ConfigError that names the file, the key and the nearest right ones.
 import ast
 import configparser
 import contextlib
-import copy
 import dataclasses
 import difflib
 import fnmatch
 import functools
-import inspect
-import itertools
 import json
 import math
 import shlex
 import shutil
 import sys
-import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
-
-import gymnasium
-import torch
+from types import NoneType
+from typing import Annotated, Literal, NamedTuple, get_args, get_origin
 
 import auto
-import checkpoints
-import data_parallel
 import emulation
 import environments
-import models
 import ocean
-import ocean.device
 import processes
-import tensors
-import vector
-from auto import agents_in_c, agents_in_python, decide, drawn_steps, facts_of, plural, wants_normalising
-from errors import ConfigError, EnvironmentFault, UserError
+from errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent
 
@@ -54,6 +41,8 @@ ROOT = Path(__file__).resolve().parent
 
 
 Auto = Literal["auto"]
+BACKENDS = "native", "serial", "multiprocessing", "ray", "package", "tensors"  # of vector.py
+POLICIES = "auto", "default", "feed-forward", "separate", "board", "impala"  # of models.py; they need no file
 STEPS_IN_C, STEPS_IN_PYTHON = 20_000_000, 1_000_000  # train.total_timesteps of an environment without an .ini
 
 
@@ -86,7 +75,7 @@ class Base:
 
 @dataclass
 class Vec:
-    backend: Literal["auto", *vector.BACKENDS] = "auto"
+    backend: Literal["auto", *BACKENDS] = "auto"
     """native is for environments in C. Others: serial (one after the other in this process), multiprocessing, ray,
     package (the vector environment of a Gymnasium id's own package), or tensors (one object of torch or JAX that
     holds many). auto is native for C, tensors if a reset returns them, package for ALE and if it gives the same
@@ -290,115 +279,194 @@ class Profile:
 
 
 SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Eval, "profile": Profile}
-# {name in PufferLib or another trainer: its name here}, if the meaning is the same. A name is "section.key", or for
-# the base section the key alone. NAME=VALUE: the other name is a flag, which gives this value to NAME.
-RENAMED = {
-    "train.lr": "train.learning_rate", "train.num_steps": "train.horizon",
-    "train.n_steps": "train.horizon", "train.bptt_horizon": "train.horizon", "train.num_workers": "vec.num_workers",
-    "train.n_epochs": "train.replay_ratio", "train.update_epochs": "train.replay_ratio",
-    "train.clip_range": "train.clip_coef", "train.adam_beta1": "train.momentum", "train.beta1": "train.momentum",
-    "train.adam_beta2": "train.beta2", "train.adam_eps": "train.eps", "train.data_dir": "data_dir",
-    "track": "wandb", "wandb_project": "project", "neptune_project": "project", "wandb_group": "group",
-    "neptune_name": "entity", "eval_model_path": "load_model_path", "checkpoint_dir": "data_dir",
-    "vec": "vec.backend", "vec.seed": "train.seed", "seed": "train.seed", "cudagraphs": "train.cudagraphs",
-    "checkpoint_interval": "train.checkpoint_interval", "slowly": "train.engine=autograd",
-    "fps": "eval.fps", "gif_path": "eval.video", "eval_episodes": "eval.episodes",
-    "policy_name": "policy.name", "policy.num_layers": "rnn.num_layers", "rnn_name": "rnn.name",
-    "sweep.max_runs": "sweep.num_trials", "train.env_batch_size": "vec.batch_size", "train.num_envs": "vec.num_envs",
-}
-# Names whose meaning is not the same: {name: what to do instead}. A section's name stands for all of its settings.
-REFUSED = {
-    "train.batch_size": "it is agents × train.horizon: set vec.total_agents (or env.num_envs) and train.horizon; "
-                        "what Stable-Baselines3 calls so is train.minibatch_size",
-    "train.num_iterations": "set train.total_timesteps = num_iterations × agents × train.horizon",
-    "train.num_minibatches": "set train.minibatch_size = agents × train.horizon / num_minibatches",
-    "train.use_rnn": "rnn.name says whether there is a recurrent layer, and which",
-    "train.rollout": "train.engine autograd steps environments one by one, as train.rollout plain did",
-    "train.torch_deterministic": "a run with the same settings repeats bit for bit without it (docs/reliability.md)",
-    "train.cpu_offload": "a rollout lies where the network is; fewer vec.total_agents or a shorter horizon take less",
-    "train.compile_fullgraph": "train.compile and train.compile_mode are all that is handed to torch.compile",
-    "train.min_ent_coef_ratio": "train.anneal_ent_coef takes ent_coef to zero",
-    "train.name": "entity is whose project it is, and a run's name is that of its folder",
-    "train.project": "it is a setting of its own, --project", "train.zero_copy": "nothing is copied",
-    "vec.zero_copy": "nothing is copied: environments write where the policy reads",
-    "vec.overwork": "vec.num_workers may be more than the cores",
-    "policy.expansion_factor": "a layer is as wide as policy.hidden_size",
-    "torch": "the network is policy.name and rnn.name; policy.name my_file.py:Class is one of your own",
-    "selfplay": "there is no self-play; an opponent is part of the environment",
-    "mode": "the verb comes first: python pufferl.py train breakout",
-    "env": "the environment comes after the verb: python pufferl.py train breakout",
-    "package": "it is part of the environment's name: gym/ID, pettingzoo/FAMILY/NAME (docs/environments.md)",
-    "load_id": "download the run's model and give its file to --load-model-path",
-    "render_mode": "--eval.window, --eval.terminal, --eval.web and --eval.video say how it is shown",
-    "save_frames": "--eval.video out.gif --eval.seconds 30 writes an episode",
-    "max_runs": "a sweep's --sweep.num-trials", "max_suggestion_cost": "a sweep's --sweep.max-suggestion-cost",
-    "sweep.use_gpu": "the model of a sweep is fitted on the CPU", "sweep.early_stop_quantile": "it is sweep.early_stop",
-    "sweep.prune_pareto": "the model's front has no points by luck to prune (protein.Protein._target)",
-    "sweep.metric_distribution": "scores are taken as they are",
-    "profile": "it is a verb: python pufferl.py profile breakout",
-    "log_dir": "logs lie in the run's folder, in --data-dir",
-    "reset_state": "--train.state zero begins each rollout without memory",
-    **dict.fromkeys(("local_rank", "rank", "world_size", "gpu_id", "nccl_id"),
-                    "--train.gpus N starts N processes, and torchrun tells each its number (docs/scale.md)"),
-}
-
-
+# Belong to one run: --resume does not take them over, and they are no difference between two.
 RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", "resume", "data_dir",
-                "launch", "defaults", "sources")  # belong to one run: --resume does not take them over
-
+                "launch", "defaults", "sources")
 # What config.json has besides settings.
 OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch", "defaults", "turn", "sources")
-
 # What a run did, if its file is so old that it lacks these settings.
 OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None, "draw": "segments"}
+SIZES = {"batch_size": "horizon", "num_iterations": "total_timesteps"}  # may be given in their place
+FLAG = object()  # the text of an option that stands alone
 
-
-# What a script may read of `load_config`'s settings though it is none: {name there: how it follows from all settings}.
-READ_ONLY = {
-    "train.use_rnn": lambda args: recurrent_layer(args) != "none" or (
-        args["policy"]["name"] not in POLICIES
-        and hasattr(load_attribute("policy.name", args["policy"]["name"]), "initial_state")),
+# What a number must be, in words: the settings; None and auto are always allowed.
+BOUNDS = {
+    "must be 1 or more": (lambda x: x >= 1, "train.checkpoint_interval train.keep train.gpus vec.num_envs env.num_envs "
+                          "vec.num_threads vec.num_workers policy.hidden_size rnn.hidden_size rnn.input_size"),
+    "must be above 0": (lambda x: x > 0, "train.learning_rate train.max_grad_norm train.vtrace_rho_clip "
+                        "train.vtrace_c_clip train.clip_coef train.vf_clip_coef train.total_timesteps train.horizon "
+                        "train.minibatch_size vec.timeout"),
+    "must be above 0, and not inf": (lambda x: 0 < x < math.inf, "train.replay_ratio eval.seconds eval.fps"),
+    "must be above 0, or none": (lambda x: x > 0, "train.reward_clip train.target_kl"),
+    "must be 0 or more": (lambda x: x >= 0, "train.prio_alpha train.ent_coef train.eps train.weight_decay "
+                          "train.vf_coef train.log_interval"),
+    "must lie within 0 and 1": (lambda x: 0 <= x <= 1,
+                                "train.gamma train.gae_lambda train.prio_beta0 train.min_lr_ratio"),
+    "must lie within 0 and 1, without 1": (lambda x: 0 <= x < 1, "train.momentum train.beta2"),
+    "must lie within 0 and 2 ** 62": (lambda x: 0 <= x < 2**62, "train.seed"),
+    "must lie within 0 and 65535": (lambda x: 0 <= x < 65536, "eval.port"),
+    "must lie within -10 and 2, deviations of 0.00005 and 7": (lambda x: -10 <= x <= 2, "policy.log_std_init"),
+    "must be 1 or more, or -1 for none": (lambda x: x == -1 or x >= 1, "train.cudagraphs"),
 }
+BOUND_OF = {name: (is_right, what) for what, (is_right, names) in BOUNDS.items() for name in names.split()}
+
+
+class Entry(NamedTuple):
+    """A setting as a source gives it. place: where that is, for errors."""
+
+    section: str
+    key: str
+    text: object
+    place: str
 
 
 class Section(dict):
-    """Settings by their names here, which may be read by those in RENAMED and READ_ONLY too. name: the section's, ""
-    for `args`, which holds all of them. KeyError for any other name."""
+    """Settings by their names here, which may be read by other trainers' names and train.use_rnn too.
+
+    name: the section's, "" for `args`, which holds all of them. KeyError for any other name."""
 
     def __init__(self, values, name="", args=None):
         super().__init__(values)
         self.name, self.args = name, self if args is None else args
 
     def __missing__(self, key):
-        old = f"{self.name}.{key}".removeprefix(".")
-        if old in READ_ONLY:
-            return READ_ONLY[old](self.args)
-        section, _, new = RENAMED[old].rpartition(".")
+        name = f"{self.name}.{key}".removeprefix(".")
+        if name == "train.use_rnn":
+            network = self.args["policy"]["name"]
+            return recurrent_layer(self.args) != "none" or (
+                network not in POLICIES and hasattr(load_attribute("policy.name", network), "initial_state"))
+        section, _, new = foreign_options()["renamed"][name].rpartition(".")
         return (self.args[section] if section else self.args)[new]
 
 
-def difference(before, after, name=""):
-    """What two configurations, nested dicts, do not share: ["train.gamma: 0.9 is now 0.99", ...]."""
-    changes = []
-    for key in {**before, **after}:
-        old, new = before.get(key), after.get(key)
-        if not name and key in RUN_SETTINGS:
-            continue
-        if isinstance(old, dict) and isinstance(new, dict):
-            changes += difference(old, new, f"{name}{key}.")
-        elif old != new:
-            changes.append(f"{name}{key}: {old} is now {new}")
-    return changes
+@functools.cache
+def foreign_options():
+    """Names of other trainers: {"renamed": {name: name here}, "refused": {name: what to do instead}}.
+
+    A name is "section.key", or for the base section the key alone. NAME=VALUE: the other name is a flag,
+    which gives this value to NAME. Among the refused a section's name is for all of its settings.
+    """
+    return json.loads((Path(__file__).parent / "config" / "foreign_options.json").read_text())
 
 
-def command(*words, script="pufferl.py"):
-    """What to type in this folder for `python SCRIPT WORDS`. It has the path of the Python that
-    runs now if `python` is another one, for example outside an activated virtual environment."""
-    here, python = Path.cwd(), shutil.which("python")
-    python = "python" if python and Path(python).parent == Path(sys.executable).parent else Path(sys.executable)
-    paths = [path.relative_to(here) if isinstance(path, Path) and path.is_relative_to(here) else path
-             for path in (python, ROOT / script)]
-    return shlex.join(map(str, (*paths, *words)))
+# --------------------------------------------------------------------------------------------------
+# One setting: its name, its type, its bounds
+
+
+def types_of(cls):
+    """{name: type} of a section's settings."""
+    return {f.name: f.type for f in dataclasses.fields(cls)}
+
+
+def translate(section, key, schema, place):
+    """(section, key, value) here of a setting that may have another trainer's name; the value is None
+    but for a name that implies one. ConfigError, with nearest names in all sections of `schema`, if
+    there is none."""
+    known = types_of(schema[section]) if section in schema else {}
+    if key in known:
+        return section, key, None
+    name, foreign = key if section == "base" else f"{section}.{key}", foreign_options()
+    if name in foreign["renamed"]:
+        new, _, value = foreign["renamed"][name].partition("=")
+        return new.rpartition(".")[0] or "base", new.rpartition(".")[2], value or None
+    refused = foreign["refused"].get(name) or (section not in schema and foreign["refused"].get(section))
+    if refused:
+        raise ConfigError(f"{place}: {refused}.")
+    if section not in schema:
+        raise ConfigError(f"{place}: there is no section {section!r}: {ocean.nearest(section, schema)}.")
+    for cutoff in (1.0, 0.8, 0.5):
+        near = difflib.get_close_matches(key, known, 3, cutoff)
+        if section != "env" or cutoff > 0.5:  # an environment's own words resemble anything a little
+            near = near or _in_other_sections(key, schema, cutoff, place.startswith("--"))
+        if near:
+            break
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    raise ConfigError(f"{place}: there is no such setting.{hint} There are: {', '.join(known)}.")
+
+
+def _in_other_sections(key, schema, cutoff, is_option):
+    """The names, such as ["train.horizon"], of settings near `key`, which may be another trainer's
+    name; is_option: as the command line has them, ["--train.horizon"]."""
+    names = [("" if section == "base" else f"{section}.") + name
+             for section, cls in schema.items() for name in types_of(cls)]
+    names = [*foreign_options()["renamed"].items(), *((name, name) for name in names),
+             *((f"train.{name}", f"train.{name}") for name in SIZES)]
+    near = difflib.get_close_matches(key, {old.rpartition(".")[2] for old, _ in names}, 1, cutoff)
+    found = {new.partition("=")[0] for old, new in names if old.rpartition(".")[2] in near}
+    return sorted("--" + name.replace("_", "-") if is_option else name for name in found)
+
+
+GIVEN = (" (A run that was given the object itself is resumed by its script: PuffeRL with the same object, then "
+         "load_checkpoint.)")
+
+
+def coerce(value, kind, place):
+    """A text, or a value from Python, as `kind`: a plain type, a Literal, or a union of them.
+    ConfigError that names `place` if it is not one."""
+    parts = [kind] if get_origin(kind) in (None, Literal) else get_args(kind)
+    names = [name for part in parts if get_origin(part) is Literal for name in get_args(part)]
+    plain = next((part for part in parts if get_origin(part) is None and part is not NoneType), None)
+    lower = value.lower() if isinstance(value, str) else value
+    if NoneType in parts and lower in (None, "none", ""):
+        return None
+    if lower in names:
+        return lower
+    if plain is None or (plain is str and names and ".py:" not in str(value)):
+        file = ", or path/to/file.py:name" if plain else ""
+        raise ConfigError(f"{place} = {value!r}: must be one of {', '.join(names)}{file}.{GIVEN if plain else ''}")
+    if plain is str:
+        return str(value)
+    try:
+        found = {"true": True, "false": False, "inf": math.inf}.get(lower) if isinstance(value, str) else value
+        found = ast.literal_eval(lower) if found is None else found
+        if plain is bool and found in (0, 1):
+            return bool(found)
+        if plain is not bool and not isinstance(found, bool) and plain(found) == found:
+            return plain(found)
+    except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError):
+        pass
+    what = {int: "a whole number", float: "a number", bool: "true or false"}[plain]
+    raise ConfigError(f"{place} = {value!r}: must be {what}.")
+
+
+def check_bound(name, value, place):
+    """ConfigError if a setting, "section.key", cannot have this value."""
+    is_right, what = BOUND_OF.get(name, (None, None))
+    if is_right and value not in (None, "auto") and not is_right(value):
+        raise ConfigError(f"{place} = {value}: {what}.")
+
+
+def convert(entry, schema):
+    """(section, key, value) of an Entry: translated, of the setting's type, within its bounds."""
+    section, key, text, place = entry
+    if section == "train" and key in SIZES and place.startswith("--"):
+        return section, key, coerce(text, int, f"train.{key}")
+    section, key, implied = translate(section, key, schema, place)
+    kind = types_of(schema[section])[key]
+    text = implied if implied is not None else text
+    if text is FLAG and bool not in (kind, *get_args(kind)):
+        raise ConfigError(f"{place}: needs a value, {place} VALUE.")
+    value = coerce(True if text is FLAG else text, kind, place)
+    check_bound(f"{section}.{key}", value, place)
+    return section, key, value
+
+
+def check_names(args, *sections):
+    """ConfigError for a setting in these sections of a script's `args` that does not exist; without
+    sections in all but env and train, which are checked where they are used."""
+    schema = {**SECTIONS, "policy": policy_section(args.get("policy", {}).get("name", Policy.name)), "base": Base}
+    outside = {*SECTIONS, "env", "sweep", "env_name", *OF_A_RUN}
+    for section in sections or ("base", *(name for name in SECTIONS if name != "train")):
+        for key in args if section == "base" else args.get(section, {}):
+            place = f"args[{key!r}]" if section == "base" else f"{section}.{key}"
+            if section != "base" or key not in outside:
+                new = translate(section, key, schema, place)[:2]
+                if new != (section, key):
+                    raise ConfigError(f"{place}: it is {'.'.join(new).removeprefix('base.')} now.")
+
+
+# --------------------------------------------------------------------------------------------------
+# The sources: .ini files, the settings of a run, the command line
 
 
 def find_config(env_name):
@@ -431,187 +499,284 @@ def parse_ini(path, strict=True, word=""):
     return parser
 
 
-def load_creator(name):
-    """The creator of an environment in Python (gym/ID, pettingzoo/FAMILY/NAME, file.py:callable); None for one in C."""
-    return environments.load_creator(name)
+def read_ini(path, schema, sweep):
+    """Yield the entries of an .ini file; its [sweep*] sections are put into `sweep` as text."""
+    parser = parse_ini(path)
+    for section in parser.sections():
+        if section.partition(".")[0] == "sweep":
+            sweep.setdefault(section, {}).update(parser[section])
+        elif section not in (*schema, "solved"):  # the function solved reads that one
+            raise ConfigError(f"{path} [{section}]: there is no such section: "
+                              f"{ocean.nearest(section, [*schema, 'sweep'])}.")
+        elif section != "solved":
+            yield from (Entry(section, key, text, f"{path} [{section}] {key}") for key, text in parser[section].items()
+                        if (section, key) != ("base", "env_name"))  # find_config reads it
 
 
-def env_section(name):
-    """The env section as a dataclass: num_envs, and the settings that a C environment's header declares or the keyword
-    arguments of one in Python that have plain defaults. No fields for "default", which is no environment."""
-    if name == "default":
-        return dataclasses.make_dataclass("Env", [])
-    creator = load_creator(name)
+def read_options(argv):
+    """Yield the entries of a command line. A flag may stand alone; the value is the next word otherwise."""
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        place, equals, text = word.partition("=")
+        if not word.startswith("--") or len(place) < 3:
+            raise ConfigError(f"{word!r}: expected an option, --section.key VALUE; --help lists them.")
+        if not equals:
+            text = FLAG if not words or words[0].startswith("--") else words.pop(0)
+        section, _, key = place[2:].replace("-", "_").rpartition(".")
+        yield Entry(section or "base", key, text, place)
+
+
+def saved_entries(base, env_name, schema, values):
+    """Yield the entries of the run or the policy that `base` names: of the environment and the network, and for
+    resume of all sections. Settings that no longer exist are left out."""
+    name, ini = find_config(env_name)
+    resume, path = base["resume"], base["resume"] or base["load_model_path"]
+    if path is not None:
+        holding = "trainer_state.pt" if resume else "best_*.pt" if path == "best" else "model_*.pt"
+        folder = find_run(path, base["data_dir"], env_name, holding)
+        file = (folder if folder.is_dir() else folder.parent) / "config.json"
+        if not file.exists():
+            return
+        saved = read_settings(file)
+        if resume and not same_environment(saved.get("env_name", name), name):
+            raise ConfigError(f"--resume {file.parent}: this is a run of {saved['env_name']}, and would go on as one "
+                              f"of {name}. Name that environment, or take its weights alone: --load-model-path "
+                              f"{file.parent}.")
+    elif base["baseline"]:
+        file, saved = "--baseline", read_baseline(name)[1]
+        for key, value in saved["env"].items() if ini.stem != Path(name).stem else ():
+            if values["env"].get(key) != value:
+                raise ConfigError(f"--baseline: the policy that ships with {name} was trained with env.{key} = "
+                                  f"{value}, {ini.name} has {values['env'].get(key)}. Train one for it, or take "
+                                  f"{name}.")
+    else:
+        return
+    if resume:
+        saved["train"] = {**OFF, **saved.get("train", {})}
+        native = is_in_c(name) and saved.get("vec", {}).get("backend", "auto") in ("auto", "native")
+        ignored = ("num_workers", "batch_size") if native else ("num_buffers",)  # an older run may have them
+        saved["vec"] = {**saved.get("vec", {}), **dict.fromkeys(ignored)}
+    network = policy_section(saved.get("policy", {}).get("name", Policy.name))
+    for section in ("env", "policy", "rnn", *(("vec", "train", "base") if resume else ())):
+        known = types_of(network if section == "policy" else schema[section])
+        for key, value in (saved if section == "base" else saved.get(section, {})).items():
+            if key in known and (section != "base" or key not in RUN_SETTINGS):
+                yield Entry(section, key, value, f"{file}: {section}.{key}")
+
+
+def same_environment(one, other):
+    """Whether two names mean one environment. A file may have moved, so only its name counts."""
+    one, other = (str(name).removeprefix("puffer_") for name in (one, other))
+    files = all(".py:" in name or name.endswith(".h") for name in (one, other))
+    return Path(one).name == Path(other).name if files else one == other
+
+
+def read_settings(path):
+    """The sections of a run's config.json, a dict. ConfigError for a file that is damaged."""
+    try:
+        saved = json.loads(path.read_text())
+        wrong = [section for section in ("env", *SECTIONS) if not isinstance(saved.get(section, {}), dict)]
+        if wrong:
+            raise ValueError(f"its section {wrong[0]} is a {type(saved[wrong[0]]).__name__}")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path}: damaged or not a run's settings ({error}). Give the settings on the command line, "
+                          "with a copy of the weights in another folder.") from None
+    sources = saved.get("sources") if isinstance(saved.get("sources"), dict) else {}
+    for section in {"policy", "rnn"} & saved.keys():  # a file was named from where the run was started
+        name, colon, what = str(saved[section].get("name")).rpartition(":")
+        parts = tuple(part for part in Path(name).parts if part not in (".", ".."))
+        known = [file for file in sources if Path(file).parts[-len(parts) :] == parts]
+        if name.endswith(".py") and not Path(name).exists() and len(known) == 1:
+            saved[section]["name"] = known[0] + colon + what
+    return saved
+
+
+# --------------------------------------------------------------------------------------------------
+# The environment and its section
+
+
+def load_maker(name):
+    """What makes an environment: a creator (gym/ID, pettingzoo/FAMILY/NAME, file.py:callable) or an
+    ocean.Library, for a name in ocean/ or the path of a header."""
+    creator = environments.load_creator(name)
     if creator is not None:
-        settings = creator.settings
-        fields = [(key, type(value), field(default=value, metadata={"help": f"As {name} has it."}))
-                  for key, value in {"num_envs": 1, **settings}.items()]
-        return dataclasses.make_dataclass("Env", fields)
-    library = load_library(name)
+        return creator
+    try:
+        return ocean.load(name.removeprefix("puffer_"))
+    except ConfigError as error:
+        ini = find_config(name)[1]
+        if ini.exists() and name not in ocean.names() and not name.endswith(".h"):
+            parse_ini(ini)  # a fault of the whole file comes first
+            raise ConfigError(f"{ini}: its [base] must say env_name = ENVIRONMENT, because {name} itself is none. "
+                              f"({error})") from None
+        raise
+
+
+def is_in_c(name):
+    """Whether a name is one of an environment in C."""
+    return environments.load_creator(name) is None
+
+
+def env_section(name, maker):
+    """The env section as a dataclass: num_envs, and the settings that a C environment's header declares or the keyword
+    arguments of one in Python that have plain defaults. No fields without a maker."""
+    helps = getattr(maker, "settings_help", None)  # of one in C
     what = "Environments side by side. auto: so many that the steps asked for make 90 epochs, 1,024 agents at most."
-    fields = [("num_envs", int | Auto, field(default="auto", metadata={"help": what}))]
-    fields += [(key, type(value), field(default=value, metadata={"help": library.settings_help.get(key, "")}))
-               for key, value in library.settings.items()]
+    fields = [("num_envs", int | Auto, field(default="auto", metadata={"help": what}))] if helps is not None else []
+    settings = {} if maker is None else maker.settings if fields else {"num_envs": 1, **maker.settings}
+    fields += [(key, type(value), field(default=value, metadata={"help": (helps or {}).get(key, f"As {name} has it.")}))
+               for key, value in settings.items()]
     return dataclasses.make_dataclass("Env", fields)
 
 
 def policy_section(name):
-    """The policy section as a dataclass; for a network of one's own also with the keywords of its class that have plain
+    """The policy section as a dataclass; for a custom network also with the keywords of its class that have plain
     defaults."""
     if name in POLICIES or not (callable(name) or ".py" in name):
         return Policy
-    own = environments.plain_defaults(load_attribute("policy.name", name, POLICIES))
+    keywords = environments.plain_defaults(load_attribute("policy.name", name, POLICIES))
     fields = [(key, type(value), field(default=value, metadata={"help": f"As {named(name)} has it."}))
-              for key, value in own.items()
+              for key, value in keywords.items()
               if not hasattr(Policy, key) or (key == "hidden_size" and type(value) is int)]
     return dataclasses.make_dataclass("Policy", fields, bases=(Policy,))
 
 
-def take_network(schema, values, name, sized=None):
-    """Let the policy section be that of the network `name`; settings that it does not have go. sized: the network that
-    the hidden_size in `values` was written for, None if it is a default. Another one with a default of its own has
-    that."""
-    kept, schema["policy"] = values["policy"], policy_section(name)
-    own = any(f.name == "hidden_size" and f.metadata for f in dataclasses.fields(schema["policy"]))
-    if name != kept["name"] and (sized is None or (own and sized != name)):
-        kept = {key: value for key, value in kept.items() if key != "hidden_size"}
-    values["policy"] = {key: kept.get(key, default) for key, default in dataclasses.asdict(schema["policy"]()).items()}
+# --------------------------------------------------------------------------------------------------
+# All settings
 
 
-def typed(argv, *options):
-    """What a command line gives one of these options, which have a value; None if it gives nothing."""
-    for word, following in reversed([*itertools.pairwise([*argv, ""])]):  # the last one counts
-        option, equals, value = word.partition("=")
-        if option.replace("_", "-") in options:
-            return None if (found := value if equals else following) in ("", "None", "none") else found
-    return None
+def resolve(env_name, argv=()):
+    """(schema, values, given): each section's dataclass, its settings, and the names that the command
+    line gives. A later source changes an earlier one: the dataclasses, config/default.ini, the
+    environment's .ini, the run that a base setting names, the command line."""
+    name, ini = find_config(env_name)
+    maker = None if name == "default" else load_maker(name)
+    schema = {"base": Base, "env": env_section(name, maker), **SECTIONS}
+    values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()} | {"sweep": {}}
+    if maker is not None:  # what no .ini says
+        values["train"]["total_timesteps"] = STEPS_IN_C if isinstance(maker, ocean.Library) else STEPS_IN_PYTHON
+    if not getattr(maker, "takes_copies", True):
+        values["vec"]["num_envs"] = 1
+    values["policy"], sized_for = {}, None
+
+    def lay(entries):
+        nonlocal sized_for
+        entries, found = list(entries), []
+        networks = [one.text for one in entries if one[:2] in (("policy", "name"), ("base", "policy_name"))]
+        if networks:
+            values["policy"]["name"] = networks[-1]
+        schema["policy"] = policy_section(values["policy"].get("name", Policy.name))
+        for entry in entries:
+            section, key, value = convert(entry, schema)
+            values[section][key] = value
+            found.append(f"{section}.{key}".removeprefix("base."))
+            if (section, key) == ("policy", "hidden_size"):
+                sized_for = networks[-1] if networks else None
+        return found
+
+    for path in (ROOT / "config" / "default.ini", ini):
+        if path.exists():
+            lay(read_ini(path, schema, values["sweep"]))
+    defaults = {section: dict(values[section]) for section in ("env", *SECTIONS)}
+    options = list(read_options(argv))
+    given = lay(one for one in options if one.section == "base")
+    base = values["base"]
+    if base["resume"] == "auto":
+        base["resume"] = None
+        with contextlib.suppress(ConfigError):
+            base["resume"] = str(find_run("latest", base["data_dir"], env_name, "trainer_state.pt"))
+    lay(saved_entries(base, env_name, schema, values))
+    given += lay(one for one in options if one.section != "base")
+    network, policy = schema["policy"], values["policy"]
+    has_size = any(f.name == "hidden_size" and f.metadata for f in dataclasses.fields(network))
+    if has_size and sized_for not in (None, policy["name"]):  # the size is another network's
+        del policy["hidden_size"]
+    for found in (values, defaults):
+        found["policy"] = dataclasses.asdict(network()) | {
+            key: value for key, value in found["policy"].items() if key in types_of(network)}
+    return schema, {**values, "defaults": defaults}, set(given)
 
 
-def load_library(name):
-    """The compiled environment behind ENV on the command line: a name in ocean/ or the path of a header."""
-    try:
-        return ocean.load(name.removeprefix("puffer_"))
-    except (ValueError, RuntimeError) as error:  # RuntimeError: it does not compile
-        own = find_config(name)[1]
-        if isinstance(error, ValueError) and own.exists() and name not in ocean.names():
-            parse_ini(own)  # a fault of the whole file comes first
-            raise ConfigError(f"{own}: its [base] must say env_name = ENVIRONMENT, because {name} itself is none. "
-                              f"({error})") from None
-        raise ConfigError(str(error)) from None
+def load_config(env_name, argv=()):
+    """The resolved configuration of an environment as nested dicts: args["train"]["learning_rate"];
+    of "default" for an environment that you make yourself.
+
+    argv: command line options, e.g. ["--train.learning-rate", "0.01"]. Raises ConfigError for a setting that does not
+    exist or has the wrong type; --help prints and exits.
+    """
+    wants_help = {"-h", "--help"} & {*argv}
+    schema, values, given = resolve(env_name, [word for word in argv if word not in ("-h", "--help")])
+    if wants_help:
+        show_help(env_name, schema, values)
+    name = find_config(env_name)[0]
+    maker = None if name == "default" else load_maker(name)
+    train = values["train"]
+    sizes = {key: train.pop(key) for key in SIZES if key in train}
+    reasons = auto.choose_copies(maker, values["env"], values["vec"], train["total_timesteps"])
+    base, defaults = values.pop("base"), values.pop("defaults")
+    args = Section({"config_name": env_name, "env_name": name, **base, "auto": reasons, "defaults": defaults})
+    args |= {section: Section(settings, section, args) for section, settings in values.items()}
+    check_used(args, given)
+    check_machine(args)
+    if sizes:
+        known = {"horizon": train["horizon"]} if "train.horizon" in given or "batch_size" not in sizes else {}
+        args["train"] |= sizes_of({**known, **sizes}, count_agents(args), "train.")
+        check_machine(args)
+    return args
 
 
-GIVEN = (" (A run that was given the object itself is resumed by its script: PuffeRL with the same object, then "
-         "load_checkpoint.)")
+def show_help(env_name, schema, values):
+    """Print the settings with their help, through tyro, and exit."""
+    import tyro
 
-
-def coerce(value, kind, where):
-    """A string from an ini file, or a value from Python, as `kind`; ConfigError naming `where` if it is not one."""
-    options = getattr(kind, "__args__", ())
-    if type(None) in options and (value is None or (isinstance(value, str) and value.lower() in ("none", ""))):
-        return None
-    if Auto in options and value == "auto":
-        return value
-    names = [name for option in options if option is not Auto for name in getattr(option, "__args__", ())]
-    if str in options and names:  # or a file of one's own
-        if value not in names and ".py:" not in str(value):
-            raise ConfigError(f"{where} = {value!r}: must be one of {', '.join(names)}, or path/to/file.py:name."
-                              + GIVEN)
-        return str(value)
-    if {type(None), Auto} & set(options):
-        kind = next(option for option in options if option not in (type(None), Auto))
-        options = getattr(kind, "__args__", ())
-    if options:
-        value = value.lower() if isinstance(value, str) else value
-        if value not in options:
-            raise ConfigError(f"{where} = {value!r}: must be one of {', '.join(map(str, options))}.")
-        return value
-    try:
-        if kind is str:
-            return str(value)
-        if isinstance(value, str):
-            value = {"true": True, "false": False, "inf": math.inf}.get(value.lower(), value)
-            value = ast.literal_eval(value) if isinstance(value, str) else value
-        if kind is bool and value in (0, 1):
-            return bool(value)
-        if kind is float and not isinstance(value, bool):
-            return float(value)
-        if kind is int and not isinstance(value, bool) and int(value) == value:
-            return int(value)
-    except (ValueError, TypeError, SyntaxError, OverflowError):
-        pass
-    what = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
-    raise ConfigError(f"{where} = {value!r}: must be {what}.")
-
-
-def translate(section, key, known, where, schema=SECTIONS):
-    """The name here of a setting that may have another trainer's name. ConfigError, with nearest
-    names in all sections of `schema`, if there is none. where: its place, for the error."""
-    if key in known:
-        return key
-    old = key if section == "base" else f"{section}.{key}"
-    if old in RENAMED:
-        new = RENAMED[old]
-        if (new.rpartition(".")[0] or "base") == section and "=" not in new:
-            return new.rpartition(".")[2]
-        raise ConfigError(f"{where}: it is {new} now.")
-    if old in REFUSED:
-        raise ConfigError(f"{where}: {REFUSED[old]}.")
-    for cutoff in (1.0, 0.8, 0.5):
-        near = difflib.get_close_matches(key, known, 3, cutoff)
-        if section != "env" or cutoff > 0.5:  # an environment's own words resemble anything a little
-            near = near or in_other_sections(key, schema, cutoff, where.startswith("--"))
-        if near:
-            break
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    raise ConfigError(f"{where}: there is no such setting.{hint} There are: {', '.join(known)}.")
-
-
-def in_other_sections(key, schema, cutoff, option):
-    """The names, such as ["train.horizon"], of settings near `key`, which may be another trainer's
-    name; option: as the command line has them, ["--train.horizon"]."""
-    names = [("" if section == "base" else f"{section}.") + f.name
-             for section, cls in schema.items() for f in dataclasses.fields(cls)]
-    names = [*RENAMED.items(), *((name, name) for name in (*names, *(f"train.{name}" for name in SIZES)))]
-    near = difflib.get_close_matches(key, {old.rpartition(".")[2] for old, _ in names}, 1, cutoff)
-    found = {new.partition("=")[0] for old, new in names if old.rpartition(".")[2] in near}
-    return sorted("--" + name.replace("_", "-") if option else name for name in found)
-
-
-def check_names(args, *sections):
-    """ConfigError for a setting in these sections of `args` that does not exist, with the nearest ones; without
-    sections for all but env and train, which are checked where they are used, and for a section that does not exist."""
-    outside = [*SECTIONS, "env", "sweep", "env_name", *(f.name for f in dataclasses.fields(Base)), *OF_A_RUN]
-    for section in sections or ("base", *(name for name in SECTIONS if name != "train")):
-        kind = SECTIONS.get(section)
-        if section == "policy":
-            kind = policy_section(args.get(section, {}).get("name", Policy.name))
-        known = outside if section == "base" else [f.name for f in dataclasses.fields(kind)]
-        for key in args if section == "base" else args.get(section, {}):
-            where = f"args[{key!r}]" if section == "base" else f"{section}.{key}"
-            name = translate(section, key, known, where)
-            if name != key:
-                raise ConfigError(f"{where}: it is {name} now.")
-
-
-def read_ini(path, schema, values):
-    """Put an ini file's settings over `values`, {section: {key: value}}; [sweep*] sections go to "sweep" as text."""
-    parser = parse_ini(path)
-    for section in parser.sections():
-        if section.partition(".")[0] == "sweep":
-            values["sweep"].setdefault(section, {}).update(parser[section])
+    sections = []
+    for section, cls in schema.items():
+        if section == "base":
             continue
-        if section == "solved":
-            continue  # the function solved reads these
-        if section not in schema:
-            near = ocean.nearest(section, [*schema, "sweep"])
-            raise ConfigError(f"{path} [{section}]: there is no such section: {near}.")
-        types = {f.name: f.type for f in dataclasses.fields(schema[section])}
-        for key, text in parser[section].items():
-            if (section, key) == ("base", "env_name"):
-                continue  # find_config reads it
-            where = f"{path} [{section}] {key}"
-            key = translate(section, key, list(types), where, schema)
-            values[section][key] = coerce(text, types[key], where)
+        if section == "env":  # made at run time: there is no source from which tyro could read help
+            helped = [(f.name, Annotated[f.type, tyro.conf.arg(help=f.metadata["help"])], f)
+                      for f in dataclasses.fields(cls)]
+            cls = dataclasses.make_dataclass("Env", helped)
+        sections.append((section, cls, field(default_factory=lambda cls=cls, section=section: cls(**values[section]))))
+    arguments = dataclasses.make_dataclass("Arguments", sections, bases=(Base,))
+    arguments.__doc__ = f"Settings of {env_name}; defaults from configuration.py and config/."
+    words = sys.argv[1 : sys.argv.index(env_name) + 1] if env_name in sys.argv else ["train", env_name]
+    tyro.cli(arguments, args=["--help"], default=arguments(**values["base"]),
+             prog=" ".join([Path(sys.argv[0]).name, *words]),
+             config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands))
+
+
+def no_resume(argv):
+    """The options of a verb that resumes no run. Raises ConfigError for --resume, which would leave its weights."""
+    if any(word.partition("=")[0] == "--resume" for word in argv):
+        raise ConfigError("--resume is for train. To take a run's weights, network and environment, give "
+                          "--load-model-path.")
+    return argv
+
+
+def difference(before, after, name=""):
+    """What two configurations, nested dicts, do not share: ["train.gamma: 0.9 is now 0.99", ...]."""
+    changes = []
+    for key in {**before, **after}:
+        old, new = before.get(key), after.get(key)
+        if not name and key in RUN_SETTINGS:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            changes += difference(old, new, f"{name}{key}.")
+        elif old != new:
+            changes.append(f"{name}{key}: {old} is now {new}")
+    return changes
+
+
+def command(*words, script="pufferl.py"):
+    """What to type in this folder for `python SCRIPT WORDS`. It has the path of the Python that
+    runs now if `python` is another one, for example outside an activated virtual environment."""
+    here, python = Path.cwd(), shutil.which("python")
+    python = "python" if python and Path(python).parent == Path(sys.executable).parent else Path(sys.executable)
+    paths = [path.relative_to(here) if isinstance(path, Path) and path.is_relative_to(here) else path
+             for path in (python, ROOT / script)]
+    return shlex.join(map(str, (*paths, *words)))
 
 
 @dataclass
@@ -647,80 +812,14 @@ def solved(env_name, path=None):
     return Solved(**found)
 
 
-def resolve(env_name, argv=()):
-    """(schema, values) before the command line `argv`: each section's dataclass, each one's settings."""
-    given, (env_name, own) = env_name, find_config(env_name)
-    files = [path for path in (ROOT / "config" / "default.ini", own) if path.exists()]
-    policies = [dict(ini["policy"]) if "policy" in (ini := parse_ini(path, word="policy")) else {} for path in files]
-    schema = {"base": Base, "env": env_section(env_name), **SECTIONS}
-    schema["policy"] = policy_section(next((one["name"] for one in reversed(policies) if "name" in one), Policy.name))
-    values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()} | {"sweep": {}}
-    creator = load_creator(env_name)
-    if env_name != "default":  # what no .ini says
-        values["train"]["total_timesteps"] = STEPS_IN_C if creator is None else STEPS_IN_PYTHON
-    if not getattr(creator, "takes_copies", True):
-        values["vec"]["num_envs"] = 1
-    for path in files:
-        read_ini(path, schema, values)
-    saved = saved_settings(argv, given, schema, values) or {}
-    name = (typed(argv, "--policy.name", "--policy-name")
-            or saved.get("policy", {}).get("name", values["policy"]["name"]))
-    sized = next((one.get("name", name) for one in reversed(policies) if "hidden_size" in one), None)
-    take_network(schema, values, name, sized)
-    return schema, values
+# --------------------------------------------------------------------------------------------------
+# Relations between settings
 
 
-def load_config(env_name, argv=()):
-    """The resolved configuration of an environment as nested dicts: args["train"]["learning_rate"];
-    of "default" for an environment that you make yourself.
-
-    argv: command line options, e.g. ["--train.learning-rate", "0.01"]. Raises ConfigError for a setting that does not
-    exist or has the wrong type; --help, and what is no option at all, print and exit, as on a command line.
-    """
-    schema, values = resolve(env_name, argv)
-    defaults = copy.deepcopy({section: values[section] for section in ("env", *SECTIONS)})
-    argv, sizes = take_sizes(argv)
-    argv = spell_out(schema, argv)
-    apply_saved(argv, env_name, schema, values)
-    if argv:
-        values = {**parse_arguments(env_name, schema, values, argv), "sweep": values["sweep"]}
-    reasons, steps, env, vec = {}, values["train"]["total_timesteps"], values["env"], values["vec"]
-    name = find_config(env_name)[0]
-    creator = load_creator(name)
-    if env.get("num_envs") == "auto":
-        env["num_envs"] = choose_num_envs(load_library(name), env, steps)
-        reasons["env.num_envs"] = f"{steps:,} steps"
-    if vec["num_envs"] == "auto":
-        vec["num_envs"] = 1
-        if creator is not None and vec["total_agents"] is None:
-            vec["num_envs"], agents = choose_copies(creator, env, steps)
-            reasons["vec.num_envs"] = f"{steps:,} steps, {agents} agent{'s' * (agents > 1)} each"
-    base = values.pop("base")
-    args = Section({"config_name": env_name, "env_name": name, **base, "auto": reasons, "defaults": defaults})
-    args |= {section: Section(settings, section, args) for section, settings in values.items()}
-    for key in sorted(unused(args)):
-        if typed(argv, f"--{key}".replace("_", "-")):
-            why = {"policy": f"{named(args['policy']['name'])} has no keyword hidden_size. What its __init__ takes "
-                             "with a plain default is a setting, --policy.NAME",
-                   "rnn": "this network has no recurrent layer of ours; it has one with --rnn.name mingru, lstm or gru",
-                   "train": f"{named(args['train']['optimizer'])} does not get it. muon gets momentum, adam beta2 and "
-                            "eps as well; an optimizer of your own says all else in its class"}[key.partition(".")[0]]
-            raise ConfigError(f"--{key.replace('_', '-')} would change nothing: {why}.")
-    check_counts(args)
-    if sizes:
-        given = typed(argv, "--train.horizon") or "batch_size" not in sizes
-        known = {"horizon": args["train"]["horizon"]} if given else {}
-        args["train"] |= sizes_of({**known, **sizes}, count_agents(args), "train.")
-        check_counts(args)
-    return args
-
-
-def no_resume(argv):
-    """The options of a verb that resumes no run. Raises ConfigError for --resume, which would leave its weights."""
-    if typed(argv, "--resume"):
-        raise ConfigError("--resume is for train. To take a run's weights, network and environment, give "
-                          "--load-model-path.")
-    return argv
+def recurrent_layer(args):
+    """The rnn.name that "auto" stands for."""
+    name = args["rnn"]["name"]
+    return name if name != "auto" else "mingru" if args["policy"]["name"] in ("default", "auto") else "none"
 
 
 def unused(args):
@@ -734,95 +833,56 @@ def unused(args):
     return idle | {"rnn.hidden_size", "rnn.input_size", "rnn.num_layers"} | (set() if sized else {"policy.hidden_size"})
 
 
-def recurrent_layer(args):
-    """The rnn.name that "auto" stands for."""
-    name = args["rnn"]["name"]
-    return name if name != "auto" else "mingru" if args["policy"]["name"] in ("default", "auto") else "none"
+def check_used(args, given):
+    """ConfigError for a setting that the command line gives and nothing takes."""
+    for name in sorted(unused(args) & given):
+        why = {"policy": f"{named(args['policy']['name'])} has no keyword hidden_size. What its __init__ takes "
+                         "with a plain default is a setting, --policy.NAME",
+               "rnn": "this network has no recurrent layer of ours; it has one with --rnn.name mingru, lstm or gru",
+               "train": f"{named(args['train']['optimizer'])} does not get it. muon gets momentum, adam beta2 and "
+                        "eps as well; an optimizer of your own says all else in its class"}[name.partition(".")[0]]
+        raise ConfigError(f"--{name.replace('_', '-')} would change nothing: {why}.")
 
 
 EPISODE = 500  # bytes that an evaluation keeps for each episode
 STEP = 40  # bytes that a trainer keeps for each step of an agent, at least
 
 
-def check_counts(values):
+def check_machine(args):
     """ConfigError or MemoryError, before anything starts, for numbers too large for this machine."""
-    train, vec, evaluation = values["train"], values["vec"], values["eval"]
+    train, vec, size, layers = args["train"], args["vec"], args["policy"]["hidden_size"], args["rnn"]["num_layers"]
     most, why = processes.processes_at_most()
-    if train["gpus"] > 1 or train["gpus"] < 1:
+    if train["gpus"] > 1:
+        import torch
+
         gpus = torch.cuda.device_count()
-        reason = f"{why} and {gpus or 'no'} GPU{'s' * (gpus > 1)}"
-        most_ranks = gpus if gpus and train["device"] == "cuda" else most
-        processes.check_count("train.gpus", train["gpus"], most_ranks, reason)
+        processes.check_count("train.gpus", train["gpus"], gpus if gpus and train["device"] == "cuda" else most,
+                              f"{why} and {gpus or 'no'} GPU{'s' * (gpus > 1)}")
     processes.check_count("vec.num_threads", vec["num_threads"], most, why)
     if vec["backend"] != "ray":  # Ray's workers may be on other machines
         processes.check_count("vec.num_workers", vec["num_workers"], most, why)
-    episodes = evaluation["episodes"]
-    processes.check_memory(episodes * EPISODE, f"eval.episodes = {episodes:,}: to count them")
-    check_sizes(train)
-    for key in ("horizon", "minibatch_size"):
-        if train[key] != "auto":
-            processes.check_memory(train[key] * STEP, f"train.{key} = {train[key]:,}: the arrays")
-    size, layers = values["policy"]["hidden_size"], values["rnn"]["num_layers"]
-    widths = {"policy.hidden_size": size} if values["policy"]["name"] in POLICIES else {}
-    if recurrent_layer(values) != "none":
-        widths |= {f"rnn.{key}": values["rnn"][key] for key in ("hidden_size", "input_size")}
-    for key, width in widths.items():
-        if isinstance(width, int) and width < 1:
-            raise ConfigError(f"{key} = {width}: must be 1 or more.")
-    if values["policy"]["name"] in POLICIES:  # 4 arrays: weights, gradients, momentum and a copy
+    for name, count, octets in (("eval.episodes", args["eval"]["episodes"], EPISODE),
+                                *((f"train.{key}", train[key], STEP) for key in ("horizon", "minibatch_size"))):
+        if count != "auto":
+            processes.check_memory(count * octets, f"{name} = {count:,}: the arrays")
+    if args["policy"]["name"] in POLICIES:  # 4 arrays: weights, gradients, momentum and a copy
         processes.check_memory(4 * 4 * 3 * size * size * max(1, layers),
                                f"policy.hidden_size = {size:,} with rnn.num_layers = {layers:,}: the network")
-    for key, right, what in (("port", 0 <= evaluation["port"] < 65536, "must lie within 0 and 65535"),
-                             ("seconds", 0 < evaluation["seconds"] < math.inf, "must be above 0, and not inf"),
-                             ("fps", evaluation["fps"] is None or 0 < evaluation["fps"] < math.inf, "must be above 0")):
-        if not right:
-            raise ConfigError(f"eval.{key} = {evaluation[key]}: {what}.")
-    if not vec["timeout"] > 0:
-        raise ConfigError(f"vec.timeout = {vec['timeout']}: must be above 0.")
 
 
-def spell_out(schema, argv):
-    """argv in the words that tyro takes: present names for those of other trainers, True behind the flags that stand
-    alone, and values as an .ini may have them, 1e6 for 1000000 and none for None. Raises ConfigError as for an .ini."""
-    spelt, kind, given = [], None, ""
-    for option, following in itertools.zip_longest(argv, argv[1:], fillvalue="--"):
-        name, equals, value = option.partition("=") if option.startswith("--") else ("", "", option)
-        if name not in ("", "--help"):
-            old = name[2:].replace("-", "_")
-            own = old.partition(".")[2] in [f.name for f in dataclasses.fields(schema.get(old.partition(".")[0], Base))]
-            new, flag, meant = (old if own else RENAMED.get(old, old)).partition("=")
-            section, dot, key = new.rpartition(".")
-            if (section or "base") not in schema:
-                raise ConfigError(f"{name}: {REFUSED[section]}." if section in REFUSED else
-                                  f"{name}: there is no section {section!r}: {ocean.nearest(section, schema)}.")
-            types = {f.name: f.type for f in dataclasses.fields(schema[section or "base"])}
-            key = translate(section or "base", key, list(types), name, schema)
-            if flag:  # the old name had no value and stood for one
-                equals, value = flag, meant
-            given, kind, name = name, types[key], "--" + (section + dot + key).replace("_", "-")
-        if kind is not None and (equals or not name):
-            value, kind = str(coerce(value, kind, given)), None
-        spelt.append(name + equals + value)
-        if kind in (bool, bool | None, bool | Auto) and following.startswith("--"):
-            spelt.append("True")
-    return spelt
-
-
-SIZES = ("batch_size", "num_iterations")  # may stand in [train] for horizon and total_timesteps
-
-
-def take_sizes(argv):
-    """(argv without the options --train.batch-size and --train.num-iterations, {"batch_size": value, ...})."""
-    rest, sizes = [], {}
-    words = iter(argv)
-    for word in words:
-        name, equals, value = word.partition("=")
-        key = name.removeprefix("--train.").replace("-", "_")
-        if name.startswith("--train.") and key in SIZES:
-            sizes[key] = value if equals else next(words, "")
-        else:
-            rest.append(word)
-    return rest, sizes
+def train_settings(config):
+    """The train section of a script's dict of settings, by their names here or in other trainers: every
+    setting, translated, converted and checked. An optimizer, a loss or an advantage may be the object itself."""
+    schema, settings = {"train": Train, "base": Base}, dataclasses.asdict(Train())
+    for key, value in config.items():
+        if key in ("optimizer", "loss", "advantage") and callable(value):
+            settings[key] = value
+            continue
+        section, name, found = convert(Entry("train", key, value, f"train.{key}"), {**SECTIONS, **schema})
+        if section != "train":
+            raise ConfigError(f"train.{key}: it is {section}.{name} now.".replace("base.", ""))
+        settings[name] = found
+    return settings
 
 
 def sizes_of(settings, agents, where=""):
@@ -831,8 +891,11 @@ def sizes_of(settings, agents, where=""):
     these names. Raises ConfigError if they do not fit together."""
     settings = dict(settings)
     batch, iterations = (settings.pop(name, None) for name in SIZES)
-    horizons = [key for key in settings if RENAMED.get(f"train.{key}", f"train.{key}") == "train.horizon"
-                and settings[key] not in (None, "auto")]
+    if batch in (None, "auto") and iterations is None:
+        return settings
+    names = {"horizon", *(old.removeprefix("train.") for old, new in foreign_options()["renamed"].items()
+                          if new == "train.horizon")}
+    horizons = [key for key in settings if key in names and settings[key] not in (None, "auto")]
     if batch not in (None, "auto"):
         size = coerce(batch, int, f"{where}batch_size")
         if size < agents or size % agents:
@@ -855,311 +918,19 @@ def sizes_of(settings, agents, where=""):
 
 def count_agents(args):
     """The agents of all ranks that the vec and env sections of `args` describe."""
+    import data_parallel
+
     vec, count = args["vec"], data_parallel.connect().count if data_parallel.started() else args["train"]["gpus"]
     if vec["total_agents"] is not None:
         return vec["total_agents"] * count
-    env = load_creator(args["env_name"]) or load_library(args["env_name"])
-    copies, settings = split_copies(env, args["env"])
-    with one_of(env, settings) as probe:
-        each = probe.num_agents if isinstance(env, ocean.Library) else emulation.slots(probe)
-    return vec["num_envs"] * copies * each * count
-
-
-def apply_saved(argv, name, schema, values):
-    """Put the settings that a run was started with over `values`, if the command line names one: all of them for
-    --resume, those of the environment and the network for --load-model-path and --baseline."""
-    env_name, ini = find_config(name)
-    resume = typed(argv, "--resume")
-    settings = saved_settings(argv, name, schema, values)
-    if typed(argv, "--baseline") == "True" and not resume:
-        settings = read_baseline(env_name)[1]
-        for key, value in settings["env"].items() if ini.stem != Path(env_name).stem else ():
-            if values["env"].get(key) != value:
-                raise ConfigError(f"--baseline: the policy that ships with {env_name} was trained with env.{key} = "
-                                  f"{value}, {ini.name} has {values['env'].get(key)}. Train one for it, or take "
-                                  f"{env_name}.")
-        take_network(schema, values, settings["policy"]["name"], settings["policy"]["name"])
-    elif resume and settings is not None and not same_environment(settings.get("env_name", env_name), env_name):
-        folder = settings["folder"]
-        raise ConfigError(f"--resume {folder}: this is a run of {settings['env_name']}, and would go on as one of "
-                          f"{env_name}. Name that environment, or take its weights alone: --load-model-path {folder}.")
-    if settings is not None:
-        for section in ("env", "policy", "rnn", *(("vec", "train", "base") if resume else ())):
-            own = settings if section == "base" else settings.get(section, {})
-            values[section] |= {key: own[key] for key in values[section]
-                                if key in own and (section != "base" or key not in RUN_SETTINGS)}
-        if resume:
-            # Of an older run: what its backend ignored, and is an error by now.
-            native = load_creator(find_config(env_name)[0]) is None and values["vec"]["backend"] in ("auto", "native")
-            values["vec"] |= {"num_workers": None, "batch_size": None} if native else {"num_buffers": None}
-            # Its file may lack these, because they did not exist yet.
-            values["train"] |= {key: value for key, value in OFF.items() if key not in settings.get("train", {})}
-
-
-def saved_settings(argv, name, schema, values):
-    """The settings of the run that a command line resumes or takes weights from, and its "folder"; None without one."""
-    resume = typed(argv, "--resume")
-    path = resume or typed(argv, "--load-model-path")
-    if path is None:
-        return None
-    holding = "trainer_state.pt" if resume else "best_*.pt" if path == "best" else "model_*.pt"
-    folder = find_run(path, typed(argv, "--data-dir") or values["base"]["data_dir"], name, holding)
-    folder = folder if folder.is_dir() else folder.parent
-    saved = folder / "config.json"
-    return {**read_settings(saved, schema), "folder": folder} if saved.exists() else None
-
-
-def same_environment(one, other):
-    """Whether two names mean one environment. A file may have moved, so only its name counts."""
-    one, other = (str(name).removeprefix("puffer_") for name in (one, other))
-    files = all(".py:" in name or name.endswith(".h") for name in (one, other))
-    return Path(one).name == Path(other).name if files else one == other
-
-
-def read_settings(path, schema):
-    """The sections of a run's config.json, a dict. Its top level holds the base section's settings
-    beside the other sections. ConfigError for a file that is damaged."""
-    try:
-        saved = json.loads(path.read_text())
-        if not isinstance(saved, dict):
-            raise ValueError("it holds no sections")
-        for section in schema:
-            if not isinstance(saved.get(section, {}), dict):
-                raise ValueError(f"its section {section} is a {type(saved[section]).__name__}")
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: damaged or not a run's settings ({error}). Give the settings on the command line, "
-                          "with a copy of the weights in another folder.") from None
-    for section, cls in schema.items():
-        own = saved if section == "base" else saved.get(section, {})
-        for known in dataclasses.fields(cls):
-            if known.name in own and (section != "env" or known.type in (bool, int, float, str)):
-                own[known.name] = coerce(own[known.name], known.type, f"{path}: {section}.{known.name}")
-    sources = saved.get("sources") if isinstance(saved.get("sources"), dict) else {}
-    for section in {"policy", "rnn"} & saved.keys() & schema.keys():  # a file was named from where the run was started
-        name, colon, what = str(saved[section].get("name")).rpartition(":")
-        parts = tuple(part for part in Path(name).parts if part not in (".", ".."))
-        known = [file for file in sources if Path(file).parts[-len(parts) :] == parts]
-        if name.endswith(".py") and not Path(name).exists() and len(known) == 1:
-            saved[section]["name"] = known[0] + colon + what
-    return saved
-
-
-def parse_arguments(env_name, schema, values, argv):
-    """`values` with the command line's options over them, through tyro."""
-    import tyro
-
-    sections = []
-    for section, cls in schema.items():
-        if section == "base":
-            continue
-        if section == "env":  # made at run time: there is no source from which tyro could read help
-            helped = [(f.name, Annotated[f.type, tyro.conf.arg(help=f.metadata["help"])], f)
-                      for f in dataclasses.fields(cls)]
-            cls = dataclasses.make_dataclass("Env", helped)
-        sections.append((section, cls, field(default_factory=lambda cls=cls, section=section: cls(**values[section]))))
-    arguments = dataclasses.make_dataclass("Arguments", sections, bases=(Base,))
-    arguments.__doc__ = f"Settings of {env_name}; defaults from configuration.py and config/."
-    defaults = arguments(**values["base"])
-    typed = sys.argv[1 : sys.argv.index(env_name) + 1] if env_name in sys.argv else ["train", env_name]
-    parsed = tyro.cli(arguments, args=argv, default=defaults, prog=" ".join([Path(sys.argv[0]).name, *typed]),
-                      config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands))
-    result = dataclasses.asdict(parsed)
-    return {"base": {f.name: result.pop(f.name) for f in dataclasses.fields(Base)}, **result}
-
-
-def load_env(env_name, args):
-    """The vectorized environment that `args` describes. Raises ConfigError for sizes that cannot work."""
-    check_names(args, "vec")
-    env_name, vec = find_config(env_name)[0], args["vec"]
-    env = load_creator(env_name) or load_library(env_name)
-    if isinstance(env, ocean.Library) and vec["backend"] not in ("auto", "native"):
-        if vec["total_agents"] is not None:
-            raise ConfigError("vec.total_agents is for vec.backend native; set vec.num_envs and env.num_envs instead.")
-        return make_vector(env, vec["num_envs"], args, args["env"])  # each holds env.num_envs
-    copies, settings = split_copies(env, args["env"])
-    num_envs = vec["num_envs"] * copies
-    if vec["total_agents"] is not None:
-        with one_of(env, settings) as probe:
-            num_envs = divide_agents(vec["total_agents"], emulation.slots(probe), env.name)
-    if num_envs < 1:
-        raise ConfigError(f"vec.num_envs × env.num_envs = {num_envs}: there must be 1 environment or more.")
-    return make_vector(env, num_envs, args, settings)
-
-
-def split_copies(env, section):
-    """(environments side by side, the settings of each) of the env section. num_envs says how many,
-    unless the environment has a setting num_envs of its own: then there is one, which gets it."""
-    settings = dict(section)
-    return 1 if "num_envs" in env.settings else settings.pop("num_envs", 1), settings
-
-
-@contextlib.contextmanager
-def one_of(env, settings):
-    """One environment of a creator or a Library, to read its spaces and agents; then it is closed."""
-    if isinstance(env, ocean.Library):
-        probe = env.create(1, settings=settings)
-    else:
-        made = emulation.build(env, (), settings, 0)
-        probe = tensors.look(made, 0) or emulation.wrap(made)
-    with contextlib.closing(probe):
-        yield probe
-
-
-def choose_num_envs(library, section, steps):
-    """How many environments in C, if env.num_envs is auto."""
-    with one_of(library, split_copies(library, section)[1]) as probe:
-        return max(1, agents_in_c(steps) // probe.num_agents)
-
-
-def choose_copies(creator, section, steps):
-    """(how many environments in Python if vec.num_envs is auto, agents in each)."""
-    with one_of(creator, split_copies(creator, section)[1]) as probe:
-        if isinstance(probe, tensors.TensorEnv):
-            return 1, probe.num_agents
-        agents, continuous = emulation.slots(probe), isinstance(probe.single_action_space, gymnasium.spaces.Box)
-    return max(1, agents_in_python(steps, not continuous) // agents), agents
-
-
-def divide_agents(total, agents, name):
-    """How many environments of `agents` agents each hold `total`; ConfigError if none do."""
-    if total < agents or total % agents:
-        raise ConfigError(f"vec.total_agents = {total}: one {name} has {plural(agents, 'agent')}; take a multiple of "
-                          "that.")
-    return total // agents
-
-
-def make_vector(env, num_envs, args, settings):
-    """vector.make with the vec section's settings; ConfigError if they cannot work."""
-    vec = args["vec"]
-    device = choose_device(env, vec, args["train"])
-    make = functools.partial(
-        vector.make, env, num_envs, vec["backend"], num_buffers=vec["num_buffers"], num_threads=vec["num_threads"],
-        num_workers=vec["num_workers"], batch_size=vec["batch_size"], timeout=vec["timeout"],
-        seed=args["train"]["seed"], env_kwargs=settings)
-    try:
-        return make(device=device)
-    except EnvironmentFault as error:
-        if vec["device"] == "cuda":
-            raise ConfigError(f"vec.device = cuda: {error}") from None
-        what, *lines = str(error).splitlines()
-        _say_host(env, " ".join([what, *(line.strip() for line in lines if "error" in line)][:2]))
-        return make()
-
-
-def choose_device(env, vec, train):
-    """The torch.device on which environments step, None for the host. ConfigError if vec.device =
-    cuda cannot be. If auto keeps environments in C on the host of a GPU, it prints why."""
-    asked, in_c = vec["device"], isinstance(env, ocean.Library) and vec["backend"] in ("auto", "native")
-    if asked == "host" or (asked == "auto" and not (train["device"] == "cuda" and in_c and torch.cuda.is_available())):
-        return None  # the trainer refuses cuda without a GPU
-    why = ("train.device is cpu, to which each step would be copied" if train["device"] != "cuda" else
-           "torch finds no GPU here" if not torch.cuda.is_available() else
-           vector.why_not_on_gpu(env, vec["backend"], vec["num_buffers"]))
-    if why is None:
-        return torch.device("cuda", data_parallel.connect().choose_gpu())
-    if asked == "cuda":
-        raise ConfigError(f"vec.device = cuda: {getattr(env, 'name', 'this environment')} cannot step on a GPU: {why}. "
-                          "Take auto or host.")
-    _say_host(env, why)
-    return None
-
-
-def _say_host(env, why):
-    if data_parallel.connect().rank == 0:
-        print(f"vec.device: {env.name} steps on the host, because {why}", file=sys.stderr)
+    maker = load_maker(args["env_name"])
+    with environments.sample(maker, args["env"]) as probe:
+        each = probe.num_agents if isinstance(maker, ocean.Library) else emulation.slots(probe)
+    return vec["num_envs"] * environments.split_copies(maker, args["env"])[0] * each * count
 
 
 # --------------------------------------------------------------------------------------------------
-# What a trainer runs with
-
-
-def check_sizes(train):
-    """ConfigError for sizes with which no rule can compute anything."""
-    for key in ("total_timesteps", "horizon", "minibatch_size", "replay_ratio"):
-        if train[key] != "auto" and not 0 < train[key] < math.inf:
-            raise ConfigError(f"train.{key} = {train[key]}: must be above 0.")
-    if not 0 <= train["seed"] < 2**62:
-        raise ConfigError(f"train.seed = {train['seed']}: must lie within 0 and 2 ** 62.")
-
-
-def check_train(config, vecenv, policy, agents, group):
-    """The train section that a trainer runs with: every setting, checked, and
-    numbers in place of "auto".
-
-    config: a dict of train's settings, by their names here or in other trainers. It may also have
-    env, data_dir, run_id, settings and use_rnn. agents: of all ranks; group: data_parallel.connect().
-    Raises ConfigError that says what would work.
-    """
-    types = {f.name: f.type for f in dataclasses.fields(Train)}
-    recurrent = hasattr(policy, "initial_state")
-    if config.get("use_rnn", recurrent) != recurrent:
-        raise ConfigError(f"use_rnn = {config['use_rnn']}: it is {recurrent} of this policy, whether it has an "
-                          "initial_state; models.LSTMWrapper and MinGRUWrapper make one recurrent.")
-    extra = {"env", "data_dir", "run_id", "settings", "use_rnn"}
-    c = dataclasses.asdict(Train()) | {"env": vecenv.name, "data_dir": Base.data_dir}
-    for key, value in config.items():
-        if key in extra:
-            c[key] = value
-        else:
-            name = translate("train", key, list(types), f"train.{key}")
-            given = name in ("optimizer", "loss", "advantage") and callable(value)  # a class or function itself
-            c[name] = value if given else coerce(value, types[name], f"train.{key}")
-
-    def need(right, key, what):
-        if not right:
-            raise ConfigError(f"train.{key} = {c[key]}: {what}.")
-
-    check_sizes(c)
-    if c["norm_obs"] == "auto":  # the network exists already, with a normalizer or without
-        c["norm_obs"] = models.find_normalizer(policy) is not None
-    c |= {name: value for name, (value, _) in decide(c, facts_of(vecenv, agents, c["total_timesteps"])).items()}
-
-    need(c["gpus"] in (1, group.local_count), "gpus",
-         f"there are {group.local_count} ranks on this machine; pufferl.py train starts them, or torchrun does")
-    check_minibatches(c, agents, group.count, need)
-    need(c["draw"] == "segments" or not (recurrent and policy.initial_state(1)), "draw",
-         "this network has a memory, which needs steps in their order; take segments, or rnn.name none")
-    check_bounds(c)
-    check_own(c, need)
-    return c
-
-
-BOUNDS = (  # settings of the train section, what they must be, and that in words
-    (("checkpoint_interval", "keep"), lambda x: x >= 1, "must be 1 or more"),
-    (("learning_rate", "max_grad_norm", "vtrace_rho_clip", "vtrace_c_clip", "clip_coef", "vf_clip_coef"),
-     lambda x: x > 0, "must be above 0"),
-    (("gamma", "gae_lambda", "prio_beta0", "min_lr_ratio"), lambda x: 0 <= x <= 1, "must lie within 0 and 1"),
-    (("momentum", "beta2"), lambda x: 0 <= x < 1, "must lie within 0 and 1, without 1"),
-    (("reward_clip", "target_kl"), lambda x: x is None or x > 0, "must be above 0, or none"),
-    (("cudagraphs",), lambda x: x == -1 or x >= 1, "must be 1 or more, or -1 for none"),
-    (("prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "log_interval"), lambda x: x >= 0,
-     "must be 0 or more"))
-
-
-def check_bounds(settings):
-    """ConfigError if one of these settings of the train section, a dict, cannot be what it is."""
-    for keys, right, what in BOUNDS:
-        for key in settings.keys() & keys:
-            if not right(settings[key]):
-                raise ConfigError(f"train.{key} = {settings[key]}: {what}.")
-
-
-def check_minibatches(c, agents, ranks, need):
-    """ConfigError, by check_train's `need`, if minibatches cannot be drawn from an epoch's batch."""
-    span, batch = drawn_steps(c), agents * c["horizon"]
-    whole = f"must be a multiple of train.horizon = {span}" if c["draw"] == "segments" else "must be 1 or more"
-    need(c["minibatch_size"] % span == 0, "minibatch_size", f"{whole}, whole segments are drawn")
-    need(c["minibatch_size"] <= batch, "minibatch_size", f"is more than one epoch's batch, {agents} agents × horizon "
-         f"{c['horizon']} = {batch}; take a smaller one or more agents (vec.total_agents)")
-    need(c["minibatch_size"] >= span * ranks, "minibatch_size",
-         f"gives not one segment of {plural(span, 'step')} to each of {ranks} ranks; take a larger one")
-    if (most := c["max_minibatch_size"]) is not None:
-        need(most >= span and most % span == 0, "max_minibatch_size", whole)
-
-
-def own_optimizer(train):
-    """Whether train.optimizer names a file."""
-    return train["optimizer"] not in ("muon", "adam")
+# What a setting names: an object in a file, a run, a model
 
 
 def named(value):
@@ -1170,207 +941,9 @@ def named(value):
     return f"{owner.__module__}.{owner.__qualname__}"
 
 
-def check_own(c, need):
-    """ConfigError for an optimizer, a loss or an advantage of the user's that is missing or cannot be used."""
-    for name in ("loss", "advantage"):
-        if c[name]:
-            need(callable(load_attribute(f"train.{name}", c[name])), name, "must be a function")
-    if own_optimizer(c):
-        own = load_attribute("train.optimizer", c["optimizer"])
-        need(isinstance(own, type) and issubclass(own, torch.optim.Optimizer), "optimizer",
-             f"must be a class of torch.optim.Optimizer's kind, it is a {type(own).__name__}; to change what one is "
-             "made with, give a subclass whose __init__ takes (parameters, lr)")
-        need(emulation.takes(own, "lr"), "optimizer",
-             "is made as Class(parameters, lr=learning_rate), but takes no lr")
-        need(not c["weight_decay"] or emulation.takes(own, "weight_decay"), "weight_decay",
-             f"is for an optimizer that takes it, and {own.__name__} does not; leave it at 0")
-        closure = inspect.signature(own.step).parameters.get("closure")
-        need(closure is None or closure.default is not closure.empty, "optimizer",
-             "its step must do without a closure: the gradients are there when it is called")
-
-
-POLICIES = ("auto", "default", "feed-forward", "separate", "board", "impala")  # of policy.name; they need no file
-
-
-def _named_weights(args):
-    """(path, weights) that the settings name, or (None, None)."""
-    if args.get("load_model_path") and args.get("baseline"):
-        raise ConfigError("--load-model-path and --baseline both name weights to start from; give one of them.")
-
-    def read():
-        if args.get("baseline"):
-            return find_baseline(args["env_name"]), read_baseline(args["env_name"])[0]
-        path = find_model(args["load_model_path"], args["data_dir"], args["config_name"])
-        return path, checkpoints.load(path)
-
-    return data_parallel.connect().first(read) if args.get("load_model_path") or args.get("baseline") else (None, None)
-
-
-def _resumed_weights(args):
-    """The names of the weights of the run that is resumed."""
-    def read():
-        path = find_run(args["resume"], args["data_dir"], args["config_name"], "trainer_state.pt")
-        return list(checkpoints.load(path / "trainer_state.pt" if path.is_dir() else path))
-
-    return data_parallel.connect().first(read)
-
-
-def load_policy(args, vecenv, env_name=""):
-    """The network that the policy and rnn sections describe, with weights from load_model_path if that is given."""
-    check_names(args, "policy", "rnn")
-    torch.manual_seed(args["train"]["seed"])
-    name, hidden, rnn = args["policy"]["name"], args["policy"]["hidden_size"], args["rnn"]
-    kind, recurrent = recurrent_layer(args), rnn["hidden_size"] or hidden
-    env, (path, weights) = vecenv.driver_env, _named_weights(args)
-    normalize = args["train"]["norm_obs"]
-    if weights is not None:
-        normalize = any("normalizer." in key for key in weights)
-    elif normalize == "auto" or "train.norm_obs" in args.get("auto", ()):  # a user's own: never
-        facts = facts_of(vecenv, vecenv.num_agents, args["train"]["total_timesteps"])
-        normalize = name in POLICIES and wants_normalising(facts)[0]
-    if kind != "none" and rnn["num_layers"] < 1:
-        raise ConfigError(f"rnn.num_layers = {rnn['num_layers']}: must be 1 or more, or set rnn.name none.")
-    own = name not in POLICIES
-    recurrent_default = name in ("default", "auto") and kind == "mingru"
-    resumed = args.get("resume") and models.wants_encoding(env, True)
-    trained = _resumed_weights(args) if resumed else list(weights or ())
-    encoded = name == "impala" or (
-        name in ("auto", "default", "feed-forward") and models.wants_encoding(env, name == "auto", trained))
-    if recurrent_default and not encoded:
-        if (recurrent, rnn["input_size"] or hidden) != (hidden, hidden):
-            raise ConfigError(f"rnn.hidden_size {recurrent} and rnn.input_size {rnn['input_size'] or hidden} must "
-                              f"equal policy.hidden_size {hidden}: the MinGRU's highway adds input and output.")
-        policy = models.MinGRUPolicy(env, hidden_size=hidden, num_layers=rnn["num_layers"], normalize=normalize)
-    else:
-        if kind != "none" and recurrent != hidden and not own and name != "board":
-            raise ConfigError(f"rnn.hidden_size {recurrent} must equal policy.hidden_size {hidden}: the decoder reads "
-                              "it.")
-        if name == "board" and kind != "none":
-            raise ConfigError(f"rnn.name = {kind}: policy.name board has no recurrent form; set rnn.name none.")
-        policy = make_network(args["policy"], env, encoded, normalize, trained)
-        if kind != "none":
-            wrapper = {"mingru": models.MinGRUWrapper, "lstm": models.LSTMWrapper, "gru": models.GRUWrapper}[kind]
-            policy = wrapper(env, policy, hidden_size=recurrent, num_layers=rnn["num_layers"],
-                             input_size=rnn["input_size"] or hidden)
-        models.find_form(policy, env.single_observation_space)
-        if normalize and not encoded and models.find_normalizer(policy) is None:
-            try:
-                policy = models.Normalized(env, policy)
-            except TypeError as error:
-                raise ConfigError(str(error)) from None
-    shape_actions(policy, env.single_action_space, args, weights or {})
-    if weights is not None:
-        put_weights(policy, weights, path)
-    return policy
-
-
-def shape_actions(policy, space, args, weights):
-    """policy.log_std_init, and models.squash if it is wanted or if these weights were trained so;
-    ConfigError if either cannot be. What "auto" chooses is written into args."""
-    settings, kept = args["policy"], weights.get("action_squash")
-    if settings["squash"] == "auto":
-        why = None if weights else auto.why_squash(space)
-        settings["squash"] = "none" if why is None else "tanh"
-        args.setdefault("auto", {}).update({} if why is None else {"policy.squash": why})
-    first = settings["log_std_init"]
-    asked = f"policy.log_std_init = {first}"
-    try:
-        if first != 0:
-            models.begin_with(policy, first)
-        asked = "policy.squash = tanh"
-        if settings["squash"] == "tanh" or kept is not None:
-            models.squash(policy, space)
-    except TypeError as error:
-        raise ConfigError(f"{asked}: {error}") from None
-    if kept is not None and not torch.equal(kept, policy.action_squash):
-        raise ConfigError(f"these weights were trained to act between other bounds than {space} has; take the "
-                          "environment and the settings that they were trained with.")
-
-
-def put_weights(policy, weights, path):
-    """Weights of the file `path` into a network; raises ConfigError if they do not fit or are not finite."""
-    check_kinds(weights, policy.state_dict(), path)
-    masks = infinite(policy.state_dict())
-    try:
-        policy.load_state_dict(weights)
-    except RuntimeError as error:
-        check_shapes(weights, policy.state_dict(), path)
-        raise ConfigError(f"{path} does not fit this network: {error}") from None
-    check_finite(policy.state_dict(), masks, path)
-
-
-def check_shapes(theirs, mine, path):
-    """ConfigError that names the first tensor of weights that the network lacks, or has in another shape."""
-    theirs, mine = ({name: tuple(getattr(tensor, "shape", ())) for name, tensor in weights.items()}
-                    for weights in (theirs, mine))
-    if theirs != mine:
-        name = next(name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name))
-        raise ConfigError(f"{path} is of another network: {name} is {theirs.get(name, 'not in it')} there and "
-                          f"{mine.get(name, 'missing')} here. Take back what was changed of its class, or of the env, "
-                          "policy and rnn settings; or begin a new run.")
-
-
-def check_kinds(theirs, mine, path):
-    """ConfigError if weights are complex, or whole numbers if the network has others."""
-    for name in theirs.keys() & mine.keys():
-        pair = [one.dtype for one in (theirs[name], mine[name]) if isinstance(one, torch.Tensor)]
-        if len({(dtype.is_floating_point, dtype.is_complex) for dtype in pair}) > 1:
-            raise ConfigError(f"{path} does not fit this network: {name} is {pair[0]} there and {pair[1]} here.")
-
-
-def infinite(weights):
-    """The names of those that hold infinities, as a mask may."""
-    return {name for name, tensor in weights.items() if isinstance(tensor, torch.Tensor) and tensor.isinf().any()}
-
-
-def check_finite(weights, masks, path):
-    """ConfigError for weights that are NaN, or infinite under another name than those in `masks`."""
-    for name, tensor in weights.items():
-        if isinstance(tensor, torch.Tensor) and (tensor.isnan().any() or (name not in masks and tensor.isinf().any())):
-            bad = int((~tensor.isfinite()).sum())
-            raise ConfigError(f"{path}: {bad:,} of the {tensor.numel():,} numbers in {name} are not finite, so the "
-                              "network can decide nothing. Take an older checkpoint, or the best: "
-                              "--load-model-path best.")
-
-
-def make_network(settings, env, encoded, normalize, trained=()):
-    """What policy.name stands for, without a recurrent layer of ours. settings: the policy section; trained: as in
-    flat_spaces.leaf_kinds."""
-    name, hidden = settings["name"], settings["hidden_size"]
-    own = name not in POLICIES
-    try:
-        if name == "impala":
-            return models.Impala(env, hidden_size=hidden, normalize=normalize, trained=trained)
-        if encoded:
-            return models.Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize, trained=trained)
-        ours = {"board": models.Board, "separate": models.Separate}.get(name, models.FeedForward)
-        cls = load_attribute("policy.name", name, POLICIES) if own else ours
-        options = {"hidden_size": hidden} if emulation.takes(cls, "hidden_size") else {}
-        options |= {key: value for key, value in settings.items() if not hasattr(Policy, key)}
-        try:
-            inspect.signature(cls).bind(env, **options)
-        except TypeError as error:
-            raise ConfigError(f"policy.name = {name}: is called with ({', '.join(['env', *options])}), but takes "
-                              f"{inspect.signature(cls)} ({error}); env has single_observation_space and "
-                              "single_action_space. What has a default is a setting, --policy.NAME.") from None
-        network = _made(cls, env, options, name) if own else cls(env, **options)
-        if not isinstance(network, torch.nn.Module):
-            raise ConfigError(f"policy.name = {name}: must make a torch.nn.Module, it made a "
-                              f"{type(network).__name__}.")
-        return network
-    except TypeError as error:  # one of ours that cannot read these spaces
-        raise ConfigError(str(error)) from None
-
-
-def _made(cls, env, options, name):
-    """A network of one's own. ConfigError, with the place in its own code, for what its __init__ raises."""
-    try:
-        return cls(env, **options)
-    except UserError:
-        raise
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError) as error:
-        own = "".join(traceback.format_exception(type(error), error, error.__traceback__.tb_next)).rstrip()
-        raise ConfigError(f"policy.name = {name}: this is in the network's own code:\n{own}") from error
+def own_optimizer(train):
+    """Whether train.optimizer is custom: a file's class, or a class itself."""
+    return train["optimizer"] not in ("muon", "adam")
 
 
 def load_attribute(setting, name, others=()):
@@ -1449,9 +1022,10 @@ def find_model(path, data_dir, name):
 
 def find_baseline(env_name):
     """Where the trained policy that ships with an environment in C lies: beside its header."""
-    if load_creator(env_name) is not None:
+    maker = load_maker(env_name)
+    if not isinstance(maker, ocean.Library):
         raise ConfigError(f"--baseline: trained policies ship with the environments in C only, not with {env_name}.")
-    return load_library(env_name).header.parent / "baseline.safetensors"
+    return maker.header.parent / "baseline.safetensors"
 
 
 def read_baseline(env_name):
@@ -1472,3 +1046,4 @@ def read_baseline(env_name):
     if missing:
         raise ConfigError(f"{path}: not a shipped policy, it lacks {', '.join(sorted(missing))}.")
     return weights, about
+

@@ -38,11 +38,13 @@ from emulation import (
     GymnasiumVectorPufferEnv,
     PufferEnv,
     ScaledReward,
+    build,
     name_field,
     outside,
     seen_space,
     takes,
     within,
+    wrap,
 )
 from errors import ConfigError
 from families.adapters import FAMILIES
@@ -652,3 +654,25 @@ def ocean_creators(header, num_envs, env_kwargs):
 
 def name_of(creator):
     return getattr(creator, "name", None) or getattr(creator, "__name__", type(creator).__name__)
+
+
+def split_copies(maker, section):
+    """(environments side by side, the settings of each) of an env section. num_envs says how many,
+    unless the environment has a setting of that name: then there is one, which gets it."""
+    settings = dict(section)
+    return 1 if "num_envs" in maker.settings else settings.pop("num_envs", 1), settings
+
+
+@contextlib.contextmanager
+def sample(maker, section):
+    """One environment of a creator or an ocean.Library, to read its spaces and agents; then it is closed."""
+    settings = split_copies(maker, section)[1]
+    if isinstance(maker, ocean.Library):
+        probe = maker.create(1, settings=settings)
+    else:
+        import tensors
+
+        made = build(maker, (), settings, 0)
+        probe = tensors.look(made, 0) or wrap(made)
+    with contextlib.closing(probe):
+        yield probe

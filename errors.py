@@ -40,10 +40,10 @@ class RankError(UserError):
     """Another rank has ended or does not answer, or the ranks do not agree."""
 
 
-# Files between a worker and an environment. In the first three only CALLS call one; a policy calls
-# other functions of theirs.
+# Files between a worker and an environment, or that make a network. In the first four only CALLS call
+# a user's code; a policy calls other functions of theirs.
 OURS = [str(Path(__file__).parent / f"{name}.py")
-        for name in ("flat_spaces", "emulation", "tensors", "environments", "families/adapters", "workers",
+        for name in ("models", "flat_spaces", "emulation", "tensors", "environments", "families/adapters", "workers",
                      "absolute_imports")]
 CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks",
          "look", "build", "create", "render", "close")
@@ -54,7 +54,7 @@ REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, e
 def user_frames(stack):
     """The frames of a user's own code in a traceback.StackSummary: those below the last call of an
     environment, without the packages in between. None if the error is in this project's code."""
-    last = max((i for i, frame in enumerate(stack) if frame.filename in OURS[3:] or
+    last = max((i for i, frame in enumerate(stack) if frame.filename in OURS[4:] or
                 (frame.filename in OURS and frame.name in CALLS)), default=len(stack))
     below = list(itertools.dropwhile(lambda frame: frame.filename in OURS, stack[last + 1 :]))
     if not below:

@@ -31,7 +31,7 @@ import environments
 from arena import compiling
 from auto import plural
 from checkpoints import write_whole
-from configuration import ROOT, Base, command, load_creator, resolve, solved
+from configuration import ROOT, Base, command, resolve, solved
 from errors import ConfigError
 
 # --------------------------------------------------------------------------------------------------
@@ -460,7 +460,7 @@ def closing(trainer, args, model, solved_at):
     run = "latest" if args["data_dir"] == Base.data_dir else str(folder)
     if trainer.epoch < trainer.total_epochs:
         yield f"go on        {command('train', name, '--resume', run)}"
-    creator = load_creator(args["env_name"])
+    creator = environments.load_creator(args["env_name"])
     draws = creator is None or environments.can_draw(trainer.vecenv.driver_env, creator.picture_settings)
     yield (f"{'watch it' if draws else 'play it':12} "
            + command("eval", name, "--load-model-path", run, *["--eval.web"] * draws))

@@ -46,9 +46,13 @@ import torch
 from torch import nn
 
 import absolute_imports  # noqa: F401  first
+import auto
+import checkpoints
+import configuration
+import data_parallel
 import emulation
 import kernels
-from errors import NetworkFault
+from errors import ConfigError, NetworkFault
 from fast import pictures, recurrent
 from flat_spaces import PICTURE, action_bounds, leaf_kind, shorter_side
 
@@ -60,7 +64,7 @@ def action_layout(space):
     """(heads, dims) of an action space: ([n, ...], 0) for Discrete and
     MultiDiscrete, (None, dims) for Box.
 
-    Raises TypeError for any other space.
+    Raises NetworkFault for any other space.
     """
     if isinstance(space, gymnasium.spaces.Discrete):
         return [int(space.n)], 0
@@ -68,7 +72,7 @@ def action_layout(space):
         return [int(n) for n in space.nvec.reshape(-1)], 0
     if isinstance(space, gymnasium.spaces.Box):
         return None, math.prod(space.shape)
-    raise TypeError(f"The action space is {space}; a policy can act in Discrete, MultiDiscrete "
+    raise NetworkFault(f"The action space is {space}; a policy can act in Discrete, MultiDiscrete "
                     "and Box spaces.")
 
 
@@ -106,15 +110,13 @@ class Decoder(nn.Linear):
 
 
 def begin_with(policy, log_std):
-    """Have the policy's continuous actions begin with a deviation of e^log_std. TypeError if it has
-    no Decoder with one, or if log_std is not within -10 and 2."""
+    """Have the policy's continuous actions begin with a deviation of e^log_std. NetworkFault if it
+    has no Decoder with one."""
     decoders = [module for module in policy.modules()
                 if isinstance(module, Decoder) and module.log_std is not None]
     if not decoders:
-        raise TypeError("this network has no models.Decoder of continuous actions, which would begin with it. "
+        raise NetworkFault("this network has no models.Decoder of continuous actions, which would begin with it. "
                         "Take --policy.log-std-init 0, and begin with it in the network itself.")
-    if not -10 <= log_std <= 2:
-        raise TypeError("must lie within -10 and 2, deviations of 0.00005 and 7.")
     for decoder in decoders:
         nn.init.constant_(decoder.log_std, log_std)
 
@@ -139,16 +141,16 @@ def squash(policy, space):
     the number within the bounds that is nearest to 0, scale is |start|, and 1 at least. The policy
     gets a buffer action_squash (3, A), which is saved with its weights: the middle of the bounds,
     half of their distance and its logarithm, or start, -scale and the logarithm of scale. Returns
-    the policy. Raises TypeError for actions that are discrete, or if no number would change.
+    the policy. Raises NetworkFault for actions that are discrete, or if no number would change.
     """
     if not isinstance(space, gymnasium.spaces.Box):
-        raise TypeError("a tanh is for continuous actions, in a Box; these environments "
+        raise NetworkFault("policy.squash = tanh: is for continuous actions, in a Box; these environments "
                         f"act in {space}.")
     low, high = map(torch.from_numpy, action_bounds(space))
     half, start = (high - low) / 2, torch.zeros_like(low).clamp(low, high)
     between = half.isfinite() & (half > 0)
     if not between.any() and not start.any():
-        raise TypeError("a tanh needs a number with a lower and a higher finite bound; the action "
+        raise NetworkFault("policy.squash = tanh: needs a number with a lower and a higher finite bound; the action "
                         f"space is {space}. Clip instead: --policy.squash none.")
     scale = torch.where(between, half, start.abs().clamp(min=1.0))
     bounds = torch.stack([torch.where(between, low + half, start),
@@ -480,7 +482,7 @@ class Separate(nn.Module):
     def __init__(self, env, hidden_size=64):
         super().__init__()
         if wants_encoding(env):
-            raise TypeError(f"Separate reads plain numbers, and these observations are "
+            raise NetworkFault(f"Separate reads plain numbers, and these observations are "
                             f"{env.env_single_observation_space}; take policy.name auto.")
         size = math.prod(env.single_observation_space.shape)
         self.actor, self.critic = (nn.Sequential(
@@ -604,14 +606,14 @@ class Impala(Encoded):
     """`Encoded` with IMPALA's residual network for images (Espeholt et al. 2018): for each number
     of `channels` a convolution, a max-pooling that halves the sides, and two residual blocks. It
     costs several times as much as the plain convolutions and reads varied pictures better, as
-    Procgen's. TypeError if nothing seen is an image.
+    Procgen's. NetworkFault if nothing seen is an image.
     """
 
     def __init__(self, env, hidden_size=256, channels=(16, 32, 32), normalize=False, trained=()):
         super().__init__(env, hidden_size, normalize=normalize, trained=trained,
                          image_encoder=lambda space: _residual_encoder(space, channels))
         if not any(kind == "image" for *_, kind in self.leaves):
-            raise TypeError("models.Impala reads images (docs/environments.md says which spaces are), "
+            raise NetworkFault("models.Impala reads images (docs/environments.md says which spaces are), "
                             f"and none is in {env.single_observation_space}: take "
                             "policy.name auto.")
 
@@ -625,7 +627,7 @@ class Normalized(nn.Module):
         size = math.prod(env.single_observation_space.shape)
         if not isinstance(getattr(env, "env_single_observation_space", None),
                           gymnasium.spaces.Box | None):
-            raise TypeError("train.norm_obs takes observations that are one array; a network of "
+            raise NetworkFault("train.norm_obs takes observations that are one array; a network of "
                             "your own normalises the fields of a Dict or Tuple itself "
                             "(models.Normalizer).")
         self.policy = policy
@@ -665,7 +667,7 @@ class Board(nn.Module):
         super().__init__()
         shape, (heads, _) = env.single_observation_space.shape, action_layout(env.single_action_space)
         if len(shape) != 3 or heads is None or len(heads) != 1:
-            raise TypeError("models.Board reads planes (planes, H, W) and has one Discrete "
+            raise NetworkFault("models.Board reads planes (planes, H, W) and has one Discrete "
                             f"action, not {shape} and {env.single_action_space}: take "
                             "policy.name default.")
         planes, cells = shape[0], shape[1] * shape[2]
@@ -870,7 +872,7 @@ class MinGRUWrapper(_Recurrent):
         check_halves(policy, self)
         input_size, hidden_size = _widths(input_size, hidden_size)
         if input_size != hidden_size:
-            raise ValueError(f"MinGRU's highway needs input_size = hidden_size, got {input_size} "
+            raise NetworkFault(f"MinGRU's highway needs input_size = hidden_size, got {input_size} "
                              f"and {hidden_size}.")
         self.policy = policy
         self.hidden_size, self.num_layers = hidden_size, num_layers
@@ -1309,3 +1311,155 @@ class RecurrentCleanRLAgent(nn.Module):
     def get_action_and_value(self, x, state=None, done=None, action=None):
         logits, value, state = self._run(x, state, done)
         return *act(logits, action), value, state
+
+
+# --------------------------------------------------------------------------------------------------
+# From a configuration
+
+
+def load_policy(args, vecenv, env_name=""):
+    """The network that the policy and rnn sections describe, with weights from load_model_path if that is given."""
+    configuration.check_names(args, "policy", "rnn")
+    torch.manual_seed(args["train"]["seed"])
+    settings, rnn, env = args["policy"], args["rnn"], vecenv.driver_env
+    name, hidden, kind = settings["name"], settings["hidden_size"], configuration.recurrent_layer(args)
+    is_ours, (path, weights) = name in configuration.POLICIES, _load_weights(args)
+    normalize = args["train"]["norm_obs"]
+    if weights is not None:
+        normalize = any("normalizer." in key for key in weights)
+    elif normalize == "auto" or "train.norm_obs" in args.get("auto", ()):  # a custom one: never
+        facts = auto.facts_of(vecenv, vecenv.num_agents, args["train"]["total_timesteps"])
+        normalize = is_ours and auto.wants_normalising(facts)[0]
+    width, inputs = rnn["hidden_size"] or hidden, rnn["input_size"] or hidden
+    resumed = args.get("resume") and wants_encoding(env, True)
+    trained = _resumed_names(args) if resumed else list(weights or ())
+    encoded = name == "impala" or (
+        name in ("auto", "default", "feed-forward") and wants_encoding(env, name == "auto", trained))
+    if kind != "none":
+        _check_recurrent(name, kind, is_ours, hidden, width, inputs if kind == "mingru" else hidden, rnn["num_layers"])
+    if name in ("default", "auto") and kind == "mingru" and not encoded:
+        policy = MinGRUPolicy(env, hidden_size=hidden, num_layers=rnn["num_layers"], normalize=normalize)
+    else:
+        policy = build(settings, env, encoded, normalize, trained)
+        if kind != "none":
+            wrapper = {"mingru": MinGRUWrapper, "lstm": LSTMWrapper, "gru": GRUWrapper}[kind]
+            policy = wrapper(env, policy, hidden_size=width, num_layers=rnn["num_layers"], input_size=inputs)
+        find_form(policy, env.single_observation_space)
+        if normalize and not encoded and find_normalizer(policy) is None:
+            policy = Normalized(env, policy)
+    _shape_actions(policy, env.single_action_space, args, weights or {})
+    if weights is not None:
+        put_weights(policy, weights, path)
+    return policy
+
+
+def _check_recurrent(name, kind, is_ours, hidden, width, inputs, layers):
+    """ConfigError for sizes of the rnn section that do not fit policy.hidden_size."""
+    if layers < 1:
+        raise ConfigError(f"rnn.num_layers = {layers}: must be 1 or more, or set rnn.name none.")
+    if name == "board":
+        raise ConfigError(f"rnn.name = {kind}: policy.name board has no recurrent form; set rnn.name none.")
+    if is_ours and (width, inputs) != (hidden, hidden):
+        raise ConfigError(f"rnn.hidden_size {width}, rnn.input_size {inputs}: must equal policy.hidden_size {hidden}, "
+                          "as the decoder reads the recurrent layer, and the MinGRU's highway adds input and output.")
+
+
+def build(settings, env, encoded=False, normalize=False, trained=()):
+    """What policy.name means, without a recurrent layer of models.py. settings: the policy section;
+    trained: as in leaf_kinds."""
+    name, hidden = settings["name"], settings["hidden_size"]
+    if name == "impala":
+        return Impala(env, hidden_size=hidden, normalize=normalize, trained=trained)
+    if encoded:
+        return Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize, trained=trained)
+    if name in configuration.POLICIES:
+        return {"board": Board, "separate": Separate}.get(name, FeedForward)(env, hidden_size=hidden)
+    cls = configuration.load_attribute("policy.name", name, configuration.POLICIES)
+    options = {"hidden_size": hidden} if emulation.takes(cls, "hidden_size") else {}
+    options |= {key: value for key, value in settings.items() if not hasattr(configuration.Policy, key)}
+    try:
+        inspect.signature(cls).bind(env, **options)
+    except TypeError as error:
+        raise ConfigError(f"policy.name = {name}: is called with ({', '.join(['env', *options])}), but takes "
+                          f"{inspect.signature(cls)} ({error}); env has single_observation_space and "
+                          "single_action_space. What has a default is a setting, --policy.NAME.") from None
+    network = cls(env, **options)
+    if not isinstance(network, nn.Module):
+        raise ConfigError(f"policy.name = {name}: must make a torch.nn.Module, it made a {type(network).__name__}.")
+    return network
+
+
+def _shape_actions(policy, space, args, weights):
+    """policy.log_std_init, and `squash` if it is wanted or if these weights were trained so. What
+    "auto" chooses is written into args."""
+    settings, saved = args["policy"], weights.get("action_squash")
+    if settings["squash"] == "auto":
+        why = None if weights else auto.why_squash(space)
+        settings["squash"] = "none" if why is None else "tanh"
+        args.setdefault("auto", {}).update({} if why is None else {"policy.squash": why})
+    if settings["log_std_init"] != 0:
+        begin_with(policy, settings["log_std_init"])
+    if settings["squash"] == "tanh" or saved is not None:
+        squash(policy, space)
+    if saved is not None and not torch.equal(saved, policy.action_squash):
+        raise ConfigError(f"these weights were trained to act between other bounds than {space} has; take the "
+                          "environment and the settings that they were trained with.")
+
+
+def _load_weights(args):
+    """(path, weights) that the settings name, or (None, None)."""
+    if args.get("load_model_path") and args.get("baseline"):
+        raise ConfigError("--load-model-path and --baseline both name weights to start from; give one of them.")
+
+    def read():
+        if args.get("baseline"):
+            name = args["env_name"]
+            return configuration.find_baseline(name), configuration.read_baseline(name)[0]
+        path = configuration.find_model(args["load_model_path"], args["data_dir"], args["config_name"])
+        return path, checkpoints.load(path)
+
+    return data_parallel.connect().first(read) if args.get("load_model_path") or args.get("baseline") else (None, None)
+
+
+def _resumed_names(args):
+    """The names of the weights of the run that is resumed."""
+    def read():
+        path = configuration.find_run(args["resume"], args["data_dir"], args["config_name"], "trainer_state.pt")
+        return list(checkpoints.load(path / "trainer_state.pt" if path.is_dir() else path))
+
+    return data_parallel.connect().first(read)
+
+
+def put_weights(policy, weights, path):
+    """Weights of the file `path` into a network; raises ConfigError if they do not fit or are not finite."""
+    check_weights(weights, policy.state_dict(), path)
+    try:
+        policy.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ConfigError(f"{path} does not fit this network: {error}") from None
+
+
+def check_weights(theirs, mine, path):
+    """ConfigError that names the first of the weights of a file that the network `mine` lacks, or has in
+    another shape or with another kind of numbers, or that is not finite where that of `mine` is."""
+    shapes = [{name: tuple(getattr(tensor, "shape", ())) for name, tensor in weights.items()}
+              for weights in (theirs, mine)]
+    for name in {**theirs, **mine}:
+        if shapes[0].get(name) != shapes[1].get(name):
+            raise ConfigError(f"{path} is of another network: {name} is {shapes[0].get(name, 'not in it')} there and "
+                              f"{shapes[1].get(name, 'missing')} here. Take back what was changed of its class, or of "
+                              "the env, policy and rnn settings; or begin a new run.")
+        there, here = theirs[name], mine[name]
+        if not isinstance(there, torch.Tensor) or not isinstance(here, torch.Tensor):
+            continue
+        if (there.is_floating_point(), there.is_complex()) != (here.is_floating_point(), here.is_complex()):
+            raise ConfigError(f"{path} does not fit this network: {name} is {there.dtype} there and {here.dtype} here.")
+        check_finite(name, there, path, allow_infinite=bool(here.isinf().any()))  # as a mask may be
+
+
+def check_finite(name, tensor, path, allow_infinite=False):
+    """ConfigError for a tensor of a file that is NaN, or infinite."""
+    if tensor.isnan().any() or (tensor.isinf().any() and not allow_infinite):
+        bad = int((~tensor.isfinite()).sum())
+        raise ConfigError(f"{path}: {bad:,} of the {tensor.numel():,} numbers in {name} are not finite, so the "
+                          "network can decide nothing. Take an older checkpoint, or the best: --load-model-path best.")

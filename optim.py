@@ -15,9 +15,11 @@ import math
 import numpy as np
 import torch
 
+import emulation
 import kernels
 from arena import ONE, ZERO, driver, f32
 from configuration import load_attribute, own_optimizer
+from errors import ConfigError
 from fast.products import accumulate_rows, missing
 from kernels import check_numbers, checked, constant, device, host, on_gpu, run
 
@@ -359,3 +361,21 @@ class TorchOptimizer:
         self.optimizer.load_state_dict({**state, "param_groups": groups})
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+
+
+def check_optimizer(cls, weight_decay):
+    """ConfigError if a custom train.optimizer is not made and stepped as TorchOptimizer does it."""
+    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
+        raise ConfigError(f"train.optimizer: must be a class of torch.optim.Optimizer's kind, it is a "
+                          f"{type(cls).__name__}; to change what one is made with, give a subclass whose __init__ "
+                          "takes (parameters, lr).")
+    if not emulation.takes(cls, "lr"):
+        raise ConfigError(f"train.optimizer = {cls.__name__}: is made as Class(parameters, lr=learning_rate), but "
+                          "takes no lr.")
+    if weight_decay and not emulation.takes(cls, "weight_decay"):
+        raise ConfigError(f"train.weight_decay = {weight_decay}: is for an optimizer that takes it, and {cls.__name__} "
+                          "does not; leave it at 0.")
+    closure = inspect.signature(cls.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ConfigError(f"train.optimizer = {cls.__name__}: its step must do without a closure; the gradients are "
+                          "there when it is called.")

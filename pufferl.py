@@ -71,31 +71,28 @@ import optim
 import runs
 from arena import clock, compiling
 from auto import decide, drawn_steps, facts_of, plural
-from configuration import (  # load_* for scripts
+from configuration import (
+    Base,
     Train,
-    check_bounds,
+    check_bound,
     check_names,
-    check_sizes,
-    check_train,
     coerce,
     command,
     find_run,
     load_attribute,
     load_config,
-    load_env,
-    load_policy,
     named,
     own_optimizer,
-    resolve,
     sizes_of,
     stem_of,
-    typed,
+    train_settings,
 )
 from errors import ConfigError, exit_on_error
 from fast import verify
 from flat_spaces import HAIR, action_bounds
 from loggers import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401  for scripts
-from vector import Native, Tensors, make  # make for scripts too: make("breakout", num_envs=256)
+from models import load_policy
+from vector import Native, Tensors, load_env, make  # for scripts too: make("breakout", num_envs=256)
 
 processes.keep_memory()
 
@@ -818,6 +815,49 @@ def normalize_args(config, vecenv, policy):
     return config or {}, vecenv, policy
 
 
+def check_train(config, vecenv, policy, agents, group):
+    """The settings that a trainer runs with: the train section, checked, with numbers in place of "auto".
+
+    config: a dict of train's settings, by their names here or in other trainers. It may also have
+    env, data_dir, run_id, settings and use_rnn. agents: of all ranks; group: data_parallel.connect().
+    Raises ConfigError that says what would work.
+    """
+    recurrent = hasattr(policy, "initial_state")
+    if config.get("use_rnn", recurrent) != recurrent:
+        raise ConfigError(f"use_rnn = {config['use_rnn']}: it is {recurrent} of this policy, whether it has an "
+                          "initial_state; models.LSTMWrapper and MinGRUWrapper make one recurrent.")
+    extra = {key: config[key] for key in config.keys() & {"env", "data_dir", "run_id", "settings", "use_rnn"}}
+    c = train_settings({key: value for key, value in config.items() if key not in extra})
+    c |= {"env": vecenv.name, "data_dir": Base.data_dir, **extra}
+    if c["norm_obs"] == "auto":  # the network exists already, with a normalizer or without
+        c["norm_obs"] = models.find_normalizer(policy) is not None
+    c |= {name: value for name, (value, _) in decide(c, facts_of(vecenv, agents, c["total_timesteps"])).items()}
+
+    def need(is_right, key, what):
+        if not is_right:
+            raise ConfigError(f"train.{key} = {named(c[key])}: {what}.")
+
+    need(c["gpus"] in (1, group.local_count), "gpus",
+         f"there are {group.local_count} ranks on this machine; pufferl.py train starts them, or torchrun does")
+    span, batch = drawn_steps(c), agents * c["horizon"]
+    whole = f"must be a multiple of train.horizon = {span}" if c["draw"] == "segments" else "must be 1 or more"
+    need(c["minibatch_size"] % span == 0, "minibatch_size", f"{whole}, whole segments are drawn")
+    need(c["minibatch_size"] <= batch, "minibatch_size", f"is more than one epoch's batch, {agents} agents × horizon "
+         f"{c['horizon']} = {batch}; take a smaller one or more agents (vec.total_agents)")
+    need(c["minibatch_size"] >= span * group.count, "minibatch_size",
+         f"gives not one segment of {plural(span, 'step')} to each of {group.count} ranks; take a larger one")
+    most = c["max_minibatch_size"]
+    need(most is None or (most >= span and most % span == 0), "max_minibatch_size", whole)
+    need(c["draw"] == "segments" or not (recurrent and policy.initial_state(1)), "draw",
+         "this network has a memory, which needs steps in their order; take segments, or rnn.name none")
+    for name in ("loss", "advantage"):
+        if c[name]:
+            need(callable(load_attribute(f"train.{name}", c[name])), name, "must be a function")
+    if own_optimizer(c):
+        optim.check_optimizer(load_attribute("train.optimizer", c["optimizer"]), c["weight_decay"])
+    return c
+
+
 def check_policy(policy, vecenv, config):
     """ConfigError if the network cannot read these observations, or lacks what a setting needs."""
     inputs, size = getattr(getattr(policy, "encoder", None), "in_features", None), math.prod(vecenv.observation_shape)
@@ -879,9 +919,8 @@ class Settings(dict):
             value = coerce(value, TYPES[name], f"train.{name}")
             if value == "auto":
                 raise ConfigError(f"train.{name} = auto: it was decided when this trainer was made; give a value.")
-            check_sizes({**self, name: value})
             if value != 0 or name not in ("learning_rate", "clip_coef", "vf_clip_coef"):  # a schedule may end in 0
-                check_bounds({name: value})
+                check_bound(f"train.{name}", value, f"train.{name}")
         self.moved |= name in CAPTURED and value != self[name]
         super().__setitem__(name, value)
 
@@ -1097,7 +1136,6 @@ def settle(env_name, args, vecenv):
     """Replace "auto" in the train section of `args` by numbers, and put the reasons into
     args["auto"]. Rank 0 chooses for all ranks. Returns the Facts that it chose by."""
     group, section = data_parallel.connect(), args["train"]
-    check_sizes(section)
     facts = facts_of(vecenv, sum(group.gather(vecenv.num_agents)), section["total_timesteps"])
 
     def choose():
@@ -1305,20 +1343,6 @@ def verb_first(argv):
     return [verb, *filter(None, [named.get("--env")]), *rest]
 
 
-def named_run(name, options):
-    """The options of train, with the run that `--resume auto` means: the latest that can go on; none if there is none,
-    so that a job that is started again and again needs one command only."""
-    if typed(options, "--resume") != "auto":
-        return options
-    folder, found = typed(options, "--data-dir"), None
-    if not any(option.partition("=")[0].replace("_", "-") == "--data-dir" for option in options):
-        folder = resolve(name)[1]["base"]["data_dir"]
-    if folder is not None:
-        with contextlib.suppress(ConfigError):
-            found = find_run("latest", folder, name, "trainer_state.pt")
-    return [*options, "--resume", str(found)]  # the last one counts
-
-
 def main(argv=None):
     argv = verb_first(list(sys.argv[1:] if argv is None else argv))
     if not argv or argv[0] in ("-h", "--help") or argv in (["train", "-h"], ["train", "--help"]):
@@ -1340,7 +1364,7 @@ def main(argv=None):
     if len(argv) < 2 or argv[1].startswith("-"):
         sys.exit(f"pufferl.py {argv[0]}: which environment? There are: {', '.join(ocean.names())}")
     with exit_on_error("pufferl.py"):
-        args = data_parallel.connect().first(lambda: load_config(argv[1], named_run(argv[1], argv[2:])))
+        args = data_parallel.connect().first(lambda: load_config(argv[1], argv[2:]))
         gpus, started = args["train"]["gpus"], data_parallel.connect().local_count
         if gpus > 1 and not data_parallel.started():
             sys.exit(data_parallel.launch(gpus, [__file__, *argv]))

@@ -31,16 +31,13 @@ from configuration import (
     OFF,
     SECTIONS,
     Train,
-    check_finite,
-    check_kinds,
-    check_shapes,
     difference,
-    infinite,
     own_optimizer,
     turn_of,
 )
 from errors import ConfigError
 from loggers import JsonLines
+from models import check_finite, check_weights
 from vector import SEEN, Native
 
 # --------------------------------------------------------------------------------------------------
@@ -355,13 +352,12 @@ def _check(trainer, saved, tensors, ours, path):
     if before != trainer.args["train"]["optimizer"]:
         raise ConfigError(f"{path} was trained with train.optimizer {before}, which cannot be "
                           "changed at resume.")
-    check_shapes(saved["model"], trainer.policy.state_dict(), path)
-    check_kinds(saved["model"], trainer.policy.state_dict(), path)
-    check_finite(saved["model"], infinite(trainer.policy.state_dict()), path)
+    check_weights(saved["model"], trainer.policy.state_dict(), path)
     learnt = {*REWARD_SCALE, *trainer.optimizer.tensors(),
               *(name for name in ours if name.startswith("state/"))}
-    check_finite({name: tensors[name] for name in tensors.keys() & learnt & ours.keys()
-                  if _fits(tensors[name], ours[name])}, (), path)
+    for name in tensors.keys() & learnt & ours.keys():
+        if _fits(tensors[name], ours[name]):
+            check_finite(name, tensors[name], path)
     if "torch_random" in tensors:
         try:
             torch.Generator().set_state(tensors["torch_random"])

@@ -90,6 +90,8 @@ class TensorEnv:
     at the first reset or the first step.
     """
 
+    gives_tensors = True
+
     def __init__(self, env, begun):
         self.env, self.num_agents, self.mode = env, int(env.num_envs), emulation.autoreset_mode(env)
         self.env_single_observation_space = env.single_observation_space

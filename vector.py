@@ -58,6 +58,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 import absolute_imports  # noqa: F401  first
+import configuration
+import data_parallel
 import emulation
 import environments
 import kernels
@@ -1320,8 +1322,7 @@ class Tensors(Vector):
 # Which backend steps what
 
 
-BACKENDS = {"native": Native, "serial": Serial, "multiprocessing": Multiprocessing, "ray": Ray,
-            "package": Package, "tensors": Tensors}
+BACKENDS = dict(zip(configuration.BACKENDS, (Native, Serial, Multiprocessing, Ray, Package, Tensors), strict=True))
 
 
 def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=None):
@@ -1495,3 +1496,67 @@ def _check_counts(env, backend, num_envs, num_workers, num_threads):
     processes.check_memory(num_envs * each, f"{num_envs:,} environments")
 
 
+# --------------------------------------------------------------------------------------------------
+# From a configuration
+
+
+def load_env(env_name, args):
+    """The vectorized environment that `args` describes. Raises ConfigError for sizes that cannot work."""
+    configuration.check_names(args, "vec")
+    maker, vec = configuration.load_maker(configuration.find_config(env_name)[0]), args["vec"]
+    if isinstance(maker, ocean.Library) and vec["backend"] not in ("auto", "native"):
+        if vec["total_agents"] is not None:
+            raise ConfigError("vec.total_agents is for vec.backend native; set vec.num_envs and env.num_envs instead.")
+        return make_from(maker, vec["num_envs"], args, args["env"])  # each holds env.num_envs
+    copies, settings = environments.split_copies(maker, args["env"])
+    num_envs, total = vec["num_envs"] * copies, vec["total_agents"]
+    if total is not None:
+        with environments.sample(maker, args["env"]) as probe:
+            agents = emulation.slots(probe)
+        num_envs, rest = divmod(total, agents)
+        if rest or not num_envs:
+            raise ConfigError(f"vec.total_agents = {total}: one {maker.name} has {agents} agent{'s' * (agents > 1)}; "
+                              "take a multiple of that.")
+    if num_envs < 1:
+        raise ConfigError(f"vec.num_envs × env.num_envs = {num_envs}: there must be 1 environment or more.")
+    return make_from(maker, num_envs, args, settings)
+
+
+def make_from(maker, num_envs, args, settings):
+    """`make` with the vec section's settings."""
+    vec, device = args["vec"], choose_device(maker, args["vec"], args["train"])
+    options = {name: vec[name] for name in ("num_buffers", "num_threads", "num_workers", "batch_size", "timeout")}
+    options |= {"seed": args["train"]["seed"], "env_kwargs": settings}
+    try:
+        return make(maker, num_envs, vec["backend"], device=device, **options)
+    except EnvironmentFault as error:  # the GPU's compiler does not take the header
+        if device is None:
+            raise
+        if vec["device"] == "cuda":
+            raise ConfigError(f"vec.device = cuda: {error}") from None
+        first, *lines = str(error).splitlines()
+        _print_host(maker, " ".join([first, *(line.strip() for line in lines if "error" in line)][:2]))
+        return make(maker, num_envs, vec["backend"], **options)
+
+
+def choose_device(env, vec, train):
+    """The torch.device on which environments step, None for the host. ConfigError if vec.device =
+    cuda cannot be. If auto keeps environments in C on the host of a GPU, it prints why."""
+    asked, in_c = vec["device"], isinstance(env, ocean.Library) and vec["backend"] in ("auto", "native")
+    if asked == "host" or (asked == "auto" and not (train["device"] == "cuda" and in_c and torch.cuda.is_available())):
+        return None  # the trainer refuses cuda without a GPU
+    why = ("train.device is cpu, to which each step would be copied" if train["device"] != "cuda" else
+           "torch finds no GPU here" if not torch.cuda.is_available() else
+           why_not_on_gpu(env, vec["backend"], vec["num_buffers"]))
+    if why is None:
+        return torch.device("cuda", data_parallel.connect().choose_gpu())
+    if asked == "cuda":
+        raise ConfigError(f"vec.device = cuda: {getattr(env, 'name', 'this environment')} cannot step on a GPU: {why}. "
+                          "Take auto or host.")
+    _print_host(env, why)
+    return None
+
+
+def _print_host(env, why):
+    if data_parallel.connect().rank == 0:
+        print(f"vec.device: {env.name} steps on the host, because {why}", file=sys.stderr)

@@ -732,7 +732,7 @@ def test_a_checkpoint_keeps_the_linear_map_of_its_image(tmp_path, monkeypatch, n
     new = "--policy.name", name, "--env.nested", str(nested), "--vec.num-envs", "8"
     assert run(*new)[1]
     with monkeypatch.context() as patch:
-        patch.setattr(models, "_is_image", lambda space: False)
+        patch.setattr(flat_spaces, "_is_image", lambda space: False)
         old, convolved = run(*new, "--train.norm-obs", "True")
     weights = {key: tensor.clone() for key, tensor in old.policy.state_dict().items()}
     folder = str(old.run_folder)

@@ -23,9 +23,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [set(re.findall(r"`([\w/]+?)(?:\.py|/)`", line)) for line in re.findall(
     r"^\d+\. (.*(?:\n    .*)*)", (ROOT / "docs/design.md").read_text(), re.MULTILINE)]
 WITHIN = {  # what else a file may import, of its own layer
-    "fast/cuda_cpp": {"arena"}, "auto": {"vector"}, "absolute_imports": {"errors"}, "processes": {"errors"},
-    "flat_spaces": {"errors"}, "configuration": {"vector", "auto"},
-    "environments": {"families/adapters"}, "runs": {"loggers"},
+    "fast/cuda_cpp": {"arena"}, "auto": {"environments"}, "absolute_imports": {"errors"}, "processes": {"errors"},
+    "flat_spaces": {"errors"}, "configuration": {"auto", "environments"},
+    "environments": {"families/adapters", "tensors"}, "runs": {"loggers"},
     "fast/compiled": {"engines"}, "fast/fused": {"engines"}, "fast/verify": {"engines"},
     "tools/sweep/report": {"tools/sweep/trials", "tools/watch"},
     "tools/sweep/command": {"tools/sweep/trials", "tools/sweep/report"}, "ocean": set(),

@@ -206,7 +206,7 @@ def test_a_file_has_what_lies_beside_it_and_its_errors_have_their_lines(tmp_path
         vector.make(f"{name}:Masked", 1).reset()
     assert configuration.load_attribute("policy.name", f"{name}:SIZE") == 3  # a network's file, too
     with pytest.raises(ModuleNotFoundError) as error:
-        configuration.load_env(f"{name}:broken", configuration.load_config(f"{name}:broken"))
+        vector.load_env(f"{name}:broken", configuration.load_config(f"{name}:broken"))
     assert "mine.py" in error_text(error.value)
     for wrong in (name, f"{name}:", f"{name}:brokn"):
         with pytest.raises(ValueError, match=r"Old.*Masked|broken"):

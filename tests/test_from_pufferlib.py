@@ -622,13 +622,13 @@ def test_the_trainer_page():
 
 
 def test_every_old_option_is_understood_or_refused_with_a_reason():
-    schema, _ = configuration.resolve("squared")
+    schema = configuration.resolve("squared")[0]
     known = {f"{section}.{field}" if section != "base" else field
              for section, cls in {**schema, "sweep": sweep.Sweep}.items()
              for field in cls.__dataclass_fields__}
-    for old, new in configuration.RENAMED.items():
+    for old, new in configuration.foreign_options()["renamed"].items():
         assert new.partition("=")[0] in known and old not in known, old
-    for old, reason in configuration.REFUSED.items():
+    for old, reason in configuration.foreign_options()["refused"].items():
         if not old.startswith("sweep.") and old not in ("train.batch_size", "train.num_iterations"):
             name = "--" + old.replace("_", "-") + (".x" if old in ("torch", "selfplay") else "")
             with pytest.raises(ConfigError, match=re.escape(reason)):

@@ -154,7 +154,7 @@ CONFIGURATION = [
     ("--rnn.num-layers", Error, "would change nothing: this network has no recurrent layer",
      "--policy.name feed-forward --rnn.num-layers 2"),
     ("--train.eps", Error, "would change nothing: muon does not get it", "--train.eps 0.1"),
-    ("policy.name", SystemExit, "an error in the environment or the network:", network(
+    ("mine.py", SystemExit, "an error in the environment or the network:", network(
         "torch.nn.Module):\n def __init__(self, env): 1 / 0")),
     ("policy.name", SystemExit, "is called with (env), but takes (env, size)", network(
         "torch.nn.Module):\n def __init__(self, env, size): pass")),
@@ -327,8 +327,8 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
      lambda: make_trainer(policy=faults.LostState)),
     ("FeedForward", ConfigError, "has no shape yet, because its layer is lazy",
      lambda: make_trainer(policy=faults.lazy)),
-    ("tanh", TypeError, "needs a number with a lower and a higher finite bound", faults.squash_unbounded),
-    ("Impala", TypeError, "take policy.name auto", lambda: models.Impala(faults.environment())),
+    ("tanh", NetworkFault, "needs a number with a lower and a higher finite bound", faults.squash_unbounded),
+    ("Impala", NetworkFault, "take policy.name auto", lambda: models.Impala(faults.environment())),
     ("curves:", None, "Every reward so far is 0: there is nothing to learn from", faults.diagnose_no_rewards),
 ]
 

@@ -427,8 +427,8 @@ def test_a_gpu_plays_the_rollout_in_graphs(name):
 
 def choose(name, asked, train="cuda", **vec):
     vec = {"device": asked, "backend": "auto", "num_buffers": None, **vec}
-    env = configuration.load_creator(name) or ocean.load(name)
-    return configuration.choose_device(env, vec, {"device": train})
+    env = configuration.load_maker(name)
+    return vector.choose_device(env, vec, {"device": train})
 
 
 def test_where_environments_step(monkeypatch, capsys):
@@ -440,7 +440,7 @@ def test_where_environments_step(monkeypatch, capsys):
     with refused:
         choose("squared", "cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(configuration.data_parallel.Ranks, "choose_gpu", lambda group: 1)
+    monkeypatch.setattr(data_parallel.Ranks, "choose_gpu", lambda group: 1)
     for name, vec, why in (("snake", {}, "HEAP"), ("performance", {}, "<time.h>"),
                            ("squared", {"num_buffers": 4}, "4")):
         assert choose(name, "auto", **vec) is None
@@ -458,20 +458,20 @@ def test_where_environments_step(monkeypatch, capsys):
 def test_a_header_that_is_no_cpp_steps_on_the_host(tmp_path, monkeypatch, capsys):
     library, settings = broken(tmp_path), configuration.load_config("squared", [])
     monkeypatch.setattr(configuration, "choose_device", lambda *call: torch.device("cpu"))
-    with configuration.make_vector(library, 2, settings, {}) as vecenv:
+    with vector.make_from(library, 2, settings, {}) as vecenv:
         assert type(vecenv) is vector.Native
     text = capsys.readouterr().err
     assert "broken" in text and text.count("\n") == 1
     settings["vec"]["device"] = "cuda"
     with pytest.raises(ConfigError, match="broken"):
-        configuration.make_vector(library, 2, settings, {})
+        vector.make_from(library, 2, settings, {})
 
 
 def test_the_setting_is_on_the_command_line():
     args = configuration.load_config("squared", ["--vec.device", "cuda"])
     with pytest.raises(ConfigError, match=r"train\.device"):
-        configuration.load_env("squared", args)
+        vector.load_env("squared", args)
     args = configuration.load_config("squared", [])
     assert args["vec"]["device"] == "auto"
-    with configuration.load_env("squared", args) as vecenv:
+    with vector.load_env("squared", args) as vecenv:
         assert type(vecenv) is vector.Native

@@ -236,7 +236,7 @@ def test_checkpoints(recipe, capsys):
 
 
 def test_settings_in_the_docs_exist():
-    schema, _ = configuration.resolve("squared")
+    schema = configuration.resolve("squared")[0]
     names = {f"{section}.{field.name}" for section, cls in schema.items()
              for field in dataclasses.fields(cls)}
     names |= {f"train.{size}" for size in configuration.SIZES}  # in the place of others

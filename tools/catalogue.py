@@ -22,6 +22,7 @@ import gymnasium
 import configuration
 import ocean
 import processes
+import vector
 from auto import plural
 from configuration import command, find_config, parse_ini
 from errors import exit_on_error
@@ -102,7 +103,7 @@ def made(entry, args):
     vec = {**args["vec"], "num_envs": 1, "num_workers": None, "batch_size": None, "total_agents": None,
            "backend": "auto" if args["env_name"].endswith(".h") else "serial"}
     args = {**args, "vec": vec, "env": {**args["env"], "num_envs": 1}}
-    with contextlib.closing(configuration.load_env(entry.name, args)) as vecenv:
+    with contextlib.closing(vector.load_env(entry.name, args)) as vecenv:
         sees, does = sees_and_does(vecenv)
         return entry._replace(sees=sees, does=does, agents=vecenv.num_agents // vecenv.num_envs)
 

@@ -381,8 +381,8 @@ def export(env_name, args):
     args = {**args, "env": {**args["env"], "num_envs": 1},
             "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1,
                     "num_workers": None, "batch_size": None}}
-    library = (None if configuration.load_creator(args["env_name"])
-               else configuration.load_library(args["env_name"]))
+    maker = configuration.load_maker(args["env_name"])
+    library = maker if isinstance(maker, ocean.Library) else None
     for kind in ("c", "web"):
         if chosen[kind] and library is None:
             raise ConfigError(f"--export.{kind} compiles the environment, but {env_name} "

@@ -32,6 +32,7 @@ from pathlib import Path
 import torch
 
 import configuration
+import environments
 import kernels
 import ocean
 import pufferl
@@ -242,10 +243,10 @@ def autotune(env_name, seconds, argv):
     """Time what can step an environment; prints a table and the command, returns the
     best of the vec section."""
     args = configuration.load_config(env_name, argv)
-    creator = configuration.load_creator(args["env_name"])
+    creator = environments.load_creator(args["env_name"])
     vec = {**args["vec"], "backend": "auto" if creator is None else "serial", "num_workers": None,
            "batch_size": None}
-    probe = configuration.load_env(env_name, {**args, "vec": vec})
+    probe = vector.load_env(env_name, {**args, "vec": vec})
     num_envs, agents = probe.num_envs, probe.num_agents // probe.num_envs
     probe.close()
     tried = candidates(num_envs, creator is not None, getattr(creator, "has_vector", False),

@@ -44,6 +44,7 @@ import arena
 import checkpoints
 import configuration
 import engines
+import environments
 import loggers
 import models
 import ocean
@@ -236,7 +237,7 @@ def evaluate(env_name, args):
     episodes = args["eval"]["episodes"]
     if episodes < 1:
         raise ConfigError(f"eval.episodes = {episodes}: must be 1 or more.")
-    native = configuration.load_creator(args["env_name"]) is None
+    native = configuration.is_in_c(args["env_name"])
     # An environment in Python may take as much memory as a process: make no more than a training
     # does.
     num_envs = min(episodes, MOST_ENVS if native
@@ -294,7 +295,7 @@ class View(Play):
     """
 
     def __init__(self, env_name, args, seed):
-        creator = configuration.load_creator(args["env_name"])
+        creator = environments.load_creator(args["env_name"])
         self.native = creator is None
         drawn = {} if creator is None else creator.picture_settings
         args = {**args, "vec": {**args["vec"], "backend": "auto"}, "env": {**args["env"], **drawn}}

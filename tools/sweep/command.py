@@ -112,15 +112,13 @@ def settings_of(tuner):
     return Sweep(**{**given, **own}), as_options(fixed)
 
 
-def fixed_settings(schema, options):
-    """Names, "section.key", of the settings that options of `pufferl.py train` fix: those that are given, and numbers
-    of agents and environments that these override. Raises ConfigError for an option that does not exist."""
+def fixed_settings(given):
+    """Names, "section.key", of the settings that the options of a command line fix: those that are given, and numbers
+    of agents and environments that these override."""
     import configuration
 
-    options, sizes = configuration.take_sizes(options)
-    names = {option.partition("=")[0][2:].replace("-", "_") for option in configuration.spell_out(schema, options)
-             if option.startswith("--")}
-    names |= {{"batch_size": "train.horizon", "num_iterations": "train.total_timesteps"}[size] for size in sizes}
+    sizes = {f"train.{size}": f"train.{key}" for size, key in configuration.SIZES.items()}
+    names = {sizes.get(name, name) for name in given}
     if names & {"env.num_envs", "vec.num_envs"}:
         return names | {"vec.total_agents"}
     return names | ({"env.num_envs", "vec.num_envs"} if "vec.total_agents" in names else set())
@@ -140,11 +138,11 @@ def searched_settings(env_name, given, options=()):
         return given or {}
     import configuration
 
-    schema = configuration.resolve(env_name, options)[0]
+    schema, _, names = configuration.resolve(env_name, options)
     args = configuration.load_config(env_name, list(options))
     if given is None:
         given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
-    fixed = fixed_settings(schema, options)
+    fixed = fixed_settings(names)
     varied = {name for name, what in protein.flatten(given).items()
               if name not in fixed and protein.described(name, what)["distribution"] != "none"}
     fixed |= set() if DECIDE & varied else configuration.unused(args)  # else some trials may use them
@@ -159,8 +157,8 @@ def searched_settings(env_name, given, options=()):
         if section not in schema or section == "base":
             sections = [section for section in schema if section != "base"]
             raise ConfigError(f"[sweep.{name}] there is no section {section!r}. There are: {', '.join(sections)}.")
-        types = {field.name: field.type for field in dataclasses.fields(schema[section])}
-        key = configuration.translate(section, key, list(types), f"[sweep.{name}]")
+        section, key, _ = configuration.translate(section, key, schema, f"[sweep.{name}]")
+        types = configuration.types_of(schema[section])
         what = protein.described(name, what)
         takes = protein.SCALES.get(what["distribution"], protein.Scale()).takes  # Space refuses an unknown one
         if takes == "nothing" or f"{section}.{key}" in fixed:
@@ -192,7 +190,7 @@ def find_setting(schema, name):
         return name
     for section in ("train", "policy", "rnn", "vec", "env"):
         keys = {field.name for field in dataclasses.fields(schema[section])}
-        renamed = configuration.RENAMED.get(f"{section}.{name}", "").rpartition(".")
+        renamed = configuration.foreign_options()["renamed"].get(f"{section}.{name}", "").rpartition(".")
         if name in keys or (renamed[0] == section and renamed[2] in keys):
             return f"{section}.{name}"
     return f"train.{name}"  # it does not exist: the lookup of this name raises an error
@@ -563,15 +561,14 @@ def sweep_command(env_name, argv):
 
     sweep_options, space_options, options = split_options(argv)
     args = configuration.load_config(env_name, configuration.no_resume(options))
-    types = {field.name: field.type for field in dataclasses.fields(Sweep)}
-    shipped = {}
+    schema, shipped = {"sweep": Sweep}, {}
     for key, text in args["sweep"].get("sweep", {}).items():
-        key = configuration.translate("sweep", key, list(types), f"config [sweep] {key}")
-        shipped[key] = configuration.coerce(text, types[key], f"config [sweep] {key}")
+        _, key, value = configuration.convert(configuration.Entry("sweep", key, text, f"config [sweep] {key}"), schema)
+        shipped[key] = value
     for i, word in enumerate(sweep_options):
         name, equals, value = word.partition("=")
         if name.startswith("--sweep."):
-            key = configuration.translate("sweep", name[8:].replace("-", "_"), list(types), name)
+            key = configuration.translate("sweep", name[8:].replace("-", "_"), schema, name)[1]
             sweep_options[i] = f"--sweep.{key.replace('_', '-')}{equals}{value}"
     arguments = dataclasses.make_dataclass("Arguments", [("sweep", Sweep, dataclasses.field(
         default_factory=lambda: Sweep(**shipped)))])
@@ -583,7 +580,7 @@ def sweep_command(env_name, argv):
     space = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
     for name, fields in space_options.items():
         space.setdefault(name, {}).update(fields)
-    fixed = fixed_settings(configuration.resolve(env_name, options)[0], options)
+    fixed = fixed_settings(configuration.resolve(env_name, options)[2])
     for name in [name for name in space if name in fixed]:
         print(f"{name} is given, so it is not searched")
     limit = settings.max_suggestion_cost
