@@ -29,7 +29,7 @@ from torch.nn.functional import softplus
 import data_parallel
 import kernels
 import models
-from arena import clock
+from arena import clock, set_threads, threads
 from auto import drawn_steps
 from configuration import ConfigError, load_attribute, named
 from fast import products
@@ -294,7 +294,7 @@ class Workers:
 
     def __init__(self, count, threads_each):
         self.threads_each = threads_each
-        self._pool = ThreadPoolExecutor(count, "worker", kernels.set_threads, (threads_each,))
+        self._pool = ThreadPoolExecutor(count, "worker", set_threads, (threads_each,))
         # A waiting worker gets the interpreter's lock after 0.2 ms instead of 5, by which rollouts
         # take a tenth less time.
         self._interval = sys.getswitchinterval()
@@ -306,7 +306,7 @@ class Workers:
         first, *others = numbers
         calls = [self._pool.submit(function, number) for number in others]
         try:
-            with kernels.threads(self.threads_each):
+            with threads(self.threads_each):
                 return [function(first), *(call.result() for call in calls)]
         finally:
             # After an interrupt too, because workers must not write while a checkpoint is saved.
@@ -657,7 +657,7 @@ class Autograd:
             self.buffers.begin_rollout(number)
             if self.side_by_side:
                 return mean_of_workers(self.workers.run(self._rollout_in_thread, workers))
-            with kernels.threads(vecenv.num_threads), torch_threads(self._torch_threads(vecenv.agents_per_batch)):
+            with threads(vecenv.num_threads), torch_threads(self._torch_threads(vecenv.agents_per_batch)):
                 return sum(map(self.steps.rollout, workers))
 
     def _rollout_in_thread(self, worker):
@@ -676,7 +676,7 @@ class Autograd:
         """Within it, the threads are those of learning; several learners only while the network is thread-safe."""
         if self.num_learners > 1 and not thread_safe(self.policy):
             self._set_learners(1)
-        with kernels.threads(self.vecenv.num_threads), torch_threads(self._torch_threads(self.at_once)):
+        with threads(self.vecenv.num_threads), torch_threads(self._torch_threads(self.at_once)):
             yield
 
     def backward(self, index):
@@ -692,10 +692,10 @@ class Autograd:
     def _learn(self, index, learner):
         """Learn from one learner's share of the minibatch."""
         step, (first, last) = self.at_once // self.buffers.span, share(learner, self.num_learners, len(index))
-        threads = self.vecenv.num_threads // self.num_learners
+        threads_each = self.vecenv.num_threads // self.num_learners
         self.gradients[learner].zero_()
         gradients = self.learner_gradients[learner] if learner > 0 else None
-        with kernels.threads(threads), torch_threads(min(threads, self._torch_threads(self.at_once))):
+        with threads(threads_each), torch_threads(min(threads_each, self._torch_threads(self.at_once))):
             for start in range(first, last, step):
                 # autocast's cache of cast weights belongs to all threads: one would use, or empty, another's
                 self.network.add_gradients(index[start : min(start + step, last)], start, self.buffers.sums[learner],

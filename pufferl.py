@@ -69,7 +69,7 @@ import models
 import ocean
 import optim
 import runs
-from arena import clock, compiling
+from arena import Arena, clock, compiling
 from auto import decide, drawn_steps, facts_of, plural
 from configuration import (  # load_* for scripts
     EXPECTED,
@@ -179,7 +179,7 @@ class PuffeRL:
         minibatches = math.ceil(c["replay_ratio"] * self.batch_size / c["minibatch_size"]) + 1
         self.buffers = engine.Buffers(self.policy, self.vecenv, c, self.segments, first_agent)
         self.engine = engine(self.policy, self.vecenv, c, self.buffers)
-        arena = self.arena = kernels.Arena()
+        arena = self.arena = Arena()
         arena.adopt(self.policy)
         self.buffers.register(arena, self.engine.num_learners, minibatches)
         self.engine.register(arena)
