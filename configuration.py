@@ -224,6 +224,12 @@ class Train:
     is far from 0 (models.RewardScale). Logs keep the true rewards."""
     reward_clip: float | None = None
     """Clip rewards to ± this in the advantage (the logs keep the true ones); none by default."""
+    bonus: Literal["none", "rnd", "count"] = "none"
+    """Reward observations that are new to the run, where reward is rare (docs/metrics.md has losses/bonus). rnd: the
+    error with which a network predicts a random one (Burda et al. 2018). count: 1 / sqrt(visits), for observations of
+    integers (Strehl and Littman 2008)."""
+    bonus_coef: float = 0.5
+    """Weight of the bonus, whose discounted returns have a deviation of 1, beside the rewards."""
     state: Literal["carry", "zero"] = "carry"
     """Recurrent state at the start of a rollout: carry it over from the last rollout, or zero."""
     seed: int = 0
@@ -1205,7 +1211,7 @@ BOUNDS = (  # settings of the train section, what they must be, and that in word
     (("momentum", "beta2"), lambda x: 0 <= x < 1, "must lie within 0 and 1, without 1"),
     (("reward_clip", "target_kl"), lambda x: x is None or x > 0, "must be above 0, or none"),
     (("cudagraphs",), lambda x: x == -1 or x >= 1, "must be 1 or more, or -1 for none"),
-    (("prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "log_interval"), lambda x: x >= 0,
+    (("bonus_coef", "prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "log_interval"), lambda x: x >= 0,
      "must be 0 or more"))
 
 

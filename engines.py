@@ -167,8 +167,10 @@ class Buffers:
             "moments": ((3,), float64), "index": ((M,), int64),
             "counter": ((2,), int64),  # epoch, minibatch
             "norms": ((minibatches,), float64)}  # of the gradients, a minibatch
+        if self.config["norm_reward"] or self.config["bonus"] != "none":
+            shapes["rewards"] = (T, N), float32
         if self.config["norm_reward"]:
-            shapes |= {"rewards": ((T, N), float32), "value_targets": ((T, N), float32)}
+            shapes["value_targets"] = (T, N), float32
         if models.squash_of(self.policy) is not None:
             shapes["samples"] = (T, N, self.vecenv.action_dims), float32
         self.fields = getattr(self.policy, "rollout_fields", {})
@@ -192,7 +194,7 @@ class Buffers:
             setattr(self, name, arena[name])
         # The loss needs what was drawn: the actions, or with squash the samples before the tanh.
         self.samples = self.storage["actions"] if self.squash is None else arena["samples"]
-        self.rewards = arena["rewards"] if self.config["norm_reward"] else self.storage["rewards"]
+        self.rewards = arena["rewards"] if "rewards" in arena else self.storage["rewards"]
         self.state, names = {name: arena[f"state/{name}"] for name in self.state}, list(self.state)
         self.initial_state = {name: arena[f"initial_state/{name}"] for name in names}
         self.scratch = [{name: arena[f"scratch {w}/{name}"] for name in names}
