@@ -176,7 +176,8 @@ NEEDED = {"model": weights, "tensors": tensors, "environments": octets, "others"
           "numbers": numbers,
           "epoch": count, "global_step": count, "uptime": finite, "config": settings}
 # name: (check, value if it is missing). The metadata are the user's, so they may be anything.
-OPTIONAL = {"adam": (optional(dictionary), None), "metadata": (lambda value, name: value, {})}
+OPTIONAL = {"adam": (optional(dictionary), None), "bonus": (optional(dictionary), None),
+            "metadata": (lambda value, name: value, {})}
 
 
 def WHOLE_RUN(value, name="the file"):

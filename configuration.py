@@ -213,6 +213,12 @@ class Train:
     is far from 0 (models.RewardScale). Logs keep the true rewards."""
     reward_clip: float | None = None
     """Clip rewards to ± this in the advantage (the logs keep the true ones); none by default."""
+    bonus: Literal["none", "rnd", "count"] = "none"
+    """Reward observations that are new to the run, where reward is rare (docs/metrics.md has losses/bonus). rnd: the
+    error with which a network predicts a random one (Burda et al. 2018). count: 1 / sqrt(visits), for observations of
+    integers (Strehl and Littman 2008)."""
+    bonus_coef: float = 0.5
+    """Weight of the bonus, whose discounted returns have a deviation of 1, beside the rewards."""
     state: Literal["carry", "zero"] = "carry"
     """Recurrent state at the start of a rollout: carry it over from the last rollout, or zero."""
     seed: int = 0
@@ -298,8 +304,8 @@ BOUNDS = {
                         "train.minibatch_size vec.timeout"),
     "must be above 0, and not inf": (lambda x: 0 < x < math.inf, "train.replay_ratio eval.seconds eval.fps"),
     "must be above 0, or none": (lambda x: x > 0, "train.reward_clip train.target_kl"),
-    "must be 0 or more": (lambda x: x >= 0, "train.prio_alpha train.ent_coef train.eps train.weight_decay "
-                          "train.vf_coef train.log_interval"),
+    "must be 0 or more": (lambda x: x >= 0, "train.bonus_coef train.prio_alpha train.ent_coef train.eps "
+                          "train.weight_decay train.vf_coef train.log_interval"),
     "must lie within 0 and 1": (lambda x: 0 <= x <= 1,
                                 "train.gamma train.gae_lambda train.prio_beta0 train.min_lr_ratio"),
     "must lie within 0 and 1, without 1": (lambda x: 0 <= x < 1, "train.momentum train.beta2"),

@@ -29,7 +29,7 @@ from torch.nn.functional import softplus
 import data_parallel
 import kernels
 import models
-from arena import clock
+from arena import clock, set_threads, threads
 from auto import drawn_steps
 from configuration import load_attribute, named
 from errors import ConfigError
@@ -168,8 +168,10 @@ class Buffers:
             "moments": ((3,), float64), "index": ((M,), int64),
             "counter": ((2,), int64),  # epoch, minibatch
             "norms": ((minibatches,), float64)}  # of the gradients, a minibatch
+        if self.config["norm_reward"] or self.config["bonus"] != "none":
+            shapes["rewards"] = (T, N), float32
         if self.config["norm_reward"]:
-            shapes |= {"rewards": ((T, N), float32), "value_targets": ((T, N), float32)}
+            shapes["value_targets"] = (T, N), float32
         if models.squash_of(self.policy) is not None:
             shapes["samples"] = (T, N, self.vecenv.action_dims), float32
         self.fields = getattr(self.policy, "rollout_fields", {})
@@ -193,7 +195,7 @@ class Buffers:
             setattr(self, name, arena[name])
         # The loss needs what was drawn: the actions, or with squash the samples before the tanh.
         self.samples = self.storage["actions"] if self.squash is None else arena["samples"]
-        self.rewards = arena["rewards"] if self.config["norm_reward"] else self.storage["rewards"]
+        self.rewards = arena["rewards"] if "rewards" in arena else self.storage["rewards"]
         self.state, names = {name: arena[f"state/{name}"] for name in self.state}, list(self.state)
         self.initial_state = {name: arena[f"initial_state/{name}"] for name in names}
         self.scratch = [{name: arena[f"scratch {w}/{name}"] for name in names}
@@ -295,7 +297,7 @@ class Workers:
 
     def __init__(self, count, threads_each):
         self.threads_each = threads_each
-        self._pool = ThreadPoolExecutor(count, "worker", kernels.set_threads, (threads_each,))
+        self._pool = ThreadPoolExecutor(count, "worker", set_threads, (threads_each,))
         # A waiting worker gets the interpreter's lock after 0.2 ms instead of 5, by which rollouts
         # take a tenth less time.
         self._interval = sys.getswitchinterval()
@@ -307,7 +309,7 @@ class Workers:
         first, *others = numbers
         calls = [self._pool.submit(function, number) for number in others]
         try:
-            with kernels.threads(self.threads_each):
+            with threads(self.threads_each):
                 return [function(first), *(call.result() for call in calls)]
         finally:
             # After an interrupt too, because workers must not write while a checkpoint is saved.
@@ -658,7 +660,7 @@ class Autograd:
             self.buffers.begin_rollout(number)
             if self.side_by_side:
                 return mean_of_workers(self.workers.run(self._rollout_in_thread, workers))
-            with kernels.threads(vecenv.num_threads), torch_threads(self._torch_threads(vecenv.agents_per_batch)):
+            with threads(vecenv.num_threads), torch_threads(self._torch_threads(vecenv.agents_per_batch)):
                 return sum(map(self.steps.rollout, workers))
 
     def _rollout_in_thread(self, worker):
@@ -677,7 +679,7 @@ class Autograd:
         """Within it, the threads are those of learning; several learners only while the network is thread-safe."""
         if self.num_learners > 1 and not thread_safe(self.policy):
             self._set_learners(1)
-        with kernels.threads(self.vecenv.num_threads), torch_threads(self._torch_threads(self.at_once)):
+        with threads(self.vecenv.num_threads), torch_threads(self._torch_threads(self.at_once)):
             yield
 
     def backward(self, index):
@@ -693,10 +695,10 @@ class Autograd:
     def _learn(self, index, learner):
         """Learn from one learner's share of the minibatch."""
         step, (first, last) = self.at_once // self.buffers.span, share(learner, self.num_learners, len(index))
-        threads = self.vecenv.num_threads // self.num_learners
+        threads_each = self.vecenv.num_threads // self.num_learners
         self.gradients[learner].zero_()
         gradients = self.learner_gradients[learner] if learner > 0 else None
-        with kernels.threads(threads), torch_threads(min(threads, self._torch_threads(self.at_once))):
+        with threads(threads_each), torch_threads(min(threads_each, self._torch_threads(self.at_once))):
             for start in range(first, last, step):
                 # autocast's cache of cast weights belongs to all threads: one would use, or empty, another's
                 self.network.add_gradients(index[start : min(start + step, last)], start, self.buffers.sums[learner],

@@ -1,6 +1,6 @@
 """Fused kernels over one preallocated arena: everything in PPO that is not a matrix product.
 
-    from kernels import Arena, advantage, mingru_scan, ppo_loss
+    from kernels import advantage, mingru_scan, ppo_loss    # the arena is in arena.py
     python -m pytest tests/test_kernels.py        # every kernel against its float64 reference
     python bench/bench_kernels.py                 # nanoseconds an element, and a plain copy's
 
@@ -34,10 +34,10 @@ from numba import njit, types
 from numba.extending import overload
 
 from fast import cuda_cpp
-from arena import (  # noqa: F401  (others import these names from kernels)
-    FLOATS, HALF, INT0, ONE, ZERO, Arena, ask_ahead, cell, check_heads, check_index, check_log_std, check_numbers,
-    check_rows, check_sizes, check_squash, checked, constant, device, distinct_driver, driver, f32, host, i32,
-    numpy_dtype, on_gpu, optional_masks, reduction_driver, run, set_threads, threads, u16, u32, u64, unwatched,
+from arena import (
+    FLOATS, HALF, ONE, ZERO, ask_ahead, cell, check_heads, check_index, check_log_std, check_numbers,
+    check_rows, check_sizes, check_squash, checked, constant, distinct_driver, driver, f32, i32,
+    numpy_dtype, on_gpu, optional_masks, reduction_driver, run, u16, u32, u64,
 )
 
 CUDA = cuda_cpp.Module("kernels.cu", globals())  # the GPU kernels that are written in C++

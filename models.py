@@ -36,6 +36,7 @@ is (..., 1) or (...). `state` is a dict: the recurrent tensors (write the new on
 
 import contextlib
 import functools
+import hashlib
 import inspect
 import itertools
 import math
@@ -52,6 +53,7 @@ import configuration
 import data_parallel
 import emulation
 import kernels
+from arena import unwatched
 from errors import ConfigError, NetworkFault
 from fast import pictures, recurrent
 from flat_spaces import PICTURE, action_bounds, leaf_kind, shorter_side
@@ -271,8 +273,9 @@ class RewardScale:
     WINDOW = 25  # a short one sees few episodes, and the scale would change with each of them
     FAR = 10.0  # below it a mean that follows the policy only moves the target of the values (docs/LOG.md)
 
-    def __init__(self, agents, gamma):
-        self.gamma, self.kept = gamma, 1.0  # kept: what the moments so far count beside a new rollout
+    def __init__(self, agents, gamma, window=WINDOW):
+        self.gamma, self.window = gamma, window
+        self.kept = 1.0  # what the moments so far count beside a new rollout
         self.returns = torch.zeros(agents, dtype=torch.float64)
         self.moments = torch.zeros(3, dtype=torch.float64)
         self.targets = torch.zeros(3, dtype=torch.float64)
@@ -280,7 +283,7 @@ class RewardScale:
     def follow(self, rewards, resets, valid):
         """(count, mean, squares) of the discounted returns of a rollout: rewards (T, N),
         resets, valid (>= T, N)."""
-        self.kept = math.exp(-len(rewards) * (1 - self.gamma) / self.WINDOW)
+        self.kept = math.exp(-len(rewards) * (1 - self.gamma) / self.window)
         around = float(self.moments[1])
         count, total, squares = kernels.return_moments(
             rewards.numpy(), valid.numpy(), resets.numpy(), self.returns.numpy(),
@@ -302,6 +305,114 @@ class RewardScale:
     def value_mean(self):
         mean = float(self.targets[1]) * self.scale
         return mean - min(self.FAR, max(-self.FAR, mean))
+
+
+# --------------------------------------------------------------------------------------------------
+# Exploration: a bonus for observations that are new to the run (train.bonus)
+
+
+class RND(nn.Module):
+    """Random network distillation (Burda et al. 2018): a new observation is predicted badly.
+
+    Its novelty is the mean squared error with which a network predicts the features that another
+    one, which is random and not trained, gives it. env: with any spaces that `Encoded` reads.
+    """
+
+    CHUNK = 512  # observations of a gradient step
+
+    def __init__(self, env, device, hidden_size=64):
+        super().__init__()
+        self.target = Encoded(env, hidden_size, boards=True, normalize=True).requires_grad_(False)
+        self.encoder = Encoded(env, hidden_size, boards=True, normalize=True)
+        self.head = nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.ReLU(),
+                                  nn.Linear(hidden_size, hidden_size))
+        self.to(device)
+        self.optimizer = torch.optim.Adam(
+            [*self.encoder.parameters(), *self.head.parameters()], lr=1e-3)
+
+    def forward(self, observations):
+        """Return the novelty (B,) of observations (B, *observation)."""
+        prediction = self.head(self.encoder.encode_observations(observations))
+        return (prediction - self.target.encode_observations(observations)).square().mean(1)
+
+    def update(self, observations, valid):
+        """Return the novelty (B,) of observations (B, *observation), then learn the valid ones."""
+        for network in (self.target, self.encoder):
+            if network.normalizer is not None:
+                network.normalizer.merge([network.normalizer.moments(observations, valid)])
+        with torch.no_grad():
+            novelty = torch.cat([self(chunk) for chunk in observations.split(self.CHUNK)])
+        for chunk in filter(len, observations[valid != 0].split(self.CHUNK)):
+            self.optimizer.zero_grad()
+            self(chunk).mean().backward()
+            self.optimizer.step()
+        return novelty
+
+    def get_extra_state(self):
+        return self.optimizer.state_dict()
+
+    def set_extra_state(self, state):
+        self.optimizer.load_state_dict(state)
+
+
+class Counts(nn.Module):
+    """Count-based novelty, 1 / sqrt(visits) (Strehl and Littman 2008), of observations of integers.
+
+    Observations that differ in one bit are different. Raises TypeError for floats.
+    """
+
+    def __init__(self, env, device):
+        super().__init__()
+        dtype = np.dtype(emulation.FlatObservation(emulation.seen_space(env)).dtype)
+        if dtype.kind not in "iub":
+            raise TypeError(f"observations of {dtype} are hardly ever equal, so they cannot be "
+                            "counted; take rnd")
+        self.visits = {}  # digest of an observation -> how often it was met
+
+    def update(self, observations, valid):
+        """Return the novelty (B,) of observations (B, *observation), and count the valid ones."""
+        rows = observations.cpu().numpy().reshape(len(observations), -1)
+        distinct, places = np.unique(rows, axis=0, return_inverse=True)
+        counts = np.bincount(places.ravel(), weights=valid.cpu().numpy() != 0, minlength=len(distinct))
+        keys = [hashlib.blake2b(row, digest_size=8).digest() for row in distinct]
+        for key, count in zip(keys, counts.astype(int).tolist(), strict=True):
+            self.visits[key] = self.visits.get(key, 0) + count
+        visits = np.array([self.visits[key] for key in keys], np.float32)
+        return torch.from_numpy(visits.clip(1) ** -0.5)[places.ravel()].to(observations.device)
+
+    def get_extra_state(self):
+        return {"keys": list(self.visits), "visits": list(self.visits.values())}
+
+    def set_extra_state(self, state):
+        self.visits = dict(zip(state["keys"], state["visits"], strict=True))
+
+
+class Bonus(nn.Module):
+    """The bonus of a step: how new the observation is that it led to, in its own scale.
+
+    Bonuses are divided by the deviation of their discounted returns over the whole run, which no
+    end of an episode cuts (Burda et al. 2018). The observation after an episode's end is another
+    episode's, so that step has no bonus. name: rnd or count. Raises TypeError as these do.
+    """
+
+    GAMMA = 0.99
+
+    def __init__(self, name, env, agents, device):
+        super().__init__()
+        self.novelty = {"rnd": RND, "count": Counts}[name](env, device)
+        self.scale = RewardScale(agents, self.GAMMA, window=math.inf)
+        self.register_buffer("returns", self.scale.returns)
+        self.register_buffer("moments", self.scale.moments)
+
+    def update(self, observations, resets, valid):
+        """Return bonuses (T, N) of a rollout: observations (T+1, N, ...), resets, valid (T+1, N)."""
+        T, N = len(observations) - 1, observations.shape[1]
+        counted = (valid[1:] != 0) & (resets[1:] == 0)
+        novelty = self.novelty.update(observations[1:].flatten(0, 1), valid[1:].flatten())
+        bonuses = (novelty.view(T, N) * counted).float()
+        rollout = bonuses.cpu(), torch.zeros_like(resets, device="cpu"), valid.cpu()
+        self.scale.merge(self.scale.moments, [self.scale.follow(*rollout)])
+        return bonuses * self.scale.scale
 
 
 # --------------------------------------------------------------------------------------------------
@@ -329,7 +440,7 @@ class _FusedScan(torch.autograd.Function):
     (it is the rollout's)."""
 
     @staticmethod
-    @kernels.unwatched
+    @unwatched
     def forward(ctx, x, hgp, state, resets, valid):
         if len(x) == 1 and not any(ctx.needs_input_grad):  # a step of a rollout: no gates are kept
             x, new = x.contiguous(), state.to(torch.float32, copy=True, memory_format=torch.contiguous_format)

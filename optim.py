@@ -17,11 +17,22 @@ import torch
 
 import emulation
 import kernels
-from arena import ONE, ZERO, driver, f32
+from arena import (
+    ONE,
+    ZERO,
+    check_numbers,
+    checked,
+    constant,
+    device,
+    driver,
+    f32,
+    host,
+    on_gpu,
+    run,
+)
 from configuration import load_attribute, own_optimizer
 from errors import ConfigError
 from fast.products import accumulate_rows, missing
-from kernels import check_numbers, checked, constant, device, host, on_gpu, run
 
 NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
                  (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))

@@ -69,7 +69,7 @@ import models
 import ocean
 import optim
 import runs
-from arena import clock, compiling
+from arena import Arena, clock, compiling
 from auto import decide, drawn_steps, facts_of, plural
 from configuration import (
     Base,
@@ -163,8 +163,11 @@ class PuffeRL:
         self._layout = emulation.FlatObservation(emulation.seen_space(vecenv.driver_env))
         self.reward_scale = models.RewardScale(self.num_agents, c["gamma"]) if c["norm_reward"] else None
         check_policy(policy, vecenv, c)
+        self.bonus = None
         self._allocate(*choose_engine(policy, vecenv, c), sum(agents[: self.ranks.rank]))
         self.statistics.best = runs.copies(policy.state_dict())
+        if c["bonus"] != "none":
+            self.bonus = self._make_bonus()
 
     def _allocate(self, engine, reason, first_agent):
         """Make the engine, and all tensors that live as long as the trainer, in one arena (docs/design.md)."""
@@ -172,7 +175,7 @@ class PuffeRL:
         minibatches = math.ceil(c["replay_ratio"] * self.batch_size / c["minibatch_size"]) + 1
         self.buffers = engine.Buffers(self.policy, self.vecenv, c, self.segments, first_agent)
         self.engine = engine(self.policy, self.vecenv, c, self.buffers)
-        arena = self.arena = kernels.Arena()
+        arena = self.arena = Arena()
         arena.adopt(self.policy)
         self.buffers.register(arena, self.engine.num_learners, minibatches)
         self.engine.register(arena)
@@ -186,6 +189,17 @@ class PuffeRL:
         if self.optimizer is None:
             self.optimizer = optim.TorchOptimizer(c, self.policy, arena)
         self._use_engine(reason)
+
+    def _make_bonus(self):
+        """Return the models.Bonus of train.bonus. Raises ConfigError if there cannot be one."""
+        name = self.config["bonus"]
+        if self.ranks.count > 1:
+            raise ConfigError(f"train.bonus = {name}: with several ranks each would find other "
+                              "observations new. Take one process.")
+        try:
+            return models.Bonus(name, self.vecenv.driver_env, self.num_agents, self.buffers.torch_device)
+        except TypeError as error:
+            raise ConfigError(f"train.bonus = {name}: {error}.") from None
 
     def _use_engine(self, reason):
         """Capture an epoch's learning, and keep and print why the engine is not the fast one."""
@@ -299,13 +313,18 @@ class PuffeRL:
 
     def _scale_rewards(self):
         """Divide the rewards by the deviation of the discounted return, which includes this
-        rollout: else the first reward after many zeros would be divided by almost 0."""
+        rollout: else the first reward after many zeros would be divided by almost 0. Add the bonus."""
         scale, buffers = self.reward_scale, self.buffers
         if scale is not None:
             moments = scale.follow(*map(buffers.on_host, ("rewards", "resets", "valid")))
             scale.merge(scale.moments, self.ranks.gather(moments))
             torch.mul(self.storage["rewards"], scale.scale, out=buffers.rewards)
             buffers.value_mean.fill_(scale.value_mean)
+        if self.bonus is not None:
+            bonuses = self.bonus.update(*(self.storage[name] for name in ("observations", "resets", "valid")))
+            base = self.storage["rewards"] if scale is None else buffers.rewards
+            torch.add(base, bonuses, alpha=self.config["bonus_coef"], out=buffers.rewards)
+            self.statistics.bonuses.append(float(bonuses.mean()))
 
     def _center_values(self):
         """Renew what values are relative to, which depends on the mean of the rollout's value targets."""
@@ -726,7 +745,7 @@ class Statistics:
         self._clear()
 
     def _clear(self):
-        self.loss_sums, self.grad_norms = np.zeros(kernels.SUMS + 1), []
+        self.loss_sums, self.grad_norms, self.bonuses = np.zeros(kernels.SUMS + 1), [], []
         self._totals, self._returns, self.outside = {}, (math.inf, -math.inf), 0
 
     def add_returns(self, buffers):
@@ -779,6 +798,7 @@ class Statistics:
         metrics = {f"environment/{name}": value  # episodes may end without a log
                    for name, value in (self.environment if self._totals else known).items()}
         metrics |= {f"losses/{name}": value for name, value in losses.items() if self.grad_norms}
+        metrics |= {"losses/bonus": float(np.mean(self.bonuses))} if self.bonuses else {}
         return metrics | {f"performance/seconds_{name}": value for name, value in stages.items()}
 
     def begin(self, entry):
@@ -897,7 +917,7 @@ def schedule(config, step):
 # graphs of a GPU have these
 CAPTURED = ("gamma", "gae_lambda", "vtrace_rho_clip", "vtrace_c_clip", "prio_alpha", "reward_clip")
 MOVING = ("total_timesteps", "learning_rate", "anneal_lr", "min_lr_ratio", "target_kl", "clip_coef", "vf_coef",
-          "vf_clip_coef", "ent_coef", "anneal_ent_coef", *CAPTURED, "prio_beta0", "state", "log_interval",
+          "vf_clip_coef", "ent_coef", "anneal_ent_coef", "bonus_coef", *CAPTURED, "prio_beta0", "state", "log_interval",
           "checkpoint_interval")
 
 

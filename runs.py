@@ -238,6 +238,7 @@ def state_of(trainer, metadata=None):
         # of an optimizer of torch; the key keeps its old name
         "adam": None if of_optimizer else trainer.optimizer.state(),
         "environments": environments,
+        "bonus": None if trainer.bonus is None else trainer.bonus.state_dict(),
         # what the ranks after rank 0 have
         "others": trainer.ranks.gather_to_first((own, environments))[1:],
         "numbers": numbers,
@@ -327,6 +328,8 @@ def restore(trainer, path):
     restored = _restore_environments(trainer, saved["epoch"], count, tensors, ours,
                                      environments, say)
     trainer.policy.load_state_dict(saved["model"])
+    if trainer.bonus is not None and saved.get("bonus"):
+        trainer.bonus.load_state_dict(saved["bonus"])
     for name in restored:
         ours[name].copy_(tensors[name])
     if trainer.reward_scale is not None and "value_targets" not in tensors:  # these values are relative to 0

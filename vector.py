@@ -62,13 +62,12 @@ import configuration
 import data_parallel
 import emulation
 import environments
-import kernels
 import ocean
 import ocean.device
 import processes
 import tensors
 import workers
-from arena import default_stream, driver
+from arena import default_stream, driver, run, threads
 from errors import ConfigError, EnvironmentFault, WorkerError
 from fast import cuda_cpp
 
@@ -288,7 +287,7 @@ class Vector:
         self._check_actions(actions, self.num_agents)
         self.begin()
         storage.actions[0] = np.reshape(actions, storage.actions[0].shape)
-        with kernels.threads(getattr(self, "num_threads", 1)):
+        with threads(getattr(self, "num_threads", 1)):
             for buffer in range(self.num_buffers):
                 self.advance(buffer)
         log = self.log()
@@ -496,7 +495,7 @@ class Native(Vector):
         """Step a buffer's environments with the actions of its row t; blocks, without the GIL."""
         t, storage, agents = self._t[buffer], self.storage, self.ranges[buffer]
         first, last = self.env_ranges[buffer]
-        kernels.run(self._step, last - first, 1, first, self._step_rows[t])
+        run(self._step, last - first, 1, first, self._step_rows[t])
         np.bitwise_or(storage.terminals[t, agents], storage.truncations[t, agents],
                       out=storage.resets[t + 1, agents])
         self._t[buffer] = t + 1

@@ -5,6 +5,7 @@ with the defaults of two other libraries.
     python bench/bench_defaults.py --only Catch Taxi-v4 --seeds 0 1
     python bench/bench_defaults.py --sides sb3 cleanrl --peer-python .venv-bench/bin/python --cleanrl FOLDER --core 1
     python bench/bench_defaults.py --draw docs/defaults.png          # and the picture
+    python bench/bench_defaults.py --table --profiles docs/profiles.png   # performance profiles
 
 Each run is a process of its own on one core, given nothing but the number of steps and the seed.
 Ours is the command line in a copy of the project whose config/ holds default.ini alone. The peers
@@ -38,6 +39,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 RESULTS = Path(__file__).with_suffix(".json")
 BINS = 20  # of a curve
 K = 1000
@@ -483,6 +485,73 @@ def summary(results):
     return table
 
 
+def normalised(results, side):
+    """Return {environment: [normalised score of each seed]} of a side."""
+    table = {}
+    for name, (_, _, best, _) in ENVIRONMENTS.items():
+        runs = {each: [score(run) for run in results.get(each, {}).get(name, {}).values()
+                       if score(run) is not None] for each in (side, "random")}
+        if all(runs.values()):
+            low = statistics.mean(runs["random"])
+            table[name] = [(value - low) / (best - low) for value in runs[side]]
+    return table
+
+
+def show_statistics(results):
+    """Print interquartile means with 95% bootstrap intervals, and where a peer is level or ahead."""
+    from bench import scores
+
+    ours, report = normalised(results, "ours"), {}
+    for peer in ("sb3", "cleanrl"):
+        theirs = normalised(results, peer)
+        shared = [name for name in ours if name in theirs]
+        if not shared:
+            continue
+        print(f"\n{len(shared)} environments, interquartile mean of the normalised scores:")
+        for side, table in (("ours", ours), (peer, theirs)):
+            seeds = sorted({len(table[name]) for name in shared})
+            low, value, high = scores.interval({name: table[name] for name in shared})
+            report[f"{side} beside {peer}"] = low, value, high
+            print(f"    {SIDES[side]:18} {value:.3f} [{low:.3f}, {high:.3f}], "
+                  f"{'-'.join(map(str, seeds))} seeds")
+        ahead = [name for name in shared
+                 if statistics.mean(theirs[name]) > statistics.mean(ours[name])]
+        level = [name for name in ahead if scores.overlap(ours[name], theirs[name])]
+        report[f"behind {peer}"] = [name for name in ahead if name not in level]
+        print(f"    level with or ahead of {SIDES[peer]}: {len(shared) - len(ahead) + len(level)} "
+              f"of {len(shared)}; {SIDES[peer]}'s mean is higher in {', '.join(ahead) or 'none'}")
+    print(json.dumps({"benchmark": "defaults, statistics", **report}))
+
+
+def draw_profiles(results, path):
+    """Draw the share of runs above each normalised score, for each side."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    from bench import scores
+
+    thresholds = np.linspace(0, 1.05, 200)
+    ours, theirs = normalised(results, "ours"), normalised(results, "sb3")
+    shared = [name for name in ours if name in theirs]
+    figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    for side, table, colour in (("ours", ours, "tab:blue"), ("sb3", theirs, "tab:orange")):
+        table = {name: table[name] for name in shared}
+        axis.plot(thresholds, scores.profile(table, thresholds), colour, label=SIDES[side])
+        low, value, high = scores.interval(table)
+        axis.axvspan(low, high, color=colour, alpha=0.15, lw=0)
+        axis.axvline(value, color=colour, lw=0.8, ls="--")
+    axis.set_xlabel("normalised score (0: random policy, 1: best known)")
+    axis.set_ylabel("share of runs above")
+    axis.set_title(f"{len(shared)} environments; dashed: interquartile mean, 95% interval", fontsize=8)
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.savefig(path, dpi=110)
+    print(f"wrote {path}")
+
+
 def show(table):
     heads = ("environment", "random", "ours", "SB3", "CleanRL", "ours", "SB3", "CleanRL",
              "s ours", "s SB3", "s CleanRL", "time to SB3's")
@@ -570,6 +639,7 @@ def main():
     parser.add_argument("--cleanrl", help="the folder with ppo.py and ppo_continuous_action.py")
     parser.add_argument("--again", action="store_true", help="repeat runs that are there")
     parser.add_argument("--draw", help="also draw the curves into this file")
+    parser.add_argument("--profiles", help="also draw performance profiles into this file")
     parser.add_argument("--table", action="store_true", help="measure nothing, show what is there")
     parser.add_argument("--scratch", action="store_true", help="show the runs and keep nothing")
     parser.add_argument("--options", nargs=argparse.REMAINDER, default=[],
@@ -601,6 +671,9 @@ def main():
                     print(f"    {line}", flush=True)
     if not a.scratch:
         show(summary(load()))
+        show_statistics(load())
+    if a.profiles:
+        draw_profiles(load(), a.profiles)
     if a.draw:
         draw(load(), a.draw)
 

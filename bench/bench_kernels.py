@@ -40,6 +40,7 @@ import reference
 import kernels
 import models
 import optim
+from arena import Arena, threads
 from fast import fused
 
 # horizon, agents, hidden, minibatch, chunk, actions, observation
@@ -208,7 +209,7 @@ def policy_step_cases():
     device, spaces = torch.get_default_device(), gymnasium.spaces
     policy = models.MinGRUPolicy(SimpleNamespace(single_observation_space=spaces.Box(-9, 9, (D,), np.float32),
                                                  single_action_space=spaces.Discrete(A)), H, 2)
-    arena = kernels.Arena()
+    arena = Arena()
     arena.adopt(policy)
     ways = {way: fused.Layers(policy, arena, way, steps=0, rows=N) for way in ("by products", "in one kernel")}
     arena.allocate(device)
@@ -334,7 +335,7 @@ def muon_cases():
     shapes = [(H, D), (H,), (3 * H, H), (3 * H, H), (A + 1, H), (A + 1,)]
     module = torch.nn.Module()
     module.tensors = torch.nn.ParameterList([normal(*shape) for shape in shapes])
-    arena = kernels.Arena()
+    arena = Arena()
     arena.adopt(module)
     device = torch.get_default_device()
     optimizer = optim.Muon(arena, momentum=0.73, max_grad_norm=1.81,
@@ -480,7 +481,7 @@ def main():
         global M, START
         M, START = B, 0
 
-    with kernels.threads(args.threads):
+    with threads(args.threads):
         timed, wrong, samples = measure(args)
     median = {name: statistics.median(values) for name, values in samples.items()}
 

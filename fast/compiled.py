@@ -26,10 +26,23 @@ from torch import nn
 import engines
 import kernels
 import models
-from arena import clock
+from arena import (
+    INT0,
+    ask_ahead,
+    check_log_std,
+    check_squash,
+    clock,
+    distinct_driver,
+    driver,
+    f32,
+    host,
+    optional_masks,
+    run,
+    threads,
+    u64,
+)
 from fast import products
 from fast.products import BLOCK, accumulate_rows, add_rows, halved, multiply_rows, pack, packed_size
-from kernels import INT0, distinct_driver, driver, f32, host, run, u64
 from vector import cycles, step_environments
 
 if products.missing():
@@ -295,7 +308,7 @@ def _ask_ahead(observations, index, first, last, T, part):
     rows = T // 3 + 1
     for m in range(first, last):
         for t in range(part * rows, min(T, (part + 1) * rows)):
-            kernels.ask_ahead(observations[t, index[m]])
+            ask_ahead(observations[t, index[m]])
 
 
 @driver
@@ -575,7 +588,7 @@ class Compiled:
         log_std = self.policy.decoder.log_std
         self.log_std = None if log_std is None else log_std.data  # (A,); None for discrete actions
         shape = buffers.span, self.learners[0].together, buffers.width - 1
-        self.spread = None if log_std is None else kernels.check_log_std("ppo_loss", self.log_std, shape)
+        self.spread = None if log_std is None else check_log_std("ppo_loss", self.log_std, shape)
         self.initial = _layers(buffers.initial_state.get("mingru"))
         self.step_arguments = {}  # (buffer, t) -> what _act_cpu takes
 
@@ -593,7 +606,7 @@ class Compiled:
     @contextlib.contextmanager
     def learning(self):
         """Within it, the threads are those of learning."""
-        with kernels.threads(self.vecenv.num_threads), engines.torch_threads(self.vecenv.threads_per_worker):
+        with threads(self.vecenv.num_threads), engines.torch_threads(self.vecenv.threads_per_worker):
             yield
 
     def backward(self, index):
@@ -643,15 +656,15 @@ class Compiled:
         """Return heads, log_std and squash of these agents' actions, as the kernels take them."""
         shape, heads = (agents.stop - agents.start, self.buffers.width - 1), self.buffers.heads
         return (None if heads is None else host(heads),
-                None if self.log_std is None else kernels.check_log_std("sample", self.log_std, shape),
+                None if self.log_std is None else check_log_std("sample", self.log_std, shape),
                 self._squash())
 
     def _squash(self):
         buffers = self.buffers
-        return kernels.check_squash("sample", buffers.squash, buffers.width - 1, buffers.values)
+        return check_squash("sample", buffers.squash, buffers.width - 1, buffers.values)
 
     def _masks(self, masks):
-        return kernels.optional_masks(None if masks is None else host(masks), self.buffers.values, 3)
+        return optional_masks(None if masks is None else host(masks), self.buffers.values, 3)
 
     def _rollout_in_one_call(self, worker):
         """Run all steps of a worker's buffers without the interpreter: it halves the cost of a small step."""

@@ -36,11 +36,24 @@ import engines
 import kernels
 import data_parallel
 from arena import (
-    check_heads, check_numbers, check_sizes, check_squash, checked, clock, constant, numpy_dtype, on_gpu,
-    optional_masks, stream_between,
+    check_heads,
+    check_numbers,
+    check_sizes,
+    check_squash,
+    checked,
+    clock,
+    constant,
+    device,
+    driver,
+    host,
+    numpy_dtype,
+    on_gpu,
+    optional_masks,
+    run,
+    stream_between,
+    threads,
 )
 from errors import ConfigError
-from kernels import driver, host
 from vector import LONG, SEEN, WORD, aligned_zeros, call_address, cycles, step_environments
 
 
@@ -280,7 +293,7 @@ class GpuBuffers(engines.Buffers):
         running = self.running_returns
         lows, highs = torch.full_like(running, math.inf), torch.full_like(running, -math.inf)
         tensors = (*(self.storage[name] for name in ("rewards", "valid", "resets")), running, lows, highs)
-        kernels.run(_return_range, len(running), 1, *map(kernels.device if running.is_cuda else host, tensors))
+        run(_return_range, len(running), 1, *map(device if running.is_cuda else host, tensors))
         self.arena["returns"].copy_(torch.stack((lows.min(), highs.max())))
 
     def usage(self):
@@ -420,7 +433,7 @@ class Capture:
         self._played.clear()
         # torch's threads do nothing on a GPU, and torch.compile compiles again for another number of them
         num_threads = self.buffers.vecenv.num_threads
-        with kernels.threads(num_threads), engines.torch_threads(1), self.device.main():
+        with threads(num_threads), engines.torch_threads(1), self.device.main():
             yield
         self._ran |= self._played
         self._epochs += len(self._played) > 1  # more than the advantages

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-import kernels
-from kernels import distinct_driver, f32, narrow, widen
+from arena import distinct_driver, f32, host, run, unwatched
+from kernels import narrow, widen
 
 
 def plain():
@@ -160,12 +160,12 @@ def _pixels(x):
 class _NormReLU(torch.autograd.Function):
 
     @staticmethod
-    @kernels.unwatched
+    @unwatched
     def forward(ctx, x, weight, bias, eps):
         x = x.contiguous(memory_format=torch.channels_last)
         out, moments = torch.empty_like(x), torch.empty(len(x), 2)
-        kernels.run(_norm_relu_lanes, len(x), x.shape[1:].numel(), *map(kernels.host, (_pixels(x), weight, bias)),
-                    f32(eps), *map(kernels.host, (moments, _pixels(out), torch.empty(len(x), x.shape[1]))))
+        run(_norm_relu_lanes, len(x), x.shape[1:].numel(), *map(host, (_pixels(x), weight, bias)),
+                    f32(eps), *map(host, (moments, _pixels(out), torch.empty(len(x), x.shape[1]))))
         ctx.save_for_backward(x, weight, bias, moments)
         return out
 
@@ -175,7 +175,7 @@ class _NormReLU(torch.autograd.Function):
         x, weight, bias, moments = ctx.saved_tensors
         grad_out = grad_out.contiguous(memory_format=torch.channels_last)
         grad, sums = torch.empty_like(x), torch.empty(len(x), 2, len(weight))
-        kernels.run(_norm_relu_grad_lanes, len(x), x.shape[1:].numel(), *map(kernels.host, (
+        run(_norm_relu_grad_lanes, len(x), x.shape[1:].numel(), *map(host, (
             _pixels(x), weight, bias, moments, _pixels(grad_out), _pixels(grad), sums)))
         return grad, *sums.sum(0), None
 

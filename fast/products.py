@@ -26,8 +26,9 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 import ocean
+from arena import INT0, distinct_driver, driver, run, u32, u64
 from errors import ConfigError
-from kernels import INT0, bfloat_of_float, distinct_driver, driver, run, u32, u64
+from kernels import bfloat_of_float
 
 WIDTH = 64  # columns of a panel: packed weights are stored in panels, see below (fast/tile.c's PANEL)
 BLOCK = 64  # rows computed while a panel stays in the first-level cache (fast/tile.c's BLOCK)

@@ -2,10 +2,11 @@
 
 import ast
 
+import numpy as np
 import pytest
 import torch
 
-from bench import same_bits, size
+from bench import same_bits, scores, size
 
 SOURCE = '''"""A module."""
 import b  # the other
@@ -76,3 +77,14 @@ def test_a_difference_of_one_bit_is_seen_and_another_name_is_none():
     assert same_bits.compare_texts("a\nb", "a\nb")[0] == "same"
     verdict, details = same_bits.compare_texts("a\nb", "a\nc")
     assert verdict == "differs" and "-b" in details and "+c" in details
+
+
+def test_scores_over_environments_and_seeds():
+    table = {"a": [0.0, 1.0], "b": [1.0, 1.0]}
+    assert scores.interquartile_mean(np.arange(8)) == 3.5  # of 2, 3, 4 and 5
+    low, value, high = scores.interval(table, np.mean)
+    assert (low, value, high) == (0.5, 0.75, 1.0)  # b's seeds never replace a's
+    assert scores.interval({"a": [0.3]}, np.mean) == (0.3, 0.3, 0.3)
+    assert scores.overlap([0.0, 1.0], [0.5]) and not scores.overlap([0.0, 0.2], [0.5])
+    assert scores.profile({"a": [0.2, 0.8], "b": [0.9]}, np.array([0.0, 0.5, 0.8])).tolist() == [
+        1.0, 0.75, 0.5]

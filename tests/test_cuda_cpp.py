@@ -31,6 +31,7 @@ import arena
 import kernels
 import models
 import optim
+from arena import Arena
 from fast import cuda_cpp, fused
 
 pytestmark = [pytest.mark.skipif(arena.SIMULATOR, reason="numba compiles nothing here"),
@@ -230,7 +231,7 @@ def test_scans_with_two_channels_a_thread_are_those_with_one(T, dtype, simulated
 
 def orthogonalised(x, device="cpu"):
     """(call, matrices, results): Muon's kernel over scratch full of NaN."""
-    memory, (count, rows, _) = kernels.Arena(), x.shape
+    memory, (count, rows, _) = Arena(), x.shape
     memory.adopt(torch.nn.Linear(2, 2))
     shapes = (x.shape, x.shape, *2 * [(count, rows, rows)])
     tensors = [torch.full(shape, torch.nan, device=device) for shape in shapes]
@@ -312,7 +313,7 @@ class Actor:
         if normalize:
             policy.normalizer.shift.normal_(generator=rng)
             policy.normalizer.scale.uniform_(0.1, 9.0, generator=rng)
-        memory = kernels.Arena()
+        memory = Arena()
         memory.adopt(policy)
         self.layers = fused.Layers(policy, memory, "actor", steps=0, rows=n, precision=precision)
         memory.allocate()
@@ -518,7 +519,7 @@ def results(cupy, monkeypatch, backwards):
              (torch.randn(9, 300), torch.zeros(300))]
     kernels.add_rows(pairs)
     left |= {("rows", i): gradient for i, (_, gradient) in enumerate(pairs)}
-    memory = kernels.Arena()
+    memory = Arena()
     memory.adopt(torch.nn.Linear(33, 40))
     optimizer = optim.Muon(memory, together=True)
     memory.allocate()

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from arena import driver
+
 pytestmark = pytest.mark.gpu
 N = 100_000
 
@@ -119,8 +121,7 @@ def multiply(begin, end, factor, numbers, flags):
 def numba_kernel(numbers, factor, flags):
     """multiply() by arena.run, which hands a kernel its arguments as one tuple, on torch's stream."""
     import arena
-    from kernels import driver
-
+    
     if not hasattr(numba_kernel, "driver"):
         numba_kernel.driver = driver(multiply)
     arena.run(numba_kernel.driver, len(numbers), 1, *map(arena.device, (factor, numbers, flags)))

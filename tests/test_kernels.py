@@ -23,6 +23,7 @@ import arena
 import kernels
 import models
 import ppo
+from arena import threads
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 BOUNDED = settings(max_examples=25)
@@ -194,7 +195,7 @@ def test_any_split_of_the_agents_draws_the_same(heads, monkeypatch):
     whole = [bits(x) for x in draw_actions(outputs, heads, masks=masks, **options)]
     for count in cases.THREAD_COUNTS:
         for cuts in ([0, n], [0, 1, n], [0, 300, 301, 777, n], [*range(0, n, 64), n]):
-            with kernels.threads(count):
+            with threads(count):
                 parts = [draw_actions(outputs[a:b], heads, first_agent=a, **options,
                                       masks=None if masks is None else masks[a:b])
                          for a, b in itertools.pairwise(cuts)]
@@ -627,7 +628,7 @@ def test_thread_count_changes_no_bit(make, monkeypatch):
     for count in cases.THREAD_COUNTS:
         call = make()
         shares.clear()
-        with kernels.threads(count):
+        with threads(count):
             results = call.run()
         assert all(torch.equal(bits(results[name]), bits(x)) for name, x in expected.items())
         assert min(shares) == count

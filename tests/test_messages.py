@@ -41,6 +41,7 @@ import pufferl
 import pufferlib
 import pufferlib.vector
 import vector
+from arena import Arena
 from errors import ConfigError, EnvironmentFault, NetworkFault, WorkerError
 from protein import Random, Space
 from tools.sweep import command as sweep
@@ -514,7 +515,7 @@ def kernel_rows():  # kernels, arena, fast/, devices
 
     def register(*names, allocate=False):
         def cause():
-            arena = kernels.Arena()
+            arena = Arena()
             arena.register(names[0], (2,))
             if allocate:
                 arena.allocate()
@@ -556,8 +557,8 @@ def kernel_rows():  # kernels, arena, fast/, devices
         ("twice", ValueError, "that name is taken", register("twice", "twice")),
         ("late", ValueError, "after arena.allocate(): register everything first", register("a", "late", allocate=True)),
         ("weight", TypeError, "master weights are float32",
-         lambda: kernels.Arena().adopt(torch.nn.Linear(2, 2).double())),
-        ("optim.Muon", ValueError, "call arena.adopt(policy) first", lambda: optim.Muon(kernels.Arena())),
+         lambda: Arena().adopt(torch.nn.Linear(2, 2).double())),
+        ("optim.Muon", ValueError, "call arena.adopt(policy) first", lambda: optim.Muon(Arena())),
         ("stride", ValueError, "a kernel of 5 is not a multiple of the stride 2",
          lambda: pictures.BytesConvolution(3, 8, 5, 2)),
         ("kernel", ValueError, "pictures of 5 × 84 are smaller than the kernel, 8 × 8",

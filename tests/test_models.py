@@ -19,9 +19,9 @@ from trainers import NETWORKS, learn, make_trainer, run_epochs
 
 import configuration
 import flat_spaces
-import kernels
 import models
 import pufferl
+from arena import Arena
 from errors import ConfigError, NetworkFault, error_text
 from fast import compiled, fused, pictures
 from tools import history
@@ -75,7 +75,7 @@ def step_by_step(policy, observations, state, resets, valid):
 
 def sample(engine, policy, steps, rows, precision=torch.float32):
     """The engine's network over an arena that has adopted the policy."""
-    arena = kernels.Arena()
+    arena = Arena()
     arena.adopt(policy)
     network = engine.Sample(policy, arena, steps, rows, precision)
     arena.allocate()

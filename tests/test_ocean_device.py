@@ -15,6 +15,7 @@ from conftest import slow_but
 from test_devices import TRAINERS, Recorder, all_equal, install, launches, on_a_cpu, released, skip_without_gpu  # noqa: F401
 
 import configuration
+import data_parallel
 import kernels
 import models
 import ocean

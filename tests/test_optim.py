@@ -9,8 +9,8 @@ from kernel_cases import NAN, close, generator
 from test_arena import adopted
 
 import arena
-import kernels
 import optim
+from arena import on_gpu, threads
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SHAPES = [(4, 9), (9, 4), (6, 6), (5,), (3, 2, 2, 2), (6, 6), (1, 7), (7, 1), (9, 4),
@@ -33,7 +33,7 @@ def made(shapes, *options, **names):
 
 
 def skip_on_gpu(together):
-    if not together and kernels.on_gpu(torch.zeros(1)):
+    if not together and on_gpu(torch.zeros(1)):
         pytest.skip("on a GPU small matrices go together")
 
 
@@ -152,7 +152,7 @@ def test_the_same_on_any_number_of_threads(monkeypatch):
         _, memory, optimizer = made([(60, 60)] * 8, 0.9, 0.0, 1e9)
         gradients = memory.flat("gradients")
         gradients.copy_(torch.randn(gradients.shape, generator=generator(1)))
-        with kernels.threads(count):
+        with threads(count):
             for _ in range(10):
                 optimizer.step(0.1)
         return memory.flat("weights").clone()
@@ -162,7 +162,7 @@ def test_the_same_on_any_number_of_threads(monkeypatch):
 
 @pytest.mark.parametrize("value", [NAN, math.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing(value):
-    module, memory, optimizer = made([(3, 4), (5,)], together=kernels.on_gpu(torch.zeros(1)))
+    module, memory, optimizer = made([(3, 4), (5,)], together=on_gpu(torch.zeros(1)))
     before = memory.flat("weights").clone()
     module.tensors[0].grad[1, 1] = value
     assert not math.isfinite(optimizer.step(0.1))

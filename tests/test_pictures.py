@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import engines
-import kernels
 import models
 import pufferl
 import vector
@@ -93,7 +92,7 @@ def test_norm_and_relu_are_torchs(shape, memory, threads):
     nn.init.normal_(ours.bias)
     norm.load_state_dict(ours.state_dict())
     x = (3 * torch.randn(shape) + 1).contiguous(memory_format=memory)
-    with kernels.threads(threads):
+    with threads(threads):
         alike(ours, nn.Sequential(norm, nn.ReLU()), x, 2e-5)
 
 
@@ -151,6 +150,7 @@ def test_float32_where_the_processor_has_no_bfloat16(monkeypatch, capsys):
 def test_freed_memory_stays():
     """Else each pass through a network of images takes thousands of page faults."""
     code = """
+from arena import threads
 import ctypes, resource, torch, pufferl
 def faults(count):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

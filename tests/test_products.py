@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-import kernels
 from fast import products
 
 assert products.missing() is None
@@ -202,7 +201,7 @@ def test_a_linear_map_is_torchs(rows, inputs, outputs, bias, frozen):
 def test_threads_do_not_change_a_bit():
     tensors, found = case((5000,), 64, 192), []
     for threads in (1, 2, 3):
-        with kernels.threads(threads), products.Tiles():
+        with threads(threads), products.Tiles():
             out, grads = slopes(tensors)
             found.append([out, *grads])
     assert all(all(map(torch.equal, found[0], others)) for others in found[1:])

@@ -69,6 +69,8 @@ RESUMED = {
     "heap": {"env": "nmmo3", "num_envs": 2, "num_buffers": 1, "env_kwargs": {
         "num_agents": 32, "num_foes": 16, "width": 32, "height": 24, "villages": 2, "max_steps": 20}},
     "bfloat16": {"precision": "bfloat16"},
+    "rnd": {"bonus": "rnd", "norm_reward": True, "env_kwargs": {"max_steps": 30}},
+    "count": {"env": "squared", "bonus": "count", "env_kwargs": {"distance": 2}},
     "single steps": {"draw": "steps", "minibatch_size": 40, "policy": NETWORKS["feed-forward"]},
 }
 

@@ -6,7 +6,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import kernels
 from fast import recurrent
 
 KINDS = pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
@@ -54,7 +53,7 @@ def close(found, expected):
 @example(T=3, N=150, inputs=3, hidden=33, threads=1)  # more than a block of agents
 def test_a_segment_is_what_the_layer_gives_step_by_step(kind, T, N, inputs, hidden, threads):
     data = case(kind, T, N, inputs, hidden)
-    with kernels.threads(threads):
+    with threads(threads):
         ours = results(recurrent.scan, *data)
     close(ours, results(by_steps, *data))
 
@@ -73,7 +72,7 @@ def test_several_layers_hold_a_dead_agent_in_each(kind):
 def test_work_that_is_worth_two_threads_gives_the_same_bits(kind):
     data, found = case(kind, 3, 700, 8, 64), []
     for threads in (1, 2):
-        with kernels.threads(threads):
+        with threads(threads):
             found.append(results(recurrent.scan, *data))
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
