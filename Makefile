@@ -70,8 +70,9 @@ bench: .venv/ready-test .venv-bench/ready  ## steps a second beside the floor an
 	$(RUN) bench/bench_train.py --precision bfloat16
 	$(RUN) bench/bench_peers.py
 
-lint: .venv/ready-test
+lint: .venv/ready-test  ## style: fails for ruff and for refused words in pages, else warns
 	$(RUN) -m ruff check .
+	@$(RUN) bench/prose.py
 	-@$(RUN) bench/size.py --summary
 
 .venv/ready-demo: requirements/play.txt
