@@ -40,7 +40,8 @@ def test_pages_have_no_refused_word():
 
 
 def test_places_are_found(tmp_path):
-    (tmp_path / "page.md").write_text("A page.\nNobody begins anew. Its roofline.\n")
+    (tmp_path / "page.md").write_text(
+        "A page.\nNobody begins anew. `Nobody` is quoted.\n```text\nanew\n```\n")
     (tmp_path / "code.py").write_text(CODE + "x = 1  # " + 100 * "x" + "\n")
     places = prose.check(tmp_path, ["page.md", "code.py"])
     assert [line for _, line, _ in places["words in pages"]] == [2, 2]
