@@ -199,3 +199,26 @@ def test_the_findings_are_short_and_the_log_has_every_entry():
         contents, *entries = re.split(r"^## ", path.read_text(), flags=re.M)
         titles = [re.sub(r"[^\w\- ]", "", entry.partition("\n")[0].lower()) for entry in entries]
         assert re.findall(r"\]\(#(.+?)\) \| \S", contents) == [t.replace(" ", "-") for t in titles]
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page, flags=re.M | re.S), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_between_pages_lead_to_headings():
+    links = 0
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target, anchor in re.findall(r"\]\(([\w/.]*\.md|)#([^)]+)\)", path.read_text()):
+            page = path.parent / target if target else path
+            assert anchor in anchors(page.read_text()), f"{path.name}: {target}#{anchor}"
+            links += 1
+    assert links > 10
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    listed = re.findall(r": (\S+\.md)$", navigation, flags=re.M)
+    pages = (ROOT / "docs").rglob("*.md")
+    assert sorted(listed) == sorted(path.relative_to(ROOT / "docs").as_posix() for path in pages)
