@@ -50,6 +50,14 @@ def list_pages(root):
     return [name for name in names if not name.startswith(RECORDS)]
 
 
+def list_product(root):
+    """List the product's files with prose: Python, CUDA, C, settings, web pages."""
+    others = "ocean/**/*.h", "ocean/**/*.c", "config/*.ini", "tools/**/*.html", "examples/*.py"
+    names = [path.relative_to(root).as_posix() for pattern in others for path in root.glob(pattern)
+             if ".build" not in path.parts]
+    return sorted({*product_files(root), *names})
+
+
 def without_quotes(page):
     """Blank out inline code and blocks of output, which quote the product."""
     def blank(match):
@@ -126,7 +134,7 @@ def check(root, names=None):
     """Check a folder; returns {kind: [(file, line, message)]}."""
     words, refused = read_words()
     pages = list_pages(root)
-    product = product_files(root)
+    product = list_product(root)
     places_of = collections.defaultdict(list)
 
     def add(kind, name, places):

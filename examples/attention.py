@@ -29,15 +29,20 @@ class Attention(torch.nn.Module):
         self.decoder = models.Decoder(hidden_size, env.single_action_space)
 
     def initial_state(self, num_agents):
-        """Features of the last steps, oldest first; the last column is 1 in the current episode."""
+        """Make the features of the last steps, oldest first.
+
+        The last column is 1 in rows of the current episode."""
         return {"past": torch.zeros(self.window, num_agents, self.encoder.out_features + 1)}
 
     def forward(self, observations, state):
-        """observations: (T, N, D). Each step attends to `past` and to the segment before it."""
+        """Attend, at each step, to `past` and to the segment before it.
+
+        observations: (T, N, D)."""
         x, past = self.encoder(observations.float()), state["past"]
         rows, episode = torch.cat([past[..., :-1], x]), state["resets"].cumsum(0)
         episodes = torch.cat([past[..., -1] - 1, episode])  # -1: an episode that has ended
-        keys = rows.unfold(0, self.window, 1)[1:].movedim(-1, 2) + self.age  # (T, N, window, hidden)
+        # (T, N, window, hidden)
+        keys = rows.unfold(0, self.window, 1)[1:].movedim(-1, 2) + self.age
         mask = episodes.unfold(0, self.window, 1)[1:] == episode[..., None]
         key, value = self.pairs(keys).chunk(2, -1)
         query = self.queries(self.norms[0](x))[..., None, :]
@@ -49,7 +54,7 @@ class Attention(torch.nn.Module):
         return self.decoder.split(self.decoder(x + self.mlp(self.norms[1](x))))
 
     def forward_eval(self, observations, state):
-        """observations: (N, D), one step."""
+        """Run one step; observations: (N, D)."""
         step = {**state, "resets": state["resets"][None]}
         logits, value = self(observations[None], step)
         state["past"] = step["past"]

@@ -17,7 +17,7 @@ COLOURS = "teal", "crimson", "orange", "purple", "gray"
 
 
 def draw_fronts(*folders):
-    """Draw each sweep's trials as points and its front as a line; returns a plotly figure."""
+    """Draw each sweep's trials as points, its front as a line; returns a figure."""
     figure = plotly.graph_objects.Figure()
     for folder, colour in zip(folders, COLOURS, strict=False):
         sweep, records, tuner = load_sweep(folder)

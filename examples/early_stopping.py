@@ -1,4 +1,4 @@
-"""Evaluate while training, stop early, and play the trained policy in a bare environment.
+"""Evaluate while training, stop early, play in a bare environment.
 
     python -m examples.early_stopping      # writes best.pt
 

@@ -13,7 +13,7 @@ from huggingface_hub import HfApi, ModelCard, snapshot_download
 
 
 def publish(folder, repository):
-    """Upload config.json and the last checkpoint of a run's folder; returns the address."""
+    """Upload settings and last checkpoint of a run's folder; returns the address."""
     folder = Path(folder)
     newest = max(folder.glob("model_*.pt"))
     env_name = json.loads((folder / "config.json").read_text())["env_name"]
