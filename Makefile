@@ -41,7 +41,7 @@ endif
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements/play.txt)
 CPU_BUILD := --index-url https://download.pytorch.org/whl/cpu $(QUICKLY)
 
-.PHONY: demo train test test-slow gpu bench lint clean
+.PHONY: demo train test test-slow gpu bench lint docs clean
 
 demo: .venv/ready-demo  ## a trained policy that ships, playing on a page; the page has a menu of all others
 	@$(RUN) pufferl.py eval breakout --baseline --eval.web --eval.open
@@ -70,9 +70,13 @@ bench: .venv/ready-test .venv-bench/ready  ## steps a second beside the floor an
 	$(RUN) bench/bench_train.py --precision bfloat16
 	$(RUN) bench/bench_peers.py
 
-lint: .venv/ready-test
+lint: .venv/ready-test  ## style: fails for ruff and for refused words in pages, else warns
 	$(RUN) -m ruff check .
+	@$(RUN) bench/prose.py
 	-@$(RUN) bench/size.py --summary
+
+docs: .venv-docs/ready  ## the pages as a site, into site/; python -m http.server -d site shows it
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet
 
 .venv/ready-demo: requirements/play.txt
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed: make PYTHON=python3.12"'
@@ -101,6 +105,11 @@ lint: .venv/ready-test
 	@$(call install,.venv-bench,-r requirements/bench.txt)
 	touch $@
 
+.venv-docs/ready: requirements/docs.txt
+	$(call venv,.venv-docs)
+	@$(call install,.venv-docs,-r requirements/docs.txt)
+	touch $@
+
 clean:
-	rm -rf .venv .venv-bench ocean/.build
+	rm -rf .venv .venv-bench .venv-docs ocean/.build site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

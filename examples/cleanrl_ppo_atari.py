@@ -1,9 +1,11 @@
-"""PPO for Atari in one file, in CleanRL's manner (github.com/vwxyzjn/cleanrl, ppo_atari.py), over
-this project's vectorizer. It is plain Gymnasium and torch but for the lines that end in "# ours".
+"""Train PPO on Atari in one file, like CleanRL's ppo_atari.py.
 
-    python examples/cleanrl_ppo_atari.py                                # Breakout; pip install ale-py opencv-python
+    pip install ale-py opencv-python
+    python examples/cleanrl_ppo_atari.py                                # Breakout
     python examples/cleanrl_ppo_atari.py --env gym/ALE/Pong-v5 --num-envs 16 --num-workers 4
-    python examples/cleanrl_ppo_atari.py --env gym/CartPole-v1 --total-timesteps 50_000 --learning-rate 2.5e-3
+    python examples/cleanrl_ppo_atari.py --env gym/CartPole-v1 --learning-rate 2.5e-3
+
+Plain Gymnasium and torch (github.com/vwxyzjn/cleanrl), except for the lines with "# ours".
 
 What differs from a loop over gymnasium.vector: `make` finds the environment by name, preprocesses
 Atari as usual, and chooses what steps it (ALE's own vector environment, or processes); `step` gives
@@ -70,7 +72,7 @@ def layer_init(layer, std=2**0.5, bias_const=0.0):
 
 
 class Agent(nn.Module):
-    """Convolutions for pictures (Mnih et al. 2015), two layers of 64 for anything else."""
+    """Convolutions for images (Mnih et al. 2015), two layers of 64 otherwise."""
 
     def __init__(self, envs):
         super().__init__()
@@ -110,66 +112,82 @@ class Agent(nn.Module):
 
 
 def train(args):
-    """Returns the returns of all episodes that ended. Longer because CleanRL's readers expect the loop in one piece."""
+    """Train; returns the returns of all finished episodes."""
     np.random.seed(args.seed)  # noqa: NPY002, as CleanRL does
     torch.manual_seed(args.seed)
-    device, batch = torch.device(args.device), args.num_envs * args.num_steps
-    envs = pufferlib.vector.make(args.env, num_envs=args.num_envs, num_workers=args.num_workers, seed=args.seed)  # ours
+    device = torch.device(args.device)
+    num_steps, num_envs = args.num_steps, args.num_envs
+    batch_size = num_envs * num_steps
+    envs = pufferlib.vector.make(args.env, num_envs=num_envs,  # ours
+                                 num_workers=args.num_workers, seed=args.seed)
     agent = Agent(envs).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
 
     observation, _ = envs.reset(seed=args.seed)
-    kind = torch.as_tensor(observation).dtype  # ours: bytes stay bytes, a quarter of the memory
-    obs = torch.zeros((args.num_steps, args.num_envs, *envs.single_observation_space.shape), dtype=kind, device=device)
-    actions = torch.zeros((args.num_steps, args.num_envs), dtype=torch.int64, device=device)
-    logprobs, rewards, dones, values = torch.zeros((4, args.num_steps, args.num_envs), device=device)
-    next_obs, next_done = torch.tensor(observation, device=device), torch.zeros(args.num_envs, device=device)
-    started, returns, num_iterations = time.time(), [], max(1, args.total_timesteps // batch)
+    dtype = torch.as_tensor(observation).dtype  # ours: bytes stay bytes, a quarter of the memory
+    obs = torch.zeros((num_steps, num_envs, *envs.single_observation_space.shape), dtype=dtype,
+                      device=device)
+    actions = torch.zeros((num_steps, num_envs), dtype=torch.int64, device=device)
+    logprobs, rewards, dones, values = torch.zeros((4, num_steps, num_envs), device=device)
+    next_obs = torch.tensor(observation, device=device)
+    next_done = torch.zeros(num_envs, device=device)
+    start_time, returns = time.time(), []
+    num_iterations = max(1, args.total_timesteps // batch_size)
 
     for iteration in range(num_iterations):
         optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - iteration / num_iterations)
-        for step in range(args.num_steps):
+        for step in range(num_steps):
             obs[step], dones[step] = next_obs, next_done
             with torch.no_grad():
                 action, logprobs[step], _, value = agent.get_action_and_value(next_obs)
             actions[step], values[step] = action, value.flatten()
-            observation, reward, terminals, truncations, infos = envs.step(action.cpu().numpy())  # ours
-            rewards[step] = torch.tensor(np.clip(reward, -1, 1), device=device)  # ours: as they were
+            observation, reward, terminals, truncations, infos = envs.step(  # ours
+                action.cpu().numpy())
+            rewards[step] = torch.tensor(np.clip(reward, -1, 1), device=device)  # ours: unclipped
             next_done = torch.tensor(terminals | truncations, device=device).float()
-            next_obs = torch.tensor(observation, device=device)  # ours: a copy, `step` writes the same array again
-            returns += [info["episode_return"] for info in infos if "episode_return" in info]  # ours
+            next_obs = torch.tensor(observation, device=device)  # ours: a copy, `step` reuses it
+            returns += [info["episode_return"] for info in infos  # ours
+                        if "episode_return" in info]
 
         with torch.no_grad():
-            next_value, last = agent.get_value(next_obs).flatten(), torch.zeros(args.num_envs, device=device)
+            next_value = agent.get_value(next_obs).flatten()
+            lastgaelam = torch.zeros(num_envs, device=device)
             advantages = torch.zeros_like(rewards)
-            for t in reversed(range(args.num_steps)):
-                alive = 1.0 - (next_done if t == args.num_steps - 1 else dones[t + 1])
-                after = next_value if t == args.num_steps - 1 else values[t + 1]
-                delta = rewards[t] + args.gamma * after * alive - values[t]
-                advantages[t] = last = delta + args.gamma * args.gae_lambda * alive * last
+            for t in reversed(range(num_steps)):
+                last = t == num_steps - 1
+                nonterminal = 1.0 - (next_done if last else dones[t + 1])
+                nextvalues = next_value if last else values[t + 1]
+                delta = rewards[t] + args.gamma * nextvalues * nonterminal - values[t]
+                lastgaelam = delta + args.gamma * args.gae_lambda * nonterminal * lastgaelam
+                advantages[t] = lastgaelam
 
         b_obs, b_actions, b_logprobs = obs.flatten(0, 1), actions.flatten(), logprobs.flatten()
         b_advantages, b_values = advantages.flatten(), values.flatten()
         b_returns = b_advantages + b_values
+        minibatch_size = -(-batch_size // args.num_minibatches)
         for _ in range(args.update_epochs):
-            for index in torch.randperm(batch, device=device).split(-(-batch // args.num_minibatches)):
-                _, logprob, entropy, value = agent.get_action_and_value(b_obs[index], b_actions[index])
+            for index in torch.randperm(batch_size, device=device).split(minibatch_size):
+                _, logprob, entropy, value = agent.get_action_and_value(b_obs[index],
+                                                                        b_actions[index])
                 ratio, value = (logprob - b_logprobs[index]).exp(), value.flatten()
                 a = b_advantages[index]
                 a = (a - a.mean()) / (a.std() + 1e-8)
-                pg_loss = torch.max(-a * ratio, -a * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)).mean()
-                near = b_values[index] + (value - b_values[index]).clamp(-args.clip_coef, args.clip_coef)
-                errors = (value - b_returns[index]).square(), (near - b_returns[index]).square()
-                v_loss = 0.5 * torch.max(*errors).mean()
+                clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+                pg_loss = torch.max(-a * ratio, -a * clipped).mean()
+                change = (value - b_values[index]).clamp(-args.clip_coef, args.clip_coef)
+                v_clipped = b_values[index] + change
+                v_loss = 0.5 * torch.max((value - b_returns[index]).square(),
+                                         (v_clipped - b_returns[index]).square()).mean()
                 loss = pg_loss - args.ent_coef * entropy.mean() + args.vf_coef * v_loss
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
 
-        steps, recent = (iteration + 1) * batch, returns[-20:]
+        steps, recent = (iteration + 1) * batch_size, returns[-20:]
         mean = f"{np.mean(recent):.1f}" if recent else "none yet"
-        print(f"step {steps:,}  return {mean}  loss {loss.item():.3f}  {steps / (time.time() - started):,.0f} steps/s")
+        speed = steps / (time.time() - start_time)
+        print(f"step {steps:,}  return {mean}  loss {loss.item():.3f}  {speed:,.0f} steps/s")
     envs.close()
     return returns
 

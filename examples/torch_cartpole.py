@@ -1,8 +1,8 @@
-"""CartPole in torch, all poles at once: a template for environments that live on a device.
+"""Step many CartPoles in torch, on a device.
 
-    python pufferl.py train examples/torch_cartpole.py:make --env.num-envs 1024 --train.total-timesteps 2_000_000
+    python pufferl.py train examples/torch_cartpole.py:make --env.num-envs 1024
 
-tensors.py says what such an environment must have. The physics and the limits are those of
+Copy it for other environments; tensors.py lists what one must have. Physics and limits are those of
 Gymnasium's CartPole-v1 (Barto, Sutton and Anderson 1983).
 """
 
@@ -16,7 +16,7 @@ from gymnasium import spaces
 class CartPole:
     metadata = {"autoreset_mode": "same_step"}  # noqa: RUF012
     single_observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
-    single_action_space = spaces.Discrete(2, dtype=np.int32)  # the policy's own dtype: actions need no copy
+    single_action_space = spaces.Discrete(2, dtype=np.int32)  # the policy's dtype: no copy
 
     def __init__(self, num_envs, max_steps, device):
         self.num_envs, self.max_steps, self.device = num_envs, max_steps, device
@@ -51,5 +51,5 @@ class CartPole:
 
 
 def make(num_envs=1024, max_steps=500, device="cpu"):
-    """--env.num-envs 4096 --env.device cuda"""
+    """Make the environments: --env.num-envs 4096 --env.device cuda."""
     return CartPole(num_envs, max_steps, device)

@@ -1,6 +1,7 @@
 """Every command in the pages for users can be typed: its verb, environment and options exist, as
 the real command line reads them. Nothing is run, and the pages' wording is not tested."""
 
+import dataclasses
 import functools
 import re
 import shlex
@@ -176,7 +177,48 @@ def test_what_is_misspelt_is_refused(parse):
             parse(words if words[0] == "make" else ["python", *words])
 
 
-def test_the_log_begins_with_a_line_for_each_entry():
-    contents, *entries = re.split(r"^## ", (ROOT / "docs/LOG.md").read_text(), flags=re.M)
-    titles = [re.sub(r"[^\w\- ]", "", entry.partition("\n")[0].lower()) for entry in entries]
-    assert re.findall(r"\]\(#(.+?)\) \| \S", contents) == [t.replace(" ", "-") for t in titles]
+def test_settings_in_the_docs_exist():
+    schema = configuration.resolve("squared")[0]
+    names = {f"{section}.{field.name}" for section, cls in schema.items()
+             for field in dataclasses.fields(cls)}
+    names |= {f"train.{size}" for size in configuration.SIZES}  # in the place of others
+    used = {}
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        if path.name != "sweeps.md":
+            page = re.sub(r"^```sh wrong\n.*?^```$\n+```text\n.*?^```$", "", path.read_text(),
+                          flags=re.M | re.S)
+            pattern = r"(?<![\w./])(?:--)?((?:train|vec|rnn|eval|profile)\.[a-z_-]+)"
+            for name in re.findall(pattern, page):
+                used[name.replace("-", "_")] = path.name
+    assert len(used) > 20 and {name: used[name] for name in used.keys() - names} == {}
+
+
+def test_the_findings_are_short_and_the_log_has_every_entry():
+    assert len((ROOT / "docs/findings.md").read_text().splitlines()) <= 300
+    for path in (ROOT / "docs/log").glob("*.md"):
+        contents, *entries = re.split(r"^## ", path.read_text(), flags=re.M)
+        titles = [re.sub(r"[^\w\- ]", "", entry.partition("\n")[0].lower()) for entry in entries]
+        assert re.findall(r"\]\(#(.+?)\) \| \S", contents) == [t.replace(" ", "-") for t in titles]
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page, flags=re.M | re.S), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_between_pages_lead_to_headings():
+    links = 0
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target, anchor in re.findall(r"\]\(([\w/.]*\.md|)#([^)]+)\)", path.read_text()):
+            page = path.parent / target if target else path
+            assert anchor in anchors(page.read_text()), f"{path.name}: {target}#{anchor}"
+            links += 1
+    assert links > 10
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    listed = re.findall(r": (\S+\.md)$", navigation, flags=re.M)
+    pages = (ROOT / "docs").rglob("*.md")
+    assert sorted(listed) == sorted(path.relative_to(ROOT / "docs").as_posix() for path in pages)
