@@ -37,11 +37,11 @@ FOLDER = Path(__file__).resolve().parent
 # functions, so an edit of one of them must count for all.
 FILES = [FOLDER / f"{name}.py"
          for name in ("arena", "kernels", "vector", "fast/products", "fast/compiled", "fast/fused")]
-SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in FILES if path.exists())).hexdigest()
+SOURCES_HASH = hashlib.sha256(b"".join(path.read_bytes() for path in FILES if path.exists())).hexdigest()
 cell = njit(inline="always", error_model="numpy")
 
 
-def kept(**options):
+def cached_njit(**options):
     """njit without the GIL, whose result is kept in __pycache__ until one of FILES is edited."""
     def decorate(function):
         compile_kept = njit(nogil=True, cache=True, error_model="numpy", **options)
@@ -55,13 +55,13 @@ def kept(**options):
         # It is None if nothing is kept.
         index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
         if index is not None:
-            index._source_stamp = index._source_stamp, SOURCES
+            index._source_stamp = index._source_stamp, SOURCES_HASH
         return compiled
 
     return decorate
 
 
-class _Distinct(Compiler):
+class _NoAlias(Compiler):
     """Compiles on the promise that arrays do not overlap. Loops then need no check for it; that
     check is a quarter of a MinGRU scan's time."""
 
@@ -72,12 +72,12 @@ class _Distinct(Compiler):
 
 # A driver makes no array (`_nrt=False`; if it does, numba says "NRT required but not enabled"), so numba need not count
 # who uses which: that took a twelfth of a minibatch.
-driver = kept(fastmath=FASTMATH, _nrt=False)
-distinct_driver = kept(fastmath=FASTMATH, _nrt=False, pipeline_class=_Distinct)
-reduction_driver = kept(fastmath=REDUCTION, _nrt=False)
+driver = cached_njit(fastmath=FASTMATH, _nrt=False)
+distinct_driver = cached_njit(fastmath=FASTMATH, _nrt=False, pipeline_class=_NoAlias)
+reduction_driver = cached_njit(fastmath=REDUCTION, _nrt=False)
 
 
-class Compiling(event.Listener):
+class CompileTimer(event.Listener):
     """Seconds in which kernels were compiled in this process."""
 
     def __init__(self):
@@ -85,7 +85,7 @@ class Compiling(event.Listener):
         self._depth, self._begun, self._one_at_a_time = 0, 0.0, threading.RLock()
 
     @contextmanager
-    def counted(self):
+    def timed(self):
         """Within it, a compiler is at work that sends no events of its own, as those for a GPU."""
         with self._one_at_a_time:
             self.on_start(None)
@@ -109,13 +109,13 @@ class Compiling(event.Listener):
             self.seconds += time.perf_counter() - self._begun
 
 
-compiling = Compiling()
-event.register("numba:compile", compiling)
+compile_timer = CompileTimer()
+event.register("numba:compile", compile_timer)
 
 
 def clock():
     """Seconds, without those in which kernels were compiled."""
-    return time.perf_counter() - compiling.seconds
+    return time.perf_counter() - compile_timer.seconds
 
 
 f32, i32, u16, u32, u64 = np.float32, np.int32, np.uint16, np.uint32, np.uint64
@@ -268,7 +268,7 @@ def threads(count):
         set_threads(before)
 
 
-WORTH_A_THREAD = 100_000  # nanoseconds: until another thread has begun and ended takes nearly as long
+MIN_THREAD_NANOSECONDS = 100_000  # nanoseconds: until another thread has begun and ended takes nearly as long
 
 
 def run(function, lanes, cost, *arguments):
@@ -278,7 +278,7 @@ def run(function, lanes, cost, *arguments):
     if SIMULATOR or hasattr(arguments[-1], "__cuda_array_interface__"):
         _launch(function, lanes, arguments)
         return
-    pieces = min(getattr(_local, "count", 1), lanes, lanes * cost // WORTH_A_THREAD)
+    pieces = min(getattr(_local, "count", 1), lanes, lanes * cost // MIN_THREAD_NANOSECONDS)
     if pieces <= 1:
         function(0, lanes, *arguments)
         return
@@ -321,7 +321,7 @@ def cuda_kernel(function):
     return kernel
 
 
-def _kept_kernel(function):
+def _cached_kernel(function):
     """The kernel of `cuda_kernel`, compiled by its first launch, or taken from __pycache__, where it
     is until the function's own file or one of FILES is edited."""
     kernel = cuda_kernel(function)  # imports cuda
@@ -343,7 +343,7 @@ def _kept_kernel(function):
     cache, edited = compiled._cache, os.stat(code.co_filename)
     place = numba_cuda.__version__, code.co_filename, code.co_firstlineno, code.co_code, repr(code.co_consts)
     cache._index_key = lambda signature, codegen: (signature, codegen.magic_tuple(), place)
-    cache._cache_file._source_stamp = edited.st_mtime, edited.st_size, SOURCES
+    cache._cache_file._source_stamp = edited.st_mtime, edited.st_size, SOURCES_HASH
     load = cache._load_overload
 
     def load_own(signature, context):
@@ -364,14 +364,14 @@ def _launch(function, lanes, arguments):
         is_new = function not in _kernels
         if is_new:
             warnings.filterwarnings("ignore", ".*Grid size")  # ours are what the batch is; it may begin with a colour
-            _kernels[function] = _kept_kernel(function)
+            _kernels[function] = _cached_kernel(function)
         stream = 0
         if not SIMULATOR:
             handle = torch.cuda.current_stream().cuda_stream
             if handle not in _streams:
                 _streams[handle] = cuda.external_stream(handle)
             stream = _streams[handle]
-        with compiling.counted() if is_new else nullcontext():
+        with compile_timer.timed() if is_new else nullcontext():
             _kernels[function][-(-lanes // THREADS), THREADS, stream](lanes, arguments)
 
 
@@ -400,7 +400,7 @@ def on_gpu(tensor):
     return tensor.is_cuda or SIMULATOR
 
 
-def device(tensor):
+def device_array(tensor):
     """numba's view of a CUDA tensor, made once while the tensor lives and stays in its place."""
     from numba import cuda
 
@@ -424,7 +424,7 @@ def _bits(tensor):
 
 
 @intrinsic
-def _prefetch(context, address):
+def _prefetch_line(context, address):
     """Ask for the line of a cache in which an address lies, before it is needed."""
     def generate(context, builder, signature, arguments):
         pointer, number = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()), ir.IntType(32)
@@ -437,17 +437,17 @@ def _prefetch(context, address):
     return types.void(types.int64), generate
 
 
-def ask_ahead(row):
+def prefetch(row):
     """Ask for a row of an array before it is needed. A processor foresees what lies side by side in memory, not what
     lies far apart, as a segment's steps. (Without numba's compiler there is nothing to ask.)"""
 
 
-@overload(ask_ahead)
-def _ask_ahead(row):
+@overload(prefetch)
+def _prefetch_overload(row):
     def ask(row):
         begin = np.int64(row.ctypes.data)
         for address in range(begin & ~63, begin + len(row) * row.itemsize, 64):
-            _prefetch(address)
+            _prefetch_line(address)
 
     return ask
 
@@ -456,7 +456,7 @@ def _ask_ahead(row):
 _views = {}
 
 
-def host(tensor):
+def host_array(tensor):
     """The numpy view of a CPU tensor, kept while the tensor stays in its
     place (0.3 µs, not 1.5)."""
     return _view(tensor, lambda tensor: _bits(tensor).numpy())
@@ -473,7 +473,7 @@ def _view(tensor, make):
     return view
 
 
-def unwatched(function):
+def without_torch_function(function):
     """`function` with torch's modes for functions switched off: within one, such as products.Tiles, each look at a
     tensor's shape takes fifteen times as long."""
     @functools.wraps(function)
@@ -484,7 +484,7 @@ def unwatched(function):
     return call
 
 
-def check_sizes(kernel, name, tensor, dimensions):
+def check_dimensions(kernel, name, tensor, dimensions):
     """The tensor's shape. Raises ValueError if it has another number of dimensions."""
     if tensor.dim() != dimensions:
         raise ValueError(f"kernels.{kernel}: {name} has shape {tuple(tensor.shape)}, expected "
@@ -492,7 +492,7 @@ def check_sizes(kernel, name, tensor, dimensions):
     return tensor.shape
 
 
-def checked(kernel, name, tensor, shape, dtype=np.float32):
+def check_array(kernel, name, tensor, shape, dtype=np.float32):
     """`tensor` as numpy's or numba's array. Raises ValueError or TypeError, which say what was
     expected."""
     kept = _views.get(id(tensor))
@@ -501,7 +501,7 @@ def checked(kernel, name, tensor, shape, dtype=np.float32):
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(f"kernels.{kernel}: {name} is on {tensor.device}; expected a CPU or "
                          "a CUDA tensor.")
-    array = device(tensor) if tensor.is_cuda else host(tensor)
+    array = device_array(tensor) if tensor.is_cuda else host_array(tensor)
     if array.shape != shape:
         raise ValueError(f"kernels.{kernel}: {name} has shape {array.shape}, expected {shape}.")
     if array.dtype != dtype and not (dtype is FLOATS and array.dtype in FLOATS):
@@ -522,16 +522,16 @@ def constant(key, like, make):
     key = (*key, like.device)
     if key not in _constants:
         _constants[key] = make().to(like.device)
-    return (device if like.is_cuda else host)(_constants[key])
+    return (device_array if like.is_cuda else host_array)(_constants[key])
 
 
 def check_numbers(kernel, name, values, count, dtype, like):
     """Numbers, or a tensor of them, as an array (count,) on the device of `like`. A tensor may
     change between two replays of a CUDA graph; a plain number may not."""
     if isinstance(values, torch.Tensor):
-        return checked(kernel, name, values, (count,), dtype)
+        return check_array(kernel, name, values, (count,), dtype)
     array = np.array(values, dtype).reshape(count)
-    return device(torch.from_numpy(array).to(like.device)) if like.is_cuda else array
+    return device_array(torch.from_numpy(array).to(like.device)) if like.is_cuda else array
 
 
 def check_index(kernel, index, start, count, columns, like):
@@ -540,8 +540,8 @@ def check_index(kernel, index, start, count, columns, like):
     if index is None:
         index = constant(("columns", columns), like, lambda: torch.arange(columns))
     else:
-        index = checked(kernel, "index", index,
-                        (check_sizes(kernel, "index", index, 1)[0],), np.int64)
+        index = check_array(kernel, "index", index,
+                        (check_dimensions(kernel, "index", index, 1)[0],), np.int64)
     if start < 0 or start + count > len(index):
         raise ValueError(f"kernels.{kernel}: segments {start} to {start + count} of an index "
                          f"of {len(index)}.")
@@ -561,13 +561,13 @@ def check_rows(kernel, name, tensor, least, shape, dtype=np.float32):
     if len(tensor) < least:
         raise ValueError(f"kernels.{kernel}: {name} has {len(tensor)} rows, expected "
                          f"{least} or more.")
-    return checked(kernel, name, tensor, (len(tensor), *shape), dtype)
+    return check_array(kernel, name, tensor, (len(tensor), *shape), dtype)
 
 
 def check_heads(kernel, heads, count, width, like):
     """The sizes of the action heads, a CPU tensor, on the device of `like`;
     they must fill the logits."""
-    sizes = tuple(checked(kernel, "heads", heads, (count,), np.int64).tolist())
+    sizes = tuple(check_array(kernel, "heads", heads, (count,), np.int64).tolist())
     if sum(sizes) != width or min(sizes) < 1:
         raise ValueError(f"kernels.{kernel}: heads {list(sizes)} do not add up to {width} logits.")
     return constant(("heads", sizes), like, lambda: torch.tensor(sizes))
@@ -575,8 +575,8 @@ def check_heads(kernel, heads, count, width, like):
 
 def check_log_std(kernel, log_std, shape):
     """log_std (A,), or one a row, as an array of `shape`, without a copy."""
-    array = checked(kernel, "log_std", log_std, shape if log_std.dim() > 1 else shape[-1:])
-    return device(log_std.expand(shape)) if log_std.is_cuda else np.broadcast_to(array, shape)
+    array = check_array(kernel, "log_std", log_std, shape if log_std.dim() > 1 else shape[-1:])
+    return device_array(log_std.expand(shape)) if log_std.is_cuda else np.broadcast_to(array, shape)
 
 
 def check_squash(kernel, squash, dims, like):
@@ -584,4 +584,4 @@ def check_squash(kernel, squash, dims, like):
     driver so, without one (models.squash has no 0 there)."""
     if squash is None:
         return constant(("squash",), like, lambda: torch.zeros(3, 1))
-    return checked(kernel, "squash", squash, (3, dims))
+    return check_array(kernel, "squash", squash, (3, dims))

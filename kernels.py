@@ -35,8 +35,8 @@ from numba.extending import overload
 
 from fast import cuda_cpp
 from arena import (
-    FLOATS, HALF, ONE, ZERO, ask_ahead, cell, check_heads, check_index, check_log_std, check_numbers,
-    check_rows, check_sizes, check_squash, checked, constant, distinct_driver, driver, f32, i32,
+    FLOATS, HALF, ONE, ZERO, prefetch, cell, check_heads, check_index, check_log_std, check_numbers,
+    check_rows, check_dimensions, check_squash, check_array, constant, distinct_driver, driver, f32, i32,
     numpy_dtype, on_gpu, optional_masks, reduction_driver, run, u16, u32, u64,
 )
 
@@ -208,7 +208,7 @@ def uniform_cell(word):
 
 
 # What a random word is for: the last word of its Philox counter. An exact resume rests on these counters (runs.py).
-PURPOSE_ACTION, PURPOSE_DRAW = u32(1), u32(2)
+PURPOSE_ACTION, PURPOSE_SEGMENT = u32(1), u32(2)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def _sample_discrete_cuda(begin, end, logits, masked, masks, heads, seed, first_
 
 # CHOICE_ROWS: numbers that the choice needs for each agent, besides two for each logit. CHOOSING: agents that choose
 # together.
-CHOICE_ROWS, CHOOSING = 5, 64
+CHOICE_ROWS, AGENTS_AT_ONCE = 5, 64
 
 
 @distinct_driver
@@ -314,8 +314,8 @@ def _choose_rows(logits, powers, uniform, top, total, log_total, choice, determi
 def _sample_discrete_lanes(begin, end, logits, masked, masks, heads, seed, first_agent, counter, deterministic, actions,
                            logprobs, values, work):
     choices, step = logits.shape[1] - 1, u64(counter[0])
-    for block in range(begin, end, CHOOSING):
-        n = min(end - block, CHOOSING)
+    for block in range(begin, end, AGENTS_AT_ONCE):
+        n = min(end - block, AGENTS_AT_ONCE)
         rows = work[begin : begin + n].reshape(CHOICE_ROWS + 2 * choices, n)  # begin: each thread uses its own
         copied, powers = rows[CHOICE_ROWS : CHOICE_ROWS + choices], rows[CHOICE_ROWS + choices :]
         uniform, top, total, log_total, choice = rows[0], rows[1], rows[2], rows[3], rows[4]
@@ -398,14 +398,14 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
     for any split of the agents over buffers, threads and devices. `step` is a number or an int64 tensor (1,), which
     a CUDA graph reads anew. `deterministic` takes the most likely action. `heads` stays on the CPU. Raises ValueError
     or TypeError for a wrong shape or dtype."""
-    n, width = check_sizes("sample", "outputs", outputs, 2)
-    outputs, like = checked("sample", "outputs", outputs, (n, width)), logprobs
-    logprobs, values = checked("sample", "logprobs", logprobs, (n,)), checked("sample", "values", values, (n,))
+    n, width = check_dimensions("sample", "outputs", outputs, 2)
+    outputs, like = check_array("sample", "outputs", outputs, (n, width)), logprobs
+    logprobs, values = check_array("sample", "logprobs", logprobs, (n,)), check_array("sample", "values", values, (n,))
     random = (u64(seed), u64(first_agent), check_numbers("sample", "step", step, 1, np.int64, like), deterministic)
     if heads is not None:
-        heads = check_heads("sample", heads, check_sizes("sample", "actions", actions, 2)[1], width - 1, like)
-        masks = None if masks is None else checked("sample", "masks", masks, (n, width - 1), np.uint8)
-        actions = checked("sample", "actions", actions, (n, len(heads)), np.int32)
+        heads = check_heads("sample", heads, check_dimensions("sample", "actions", actions, 2)[1], width - 1, like)
+        masks = None if masks is None else check_array("sample", "masks", masks, (n, width - 1), np.uint8)
+        actions = check_array("sample", "actions", actions, (n, len(heads)), np.int32)
         arrays = (outputs, *optional_masks(masks, like, 2), heads, *random, actions, logprobs, values)
         if on_gpu(like):
             run(_sample_discrete_cuda, n, 1, *arrays)
@@ -414,8 +414,8 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
                 np.empty((n, CHOICE_ROWS + 2 * (width - 1)), np.float32))
     else:
         log_std = check_log_std("sample", log_std, (n, width - 1))
-        actions = checked("sample", "actions", actions, (n, width - 1))
-        samples = actions if squash is None else checked("sample", "samples", samples, (n, width - 1))
+        actions = check_array("sample", "actions", actions, (n, width - 1))
+        samples = actions if squash is None else check_array("sample", "samples", samples, (n, width - 1))
         run(_sample_continuous_lanes, n, 12 * width, outputs, log_std, check_squash("sample", squash, width - 1, like),
             *random, samples, actions, logprobs, values)
 
@@ -496,18 +496,18 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
     An invalid step gets 0 and passes the A and V that follow it to the step before. `reward_clip`
     clamps r alone. Raises ValueError or TypeError for a wrong shape or dtype.
     """
-    T, N = check_sizes("advantage", "rewards", rewards, 2)
+    T, N = check_dimensions("advantage", "rewards", rewards, 2)
     arrays = (
-        checked("advantage", "values", values, (T + 1, N)),
-        checked("advantage", "rewards", rewards, (T, N)),
-        checked("advantage", "terminals", terminals, (T, N), np.uint8),
-        checked("advantage", "truncations", truncations, (T, N), np.uint8),
-        checked("advantage", "bootstraps", bootstraps, (T, N)),
-        checked("advantage", "ratios", ratios, (T, N)),
-        checked("advantage", "valid", valid, (T + 1, N), np.uint8),
+        check_array("advantage", "values", values, (T + 1, N)),
+        check_array("advantage", "rewards", rewards, (T, N)),
+        check_array("advantage", "terminals", terminals, (T, N), np.uint8),
+        check_array("advantage", "truncations", truncations, (T, N), np.uint8),
+        check_array("advantage", "bootstraps", bootstraps, (T, N)),
+        check_array("advantage", "ratios", ratios, (T, N)),
+        check_array("advantage", "valid", valid, (T + 1, N), np.uint8),
         check_numbers("advantage", "mean", 0.0 if mean is None else mean, 1, np.float32, values),
         f32(gamma), f32(gae_lambda), f32(rho_clip), f32(c_clip), f32(reward_clip),
-        checked("advantage", "advantages", advantages, (T, N)))
+        check_array("advantage", "advantages", advantages, (T, N)))
     if on_gpu(values):
         index = check_index("advantage", index, 0, 0, N, values)
         CUDA.launch("advantage", -(-len(index) // 8), 256, T, N, len(index), index, *arrays)
@@ -579,11 +579,11 @@ def priorities(advantages, valid, masses, *, alpha, index=None):
     advantages (T, N), valid (>= T, N) uint8; written: masses (N,) float64, 0 for a segment with no
     valid step. Prioritized replay, Schaul et al. 2016, eq. 1, over segments.
     """
-    T, N = check_sizes("priorities", "advantages", advantages, 2)
+    T, N = check_dimensions("priorities", "advantages", advantages, 2)
     index = check_index("priorities", index, 0, 0, N, masses)
-    arrays = (checked("priorities", "advantages", advantages, (T, N)),
+    arrays = (check_array("priorities", "advantages", advantages, (T, N)),
               check_rows("priorities", "valid", valid, T, (N,), np.uint8), float(alpha), index,
-              checked("priorities", "masses", masses, (N,), np.float64))
+              check_array("priorities", "masses", masses, (N,), np.float64))
     if on_gpu(masses):
         CUDA.launch("priorities", -(-len(index) // 8), 256, T, N, len(index), *arrays)
     else:
@@ -604,14 +604,14 @@ def search_cell(sorted_values, value, inclusive):
 
 
 @driver
-def _draw_lanes(begin, end, masses, cumulative, seed, counter, beta, first, index, weights):
+def _draw_segments_lanes(begin, end, masses, cumulative, seed, counter, beta, first, index, weights):
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
     N, M = len(cumulative), len(index)
     total = cumulative[N - 1]
     live = min(search_cell(cumulative, total, False), N - 1)  # the last segment with a mass
     begun = counter[1] * M  # draws of the minibatches before
     for m in range(begin, end):
-        high, low, _, _ = philox_cell(u32(first + m), u32(counter[0]), u32(begun // N), PURPOSE_DRAW, key0, key1)
+        high, low, _, _ = philox_cell(u32(first + m), u32(counter[0]), u32(begun // N), PURPOSE_SEGMENT, key0, key1)
         u = (np.float64(high) * 4294967296.0 + np.float64(low)) * 2.0**-64 + (begun % N) / N
         found = min(search_cell(cumulative, (m + (u - math.floor(u))) / M * total, True), live)
         relative = N * (masses[found] / total)
@@ -619,7 +619,7 @@ def _draw_lanes(begin, end, masses, cumulative, seed, counter, beta, first, inde
         weights[m] = relative ** -np.float64(beta[0]) if relative > 0.0 else np.nan  # NaN ** 0 is 1
 
 
-def draw(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
+def draw_segments(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
     """Draw M segments, each with p_n = masses_n / sum, and their importance weights (N · p_n)^-beta.
 
     The masses lie side by side and are cut into M equal strata; one segment comes from each (Schaul et al.
@@ -632,18 +632,18 @@ def draw(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
     Random words are Philox(key=seed, counter=(first + m, epoch, minibatch · M // N, PURPOSE_DRAW)); `first`: how
     many draws other ranks make before these. Indices are within bounds, even if the masses are NaN.
     """
-    N, M = check_sizes("draw", "masses", masses, 1)[0], check_sizes("draw", "index", index, 1)[0]
-    arrays = (checked("draw", "masses", masses, (N,), np.float64),
-              checked("draw", "cumulative", cumulative, (N,), np.float64),
-              checked("draw", "index", index, (M,), np.int64))
-    weights = checked("draw", "weights", weights, (M,))
-    counter = check_numbers("draw", "counter", counter, 2, np.int64, masses)
-    beta = check_numbers("draw", "beta", beta, 1, np.float32, masses)
+    N, M = check_dimensions("draw_segments", "masses", masses, 1)[0], check_dimensions("draw_segments", "index", index, 1)[0]
+    arrays = (check_array("draw_segments", "masses", masses, (N,), np.float64),
+              check_array("draw_segments", "cumulative", cumulative, (N,), np.float64),
+              check_array("draw_segments", "index", index, (M,), np.int64))
+    weights = check_array("draw_segments", "weights", weights, (M,))
+    counter = check_numbers("draw_segments", "counter", counter, 2, np.int64, masses)
+    beta = check_numbers("draw_segments", "beta", beta, 1, np.float32, masses)
     if on_gpu(masses):
-        CUDA.launch("draw", 1, 1024, N, M, first, u64(seed), counter, beta, *arrays, weights)
+        CUDA.launch("draw_segments", 1, 1024, N, M, first, u64(seed), counter, beta, *arrays, weights)
         return
     torch.cumsum(masses, 0, out=cumulative)
-    run(_draw_lanes, M, 80, *arrays[:2], u64(seed), counter, beta, first, arrays[2], weights)
+    run(_draw_segments_lanes, M, 80, *arrays[:2], u64(seed), counter, beta, first, arrays[2], weights)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -704,11 +704,11 @@ def gather(source, index, out, *, start=0, shift=None, scale=None):
         raise ValueError(f"kernels.gather: source {tuple(source.shape)} cannot fill out {tuple(out.shape)}.")
     columns = check_index("gather", index, start, M, source.shape[1], source)
     width = math.prod(out.shape[2:])
-    arrays = [checked("gather", name, tensor, tuple(tensor.shape), numpy_dtype(tensor))
+    arrays = [check_array("gather", name, tensor, tuple(tensor.shape), numpy_dtype(tensor))
               .reshape(*tensor.shape[:2], width) for name, tensor in (("source", source), ("out", out))]
     norm = [constant(("no normalisation",), source, lambda: torch.zeros(0))] * 2
     if shift is not None:
-        norm = [checked("gather", name, tensor, tuple(out.shape[2:]), numpy_dtype(tensor)).reshape(-1)
+        norm = [check_array("gather", name, tensor, tuple(out.shape[2:]), numpy_dtype(tensor)).reshape(-1)
                 for name, tensor in (("shift", shift), ("scale", scale))]
     if on_gpu(out):  # flat and unsigned: indices of several dimensions cost more there, signed ones most of all
         run(_gather_cuda, -(-T // STRIDE) * M * width, 1, *map(u64, (T, M, source.shape[1], width)),
@@ -730,7 +730,7 @@ def _observation_moments(begin, end, observations, valid, around, sums):
 def observation_moments(observations, valid, around):
     """(2, D) float64: the sums over the valid rows of observations - around and of its square. observations (rows, D)
     of any dtype but 16-bit floats, valid (rows,) uint8, around (D,) float64, near the mean so that nothing cancels."""
-    rows, width = check_sizes("observation_moments", "observations", observations, 2)
+    rows, width = check_dimensions("observation_moments", "observations", observations, 2)
     if observations.is_cuda:  # a thread for each number, and not only one for each column
         live, sums = valid.bool().unsqueeze(1), torch.zeros(2, width, dtype=torch.float64, device=observations.device)
         for part, there in zip(observations.split(1 << 16), live.split(1 << 16), strict=True):
@@ -740,9 +740,9 @@ def observation_moments(observations, valid, around):
         return sums
     sums = np.zeros((2, width))
     run(_observation_moments, width, rows,
-        checked("observation_moments", "observations", observations, (rows, width), numpy_dtype(observations)),
-        checked("observation_moments", "valid", valid, (rows,), np.uint8),
-        checked("observation_moments", "around", around, (width,), np.float64), sums)
+        check_array("observation_moments", "observations", observations, (rows, width), numpy_dtype(observations)),
+        check_array("observation_moments", "valid", valid, (rows,), np.uint8),
+        check_array("observation_moments", "around", around, (width,), np.float64), sums)
     return torch.as_tensor(sums)
 
 
@@ -808,37 +808,37 @@ def _mingru_step_cuda(begin, end, hgp, x, state, resets, valid, out):
 def mingru_step(hgp, x, state, resets, valid, out):
     """One step of M agents, state (M, H) updated in place. hgp (M, 3H) the linear map's output; x, out (M, H), floats;
     resets, valid (M,) uint8: a reset zeroes the state first; an invalid step passes it on unchanged."""
-    M, H = check_sizes("mingru_step", "x", x, 2)
+    M, H = check_dimensions("mingru_step", "x", x, 2)
     driver, lanes = (_mingru_step_cuda, M * H) if on_gpu(x) else (_mingru_step_lanes, M)
     run(driver, lanes, H,
-        checked("mingru_step", "hgp", hgp, (M, 3 * H), FLOATS), checked("mingru_step", "x", x, (M, H), FLOATS),
-        checked("mingru_step", "state", state, (M, H)), checked("mingru_step", "resets", resets, (M,), np.uint8),
-        checked("mingru_step", "valid", valid, (M,), np.uint8), checked("mingru_step", "out", out, (M, H), FLOATS))
+        check_array("mingru_step", "hgp", hgp, (M, 3 * H), FLOATS), check_array("mingru_step", "x", x, (M, H), FLOATS),
+        check_array("mingru_step", "state", state, (M, H)), check_array("mingru_step", "resets", resets, (M,), np.uint8),
+        check_array("mingru_step", "valid", valid, (M,), np.uint8), check_array("mingru_step", "out", out, (M, H), FLOATS))
 
 
-def kept_gate(gate, before):
+def gate_to_save(gate, before):
     """What the scan keeps for its gradient: the gate, or hgp if bfloat16 would round the gate."""
     return before if isinstance(before, u16) else gate
 
 
-def gates_again(h, g, p):
+def load_gates(h, g, p):
     """The gates for the backward pass, from what the scan kept (see kept_gate)."""
     return mingru_gates_cell(widen(h), widen(g), widen(p)) if isinstance(h, u16) else (h, g, p)
 
 
-@overload(kept_gate)
-def _kept_gate(gate, before):
+@overload(gate_to_save)
+def _gate_to_save(gate, before):
     return (lambda gate, before: before) if before == types.uint16 else (lambda gate, before: gate)
 
 
-@overload(gates_again)
-def _gates_again(h, g, p):
+@overload(load_gates)
+def _load_gates(h, g, p):
     if h == types.uint16:
         return lambda h, g, p: mingru_gates_cell(widen(h), widen(g), widen(p))
     return lambda h, g, p: (h, g, p)
 
 
-AHEAD = 8  # steps by which a scan on a CPU asks for what it reads and writes
+PREFETCH_STEPS = 8  # steps by which a scan on a CPU asks for what it reads and writes
 
 
 @distinct_driver
@@ -851,19 +851,19 @@ def _mingru_scan_lanes(begin, end, hgp, x, states, resets, valid, index, start, 
         for t in range(T):
             row, kept, xs, new, o = hgp[t, m], gates[t, m], x[t, m], states[t + 1, m], out[t, m]
             if M > 1:  # else the steps lie side by side
-                soon = min(t + AHEAD, T - 1)
-                ask_ahead(hgp[soon, m])
-                ask_ahead(gates[soon, m])
-                ask_ahead(x[soon, m])
-                ask_ahead(states[soon + 1, m])
-                ask_ahead(out[soon, m])
+                soon = min(t + PREFETCH_STEPS, T - 1)
+                prefetch(hgp[soon, m])
+                prefetch(gates[soon, m])
+                prefetch(x[soon, m])
+                prefetch(states[soon + 1, m])
+                prefetch(out[soon, m])
             h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
             kept_h, kept_g, kept_p = kept[:H], kept[H : 2 * H], kept[2 * H :]
             keep, live = ZERO if resets[t, column] else ONE, valid[t, column] != 0
             for j in range(H):
                 candidate, z, q = mingru_gates_cell(widen(h[j]), widen(g[j]), widen(p[j]))
                 state, y = mingru_cell(widen(xs[j]), candidate, z, q, s[j] * keep, live)
-                kept_h[j], kept_g[j], kept_p[j] = kept_gate(candidate, h[j]), kept_gate(z, g[j]), kept_gate(q, p[j])
+                kept_h[j], kept_g[j], kept_p[j] = gate_to_save(candidate, h[j]), gate_to_save(z, g[j]), gate_to_save(q, p[j])
                 s[j] = state
                 new[j] = state
                 o[j] = narrow(y, o)
@@ -875,18 +875,18 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, s
     (int64; all in order without an index). initial (N, H), if given, is where row 0 of the states is taken from. gates
     (T, M, 3H), by default hgp itself, gets what mingru_scan_grad needs: on a CPU the gates (h~, z, q) of a float32 hgp;
     on a GPU hgp, because computing gates again is quicker than reading them. Other arrays must be distinct."""
-    T, M, H = check_sizes("mingru_scan", "x", x, 3)
-    N = check_sizes("mingru_scan", "resets", resets, 2)[1]
+    T, M, H = check_dimensions("mingru_scan", "x", x, 3)
+    N = check_dimensions("mingru_scan", "resets", resets, 2)[1]
     index = check_index("mingru_scan", index, start, M, N, x)
     arrays = (
-        checked("mingru_scan", "hgp", hgp, (T, M, 3 * H), FLOATS), checked("mingru_scan", "x", x, (T, M, H), FLOATS),
-        checked("mingru_scan", "states", states, (T + 1, M, H)),
+        check_array("mingru_scan", "hgp", hgp, (T, M, 3 * H), FLOATS), check_array("mingru_scan", "x", x, (T, M, H), FLOATS),
+        check_array("mingru_scan", "states", states, (T + 1, M, H)),
         check_rows("mingru_scan", "resets", resets, T, (N,), np.uint8),
         check_rows("mingru_scan", "valid", valid, T, (N,), np.uint8), index, start,
-        checked("mingru_scan", "out", out, (T, M, H), FLOATS))
-    kept = arrays[0] if gates is None else checked("mingru_scan", "gates", gates, (T, M, 3 * H), arrays[0].dtype)
+        check_array("mingru_scan", "out", out, (T, M, H), FLOATS))
+    kept = arrays[0] if gates is None else check_array("mingru_scan", "gates", gates, (T, M, 3 * H), arrays[0].dtype)
     if initial is not None:
-        initial = checked("mingru_scan", "initial", initial, (N, H))
+        initial = check_array("mingru_scan", "initial", initial, (N, H))
     if not on_gpu(x):
         if initial is not None:
             np.take(initial, index[start : start + M], axis=0, out=arrays[2][0])
@@ -898,18 +898,18 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, s
     _launch_scan("mingru_scan", T, M, N, H, (*arrays[:7], arrays[2] if states else initial, not states, arrays[7]))
 
 
-MANY = 1 << 16  # with so many channels of all segments together, or more, a thread of a GPU has two
-SCANS = {"ff": "", "bb": "_half", "bf": "_half_last"}  # read, written (f: float32, b: bfloat16)
+MIN_CHANNELS_FOR_PAIRS = 1 << 16  # with so many channels of all segments together, or more, a thread of a GPU has two
+SCAN_SUFFIXES = {"ff": "", "bb": "_half", "bf": "_half_last"}  # read, written (f: float32, b: bfloat16)
 
 
 def _launch_scan(name, T, M, N, H, arrays, out=9):
     """Launch a scan of kernels.cu; each thread has two channels if these are many, and their number is even."""
     gates, inputs, out = ("b" if arrays[i].dtype == u16 else "f" for i in (0, 1, out))
-    kind = SCANS.get(gates + out)
+    kind = SCAN_SUFFIXES.get(gates + out)
     if gates != inputs or kind is None or f"{name}{kind}" not in CUDA.signatures:
         raise TypeError(f"kernels.{name}: hgp, x and the output are {gates}, {inputs} and {out} (f: float32, b: "
                         "bfloat16); on a GPU all have one type, but the scan's output may always be float32.")
-    lanes = M * H // (1 if H % 2 or M * H < MANY else 2)
+    lanes = M * H // (1 if H % 2 or M * H < MIN_CHANNELS_FOR_PAIRS else 2)
     CUDA.launch(f"{name}{kind}", -(-lanes // 64), 64, T, M, N, H, *arrays)
 
 
@@ -923,15 +923,15 @@ def _mingru_scan_grad_lanes(begin, end, hgp, x, states, resets, valid, index, st
         for t in range(T - 1, -1, -1):
             row, xs, s, dy = hgp[t, m], x[t, m], states[t, m], grad_out[t, m]
             if M > 1:
-                soon = max(t - AHEAD, 0)
-                ask_ahead(hgp[soon, m])
-                ask_ahead(x[soon, m])
-                ask_ahead(states[soon, m])
-                ask_ahead(grad_out[soon, m])
+                soon = max(t - PREFETCH_STEPS, 0)
+                prefetch(hgp[soon, m])
+                prefetch(x[soon, m])
+                prefetch(states[soon, m])
+                prefetch(grad_out[soon, m])
             h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
             keep, live = ZERO if resets[t, column] else ONE, valid[t, column] != 0
             for j in range(H):
-                candidate, z, q = gates_again(h[j], g[j], p[j])
+                candidate, z, q = load_gates(h[j], g[j], p[j])
                 dh, dg, dp, dx, ds = mingru_cell_grad(widen(xs[j]), candidate, z, q, s[j] * keep, live, widen(dy[j]),
                                                       grad_state[j])
                 h[j], g[j], p[j], dy[j] = narrow(dh, h), narrow(dg, g), narrow(dp, p), narrow(dx, dy)
@@ -946,17 +946,17 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
     loss/d hgp, grad_out (T, M, H) becomes the highway's share of d loss/d x (the caller adds d hgp
     @ W). The gradient of states[0] is not propagated. sums (M, 3H) is written with each segment's
     sum of d hgp over t, which add up to the bias's gradient."""
-    T, M, H = check_sizes("mingru_scan_grad", "x", x, 3)
-    N = check_sizes("mingru_scan_grad", "resets", resets, 2)[1]
+    T, M, H = check_dimensions("mingru_scan_grad", "x", x, 3)
+    N = check_dimensions("mingru_scan_grad", "resets", resets, 2)[1]
     index = check_index("mingru_scan_grad", index, start, M, N, x)
     arrays = (
-        checked("mingru_scan_grad", "hgp", hgp, (T, M, 3 * H), FLOATS),
-        checked("mingru_scan_grad", "x", x, (T, M, H), FLOATS),
-        checked("mingru_scan_grad", "states", states, (T + 1, M, H)),
+        check_array("mingru_scan_grad", "hgp", hgp, (T, M, 3 * H), FLOATS),
+        check_array("mingru_scan_grad", "x", x, (T, M, H), FLOATS),
+        check_array("mingru_scan_grad", "states", states, (T + 1, M, H)),
         check_rows("mingru_scan_grad", "resets", resets, T, (N,), np.uint8),
         check_rows("mingru_scan_grad", "valid", valid, T, (N,), np.uint8), index, start,
-        checked("mingru_scan_grad", "grad_out", grad_out, (T, M, H), FLOATS),
-        checked("mingru_scan_grad", "sums", sums, (M, 3 * H)))
+        check_array("mingru_scan_grad", "grad_out", grad_out, (T, M, H), FLOATS),
+        check_array("mingru_scan_grad", "sums", sums, (M, 3 * H)))
     if on_gpu(x):
         _launch_scan("mingru_scan_grad", T, M, N, H, arrays, 7)
     else:
@@ -1010,14 +1010,14 @@ def advantage_moments(advantages, valid, index, moments=None):
     of the drawn segments (of all, if `index` is None). The loss normalises advantages by them; several ranks add
     theirs up before that."""
     name = "advantage_moments"
-    T, N = check_sizes(name, "advantages", advantages, 2)
+    T, N = check_dimensions(name, "advantages", advantages, 2)
     index = check_index(name, index, 0, 0, N, advantages)
     M = len(index)
-    arrays = (checked(name, "advantages", advantages, (T, N)), check_rows(name, "valid", valid, T, (N,), np.uint8),
+    arrays = (check_array(name, "advantages", advantages, (T, N)), check_rows(name, "valid", valid, T, (N,), np.uint8),
               index)
     if moments is None:
         moments = torch.empty(3, dtype=torch.float64, device=advantages.device)
-    result = checked(name, "moments", moments, (3,), np.float64)
+    result = check_array(name, "moments", moments, (3,), np.float64)
     if on_gpu(advantages):
         _launch_sum(name, T * M, 3, advantages, (T, M, N), (result,), *arrays)
         return moments
@@ -1040,8 +1040,8 @@ def _normalisation(begin, end, moments, settings):
 def normalisation(moments, settings):
     """advantage_moments' (count, sum, squares) -> the first three of settings (LOSS_SETTINGS,): the
     mean, 1/(std + 1e-8) and 1/count."""
-    run(_normalisation, 1, 1, checked("normalisation", "moments", moments, (3,), np.float64),
-        checked("normalisation", "settings", settings, (len(LOSS_SETTINGS),)))
+    run(_normalisation, 1, 1, check_array("normalisation", "moments", moments, (3,), np.float64),
+        check_array("normalisation", "settings", settings, (len(LOSS_SETTINGS),)))
 
 
 @cell
@@ -1290,26 +1290,26 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     Raises ValueError or TypeError for a wrong shape or dtype.
     """
     name = "ppo_loss"
-    T, M, width = check_sizes(name, "outputs", outputs, 3)
-    N, B = check_sizes(name, "logprobs", logprobs, 2)[1], check_sizes(name, "weights", weights, 1)[0]
+    T, M, width = check_dimensions(name, "outputs", outputs, 3)
+    N, B = check_dimensions(name, "logprobs", logprobs, 2)[1], check_dimensions(name, "weights", weights, 1)[0]
     index = check_index(name, index, start, M, N, outputs)
     if start + M > B:
         raise ValueError(f"kernels.ppo_loss: segments {start} to {start + M} of a minibatch of {B}.")
     like, gpu = outputs, on_gpu(outputs)
     parts = None if gpu else np.zeros((T if heads is None else M, SUMS))
-    outputs, grad = checked(name, "outputs", outputs, (T, M, width)), checked(name, "grad", grad, (T, M, width))
-    rollout = (checked(name, "logprobs", logprobs, (T, N)), check_rows(name, "values", values, T, (N,)),
-               checked(name, "advantages", advantages, (T, N)), checked(name, "weights", weights, (B,)),
+    outputs, grad = check_array(name, "outputs", outputs, (T, M, width)), check_array(name, "grad", grad, (T, M, width))
+    rollout = (check_array(name, "logprobs", logprobs, (T, N)), check_rows(name, "values", values, T, (N,)),
+               check_array(name, "advantages", advantages, (T, N)), check_array(name, "weights", weights, (B,)),
                check_rows(name, "valid", valid, T, (N,), np.uint8),
-               checked(name, "settings", settings, (len(LOSS_SETTINGS),)))
-    written = (checked(name, "new_values", new_values, (T, B)), checked(name, "ratios", ratios, (T, B)))
-    sum_array = checked(name, "sums", sums, (SUMS,), np.float64)
+               check_array(name, "settings", settings, (len(LOSS_SETTINGS),)))
+    written = (check_array(name, "new_values", new_values, (T, B)), check_array(name, "ratios", ratios, (T, B)))
+    sum_array = check_array(name, "sums", sums, (SUMS,), np.float64)
     launch = functools.partial(_launch_sum, "ppo_loss_discrete" if heads is not None else "ppo_loss_continuous", T * M,
                                SUMS, like, (T, M, N, B, width, start), (sum_array,))
     if heads is not None:
-        heads = check_heads(name, heads, check_sizes(name, "actions", actions, 3)[2], width - 1, like)
+        heads = check_heads(name, heads, check_dimensions(name, "actions", actions, 3)[2], width - 1, like)
         masks = None if masks is None else check_rows(name, "masks", masks, T, (N, width - 1), np.uint8)
-        actions = checked(name, "actions", actions, (T, N, len(heads)), np.int32)
+        actions = check_array(name, "actions", actions, (T, N, len(heads)), np.int32)
         masked, masks = optional_masks(masks, like, 3)
         if gpu:
             launch(len(heads), masked, outputs, index, masks, heads, actions, *rollout, grad, *written)
@@ -1319,8 +1319,8 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     else:
         spread_row = width - 1 if log_std.dim() > 1 else 0
         log_std = check_log_std(name, log_std, (T, M, width - 1))
-        grad_log_std = checked(name, "grad_log_std", grad_log_std, (T, M, width - 1))
-        actions = checked(name, "actions", actions, (T, N, width - 1))
+        grad_log_std = check_array(name, "grad_log_std", grad_log_std, (T, M, width - 1))
+        actions = check_array(name, "actions", actions, (T, N, width - 1))
         squash = check_squash(name, squash, width - 1, like)
         if gpu:
             launch(spread_row, squash.shape[1], outputs, index, log_std, squash, actions, *rollout, grad, grad_log_std,
@@ -1331,26 +1331,26 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     sums += torch.as_tensor(parts.sum(0))
 
 
-def add_rows(pairs, add=True):
+def add_bias_gradients(pairs, add=True):
     """Of each pair (rows, gradient), a bias's gradient (columns,) += the sum over n of rows (n, columns), floats; = if
     not add. On a GPU they are one launch."""
     table, blocks, parts, like = [], 0, 0, None
     for rows, gradient in pairs:
-        n, columns = check_sizes("add_rows", "rows", rows, 2)
+        n, columns = check_dimensions("add_bias_gradients", "rows", rows, 2)
         if not on_gpu(rows):
             total = rows.sum(0, dtype=gradient.dtype)
             gradient.copy_(gradient + total if add else total)
             continue
-        values = checked("add_rows", "rows", rows, (n, columns), FLOATS)
-        checked("add_rows", "gradient", gradient, (columns,))
+        values = check_array("add_bias_gradients", "rows", rows, (n, columns), FLOATS)
+        check_array("add_bias_gradients", "gradient", gradient, (columns,))
         side_by_side = 256 // min(columns, 256)
         chunk = -(-max(math.isqrt(n), 1) // side_by_side) * side_by_side  # the last block then has as much to add up
         pieces = max(1, -(-n // chunk))
         table.append((rows.data_ptr(), values.dtype == u16, n, columns, chunk, blocks, parts, gradient.data_ptr()))
         blocks, parts, like = blocks + -(-columns // 256) * pieces, parts + pieces * columns, rows
     if table:
-        sums = constant(("add_rows", *table), like, lambda: torch.tensor(table, dtype=torch.int64).view(-1))
-        CUDA.launch("add_rows", blocks, 256, len(table), sums, add, *_sums_of_blocks(like, parts, len(table)))
+        sums = constant(("add_bias_gradients", *table), like, lambda: torch.tensor(table, dtype=torch.int64).view(-1))
+        CUDA.launch("add_bias_gradients", blocks, 256, len(table), sums, add, *_sums_of_blocks(like, parts, len(table)))
 
 
 def loss_statistics(sums):
@@ -1379,14 +1379,14 @@ def write_back(index, new_values, new_ratios, counter, values, ratios):
     """values[t, index[m]] = new_values[t, m] and the same for the ratios; index (M,) int64, new_* (T, M),
     values (T+1, N) (row T is not written), ratios (T, N). A segment that was drawn twice has equal columns.
     A minibatch's last kernel: it adds 1 to the second of counter (2,) int64, (epoch, minibatch)."""
-    T, N = check_sizes("write_back", "ratios", ratios, 2)
+    T, N = check_dimensions("write_back", "ratios", ratios, 2)
     columns = check_index("write_back", index, 0, 0, N, ratios)
     M = len(columns)
     lanes, size = (T * M, 1) if on_gpu(ratios) else (T, M)  # a CPU's lane is a row
-    run(_write_back, lanes, 2 * M, size, columns, checked("write_back", "new_values", new_values, (T, M)),
-        checked("write_back", "new_ratios", new_ratios, (T, M)),
-        checked("write_back", "counter", counter, (2,), np.int64),
-        checked("write_back", "values", values, (T + 1, N)), checked("write_back", "ratios", ratios, (T, N)))
+    run(_write_back, lanes, 2 * M, size, columns, check_array("write_back", "new_values", new_values, (T, M)),
+        check_array("write_back", "new_ratios", new_ratios, (T, M)),
+        check_array("write_back", "counter", counter, (2,), np.int64),
+        check_array("write_back", "values", values, (T + 1, N)), check_array("write_back", "ratios", ratios, (T, N)))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1460,10 +1460,10 @@ def _apply_lanes(begin, end, weights, updates, scalars):
 def gradient_norm(flat):
     """Euclidean norm of a flat float32 range: on a CPU a float, summed in float64 by fixed blocks
     in block order; on a GPU a float64 tensor."""
-    array = checked("gradient_norm", "flat", flat, tuple(flat.shape))
+    array = check_array("gradient_norm", "flat", flat, tuple(flat.shape))
     if on_gpu(flat):
         norm = torch.empty((), dtype=torch.float64, device=flat.device)
-        written = checked("gradient_norm", "norm", norm.view(1), (1,), np.float64)
+        written = check_array("gradient_norm", "norm", norm.view(1), (1,), np.float64)
         _launch_sum("gradient_norm", -(-len(array) // 8), 1, flat, (len(array),), (written,), array)
         return norm
     parts = np.zeros(-(-len(array) // BLOCK))

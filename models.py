@@ -48,7 +48,7 @@ from torch import nn
 import absolute_imports  # noqa: F401  first
 import emulation
 import kernels
-from arena import unwatched
+from arena import without_torch_function
 from fast import pictures, recurrent
 
 
@@ -356,7 +356,7 @@ class _FusedScan(torch.autograd.Function):
     (it is the rollout's)."""
 
     @staticmethod
-    @unwatched
+    @without_torch_function
     def forward(ctx, x, hgp, state, resets, valid):
         if len(x) == 1 and not any(ctx.needs_input_grad):  # a step of a rollout: no gates are kept
             x, new = x.contiguous(), state.to(torch.float32, copy=True, memory_format=torch.contiguous_format)

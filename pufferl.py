@@ -69,7 +69,7 @@ import models
 import ocean
 import optim
 import runs
-from arena import Arena, clock, compiling
+from arena import Arena, clock, compile_timer
 from auto import decide, drawn_steps, facts_of, plural
 from configuration import (  # load_* for scripts
     EXPECTED,
@@ -354,8 +354,9 @@ class PuffeRL:
     def _sample_segments(self):
         """Draw the segments of a minibatch, and what normalises their advantages."""
         buffers = self.buffers
-        kernels.draw(buffers.priorities, buffers.cumulative, buffers.index, buffers.segment_weights,
-                     seed=self.config["seed"], counter=buffers.counter, beta=buffers.beta, first=self._first_segment)
+        kernels.draw_segments(buffers.priorities, buffers.cumulative, buffers.index, buffers.segment_weights,
+                              seed=self.config["seed"], counter=buffers.counter, beta=buffers.beta,
+                              first=self._first_segment)
         kernels.advantage_moments(buffers.columns.advantages, buffers.columns.valid, buffers.index, buffers.moments)
 
     def _compute_gradients(self):
@@ -1203,7 +1204,7 @@ def train(env_name, args=None):
     say = print if group.rank == 0 else lambda *text, **options: None
     screen = loggers.Dashboard(loggers.solved_at(args))
     with contextlib.closing(screen):
-        compiling.announce = screen.compiling if group.rank == 0 else lambda: None
+        compile_timer.announce = screen.compiling if group.rank == 0 else lambda: None
         trainer, facts = make_trainer(env_name, args)
         trainer._dashboard = screen
         try:

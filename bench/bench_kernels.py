@@ -133,13 +133,13 @@ def advantage_cases():
             "ratios": (0.2 * normal(T, N)).exp(), "valid": flags(0.99, T + 1, N)}
     index = integers(N, B).sort().values
     unique = index.unique()
-    advantages, part, masses = poisoned(T, N), poisoned(T, N), torch.full((N,), math.nan, dtype=torch.float64)
+    advantages, part, priorities = poisoned(T, N), poisoned(T, N), torch.full((N,), math.nan, dtype=torch.float64)
     doubles = {k: v.double() if v.is_floating_point() else v for k, v in data.items()}
     expected = reference.advantage(**doubles, gamma=GAE["gamma"], lam=GAE["gae_lambda"],
                                    rho_clip=GAE["rho_clip"], c_clip=GAE["c_clip"])
     source = expected.float()
-    cumulative, drawn, weights = torch.empty_like(masses), torch.zeros(B, dtype=torch.int64), poisoned(B)
-    p = reference.priorities(source.double(), data["valid"], 0.1)
+    cumulative, drawn, weights = torch.empty_like(priorities), torch.zeros(B, dtype=torch.int64), poisoned(B)
+    p = reference.probabilities(source.double(), data["valid"], 0.1)
     counter, beta = torch.tensor([5, 2]), torch.tensor([0.8])
     moved = size(*data.values(), advantages)
 
@@ -157,11 +157,11 @@ def advantage_cases():
         lambda: close("advantages", part[:, unique], expected[:, unique], 1e-5),
         T * len(unique), moved * len(unique) // N)
     yield "priorities", Case(
-        lambda: kernels.priorities(source, data["valid"], masses, alpha=0.1),
-        lambda: close("priorities", masses / masses.sum(), p, 1e-9), T * N,
+        lambda: kernels.priorities(source, data["valid"], priorities, alpha=0.1),
+        lambda: close("priorities", priorities / priorities.sum(), p, 1e-9), T * N,
         size(source, data["valid"]))
-    yield "draw", Case(
-        lambda: kernels.draw(p, cumulative, drawn, weights, seed=7, counter=counter, beta=beta),
+    yield "draw_segments", Case(
+        lambda: kernels.draw_segments(p, cumulative, drawn, weights, seed=7, counter=counter, beta=beta),
         check_draw, B, size(p, cumulative, drawn, weights))
     yield "advantage_moments", Case(
         lambda: moments.append(kernels.advantage_moments(source, data["valid"], index)),

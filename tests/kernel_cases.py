@@ -211,31 +211,31 @@ def priorities(T=3, N=5, alpha=0.5, index=None):
     valid[:-1, N // 2] = 0  # an inactive segment: valid only in row T, which does not count
     index = None if index is None else torch.tensor(index)
 
-    def compare(masses):
-        expected = reference.masses(advantages.double(), valid, alpha)
+    def compare(priorities):
+        expected = reference.priorities(advantages.double(), valid, alpha)
         assert N < 5 or expected[N // 2] == 0 < expected.sum()
         here = torch.arange(N) if index is None else index
-        yield "masses", masses[here], expected[here], 1e-12
-        assert masses.isnan().sum() == N - len(here.unique())
+        yield "priorities", priorities[here], expected[here], 1e-12
+        assert priorities.isnan().sum() == N - len(here.unique())
 
-    return Call("priorities", ["masses"], compare, advantages=advantages, valid=valid, alpha=alpha,
-                masses=poison(N, dtype=torch.float64), index=index)
+    return Call("priorities", ["priorities"], compare, advantages=advantages, valid=valid, alpha=alpha,
+                priorities=poison(N, dtype=torch.float64), index=index)
 
 
-def draw(N=5, M=4, masses=None, seed=5, counter=(0, 0), beta=0.6):
-    if masses is None:
-        masses = torch.rand(N, generator=generator(N), dtype=torch.float64) * 7
-        masses[:-1:3] = 0
+def draw_segments(N=5, M=4, priorities=None, seed=5, counter=(0, 0), beta=0.6):
+    if priorities is None:
+        priorities = torch.rand(N, generator=generator(N), dtype=torch.float64) * 7
+        priorities[:-1:3] = 0
 
     def compare(index, weights):
-        p = masses / masses.sum()
+        p = priorities / priorities.sum()
         yield "index", index, reference.draw_segments(p, M, seed, *map(int, counter)), 0
-        assert (masses[index] > 0).all()
+        assert (priorities[index] > 0).all()
         yield "weights", weights, reference.importance_weights(p, beta)[index], 1e-6
 
-    return Call("draw", ["index", "weights"], compare, scratch=["cumulative"], masses=masses, weights=poison(M),
-                cumulative=poison(len(masses), dtype=torch.float64), index=poison(M, dtype=torch.int64), seed=seed,
-                counter=counter, beta=beta)
+    return Call("draw_segments", ["index", "weights"], compare, scratch=["cumulative"],
+                priorities=priorities, weights=poison(M), cumulative=poison(len(priorities), dtype=torch.float64),
+                index=poison(M, dtype=torch.int64), seed=seed, counter=counter, beta=beta)
 
 
 def gather(source=torch.float32, out=torch.float32, tail=(3, 17), scaled=False, T=5, N=19, M=4):
@@ -545,7 +545,7 @@ def observation_moments(rows=7, D=5, dtype=torch.float32):
                 around=around)
 
 
-def add_rows(n=7, columns=5, dtype=torch.float32, add=True):
+def add_bias_gradients(n=7, columns=5, dtype=torch.float32, add=True):
     """Two pairs; to what is there, or in its place, whatever it was."""
     rng = generator(n)
     sources = [torch.randn(n, columns, generator=rng).to(dtype)]
@@ -558,7 +558,7 @@ def add_rows(n=7, columns=5, dtype=torch.float32, add=True):
         for (rows, gradient), old in zip(pairs, before, strict=True):
             yield "gradient", gradient, old + rows.double().sum(0), 1e-6 * n**0.5
 
-    return Call("add_rows", [], compare, pairs=pairs, add=add)
+    return Call("add_bias_gradients", [], compare, pairs=pairs, add=add)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -597,7 +597,7 @@ TABLE = {
         {"N": 1, "alpha": 0.4}, {"N": 3, "alpha": 1.0}, {"N": 65, "alpha": 0.0},
         {"T": 7, "N": 257, "alpha": 0.4}, {"N": 17, "alpha": 1.0, "index": [0, 16, 16]},
         {"N": 300, "index": list(range(300))}],
-    draw: [{"N": N, "M": M, "seed": 2**50 + 1, "counter": (3, 2), "beta": beta}
+    draw_segments: [{"N": N, "M": M, "seed": 2**50 + 1, "counter": (3, 2), "beta": beta}
            for N, M, beta in ((1, 1, 0.6), (3, 17, 0.0), (257, 65, 0.6), (65, 1, 1.0),
                               (1000, 257, 0.6))],
     gather: [
@@ -618,7 +618,7 @@ TABLE = {
     advantage_moments: [{"N": N} for N in (1, 3, 17, 257)],
     normalisation: [{"N": N} for N in (1, 3, 257)],
     gradient_norm: [{"n": n} for n in (1, 3, 4095, 4096, 4097, 100_001)],
-    add_rows: [{"n": n, "columns": columns, "dtype": dtype, "add": n % 2 == 0}
+    add_bias_gradients: [{"n": n, "columns": columns, "dtype": dtype, "add": n % 2 == 0}
                for n, columns in ((1, 1), (5, 3), (1000, 64), (7, 192), (70, 300), (5000, 33))
                for dtype in (torch.float32, torch.bfloat16)],
     observation_moments: [{"rows": 1, "D": 1}, {"rows": 257, "D": 33}] + [
@@ -644,7 +644,7 @@ SMALL = {  # a right call of each kind, whose sizes all differ
     "advantage": advantage,
     "advantage columns": lambda: advantage(index=INDEX, mean=1.0),
     "priorities": lambda: priorities(index=INDEX),
-    "draw": lambda: draw(counter=torch.tensor([3, 2]), beta=torch.tensor([0.6])),
+    "draw_segments": lambda: draw_segments(counter=torch.tensor([3, 2]), beta=torch.tensor([0.6])),
     "gather": lambda: gather(tail=(2,), T=3, N=5, M=4),
     "gather scaled": lambda: gather(tail=(2,), scaled=True),
     "write_back": lambda: write_back(T=3, N=5, M=4),

@@ -82,14 +82,14 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
     return advantages
 
 
-def masses(advantages, valid, alpha):
-    """What `priorities` divides by its sum: (N,)."""
+def priorities(advantages, valid, alpha):
+    """Return the priority of each segment, (N,), without normalisation."""
     is_valid = valid[: len(advantages)] != 0
     s = torch.where(is_valid, advantages.abs(), 0.0).sum(0)
     return torch.where(is_valid.any(0), s**alpha + 1e-6, 0.0)
 
 
-def priorities(advantages, valid, alpha):
+def probabilities(advantages, valid, alpha):
     """Probability of each segment to be drawn: (N,), 0 for a segment with no valid step.
 
     advantages (T, N); valid (>= T, N), rows from T on are not looked at.
@@ -99,7 +99,7 @@ def priorities(advantages, valid, alpha):
 
     Source: Schaul et al. 2016 (PER, equation 1), on segments instead of transitions.
     """
-    weight = masses(advantages, valid, alpha)
+    weight = priorities(advantages, valid, alpha)
     return weight / weight.sum()
 
 

@@ -77,7 +77,7 @@ def profile(env_name, args):
         # torch's profiler knows its own operations; these wrappers name ours in the trace.
         own = [name for name, function in vars(kernels).items() if inspect.isfunction(function)
                and function.__module__ == "kernels" and name[0] != "_"
-               and name not in ("widen", "narrow", "kept_gate", "gates_again")]
+               and name not in ("widen", "narrow", "gate_to_save", "load_gates")]
         engine = trainer.engine
         steps = engine.actor.steps if trainer.config["device"] == "cuda" else engine.steps
         for owner, names in ((kernels, own), (engine, ("rollout", "backward", "_learn")), (steps, ("act",)),
