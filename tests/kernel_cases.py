@@ -535,14 +535,14 @@ def observation_moments(rows=7, D=5, dtype=torch.float32):
     rng = generator(D)
     observations = (100 * torch.rand(rows, D, generator=rng)).to(dtype)
     valid = flags(rng, 0.6, rows)
-    around = 40 + 20 * torch.rand(D, generator=rng, dtype=torch.float64)
+    center = 40 + 20 * torch.rand(D, generator=rng, dtype=torch.float64)
 
     def compare(result):
-        x = observations.double()[valid != 0] - around
+        x = observations.double()[valid != 0] - center
         yield "sums", result, torch.stack([x.sum(0), x.square().sum(0)]), 1e-12
 
     return Call("observation_moments", [], compare, observations=observations, valid=valid,
-                around=around)
+                center=center)
 
 
 def add_bias_gradients(n=7, columns=5, dtype=torch.float32, add=True):
@@ -558,7 +558,7 @@ def add_bias_gradients(n=7, columns=5, dtype=torch.float32, add=True):
         for (rows, gradient), old in zip(pairs, before, strict=True):
             yield "gradient", gradient, old + rows.double().sum(0), 1e-6 * n**0.5
 
-    return Call("add_bias_gradients", [], compare, pairs=pairs, add=add)
+    return Call("add_bias_gradients", [], compare, pairs=pairs, accumulate=add)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -534,7 +534,7 @@ def wrong(kernel, name, tensor):
             yield ValueError, torch.cat([tensor, tensor[-1:]])
     if key not in ANY_RANK:
         yield ValueError, tensor[..., None]
-    if name == "index" or kernel not in ("gather", "observation_moments") or name in ("valid", "around"):
+    if name == "index" or kernel not in ("gather", "observation_moments") or name in ("valid", "center"):
         yield TypeError, tensor.to(OTHER[tensor.dtype])
     if tensor.numel() > 1:
         yield ValueError, torch.stack([tensor, tensor], -1)[..., 0]
