@@ -596,7 +596,7 @@ def check_index(kernel, index, start, count, columns, like):
         index = constant(("columns", columns), like, lambda: torch.arange(columns))
     else:
         index = check_array(kernel, "index", index,
-                        (check_dimensions(kernel, "index", index, 1)[0],), np.int64)
+                            (check_dimensions(kernel, "index", index, 1)[0],), np.int64)
     if start < 0 or start + count > len(index):
         raise ValueError(f"kernels.{kernel}: segments {start} to {start + count} exceed the index "
                          f"of {len(index)}.")

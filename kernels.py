@@ -524,7 +524,7 @@ def _advantage_lanes(begin, end, index, values, rewards, terminals, truncations,
     for first in range(begin, end, chunk):
         last = min(end, first + chunk)
         next_advantage, next_value, has_next = (scratch[0, first:last], scratch[1, first:last],
-                                               scratch[2, first:last])
+                                                scratch[2, first:last])
         for i in range(last - first):
             next_advantage[i], has_next[i] = ZERO, ONE
             next_value[i] = values[T, column_of(index, first + i)]

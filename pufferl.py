@@ -284,7 +284,7 @@ class PuffeRL:
     def _num_minibatches(self):
         """Return how many this epoch has: on average replay_ratio · batch_size / minibatch_size."""
         c = self.config
-        if c["norm_obs"] and self.normalizer.only_measures(self.global_step, c["total_timesteps"]):
+        if c["norm_obs"] and self.normalizer.is_measured_only(self.global_step, c["total_timesteps"]):
             return 0
         self._minibatches_owed += c["replay_ratio"] * self.batch_size / c["minibatch_size"]
         count = int(self._minibatches_owed + 1e-9)
@@ -311,7 +311,7 @@ class PuffeRL:
         rollout: else the first reward after many zeros would be divided by almost 0."""
         scale, buffers = self.reward_scale, self.buffers
         if scale is not None:
-            moments = scale.follow(*map(buffers.on_host, ("rewards", "resets", "valid")))
+            moments = scale.measure_returns(*map(buffers.on_host, ("rewards", "resets", "valid")))
             scale.merge(scale.moments, self.ranks.gather(moments))
             torch.mul(self.storage["rewards"], scale.scale, out=buffers.rewards)
             buffers.value_mean.fill_(scale.value_mean)
@@ -1172,7 +1172,7 @@ def describe(trainer, args, facts):
            f"{trainer.horizon} = {trainer.batch_size:,} steps an epoch, "
            f"{plural(trainer.total_epochs, 'epoch')}; "
            f"{plural(trainer.vecenv.num_threads, 'thread')}{steps}; engine {trainer.engine.name}; {folder}")
-    yield f"network: {models.describe(trainer.policy)}{speed}"
+    yield f"network: {models.summarize(trainer.policy)}{speed}"
     if minutes > 10:
         yield (f"this run takes some {minutes:.0f} minutes: --train.total-timesteps "
                f"{float(f'{5 / seconds * 60:.2g}'):.0f} takes five")

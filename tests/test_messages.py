@@ -324,14 +324,14 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
     ("thread_safe", None, "write thread_safe = True into Mine", faults.say_nothing_of_threads),
     ("Returns.forward", models.NetworkFault, "must return (logits, value), got a Tensor (",
      lambda: faults.returns(lambda y: y)),
-    ("Returns", models.NetworkFault, "returns 1 logits for an observation; these environments want 2",
+    ("Returns", models.NetworkFault, "returns 1 logits per observation, expected 2",
      lambda: faults.returns(lambda y: (y[:, :1], y[:, :1]))),
     ("LostState", ConfigError, "leaves c, h in the state, which would be lost: initial_state",
      lambda: make_trainer(policy=faults.LostState)),
     ("FeedForward", ConfigError, "has no shape yet, because its layer is lazy",
      lambda: make_trainer(policy=faults.lazy)),
     ("tanh", TypeError, "needs a number with a lower and a higher finite bound", faults.squash_unbounded),
-    ("Impala", TypeError, "take policy.name auto", lambda: models.Impala(faults.environment())),
+    ("Impala", TypeError, "Take policy.name auto", lambda: models.Impala(faults.environment())),
     ("curves:", None, "Every reward so far is 0: there is nothing to learn from", faults.diagnose_no_rewards),
 ]
 

@@ -66,7 +66,7 @@ def profile(env_name, args):
     trainer, _ = pufferl.make_trainer(env_name, args)
     trainer.run_folder = None  # nothing but the trace is written
     epochs = lambda count: [(trainer.evaluate(), trainer.train()) for _ in range(count)]  # noqa: E731
-    while trainer.config["norm_obs"] and trainer.normalizer.only_measures(trainer.global_step,
+    while trainer.config["norm_obs"] and trainer.normalizer.is_measured_only(trainer.global_step,
                                                                           trainer.config["total_timesteps"]):
         epochs(1)
     # On a GPU, so many epochs that the CUDA graphs are captured before anything is measured.
