@@ -1435,9 +1435,9 @@ def _check_unsquashed(policy):
     CleanRL's loops pass the sample to the environment unchanged.
     """
     if squash_of(policy) is not None:
-        raise NetworkFault(f"{type(policy).__name__} squashes its actions (models.squash), which "
-                           "CleanRL's loops cannot. Make the policy without, or train it with "
-                           "PuffeRL.")
+        raise NetworkFault(f"{type(policy).__name__} squashes its actions by tanh "
+                           "(models.squash), which CleanRL's loops cannot. Make the policy without, "
+                           "or train it with PuffeRL.")
     return policy
 
 
