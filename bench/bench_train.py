@@ -1,16 +1,15 @@
-"""Trained steps a second, where the time goes, and how far that is from the floor (the least time
-that an epoch could take).
+"""Measure trained steps per second, where the time goes, and the roofline.
 
-    python bench/bench_train.py                                    # Breakout, 4,096 agents, hidden 64 × 2
+    python bench/bench_train.py                           # Breakout, 4,096 agents, hidden 64 × 2
     python bench/bench_train.py --hidden-size 128 --num-layers 1 --total-agents 16384
-    python bench/bench_train.py --table                            # sizes, agents, precisions, and how cost grows
+    python bench/bench_train.py --table                   # sizes, agents, precisions, cost
 
-The floor is what one epoch cannot do without: torch's matrix products at the shapes, the precision
-and on the threads that the trainer uses, and the least bytes (an observation is written and read in
-the rollout, and read once for each time it is learnt from) at the speed of a copy; on a GPU the
-products alone. Epochs and floor take turns in one run and the medians count, because on a shared
-machine an absolute time means little by itself; the products' GFLOP/s and the copy's GB/s of the
-run are printed beside it. The first line of the table is the figure to quote: SPS, and SPS / floor.
+The roofline is the least time of an epoch: torch's matrix products at the shapes, the precision and
+on the threads of the trainer, and the least bytes (an observation is written and read in the
+rollout, and read once for each time it is learnt from) at the speed of a copy; on a GPU the
+products alone. Epochs and roofline are interleaved in one run and the medians count, because on a
+shared machine an absolute time means little; the products' GFLOP/s and the copy's GB/s of the run
+are printed as well. The first line of the table is the figure to quote: SPS, and SPS / roofline.
 The last line of the output is one JSON object.
 """
 
@@ -75,8 +74,11 @@ class Arguments:
 
 
 def products(trainer):
-    """[(m, k, n, dtype, how often in an epoch)] of every matrix product, (m, k) @ (k, n), of a network whose
-    matrices are those of linear maps and recurrent layers, used once a step."""
+    """Return [(m, k, n, dtype, count per epoch)] of the matrix products of a network.
+
+    Each is (m, k) @ (k, n). For a network whose matrices are those of linear maps and recurrent
+    layers, used once per step.
+    """
     vecenv, T, engine = trainer.vecenv, trainer.horizon, trainer.engine
     half, full, inputs = engine.precision, torch.float32, math.prod(vecenv.observation_shape)
     maps = [(weight.shape[1], weight.shape[0], full if "decoder" in name else half)
@@ -100,8 +102,10 @@ def products(trainer):
 
 
 def operands(m, k, n, dtype):
-    """(a, b, out) laid out as the trainer has them: activations (rows,
-    width), weights (out, in)."""
+    """Return (a, b, out) with the trainer's layout.
+
+    Activations (rows, width), weights (out, in).
+    """
     if k > max(m, n):  # a weight gradient: both factors are activations, the first one transposed
         shapes = torch.randn(k, m).t(), torch.randn(k, n), torch.empty(m, n)
     else:
@@ -110,8 +114,10 @@ def operands(m, k, n, dtype):
 
 
 def product_seconds(shapes, workers, pool):
-    """Seconds of one epoch's products on all workers at once, each single-threaded;
-    every shape timed for 5 ms."""
+    """Return seconds of one epoch's products on all workers at once.
+
+    Each worker has one thread; every shape is timed for 5 ms.
+    """
 
     def one(_):
         total = 0.0
@@ -131,7 +137,7 @@ def product_seconds(shapes, workers, pool):
 
 
 def copy_speed(workers, pool):
-    """Bytes a second, read and written, of all workers copying 64 MB each."""
+    """Return bytes per second, read and written, of all workers copying 64 MB each."""
 
     def one(_):
         source, target = torch.zeros(2**24), torch.ones(2**24)
@@ -146,7 +152,7 @@ def copy_speed(workers, pool):
 
 
 def gpu_product_seconds(shapes):
-    """The same on a GPU, from graphs of 20 calls each."""
+    """Return the same on a GPU, from graphs of 20 calls each."""
     total = 0.0
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for *shape, count in shapes:
@@ -167,8 +173,7 @@ def gpu_product_seconds(shapes):
 
 
 def gpu_events(function):
-    """(what the GPU did in function(), in the order in which it began: torch's
-    profiler events, seconds)."""
+    """Return (torch's profiler events of function() on the GPU in order, seconds)."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         begun = time.perf_counter()
         function()
@@ -180,8 +185,10 @@ def gpu_events(function):
 
 
 def busy_us(events):
-    """Microseconds in which at least one of these events was under way; those of
-    several streams overlap."""
+    """Return microseconds in which at least one of these events is active.
+
+    Those of several streams overlap.
+    """
     busy, last = 0.0, -math.inf
     for event in events:
         busy += max(0.0, event.time_range.end - max(last, event.time_range.start))
@@ -190,8 +197,11 @@ def busy_us(events):
 
 
 def gpu_shares(trainer, seconds, epochs=5):
-    """{"busy": share of an epoch's time in which the GPU did anything, "copies", "kernels": seconds of those}, the mean
-    of some epochs. seconds: what an epoch takes without a profiler, which slows the host down."""
+    """Return the shares of an epoch's time on a GPU, the mean of some epochs.
+
+    {"busy": share in which the GPU does anything, "copies", "kernels": seconds of those}. seconds:
+    an epoch's without a profiler, which slows the host down.
+    """
     events, _ = gpu_events(lambda: [(trainer.evaluate(), trainer.train()) for _ in range(epochs)])
     copies = sum(event.time_range.elapsed_us() for event in events if "Mem" in event.name) / 1e6 / epochs
     total = sum(event.time_range.elapsed_us() for event in events) / 1e6 / epochs
@@ -199,10 +209,12 @@ def gpu_shares(trainer, seconds, epochs=5):
 
 
 def memory(trainer):
-    """{"bytes": what the trainer holds, "bytes_least": what it cannot do without}: the
-    arrays that environments write, five numbers an agent and step (log-probability,
-    value, bootstrap, advantage, ratio), and weights, gradients and momentum. The rest is
-    scratch memory of the engine."""
+    """Return {"bytes": memory of the trainer, "bytes_least": the least it needs}.
+
+    The latter: the arrays that environments write, five numbers per agent and step
+    (log-probability, value, bootstrap, advantage, ratio), and weights, gradients and momentum. The
+    rest is scratch memory of the engine.
+    """
     rollout = sum(array.nbytes for array in vars(trainer.vecenv.storage).values()
                   if array is not None)
     least = rollout + 5 * 4 * trainer.batch_size + 3 * trainer.arena.flat("weights").nbytes
@@ -210,8 +222,10 @@ def memory(trainer):
 
 
 def make_trainer(a):
-    """The trainer of one setting. Raises SystemExit where a.env_device is a
-    setting that there is not."""
+    """Return the trainer of one setting.
+
+    Raises SystemExit if a.env_device is not a setting of this checkout.
+    """
     args = pufferl.load_config(a.env)
     if a.env_device is not None and "device" in args["vec"]:
         args["vec"]["device"] = a.env_device
@@ -238,14 +252,14 @@ def make_trainer(a):
 
 
 def warm_up(trainer):
-    """The epochs that compile the kernels, touch every page and capture the graphs."""
+    """Run the epochs that compile kernels, touch every page and capture graphs."""
     for _ in range(4 if trainer.config["device"] == "cuda" else 2):
         trainer.evaluate()
         trainer.train()
 
 
 def measure(a):
-    """All figures of one setting, as a dict."""
+    """Return all figures of one setting, as a dict."""
     trainer = make_trainer(a)
     vecenv = trainer.vecenv
     workers, shapes = vecenv.num_workers, products(trainer)
