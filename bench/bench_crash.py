@@ -299,7 +299,7 @@ def kill_all(a, here, until):
             wrong.append(f"{kind}, kill {kills.count}: {error}")
         left()
         found[kind] = kills.count, kills.whole, wrong
-        print(f"{kind:10} {kills.count:4} kills, {kills.whole} runs brought to their end; "
+        print(f"{kind:10} {kills.count:4} kills, {kills.whole} finished runs; "
               f"{kills.seconds[0]:.1f} s undisturbed; {wrong or 'nothing wrong'}", flush=True)
     return found
 

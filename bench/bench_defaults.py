@@ -81,7 +81,7 @@ SIDES = {"ours": "ours", "sb3": "Stable-Baselines3", "cleanrl": "CleanRL",
 
 
 # --------------------------------------------------------------------------------------------------
-# One run, in a process of its own: [[step, seconds, mean return, episodes], ...] a bin
+# One run, in a separate process: [[step, seconds, mean return, episodes], ...] a bin
 
 
 def curve(episodes, steps):

@@ -1,7 +1,7 @@
 """Runs every test and benchmark of this trainer that needs a GPU, step by step.
 
     make gpu                             # every step, into docs/gpu
-    make gpu STEPS="smoke kernels"       # steps whose names begin so; what others left is kept
+    make gpu STEPS="smoke kernels"       # steps with these prefixes; other results stay
     make gpu OUT=/tmp/gpu PYTHON=python3.12 MINUTES=9
     python bench/bench_gpu.py --list     # the steps and their limits
 
@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 ALL = 25 * 60  # seconds of all steps
-TAIL = 4000  # characters of a step's output that are kept
+TAIL = 4000  # characters of a step's output in its result
 GOAL = 0.7  # of the speed of a plain copy
 # what figures of another form lead to
 UNEXPECTED = ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError
@@ -124,7 +124,7 @@ def learning():
                    setting=place == "cuda")
 
 
-# A capture that fails must not leave anything to the tests after it, hence a process of their own.
+# In a separate process, because a failed capture affects later tests.
 CAPTURES = "cannot_be_captured or graph_differs or error_of_the_driver"
 STEPS = [
     Step("versions", 60, of_this_file("versions")),

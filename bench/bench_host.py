@@ -37,7 +37,7 @@ def do_nothing(graph, stream):
 
 
 class Idle:
-    """A device whose work is done at once, and by nobody after the first epoch."""
+    """A device whose work takes no time, and that does nothing after one epoch."""
 
     torch_device, idle, captured = torch.device("cpu"), False, False
 

@@ -156,7 +156,7 @@ def cleanrl(a, at_once):
     if at_once:
         gymnasium.vector.SyncVectorEnv = lambda creators: many(len(creators))
     else:
-        # its own wrapper, whose results are not asked for here
+        # the wrapper of the library, whose results are not needed
         gymnasium.wrappers.RecordEpisodeStatistics = Scores
     sys.argv = [a.script, "--env-id", NAME, "--num-envs", str(a.num_envs), "--num-steps",
                 str(a.horizon),

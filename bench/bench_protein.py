@@ -225,7 +225,7 @@ def run_optuna(name, problem, trials, seed, sampler="tpe"):
                 config[key] = trial.suggest_float(key, low, high,
                                                   log=setting["distribution"] == "log_normal")
         score, cost = problem.evaluate(config, rng)
-        # A failed trial is told as the worst corner of the box: told as FAIL, it teaches Optuna's
+        # A failed trial counts as the worst corner of the box: reported as FAIL, it teaches Optuna's
         # samplers nothing, and they ask for the same point again and again.
         failed = not math.isfinite(score)
         study.tell(trial, [problem.reference, math.log(problem.costs[1])] if failed

@@ -56,7 +56,7 @@ class Arguments:
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the network runs."""
     engine: Literal["auto", "autograd"] = "auto"
-    """autograd: run the default network as a network of your own would run."""
+    """autograd: run the default network as a custom one."""
     env_device: Literal["host", "cuda"] | None = None
     """Where the environments run (default: as in training)."""
     replay_ratio: float = 1.42
@@ -269,7 +269,7 @@ def measure(a):
     gpu = a.device == "cuda"
     warm_up(trainer)
     trainer.statistics.seconds = dict.fromkeys(trainer.statistics.seconds, 0.0)
-    epochs, count, floors, multiplied, copied = [], 0, [], [], []
+    epochs, count, rooflines, multiplied, copied = [], 0, [], [], []
     with ThreadPoolExecutor(workers) as pool:
         for _ in range(a.repeats):
             begun, done = time.perf_counter(), 0
@@ -282,11 +282,11 @@ def measure(a):
             epochs.append((time.perf_counter() - begun) / done)
             count += done
             multiplied.append(gpu_product_seconds(shapes) if gpu else product_seconds(shapes, workers, pool))
-            # a GPU's floor is its products
+            # a GPU's roofline is its products
             copied.append(math.inf if gpu else copy_speed(workers, pool))
-            floors.append(multiplied[-1] + least / copied[-1])
-    epoch, floor = statistics.median(epochs), statistics.median(floors)
-    ratios = sorted(f / e for f, e in zip(floors, epochs, strict=True))
+            rooflines.append(multiplied[-1] + least / copied[-1])
+    epoch, roofline = statistics.median(epochs), statistics.median(rooflines)
+    ratios = sorted(f / e for f, e in zip(rooflines, epochs, strict=True))
     stages = {name: seconds / count for name, seconds in trainer.statistics.seconds.items() if seconds}
     result = {
         "env": a.env,
@@ -300,13 +300,13 @@ def measure(a):
         "buffers": vecenv.num_buffers,
         "precision": trainer.config["precision"],
         "sps": trainer.batch_size / epoch,
-        "floor_sps": trainer.batch_size / floor,
+        "roofline_sps": trainer.batch_size / roofline,
         "ratio": statistics.median(ratios),
         "ratio_range": [ratios[0], ratios[-1]],
         "gflops_per_worker": flops / statistics.median(multiplied) / (1 if gpu else workers) / 1e9,
         "copy_gb_per_second": None if gpu else statistics.median(copied) / 1e9,
         "seconds_epoch": epoch,
-        "seconds_floor": floor,
+        "seconds_roofline": roofline,
         "seconds_stage": stages,
         "mflop_per_step": flops / trainer.batch_size / 1e6,
         "bytes_per_step": least / trainer.batch_size,
@@ -331,10 +331,10 @@ def show(r, repeats):
     rates += f"{r['mflop_per_step']:.2f} MFLOP a step"
     if "gpu" not in r:
         rates += f", {r['copy_gb_per_second']:.0f} GB/s, {r['bytes_per_step']:,.0f} bytes a step"
-    print(f"  {'floor':28} {r['floor_sps']:12,.0f}   {rates}")
+    print(f"  {'roofline':28} {r['roofline_sps']:12,.0f}   {rates}")
     low, high = r["ratio_range"]
     print(
-        f"  {'SPS / floor':28} {r['ratio']:12.2f}   median of {repeats} interleaved pairs, "
+        f"  {'SPS / roofline':28} {r['ratio']:12.2f}   median of {repeats} interleaved pairs, "
         f"{low:.2f} to {high:.2f}"
     )
     print(f"  {'memory':28} {r['bytes'] / 1e6:9.1f} MB   "
@@ -348,7 +348,7 @@ def show(r, repeats):
 
 
 HEAD = (f"{'hidden':>8} {'agents':>7} {'horizon':>7} {'precision':9} {'SPS':>10} "
-        f"{'floor':>10} {'ratio':>6} {'env':>5} {'fwd':>5} {'train':>6} {'ns/step':>8} "
+        f"{'roofline':>10} {'ratio':>6} {'env':>5} {'fwd':>5} {'train':>6} {'ns/step':>8} "
         f"{'GFLOP/s':>8} {'GB/s':>5}")
 
 
@@ -356,7 +356,7 @@ def line(r):
     share = {name: 100 * seconds / r["seconds_epoch"]
              for name, seconds in r["seconds_stage"].items()}
     print(f"{r['hidden_size']:>5}×{r['num_layers']:<2} {r['agents']:>7,} {r['horizon']:>7} "
-          f"{r['precision']:9} {r['sps']:>10,.0f} {r['floor_sps']:>10,.0f} {r['ratio']:>6.2f} "
+          f"{r['precision']:9} {r['sps']:>10,.0f} {r['roofline_sps']:>10,.0f} {r['ratio']:>6.2f} "
           f"{share['environment']:>4.0f}% {share['policy']:>4.0f}% {share['learn']:>5.0f}% "
           f"{1e9 / r['sps']:>8,.0f} {r['gflops_per_worker']:>8.0f} "
           f"{r['copy_gb_per_second'] or math.nan:>5.0f}", flush=True)
