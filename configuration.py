@@ -1350,7 +1350,7 @@ def shape_actions(policy, space, args, weights):
     asked = f"policy.log_std_init = {first}"
     try:
         if first != 0:
-            models.begin_with(policy, first)
+            models.set_log_std(policy, first)
         asked = "policy.squash = tanh"
         if settings["squash"] == "tanh" or kept is not None:
             models.squash(policy, space)

@@ -120,7 +120,7 @@ class Decoder(nn.Linear):
         return (logits if len(self.heads) == 1 else list(logits.split(self.heads, dim=-1))), value
 
 
-def begin_with(policy, log_std):
+def set_log_std(policy, log_std):
     """Set the log-std with which the policy's continuous actions start.
 
     Raises TypeError if it has no Decoder with one, or if log_std is not within -10 and 2.

@@ -57,9 +57,8 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         delta_t = rho_t (r_t + gamma (n_t V_{t+1} + bootstraps_t) - V_t)
         A_t = delta_t + gamma lam c_t n_t A_{t+1}
 
-    An invalid step has A = 0 and hands the pair (A_{t+1}, V_{t+1}) that it got to the preceding one
-    it, unchanged; if it is done, it hands over (0, 0). So V_{t+1} and A_{t+1} of a valid step are
-    those of the next valid step.
+    An invalid step has A = 0 and passes its pair (A_{t+1}, V_{t+1}) to the preceding step; if it is
+    done, it passes (0, 0). So V_{t+1} and A_{t+1} of a valid step are those of the next valid step.
 
     values and bootstraps are relative to `mean`: this adds it to each value that there is, and no
     value follows a terminal step.

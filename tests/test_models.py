@@ -439,7 +439,7 @@ def test_describe_names_the_memory():
     plain, actor = models.FeedForward(environment()), models.FeedForward(environment())
     actor.policy = torch.nn.Linear(2, 2)  # a layer by that name, not a network within
     assert {"Keeps", "first", "second"} <= set(models.summarize(Keeps(environment())).replace(",", "").split())
-    assert models.summarize(actor).split(";")[0] == models.describe(plain).split(";")[0]
+    assert models.summarize(actor).split(";")[0] == models.summarize(plain).split(";")[0]
 
 
 # --------------------------------------------------------------------------------------------------
