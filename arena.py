@@ -158,7 +158,9 @@ class Arena:
 
     def __init__(self):
         self._specs = {}  # name -> (shape, dtype, group)
-        self._views, self._flats, self._modules = {}, {}, []
+        self._views = {}
+        self._flats = {}
+        self._modules = []
         self.memory = None
 
     def register(self, name, shape, dtype=torch.float32, group="data"):

@@ -491,7 +491,8 @@ class MinGRUPolicy(_Recurrent):
 
     def __init__(self, env, hidden_size=128, num_layers=1, normalize=False):
         super().__init__()
-        self.hidden_size, self.num_layers = hidden_size, num_layers
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
         inputs = math.prod(env.single_observation_space.shape)
         self.normalizer = (Normalizer(inputs, exact=exceeds_float32(env.single_observation_space))
                            if normalize else None)
@@ -607,7 +608,8 @@ class Encoded(nn.Module):
         super().__init__()
         space = emulation.seen_space(env)
         flat = emulation.FlatObservation(space)
-        self.hidden_size, self.native = hidden_size, emulation.nativize_dtype(flat.dtype)
+        self.hidden_size = hidden_size
+        self.native = emulation.nativize_dtype(flat.dtype)
         self.leaves = [(names, leaf, kind) for (_, names, leaf), kind in
                        zip(flat.leaves, leaf_kinds(flat.leaves, boards, trained), strict=True)]
         encoders = {"image": image_encoder or _image_encoder, "board": _board_encoder}
@@ -1041,7 +1043,8 @@ class MinGRUWrapper(_Recurrent):
             raise ValueError(f"rnn.input_size = {input_size}: MinGRU's highway needs "
                              f"rnn.hidden_size = {hidden_size}. Give one of the two.")
         self.policy = policy
-        self.hidden_size, self.num_layers = hidden_size, num_layers
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
         self.rnn = MinGRU(hidden_size, num_layers)
 
     def initial_state(self, num_agents):
