@@ -1,8 +1,7 @@
 """Make names of this project's modules independent of the folder of a script.
 
-Each module that a script may import first imports this one first. A
-user's file with such a name, beside the script or an environment, is then hidden, so importing it
-is an error.
+Each module that a script may import first imports this one first. A user's file with such a name,
+beside the script or an environment, is then hidden, so importing it is an error.
 """
 
 import ast
@@ -41,8 +40,8 @@ def check(file):
                 same_named = [path for path in (folder.with_suffix(".py"), *folder.glob("*.py"))
                               if path.exists() and path not in files]
                 if same_named and name in NAMES:
-                    raise ImportError(f"{user_file} imports {same_named[0]}: {name} is this project's "
-                                      f"{find_spec(name).origin}. Rename the former.")
+                    raise ImportError(f"{user_file} imports {same_named[0]}: {name} is this "
+                                      f"project's {find_spec(name).origin}. Rename the former.")
                 files += same_named
 
 
