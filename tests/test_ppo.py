@@ -62,7 +62,7 @@ class Chances:
             torch.testing.assert_close(options["samples"], self.samples[0], atol=1e-3, rtol=1e-3)
             options["samples"].copy_(self.samples.pop(0))
 
-    def draw(self, priorities, cumulative, index, weights, **options):
+    def draw_segments(self, priorities, cumulative, index, weights, **options):
         kernels.draw_segments(priorities, cumulative, index, weights, **options)
         theirs, theirs_weights = self.draws.pop(0)
         for m in (index != theirs).nonzero()[:, 0].tolist():
