@@ -62,7 +62,7 @@ gpu:  ## on a GPU: tests, speed and learning, step by step, into docs/gpu; insta
 test-slow: .venv/ready-test  ## learning curves, sanitizers, crash tests
 	$(RUN) -m pytest -m "slow and not gpu"
 
-bench: .venv/ready-test .venv-bench/ready  ## steps a second beside the floor and a peer, kernels beside a copy, ...
+bench: .venv/ready-test .venv-bench/ready  ## steps a second beside the roofline and a peer, kernels beside a copy, ...
 	$(RUN) bench/bench_env.py
 	$(RUN) bench/bench_kernels.py
 	$(RUN) bench/bench_products.py

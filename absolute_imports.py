@@ -1,7 +1,7 @@
-"""A name of a module here always leads to that module, whatever lies beside a user's script.
+"""Make names of this project's modules independent of the folder of a script.
 
-Each module that a script may import first imports this one before any other of ours. A user's file of such a name,
-beside the script or an environment, would then be left out without a word, so to import it is an error.
+Each module that a script may import first imports this one first. A user's file with such a name,
+beside the script or an environment, is then hidden, so importing it is an error.
 """
 
 import ast
@@ -10,34 +10,41 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-NAMES = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/__init__.py")}
+NAMES = {path.stem for path in ROOT.glob("*.py")}
+NAMES |= {path.parent.name for path in ROOT.glob("*/__init__.py")}
 
 
 def find_spec(name, path=None, target=None):
-    """Part of sys.meta_path: the specification of a name of ours, None for others."""
+    """Return the specification of a project module, None for others (sys.meta_path)."""
     return PathFinder.find_spec(name, [str(ROOT)]) if name in NAMES else None
 
 
 def check(file):
-    """ConfigError if a user's file, or one beside it that it imports, imports one beside it that has a name of ours.
-    A file of this folder means these modules."""
+    """Raise ConfigError if a user's file imports one with a project module's name.
+
+    The imports of the files beside it are checked too. A file in this folder means the project's
+    modules.
+    """
     files = [Path(file).resolve()]
     if files[0].parent == ROOT:
         return
-    for one in files:  # which grows
-        for node in ast.walk(ast.parse(one.read_bytes())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else \
-                [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+    for user_file in files:  # the loop appends to it
+        for node in ast.walk(ast.parse(user_file.read_bytes())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module]
             for name in [name.partition(".")[0] for name in names]:
                 folder = files[0].parent / name
-                theirs = [path for path in (folder.with_suffix(".py"), *folder.glob("*.py"))
-                          if path.exists() and path not in files]
-                if theirs and name in NAMES:
+                same_named = [path for path in (folder.with_suffix(".py"), *folder.glob("*.py"))
+                              if path.exists() and path not in files]
+                if same_named and name in NAMES:
                     from errors import ConfigError
 
-                    raise ConfigError(f"{one} imports {theirs[0]}, but {name} is this project's "
-                                      f"{find_spec(name).origin}: rename yours.")
-                files += theirs
+                    raise ConfigError(f"{user_file} imports {same_named[0]}: {name} is this "
+                                      f"project's {find_spec(name).origin}. Rename the former.")
+                files += same_named
 
 
 script = Path(getattr(sys.modules["__main__"], "__file__", None) or __file__).resolve()

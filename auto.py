@@ -1,10 +1,10 @@
-"""What "auto" means: rules that choose settings from what is known of an environment, so that one that nobody has tuned
-is learnt from without a setting. bench/bench_defaults.py measures how well.
+"""Choose the settings that are "auto", by rules over facts about an environment.
 
-    facts = facts_of(vecenv, agents, steps)          # what can be seen of it; pufferl.measure adds what a step costs
-    chosen = decide(args["train"], facts)            # {setting: (value, reason)} of those that are "auto" in there
+    facts = facts_of(vecenv, agents, steps)     # pufferl.measure adds what a step costs
+    chosen = decide(args["train"], facts)       # {setting: (value, reason)} of the "auto" ones
 
-docs/learning.md says what each rule does and why. The reasons are printed when a run starts.
+The rules make environments learnable without tuning; bench/bench_defaults.py measures how well.
+docs/learning.md gives the reason of each rule. The chosen reasons are printed when a run starts.
 """
 
 import math
@@ -21,31 +21,31 @@ from flat_spaces import KINDS, action_bounds, leaf_kind
 
 @dataclass
 class Facts:
-    """What the rules read; None: not known."""
+    """The facts that the rules read; None: unknown."""
 
     agents: int  # of all ranks
     steps: int  # train.total_timesteps
     discrete: bool  # whether actions are discrete
     spaces: list  # the spaces of the observation's fields
     native: bool = False  # whether environments are in C
-    step_seconds: float | None = None  # that one agent's step takes, in environment and network
-    learn_seconds: float | None = None  # that learning from one step once takes
-    cut: int | None = None  # steps after which every episode is cut off, if none ends by itself
-    here: bool = False  # True if stepping here is quicker than sending messages to other processes
+    step_seconds: float | None = None  # per step of one agent, in environment and network
+    learn_seconds: float | None = None  # per step, to learn from it once
+    cut: int | None = None  # steps after which every episode is truncated, if none terminates
+    here: bool = False  # whether stepping in this process is faster than messages to others
 
 
-EPOCHS = 90  # a run's, if its agents are few enough: so no rollout is made by a much older policy
-LONGEST_HORIZON = {True: 64, False: 256}  # steps; True here and below: with discrete actions
-BATCH = 2048  # steps of an epoch, if environments are in Python and the run is not long
-UPDATES = 4000  # gradient steps in a run, which minibatches are sized for
+EPOCHS = 90  # per run with few agents, so that rollouts follow the policy closely
+LONGEST_HORIZON = {True: 64, False: 256}  # steps; True here and below: discrete actions
+BATCH = 2048  # steps of an epoch, for environments in Python and a short run
+UPDATES = 4000  # gradient steps per run, from which the size of minibatches follows
 PASSES = {True: 4, False: 8}  # the largest replay ratio
-FEW_STEPS = 4e6  # passes are chosen so that a run learns from about so many steps, repeats counted
-FREE_SECONDS = 60  # time for learning, in the whole run, that may always be spent on more passes
-KL = {True: 0.01, False: 0.02}  # how far an epoch moves the policy, if target_kl is auto
+FEW_STEPS = 4e6  # a run learns from about this many steps, repeats included
+FREE_SECONDS = 60  # time per run for learning that more passes may always take
+KL = {True: 0.01, False: 0.02}  # change of the policy per epoch, if target_kl is auto
 
 
 def facts_of(vecenv, agents, steps):
-    """The Facts of a vectorized environment, before anything is measured."""
+    """Return the Facts of a vectorized environment, without measurements."""
     return Facts(agents, steps, vecenv.action_heads is not None, emulation.seen_spaces(vecenv),
                  hasattr(vecenv, "library"))
 
@@ -71,35 +71,40 @@ def choose_copies(maker, env, vec, steps):
 
 
 def plural(count, what):
-    """1 epoch, 2 epochs."""
+    """Return a count with its noun: 1 epoch, 2 epochs."""
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def power_of_two(x, low, high):
-    """The largest power of two up to x, within low and high."""
+    """Return the largest power of two up to x, within low and high."""
     return int(min(high, max(low, 2 ** math.floor(math.log2(max(x, 1))))))
 
 
 def agents_in_c(steps):
-    """How many agents a run of environments in C has."""
+    """Return the number of agents for a run of environments in C."""
     return power_of_two(steps / (EPOCHS * LONGEST_HORIZON[True]), 16, 1024)
 
 
 def agents_in_python(steps, discrete):
-    """The same of environments in Python. Few of them give long rollouts and many epochs; with more than a thousand
-    epochs there are more."""
+    """Return the number of agents for a run of environments in Python.
+
+    Few agents give long rollouts and many epochs; above a thousand epochs there are more agents.
+    """
     wanted = BATCH // LONGEST_HORIZON[discrete]
     return wanted * power_of_two(steps / (1000 * BATCH), 1, 64 // wanted)
 
 
 def drawn_steps(train):
-    """How many steps of one agent train.draw draws at once."""
+    """Return the steps of one agent that train.draw draws at once."""
     return 1 if train["draw"] == "steps" else train["horizon"]
 
 
 def decide(train, facts):
-    """{setting: (value, reason)} of the settings that are "auto" in the train section `train`, a dict. They are
-    chosen to fit the settings that have a value there; the reason is None if one of these leaves no choice."""
+    """Return {setting: (value, reason)} of the settings that are "auto".
+
+    train: the train section, a dict. The values fit the settings that are given; the reason is None
+    if one of these leaves no choice.
+    """
     chosen, c = {}, dict(train)
 
     def choose(name, rule):
@@ -111,9 +116,9 @@ def decide(train, facts):
         value = power_of_two(facts.steps / (EPOCHS * facts.agents), 16 if facts.agents > 256 else 32,
                              LONGEST_HORIZON[facts.discrete])
         size = c["minibatch_size"]
-        if size != "auto" and c["draw"] == "steps":  # it must not be larger than an epoch
+        if size != "auto" and c["draw"] == "steps":  # a minibatch is at most an epoch
             value = max(value, -(-size // facts.agents))
-        elif size != "auto":  # nor that, and it must be made of whole segments
+        elif size != "auto":  # and here it has whole segments
             divisors = [n for n in range(1, size + 1) if size % n == 0 and n * facts.agents >= size]
             value = min(divisors, key=lambda n: abs(math.log(n / value)))
         epochs = facts.steps / (value * facts.agents)
@@ -160,26 +165,26 @@ def decide(train, facts):
 
 
 def discount(cut):
-    """(gamma, why); cut: as in Facts."""
+    """Return (gamma, reason); cut: as in Facts."""
     if cut is None or cut >= 100:
         return 0.99, "looks some 100 steps ahead"
     return round(1 - 1 / max(2, cut), 3), f"every episode is cut off after {cut} steps"
 
 
 def farthest(space):
-    """The bound of a Box that is farthest from 0."""
+    """Return the bound of a Box that is farthest from 0."""
     return max(float(abs(bound.astype(float)).max()) for bound in (space.low, space.high))
 
 
 def wants_normalising(facts):
-    """(whether to normalise observations, why)."""
+    """Return (whether to normalise observations, reason)."""
     seen = ("numbers", "image") if facts.native else ("numbers",)  # what is seen in C, one linear map reads
     numbers = [space for space in facts.spaces if leaf_kind(space) in seen]
     if not numbers:
         return False, "no plain numbers are seen"
     if any(isinstance(space, gymnasium.spaces.Text) for space in numbers):
         return True, "characters are seen as numbers"
-    # Small integers often name things, a cell or a kind. In larger ones a network drowns.
+    # Small integers often name things, a cell or a kind. Larger ones saturate a network.
     boxes = [space for space in numbers if isinstance(space, gymnasium.spaces.Box)
              and (space.dtype.kind == "f" or farthest(space) > KINDS)]
     if not boxes:

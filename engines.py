@@ -108,7 +108,7 @@ def flops(policy, rows):
 def replaced_methods(module):
     """Return the names of functions that were assigned to this one module."""
     return [name for name, value in vars(module).items()
-            if callable(value) and value is not models.flattened]
+            if callable(value) and value is not models.flatten_observation]
 
 
 def is_hooked(owner, prefix=""):
@@ -473,7 +473,8 @@ class TorchPolicy:
 
     def _warn_of_probabilities(self, outputs):
         if self.buffers.has_heads and models.are_probabilities(outputs.detach(), self.vecenv.action_heads):
-            warn_once(f"network: {type(models.wrapped(self.policy)).__name__} returns probabilities, but logits are "
+            name = type(models.inner_policy(self.policy)).__name__
+            warn_once(f"network: {name} returns probabilities, but logits are "
                       "expected, of which a softmax is taken: all actions stay about as likely, and little is learnt. "
                       "Return what goes into the softmax, or the probabilities' logarithm.")
 
@@ -524,7 +525,7 @@ class TorchPolicy:
         error = (buffers.new_values - values)[valid].square().mean() / (values[valid].square().mean() + 1e-12)
         is_known = self.precision != torch.float32 or self.normalises_batches  # it rounds more, or is told of anyway
         if max(divergence, error.item()) > MAX_DIFFERENCE and not is_known and data_parallel.connect().rank == 0:
-            name = type(models.wrapped(self.policy)).__name__
+            name = type(models.inner_policy(self.policy)).__name__
             print(f"network: {name} does not learn what it does: before the first update, its outputs are not those of "
                   f"the rollout (probabilities by {divergence:.1e}, values by {error:.1e}). Dropout and other noise do "
                   "that. So does what a network keeps in itself from call to call, a memory or statistics: "
@@ -779,7 +780,7 @@ def misread(policy, vecenv):
 
     def by_steps(keep):
         """The outputs, and the names that a step has added to the state, which are kept or not."""
-        torch.manual_seed(0)  # a network may draw noise; `on_trial` puts the generator back
+        torch.manual_seed(0)  # a network may draw noise; `evaluation_mode` puts the generator back
         state, outputs = beginning(AGENTS), []
         names = set(state)
         for now in seen:
@@ -790,7 +791,7 @@ def misread(policy, vecenv):
 
     name, step = type(policy).__name__, "forward_eval" if hasattr(policy, "forward_eval") else "forward"
     try:
-        with models.on_trial(policy):
+        with models.evaluation_mode(policy):
             steps, added = by_steps(False)
             if added and relative_error(by_steps(True)[0], steps) > 1e-3:
                 return (f"{name}.{step} leaves {', '.join(sorted(added))} in the state, which would be lost: "

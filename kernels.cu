@@ -158,7 +158,7 @@ template <int V, class Real> CELL void mingru_scan_grad_lane(
     write<V>(sum, sum_h), write<V>(sum + H, sum_g), write<V>(sum + 2 * H, sum_p);
 }
 
-CELL bool one_channel(i64 M, i64 H) { return H % 2 || M * H < MANY; }  // a thread; kernels._launch_scan counts them
+CELL bool one_channel(i64 M, i64 H) { return H % 2 || M * H < MIN_CHANNELS_FOR_PAIRS; }  // a thread; kernels._launch_scan counts them
 
 // Gates, inputs and outputs are float32, bfloat16, or bfloat16 with a float32 output, as the last layer's is.
 
@@ -506,7 +506,7 @@ extern "C" __global__ void advantage(i64 T, i64 N, i64 count, const i64 *index, 
 }
 
 extern "C" __global__ void priorities(i64 T, i64 N, i64 count, const float *advantages, const u8 *valid, double alpha,
-                                      const i64 *index, double *masses) {
+                                      const i64 *index, double *priority) {
     i64 m = global_thread() / 32;
     if (m >= count) return;
     i64 n = index[m];
@@ -514,7 +514,7 @@ extern "C" __global__ void priorities(i64 T, i64 N, i64 count, const float *adva
     for (i64 t = threadIdx.x % 32; t < T; t += 32)
         if (valid[t * N + n] != 0) total += fabs((double)advantages[t * N + n]), live = 1.0;
     total = warp_sum(total), live = warp_sum(live);
-    if (threadIdx.x % 32 == 0) masses[n] = live > 0.0 ? pow(total, alpha) + 1e-6 : 0.0;
+    if (threadIdx.x % 32 == 0) priority[n] = live > 0.0 ? pow(total, alpha) + 1e-6 : 0.0;
 }
 
 // --------------------------------------------------------------------------------------------------------------------
@@ -572,7 +572,7 @@ template <class Sum, class Get> CELL Sum sum_every(int row, int end, int apart, 
     return sum;
 }
 
-// One of the sums of add_rows: where its rows lie, and whether they are bfloat16; how many rows and columns; a block's rows;
+// One of the sums of add_bias_gradients: where its rows lie, and whether they are bfloat16; how many rows and columns; a block's rows;
 // the first of its blocks and of its parts; where the result goes.
 struct RowSum { i64 values, half, rows, columns, chunk, first_block, first_part, gradient; };
 
@@ -608,7 +608,7 @@ template <class Real> CELL void add_rows_block(const RowSum &of, int block, int 
 }
 
 // Of each RowSum: gradient = the sum of the rows, or += if `add`. A ticket for each.
-extern "C" __global__ void add_rows(int count, const i64 *sums, bool add, double *parts, int *tickets) {
+extern "C" __global__ void add_bias_gradients(int count, const i64 *sums, bool add, double *parts, int *tickets) {
     __shared__ double shared[256];
     __shared__ int last;
     const RowSum *all = (const RowSum *)sums;
@@ -762,16 +762,16 @@ CELL Before sum_before(double mine, double *shared, double *totals) {
 }
 
 extern "C" __global__ void __launch_bounds__(1024)
-draw(i64 N, i64 M, i64 first, u64 seed, const i64 *counter, const float *beta, const double *masses, double *cumulative,
+draw_segments(i64 N, i64 M, i64 first, u64 seed, const i64 *counter, const float *beta, const double *priorities, double *cumulative,
      i64 *index, float *weights) {
     __shared__ double shared[32 * 33], totals[32];
     i64 piece = (N + 1023) / 1024, begin = threadIdx.x * piece, end = begin + piece < N ? begin + piece : N;
     double sum = 0.0;
-    for (i64 n = begin; n < end; n++) sum += masses[n];
+    for (i64 n = begin; n < end; n++) sum += priorities[n];
     Before before = sum_before(sum, shared, totals);
     sum = 0.0;
     for (i64 n = begin; n < end; n++) {
-        sum += masses[n];
+        sum += priorities[n];
         cumulative[n] = before.warps + (before.lanes + sum);
     }
     __syncthreads();
@@ -783,12 +783,12 @@ draw(i64 N, i64 M, i64 first, u64 seed, const i64 *counter, const float *beta, c
     u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
     i64 begun = counter[1] * M;  // draws of the minibatches before
     for (i64 m = threadIdx.x; m < M; m += 1024) {
-        auto words = philox_cell((u32)(first + m), (u32)counter[0], (u32)(begun / N), PURPOSE_DRAW, key0, key1);
+        auto words = philox_cell((u32)(first + m), (u32)counter[0], (u32)(begun / N), PURPOSE_SEGMENT, key0, key1);
         double u = ((double)words.a * 4294967296.0 + (double)words.b) * 5.421010862427522e-20;  // 2^-64
         u += (double)(begun % N) / N;
         i64 found = search_cell(row, (m + (u - floor(u))) / M * total, true);
         found = found < live ? found : live;
-        double share = N * (masses[found] / total);  // NaN ** 0 is 1, which would hide it
+        double share = N * (priorities[found] / total);  // NaN ** 0 is 1, which would hide it
         index[m] = found;
         weights[m] = share > 0.0 ? (float)pow(share, -(double)beta[0]) : bits_as<float>(0x7fffffffu);
     }

@@ -1,31 +1,36 @@
-"""Fused kernels over one preallocated arena: everything in PPO that is not a matrix product.
+"""Compute everything in PPO that is not a matrix product, in fused kernels.
 
-    from kernels import advantage, mingru_scan, ppo_loss    # the arena is in arena.py
+    from kernels import advantage, mingru_scan, ppo_loss    # their arrays come from arena.py
     python -m pytest tests/test_kernels.py        # every kernel against its float64 reference
-    python bench/bench_kernels.py                 # nanoseconds an element, and a plain copy's
+    python bench/bench_kernels.py                 # nanoseconds per element, next to a plain copy
 
-Read from top to bottom: scalar mathematics, then the kernels in the order in which an epoch meets
-them (sample, advantage, priorities, gather, MinGRU, loss, and what optim.py needs). A kernel has these parts:
+The file has the scalar mathematics first, then the kernels in the order of an epoch: sample,
+advantage, priorities, gather, MinGRU, loss, optimizer (optim.py). A kernel has these parts:
 
-    *_cell      the mathematics of one element, on float32 scalars; its formula stands nowhere else (but two that a CPU
-                takes for many agents or steps at once: `_choose_rows` and `_head_rows`)
-    _*_lanes    the driver: a numba loop, without the GIL, over a range of lanes (agents, segments or steps), the
-                contiguous axis innermost so that it vectorises. What it works with is given to it: if it makes an
-                array, numba says "NRT required but not enabled". A GPU runs it if it has none of the next two
-    _*_cuda     the driver for a GPU: each of its threads has one lane, and neighbouring lanes are neighbours in memory
-    kernels.cu  C++ for a GPU in place of the driver; the cells that it names are translated to C for it (fast/cuda_cpp)
-    the public function: checks shapes and types and hands the arrays to the driver for the tensors' device. On a CPU
-                it uses as many threads as `with kernels.threads(n)` allows the caller (1 by default, because the
-                trainer's workers already run side by side), on a GPU torch's current stream
+    *_cell      the formula for one element, on float32 scalars. Two formulas exist twice, because
+                a CPU computes them for many agents or steps at once: `_choose_rows`, `_head_rows`
+    _*_lanes    the driver: a numba loop without the GIL over a range of lanes (agents, segments
+                or steps). The contiguous axis is innermost, so that the loop vectorises. A driver
+                gets all arrays as arguments; one that allocates fails with "NRT required but not
+                enabled". A GPU runs it too, unless the kernel has one of the next two parts
+    _*_cuda     the driver for a GPU: one lane per thread, neighbouring lanes contiguous in memory
+    kernels.cu  the kernel in C++ for a GPU; fast/cuda_cpp.py translates the cells that it names
+    function    the public name. It checks shapes and types, then runs the driver for the tensors'
+                device: on a CPU with the threads of `with arena.threads(n)` (default 1), on a GPU
+                on torch's current stream
 
-To change a formula, edit its cell, its reference in tests/reference.py, and ppo.py; to add a kernel, copy `advantage`.
+To change a formula, edit its cell, its reference in tests/reference.py, and ppo.py. To add a
+kernel, copy `advantage`.
 
-All data is time-major, (T, N, ...): T the horizon, N agents. float32 unless a docstring says otherwise; flags are
-uint8. An array that a docstring calls floats may be bfloat16 too; the mathematics is in float32 all the same. Every
-constant in a cell is a np.float32, because one bare literal would make a whole loop compute in float64.
+All data is time-major, (T, N, ...): T steps (the horizon) of N agents. Arrays are float32 unless a
+docstring says otherwise; flags are uint8. "floats" are float32 or bfloat16, and the mathematics is
+in float32. Constants in a cell are np.float32: a bare literal makes the whole loop float64.
+
+hgp is the output of a MinGRU layer's one linear map, (T, M, 3H): the pre-activations of the
+candidate state h, of the update gate g, and of the highway gate p, side by side.
 """
 
-import functools  # noqa: I001  (the names of arena on few lines)
+import functools  # noqa: I001  (arena's names on few lines)
 import math
 
 import numpy as np
@@ -35,9 +40,9 @@ from numba.extending import overload
 
 from fast import cuda_cpp
 from arena import (
-    FLOATS, HALF, ONE, ZERO, ask_ahead, cell, check_heads, check_index, check_log_std, check_numbers,
-    check_rows, check_sizes, check_squash, checked, constant, distinct_driver, driver, f32, i32,
-    numpy_dtype, on_gpu, optional_masks, reduction_driver, run, u16, u32, u64,
+    FLOATS, HALF, ONE, ZERO, cell, check_array, check_dimensions, check_heads, check_index,
+    check_log_std, check_numbers, check_rows, check_squash, constant, distinct_driver, driver, f32,
+    i32, numpy_dtype, on_gpu, optional_masks, prefetch, reduction_driver, run, u16, u32, u64,
 )
 
 CUDA = cuda_cpp.Module("kernels.cu", globals())  # the GPU kernels that are written in C++
@@ -48,18 +53,21 @@ CUDA = cuda_cpp.Module("kernels.cu", globals())  # the GPU kernels that are writ
 
 @njit(error_model="numpy")
 def power_of_two(shifted):
-    """2^k from k + 1.5·2^23, by moving k's bits into the exponent."""
+    """Return 2^k for k + 1.5·2^23, by moving the bits of k into the exponent."""
     return i32(i32(f32(shifted).view(i32) + i32(127)) << i32(23)).view(f32)
 
 
 @cell
 def exp_cell(x):
-    """e^x within 1e-7 relative: 2^k · p(r), p of degree 6 (constants of Cephes' expf, Moshier
-    1992), and 0 below -87. NaN stays NaN."""
+    """Return e^x within 1e-7 relative, and 0 below -87. NaN stays NaN.
+
+    2^k · p(r), p of degree 6 (constants of Cephes' expf, Moshier 1992).
+    """
     x = f32(88.0) if x > f32(88.0) else x
     under = x < f32(-87.0)
     x = f32(-87.0) if under else x
-    shifted = x * f32(1.44269504) + f32(12582912.0)  # adding 1.5·2^23 rounds to an integer k, left in the low bits
+    # adding 1.5·2^23 rounds to an integer k, left in the low bits
+    shifted = x * f32(1.44269504) + f32(12582912.0)
     k = shifted - f32(12582912.0)
     r = x - k * f32(0.693359375)
     r = r - k * f32(-2.12194440e-4)
@@ -78,24 +86,27 @@ def exp_cell(x):
 
 @njit(error_model="numpy")
 def float_of_bfloat(bits):
+    """Return the float32 of bfloat16 bits."""
     return u32(u32(bits) << u32(16)).view(f32)
 
 
 @njit(error_model="numpy")
 def bfloat_of_float(x):
-    """Rounded to the nearest, halves away from zero; NaN stays NaN. (To round halves to even takes
-    five operations, not two, and made the loops a seventh slower.)"""
+    """Round to the nearest bfloat16, halves away from zero. NaN stays NaN.
+
+    Rounding halves to even takes five operations, not two, and slows the loops by a seventh.
+    """
     bits = f32(x).view(u32)
     return u16((bits | u32(0x00400000) if x != x else u32(bits + u32(0x8000))) >> u32(16))
 
 
 def widen(x):
-    """A number read from an array, as a float32 if the array holds bfloat16."""
+    """Return a number read from an array as float32."""
     return float_of_bfloat(x) if isinstance(x, u16) else x
 
 
 def narrow(x, array):
-    """A number to be written into an array, as bfloat16 if the array holds that."""
+    """Return a number as the array's dtype, float32 or bfloat16."""
     return bfloat_of_float(x) if array.dtype == u16 else x
 
 
@@ -106,7 +117,9 @@ def _widen(x):
 
 @overload(narrow)
 def _narrow(x, array):
-    return (lambda x, array: bfloat_of_float(x)) if array.dtype == types.uint16 else (lambda x, array: x)
+    if array.dtype == types.uint16:
+        return lambda x, array: bfloat_of_float(x)
+    return lambda x, array: x
 
 
 SIGMOID_END = f32(16.02)  # above this the sigmoid is 1 in float32
@@ -114,8 +127,10 @@ SIGMOID_END = f32(16.02)  # above this the sigmoid is 1 in float32
 
 @cell
 def half_tanh_cell(x):
-    """½ tanh(x / 2) by the rational minimax approximation of Eigen's ptanh: numerator and denominator are
-    worked out side by side, which makes a MinGRU scan a fifth faster than e^-x does."""
+    """Return ½ tanh(x / 2) by the rational minimax approximation of Eigen's ptanh.
+
+    Numerator and denominator are independent, so a MinGRU scan takes a fifth less than with e^-x.
+    """
     x = SIGMOID_END if x > SIGMOID_END else x
     x = -SIGMOID_END if x < -SIGMOID_END else x
     y = x * x
@@ -132,19 +147,22 @@ def half_tanh_cell(x):
 
 @cell
 def sigmoid_cell(x):
-    """1/(1 + e^-x) within 2e-7. NaN stays NaN."""
+    """Return 1/(1 + e^-x) within 2e-7. NaN stays NaN."""
     return half_tanh_cell(x) + HALF
 
 
 @cell
 def tanh_cell(x):
-    """tanh x within 4e-7; the relative error is below 3e-7 for |x| < 1. NaN stays NaN."""
+    """Return tanh x within 4e-7 (relative 3e-7 for |x| < 1). NaN stays NaN."""
     return f32(2.0) * half_tanh_cell(f32(2.0) * x)
 
 
 @njit(error_model="numpy")
 def exponent_and_mantissa(x):
-    """(k, m) as floats with x = m · 2^k, m within sqrt(½) and sqrt(2); x normal and above 0."""
+    """Return floats (k, m) with x = m · 2^k, sqrt(½) <= m < sqrt(2).
+
+    x is normal and above 0.
+    """
     bits = f32(x).view(i32) - i32(0x3F3504F3)
     k = bits >> i32(23)
     return f32(k), i32((bits & i32(0x7FFFFF)) + i32(0x3F3504F3)).view(f32)
@@ -152,7 +170,10 @@ def exponent_and_mantissa(x):
 
 @cell
 def log_cell(x):
-    """log x within 1e-7 relative, x normal and above 0 (constants of Cephes' logf, Moshier 1992)."""
+    """Return log x within 1e-7 relative, for x normal and above 0.
+
+    Constants of Cephes' logf (Moshier 1992).
+    """
     k, m = exponent_and_mantissa(x)
     f = m - ONE
     z = f * f
@@ -171,7 +192,10 @@ def log_cell(x):
 
 @cell
 def cos_turn_cell(u):
-    """cos(2 pi u) within 1e-6 for u in [0, 1): minus the sine's Taylor series, at most a quarter turn from its zero."""
+    """Return cos(2 pi u) within 1e-6, for u in [0, 1).
+
+    Minus the sine's Taylor series, at most a quarter turn from its zero.
+    """
     w = f32(6.283185307179586) * (f32(0.25) - abs(u - HALF))
     z = w * w
     p = f32(-2.5052108e-8)
@@ -193,7 +217,10 @@ def philox_round(c0, c1, c2, c3, k0, k1):
 
 @cell
 def philox_cell(c0, c1, c2, c3, k0, k1):
-    """Philox4x32-10 (Salmon et al. 2011): four random 32-bit words from a counter and a key."""
+    """Return four random 32-bit words of a counter and a key.
+
+    Philox4x32-10 (Salmon et al. 2011).
+    """
     for _ in range(10):
         c0, c1, c2, c3 = philox_round(c0, c1, c2, c3, k0, k1)
         k0 = u32((u64(k0) + u64(0x9E3779B9)) & u64(0xFFFFFFFF))
@@ -203,12 +230,13 @@ def philox_cell(c0, c1, c2, c3, k0, k1):
 
 @cell
 def uniform_cell(word):
-    """A float32 in [0, 1) from the upper 24 bits of a word."""
+    """Return a float32 in [0, 1) from the upper 24 bits of a word."""
     return f32(word >> u32(8)) * f32(5.9604644775390625e-08)
 
 
-# What a random word is for: the last word of its Philox counter. An exact resume rests on these counters (runs.py).
-PURPOSE_ACTION, PURPOSE_DRAW = u32(1), u32(2)
+# The purpose of a random word is the last word of its Philox counter. An exact resume depends on
+# these counters (runs.py).
+PURPOSE_ACTION, PURPOSE_SEGMENT = u32(1), u32(2)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -216,62 +244,68 @@ PURPOSE_ACTION, PURPOSE_DRAW = u32(1), u32(2)
 
 
 @cell
-def head_max_cell(row, mask, masked, first, last):
+def head_max_cell(row, mask, has_mask, first, last):
+    """Return the largest allowed logit of a head, or NaN if one is NaN."""
     top = -f32(np.inf)
     for j in range(first, last):
-        if not (masked and mask[j] == 0) and not (row[j] <= top):  # also true if NaN
+        if not (has_mask and mask[j] == 0) and not (row[j] <= top):  # also true if NaN
             top = row[j]
     return top
 
 
 @cell
-def action_words_cell(seed, step, agent, part):
-    """The random words of one part of an agent's action: a head, or a dimension."""
-    return philox_cell(u32(agent), u32(step & u64(0xFFFFFFFF)), u32((step >> u64(32)) << u64(16)) | u32(part),
-                       PURPOSE_ACTION, u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32)))
+def action_words_cell(seed, step, agent, place):
+    """Return the random words for one head or dimension of an agent's action."""
+    return philox_cell(u32(agent), u32(step & u64(0xFFFFFFFF)), u32((step >> u64(32)) << u64(16))
+                       | u32(place), PURPOSE_ACTION, u32(seed & u64(0xFFFFFFFF)),
+                       u32(seed >> u64(32)))
 
 
 @cell
-def choose_cell(row, mask, masked, first, last, uniform, deterministic):
-    """(action, its log-probability) of the head with the logits row[first:last], by a number in [0, 1), or the most
-    likely one, for a GPU. `_choose_rows` is the same for a CPU: edit both. Equal logits give equal actions on every
-    device: compilers may fuse a product and a sum, and here each product goes into one sum only, so that all of them
-    fuse the same."""
-    top, total = head_max_cell(row, mask, masked, first, last), ZERO
+def choose_cell(row, mask, has_mask, first, last, uniform, deterministic):
+    """Return (action, log-probability) of one head, on a GPU.
+
+    The logits are row[first:last]; uniform is a number in [0, 1); deterministic takes the most
+    likely action. `_choose_rows` is the same for a CPU: edit both. Equal logits give equal actions
+    on every device: a compiler may fuse a product and a sum, so here each product goes into one sum
+    only.
+    """
+    top, total = head_max_cell(row, mask, has_mask, first, last), ZERO
     for j in range(first, last):
-        if not (masked and mask[j] == 0):
+        if not (has_mask and mask[j] == 0):
             total += exp_cell(row[j] - top)
-    choice, running, target = first, ZERO, uniform * total
+    action, cumulative, threshold = first, ZERO, uniform * total
     for j in range(first, last):
-        if masked and mask[j] == 0:
+        if has_mask and mask[j] == 0:
             continue
-        choice = j  # the last allowed action stays if rounding, or a NaN, leaves the target beyond all
-        running += exp_cell(row[j] - top)
-        if row[j] == top if deterministic else running > target:
+        # the last allowed action stays if rounding, or a NaN, leaves the target beyond all
+        action = j
+        cumulative += exp_cell(row[j] - top)
+        if row[j] == top if deterministic else cumulative > threshold:
             break
-    return choice - first, row[choice] - top - f32(math.log(total))
+    return action - first, row[action] - top - f32(math.log(total))
 
 
 @driver
-def _sample_discrete_cuda(begin, end, logits, masked, masks, heads, seed, first_agent, counter, deterministic, actions,
-                          logprobs, values):
+def _sample_discrete_cuda(begin, end, logits, has_masks, masks, heads, seed, first_agent, counter,
+                          deterministic, actions, logprobs, values):
     width, step = logits.shape[1], u64(counter[0])
     for i in range(begin, end):
-        row, mask = logits[i], masks[i if masked else 0]
+        row, mask = logits[i], masks[i if has_masks else 0]
         logprob, first = ZERO, 0
         for head in range(len(heads)):
             word, _, _, _ = action_words_cell(seed, step, first_agent + i, head)
             last = first + heads[head]
-            actions[i, head], chosen = choose_cell(row, mask, masked, first, last, uniform_cell(word), deterministic)
-            logprob += chosen
+            actions[i, head], head_logprob = choose_cell(row, mask, has_masks, first, last,
+                                                         uniform_cell(word), deterministic)
+            logprob += head_logprob
             first = last
         logprobs[i] = logprob
         values[i] = row[width - 1]
 
 
-# CHOICE_ROWS: numbers that the choice needs for each agent, besides two for each logit. CHOOSING: agents that choose
-# together.
-CHOICE_ROWS, CHOOSING = 5, 64
+# CHOICE_ROWS: scratch numbers per agent, besides two per logit. AGENTS_AT_ONCE: agents per block.
+CHOICE_ROWS, AGENTS_AT_ONCE = 5, 64
 
 
 @distinct_driver
@@ -282,10 +316,12 @@ def _uniform_rows(uniform, seed, step, first_agent, head):
 
 
 @distinct_driver
-def _choose_rows(logits, powers, uniform, top, total, log_total, choice, deterministic):
-    """choose_cell for n agents: logits (choices, n), -inf if forbidden. `choice` becomes how many choices come before
-    the chosen one: all of them if there is none, because of a NaN or because all logits are -inf. The innermost axis is
-    the agents, so that every loop vectorises."""
+def _choose_rows(logits, likelihoods, uniform, top, total, log_total, choice, deterministic):
+    """Compute choose_cell for n agents, in loops over agents that vectorise.
+
+    logits (choices, n), -inf where forbidden. `choice` gets the number of choices that precede the
+    chosen one: all of them if there is none, because of a NaN or because all logits are -inf.
+    """
     agents = len(top)
     for i in range(agents):
         top[i], total[i], choice[i] = logits[0, i], ZERO, ZERO
@@ -294,49 +330,53 @@ def _choose_rows(logits, powers, uniform, top, total, log_total, choice, determi
         for i in range(agents):
             top[i] = top[i] if row[i] <= top[i] else row[i]
     for j in range(len(logits)):
-        row, power = logits[j], powers[j]
+        row, likelihood = logits[j], likelihoods[j]
         for i in range(agents):
-            e, likeliest = exp_cell(row[i] - top[i]), row[i] == top[i] and top[i] > -f32(np.inf)
-            power[i] = (ONE if likeliest else ZERO) if deterministic else e
+            e, is_mode = exp_cell(row[i] - top[i]), row[i] == top[i] and top[i] > -f32(np.inf)
+            likelihood[i] = (ONE if is_mode else ZERO) if deterministic else e
             total[i] += e
     for i in range(agents):
         log_total[i] = log_cell(total[i]) + (total[i] - total[i])  # NaN stays NaN
         uniform[i] = ZERO if deterministic else uniform[i] * total[i]
         total[i] = ZERO
     for j in range(len(logits)):
-        power = powers[j]
+        likelihood = likelihoods[j]
         for i in range(agents):
-            total[i] += power[i]
+            total[i] += likelihood[i]
             choice[i] += ZERO if total[i] > uniform[i] else ONE
 
 
 @driver
-def _sample_discrete_lanes(begin, end, logits, masked, masks, heads, seed, first_agent, counter, deterministic, actions,
-                           logprobs, values, work):
+def _sample_discrete_lanes(begin, end, logits, has_masks, masks, heads, seed, first_agent, counter,
+                           deterministic, actions, logprobs, values, work):
     choices, step = logits.shape[1] - 1, u64(counter[0])
-    for block in range(begin, end, CHOOSING):
-        n = min(end - block, CHOOSING)
-        rows = work[begin : begin + n].reshape(CHOICE_ROWS + 2 * choices, n)  # begin: each thread uses its own
-        copied, powers = rows[CHOICE_ROWS : CHOICE_ROWS + choices], rows[CHOICE_ROWS + choices :]
+    for block in range(begin, end, AGENTS_AT_ONCE):
+        n = min(end - block, AGENTS_AT_ONCE)
+        # from `begin` on, so that threads use disjoint scratch
+        rows = work[begin : begin + n].reshape(CHOICE_ROWS + 2 * choices, n)
+        allowed_logits = rows[CHOICE_ROWS : CHOICE_ROWS + choices]
+        likelihoods = rows[CHOICE_ROWS + choices :]
         uniform, top, total, log_total, choice = rows[0], rows[1], rows[2], rows[3], rows[4]
         for i in range(n):
             logprobs[block + i], values[block + i] = ZERO, logits[block + i, choices]
             for j in range(choices):
-                copied[j, i] = -f32(np.inf) if masked and masks[block + i, j] == 0 else logits[block + i, j]
+                is_forbidden = has_masks and masks[block + i, j] == 0
+                allowed_logits[j, i] = -f32(np.inf) if is_forbidden else logits[block + i, j]
         first = 0
         for head in range(len(heads)):
             last = first + heads[head]
-            of_head = copied[first:last]
+            head_logits = allowed_logits[first:last]
             _uniform_rows(uniform, seed, step, u64(first_agent) + u64(block), head)
-            _choose_rows(of_head, powers[first:last], uniform, top, total, log_total, choice, deterministic)
+            _choose_rows(head_logits, likelihoods[first:last], uniform, top, total, log_total,
+                         choice, deterministic)
             for i in range(n):
-                chosen = int(choice[i])
-                if chosen == last - first:  # there is none: the last allowed one
-                    chosen -= 1
-                    while chosen > 0 and masked and masks[block + i, first + chosen] == 0:
-                        chosen -= 1
-                actions[block + i, head] = chosen
-                logprobs[block + i] += of_head[chosen, i] - top[i] - log_total[i]
+                action = int(choice[i])
+                if action == last - first:  # no choice, because of a NaN: the last allowed one
+                    action -= 1
+                    while action > 0 and has_masks and masks[block + i, first + action] == 0:
+                        action -= 1
+                actions[block + i, head] = action
+                logprobs[block + i] += head_logits[action, i] - top[i] - log_total[i]
             first = last
 
 
@@ -345,68 +385,81 @@ LOG_SQRT_2PI = f32(0.91893853320467274178)
 
 @cell
 def squash_cell(u, half):
-    """(tanh u, log(1 - tanh² u)) without overflow; 1 - tanh² u itself would lose digits near 0. Zeros unless half is
-    above 0 (the second row of models.squash): such a number is start - half · u."""
+    """Return (tanh u, log(1 - tanh² u)) without overflow.
+
+    Computing 1 - tanh² u directly loses digits near 0. Zeros unless half is above 0 (the second row
+    of models.squash): such a number is start - half · u.
+    """
     x = abs(u)
     e = exp_cell(f32(-2) * x)
-    size = (ONE - e) / (ONE + e)
-    inside = -size if u < ZERO else size
+    magnitude = (ONE - e) / (ONE + e)
+    squashed = -magnitude if u < ZERO else magnitude
     log_slope = f32(2) * (f32(0.69314718056) - x - log_cell(ONE + e))
-    return (inside if half > ZERO else ZERO), (log_slope if half > ZERO else ZERO)
+    return (squashed if half > ZERO else ZERO), (log_slope if half > ZERO else ZERO)
 
 
 @cell
-def gaussian_draw_cell(mean, log_std, a, b, deterministic):
-    """(u, -log p(u)) by two random words (Box and Muller 1958), or the mean."""
-    radius = f32(math.sqrt(f32(-2.0) * log_cell(ONE - uniform_cell(a))))
-    noise = ZERO if deterministic else radius * cos_turn_cell(uniform_cell(b))
+def gaussian_draw_cell(mean, log_std, word_a, word_b, deterministic):
+    """Return (u, -log p(u)) by two random words (Box and Muller 1958), or the mean."""
+    radius = f32(math.sqrt(f32(-2.0) * log_cell(ONE - uniform_cell(word_a))))
+    noise = ZERO if deterministic else radius * cos_turn_cell(uniform_cell(word_b))
     return mean + exp_cell(log_std) * noise, HALF * noise * noise + log_std + LOG_SQRT_2PI
 
 
 @driver
-def _sample_continuous_lanes(begin, end, means, log_std, squash, seed, first_agent, counter, deterministic, samples,
-                           actions, logprobs, values):
-    width, step, squashed = means.shape[1], u64(counter[0]), squash[1, 0] != ZERO
+def _sample_continuous_lanes(begin, end, means, log_std, squash, seed, first_agent, counter,
+                             deterministic, samples, actions, logprobs, values):
+    width, step, is_squashed = means.shape[1], u64(counter[0]), squash[1, 0] != ZERO
     for i in range(begin, end):
         logprob = ZERO
         for j in range(width - 1):
-            a, b, _, _ = action_words_cell(seed, step, first_agent + i, j)
-            u, surprise = gaussian_draw_cell(means[i, j], log_std[i, j], a, b, deterministic)
+            word_a, word_b, _, _ = action_words_cell(seed, step, first_agent + i, j)
+            u, neg_logprob = gaussian_draw_cell(means[i, j], log_std[i, j], word_a, word_b,
+                                                deterministic)
             samples[i, j] = u  # without squash, samples is the array of actions itself
-            logprob -= surprise
-            if squashed:
+            logprob -= neg_logprob
+            if is_squashed:
                 half = squash[1, j]
-                inside, log_slope = squash_cell(u, half)
-                actions[i, j] = squash[0, j] + (half * inside if half > ZERO else -half * u)
+                squashed, log_slope = squash_cell(u, half)
+                actions[i, j] = squash[0, j] + (half * squashed if half > ZERO else -half * u)
                 logprob -= squash[2, j] + log_slope
         logprobs[i] = logprob
         values[i] = means[i, width - 1]
 
 
-def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, heads=None, log_std=None, masks=None,
-           squash=None, samples=None, deterministic=False):
-    """Draw one action an agent from the decoder's outputs.
+def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, heads=None,
+           log_std=None, masks=None, squash=None, samples=None, deterministic=False):
+    """Draw one action per agent from the decoder's outputs.
 
-    outputs (n, A + 1): A logits (or means), then the value. Discrete: `heads`, int64 (heads,) sizes that add up to A;
-    actions (n, heads) int32; masks (n, A) uint8, 0 forbids. Continuous: `log_std` (A,) or (n, A); actions (n, A)
-    float32, the unclipped sample. Written: actions, logprobs (n,) joint over heads or dimensions, values (n,).
-    With `squash` (3, A) (middle, half and log half of the bounds; see models.squash) the sample u goes to `samples`
-    (n, A), middle + half · tanh(u) to actions, logprobs are of these actions (Haarnoja et al. 2018, appendix C). A
-    number whose half is below 0 has no tanh: its action is middle - half · u.
+    outputs (n, A + 1): A logits (or means), then the value. Discrete: `heads`, int64 (heads,),
+    sizes that add up to A, on the CPU; actions (n, heads) int32; masks (n, A) uint8, 0 forbids.
+    Continuous: `log_std` (A,) or (n, A); actions (n, A) float32, the unclipped sample. Written:
+    actions, logprobs (n,) joint over heads or dimensions, values (n,).
 
-    Random words are Philox(key=seed, counter=(first_agent + row, step, head or dimension, PURPOSE_ACTION)): the same
-    for any split of the agents over buffers, threads and devices. `step` is a number or an int64 tensor (1,), which
-    a CUDA graph reads anew. `deterministic` takes the most likely action. `heads` stays on the CPU. Raises ValueError
-    or TypeError for a wrong shape or dtype."""
-    n, width = check_sizes("sample", "outputs", outputs, 2)
-    outputs, like = checked("sample", "outputs", outputs, (n, width)), logprobs
-    logprobs, values = checked("sample", "logprobs", logprobs, (n,)), checked("sample", "values", values, (n,))
-    random = (u64(seed), u64(first_agent), check_numbers("sample", "step", step, 1, np.int64, like), deterministic)
+    `squash` (3, A) has middle, half and log half of the bounds (see models.squash). The sample u
+    then goes to `samples` (n, A), middle + half · tanh(u) to actions, and logprobs are of these
+    actions (Haarnoja et al. 2018, appendix C). A number whose half is below 0 has no tanh: its
+    action is middle - half · u.
+
+    Random words are Philox(key=seed, counter=(first_agent + row, step, head or dimension,
+    PURPOSE_ACTION)): the same for any split of the agents over buffers, threads and devices. `step`
+    is a number or an int64 tensor (1,), which a CUDA graph reads at each replay. `deterministic`
+    takes the most likely action. Raises ValueError or TypeError for a wrong shape or dtype.
+    """
+    n, width = check_dimensions("sample", "outputs", outputs, 2)
+    outputs, like = check_array("sample", "outputs", outputs, (n, width)), logprobs
+    logprobs = check_array("sample", "logprobs", logprobs, (n,))
+    values = check_array("sample", "values", values, (n,))
+    random = (u64(seed), u64(first_agent), check_numbers("sample", "step", step, 1, np.int64, like),
+              deterministic)
     if heads is not None:
-        heads = check_heads("sample", heads, check_sizes("sample", "actions", actions, 2)[1], width - 1, like)
-        masks = None if masks is None else checked("sample", "masks", masks, (n, width - 1), np.uint8)
-        actions = checked("sample", "actions", actions, (n, len(heads)), np.int32)
-        arrays = (outputs, *optional_masks(masks, like, 2), heads, *random, actions, logprobs, values)
+        heads = check_heads("sample", heads, check_dimensions("sample", "actions", actions, 2)[1],
+                            width - 1, like)
+        masks = None if masks is None else check_array("sample", "masks", masks, (n, width - 1),
+                                                       np.uint8)
+        actions = check_array("sample", "actions", actions, (n, len(heads)), np.int32)
+        arrays = (outputs, *optional_masks(masks, like, 2), heads, *random, actions, logprobs,
+                  values)
         if on_gpu(like):
             run(_sample_discrete_cuda, n, 1, *arrays)
         else:
@@ -414,10 +467,12 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
                 np.empty((n, CHOICE_ROWS + 2 * (width - 1)), np.float32))
     else:
         log_std = check_log_std("sample", log_std, (n, width - 1))
-        actions = checked("sample", "actions", actions, (n, width - 1))
-        samples = actions if squash is None else checked("sample", "samples", samples, (n, width - 1))
-        run(_sample_continuous_lanes, n, 12 * width, outputs, log_std, check_squash("sample", squash, width - 1, like),
-            *random, samples, actions, logprobs, values)
+        actions = check_array("sample", "actions", actions, (n, width - 1))
+        samples = (actions if squash is None
+                   else check_array("sample", "samples", samples, (n, width - 1)))
+        run(_sample_continuous_lanes, n, 12 * width, outputs, log_std,
+            check_squash("sample", squash, width - 1, like), *random, samples, actions, logprobs,
+            values)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -425,28 +480,30 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
 
 
 @cell
-def advantage_cell(value, reward, done, cut, truncated_value, ratio, valid, next_advantage, next_value, follows,
-                   mean, gamma, gae_lambda, rho_clip, c_clip, reward_clip):
-    """One step back in time: (advantage, next_value, follows) to hand to the step before; GAE
-    (Schulman et al. 2016, eq. 16) with the clipped importance weights of V-trace (Espeholt et al.
-    2018, eq. 1). Values are relative to `mean`; `follows` is 1 if a value follows, 0 after an
-    episode's end; `cut` says that truncated_value does. An invalid step passes on unchanged what
-    follows it, or 0 if it ends the episode."""
+def advantage_cell(value, reward, done, truncated, truncated_value, ratio, valid, next_advantage,
+                   next_value, has_next, mean, gamma, gae_lambda, rho_clip, c_clip, reward_clip):
+    """Go one step back in time: return (advantage, next_value, has_next).
+
+    GAE (Schulman et al. 2016, eq. 16) with the clipped importance weights of V-trace (Espeholt et
+    al. 2018, eq. 1). Values are relative to `mean`. has_next is 1 if a value follows, 0 after an
+    episode's end; `truncated`: truncated_value follows. An invalid step passes on what follows it
+    unchanged, or 0 if it ends the episode.
+    """
     reward = reward_clip if reward > reward_clip else reward
     reward = -reward_clip if reward < -reward_clip else reward
-    going = ZERO if done else ONE
-    bootstrapped = ONE if cut else going * follows
+    continues = ZERO if done else ONE
+    is_bootstrapped = ONE if truncated else continues * has_next
     rho = rho_clip if ratio > rho_clip else ratio
     c = c_clip if ratio > c_clip else ratio
-    relative = reward - mean * (ONE - gamma * bootstrapped)
-    delta = rho * (relative + gamma * (going * next_value + truncated_value) - value)
-    advantage = delta + gamma * gae_lambda * c * going * next_advantage
-    return ((advantage if valid else going * next_advantage), (value if valid else going * next_value),
-            (ONE if valid else going * follows))
+    centred_reward = reward - mean * (ONE - gamma * is_bootstrapped)
+    delta = rho * (centred_reward + gamma * (continues * next_value + truncated_value) - value)
+    advantage = delta + gamma * gae_lambda * c * continues * next_advantage
+    return ((advantage if valid else continues * next_advantage),
+            (value if valid else continues * next_value), (ONE if valid else continues * has_next))
 
 
 def column_of(index, lane):
-    """The segment of a lane: its place in `index`, or the lane itself if that is None."""
+    """Return the segment of a lane: its entry in `index`, or the lane if that is None."""
     return u64(lane) if index is None else u64(index[lane])
 
 
@@ -458,75 +515,87 @@ def _column_of(index, lane):
 
 
 @distinct_driver
-def _advantage_lanes(begin, end, index, values, rewards, terminals, truncations, bootstraps, ratios, valid, mean,
-                     gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages, following):
-    # all segments, or those in `index` (sorted, or None); 256 at a time, so that what follows them stays in cache
-    T, size = len(rewards), 256
-    for first in range(begin, end, size):
-        last = min(end, first + size)
-        next_advantage, next_value, follows = (following[0, first:last], following[1, first:last],
-                                               following[2, first:last])
+def _advantage_lanes(begin, end, index, values, rewards, terminals, truncations, bootstraps, ratios,
+                     valid, mean, gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages,
+                     scratch):
+    # all segments, or those in `index` (sorted, or None); 256 at a time, so that what follows them
+    # stays in cache
+    T, chunk = len(rewards), 256
+    for first in range(begin, end, chunk):
+        last = min(end, first + chunk)
+        next_advantage, next_value, has_next = (scratch[0, first:last], scratch[1, first:last],
+                                                scratch[2, first:last])
         for i in range(last - first):
-            next_advantage[i], next_value[i], follows[i] = ZERO, values[T, column_of(index, first + i)], ONE
+            next_advantage[i], has_next[i] = ZERO, ONE
+            next_value[i] = values[T, column_of(index, first + i)]
         for t in range(T - 1, -1, -1):
             for i in range(last - first):
                 n = column_of(index, first + i)
-                live, done = valid[t, n] != 0, (terminals[t, n] | truncations[t, n]) != 0
-                cut = done & (terminals[t, n] == 0)
-                a, v, f = advantage_cell(
-                    values[t, n], rewards[t, n], done, cut, bootstraps[t, n], ratios[t, n], live,
-                    next_advantage[i], next_value[i], follows[i], mean[0], gamma, gae_lambda, rho_clip, c_clip,
-                    reward_clip)
-                next_advantage[i], next_value[i], follows[i] = a, v, f
-                advantages[t, n] = a if live else ZERO
+                is_valid, is_done = valid[t, n] != 0, (terminals[t, n] | truncations[t, n]) != 0
+                is_truncated = is_done & (terminals[t, n] == 0)
+                a, v, f = advantage_cell(values[t, n], rewards[t, n], is_done, is_truncated,
+                                         bootstraps[t, n], ratios[t, n], is_valid,
+                                         next_advantage[i], next_value[i], has_next[i], mean[0],
+                                         gamma, gae_lambda, rho_clip, c_clip, reward_clip)
+                next_advantage[i], next_value[i], has_next[i] = a, v, f
+                advantages[t, n] = a if is_valid else ZERO
 
 
-def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid, advantages, *, gamma, gae_lambda,
-              rho_clip=1.0, c_clip=1.0, reward_clip=math.inf, index=None, mean=None):
-    """Advantages of all segments, or of the columns in `index` (sorted int64 (M,)), written into `advantages`.
+def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid, advantages, *,
+              gamma, gae_lambda, rho_clip=1.0, c_clip=1.0, reward_clip=math.inf, index=None,
+              mean=None):
+    """Write the advantages of all segments, or of the columns `index`.
 
-    values (T+1, N), row T bootstraps; rewards, bootstraps (V of a truncated step's final observation, else 0), ratios,
-    advantages (T, N); terminals, truncations (T, N) uint8; valid (T+1, N) uint8. With n_t = 1 - done_t and
-    f_t = 1 if a value follows (V_{t+1} or bootstraps_t), else 0:
+    values (T+1, N), row T bootstraps; rewards, bootstraps (V of a truncated step's final
+    observation, else 0), ratios, advantages (T, N); terminals, truncations (T, N) uint8; valid
+    (T+1, N) uint8; index (M,) int64, sorted. With n_t = 1 - done_t and f_t = 1 if a value follows
+    (V_{t+1} or bootstraps_t), else 0:
+
         R_t = r_t - mean · (1 - gamma · f_t) + gamma · (n_t · V_{t+1} + bootstraps_t)
         delta_t = min(ratio_t, rho_clip) · (R_t - V_t)
         A_t = delta_t + gamma · gae_lambda · min(ratio_t, c_clip) · n_t · A_{t+1}
-    values and bootstraps are relative to `mean`, float32 (1,) (0 by default): these are the advantages of
-    mean + values (a shift as in van Hasselt et al. 2016, here without its rounding).
-    An invalid step gets 0 and passes the A and V that follow it to the step before. `reward_clip`
+
+    values and bootstraps are relative to `mean`, float32 (1,), default 0: the result is the
+    advantages of mean + values without their rounding (a shift as in van Hasselt et al. 2016). An
+    invalid step gets 0 and passes the A and V that follow it to the preceding step. `reward_clip`
     clamps r alone. Raises ValueError or TypeError for a wrong shape or dtype.
     """
-    T, N = check_sizes("advantage", "rewards", rewards, 2)
+    T, N = check_dimensions("advantage", "rewards", rewards, 2)
     arrays = (
-        checked("advantage", "values", values, (T + 1, N)),
-        checked("advantage", "rewards", rewards, (T, N)),
-        checked("advantage", "terminals", terminals, (T, N), np.uint8),
-        checked("advantage", "truncations", truncations, (T, N), np.uint8),
-        checked("advantage", "bootstraps", bootstraps, (T, N)),
-        checked("advantage", "ratios", ratios, (T, N)),
-        checked("advantage", "valid", valid, (T + 1, N), np.uint8),
+        check_array("advantage", "values", values, (T + 1, N)),
+        check_array("advantage", "rewards", rewards, (T, N)),
+        check_array("advantage", "terminals", terminals, (T, N), np.uint8),
+        check_array("advantage", "truncations", truncations, (T, N), np.uint8),
+        check_array("advantage", "bootstraps", bootstraps, (T, N)),
+        check_array("advantage", "ratios", ratios, (T, N)),
+        check_array("advantage", "valid", valid, (T + 1, N), np.uint8),
         check_numbers("advantage", "mean", 0.0 if mean is None else mean, 1, np.float32, values),
         f32(gamma), f32(gae_lambda), f32(rho_clip), f32(c_clip), f32(reward_clip),
-        checked("advantage", "advantages", advantages, (T, N)))
+        check_array("advantage", "advantages", advantages, (T, N)))
     if on_gpu(values):
         index = check_index("advantage", index, 0, 0, N, values)
         CUDA.launch("advantage", -(-len(index) // 8), 256, T, N, len(index), index, *arrays)
         return
     index = None if index is None else check_index("advantage", index, 0, 0, N, values)
     lanes = N if index is None else len(index)
-    run(_advantage_lanes, lanes, (1 if index is None else 4) * T, index, *arrays, np.empty((3, lanes), np.float32))
+    run(_advantage_lanes, lanes, (1 if index is None else 4) * T, index, *arrays,
+        np.empty((3, lanes), np.float32))
 
 
 @driver
 def return_range(rewards, valid, resets, running, low, high):
-    """(low, high), widened by the returns of the episodes that end within a rollout. All arrays are numpy's: rewards
-    (T, N), valid and resets (T+1, N) uint8, running (N,) the returns of unfinished episodes, updated in place."""
+    """Widen (low, high) by the returns of the episodes that end within a rollout.
+
+    All arrays are numpy's: rewards (T, N), valid and resets (T+1, N) uint8, running (N,) the
+    returns of unfinished episodes, updated in place.
+    """
     T, N = rewards.shape
     for t in range(T):
         for n in range(N):
             total = running[n] + rewards[t, n] * f32(valid[t, n])
             running[n] = total
-            if resets[t + 1, n] != 0 and (valid[t, n] != 0 or total != ZERO):  # else it was dead all along
+            # without the second condition an agent that stays inactive would count
+            if resets[t + 1, n] != 0 and (valid[t, n] != 0 or total != ZERO):
                 low = total if total < low else low
                 high = total if total > high else high
                 running[n] = ZERO
@@ -534,10 +603,12 @@ def return_range(rewards, valid, resets, running, low, high):
 
 
 @driver
-def return_moments(rewards, valid, resets, returns, gamma, around):
-    """(count, sum, sum of squares) in float64 of the discounted returns minus `around`, over the valid steps of a
-    rollout on a CPU, one after the other: rewards (T, N), valid, resets (>= T, N) uint8; `returns` (N,) float64 holds
-    the agents' discounted returns before the rollout, and is updated to those after it."""
+def return_moments(rewards, valid, resets, returns, gamma, center):
+    """Return (count, sum, sum of squares) of discounted returns minus `center`.
+
+    In float64, in order, over the valid steps of a rollout on a CPU: rewards (T, N); valid, resets
+    (>= T, N) uint8. `returns` (N,) float64 holds the agents' discounted returns, updated in place.
+    """
     count, total, squares = 0.0, 0.0, 0.0
     for t in range(len(rewards)):
         for i in range(len(returns)):
@@ -545,7 +616,7 @@ def return_moments(rewards, valid, resets, returns, gamma, around):
                 returns[i] = 0.0
             if valid[t, i] != 0:
                 returns[i] = gamma * returns[i] + rewards[t, i]
-                deviation = returns[i] - around
+                deviation = returns[i] - center
                 count += 1.0
                 total += deviation
                 squares += deviation * deviation
@@ -557,46 +628,47 @@ def return_moments(rewards, valid, resets, returns, gamma, around):
 
 
 @distinct_driver
-def _priorities_lanes(begin, end, advantages, valid, alpha, index, masses, work):
-    size = 256  # as in _advantage_lanes
-    for first in range(begin, end, size):
-        last = min(end, first + size)
-        columns, totals, lives = index[first:last], work[0, first:last], work[1, first:last]
-        totals[:], lives[:] = 0.0, 0.0
+def _priorities_lanes(begin, end, advantages, valid, alpha, index, priorities, work):
+    chunk = 256  # as in _advantage_lanes
+    for first in range(begin, end, chunk):
+        last = min(end, first + chunk)
+        columns, totals, any_valid = index[first:last], work[0, first:last], work[1, first:last]
+        totals[:], any_valid[:] = 0.0, 0.0
         for t in range(len(advantages)):
             for i in range(last - first):
                 n = u64(columns[i])
-                live = valid[t, n] != 0
-                totals[i] += np.float64(abs(advantages[t, n])) if live else 0.0
-                lives[i] = 1.0 if live else lives[i]
+                is_valid = valid[t, n] != 0
+                totals[i] += np.float64(abs(advantages[t, n])) if is_valid else 0.0
+                any_valid[i] = 1.0 if is_valid else any_valid[i]
         for i in range(last - first):
-            masses[columns[i]] = totals[i]**alpha + 1e-6 if lives[i] != 0.0 else 0.0
+            priorities[columns[i]] = totals[i]**alpha + 1e-6 if any_valid[i] != 0.0 else 0.0
 
 
-def priorities(advantages, valid, masses, *, alpha, index=None):
-    """The unnormalised priority of all segments, or of those in `index`: (sum over t of |A|)^alpha + 1e-6.
+def priorities(advantages, valid, priorities, *, alpha, index=None):
+    """Write the unnormalised priorities of all segments, or of those in `index`.
 
-    advantages (T, N), valid (>= T, N) uint8; written: masses (N,) float64, 0 for a segment with no
-    valid step. Prioritized replay, Schaul et al. 2016, eq. 1, over segments.
+    (sum over t of |A|)^alpha + 1e-6 (prioritized replay, Schaul et al. 2016, eq. 1, over segments).
+    advantages (T, N), valid (>= T, N) uint8. Written: priorities (N,) float64, 0 for a segment
+    without a valid step.
     """
-    T, N = check_sizes("priorities", "advantages", advantages, 2)
-    index = check_index("priorities", index, 0, 0, N, masses)
-    arrays = (checked("priorities", "advantages", advantages, (T, N)),
+    T, N = check_dimensions("priorities", "advantages", advantages, 2)
+    index = check_index("priorities", index, 0, 0, N, priorities)
+    arrays = (check_array("priorities", "advantages", advantages, (T, N)),
               check_rows("priorities", "valid", valid, T, (N,), np.uint8), float(alpha), index,
-              checked("priorities", "masses", masses, (N,), np.float64))
-    if on_gpu(masses):
+              check_array("priorities", "priorities", priorities, (N,), np.float64))
+    if on_gpu(priorities):
         CUDA.launch("priorities", -(-len(index) // 8), 256, T, N, len(index), *arrays)
     else:
         run(_priorities_lanes, len(index), T, *arrays, np.empty((2, len(index))))
 
 
 @cell
-def search_cell(sorted_values, value, inclusive):
-    """How many of the sorted values are below `value` (or equal to it, if inclusive)."""
+def search_cell(sorted_values, value, is_inclusive):
+    """Count the sorted values below `value`, or equal to it if is_inclusive."""
     low, high = 0, len(sorted_values)
     while low < high:
         middle = (low + high) // 2
-        if sorted_values[middle] < value or (inclusive and sorted_values[middle] == value):
+        if sorted_values[middle] < value or (is_inclusive and sorted_values[middle] == value):
             low = middle + 1
         else:
             high = middle
@@ -604,58 +676,72 @@ def search_cell(sorted_values, value, inclusive):
 
 
 @driver
-def _draw_lanes(begin, end, masses, cumulative, seed, counter, beta, first, index, weights):
+def _draw_segments_lanes(begin, end, priorities, cumulative, seed, counter, beta, first, index,
+                         weights):
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
     N, M = len(cumulative), len(index)
     total = cumulative[N - 1]
-    live = min(search_cell(cumulative, total, False), N - 1)  # the last segment with a mass
-    begun = counter[1] * M  # draws of the minibatches before
+    # the last segment with a priority
+    last_valid = min(search_cell(cumulative, total, False), N - 1)
+    num_drawn = counter[1] * M  # in earlier minibatches of this epoch
     for m in range(begin, end):
-        high, low, _, _ = philox_cell(u32(first + m), u32(counter[0]), u32(begun // N), PURPOSE_DRAW, key0, key1)
-        u = (np.float64(high) * 4294967296.0 + np.float64(low)) * 2.0**-64 + (begun % N) / N
-        found = min(search_cell(cumulative, (m + (u - math.floor(u))) / M * total, True), live)
-        relative = N * (masses[found] / total)
-        index[m] = found
-        weights[m] = relative ** -np.float64(beta[0]) if relative > 0.0 else np.nan  # NaN ** 0 is 1
+        high, low, _, _ = philox_cell(u32(first + m), u32(counter[0]), u32(num_drawn // N),
+                                      PURPOSE_SEGMENT, key0, key1)
+        u = (np.float64(high) * 4294967296.0 + np.float64(low)) * 2.0**-64 + (num_drawn % N) / N
+        segment = min(search_cell(cumulative, (m + (u - math.floor(u))) / M * total, True),
+                      last_valid)
+        scaled_probability = N * (priorities[segment] / total)
+        index[m] = segment
+        # NaN, because NaN ** 0 is 1
+        weights[m] = (scaled_probability ** -np.float64(beta[0]) if scaled_probability > 0.0
+                      else np.nan)
 
 
-def draw(masses, cumulative, index, weights, *, seed, counter, beta, first=0):
-    """Draw M segments, each with p_n = masses_n / sum, and their importance weights (N · p_n)^-beta.
+def draw_segments(priorities, cumulative, index, weights, *, seed, counter, beta, first=0):
+    """Draw M segments with p_n = priority_n / sum, and their importance weights.
 
-    The masses lie side by side and are cut into M equal strata; one segment comes from each (Schaul et al.
-    2016, appendix B.2.1), so `index` is sorted. Its place u in the stratum is a random number that moves on by
-    M / N from minibatch to minibatch, modulo 1 (a rotation, Cranley and Patterson 1976), and is drawn anew
-    after each pass, N draws. So a pass takes each segment once if all masses are equal and M divides N.
+    weights = (N · p_n)^-beta. The cumulative priorities are cut into M equal strata, and one
+    segment comes from each (Schaul et al. 2016, appendix B.2.1), so `index` is sorted. The place u
+    in the stratum is one random number per pass of N draws; each minibatch adds M / N to it, modulo
+    1 (a rotation, Cranley and Patterson 1976). So a pass takes each segment once if all priorities
+    are equal and M divides N.
 
-    masses, cumulative (scratch) (N,) float64; written: index (M,) int64, weights (M,) float32.
-    `counter` is (epoch, minibatch), numbers or an int64 tensor (2,); beta a number or a tensor (1,).
-    Random words are Philox(key=seed, counter=(first + m, epoch, minibatch · M // N, PURPOSE_DRAW)); `first`: how
-    many draws other ranks make before these. Indices are within bounds, even if the masses are NaN.
+    priorities, cumulative (scratch) (N,) float64; written: index (M,) int64, weights (M,) float32.
+    `counter` is (epoch, minibatch), numbers or an int64 tensor (2,); beta a number or a tensor
+    (1,). `first`: how many segments lower ranks draw. Random words are
+    Philox(key=seed, counter=(first + m, epoch, minibatch · M // N, PURPOSE_SEGMENT)). Indices are
+    within bounds even if priorities are NaN.
     """
-    N, M = check_sizes("draw", "masses", masses, 1)[0], check_sizes("draw", "index", index, 1)[0]
-    arrays = (checked("draw", "masses", masses, (N,), np.float64),
-              checked("draw", "cumulative", cumulative, (N,), np.float64),
-              checked("draw", "index", index, (M,), np.int64))
-    weights = checked("draw", "weights", weights, (M,))
-    counter = check_numbers("draw", "counter", counter, 2, np.int64, masses)
-    beta = check_numbers("draw", "beta", beta, 1, np.float32, masses)
-    if on_gpu(masses):
-        CUDA.launch("draw", 1, 1024, N, M, first, u64(seed), counter, beta, *arrays, weights)
+    N, M = check_dimensions("draw_segments", "priorities", priorities,
+                            1)[0], check_dimensions("draw_segments", "index", index, 1)[0]
+    arrays = (check_array("draw_segments", "priorities", priorities, (N,), np.float64),
+              check_array("draw_segments", "cumulative", cumulative, (N,), np.float64),
+              check_array("draw_segments", "index", index, (M,), np.int64))
+    weights = check_array("draw_segments", "weights", weights, (M,))
+    counter = check_numbers("draw_segments", "counter", counter, 2, np.int64, priorities)
+    beta = check_numbers("draw_segments", "beta", beta, 1, np.float32, priorities)
+    if on_gpu(priorities):
+        CUDA.launch("draw_segments", 1, 1024, N, M, first, u64(seed), counter, beta, *arrays,
+                    weights)
         return
-    torch.cumsum(masses, 0, out=cumulative)
-    run(_draw_lanes, M, 80, *arrays[:2], u64(seed), counter, beta, first, arrays[2], weights)
+    torch.cumsum(priorities, 0, out=cumulative)
+    run(_draw_segments_lanes, M, 80, *arrays[:2], u64(seed), counter, beta, first, arrays[2],
+        weights)
 
 
 # --------------------------------------------------------------------------------------------------
 # Observations: their moments, and the drawn segments copied side by side and normalised
 
-STRIDE = 8  # steps that a thread of a GPU copies, so that it looks up its column only once
+STRIDE = 8  # steps that a GPU thread copies, so that it looks up its column once
 OBSERVATION_CLIP = f32(10)  # standard deviations at which normalised observations are clipped
 
 
 @cell
 def normalise_cell(x, shift, scale):
-    """An observation's element, in standard deviations from its mean; NaN stays NaN. x is of the shift's type."""
+    """Return x in standard deviations from the mean, clipped. NaN stays NaN.
+
+    x has the type of shift.
+    """
     x = f32(x - shift) * scale
     x = OBSERVATION_CLIP if x > OBSERVATION_CLIP else x
     return -OBSERVATION_CLIP if x < -OBSERVATION_CLIP else x
@@ -663,14 +749,15 @@ def normalise_cell(x, shift, scale):
 
 @distinct_driver
 def _gather_lanes(begin, end, source, index, start, shift, scale, out):
-    # Segment by segment: row by row, the CPU would prefetch segments that were not drawn.
+    # Segment by segment: row by row, the CPU would prefetch segments outside the minibatch.
     for m in range(begin, end):
-        column = index[start + m]
+        segment = index[start + m]
         for t in range(len(out)):
-            row, target = source[t, column], out[t, m]
+            row, target = source[t, segment], out[t, m]
             if len(shift) > 0:
                 for j in range(len(row)):
-                    target[j] = narrow(normalise_cell(shift.dtype.type(row[j]), shift[j], scale[j]), target)
+                    target[j] = narrow(normalise_cell(shift.dtype.type(row[j]), shift[j], scale[j]),
+                                       target)
             else:
                 for j in range(len(row)):
                     target[j] = narrow(row[j], target)
@@ -681,68 +768,80 @@ def _gather_cuda(begin, end, T, M, N, width, source, index, start, shift, scale,
     for lane in range(u64(begin), u64(end)):
         row, j = lane // width, lane % width
         m, first = row % M, row // M * u64(STRIDE)
-        at, there = (first * M + m) * width + j, (first * N + u64(index[start + m])) * width + j
+        out_at = (first * M + m) * width + j
+        source_at = (first * N + u64(index[start + m])) * width + j
         for _ in range(first, min(first + u64(STRIDE), T)):
             if len(shift) > 0:
-                out[at] = narrow(normalise_cell(shift.dtype.type(source[there]), shift[j], scale[j]), out)
+                out[out_at] = narrow(normalise_cell(shift.dtype.type(source[source_at]), shift[j],
+                                                    scale[j]), out)
             else:
-                out[at] = narrow(source[there], out)
-            at, there = at + M * width, there + N * width
+                out[out_at] = narrow(source[source_at], out)
+            out_at, source_at = out_at + M * width, source_at + N * width
 
 
 def gather(source, index, out, *, start=0, shift=None, scale=None):
-    """out[t, m] = source[t, index[start + m]], cast to out's dtype; `source` may have more rows than `out`. With shift
-    and scale of the trailing shape, float32 or the shift float64, it is clip((source - shift) · scale, ±10) an element.
+    """Copy segments: out[t, m] = source[t, index[start + m]], cast to out's dtype.
 
     source (>= T, N, ...) of any dtype but 16-bit floats, index int64 or None for all columns in
-    order, out (T, M, ...) with the same trailing shape.
+    order, out (T, M, ...) with the same trailing shape. With shift and scale of the trailing shape
+    (float32, or float64 for shift) each element becomes clip((source - shift) · scale, ±10).
     """
     T, M = out.shape[:2]
     if source.dtype in (torch.bfloat16, torch.float16):
-        raise TypeError(f"kernels.gather: source is {source.dtype}; expected integers, bool, float32 or float64.")
+        raise TypeError(f"kernels.gather: source is {source.dtype}, expected integers, bool, "
+                        "float32 or float64.")
     if len(source) < T or source.shape[2:] != out.shape[2:]:
-        raise ValueError(f"kernels.gather: source {tuple(source.shape)} cannot fill out {tuple(out.shape)}.")
+        raise ValueError(f"kernels.gather: source has shape {tuple(source.shape)}, expected "
+                         f"one that fills out, {tuple(out.shape)}.")
     columns = check_index("gather", index, start, M, source.shape[1], source)
     width = math.prod(out.shape[2:])
-    arrays = [checked("gather", name, tensor, tuple(tensor.shape), numpy_dtype(tensor))
-              .reshape(*tensor.shape[:2], width) for name, tensor in (("source", source), ("out", out))]
-    norm = [constant(("no normalisation",), source, lambda: torch.zeros(0))] * 2
+    arrays = [check_array("gather", name, tensor, tuple(tensor.shape), numpy_dtype(tensor))
+              .reshape(*tensor.shape[:2], width)
+              for name, tensor in (("source", source), ("out", out))]
+    moments = [constant(("no normalisation",), source, lambda: torch.zeros(0))] * 2
     if shift is not None:
-        norm = [checked("gather", name, tensor, tuple(out.shape[2:]), numpy_dtype(tensor)).reshape(-1)
-                for name, tensor in (("shift", shift), ("scale", scale))]
-    if on_gpu(out):  # flat and unsigned: indices of several dimensions cost more there, signed ones most of all
+        moments = [check_array("gather", name, tensor, tuple(out.shape[2:]), numpy_dtype(tensor))
+                   .reshape(-1) for name, tensor in (("shift", shift), ("scale", scale))]
+    # flat and unsigned, because multidimensional and signed indices are slow on a GPU
+    if on_gpu(out):
         run(_gather_cuda, -(-T // STRIDE) * M * width, 1, *map(u64, (T, M, source.shape[1], width)),
-            arrays[0].reshape(-1), columns, u64(start), *norm, arrays[1].reshape(-1))
+            arrays[0].reshape(-1), columns, u64(start), *moments, arrays[1].reshape(-1))
     else:
-        run(_gather_lanes, M, T * width // 3, arrays[0], columns, start, *norm, arrays[1])
+        run(_gather_lanes, M, T * width // 3, arrays[0], columns, start, *moments, arrays[1])
 
 
 @distinct_driver
-def _observation_moments(begin, end, observations, valid, around, sums):
+def _observation_moments(begin, end, observations, valid, center, sums):
     for row in range(len(observations)):
         if valid[row] != 0:
             for j in range(begin, end):
-                deviation = np.float64(observations[row, j]) - around[j]
+                deviation = np.float64(observations[row, j]) - center[j]
                 sums[0, j] += deviation
                 sums[1, j] += deviation * deviation
 
 
-def observation_moments(observations, valid, around):
-    """(2, D) float64: the sums over the valid rows of observations - around and of its square. observations (rows, D)
-    of any dtype but 16-bit floats, valid (rows,) uint8, around (D,) float64, near the mean so that nothing cancels."""
-    rows, width = check_sizes("observation_moments", "observations", observations, 2)
-    if observations.is_cuda:  # a thread for each number, and not only one for each column
-        live, sums = valid.bool().unsqueeze(1), torch.zeros(2, width, dtype=torch.float64, device=observations.device)
-        for part, there in zip(observations.split(1 << 16), live.split(1 << 16), strict=True):
-            deviation = torch.where(there, part.double() - around, 0.0)
+def observation_moments(observations, valid, center):
+    """Return the sums over valid rows of observations - center and of its square.
+
+    (2, D) float64. observations (rows, D) of any dtype but 16-bit floats, valid (rows,) uint8,
+    center (D,) float64, near the mean so that nothing cancels.
+    """
+    rows, width = check_dimensions("observation_moments", "observations", observations, 2)
+    if observations.is_cuda:  # a thread per number instead of one per column
+        is_valid = valid.bool().unsqueeze(1)
+        sums = torch.zeros(2, width, dtype=torch.float64, device=observations.device)
+        for rows_chunk, valid_chunk in zip(observations.split(1 << 16), is_valid.split(1 << 16),
+                                           strict=True):
+            deviation = torch.where(valid_chunk, rows_chunk.double() - center, 0.0)
             sums[0] += deviation.sum(0)
             sums[1] += deviation.square().sum(0)
         return sums
     sums = np.zeros((2, width))
-    run(_observation_moments, width, rows,
-        checked("observation_moments", "observations", observations, (rows, width), numpy_dtype(observations)),
-        checked("observation_moments", "valid", valid, (rows,), np.uint8),
-        checked("observation_moments", "around", around, (width,), np.float64), sums)
+    run(_observation_moments, width, rows, check_array("observation_moments", "observations",
+                                                       observations, (rows, width),
+                                                       numpy_dtype(observations)),
+        check_array("observation_moments", "valid", valid, (rows,), np.uint8),
+        check_array("observation_moments", "center", center, (width,), np.float64), sums)
     return torch.as_tensor(sums)
 
 
@@ -752,31 +851,40 @@ def observation_moments(observations, valid, around):
 
 @cell
 def mingru_gates_cell(h, g, p):
-    """(h~, z, q) of mingru_cell from the linear map's output (h, g, p). h~ is h + ½ if h >= 0, else sigmoid(h); as
-    a sum it has no branch, which would double the loop's time."""
-    above, below = h if h >= ZERO else ZERO, ZERO if h >= ZERO else h
-    return sigmoid_cell(below) + above, sigmoid_cell(g), sigmoid_cell(p)
+    """Return (h~, z, q) of mingru_cell from hgp.
+
+    h~ is h + ½ if h >= 0, else sigmoid(h): written as a sum, because a branch doubles the loop's
+    time.
+    """
+    positive, negative = h if h >= ZERO else ZERO, ZERO if h >= ZERO else h
+    return sigmoid_cell(negative) + positive, sigmoid_cell(g), sigmoid_cell(p)
 
 
 @cell
-def mingru_cell(x, candidate, z, q, state, live):
-    """(new state, output) of one channel; MinGRU (Feng et al. 2024, section 3.1) in linear space
-    with a highway gate (Srivastava et al. 2015, eq. 3): s' = (1-z)·s + z·h~, out = q·s' + (1-q)·x,
-    z = sigmoid(g), q = sigmoid(p). A dead agent's state stays."""
+def mingru_cell(x, candidate, z, q, state, valid):
+    """Return (new state, output) of one channel.
+
+    MinGRU (Feng et al. 2024, section 3.1) in linear space with a highway gate (Srivastava et al.
+    2015, eq. 3): s' = (1-z)·s + z·h~, out = q·s' + (1-q)·x, z = sigmoid(g), q = sigmoid(p). An
+    inactive agent's state stays.
+    """
     new_state = state + z * (candidate - state)
-    state = new_state if live else state
+    state = new_state if valid else state
     return state, x + q * (state - x)
 
 
 @cell
-def mingru_cell_grad(x, candidate, z, q, state, live, grad_out, grad_state):
-    """(dh, dg, dp, dx, dstate) of the two cells above; h~ is ½ or more where h is not negative."""
-    slope = ONE if candidate >= HALF else candidate * (ONE - candidate)
-    new_state = state + z * (candidate - state) if live else state
+def mingru_cell_grad(x, candidate, z, q, state, valid, grad_out, grad_state):
+    """Return (dh, dg, dp, dx, dstate) of the two cells above.
+
+    h~ is ½ or more exactly where h is not negative.
+    """
+    candidate_slope = ONE if candidate >= HALF else candidate * (ONE - candidate)
+    new_state = state + z * (candidate - state) if valid else state
     ds = grad_state + grad_out * q
     dz, dx = ds * z, grad_out * (ONE - q)
-    return (dz * slope if live else ZERO, dz * (candidate - state) * (ONE - z) if live else ZERO,
-            dx * (new_state - x) * q, dx, ds * (ONE - z) if live else ds)
+    return (dz * candidate_slope if valid else ZERO, dz * (candidate - state) * (ONE - z) if valid
+            else ZERO, dx * (new_state - x) * q, dx, ds * (ONE - z) if valid else ds)
 
 
 @distinct_driver
@@ -785,11 +893,11 @@ def _mingru_step_lanes(begin, end, hgp, x, state, resets, valid, out):
     for m in range(begin, end):
         row, xs, s, o = hgp[m], x[m], state[m], out[m]
         h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
-        keep, live = ZERO if resets[m] else ONE, valid[m] != 0
+        keep_state, is_valid = ZERO if resets[m] else ONE, valid[m] != 0
         for j in range(H):
             candidate, z, q = mingru_gates_cell(widen(h[j]), widen(g[j]), widen(p[j]))
-            new, y = mingru_cell(widen(xs[j]), candidate, z, q, s[j] * keep, live)
-            s[j] = new
+            new_state, y = mingru_cell(widen(xs[j]), candidate, z, q, s[j] * keep_state, is_valid)
+            s[j] = new_state
             o[j] = narrow(y, o)
 
 
@@ -806,39 +914,49 @@ def _mingru_step_cuda(begin, end, hgp, x, state, resets, valid, out):
 
 
 def mingru_step(hgp, x, state, resets, valid, out):
-    """One step of M agents, state (M, H) updated in place. hgp (M, 3H) the linear map's output; x, out (M, H), floats;
-    resets, valid (M,) uint8: a reset zeroes the state first; an invalid step passes it on unchanged."""
-    M, H = check_sizes("mingru_step", "x", x, 2)
+    """Compute one MinGRU step of M agents, and update their state in place.
+
+    hgp (M, 3H); x, out (M, H), floats; state (M, H); resets, valid (M,) uint8: a reset zeroes the
+    state first, an invalid step leaves it as it is.
+    """
+    M, H = check_dimensions("mingru_step", "x", x, 2)
     driver, lanes = (_mingru_step_cuda, M * H) if on_gpu(x) else (_mingru_step_lanes, M)
-    run(driver, lanes, H,
-        checked("mingru_step", "hgp", hgp, (M, 3 * H), FLOATS), checked("mingru_step", "x", x, (M, H), FLOATS),
-        checked("mingru_step", "state", state, (M, H)), checked("mingru_step", "resets", resets, (M,), np.uint8),
-        checked("mingru_step", "valid", valid, (M,), np.uint8), checked("mingru_step", "out", out, (M, H), FLOATS))
+    run(driver, lanes, H, check_array("mingru_step", "hgp", hgp, (M, 3 * H), FLOATS),
+        check_array("mingru_step", "x", x, (M, H), FLOATS),
+        check_array("mingru_step", "state", state, (M, H)),
+        check_array("mingru_step", "resets", resets, (M,), np.uint8),
+        check_array("mingru_step", "valid", valid, (M,), np.uint8),
+        check_array("mingru_step", "out", out, (M, H), FLOATS))
 
 
-def kept_gate(gate, before):
-    """What the scan keeps for its gradient: the gate, or hgp if bfloat16 would round the gate."""
-    return before if isinstance(before, u16) else gate
+def gate_to_save(gate, preactivation):
+    """Return what the scan saves for its gradient.
+
+    The gate, or its pre-activation if bfloat16 would round the gate.
+    """
+    return preactivation if isinstance(preactivation, u16) else gate
 
 
-def gates_again(h, g, p):
-    """The gates for the backward pass, from what the scan kept (see kept_gate)."""
+def load_gates(h, g, p):
+    """Return the gates for the backward pass, from what gate_to_save saved."""
     return mingru_gates_cell(widen(h), widen(g), widen(p)) if isinstance(h, u16) else (h, g, p)
 
 
-@overload(kept_gate)
-def _kept_gate(gate, before):
-    return (lambda gate, before: before) if before == types.uint16 else (lambda gate, before: gate)
+@overload(gate_to_save)
+def _gate_to_save(gate, preactivation):
+    if preactivation == types.uint16:
+        return lambda gate, preactivation: preactivation
+    return lambda gate, preactivation: gate
 
 
-@overload(gates_again)
-def _gates_again(h, g, p):
+@overload(load_gates)
+def _load_gates(h, g, p):
     if h == types.uint16:
         return lambda h, g, p: mingru_gates_cell(widen(h), widen(g), widen(p))
     return lambda h, g, p: (h, g, p)
 
 
-AHEAD = 8  # steps by which a scan on a CPU asks for what it reads and writes
+PREFETCH_STEPS = 8  # how many steps ahead a scan on a CPU prefetches
 
 
 @distinct_driver
@@ -846,75 +964,91 @@ def _mingru_scan_lanes(begin, end, hgp, x, states, resets, valid, index, start, 
     T, M, H = x.shape
     for m in range(begin, end):
         column, s = index[start + m], carry[m]
-        for j in range(H):  # a copy: a loop that reads states[t] and writes states[t + 1] is slow
+        for j in range(H):  # a loop that reads states[t] and writes states[t + 1] is slow
             s[j] = states[0, m, j]
         for t in range(T):
-            row, kept, xs, new, o = hgp[t, m], gates[t, m], x[t, m], states[t + 1, m], out[t, m]
+            row, gate_row, xs = hgp[t, m], gates[t, m], x[t, m]
+            new_state, o = states[t + 1, m], out[t, m]
             if M > 1:  # else the steps lie side by side
-                soon = min(t + AHEAD, T - 1)
-                ask_ahead(hgp[soon, m])
-                ask_ahead(gates[soon, m])
-                ask_ahead(x[soon, m])
-                ask_ahead(states[soon + 1, m])
-                ask_ahead(out[soon, m])
+                ahead = min(t + PREFETCH_STEPS, T - 1)
+                prefetch(hgp[ahead, m])
+                prefetch(gates[ahead, m])
+                prefetch(x[ahead, m])
+                prefetch(states[ahead + 1, m])
+                prefetch(out[ahead, m])
             h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
-            kept_h, kept_g, kept_p = kept[:H], kept[H : 2 * H], kept[2 * H :]
-            keep, live = ZERO if resets[t, column] else ONE, valid[t, column] != 0
+            saved_h, saved_g, saved_p = gate_row[:H], gate_row[H : 2 * H], gate_row[2 * H :]
+            keep_state, is_valid = ZERO if resets[t, column] else ONE, valid[t, column] != 0
             for j in range(H):
                 candidate, z, q = mingru_gates_cell(widen(h[j]), widen(g[j]), widen(p[j]))
-                state, y = mingru_cell(widen(xs[j]), candidate, z, q, s[j] * keep, live)
-                kept_h[j], kept_g[j], kept_p[j] = kept_gate(candidate, h[j]), kept_gate(z, g[j]), kept_gate(q, p[j])
+                state, y = mingru_cell(widen(xs[j]), candidate, z, q, s[j] * keep_state, is_valid)
+                saved_h[j] = gate_to_save(candidate, h[j])
+                saved_g[j] = gate_to_save(z, g[j])
+                saved_p[j] = gate_to_save(q, p[j])
                 s[j] = state
-                new[j] = state
+                new_state[j] = state
                 o[j] = narrow(y, o)
 
 
-def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, start=0, initial=None):
-    """T steps of M segments. hgp (T, M, 3H); x, out (T, M, H), floats; states (T+1, M, H): row 0 is read, the rest
-    written. resets, valid (>= T, N) uint8 are of all agents; the segments are their columns index[start : start + M]
-    (int64; all in order without an index). initial (N, H), if given, is where row 0 of the states is taken from. gates
-    (T, M, 3H), by default hgp itself, gets what mingru_scan_grad needs: on a CPU the gates (h~, z, q) of a float32 hgp;
-    on a GPU hgp, because computing gates again is quicker than reading them. Other arrays must be distinct."""
-    T, M, H = check_sizes("mingru_scan", "x", x, 3)
-    N = check_sizes("mingru_scan", "resets", resets, 2)[1]
+def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, start=0,
+                initial=None):
+    """Compute T MinGRU steps of M segments.
+
+    hgp (T, M, 3H); x, out (T, M, H), floats; states (T+1, M, H): row 0 is read, the rest written.
+    resets, valid (>= T, N) uint8 are of all agents; the segments are their columns index[start :
+    start + M] (int64; all in order without an index). initial (N, H), if given, provides row 0 of
+    states. gates (T, M, 3H), by default hgp itself, gets what mingru_scan_grad needs: on a CPU the
+    gates (h~, z, q) of a float32 hgp; on a GPU hgp, because recomputing gates is faster than
+    reading them. Other arrays must be distinct.
+    """
+    T, M, H = check_dimensions("mingru_scan", "x", x, 3)
+    N = check_dimensions("mingru_scan", "resets", resets, 2)[1]
     index = check_index("mingru_scan", index, start, M, N, x)
-    arrays = (
-        checked("mingru_scan", "hgp", hgp, (T, M, 3 * H), FLOATS), checked("mingru_scan", "x", x, (T, M, H), FLOATS),
-        checked("mingru_scan", "states", states, (T + 1, M, H)),
-        check_rows("mingru_scan", "resets", resets, T, (N,), np.uint8),
-        check_rows("mingru_scan", "valid", valid, T, (N,), np.uint8), index, start,
-        checked("mingru_scan", "out", out, (T, M, H), FLOATS))
-    kept = arrays[0] if gates is None else checked("mingru_scan", "gates", gates, (T, M, 3 * H), arrays[0].dtype)
+    arrays = (check_array("mingru_scan", "hgp", hgp, (T, M, 3 * H), FLOATS),
+              check_array("mingru_scan", "x", x, (T, M, H), FLOATS),
+              check_array("mingru_scan", "states", states, (T + 1, M, H)),
+              check_rows("mingru_scan", "resets", resets, T, (N,), np.uint8),
+              check_rows("mingru_scan", "valid", valid, T, (N,), np.uint8), index, start,
+              check_array("mingru_scan", "out", out, (T, M, H), FLOATS))
+    gate_array = (arrays[0] if gates is None else
+                  check_array("mingru_scan", "gates", gates, (T, M, 3 * H), arrays[0].dtype))
     if initial is not None:
-        initial = checked("mingru_scan", "initial", initial, (N, H))
+        initial = check_array("mingru_scan", "initial", initial, (N, H))
     if not on_gpu(x):
         if initial is not None:
             np.take(initial, index[start : start + M], axis=0, out=arrays[2][0])
-        run(_mingru_scan_lanes, M, T * H, *arrays, kept, np.empty((M, H), np.float32))
+        run(_mingru_scan_lanes, M, T * H, *arrays, gate_array, np.empty((M, H), np.float32))
         return
     if gates is not None:
         gates.copy_(hgp)
-    states = initial is None
-    _launch_scan("mingru_scan", T, M, N, H, (*arrays[:7], arrays[2] if states else initial, not states, arrays[7]))
+    has_states = initial is None
+    _launch_scan("mingru_scan", T, M, N, H, (*arrays[:7], arrays[2] if has_states else initial,
+                                             not has_states, arrays[7]))
 
 
-MANY = 1 << 16  # with so many channels of all segments together, or more, a thread of a GPU has two
-SCANS = {"ff": "", "bb": "_half", "bf": "_half_last"}  # read, written (f: float32, b: bfloat16)
+# from this many channels (segments × H) on, a GPU thread has two
+MIN_CHANNELS_FOR_PAIRS = 1 << 16
+# read, written (f: float32, b: bfloat16)
+SCAN_SUFFIXES = {"ff": "", "bb": "_half", "bf": "_half_last"}
 
 
 def _launch_scan(name, T, M, N, H, arrays, out=9):
-    """Launch a scan of kernels.cu; each thread has two channels if these are many, and their number is even."""
+    """Launch a scan of kernels.cu.
+
+    A thread has two channels if there are many and their number is even.
+    """
     gates, inputs, out = ("b" if arrays[i].dtype == u16 else "f" for i in (0, 1, out))
-    kind = SCANS.get(gates + out)
-    if gates != inputs or kind is None or f"{name}{kind}" not in CUDA.signatures:
-        raise TypeError(f"kernels.{name}: hgp, x and the output are {gates}, {inputs} and {out} (f: float32, b: "
-                        "bfloat16); on a GPU all have one type, but the scan's output may always be float32.")
-    lanes = M * H // (1 if H % 2 or M * H < MANY else 2)
-    CUDA.launch(f"{name}{kind}", -(-lanes // 64), 64, T, M, N, H, *arrays)
+    suffix = SCAN_SUFFIXES.get(gates + out)
+    if gates != inputs or suffix is None or f"{name}{suffix}" not in CUDA.signatures:
+        raise TypeError(f"kernels.{name}: hgp, x, output are {gates}, {inputs}, {out} (f: "
+                        "float32, b: bfloat16), expected one type, or a scan's float32 output.")
+    lanes = M * H // (1 if H % 2 or M * H < MIN_CHANNELS_FOR_PAIRS else 2)
+    CUDA.launch(f"{name}{suffix}", -(-lanes // 64), 64, T, M, N, H, *arrays)
 
 
 @distinct_driver
-def _mingru_scan_grad_lanes(begin, end, hgp, x, states, resets, valid, index, start, grad_out, sums, carry):
+def _mingru_scan_grad_lanes(begin, end, hgp, x, states, resets, valid, index, start, grad_out, sums,
+                            carry):
     T, M, H = x.shape
     for m in range(begin, end):
         column, grad_state = index[start + m], carry[m]
@@ -923,40 +1057,45 @@ def _mingru_scan_grad_lanes(begin, end, hgp, x, states, resets, valid, index, st
         for t in range(T - 1, -1, -1):
             row, xs, s, dy = hgp[t, m], x[t, m], states[t, m], grad_out[t, m]
             if M > 1:
-                soon = max(t - AHEAD, 0)
-                ask_ahead(hgp[soon, m])
-                ask_ahead(x[soon, m])
-                ask_ahead(states[soon, m])
-                ask_ahead(grad_out[soon, m])
+                ahead = max(t - PREFETCH_STEPS, 0)
+                prefetch(hgp[ahead, m])
+                prefetch(x[ahead, m])
+                prefetch(states[ahead, m])
+                prefetch(grad_out[ahead, m])
             h, g, p = row[:H], row[H : 2 * H], row[2 * H :]
-            keep, live = ZERO if resets[t, column] else ONE, valid[t, column] != 0
+            keep_state, is_valid = ZERO if resets[t, column] else ONE, valid[t, column] != 0
             for j in range(H):
-                candidate, z, q = gates_again(h[j], g[j], p[j])
-                dh, dg, dp, dx, ds = mingru_cell_grad(widen(xs[j]), candidate, z, q, s[j] * keep, live, widen(dy[j]),
+                candidate, z, q = load_gates(h[j], g[j], p[j])
+                dh, dg, dp, dx, ds = mingru_cell_grad(widen(xs[j]), candidate, z, q,
+                                                      s[j] * keep_state, is_valid, widen(dy[j]),
                                                       grad_state[j])
-                h[j], g[j], p[j], dy[j] = narrow(dh, h), narrow(dg, g), narrow(dp, p), narrow(dx, dy)
+                h[j], g[j] = narrow(dh, h), narrow(dg, g)
+                p[j], dy[j] = narrow(dp, p), narrow(dx, dy)
                 sum_h[j] += dh
                 sum_g[j] += dg
                 sum_p[j] += dp
-                grad_state[j] = ds * keep
+                grad_state[j] = ds * keep_state
 
 
 def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=None, start=0):
-    """Gradients of mingru_scan, in place, floats: hgp (T, M, 3H), as mingru_scan left it, becomes d
-    loss/d hgp, grad_out (T, M, H) becomes the highway's share of d loss/d x (the caller adds d hgp
-    @ W). The gradient of states[0] is not propagated. sums (M, 3H) is written with each segment's
-    sum of d hgp over t, which add up to the bias's gradient."""
-    T, M, H = check_sizes("mingru_scan_grad", "x", x, 3)
-    N = check_sizes("mingru_scan_grad", "resets", resets, 2)[1]
+    """Compute the gradients of mingru_scan in place.
+
+    floats: hgp (T, M, 3H), as mingru_scan left it, becomes d loss/d hgp; grad_out (T, M, H) becomes
+    the highway's share of d loss/d x (the caller adds d hgp @ W). The gradient of states[0] is not
+    propagated. sums (M, 3H) gets each segment's sum of d hgp over t; these add up to the bias's
+    gradient.
+    """
+    T, M, H = check_dimensions("mingru_scan_grad", "x", x, 3)
+    N = check_dimensions("mingru_scan_grad", "resets", resets, 2)[1]
     index = check_index("mingru_scan_grad", index, start, M, N, x)
     arrays = (
-        checked("mingru_scan_grad", "hgp", hgp, (T, M, 3 * H), FLOATS),
-        checked("mingru_scan_grad", "x", x, (T, M, H), FLOATS),
-        checked("mingru_scan_grad", "states", states, (T + 1, M, H)),
+        check_array("mingru_scan_grad", "hgp", hgp, (T, M, 3 * H), FLOATS),
+        check_array("mingru_scan_grad", "x", x, (T, M, H), FLOATS),
+        check_array("mingru_scan_grad", "states", states, (T + 1, M, H)),
         check_rows("mingru_scan_grad", "resets", resets, T, (N,), np.uint8),
         check_rows("mingru_scan_grad", "valid", valid, T, (N,), np.uint8), index, start,
-        checked("mingru_scan_grad", "grad_out", grad_out, (T, M, H), FLOATS),
-        checked("mingru_scan_grad", "sums", sums, (M, 3 * H)))
+        check_array("mingru_scan_grad", "grad_out", grad_out, (T, M, H), FLOATS),
+        check_array("mingru_scan_grad", "sums", sums, (M, 3 * H)))
     if on_gpu(x):
         _launch_scan("mingru_scan_grad", T, M, N, H, arrays, 7)
     else:
@@ -966,126 +1105,150 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
 # --------------------------------------------------------------------------------------------------
 # PPO loss: forward, gradient and statistics in one pass
 
-# Settings that may change between updates lie in one array, which a captured CUDA graph can read.
-LOSS_SETTINGS = ("advantage_mean", "advantage_scale", "row_scale", "clip_coef", "vf_coef", "vf_clip_coef", "ent_coef")
-LOSS_SUMS = ("policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "importance",
-             "return", "return_squared", "residual", "residual_squared", "valid")
+# Settings that may change between updates are one array, which a captured CUDA graph reads.
+LOSS_SETTINGS = ("advantage_mean", "advantage_scale", "row_scale", "clip_coef", "vf_coef",
+                 "vf_clip_coef", "ent_coef")
+LOSS_SUMS = ("policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac",
+             "importance", "return", "return_squared", "residual", "residual_squared", "valid")
 SUMS = len(LOSS_SUMS)
-ADVANTAGE_MEAN, ADVANTAGE_SCALE, ROW_SCALE, CLIP_COEF, VF_COEF, VF_CLIP_COEF, ENT_COEF = range(len(LOSS_SETTINGS))
-(POLICY_LOSS, VALUE_LOSS, ENTROPY, OLD_APPROX_KL, APPROX_KL, CLIPFRAC, IMPORTANCE, RETURN, RETURN_SQUARED, RESIDUAL,
- RESIDUAL_SQUARED, VALID) = range(SUMS)
+(ADVANTAGE_MEAN, ADVANTAGE_SCALE, ROW_SCALE, CLIP_COEF, VF_COEF, VF_CLIP_COEF,
+ ENT_COEF) = range(len(LOSS_SETTINGS))
+(POLICY_LOSS, VALUE_LOSS, ENTROPY, OLD_APPROX_KL, APPROX_KL, CLIPFRAC, IMPORTANCE, RETURN,
+ RETURN_SQUARED, RESIDUAL, RESIDUAL_SQUARED, VALID) = range(SUMS)
 
 
 @reduction_driver
-def _advantage_moments(begin, end, advantages, valid, index, parts):
+def _advantage_moments(begin, end, advantages, valid, index, row_sums):
     for t in range(begin, end):
         count, total, squares = 0.0, 0.0, 0.0
         for m in range(len(index)):
             n = u64(index[m])
-            live = valid[t, n] != 0
-            a = np.float64(advantages[t, n]) if live else 0.0
-            count += 1.0 if live else 0.0
+            is_valid = valid[t, n] != 0
+            a = np.float64(advantages[t, n]) if is_valid else 0.0
+            count += 1.0 if is_valid else 0.0
             total += a
             squares += a * a
-        parts[t, 0], parts[t, 1], parts[t, 2] = count, total, squares
+        row_sums[t, 0], row_sums[t, 1], row_sums[t, 2] = count, total, squares
 
 
 def _launch_sum(name, steps, count, like, sizes, written, *arrays):
-    """Launch a kernel of kernels.cu over `steps` that adds up `count` numbers into `written`; sizes
-    and arrays are its other arguments."""
+    """Launch a kernel of kernels.cu that adds up `count` numbers over `steps`.
+
+    The sums go to `written`; sizes and arrays are its other arguments.
+    """
     blocks = max(1, min(-(-steps // 128), 1024))
-    CUDA.launch(name, blocks, 128, *sizes, *arrays, *_sums_of_blocks(like, blocks * count), *written)
+    CUDA.launch(name, blocks, 128, *sizes, *arrays, *_sums_of_blocks(like, blocks * count),
+                *written)
 
 
 def _sums_of_blocks(like, count, tickets=1):
-    """(parts, tickets): scratch for sums in kernels.cu, one per stream, as streams may overlap."""
+    """Return (block sums, tickets): scratch for sums in kernels.cu.
+
+    One per stream, because streams may overlap.
+    """
     stream = torch.cuda.current_stream().cuda_stream
     parts = constant(("sums", stream, 1 << (count - 1).bit_length()), like,
                      lambda: torch.zeros(1 << (count - 1).bit_length(), dtype=torch.float64))
-    return parts, constant(("tickets", stream, tickets), like, lambda: torch.zeros(tickets, dtype=torch.int32))
+    return parts, constant(("tickets", stream, tickets), like,
+                           lambda: torch.zeros(tickets, dtype=torch.int32))
 
 
 def advantage_moments(advantages, valid, index, moments=None):
-    """moments (3,) float64, written and returned: count, sum and sum of squares of the advantages at the valid steps
-    of the drawn segments (of all, if `index` is None). The loss normalises advantages by them; several ranks add
-    theirs up before that."""
+    """Write and return the count, sum and sum of squares of advantages.
+
+    moments (3,) float64, over the valid steps of the segments `index` (of all if None). The loss
+    normalises advantages by them; several ranks add theirs up first.
+    """
     name = "advantage_moments"
-    T, N = check_sizes(name, "advantages", advantages, 2)
+    T, N = check_dimensions(name, "advantages", advantages, 2)
     index = check_index(name, index, 0, 0, N, advantages)
     M = len(index)
-    arrays = (checked(name, "advantages", advantages, (T, N)), check_rows(name, "valid", valid, T, (N,), np.uint8),
-              index)
+    arrays = (check_array(name, "advantages", advantages, (T, N)),
+              check_rows(name, "valid", valid, T, (N,), np.uint8), index)
     if moments is None:
         moments = torch.empty(3, dtype=torch.float64, device=advantages.device)
-    result = checked(name, "moments", moments, (3,), np.float64)
+    result = check_array(name, "moments", moments, (3,), np.float64)
     if on_gpu(advantages):
         _launch_sum(name, T * M, 3, advantages, (T, M, N), (result,), *arrays)
         return moments
-    parts = np.zeros((T, 3))
-    run(_advantage_moments, T, 3 * M, *arrays, parts)
-    result[:] = parts.sum(0)
+    row_sums = np.zeros((T, 3))
+    run(_advantage_moments, T, 3 * M, *arrays, row_sums)
+    result[:] = row_sums.sum(0)
     return moments
 
 
 @driver
 def _normalisation(begin, end, moments, settings):
-    for _ in range(begin, end):  # one lane; on a GPU it is one launch in place of torch's thirteen
+    for _ in range(begin, end):  # one lane, so that a GPU needs one launch and not torch's thirteen
         count = max(moments[0], 1.0)
         mean = moments[1] / count
         variance = moments[2] / count - mean * mean
-        spread = math.sqrt(0.0 if variance < 0.0 else variance)
-        settings[0], settings[1], settings[2] = mean, 1.0 / (spread + 1e-8), 1.0 / count
+        std = math.sqrt(0.0 if variance < 0.0 else variance)
+        settings[0], settings[1], settings[2] = mean, 1.0 / (std + 1e-8), 1.0 / count
 
 
 def normalisation(moments, settings):
-    """advantage_moments' (count, sum, squares) -> the first three of settings (LOSS_SETTINGS,): the
-    mean, 1/(std + 1e-8) and 1/count."""
-    run(_normalisation, 1, 1, checked("normalisation", "moments", moments, (3,), np.float64),
-        checked("normalisation", "settings", settings, (len(LOSS_SETTINGS),)))
+    """Write mean, 1/(std + 1e-8) and 1/count of advantage_moments into settings.
+
+    They are the first three of settings (LOSS_SETTINGS,).
+    """
+    run(_normalisation, 1, 1, check_array("normalisation", "moments", moments, (3,), np.float64),
+        check_array("normalisation", "settings", settings, (len(LOSS_SETTINGS),)))
 
 
 @cell
 def ppo_cell(logprob, old_logprob, scaled_advantage, clip_coef):
-    """(loss, d loss/d logprob, ratio, logratio) of the clipped objective (Schulman et al. 2017, eq.
-    7); outside ±20 the log-ratio is clamped and its gradient zero."""
-    raw = logprob - old_logprob
-    logratio = f32(20) if raw > f32(20) else raw
+    """Return (loss, d loss/d logprob, ratio, logratio) of the clipped objective.
+
+    Schulman et al. 2017, eq. 7. Outside ±20 the log-ratio is clamped and its gradient is zero.
+    """
+    raw_logratio = logprob - old_logprob
+    logratio = f32(20) if raw_logratio > f32(20) else raw_logratio
     logratio = f32(-20) if logratio < f32(-20) else logratio
     ratio = exp_cell(logratio)
     clipped = ONE + clip_coef if ratio > ONE + clip_coef else ratio
     clipped = ONE - clip_coef if clipped < ONE - clip_coef else clipped
-    plain, other = -scaled_advantage * ratio, -scaled_advantage * clipped
-    outside = raw > f32(20) or raw < f32(-20)
-    if other > plain:
-        return other, ZERO, ratio, logratio
-    return plain, (ZERO if outside else plain), ratio, logratio
+    unclipped_loss, clipped_loss = -scaled_advantage * ratio, -scaled_advantage * clipped
+    is_clamped = raw_logratio > f32(20) or raw_logratio < f32(-20)
+    if clipped_loss > unclipped_loss:
+        return clipped_loss, ZERO, ratio, logratio
+    return unclipped_loss, (ZERO if is_clamped else unclipped_loss), ratio, logratio
 
 
 @cell
 def value_cell(value, old_value, target, vf_clip_coef):
-    """(loss, d loss/d value) of ½ max((v-R)², (V + clip(v-V) - R)²) (Schulman's PPO2 value clipping)."""
+    """Return (loss, d loss/d value) of the clipped value loss.
+
+    ½ max((v-R)², (V + clip(v-V) - R)²) (Schulman's PPO2).
+    """
     change = value - old_value
     clipped = vf_clip_coef if change > vf_clip_coef else change
     clipped = -vf_clip_coef if clipped < -vf_clip_coef else clipped
-    plain, other = value - target, old_value + clipped - target
-    if other * other > plain * plain:
-        return HALF * other * other, (other if clipped == change else ZERO)
-    return HALF * plain * plain, plain
+    error, clipped_error = value - target, old_value + clipped - target
+    if clipped_error * clipped_error > error * error:
+        return HALF * clipped_error * clipped_error, (clipped_error if clipped == change else ZERO)
+    return HALF * error * error, error
 
 
 @cell
 def objective_cell(logprob, old_logprob, value, old_value, advantage, weight, settings):
-    """(policy loss, value loss, ratio, log-ratio, d loss/d logprob, d loss/d value) of one step;
-    the derivatives are of the minibatch's mean loss, so they are divided by its valid steps."""
-    a = weight * (advantage - settings[ADVANTAGE_MEAN]) * settings[ADVANTAGE_SCALE]
-    policy, dlogprob, ratio, logratio = ppo_cell(logprob, old_logprob, a, settings[CLIP_COEF])
+    """Return the losses of one step and their derivatives.
+
+    (policy loss, value loss, ratio, log-ratio, d loss/d logprob, d loss/d value). The derivatives
+    are of the minibatch's mean loss, so they are divided by its number of valid steps.
+    """
+    scaled_advantage = weight * (advantage - settings[ADVANTAGE_MEAN]) * settings[ADVANTAGE_SCALE]
+    policy, dlogprob, ratio, logratio = ppo_cell(logprob, old_logprob, scaled_advantage,
+                                                 settings[CLIP_COEF])
     value_loss, dvalue = value_cell(value, old_value, advantage + old_value, settings[VF_CLIP_COEF])
     scale = settings[ROW_SCALE]
     return policy, value_loss, ratio, logratio, scale * dlogprob, scale * settings[VF_COEF] * dvalue
 
 
 @cell
-def statistics_cell(sums, policy, value_loss, entropy, ratio, logratio, clip_coef, target, residual):
+def statistics_cell(sums, policy, value_loss, entropy, ratio, logratio, clip_coef, target,
+                    residual):
+    """Add the statistics of one step to `sums` (LOSS_SUMS,)."""
     sums[POLICY_LOSS] += policy
     sums[VALUE_LOSS] += value_loss
     sums[ENTROPY] += entropy
@@ -1102,26 +1265,29 @@ def statistics_cell(sums, policy, value_loss, entropy, ratio, logratio, clip_coe
 
 @cell
 def entropy_cell(p, log_p):
-    """-p log p, a choice's share of its head's entropy: 0 for a choice that a mask or the network rules out."""
+    """Return -p log p, the share of one choice in its head's entropy; 0 if p is 0."""
     return ZERO if p == ZERO else -p * log_p
 
 
 @cell
 def entropy_grad_cell(p, log_p, entropy):
-    """- d entropy/d logit of a choice."""
+    """Return - d entropy/d logit of a choice."""
     return ZERO if p == ZERO else p * (log_p + entropy)
 
 
 @cell
-def logit_grad_cell(entropy_grad, p, chosen, dlogprob, ent_coef):
-    """d loss/d logit of a choice; d logprob/d logit = [chosen] - p."""
-    return ent_coef * entropy_grad + dlogprob * ((ONE if chosen else ZERO) - p)
+def logit_grad_cell(entropy_grad, p, is_chosen, dlogprob, ent_coef):
+    """Return d loss/d logit of a choice; d logprob/d logit = [is_chosen] - p."""
+    return ent_coef * entropy_grad + dlogprob * ((ONE if is_chosen else ZERO) - p)
 
 
 @distinct_driver
 def _head_rows(log_p, p, top, total, entropy):
-    """Logits (choices, T), -inf if forbidden, to log-probabilities, in place, and probabilities; entropy
-    (T,). top and total (T,) are scratch. The innermost axis is the steps, so that every loop vectorises."""
+    """Turn logits into log-probabilities, in place, and probabilities.
+
+    log_p (choices, T): logits, -inf where forbidden. p (choices, T), entropy (T,) are written; top
+    and total (T,) are scratch. The innermost axis is the steps, so that every loop vectorises.
+    """
     steps, choices = len(top), len(log_p)
     for t in range(steps):
         top[t], total[t], entropy[t] = log_p[0, t], ZERO, ZERO
@@ -1148,47 +1314,52 @@ def _head_rows(log_p, p, top, total, entropy):
 
 
 @distinct_driver
-def _logit_grad_rows(log_p, p, entropy, chosen, dlogprob, ent_coef):
-    """The log-probabilities (choices, T) of one head become d loss/d logit."""
+def _logit_grad_rows(log_p, p, entropy, action, dlogprob, ent_coef):
+    """Turn the log-probabilities (choices, T) of one head into d loss/d logit."""
     for j in range(len(log_p)):
         row, chance = log_p[j], p[j]
-        for t in range(len(chosen)):
+        for t in range(len(action)):
             slope = entropy_grad_cell(chance[t], row[t], entropy[t])
-            row[t] = logit_grad_cell(slope, chance[t], chosen[t] == f32(j), dlogprob[t], ent_coef)
+            row[t] = logit_grad_cell(slope, chance[t], action[t] == f32(j), dlogprob[t], ent_coef)
 
 
 @distinct_driver
-def _objective_rows(logprob, old_logprob, value, old_value, advantage, weight, settings, policy, value_loss, ratio,
-                    logratio, dlogprob, dvalue):
-    """objective_cell for the steps of a segment."""
+def _objective_rows(logprob, old_logprob, value, old_value, advantage, weight, settings, policy,
+                    value_loss, ratio, logratio, dlogprob, dvalue):
+    """Compute objective_cell for the steps of a segment."""
     for t in range(len(logprob)):
         policy[t], value_loss[t], ratio[t], logratio[t], dlogprob[t], dvalue[t] = objective_cell(
             logprob[t], old_logprob[t], value[t], old_value[t], advantage[t], weight, settings)
 
 
-# Numbers of a step that the loss of discrete actions works with, beside two for each choice and one for each head (of
-# which there are no more than choices).
+# Scratch numbers per step for the loss of discrete actions, besides two per choice and one per head
+# (heads are no more than choices).
 LOSS_ROWS = 14
 
 
 @driver
-def _ppo_loss_discrete_lanes(begin, end, outputs, index, start, masked, masks, heads, actions, logprobs, values,
-                             advantages, weights, valid, settings, grad, new_values, ratios, parts, work):
+def _ppo_loss_discrete_lanes(begin, end, outputs, index, start, has_masks, masks, heads, actions,
+                             logprobs, values, advantages, weights, valid, settings, grad,
+                             new_values, ratios, parts, work):
     T, _, width = outputs.shape
-    choices, clip_coef, ent_coef = width - 1, settings[CLIP_COEF], settings[ENT_COEF] * settings[ROW_SCALE]
+    choices, clip_coef = width - 1, settings[CLIP_COEF]
+    ent_coef = settings[ENT_COEF] * settings[ROW_SCALE]
     rows, log_p = work[begin, :LOSS_ROWS], work[begin, LOSS_ROWS : LOSS_ROWS + choices]
-    p, entropies = work[begin, LOSS_ROWS + choices : LOSS_ROWS + 2 * choices], work[begin, LOSS_ROWS + 2 * choices :]
-    # Row by row: what numba unpacks has a stride that it does not know, and then no loop vectorises.
+    p = work[begin, LOSS_ROWS + choices : LOSS_ROWS + 2 * choices]
+    entropies = work[begin, LOSS_ROWS + 2 * choices :]
+    # Row by row: numba does not know the stride of unpacked rows, and then no loop vectorises.
     logprob, old_logprob, value, old_value, advantage = rows[0], rows[1], rows[2], rows[3], rows[4]
-    policy, value_loss, ratio, logratio, dlogprob, dvalue = rows[5], rows[6], rows[7], rows[8], rows[9], rows[10]
-    top, total, chosen = rows[11], rows[12], rows[13]
+    policy, value_loss, ratio, logratio = rows[5], rows[6], rows[7], rows[8]
+    dlogprob, dvalue = rows[9], rows[10]
+    top, total, action = rows[11], rows[12], rows[13]
     for m in range(begin, end):
         n, column = index[start + m], start + m
-        for t in range(T):  # copied side by side: in memory a row of agents lies between two steps
-            value[t], old_value[t], advantage[t] = outputs[t, m, choices], values[t, n], advantages[t, n]
+        for t in range(T):  # a contiguous copy: in memory all agents lie between two steps
+            value[t], old_value[t] = outputs[t, m, choices], values[t, n]
+            advantage[t] = advantages[t, n]
             old_logprob[t], logprob[t] = logprobs[t, n], ZERO
             for j in range(choices):
-                log_p[j, t] = -np.inf if masked and masks[t, n, j] == 0 else outputs[t, m, j]
+                log_p[j, t] = -np.inf if has_masks and masks[t, n, j] == 0 else outputs[t, m, j]
         first = 0
         for head in range(len(heads)):
             last = first + heads[head]
@@ -1196,169 +1367,211 @@ def _ppo_loss_discrete_lanes(begin, end, outputs, index, start, masked, masks, h
             for t in range(T):
                 logprob[t] += log_p[first + actions[t, n, head], t]
             first = last
-        _objective_rows(logprob, old_logprob, value, old_value, advantage, weights[column], settings, policy,
-                        value_loss, ratio, logratio, dlogprob, dvalue)
+        _objective_rows(logprob, old_logprob, value, old_value, advantage, weights[column],
+                        settings, policy, value_loss, ratio, logratio, dlogprob, dvalue)
         first = 0
         for head in range(len(heads)):
             last = first + heads[head]
             for t in range(T):
-                chosen[t] = f32(actions[t, n, head])
-            _logit_grad_rows(log_p[first:last], p[first:last], entropies[head], chosen, dlogprob, ent_coef)
+                action[t] = f32(actions[t, n, head])
+            _logit_grad_rows(log_p[first:last], p[first:last], entropies[head], action, dlogprob,
+                             ent_coef)
             first = last
         for t in range(T):
-            live = valid[t, n] != 0
+            is_valid = valid[t, n] != 0
             for j in range(choices):
-                grad[t, m, j] = log_p[j, t] if live else ZERO
-            grad[t, m, choices] = dvalue[t] if live else ZERO
-            new_values[t, column] = value[t] if live else old_value[t]
-            ratios[t, column] = ratio[t] if live else ONE
-            if live:
+                grad[t, m, j] = log_p[j, t] if is_valid else ZERO
+            grad[t, m, choices] = dvalue[t] if is_valid else ZERO
+            new_values[t, column] = value[t] if is_valid else old_value[t]
+            ratios[t, column] = ratio[t] if is_valid else ONE
+            if is_valid:
                 entropy, target = ZERO, advantage[t] + old_value[t]
                 for head in range(len(heads)):
                     entropy += entropies[head, t]
-                statistics_cell(parts[m], policy[t], value_loss[t], entropy, ratio[t], logratio[t], clip_coef, target,
-                                target - value[t])
+                statistics_cell(parts[m], policy[t], value_loss[t], entropy, ratio[t], logratio[t],
+                                clip_coef, target, target - value[t])
 
 
 @cell
 def gaussian_cell(u, mean, log_std, log_slope):
-    """(-log p, entropy) of one dimension; log_slope: log da/du if a tanh squashes u, else 0."""
+    """Return (-log p, entropy) of one dimension.
+
+    log_slope: log da/du if a tanh squashes u, else 0.
+    """
     z = (u - mean) * exp_cell(-log_std)
-    return HALF * z * z + log_std + LOG_SQRT_2PI + log_slope, log_std + HALF + LOG_SQRT_2PI + log_slope
+    return (HALF * z * z + log_std + LOG_SQRT_2PI + log_slope,
+            log_std + HALF + LOG_SQRT_2PI + log_slope)
 
 
 @cell
-def gaussian_grad_cell(u, mean, log_std, inside, dlogprob, ent_coef):
-    """d loss/d (mean, log_std) of dlogprob · log p - ent_coef · entropy; inside: tanh u if that squashes u, else 0."""
-    inverse, inward = exp_cell(-log_std), ent_coef * f32(2) * inside
+def gaussian_grad_cell(u, mean, log_std, squashed, dlogprob, ent_coef):
+    """Return d loss/d (mean, log_std) of dlogprob · log p - ent_coef · entropy.
+
+    squashed: tanh u if a tanh squashes u, else 0.
+    """
+    inverse, entropy_pull = exp_cell(-log_std), ent_coef * f32(2) * squashed
     z = (u - mean) * inverse
-    return dlogprob * z * inverse + inward, dlogprob * (z * z - ONE) - ent_coef + inward * (u - mean)
+    return (dlogprob * z * inverse + entropy_pull,
+            dlogprob * (z * z - ONE) - ent_coef + entropy_pull * (u - mean))
 
 
 @driver
-def _ppo_loss_continuous(begin, end, outputs, index, start, log_std, squash, actions, logprobs, values,
-                         advantages, weights, valid, settings, grad, grad_log_std, new_values, ratios, parts):
-    (_, M, width), squashed = outputs.shape, squash[1, 0] != ZERO
+def _ppo_loss_continuous(begin, end, outputs, index, start, log_std, squash, actions, logprobs,
+                         values, advantages, weights, valid, settings, grad, grad_log_std,
+                         new_values, ratios, parts):
+    (_, M, width), is_squashed = outputs.shape, squash[1, 0] != ZERO
     clip_coef, ent_coef = settings[CLIP_COEF], settings[ENT_COEF] * settings[ROW_SCALE]
     for t in range(begin, end):
         for m in range(M):
             n, column = index[start + m], start + m
-            row, drow, spread, dspread = outputs[t, m], grad[t, m], log_std[t, m], grad_log_std[t, m]
+            row, grad_row = outputs[t, m], grad[t, m]
+            log_std_row, grad_log_std_row = log_std[t, m], grad_log_std[t, m]
             value = row[width - 1]
             new_values[t, column] = value
             if valid[t, n] == 0:
                 new_values[t, column] = values[t, n]
-                drow[:] = ZERO
-                dspread[:] = ZERO
+                grad_row[:] = ZERO
+                grad_log_std_row[:] = ZERO
                 ratios[t, column] = ONE
                 continue
             logprob, entropy = ZERO, ZERO
             for j in range(width - 1):
-                log_slope = squash[2, j] + squash_cell(actions[t, n, j], squash[1, j])[1] if squashed else ZERO
-                surprise, uncertainty = gaussian_cell(actions[t, n, j], row[j], spread[j], log_slope)
-                logprob -= surprise
-                entropy += uncertainty
+                log_slope = squash[2, j] + squash_cell(actions[t, n, j],
+                                                       squash[1, j])[1] if is_squashed else ZERO
+                neg_logprob, dim_entropy = gaussian_cell(actions[t, n, j], row[j], log_std_row[j],
+                                                         log_slope)
+                logprob -= neg_logprob
+                entropy += dim_entropy
             target = advantages[t, n] + values[t, n]
             policy, value_loss, ratio, logratio, dlogprob, dvalue = objective_cell(
-                logprob, logprobs[t, n], value, values[t, n], advantages[t, n], weights[column], settings)
+                logprob, logprobs[t, n], value, values[t, n], advantages[t, n], weights[column],
+                settings)
             for j in range(width - 1):
-                inside = squash_cell(actions[t, n, j], squash[1, j])[0] if squashed else ZERO
-                drow[j], dspread[j] = gaussian_grad_cell(
-                    actions[t, n, j], row[j], spread[j], inside, dlogprob, ent_coef)
-            drow[width - 1] = dvalue
+                squashed = squash_cell(actions[t, n, j], squash[1, j])[0] if is_squashed else ZERO
+                grad_row[j], grad_log_std_row[j] = gaussian_grad_cell(
+                    actions[t, n, j], row[j], log_std_row[j], squashed, dlogprob, ent_coef)
+            grad_row[width - 1] = dvalue
             ratios[t, column] = ratio
-            statistics_cell(parts[t], policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value)
+            statistics_cell(parts[t], policy, value_loss, entropy, ratio, logratio, clip_coef,
+                            target, target - value)
 
 
-def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, settings, grad, new_values, ratios, sums,
-             *, heads=None, log_std=None, grad_log_std=None, squash=None, masks=None, index=None, start=0):
-    """Clipped PPO loss of a chunk of M segments, its gradient and its statistics, in one pass.
+def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, settings, grad,
+             new_values, ratios, sums, *, heads=None, log_std=None, grad_log_std=None, squash=None,
+             masks=None, index=None, start=0):
+    """Compute the clipped PPO loss of M segments, its gradient and its statistics.
 
-    outputs, grad (T, M, A + 1): logits or means, then the value; grad is written with d loss/d outputs. The chunk is
-    segments start to start + M of a minibatch of B, which are the columns `index` (B,) int64 of the rollout's arrays:
-    actions (T, N, heads) int32 or (T, N, A) float32; logprobs (T, N); values (>= T, N) and advantages (T, N) as the
-    rollout or the last write-back left them; valid (>= T, N) uint8; masks (>= T, N, A) uint8 or None. Of the minibatch:
-    weights (B,); settings (LOSS_SETTINGS), float32, `row_scale` = 1/(valid steps in the minibatch). Written:
-    new_values, ratios (T, B), and for continuous actions, with log_std (A,) or (T, M, A), grad_log_std (T, M, A).
-    Added to: sums (LOSS_SUMS) float64.
+    outputs, grad (T, M, A + 1): logits or means, then the value; grad is written with d loss/d
+    outputs. The chunk is segments start to start + M of a minibatch of B, which are the columns
+    `index` (B,) int64 of the rollout's arrays: actions (T, N, heads) int32 or (T, N, A) float32;
+    logprobs (T, N); values (>= T, N) and advantages (T, N) as the rollout or the last write_back
+    left them; valid (>= T, N) uint8; masks (>= T, N, A) uint8 or None. Of the minibatch: weights
+    (B,); settings (LOSS_SETTINGS,) float32, `row_scale` = 1/(valid steps in the minibatch).
+    Written: new_values, ratios (T, B), and for continuous actions, with log_std (A,) or (T, M, A),
+    grad_log_std (T, M, A). Added to: sums (LOSS_SUMS,) float64.
 
-        policy: mean max(-A'·ratio, -A'·clip(ratio, 1 ± clip_coef)),  A' = weight · (A - mean) · scale
+        policy: mean max(-A'·ratio, -A'·clip(ratio, 1 ± clip_coef)),
+                A' = weight · (A - mean) · scale
         value:  ½ mean max((v-R)², (V + clip(v-V, ± vf_clip_coef) - R)²),  R = A + V
         total = policy + vf_coef · value - ent_coef · entropy
-    With `squash` (3, A) the actions are `sample`'s samples u = mean + std·z, and the entropy, which
-    has no closed form, is the Gaussian's plus log da/du at these u; its gradient keeps z.
-    Raises ValueError or TypeError for a wrong shape or dtype.
+
+    With `squash` (3, A) the actions are the samples u = mean + std·z of `sample`. The entropy then
+    has no closed form: it is the Gaussian's plus log da/du at these u, and its gradient keeps z
+    fixed. Raises ValueError or TypeError for a wrong shape or dtype.
     """
     name = "ppo_loss"
-    T, M, width = check_sizes(name, "outputs", outputs, 3)
-    N, B = check_sizes(name, "logprobs", logprobs, 2)[1], check_sizes(name, "weights", weights, 1)[0]
+    T, M, width = check_dimensions(name, "outputs", outputs, 3)
+    N = check_dimensions(name, "logprobs", logprobs, 2)[1]
+    B = check_dimensions(name, "weights", weights, 1)[0]
     index = check_index(name, index, start, M, N, outputs)
     if start + M > B:
-        raise ValueError(f"kernels.ppo_loss: segments {start} to {start + M} of a minibatch of {B}.")
+        raise ValueError(f"kernels.ppo_loss: segments {start} to {start + M} exceed the "
+                         f"minibatch of {B}.")
     like, gpu = outputs, on_gpu(outputs)
     parts = None if gpu else np.zeros((T if heads is None else M, SUMS))
-    outputs, grad = checked(name, "outputs", outputs, (T, M, width)), checked(name, "grad", grad, (T, M, width))
-    rollout = (checked(name, "logprobs", logprobs, (T, N)), check_rows(name, "values", values, T, (N,)),
-               checked(name, "advantages", advantages, (T, N)), checked(name, "weights", weights, (B,)),
+    outputs = check_array(name, "outputs", outputs, (T, M, width))
+    grad = check_array(name, "grad", grad, (T, M, width))
+    rollout = (check_array(name, "logprobs", logprobs, (T, N)),
+               check_rows(name, "values", values, T, (N,)),
+               check_array(name, "advantages", advantages, (T, N)),
+               check_array(name, "weights", weights, (B,)),
                check_rows(name, "valid", valid, T, (N,), np.uint8),
-               checked(name, "settings", settings, (len(LOSS_SETTINGS),)))
-    written = (checked(name, "new_values", new_values, (T, B)), checked(name, "ratios", ratios, (T, B)))
-    sum_array = checked(name, "sums", sums, (SUMS,), np.float64)
-    launch = functools.partial(_launch_sum, "ppo_loss_discrete" if heads is not None else "ppo_loss_continuous", T * M,
-                               SUMS, like, (T, M, N, B, width, start), (sum_array,))
+               check_array(name, "settings", settings, (len(LOSS_SETTINGS),)))
+    written = (check_array(name, "new_values", new_values, (T, B)),
+               check_array(name, "ratios", ratios, (T, B)))
+    sum_array = check_array(name, "sums", sums, (SUMS,), np.float64)
+    launch = functools.partial(_launch_sum, "ppo_loss_discrete" if heads is not None
+                               else "ppo_loss_continuous", T * M, SUMS, like,
+                               (T, M, N, B, width, start), (sum_array,))
     if heads is not None:
-        heads = check_heads(name, heads, check_sizes(name, "actions", actions, 3)[2], width - 1, like)
-        masks = None if masks is None else check_rows(name, "masks", masks, T, (N, width - 1), np.uint8)
-        actions = checked(name, "actions", actions, (T, N, len(heads)), np.int32)
-        masked, masks = optional_masks(masks, like, 3)
+        heads = check_heads(name, heads, check_dimensions(name, "actions", actions, 3)[2], width
+                            - 1, like)
+        masks = None if masks is None else check_rows(name, "masks", masks, T, (N, width - 1),
+                                                      np.uint8)
+        actions = check_array(name, "actions", actions, (T, N, len(heads)), np.int32)
+        has_masks, masks = optional_masks(masks, like, 3)
         if gpu:
-            launch(len(heads), masked, outputs, index, masks, heads, actions, *rollout, grad, *written)
+            launch(len(heads), has_masks, outputs, index, masks, heads, actions, *rollout, grad,
+                   *written)
             return
-        run(_ppo_loss_discrete_lanes, M, 16 * T * width, outputs, index, start, masked, masks, heads, actions, *rollout,
-            grad, *written, parts, np.empty((M, LOSS_ROWS + 3 * (width - 1), T), np.float32))  # a thread uses one of M
+        work = np.empty((M, LOSS_ROWS + 3 * (width - 1), T), np.float32)  # a thread uses one of M
+        run(_ppo_loss_discrete_lanes, M, 16 * T * width, outputs, index, start, has_masks, masks,
+            heads, actions, *rollout, grad, *written, parts, work)
     else:
         spread_row = width - 1 if log_std.dim() > 1 else 0
         log_std = check_log_std(name, log_std, (T, M, width - 1))
-        grad_log_std = checked(name, "grad_log_std", grad_log_std, (T, M, width - 1))
-        actions = checked(name, "actions", actions, (T, N, width - 1))
+        grad_log_std = check_array(name, "grad_log_std", grad_log_std, (T, M, width - 1))
+        actions = check_array(name, "actions", actions, (T, N, width - 1))
         squash = check_squash(name, squash, width - 1, like)
         if gpu:
-            launch(spread_row, squash.shape[1], outputs, index, log_std, squash, actions, *rollout, grad, grad_log_std,
-                   *written)
+            launch(spread_row, squash.shape[1], outputs, index, log_std, squash, actions, *rollout,
+                   grad, grad_log_std, *written)
             return
-        run(_ppo_loss_continuous, T, 30 * M * width, outputs, index, start, log_std, squash, actions, *rollout, grad,
-            grad_log_std, *written, parts)
+        run(_ppo_loss_continuous, T, 30 * M * width, outputs, index, start, log_std, squash,
+            actions, *rollout, grad, grad_log_std, *written, parts)
     sums += torch.as_tensor(parts.sum(0))
 
 
-def add_rows(pairs, add=True):
-    """Of each pair (rows, gradient), a bias's gradient (columns,) += the sum over n of rows (n, columns), floats; = if
-    not add. On a GPU they are one launch."""
+def add_bias_gradients(pairs, accumulate=True):
+    """Add the sum of rows to a bias's gradient, for each pair (rows, gradient).
+
+    rows (n, columns), floats; gradient (columns,). Without accumulate the sum replaces the
+    gradient. On a GPU all pairs are one launch.
+    """
     table, blocks, parts, like = [], 0, 0, None
     for rows, gradient in pairs:
-        n, columns = check_sizes("add_rows", "rows", rows, 2)
+        n, columns = check_dimensions("add_bias_gradients", "rows", rows, 2)
         if not on_gpu(rows):
             total = rows.sum(0, dtype=gradient.dtype)
-            gradient.copy_(gradient + total if add else total)
+            gradient.copy_(gradient + total if accumulate else total)
             continue
-        values = checked("add_rows", "rows", rows, (n, columns), FLOATS)
-        checked("add_rows", "gradient", gradient, (columns,))
+        values = check_array("add_bias_gradients", "rows", rows, (n, columns), FLOATS)
+        check_array("add_bias_gradients", "gradient", gradient, (columns,))
         side_by_side = 256 // min(columns, 256)
-        chunk = -(-max(math.isqrt(n), 1) // side_by_side) * side_by_side  # the last block then has as much to add up
+        # the last block then has as much to add up
+        chunk = -(-max(math.isqrt(n), 1) // side_by_side) * side_by_side
         pieces = max(1, -(-n // chunk))
-        table.append((rows.data_ptr(), values.dtype == u16, n, columns, chunk, blocks, parts, gradient.data_ptr()))
+        table.append((rows.data_ptr(), values.dtype == u16, n, columns, chunk, blocks, parts,
+                      gradient.data_ptr()))
         blocks, parts, like = blocks + -(-columns // 256) * pieces, parts + pieces * columns, rows
     if table:
-        sums = constant(("add_rows", *table), like, lambda: torch.tensor(table, dtype=torch.int64).view(-1))
-        CUDA.launch("add_rows", blocks, 256, len(table), sums, add, *_sums_of_blocks(like, parts, len(table)))
+        sums = constant(("add_bias_gradients", *table), like,
+                        lambda: torch.tensor(table, dtype=torch.int64).view(-1))
+        CUDA.launch("add_bias_gradients", blocks, 256, len(table), sums, accumulate,
+                    *_sums_of_blocks(like, parts, len(table)))
 
 
 def loss_statistics(sums):
-    """LOSS_SUMS, added over all chunks of one or more minibatches -> the logged means, as a dict of floats."""
-    mean = {name: float(total) / max(float(sums[VALID]), 1.0) for name, total in zip(LOSS_SUMS, sums, strict=True)}
+    """Return the logged means of LOSS_SUMS as a dict of floats.
+
+    sums: added over all chunks of one or more minibatches.
+    """
+    mean = {name: float(total) / max(float(sums[VALID]), 1.0) for name,
+            total in zip(LOSS_SUMS, sums, strict=True)}
     returns = max(mean["return_squared"] - mean["return"] ** 2, 0.0)
     residuals = max(mean["residual_squared"] - mean["residual"] ** 2, 0.0)
-    names = ("policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "importance")
+    names = ("policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac",
+             "importance")
     explained = 1.0 - residuals / returns if returns > 0 else math.nan
     return {**{name: mean[name] for name in names}, "explained_variance": explained}
 
@@ -1376,38 +1589,44 @@ def _write_back(begin, end, size, index, new_values, new_ratios, counter, values
 
 
 def write_back(index, new_values, new_ratios, counter, values, ratios):
-    """values[t, index[m]] = new_values[t, m] and the same for the ratios; index (M,) int64, new_* (T, M),
-    values (T+1, N) (row T is not written), ratios (T, N). A segment that was drawn twice has equal columns.
-    A minibatch's last kernel: it adds 1 to the second of counter (2,) int64, (epoch, minibatch)."""
-    T, N = check_sizes("write_back", "ratios", ratios, 2)
+    """Write a minibatch's new values and ratios into the rollout.
+
+    values[t, index[m]] = new_values[t, m], and the same for the ratios; index (M,) int64, new_* (T,
+    M), values (T+1, N) (row T is not written), ratios (T, N). A segment that is drawn twice has
+    equal columns. As the minibatch's last kernel it adds 1 to counter[1]; counter (2,) int64 is
+    (epoch, minibatch).
+    """
+    T, N = check_dimensions("write_back", "ratios", ratios, 2)
     columns = check_index("write_back", index, 0, 0, N, ratios)
     M = len(columns)
     lanes, size = (T * M, 1) if on_gpu(ratios) else (T, M)  # a CPU's lane is a row
-    run(_write_back, lanes, 2 * M, size, columns, checked("write_back", "new_values", new_values, (T, M)),
-        checked("write_back", "new_ratios", new_ratios, (T, M)),
-        checked("write_back", "counter", counter, (2,), np.int64),
-        checked("write_back", "values", values, (T + 1, N)), checked("write_back", "ratios", ratios, (T, N)))
+    run(_write_back, lanes, 2 * M, size, columns,
+        check_array("write_back", "new_values", new_values, (T, M)),
+        check_array("write_back", "new_ratios", new_ratios, (T, M)),
+        check_array("write_back", "counter", counter, (2,), np.int64),
+        check_array("write_back", "values", values, (T + 1, N)),
+        check_array("write_back", "ratios", ratios, (T, N)))
 
 
 # --------------------------------------------------------------------------------------------------
-# The optimizer's kernels (optim.py): the gradients' norm, momentum, and the step, on the arena's flat ranges
+# Optimizer (optim.py): the gradients' norm, momentum, and the step, on the arena's flat ranges
 
 BLOCK = 4096
 SCALE, MOMENTUM, DECAY, RATE = range(4)  # places in `scalars`; gradients are clipped by SCALE
 
 
 @reduction_driver
-def _squares_lanes(begin, end, flat, parts):
+def _squares_lanes(begin, end, flat, block_sums):
     for block in range(begin, end):
-        part, piece = 0.0, flat[block * BLOCK : (block + 1) * BLOCK]
-        for i in range(len(piece)):
-            part += np.float64(piece[i]) * np.float64(piece[i])
-        parts[block] = part
+        total, block_values = 0.0, flat[block * BLOCK : (block + 1) * BLOCK]
+        for i in range(len(block_values)):
+            total += np.float64(block_values[i]) * np.float64(block_values[i])
+        block_sums[block] = total
 
 
 @cell
 def nesterov_cell(gradient, momentum_buffer, momentum):
-    """(new buffer, update): m = mu·m + g, u = g + mu·m."""
+    """Return (new buffer, update): m = mu·m + g, u = g + mu·m."""
     buffer = momentum * momentum_buffer + gradient
     return buffer, gradient + momentum * buffer
 
@@ -1435,8 +1654,8 @@ def _nesterov_cuda(begin, end, gradients, buffers, updates, scalars, places, wor
                 work[places[i]] = update
 
 
-CREW = 256  # a block's threads in policy_step and newton_schulz
-STRIP, ACROSS = 16, 32  # rows and columns of what a block of newton_schulz works out at once
+CREW = 256  # threads of a block of policy_step and newton_schulz
+STRIP, ACROSS = 16, 32  # rows and columns of a tile of newton_schulz
 
 
 @driver
@@ -1458,14 +1677,16 @@ def _apply_lanes(begin, end, weights, updates, scalars):
 
 
 def gradient_norm(flat):
-    """Euclidean norm of a flat float32 range: on a CPU a float, summed in float64 by fixed blocks
-    in block order; on a GPU a float64 tensor."""
-    array = checked("gradient_norm", "flat", flat, tuple(flat.shape))
+    """Return the Euclidean norm of a flat float32 range.
+
+    On a CPU a float, summed in float64 by fixed blocks in block order; on a GPU a float64 tensor.
+    """
+    array = check_array("gradient_norm", "flat", flat, tuple(flat.shape))
     if on_gpu(flat):
         norm = torch.empty((), dtype=torch.float64, device=flat.device)
-        written = checked("gradient_norm", "norm", norm.view(1), (1,), np.float64)
+        written = check_array("gradient_norm", "norm", norm.view(1), (1,), np.float64)
         _launch_sum("gradient_norm", -(-len(array) // 8), 1, flat, (len(array),), (written,), array)
         return norm
-    parts = np.zeros(-(-len(array) // BLOCK))
-    run(_squares_lanes, len(parts), BLOCK // 5, array, parts)
-    return math.sqrt(parts.sum())
+    block_sums = np.zeros(-(-len(array) // BLOCK))
+    run(_squares_lanes, len(block_sums), BLOCK // 5, array, block_sums)
+    return math.sqrt(block_sums.sum())

@@ -28,7 +28,7 @@ import numpy as np
 import psutil
 
 import environments
-from arena import compiling
+from arena import compile_timer
 from auto import plural
 from checkpoints import write_whole
 from configuration import ROOT, Base, command, resolve, solved
@@ -336,8 +336,8 @@ class Dashboard:
         if self.first is None:
             self.first = trainer.uptime, trainer.global_step
             self.close()
-            if compiling.seconds > 1:
-                print(f"kernels were compiled for {duration(compiling.seconds)}, which counts as "
+            if compile_timer.seconds > 1:
+                print(f"kernels were compiled for {duration(compile_timer.seconds)}, which counts as "
                       "no time of training", flush=True)
         self.scores.append(score_of(trainer.environment, self.solved_at[0]))
         if not self.console.is_terminal:
@@ -364,7 +364,7 @@ class Dashboard:
             self.live.update(shown, refresh=True)
 
     def close(self):
-        compiling.announce = lambda: None
+        compile_timer.announce = lambda: None
         if self.live is not None:
             self.live.stop()
             self.live = None

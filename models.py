@@ -1,37 +1,40 @@
-"""The networks: the default MinGRU policy, a feed-forward one, and wrappers that make your own
-network recurrent.
+"""Define the networks, and the contract of a policy.
 
-    policy = MinGRUPolicy(env, hidden_size=64, num_layers=2)          # linear, MinGRU layers, linear
-    policy = FeedForward(env, hidden_size=128)                  # no memory; PufferLib calls it Default
+    policy = MinGRUPolicy(env, hidden_size=64, num_layers=2)    # linear, MinGRU layers, linear
+    policy = FeedForward(env, hidden_size=128)                  # no memory; PufferLib's Default
     policy = Separate(env, hidden_size=64)                      # policy and value apart, no memory
-    policy = Board(env, hidden_size=32)                         # convolutions over the planes of a board
+    policy = Board(env, hidden_size=32)                         # convolutions over a board's planes
     policy = Impala(env, hidden_size=256)                       # residual convolutions of images
-    policy = LSTMWrapper(env, MyPolicy(env), hidden_size=128)   # your encode_observations / decode_actions, recurrent;
-                                                                # GRUWrapper and MinGRUWrapper alike
-    agent = CleanRLAgent(FeedForward(env))                      # for CleanRL's ppo.py; RecurrentCleanRLAgent(policy)
+    policy = LSTMWrapper(env, MyPolicy(env), hidden_size=128)   # makes a custom network recurrent,
+                                                                # as GRUWrapper and MinGRUWrapper do
+    agent = CleanRLAgent(FeedForward(env))                      # for CleanRL's ppo.py;
+                                                                # RecurrentCleanRLAgent(policy)
     python pufferl.py train breakout --policy.name my_file.py:MyPolicy --rnn.name lstm
 
-`env` is anything with `single_observation_space` and `single_action_space`. To write your own
-network, copy `FeedForward` and edit it. All the trainer asks of an nn.Module is
+`env` is any object with `single_observation_space` and `single_action_space`. To write a custom
+network, copy `FeedForward` and edit it. The trainer needs of an nn.Module:
 
-    forward(observations) -> logits, value                  over a batch (B, ...), without memory; or, with one,
-    forward(observations, state) -> logits, value           over (T, N, ...): T steps of N agents
-    forward_eval(observations, state) -> logits, value      over (N, ...), optional: the rollout's form
-    initial_state(num_agents) -> dict                       optional: recurrent tensors, each (layers, N, size); the
-                                                            trainer reads the shapes, and begins with zeros
-    thread_safe = True                                      optional, in the class of each module of your own: forward
-                                                            keeps nothing from call to call and draws no random
-                                                            numbers, so threads may run it side by side (faster on
-                                                            a CPU)
-    rollout_fields = {name: (shape, dtype)}                 optional: forward and forward_eval return a third value,
-                                                            {name: tensor (..., *shape)}. The rollout keeps it, and
-                                                            train.loss gets minibatch.<name>, the network's now, and
-                                                            minibatch.old_<name>, the rollout's (engine autograd)
+    forward(observations) -> logits, value
+        over a batch (B, ...), for a network without memory; or with memory:
+    forward(observations, state) -> logits, value
+        over (T, N, ...): T steps of N agents
+    forward_eval(observations, state) -> logits, value
+        optional: the same over (N, ...), one step, for the rollout
+    initial_state(num_agents) -> dict
+        optional: recurrent tensors, each (layers, N, size). The trainer reads the shapes, and
+        starts with zeros
+    thread_safe = True
+        optional, in the class of each custom module: forward keeps nothing between calls and draws
+        no random numbers, so threads may call it at the same time (faster on a CPU)
+    rollout_fields = {name: (shape, dtype)}
+        optional: forward and forward_eval return a third value, {name: tensor (..., *shape)}. The
+        rollout stores it; train.loss gets the network's present one as minibatch.<name> and the
+        rollout's as minibatch.old_<name> (engine autograd)
 
-where `logits` is one tensor, a list with one a head, or a torch.distributions.Normal, and `value`
-is (..., 1) or (...). `state` is a dict: the recurrent tensors (write the new ones into it),
-"resets" (1 if an observation begins an episode: zero the recurrent state before that step),
-"valid" (0 if an agent is dead: leave its state as it is).
+`logits` is one tensor, a list with one per head, or a torch.distributions.Normal; `value` is (...,
+1) or (...). `state` is a dict: the recurrent tensors (write the new ones into it), "resets" (1 if
+an observation begins an episode: zero the recurrent state before that step), "valid" (0 if an agent
+is inactive: leave its state as it is).
 """
 
 import contextlib
@@ -53,20 +56,20 @@ import configuration
 import data_parallel
 import emulation
 import kernels
-from arena import unwatched
+from arena import without_torch_function
 from errors import ConfigError, NetworkFault
 from fast import pictures, recurrent
 from flat_spaces import PICTURE, action_bounds, leaf_kind, shorter_side
 
 # --------------------------------------------------------------------------------------------------
-# What a policy must produce, and initialisation
+# Actions, initialisation and the decoder
 
 
 def action_layout(space):
-    """(heads, dims) of an action space: ([n, ...], 0) for Discrete and
-    MultiDiscrete, (None, dims) for Box.
+    """Return (heads, dims) of an action space.
 
-    Raises NetworkFault for any other space.
+    ([n, ...], 0) for Discrete and MultiDiscrete, (None, dims) for Box. Raises NetworkFault for any
+    other space.
     """
     if isinstance(space, gymnasium.spaces.Discrete):
         return [int(space.n)], 0
@@ -74,12 +77,15 @@ def action_layout(space):
         return [int(n) for n in space.nvec.reshape(-1)], 0
     if isinstance(space, gymnasium.spaces.Box):
         return None, math.prod(space.shape)
-    raise NetworkFault(f"The action space is {space}; a policy can act in Discrete, MultiDiscrete "
-                    "and Box spaces.")
+    raise NetworkFault(f"action space = {space}: a policy acts in Discrete, MultiDiscrete and Box. "
+                    "Wrap the environment.")
 
 
 def orthogonal(linear, gain=2**0.5):
-    """Orthogonal weights (Saxe et al. 2014), zero bias, in place; returns the layer."""
+    """Initialise orthogonal weights and zero bias in place; return the layer.
+
+    Saxe et al. 2014.
+    """
     nn.init.orthogonal_(linear.weight, gain)
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)
@@ -87,8 +93,10 @@ def orthogonal(linear, gain=2**0.5):
 
 
 class Decoder(nn.Linear):
-    """One linear map to logits (or means) and, as its last row, the value; log-std is
-    a parameter of its own."""
+    """One linear map to logits (or means) and, as its last row, the value.
+
+    The log-std is a parameter, the same for all observations.
+    """
 
     def __init__(self, hidden_size, action_space):
         self.heads, dims = action_layout(action_space)
@@ -102,30 +110,37 @@ class Decoder(nn.Linear):
         self.log_std = nn.Parameter(torch.zeros(dims)) if dims else None
 
     def split(self, outputs):
-        """(..., A + 1) -> logits (a tensor, a list a head, or a Normal) and value (..., 1)."""
+        """Return logits and value (..., 1) of outputs (..., A + 1).
+
+        logits: a tensor, a list with one per head, or a Normal.
+        """
         logits, value = outputs[..., :-1], outputs[..., -1:]
         if self.log_std is not None:
             std = self.log_std.exp().expand_as(logits)
-            # this waits for a GPU
+            # validate_args would wait for the GPU
             return torch.distributions.Normal(logits, std, validate_args=False), value
         return (logits if len(self.heads) == 1 else list(logits.split(self.heads, dim=-1))), value
 
 
-def begin_with(policy, log_std):
-    """Have the policy's continuous actions begin with a deviation of e^log_std. NetworkFault if it
-    has no Decoder with one."""
+def set_log_std(policy, log_std):
+    """Set the log-std with which the policy's continuous actions start.
+
+    Raises NetworkFault if it has no Decoder with one.
+    """
     decoders = [module for module in policy.modules()
                 if isinstance(module, Decoder) and module.log_std is not None]
     if not decoders:
-        raise NetworkFault("this network has no models.Decoder of continuous actions, which would begin with it. "
-                        "Take --policy.log-std-init 0, and begin with it in the network itself.")
+        raise NetworkFault("the network has no models.Decoder of continuous actions. Take "
+                        "--policy.log-std-init 0, and set the log-std in the network.")
     for decoder in decoders:
         nn.init.constant_(decoder.log_std, log_std)
 
 
 def join_outputs(logits, value):
-    """The inverse of Decoder.split, for any policy: outputs (..., A + 1) and log_std (..., A) or
-    None, for kernels."""
+    """Return outputs (..., A + 1) and log_std (..., A) or None, for kernels.
+
+    The inverse of Decoder.split, for any policy.
+    """
     log_std = None
     if isinstance(logits, torch.distributions.Normal):
         logits, log_std = logits.loc, logits.scale.log()
@@ -135,40 +150,38 @@ def join_outputs(logits, value):
 
 
 def squash(policy, space):
-    """Fit the Gaussian's samples u to the bounds of `space`, the single_action_space, number by
-    number, for any policy with continuous actions.
+    """Map the Gaussian's samples u to the bounds of `space`, number by number.
 
-    A number with two finite bounds becomes low + (tanh(u) + 1)/2 · (high - low) (Haarnoja et al.
-    2018, appendix C). The environment clips any other, which becomes start + scale · u: start is
-    the number within the bounds that is nearest to 0, scale is |start|, and 1 at least. The policy
-    gets a buffer action_squash (3, A), which is saved with its weights: the middle of the bounds,
-    half of their distance and its logarithm, or start, -scale and the logarithm of scale. Returns
-    the policy. Raises NetworkFault for actions that are discrete, or if no number would change.
+    For any policy with continuous actions; space: the single_action_space. A number with two finite
+    bounds becomes low + (tanh(u) + 1)/2 · (high - low) (Haarnoja et al. 2018, appendix C). The
+    environment clips any other, which becomes start + scale · u: start is the number within the
+    bounds that is nearest to 0, scale is |start|, at least 1.
+
+    The policy gets a buffer action_squash (3, A), which is saved with its weights: the middle of
+    the bounds, half of their distance and its logarithm, or start, -scale and the logarithm of
+    scale. Returns the policy. Raises NetworkFault for discrete actions, or if no number would change.
     """
     if not isinstance(space, gymnasium.spaces.Box):
-        raise NetworkFault("policy.squash = tanh: is for continuous actions, in a Box; these environments "
-                        f"act in {space}.")
+        raise NetworkFault(f"the actions are not a Box, but {space}. Take --policy.squash none.")
     low, high = map(torch.from_numpy, action_bounds(space))
     half, start = (high - low) / 2, torch.zeros_like(low).clamp(low, high)
-    between = half.isfinite() & (half > 0)
-    if not between.any() and not start.any():
-        raise NetworkFault("policy.squash = tanh: needs a number with a lower and a higher finite bound; the action "
-                        f"space is {space}. Clip instead: --policy.squash none.")
-    scale = torch.where(between, half, start.abs().clamp(min=1.0))
-    bounds = torch.stack([torch.where(between, low + half, start),
-                          torch.where(between, half, -scale), scale.log()]).float()
+    is_bounded = half.isfinite() & (half > 0)
+    if not is_bounded.any() and not start.any():
+        raise NetworkFault(f"no number of {space} has two finite bounds. Take --policy.squash none.")
+    scale = torch.where(is_bounded, half, start.abs().clamp(min=1.0))
+    bounds = torch.stack([torch.where(is_bounded, low + half, start),
+                          torch.where(is_bounded, half, -scale), scale.log()]).float()
     policy.register_buffer("action_squash", bounds)
     return policy
 
 
 def squashed(bounds, u):
-    """The actions (..., A) of samples u; bounds: squash_of(policy)."""
+    """Return the actions (..., A) of samples u; bounds: squash_of(policy)."""
     return bounds[0] + bounds[1].abs() * torch.where(bounds[1] > 0, u.tanh(), u)
 
 
 def squash_of(policy):
-    """What `squash` gave the policy, (3, A), for kernels.sample; None if
-    all its actions are clipped."""
+    """Return the policy's action_squash (3, A); None if all its actions are clipped."""
     return getattr(policy, "action_squash", None)
 
 
@@ -176,125 +189,147 @@ def squash_of(policy):
 # Scale: observations in deviations from their mean, rewards in deviations of the return
 
 
-def merge_moments(count, mean, squares, others):
-    """Add batches, each its (count, mean, sum of squared deviations), to the first three, float64
-    tensors, in place and in order (Chan et al. 1979)."""
-    for n, other_mean, other_squares in others:
+def merge_moments(count, mean, squares, batches):
+    """Add batches of moments to (count, mean, squares), in place and in order.
+
+    A batch is (count, mean, sum of squared deviations); the first three arguments are float64
+    tensors (Chan et al. 1979).
+    """
+    for n, other_mean, other_squares in batches:
         if n > 0:
-            total, difference = count + n, other_mean - mean
-            squares += other_squares + difference**2 * (count * n / total)
-            mean += difference * (n / total)
+            total, shift = count + n, other_mean - mean
+            squares += other_squares + shift**2 * (count * n / total)
+            mean += shift * (n / total)
             count.copy_(total)
 
 
-def beyond_float32(space):
-    """Whether numbers of a space may differ and be the same in float32, whose whole numbers end at 2^24."""
+def exceeds_float32(space):
+    """Return whether a space has numbers that float32 cannot tell apart.
+
+    float32 has all whole numbers up to 2^24.
+    """
     return (isinstance(space, gymnasium.spaces.Box) and not np.can_cast(space.dtype, np.float32)
             and max(-space.low.astype(float).min(), space.high.astype(float).max()) > 2**24)
 
 
-def flattened(observations):
+def flatten_observation(observations):
+    """Return observations (B, ...) as (B, size)."""
     return observations.flatten(1)
 
 
-MEASURE_FIRST = 1024  # steps whose observations are measured before anything is learnt; a twentieth of a run's if less
+# steps that are measured before the network learns; a twentieth of a run's if that is less
+MEASURE_FIRST = 1024
 
 
 class Normalizer(nn.Module):
-    """clip((x - mean) / sqrt(var + 1e-8), ±10), an element each, with the moments of all
-    observations so far.
+    """clip((x - mean) / sqrt(var + 1e-8), ±10) per element, over all observations.
 
-    The moments stay as they are until the trainer calls `merge`, after an epoch, so a rollout and
-    the learning from it use the same moments. They are saved with the weights, and frozen in
-    evaluation and in exports. read: from a batch of observations (B, *observation) to the numbers
-    (B, size) that are normalised. exact: the mean is subtracted in float64; see `beyond_float32`.
+    The moments change only when the trainer calls `merge`, after an epoch, so a rollout and the
+    learning from it use the same ones. They are saved with the weights, and frozen in evaluation
+    and in exports. read: maps a batch of observations (B, *observation) to the numbers (B, size) to
+    normalise. exact: subtract the mean in float64; see `exceeds_float32`.
     """
 
-    def __init__(self, size, read=flattened, exact=False):
+    def __init__(self, size, read=flatten_observation, exact=False):
         super().__init__()
         self.read = read
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
         # from the last merge: shift and scale of observations
-        self.register_buffer("shift", torch.zeros(size, dtype=torch.float64 if exact else torch.float32))
+        self.register_buffer("shift", torch.zeros(size, dtype=torch.float64 if exact
+                                                  else torch.float32))
         self.register_buffer("scale", torch.ones(size))
 
-    def only_measures(self, step, total_timesteps):
-        """Whether a rollout that began at `step` is measured and not learnt from. The first one always is."""
-        few = self.count < MEASURE_FIRST and step < min(MEASURE_FIRST, total_timesteps / 20)
-        return self.count == 0 or bool(few)
+    def is_measured_only(self, step, total_timesteps):
+        """Return whether the rollout that starts at `step` is not learnt from.
+
+        It then only sets the moments. True for the first rollout.
+        """
+        is_early = self.count < MEASURE_FIRST and step < min(MEASURE_FIRST, total_timesteps / 20)
+        return self.count == 0 or bool(is_early)
 
     def forward(self, x):
-        """x (..., size) normalised, float32."""
+        """Return x (..., size) normalised, float32."""
         return ((x.to(self.shift.dtype) - self.shift).float() * self.scale).clamp(-10.0, 10.0)
 
     @torch.no_grad()
     def moments(self, observations, valid):
-        """(count, mean, squares) of the valid rows of observations (B,
-        *observation); valid (B,) uint8."""
-        x, around = self.read(observations), self.mean
+        """Return (count, mean, squares) of the valid rows of observations.
+
+        observations (B, *observation), valid (B,) uint8.
+        """
+        x, center = self.read(observations), self.mean
         x = (x.float() if x.dtype.itemsize == 2 and x.is_floating_point() else x).contiguous()
         count = float((valid != 0).sum())
-        if self.shift.dtype == torch.float64 and self.count == 0:  # around 0 the squares would lose small deviations
-            around = around + kernels.observation_moments(x, valid.contiguous(), around)[0] / max(count, 1.0)
-        sums = kernels.observation_moments(x, valid.contiguous(), around)
+        # around 0 the squares would lose small deviations
+        if self.shift.dtype == torch.float64 and self.count == 0:
+            center = center + kernels.observation_moments(x, valid.contiguous(),
+                                                          center)[0] / max(count, 1.0)
+        sums = kernels.observation_moments(x, valid.contiguous(), center)
         mean = sums[0] / max(count, 1.0)
-        # for other ranks
-        return count, (around + mean).cpu(), (sums[1] - count * mean**2).clamp(min=0.0).cpu()
+        # on the CPU, for other ranks
+        return count, (center + mean).cpu(), (sums[1] - count * mean**2).clamp(min=0.0).cpu()
 
     @torch.no_grad()
-    def merge(self, parts):
-        """Add the ranks' moments, in their order; from now on normalise with the result."""
+    def merge(self, moments):
+        """Add the ranks' moments, in order, and normalise with the result from now on."""
         device = self.mean.device
-        parts = [(count, mean.to(device), squares.to(device)) for count, mean, squares in parts]
-        merge_moments(self.count, self.mean, self.squares, parts)
+        moments = [(count, mean.to(device), squares.to(device)) for count, mean, squares in moments]
+        merge_moments(self.count, self.mean, self.squares, moments)
         self.shift.copy_(self.mean)
         self.scale.copy_((self.squares / self.count.clamp(min=1.0) + 1e-8).rsqrt())
 
 
 def find_normalizer(policy):
-    """The Normalizer of a network's observations, or None."""
-    return next((part for part in policy.modules() if isinstance(part, Normalizer)), None)
+    """Return the Normalizer of a network's observations, or None."""
+    return next((module for module in policy.modules() if isinstance(module, Normalizer)), None)
 
 
 class RewardScale:
-    """Keeps values near 1 whatever an environment pays. Rewards are divided by sqrt(var + 1e-8) with
-    the variance of the discounted return of all agents, and are not centred (Engstrom et al. 2020).
-    If the mean of the value targets is beyond FAR such deviations, the network learns values relative
-    to `value_mean`, what is beyond (the shift of PopArt, van Hasselt et al. 2016). A step counts 1/e
-    once it is WINDOW times as many steps ago as the discount looks ahead, 1 / (1 - gamma): a policy
-    that has learnt earns other returns than before.
+    """A scale for rewards that keeps values near 1 for any environment.
 
-    All float64: `returns` (N,) are the agents' discounted returns at present, `moments` (3,) the
-    count, mean and squared deviations of those so far, `targets` (3,) those of the targets; all in
-    the environment's units."""
+    Rewards are divided by sqrt(var + 1e-8), with the variance of the discounted return of all
+    agents, and are not centred (Engstrom et al. 2020). If the mean of the value targets exceeds FAR
+    such deviations, the network learns values relative to `value_mean`, the excess (the shift of
+    PopArt, van Hasselt et al. 2016). A step's weight falls to 1/e after WINDOW discount horizons, 1
+    / (1 - gamma) steps each, because the returns change while the policy learns.
 
-    WINDOW = 25  # a short one sees few episodes, and the scale would change with each of them
-    FAR = 10.0  # below it a mean that follows the policy only moves the target of the values (docs/LOG.md)
+    All float64, in the environment's units: `returns` (N,) are the agents' discounted returns,
+    `moments` (3,) the count, mean and squared deviations of all returns, `targets` (3,) the same of
+    the value targets.
+    """
+
+    WINDOW = 25  # horizons; a shorter one has few episodes, each of which changes the scale
+    # below it a mean that follows the policy only moves the target of the values (docs/LOG.md)
+    FAR = 10.0
 
     def __init__(self, agents, gamma, window=WINDOW):
-        self.gamma, self.window = gamma, window
-        self.kept = 1.0  # what the moments so far count beside a new rollout
+        # decay: the weight of earlier moments when a rollout is added
+        self.gamma = gamma
+        self.window = window
+        self.decay = 1.0
         self.returns = torch.zeros(agents, dtype=torch.float64)
         self.moments = torch.zeros(3, dtype=torch.float64)
         self.targets = torch.zeros(3, dtype=torch.float64)
 
-    def follow(self, rewards, resets, valid):
-        """(count, mean, squares) of the discounted returns of a rollout: rewards (T, N),
-        resets, valid (>= T, N)."""
-        self.kept = math.exp(-len(rewards) * (1 - self.gamma) / self.window)
-        around = float(self.moments[1])
+    def measure_returns(self, rewards, resets, valid):
+        """Return (count, mean, squares) of the discounted returns of a rollout.
+
+        rewards (T, N), resets, valid (>= T, N).
+        """
+        self.decay = math.exp(-len(rewards) * (1 - self.gamma) / self.window)
+        center = float(self.moments[1])
         count, total, squares = kernels.return_moments(
             rewards.numpy(), valid.numpy(), resets.numpy(), self.returns.numpy(),
-            float(self.gamma), around)
+            float(self.gamma), center)
         mean = total / max(count, 1.0)
-        return count, around + mean, max(0.0, squares - count * mean**2)
+        return count, center + mean, max(0.0, squares - count * mean**2)
 
-    def merge(self, moments, parts):
-        """Add the ranks' moments of a rollout, in their order, to `moments` or `targets`."""
-        moments[::2] *= self.kept
-        merge_moments(moments[0], moments[1], moments[2], parts)
+    def merge(self, moments, rank_moments):
+        """Add the ranks' moments of a rollout, in order, to `moments` or `targets`."""
+        moments[::2] *= self.decay
+        merge_moments(moments[0], moments[1], moments[2], rank_moments)
 
     @property
     def scale(self):
@@ -411,42 +446,47 @@ class Bonus(nn.Module):
         novelty = self.novelty.update(observations[1:].flatten(0, 1), valid[1:].flatten())
         bonuses = (novelty.view(T, N) * counted).float()
         rollout = bonuses.cpu(), torch.zeros_like(resets, device="cpu"), valid.cpu()
-        self.scale.merge(self.scale.moments, [self.scale.follow(*rollout)])
+        self.scale.merge(self.scale.moments, [self.scale.measure_returns(*rollout)])
         return bonuses * self.scale.scale
 
 
 # --------------------------------------------------------------------------------------------------
-# MinGRU: the plain torch form, and the same through the fused kernels
+# MinGRU in plain torch, and through the fused kernels
 
 
 def mingru_layer(x, hgp, state, resets, valid):
-    """One MinGRU layer with highway gate in plain torch: x (T, N, H), hgp (T, N, 3H), state (N, H)
-    -> (out (T, N, H), final state). The form for export, torch.compile and gradient checks. In float32
-    and bfloat16 `MinGRU` runs the kernels in its place: to change the layer, call yours in
-    `MinGRU.forward`. See kernels.mingru_cell."""
+    """Compute one MinGRU layer with highway gate in plain torch.
+
+    x (T, N, H), hgp (T, N, 3H) (see kernels.py), state (N, H) -> (out (T, N, H), final state). For
+    export, torch.compile and gradient checks. In float32 and bfloat16 `MinGRU` runs the kernels
+    instead: to change the layer, call yours in `MinGRU.forward`. See kernels.mingru_cell.
+    """
     h, g, p = hgp.chunk(3, dim=-1)
     z, candidate = torch.sigmoid(g), torch.where(h >= 0, h + 0.5, torch.sigmoid(h))
-    keep, live = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
+    keep_state, is_valid = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
     states = []
     for t in range(len(x)):
-        state = state * keep[t]
-        state = torch.where(live[t], state + z[t] * (candidate[t] - state), state)
+        state = state * keep_state[t]
+        state = torch.where(is_valid[t], state + z[t] * (candidate[t] - state), state)
         states.append(state)
     return x + torch.sigmoid(p) * (torch.stack(states) - x), state
 
 
 class _FusedScan(torch.autograd.Function):
-    """mingru_layer through the kernels; the initial state gets no gradient
-    (it is the rollout's)."""
+    """mingru_layer through the kernels.
+
+    The initial state gets no gradient, because it is the rollout's.
+    """
 
     @staticmethod
-    @unwatched
+    @without_torch_function
     def forward(ctx, x, hgp, state, resets, valid):
-        if len(x) == 1 and not any(ctx.needs_input_grad):  # a step of a rollout: no gates are kept
-            x, new = x.contiguous(), state.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        if len(x) == 1 and not any(ctx.needs_input_grad):  # a step of a rollout saves no gates
+            x, final_state = x.contiguous(), state.to(torch.float32, copy=True,
+                                                      memory_format=torch.contiguous_format)
             out = torch.empty_like(x)
-            kernels.mingru_step(hgp.contiguous()[0], x[0], new, resets[0], valid[0], out[0])
-            return out, new
+            kernels.mingru_step(hgp.contiguous()[0], x[0], final_state, resets[0], valid[0], out[0])
+            return out, final_state
         states = torch.empty(len(x) + 1, *state.shape, device=x.device)
         states[0], x, hgp = state, x.detach().contiguous(), hgp.detach().contiguous()
         out, ctx.gates = torch.empty_like(x), torch.empty_like(hgp)
@@ -467,37 +507,40 @@ class _FusedScan(torch.autograd.Function):
         return grad, grad_hgp, None, None, None
 
 
-LONGEST = 64  # the longest time, in steps, that a channel of a new MinGRU remembers
+LONGEST_MEMORY = 64  # the longest time, in steps, that a channel of a new MinGRU remembers
 
 
 class MinGRU(nn.Module):
-    """A stack of MinGRU layers with highway gates over (T, N, hidden_size); state
-    (layers, N, hidden_size)."""
+    """A stack of MinGRU layers with highway gates over (T, N, hidden_size).
+
+    state (layers, N, hidden_size).
+    """
 
     def __init__(self, hidden_size, num_layers=1):
         super().__init__()
         if num_layers < 1:
-            raise ValueError(
-                f"MinGRU has {num_layers} layers; it needs one at least (--rnn.name none for "
-                "no recurrence)."
-            )
+            raise ValueError(f"rnn.num_layers = {num_layers}: must be 1 or more. --rnn.name none "
+                             "has no recurrence.")
         self.layers = nn.ModuleList(nn.Linear(hidden_size, 3 * hidden_size)
                                     for _ in range(num_layers))
         for layer in self.layers:
             for block in layer.weight.data.chunk(3):
                 nn.init.orthogonal_(block, 1.0)
-            # A quarter of the channels begins with time scales of 2 to LONGEST steps (chrono
+            # A quarter of the channels begins with time scales of 2 to LONGEST_MEMORY steps (chrono
             # initialisation, Tallec and Ollivier 2018): without it every channel halves its state
             # at each blank step, and nothing learns to remember (docs/LOG.md).
             nn.init.zeros_(layer.bias)
-            layer.bias.data[hidden_size : hidden_size + hidden_size // 4].uniform_(1, LONGEST - 1).log_().neg_()
+            slow = layer.bias.data[hidden_size : hidden_size + hidden_size // 4]
+            slow.uniform_(1, LONGEST_MEMORY - 1).log_().neg_()
 
     def forward(self, x, state, resets, valid):
-        traced = x.device.type not in ("cpu", "cuda") or torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()
+        traced = (x.device.type not in ("cpu", "cuda") or torch.compiler.is_compiling()
+                  or torch.onnx.is_in_onnx_export())
         states = []
         for i, layer in enumerate(self.layers):
             hgp = layer(x)
-            scan = mingru_layer if traced or hgp.dtype not in (torch.float32, torch.bfloat16) else _FusedScan.apply
+            scan = (mingru_layer if traced or hgp.dtype not in (torch.float32, torch.bfloat16)
+                    else _FusedScan.apply)
             # autocast rounds what a Linear returns, but not what a LayerNorm or an Embedding does
             x, final = scan(x.to(hgp.dtype), hgp, state[i], resets, valid)
             states.append(final)
@@ -509,33 +552,34 @@ class MinGRU(nn.Module):
 
 
 class _Recurrent(nn.Module):
-    """forward_eval and flags that all recurrent policies share."""
+    """forward_eval and the flags that all recurrent policies share."""
 
     def flags(self, state, T, N, device):
         flags = (state.get("resets"), 0), (state.get("valid"), 1)
-        return [torch.full((T, N), usual, dtype=torch.uint8, device=device) if flag is None else flag.view(T, N)
-                for flag, usual in flags]
+        return [torch.full((T, N), usual, dtype=torch.uint8, device=device) if flag is None
+                else flag.view(T, N) for flag, usual in flags]
 
     def forward_eval(self, observations, state):
-        """One step of N agents: (N, ...) -> logits and value of (N, ...)."""
+        """Compute one step of N agents: (N, ...) -> logits and value of (N, ...)."""
         return squeeze_time(*self(observations.unsqueeze(0), state))
 
 
 class MinGRUPolicy(_Recurrent):
-    """The default policy: linear encoder, MinGRU layers with highway gates, one linear
-    decoder for logits and value.
+    """The default policy: linear encoder, MinGRU layers, one linear decoder.
 
-    normalize: observations go through a `Normalizer` first. The engines of fast/compiled.py and fast/fused.py
-    compute the same without autograd. If `forward` is changed (here, in a subclass or by a hook),
-    the trainer notices and runs `forward`; fast/verify.py says how.
+    The decoder gives logits and value. normalize: observations go through a `Normalizer` first. The
+    engines of fast/compiled.py and fast/fused.py compute the same without autograd. If `forward` is
+    changed (here, in a subclass or by a hook), the trainer notices and runs `forward`
+    (fast/verify.py).
     """
 
     def __init__(self, env, hidden_size=128, num_layers=1, normalize=False):
         super().__init__()
-        self.hidden_size, self.num_layers = hidden_size, num_layers
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
         inputs = math.prod(env.single_observation_space.shape)
-        self.normalizer = (Normalizer(inputs, exact=beyond_float32(env.single_observation_space)) if normalize
-                           else None)
+        self.normalizer = (Normalizer(inputs, exact=exceeds_float32(env.single_observation_space))
+                           if normalize else None)
         self.encoder = orthogonal(nn.Linear(inputs, hidden_size))
         self.rnn = MinGRU(hidden_size, num_layers)
         self.decoder = Decoder(hidden_size, env.single_action_space)
@@ -553,9 +597,11 @@ class MinGRUPolicy(_Recurrent):
 
 
 class FeedForward(nn.Module):
-    """A feed-forward policy for any flat observation; the template for your own: copy it and edit
-    encode_observations and decode_actions. As it stands here, fast/compiled.py computes the same on a
-    CPU without autograd."""
+    """A feed-forward policy for flat observations, and the template for custom ones.
+
+    Copy it and edit encode_observations and decode_actions. Unchanged, fast/compiled.py computes
+    the same on a CPU without autograd.
+    """
 
     def __init__(self, env, hidden_size=128):
         super().__init__()
@@ -566,19 +612,18 @@ class FeedForward(nn.Module):
         self.decoder = Decoder(hidden_size, env.single_action_space)
 
     def forward(self, observations, state=None):
-        return self.decode_actions(
-            self.encode_observations(observations.flatten(0, 1)).unflatten(0, observations.shape[:2])
-        )
+        return self.decode_actions(self.encode_observations(observations.flatten(0, 1))
+                                   .unflatten(0, observations.shape[:2]))
 
     def forward_eval(self, observations, state=None):
         return self.decode_actions(self.encode_observations(observations))
 
     def encode_observations(self, observations, state=None):
-        """(B, *observation) -> (B, hidden_size)."""
+        """Return hidden (B, hidden_size) of observations (B, *observation)."""
         return self.encoder(observations.flatten(1).float())
 
     def decode_actions(self, hidden):
-        """(..., hidden_size) -> logits and value."""
+        """Return logits and value of hidden (..., hidden_size)."""
         return self.decoder.split(self.decoder(hidden))
 
 
@@ -586,15 +631,18 @@ Default = FeedForward  # PufferLib's name; the default network here is MinGRUPol
 
 
 class Separate(nn.Module):
-    """Policy and value in networks of their own, two tanh layers each, without memory, for plain
-    numbers. The value's errors then cannot disturb what the policy sees (Andrychowicz et al. 2021,
-    3.2, on robots). As it stands here, fast/compiled.py computes the same on a CPU without autograd."""
+    """A policy with separate networks for logits and value, without memory.
+
+    Two tanh layers each, for plain numbers. The value's errors then cannot disturb the features of
+    the policy (Andrychowicz et al. 2021, 3.2, on robots). Unchanged, fast/compiled.py computes the
+    same on a CPU without autograd.
+    """
 
     def __init__(self, env, hidden_size=64):
         super().__init__()
         if wants_encoding(env):
-            raise NetworkFault(f"Separate reads plain numbers, and these observations are "
-                            f"{env.env_single_observation_space}; take policy.name auto.")
+            raise NetworkFault("policy.name = Separate: reads plain numbers, not "
+                            f"{env.env_single_observation_space}. Take policy.name auto.")
         size = math.prod(env.single_observation_space.shape)
         self.actor, self.critic = (nn.Sequential(
             orthogonal(nn.Linear(size, hidden_size)), nn.Tanh(),
@@ -608,54 +656,63 @@ class Separate(nn.Module):
         return self.decoder.split(torch.cat([logits, value], dim=-1))
 
 
-class _Added(nn.Module):
-    """Groups of features, each through a linear map of its own, added. One map for all would let the
-    thousands of features of an image drown a few numbers beside it (docs/LOG.md). normed: the groups
-    whose results get a norm; not numbers, of which it would leave the signs alone if there is one."""
+class _SummedLinear(nn.Module):
+    """A linear map for each group of features, and their sum.
 
-    def __init__(self, widths, normed, hidden_size):
+    One map for all would let the thousands of features of an image drown a few numbers
+    (docs/LOG.md). has_norm: the groups whose results get a LayerNorm; not numbers, because a norm
+    of a single number keeps only its sign.
+    """
+
+    def __init__(self, widths, has_norm, hidden_size):
         super().__init__()
-        self.maps = nn.ModuleList(
-            nn.Sequential(orthogonal(nn.Linear(width, hidden_size)), *([nn.LayerNorm(hidden_size)] if norm else []))
-            for width, norm in zip(widths, normed, strict=True))
+        self.maps = nn.ModuleList(nn.Sequential(orthogonal(nn.Linear(width, hidden_size)),
+                                                *([nn.LayerNorm(hidden_size)] if is_normed else []))
+                                  for width, is_normed in zip(widths, has_norm, strict=True))
 
     def forward(self, groups):
         return sum(linear(group) for linear, group in zip(self.maps, groups, strict=True))
 
 
 class Encoded(nn.Module):
-    """A feed-forward policy for observations that a linear map reads badly: images go through
-    convolutions, Discrete and MultiDiscrete values become one-hot. The fields of a Dict or Tuple are
-    encoded each: those without convolutions are put side by side, and join the others in `_Added`.
+    """A feed-forward policy for observations that one linear map reads badly.
 
-    env: with `env_single_observation_space`, the structured space, as emulation.py's wrappers have
-    it. boards: small boards of integers or flags become planes, one a kind of piece, and go through
+    Images go through convolutions, Discrete and MultiDiscrete values become one-hot. Each field of
+    a Dict or Tuple is encoded: those without convolutions are concatenated, and join the others in
+    `_SummedLinear`.
+
+    env: its `env_single_observation_space` is the structured space, as in emulation.py's wrappers.
+    boards: small boards of integers or flags become planes, one per kind of piece, and go through
     convolutions as well. normalize: the other numbers go through a `Normalizer` first.
     image_encoder: makes the convolutions from an image's space. trained: as in `leaf_kinds`.
     """
 
-    def __init__(self, env, hidden_size=128, boards=False, normalize=False, image_encoder=None, trained=()):
+    def __init__(self, env, hidden_size=128, boards=False, normalize=False, image_encoder=None,
+                 trained=()):
         super().__init__()
         space = emulation.seen_space(env)
         flat = emulation.FlatObservation(space)
-        self.hidden_size, self.native = hidden_size, emulation.nativize_dtype(flat.dtype)
+        self.hidden_size = hidden_size
+        self.native = emulation.nativize_dtype(flat.dtype)
         self.leaves = [(names, leaf, kind) for (_, names, leaf), kind in
                        zip(flat.leaves, leaf_kinds(flat.leaves, boards, trained), strict=True)]
         encoders = {"image": image_encoder or _image_encoder, "board": _board_encoder}
         self.parts = nn.ModuleList(
             encoders[kind](leaf) if kind in encoders else nn.Identity()
             for _, leaf, kind in self.leaves)
-        self.numbers = [math.prod(emulation.space_dtype(leaf).shape)  # a Text has no shape of its own
+        # the dtype's shape, because a Text has none
+        self.numbers = [math.prod(emulation.space_dtype(leaf).shape)
                         for _, leaf, kind in self.leaves if kind == "numbers"]
-        exact = any(beyond_float32(leaf) for _, leaf, kind in self.leaves if kind == "numbers")
+        exact = any(exceeds_float32(leaf) for _, leaf, kind in self.leaves if kind == "numbers")
         self.normalizer = (Normalizer(sum(self.numbers), self._numbers, exact)
                            if normalize and self.numbers else None)
         # an observation that lies in the space, for the widths of its features
         with torch.no_grad():
             groups = self._features(torch.from_numpy(flat.flatten(space.sample())[None]))
-        widths, convolved = [group.shape[1] for group in groups], sum(kind in encoders for *_, kind in self.leaves)
-        normed = [False] * (len(widths) - convolved) + [True] * convolved
-        first = (_Added(widths, normed, hidden_size) if len(widths) > 1
+        widths = [group.shape[1] for group in groups]
+        num_convolved = sum(kind in encoders for *_, kind in self.leaves)
+        has_norm = [False] * (len(widths) - num_convolved) + [True] * num_convolved
+        first = (_SummedLinear(widths, has_norm, hidden_size) if len(widths) > 1
                  else orthogonal(nn.Linear(widths[0], hidden_size)))
         # A picture's background is the same in every observation, so without norms one update can
         # push a unit below zero for good: nine in ten of Pong's units died (docs/LOG.md).
@@ -665,7 +722,7 @@ class Encoded(nn.Module):
         self.decoder = Decoder(hidden_size, env.single_action_space)
 
     def _values(self, observations):
-        """[(space, kind, values (B, *shape)), ...] of the fields."""
+        """Return [(space, kind, values (B, *shape)), ...] of the fields."""
         fields, values = emulation.nativize_tensor(observations, self.native), []
         for names, leaf, kind in self.leaves:
             value = fields
@@ -683,12 +740,15 @@ class Encoded(nn.Module):
                           if kind == "numbers"], dim=1)
 
     def _features(self, observations):
-        """The groups of features, (B, width) each: numbers and choices, if there are any, then one for
-        each field that goes through convolutions."""
-        features, convolved, normalised, values = [], [], None, self._values(observations)
+        """Return the groups of features, (B, width) each.
+
+        Numbers and choices, if there are any, then one group per field with convolutions.
+        """
+        features, convolved, normalised_numbers, values = [], [], None, self._values(observations)
         if self.normalizer is not None:
-            normalised = iter(self.normalizer(self._join(values)).split(self.numbers, dim=1))
-        for (leaf, kind, value), part in zip(values, self.parts, strict=True):
+            normalised = self.normalizer(self._join(values))
+            normalised_numbers = iter(normalised.split(self.numbers, dim=1))
+        for (leaf, kind, value), encoder in zip(values, self.parts, strict=True):
             if kind == "choices":
                 sizes = ([leaf.n] if isinstance(leaf, gymnasium.spaces.Discrete)
                          else leaf.nvec.ravel().tolist())
@@ -699,50 +759,50 @@ class Encoded(nn.Module):
                                                    int(n)).float()
                              for column, start, n in zip(columns, starts, sizes, strict=True)]
             elif kind == "numbers":
-                features.append(value.reshape(value.shape[0], -1).float() if normalised is None
-                                else next(normalised))
+                features.append(value.reshape(value.shape[0], -1).float()
+                                if normalised_numbers is None else next(normalised_numbers))
             else:
-                convolved.append(part(value))
+                convolved.append(encoder(value))
         return [*([torch.cat(features, dim=1)] if features else []), *convolved]
 
     def encode_observations(self, observations, state=None):
-        """(B, *flat observation) -> (B, hidden_size)."""
+        """Return hidden (B, hidden_size) of flat observations (B, size)."""
         groups = self._features(observations)
         return self.encoder(groups if len(groups) > 1 else groups[0])
 
-    forward, forward_eval, decode_actions = FeedForward.forward, FeedForward.forward_eval, FeedForward.decode_actions
+    forward = FeedForward.forward
+    forward_eval = FeedForward.forward_eval
+    decode_actions = FeedForward.decode_actions
 
 
 class Impala(Encoded):
-    """`Encoded` with IMPALA's residual network for images (Espeholt et al. 2018): for each number
-    of `channels` a convolution, a max-pooling that halves the sides, and two residual blocks. It
-    costs several times as much as the plain convolutions and reads varied pictures better, as
-    Procgen's. NetworkFault if nothing seen is an image.
+    """`Encoded` with IMPALA's residual network for images (Espeholt et al. 2018).
+
+    For each number of `channels` a convolution, a max-pooling that halves the sides, and two
+    residual blocks. It costs several times as much as the plain convolutions and reads varied
+    pictures better, as Procgen's. Raises NetworkFault if no observation is an image.
     """
 
     def __init__(self, env, hidden_size=256, channels=(16, 32, 32), normalize=False, trained=()):
         super().__init__(env, hidden_size, normalize=normalize, trained=trained,
                          image_encoder=lambda space: _residual_encoder(space, channels))
         if not any(kind == "image" for *_, kind in self.leaves):
-            raise NetworkFault("models.Impala reads images (docs/environments.md says which spaces are), "
-                            f"and none is in {env.single_observation_space}: take "
-                            "policy.name auto.")
+            raise NetworkFault("policy.name = Impala: there is no image (docs/environments.md) in "
+                            f"{env.single_observation_space}. Take policy.name auto.")
 
 
 class Normalized(nn.Module):
-    """A network of your own behind a `Normalizer`: it sees observations minus their mean, in
-    deviations."""
+    """A custom network behind a `Normalizer` of its observations."""
 
     def __init__(self, env, policy):
         super().__init__()
         size = math.prod(env.single_observation_space.shape)
         if not isinstance(getattr(env, "env_single_observation_space", None),
                           gymnasium.spaces.Box | None):
-            raise NetworkFault("train.norm_obs takes observations that are one array; a network of "
-                            "your own normalises the fields of a Dict or Tuple itself "
-                            "(models.Normalizer).")
+            raise NetworkFault("train.norm_obs = True: the observations are not one array. Normalise "
+                            "the fields of a Dict or Tuple in the network (models.Normalizer).")
         self.policy = policy
-        self.normalizer = Normalizer(size, exact=beyond_float32(env.single_observation_space))
+        self.normalizer = Normalizer(size, exact=exceeds_float32(env.single_observation_space))
 
     @property
     def decoder(self):
@@ -764,23 +824,25 @@ class Normalized(nn.Module):
 
 
 class Board(nn.Module):
-    """A feed-forward policy for stacks of planes (planes, H, W) that reads every cell with the same
-    weights: 3 × 3 convolutions of `hidden_size` channels, and a 1 × 1 convolution for each cell's
-    logit. What is learnt in one corner of a board holds for all of it; a linear map learns
-    each place by itself.
+    """A feed-forward policy for planes (planes, H, W), with the same weights per cell.
 
-    The first H · W actions are the cells, row after row; further ones (to pass) and the
-    value read the mean of each channel. Actions that are fewer than the cells read the whole
-    board through a linear map.
+    3 × 3 convolutions of `hidden_size` channels, and a 1 × 1 convolution for each cell's logit.
+    What the network learns in one corner of a board holds for all of it; a linear map learns each
+    place separately.
+
+    The first H · W actions are the cells, row after row; further ones (to pass) and the value read
+    the mean of each channel. If there are fewer actions than cells, they read the whole board
+    through a linear map.
     """
 
     def __init__(self, env, hidden_size=32, num_layers=3):
         super().__init__()
-        shape, (heads, _) = env.single_observation_space.shape, action_layout(env.single_action_space)
+        shape, (heads,
+                _) = env.single_observation_space.shape, action_layout(env.single_action_space)
         if len(shape) != 3 or heads is None or len(heads) != 1:
-            raise NetworkFault("models.Board reads planes (planes, H, W) and has one Discrete "
-                            f"action, not {shape} and {env.single_action_space}: take "
-                            "policy.name default.")
+            raise NetworkFault("policy.name = Board: reads planes (planes, H, W) and has one Discrete "
+                            f"action, not {shape} and {env.single_action_space}. Take policy.name "
+                            "default.")
         planes, cells = shape[0], shape[1] * shape[2]
         self.convolutions = nn.ModuleList(
             orthogonal(nn.Conv2d(hidden_size if i else planes, hidden_size, 3, padding=1))
@@ -808,11 +870,15 @@ class Board(nn.Module):
 
 
 def leaf_kinds(leaves, boards=True, trained=()):
-    """leaf_kind of each of the leaves of a FlatObservation. trained: the names of the weights that the network gets, if
-    there are some; it keeps a linear map of what has no convolutions among them."""
+    """Return leaf_kind of each of the leaves of a FlatObservation.
+
+    trained: the names of the weights that the network will load, if any; an image or board without
+    convolutions among them stays plain numbers.
+    """
     kinds = [leaf_kind(space, boards) for *_, space in leaves]
-    return ["numbers" if trained and kind in ("image", "board") and not any(f"parts.{i}." in name for name in trained)
-            else kind for i, kind in enumerate(kinds)]
+    return ["numbers" if trained and kind in ("image", "board")
+            and not any(f"parts.{i}." in name for name in trained) else kind for i,
+            kind in enumerate(kinds)]
 
 
 def _pieces(space):
@@ -820,54 +886,68 @@ def _pieces(space):
 
 
 def _layout(space):
-    """(channels, whether they are last, layout in letters) of an image or board; a stack's images are channels too."""
+    """Return (channels, whether they are last, layout letters) of an image or board.
+
+    A stack's images count as channels.
+    """
     *_, rows, columns, depth = (0, *space.shape)
     last = len(space.shape) > 2 and (rows == columns or (columns != depth and depth < rows))
     sides = space.shape[-3:-1] if last else space.shape[-2:]
-    letters = ["K"] * (len(space.shape) == 4) + (["H", "W", "C"] if last else ["C", "H", "W"][-len(space.shape):])
+    letters = ["K"] * (len(space.shape) == 4) + (["H", "W", "C"] if last
+                                                 else ["C", "H", "W"][-len(space.shape):])
     return math.prod(space.shape) // math.prod(sides), last, f"({', '.join(letters)})"
 
 
 def _scale(space):
-    """What the numbers of an image are multiplied by; a small grid's are kinds of things."""
+    """Return the factor for an image's numbers; a small grid's are kinds of things."""
     if shorter_side(space) < PICTURE:
         return 0.1
     return 1 / 255 if space.dtype == np.uint8 else 1 / float(space.high.max())
 
 
-def wrapped(policy):
-    """The network that another one, as a recurrent layer behind it, keeps in its `policy`; else the network itself. (A
-    layer of torch's by that name is a part of a network.)"""
+def inner_policy(policy):
+    """Return the network inside a wrapper (its attribute `policy`), or the network.
+
+    A module of torch in an attribute of that name is a part of the network.
+    """
     inner = getattr(policy, "policy", None)
-    return inner if isinstance(inner, nn.Module) and not type(inner).__module__.startswith("torch.") else policy
+    is_wrapper = (isinstance(inner, nn.Module)
+                  and not type(inner).__module__.startswith("torch."))
+    return inner if is_wrapper else policy
 
 
-def describe(policy):
-    """A network in one line, for people."""
+def summarize(policy):
+    """Describe a network in one line."""
     parameters = f"{sum(parameter.numel() for parameter in policy.parameters()):,} weights"
     if isinstance(policy, Normalized):
-        return "normalised, " + describe(policy.policy)
+        return "normalised, " + summarize(policy.policy)
     if isinstance(policy, MinGRUPolicy):
-        first = "normalised, " if policy.normalizer is not None else ""
-        return (f"{first}linear {policy.encoder.in_features} to {policy.hidden_size}, "
+        normalisation = "normalised, " if policy.normalizer is not None else ""
+        return (f"{normalisation}linear {policy.encoder.in_features} to {policy.hidden_size}, "
                 f"{policy.num_layers} MinGRU, linear; {parameters}")
-    inner = wrapped(policy)
+    inner = inner_policy(policy)
     memory = {MinGRUWrapper: "MinGRU", LSTMWrapper: "LSTM", GRUWrapper: "GRU"}.get(type(policy))
-    if memory is None and (kept := policy.initial_state(1) if hasattr(policy, "initial_state") else {}):
-        memory = f"keeps {', '.join(kept)} from step to step"
-    words = {"image": "convolutions of an image", "board": "convolutions of a board",
-             "choices": "one-hot", "numbers": "numbers"}
-    seen = type(inner).__name__
+    if memory is None and (state_names := policy.initial_state(1)
+                           if hasattr(policy, "initial_state") else {}):
+        memory = f"keeps {', '.join(state_names)} from step to step"
+    encodings = {"image": "convolutions of an image", "board": "convolutions of a board",
+                 "choices": "one-hot", "numbers": "numbers"}
+    description = type(inner).__name__
     if isinstance(inner, Impala):
-        words["image"] = "residual convolutions of an image"
+        encodings["image"] = "residual convolutions of an image"
     if isinstance(inner, Encoded):
-        seen = "; ".join(f"{'/'.join(names) + ' ' if names else ''}{emulation.space_dtype(leaf).shape} {words[kind]}"
-                         + (f" {_layout(leaf)[2]}" if kind == "image" else "") for names, leaf, kind in inner.leaves)
-    return f"{seen}, {memory or 'no recurrent layer'}; {parameters}"
+        fields = [f"{'/'.join(names) + ' ' if names else ''}{emulation.space_dtype(leaf).shape} "
+                  f"{encodings[kind]}" + (f" {_layout(leaf)[2]}" if kind == "image" else "")
+                  for names, leaf, kind in inner.leaves]
+        description = "; ".join(fields)
+    return f"{description}, {memory or 'no recurrent layer'}; {parameters}"
 
 
 def wants_encoding(env, boards=False, trained=()):
-    """Whether `Encoded` suits an environment's observations. trained: as in `leaf_kinds`."""
+    """Return whether `Encoded` suits an environment's observations.
+
+    trained: as in `leaf_kinds`.
+    """
     space = getattr(env, "env_single_observation_space", None)
     return space is not None and (
         not isinstance(space, gymnasium.spaces.Box)
@@ -875,16 +955,18 @@ def wants_encoding(env, boards=False, trained=()):
 
 
 def _image_encoder(space):
-    """Mnih et al. 2015 for pictures, with norms, and half of it in stride and width for those below
-    64 pixels, so that as much of where things are is left; 3 × 3 convolutions that keep the size
-    for small grids, as MiniGrid's."""
+    """Return the convolutions of Mnih et al. 2015, with norms, for pictures.
+
+    Pictures below 64 pixels get half the stride and width, to retain positions; small grids as
+    MiniGrid's get 3 × 3 convolutions that keep the size.
+    """
     channels, last, _ = _layout(space)
     side, scale = shorter_side(space), _scale(space)
     if side >= PICTURE:
         half = 2 if side < 64 else 1
         narrow, wide = 32 // half, 64 // half
-        layers = [orthogonal(pictures.BytesConvolution(channels, narrow, 8 // half, 4 // half, last, scale)),
-                  pictures.NormReLU(narrow)]
+        layers = [orthogonal(pictures.BytesConvolution(channels, narrow, 8 // half, 4 // half, last,
+                                                       scale)), pictures.NormReLU(narrow)]
         for size in ((narrow, wide, 4, 2), (wide, wide, 3, 1)):
             layers += [orthogonal(nn.Conv2d(*size)), pictures.NormReLU(wide)]
         return nn.Sequential(*layers, nn.Flatten())
@@ -906,7 +988,7 @@ class _Residual(nn.Module):
 
 
 def _residual_encoder(space, channels):
-    """Espeholt et al. 2018, figure 3, right, without its LSTM."""
+    """Return the convolutions of Espeholt et al. 2018, figure 3, without its LSTM."""
     first, last, _ = _layout(space)
     layers = [pictures.Bytes(last, _scale(space))]
     for inputs, outputs in itertools.pairwise((first, *channels)):
@@ -916,8 +998,10 @@ def _residual_encoder(space, channels):
 
 
 class _Planes(nn.Module):
-    """Boards (B, H, W), (B, H, W, C) or (B, C, H, W) of integers as planes (B, planes, H, W), one a
-    kind of piece and channel; flags are planes already."""
+    """Boards of integers as planes, one per kind of piece and channel.
+
+    (B, H, W), (B, H, W, C) or (B, C, H, W) -> (B, planes, H, W); flags are planes already.
+    """
 
     def __init__(self, space):
         super().__init__()
@@ -928,26 +1012,32 @@ class _Planes(nn.Module):
     def forward(self, x):
         x = pictures.channels_first(x, self.last).long() - self.pieces[0]
         if len(self.pieces) != 2:
-            x = nn.functional.one_hot(x.clamp(0, len(self.pieces) - 1), len(self.pieces)).movedim(-1, 2).flatten(1, 2)
+            x = nn.functional.one_hot(x.clamp(0, len(self.pieces) - 1),
+                                      len(self.pieces)).movedim(-1, 2).flatten(1, 2)
         return x.to(torch.float32, memory_format=torch.channels_last)
 
 
 def _board_encoder(space):
-    """One layer of 3 × 3 convolutions, which sees neighbours. Later layers see the whole board."""
+    """Return one layer of 3 × 3 convolutions for a board.
+
+    It sees neighbours; later layers see the whole board.
+    """
     planes = _Planes(space)
     return nn.Sequential(planes, orthogonal(nn.Conv2d(planes.planes, 16, 3, padding=1)), nn.ReLU(),
                          nn.Flatten())
 
 
 def _widths(input_size, hidden_size):
-    """(input_size, hidden_size) of a recurrent layer; either may be left out."""
+    """Return (input_size, hidden_size) of a recurrent layer; either may be None."""
     hidden_size = hidden_size or input_size or 128
     return input_size or hidden_size, hidden_size
 
 
 def encode(policy, observations):
-    """(hidden (T, N, H), [lookup] or []) of observations (T, N, ...): PufferLib 2's policies return
-    a lookup beside the encoded observations, and get it back."""
+    """Return (hidden (T, N, H), [lookup] or []) of observations (T, N, ...).
+
+    PufferLib 2's policies return a lookup beside the encoded observations; `decode` passes it back.
+    """
     hidden, lookup = policy.encode_observations(observations.flatten(0, 1)), []
     if isinstance(hidden, tuple):
         hidden, *lookup = hidden
@@ -955,7 +1045,7 @@ def encode(policy, observations):
 
 
 def decode(policy, hidden, *lookup):
-    """Logits and value (T, N, ...) from the recurrent layer's output, hidden (T, N, H)."""
+    """Return logits and value (T, N, ...) of a recurrent layer's output (T, N, H)."""
     if not lookup:
         return policy.decode_actions(hidden)
     # a policy with a lookup (PufferLib 2's) expects rows without a time axis
@@ -963,30 +1053,31 @@ def decode(policy, hidden, *lookup):
     return _with_time(logits, *hidden.shape[:2]), value.reshape(*hidden.shape[:2], 1)
 
 
-def check_halves(policy, wrapper):
-    """NetworkFault for a network without the two methods that recurrent layers go between."""
-    missing = [name for name in ("encode_observations", "decode_actions")
-               if not hasattr(policy, name)]
-    if missing:
+def check_encoder_decoder(policy, wrapper):
+    """Raise NetworkFault for a network without the methods that a wrapper calls."""
+    missing_methods = [name for name in ("encode_observations", "decode_actions")
+                       if not hasattr(policy, name)]
+    if missing_methods:
         raise NetworkFault(
-            f"{type(policy).__name__} has no {' and no '.join(missing)}: {type(wrapper).__name__} "
-            "puts its layers between encode_observations(observations) -> hidden and "
-            "decode_actions(hidden) -> logits, value. Split its forward into these two, as "
-            "models.FeedForward does, or let it do without (--rnn.name none).")
+            f"{type(policy).__name__} has no {' and no '.join(missing_methods)}: "
+            f"{type(wrapper).__name__} calls encode_observations(observations) -> hidden and "
+            "decode_actions(hidden) -> logits, value. Split forward as models.FeedForward does, or "
+            "take --rnn.name none.")
 
 
 class MinGRUWrapper(_Recurrent):
-    """MinGRU layers between your policy's `encode_observations` and `decode_actions`."""
+    """MinGRU layers between a policy's `encode_observations` and `decode_actions`."""
 
     def __init__(self, env, policy, input_size=None, hidden_size=None, num_layers=1):
         super().__init__()
-        check_halves(policy, self)
+        check_encoder_decoder(policy, self)
         input_size, hidden_size = _widths(input_size, hidden_size)
         if input_size != hidden_size:
-            raise NetworkFault(f"MinGRU's highway needs input_size = hidden_size, got {input_size} "
-                             f"and {hidden_size}.")
+            raise NetworkFault(f"rnn.input_size = {input_size}: MinGRU's highway needs "
+                             f"rnn.hidden_size = {hidden_size}. Give one of the two.")
         self.policy = policy
-        self.hidden_size, self.num_layers = hidden_size, num_layers
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
         self.rnn = MinGRU(hidden_size, num_layers)
 
     def initial_state(self, num_agents):
@@ -1001,32 +1092,35 @@ class MinGRUWrapper(_Recurrent):
 
 
 class _TorchRecurrent(_Recurrent):
-    """A recurrent layer of torch between your policy's `encode_observations` and `decode_actions`,
-    reset inside a segment when an episode begins, and kept while an agent is dead. states: the
-    names of its tensors in `state`.
+    """A recurrent layer of torch between `encode_observations` and `decode_actions`.
 
-    With a tuple of those tensors or None as the state, a call is one step of N agents, as PufferLib
-    2 has it: observations (N, ...), tensors (layers, N, hidden_size) -> logits, value, their tuple.
+    It is reset inside a segment when an episode begins, and keeps its state while an agent is
+    inactive. states: the names of its tensors in `state`.
+
+    With a tuple of those tensors or None as the state, a call is one step of N agents, as in
+    PufferLib 2: observations (N, ...), tensors (layers, N, hidden_size) -> logits, value, their
+    tuple.
     """
 
     states = ()
 
     def __init__(self, env, policy, input_size=None, hidden_size=None, num_layers=1):
         super().__init__()
-        check_halves(policy, self)
+        check_encoder_decoder(policy, self)
         self.policy = policy
         self.input_size, self.hidden_size = _widths(input_size, hidden_size)
         self.num_layers = num_layers
 
     def _layer(self, kind):
-        """nn.LSTM or nn.GRU with orthogonal weights."""
+        """Return nn.LSTM or nn.GRU with orthogonal weights."""
         layer = kind(self.input_size, self.hidden_size, self.num_layers)
         for name, parameter in layer.named_parameters():
             nn.init.orthogonal_(parameter, 1.0) if "weight" in name else nn.init.zeros_(parameter)
         return layer
 
     def initial_state(self, num_agents):
-        shape, device = (self.num_layers, num_agents, self.hidden_size), next(self.parameters()).device
+        shape, device = (self.num_layers, num_agents,
+                         self.hidden_size), next(self.parameters()).device
         return {name: torch.zeros(shape, device=device) for name in self.states}
 
     def _run(self, layer, observations, state):
@@ -1041,42 +1135,43 @@ class _TorchRecurrent(_Recurrent):
             state.update(zip(self.states, memory, strict=True))
             return decode(self.policy, out, *lookup)
         precision = contextlib.nullcontext()
-        # where autocast takes these layers to float16, even if another precision was asked for
+        # autocast on a GPU runs these layers in float16, whatever its precision
         if x.is_cuda:
             x, precision = x.float(), torch.autocast("cuda", enabled=False)
-        keep, live = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
-        # One call for each stretch without a reset or a dead step. It is one call a step if looking
-        # for these waits for a GPU or breaks a traced graph.
-        look = x.device.type == "cpu" and not torch.compiler.is_compiling()
-        events = (resets.any(1) | (valid == 0).any(1)).tolist() if look else [True] * T
+        keep_state, is_valid = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
+        # One call per stretch without resets and inactive agents; one call per step where finding
+        # the stretches would wait for a GPU or break a traced graph.
+        is_readable = x.device.type == "cpu" and not torch.compiler.is_compiling()
+        events = (resets.any(1) | (valid == 0).any(1)).tolist() if is_readable else [True] * T
         outputs, t = [], 0
         while t < T:
-            stop, whole = t + 1, not events[t] or (look and bool(live[t].all()))
-            while stop < T and whole and not events[stop]:
+            stop = t + 1
+            is_uninterrupted = not events[t] or (is_readable and bool(is_valid[t].all()))
+            while stop < T and is_uninterrupted and not events[stop]:
                 stop += 1
-            memory = [tensor * keep[t] for tensor in memory]
+            memory = [tensor * keep_state[t] for tensor in memory]
             with precision:
-                out, new = layer(x[t:stop], tuple(memory) if len(memory) > 1 else memory[0])
-            new = new if len(memory) > 1 else [new]
-            if events[t]:  # a dead agent keeps its memory, and gives out what it last gave
-                new = [torch.where(live[t], after, before)
-                       for after, before in zip(new, memory, strict=True)]
-                out = new[0][-1:] if stop == t + 1 else out
-            memory = new
+                out, new_memory = layer(x[t:stop], tuple(memory) if len(memory) > 1 else memory[0])
+            new_memory = new_memory if len(memory) > 1 else [new_memory]
+            if events[t]:  # an inactive agent keeps its memory and repeats its output
+                new_memory = [torch.where(is_valid[t], new_tensor, old_tensor)
+                              for new_tensor, old_tensor in zip(new_memory, memory, strict=True)]
+                out = new_memory[0][-1:] if stop == t + 1 else out
+            memory = new_memory
             outputs.append(out)
             t = stop
         state.update(zip(self.states, memory, strict=True))
         return decode(self.policy, torch.cat(outputs), *lookup)
 
     def _one_step(self, observations, state):
-        names = self.initial_state(len(observations))
-        carried = names if state is None else dict(zip(names, state, strict=True))
-        logits, value = self.forward_eval(observations, carried)
-        return logits, value, tuple(carried[name] for name in names)
+        initial = self.initial_state(len(observations))
+        named_state = initial if state is None else dict(zip(initial, state, strict=True))
+        logits, value = self.forward_eval(observations, named_state)
+        return logits, value, tuple(named_state[name] for name in initial)
 
 
 class LSTMWrapper(_TorchRecurrent):
-    """An LSTM (Hochreiter and Schmidhuber 1997) between your policy's two methods."""
+    """An LSTM (Hochreiter and Schmidhuber 1997) between a policy's two methods."""
 
     states = ("lstm_h", "lstm_c")
 
@@ -1089,7 +1184,7 @@ class LSTMWrapper(_TorchRecurrent):
 
 
 class GRUWrapper(_TorchRecurrent):
-    """A GRU (Cho et al. 2014) between your policy's two methods."""
+    """A GRU (Cho et al. 2014) between a policy's two methods."""
 
     states = ("gru_h",)
 
@@ -1106,10 +1201,12 @@ class GRUWrapper(_TorchRecurrent):
 
 
 def squeeze_time(logits, value):
-    """Logits and value of one step, (1, N, ...), without the time axis."""
+    """Remove the time axis from logits and value of one step, (1, N, ...)."""
     if isinstance(logits, torch.distributions.Normal):
-        return torch.distributions.Normal(logits.loc[0], logits.scale[0], validate_args=False), value[0]
-    return ([head[0] for head in logits] if isinstance(logits, (list, tuple)) else logits[0]), value[0]
+        return torch.distributions.Normal(logits.loc[0], logits.scale[0],
+                                          validate_args=False), value[0]
+    return ([head[0] for head in logits] if isinstance(logits, (list, tuple))
+            else logits[0]), value[0]
 
 
 @functools.lru_cache(maxsize=64)
@@ -1118,46 +1215,53 @@ def _parameters(function):
 
 
 def is_plain(policy):
-    """Whether a network is forward(observations) -> logits, value over a batch (B,
-    *observation), without a state."""
+    """Return whether a network is forward(observations), without a state."""
     forward = policy.forward
-    if hasattr(forward, "__func__"):  # a method of its class, which may be kept; any other may hold the network
+    # only a method of a class may be cached; any other function may refer to the network
+    if hasattr(forward, "__func__"):
         parameters = _parameters(forward.__func__)[1:]
     else:
         parameters = inspect.signature(forward).parameters.values()
-    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) == 1 and (
-        not any(p.kind is p.VAR_POSITIONAL or p.name == "state" for p in parameters))
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+               for p in parameters) == 1 and (not any(p.kind is p.VAR_POSITIONAL
+                                                      or p.name == "state" for p in parameters))
 
 
 @contextlib.contextmanager
-def on_trial(policy):
-    """Within: the network may be tried; nothing of it is learnt, by a batch norm neither, and torch's random numbers go
-    on afterwards as if it had not been."""
-    learning = [module for module in policy.modules() if module.training]
+def evaluation_mode(policy):
+    """Call a network within the context without a lasting effect.
+
+    Batch norms learn nothing, and torch's random numbers continue as if nothing had been drawn.
+    """
+    training_modules = [module for module in policy.modules() if module.training]
     policy.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng():
             yield
     finally:
-        for module in learning:
+        for module in training_modules:
             module.training = True
 
 
 def find_form(policy, space):
-    """PufferLib 3's networks without memory take a state all the same. Find out and remember
-    whether such a forward takes a batch (B, *observation) or time (T, N, *observation): try it once
-    on zeros, without changing the network or torch's random numbers."""
+    """Find out whether a forward with a state takes a batch or time.
+
+    PufferLib 3's networks without memory take a state too. One call on zeros tells whether forward
+    takes (B, *observation) or (T, N, *observation); the answer is the attribute `takes_batches`.
+    Raises NetworkFault for a network without a forward.
+    """
     if type(policy).forward is nn.Module.forward and "forward" not in vars(policy):
-        raise NetworkFault(f"{type(policy).__name__} has no forward(observations) -> logits, value. Of CleanRL's actor "
-                           "and critic make: def forward(self, x): return self.actor(x), self.critic(x)")
-    known = any(hasattr(policy, name) for name in ("initial_state", "takes_batches"))
-    ours = [kind.forward for kind in (FeedForward, Encoded, Normalized, Board)]
-    if known or is_plain(policy) or type(policy).forward in ours:
+        raise NetworkFault(f"{type(policy).__name__} has no forward(observations) -> logits, "
+                           "value. For CleanRL's actor and critic: def forward(self, x): return "
+                           "self.actor(x), self.critic(x)")
+    is_known = any(hasattr(policy, name) for name in ("initial_state", "takes_batches"))
+    batch_forwards = [kind.forward for kind in (FeedForward, Encoded, Normalized, Board)]
+    if is_known or is_plain(policy) or type(policy).forward in batch_forwards:
         return
     parameter = next(policy.parameters(), torch.zeros(()))
     zeros = torch.from_numpy(np.zeros((2, 3, *space.shape), space.dtype)).to(parameter.device)
     policy.takes_batches = False
-    with on_trial(policy):
+    with evaluation_mode(policy):
         try:
             over_time(policy, zeros, {})
         except Exception as error:
@@ -1170,92 +1274,101 @@ def find_form(policy, space):
 
 
 def over_time(policy, observations, state, forward=None):
-    """Logits and value (T, N, ...) of T steps of N agents by any policy; forward: what to call in
-    its place, for one that torch.compile has made of it."""
+    """Return logits and value (T, N, ...) of T steps of N agents, by any policy.
+
+    forward: a replacement for the policy's, such as the one of torch.compile.
+    """
     forward, (T, N) = policy if forward is None else forward, observations.shape[:2]
-    form, given = "(T, N, *observation), T steps of N agents, and a state", observations
-    plain = is_plain(policy)
-    batch = plain or getattr(policy, "takes_batches", False)
-    if batch:
-        form, given = "(B, *observation), a batch without time", observations.flatten(0, 1)
-    with _shapes_explained(policy, form, given):
-        outputs = forward(given) if plain else forward(given, state)
+    form, inputs = "(T, N, *observation), T steps of N agents, and a state", observations
+    is_stateless = is_plain(policy)
+    is_batch = is_stateless or getattr(policy, "takes_batches", False)
+    if is_batch:
+        form, inputs = "(B, *observation), a batch without time", observations.flatten(0, 1)
+    with _note_shapes(policy, form, inputs):
+        outputs = forward(inputs) if is_stateless else forward(inputs, state)
         logits, value = _take_outputs(policy, "forward", outputs, state)
         first = logits.loc if isinstance(logits, torch.distributions.Normal) else logits
         first = first[0] if isinstance(first, (list, tuple)) else first
         if not (isinstance(first, torch.Tensor) and isinstance(value, torch.Tensor)):
-            raise no_pair(policy, "forward", outputs)
-        size = f"{T * N}" if batch else f"{T}, {N}"
-        if first.shape[:-1] != given.shape[: 1 if batch else 2] or value.numel() != T * N:
-            raise NetworkFault(f"{type(policy).__name__} was given observations "
-                               f"{tuple(given.shape)}, {form}; the shapes of its logits and value "
-                               f"are {tuple(first.shape)} and {tuple(value.shape)}, expected "
-                               f"({size}, actions) and ({size}, 1). (models.py says what a "
-                               "network must have)")
-        if batch:
+            raise output_error(policy, "forward", outputs)
+        size = f"{T * N}" if is_batch else f"{T}, {N}"
+        if first.shape[:-1] != inputs.shape[: 1 if is_batch else 2] or value.numel() != T * N:
+            raise NetworkFault(f"{type(policy).__name__} got observations {tuple(inputs.shape)}, "
+                               f"{form}: logits and value have shapes {tuple(first.shape)} and "
+                               f"{tuple(value.shape)}, expected ({size}, actions) and ({size}, 1). "
+                               "See models.py.")
+        if is_batch:
             logits, value = _with_time(logits, T, N), value.reshape(T, N, 1)
             state |= _map_fields(state, lambda field: field.unflatten(0, (T, N)))
     return logits, value
 
 
 def check_logits(policy, outputs, log_std, heads, dims):
-    """NetworkFault unless what join_outputs gave, outputs (..., A + 1), is for these action heads,
-    or, if they are None, for so many dimensions."""
-    got, name = outputs.shape[-1] - 1, type(policy).__name__
+    """Raise NetworkFault unless outputs fit these action heads, or dims without heads.
+
+    outputs (..., A + 1) and log_std: of join_outputs.
+    """
+    width, name = outputs.shape[-1] - 1, type(policy).__name__
     if heads is not None and log_std is not None:
-        raise NetworkFault(f"{name} returns a Normal, which is for continuous actions; these "
-                           f"environments want a choice of {' and of '.join(map(str, heads))}, so "
-                           "return logits.")
+        raise NetworkFault(f"{name} returns a Normal, expected logits: these environments want a "
+                           f"choice of {' and of '.join(map(str, heads))}.")
     if heads is None and log_std is None:
-        raise NetworkFault(f"{name} returns logits, which are for choices; these environments want "
-                           f"{dims} continuous numbers, so return a torch.distributions.Normal.")
-    wanted = dims if heads is None else sum(heads)
-    if got != wanted:
-        each = f" ({' + '.join(map(str, heads))})" if heads is not None and len(heads) > 1 else ""
-        raise NetworkFault(f"{name} returns {got} {'means' if heads is None else 'logits'} for an "
-                           f"observation; these environments want {wanted}{each}: take "
-                           "the number from env.single_action_space.")
+        raise NetworkFault(f"{name} returns logits, expected a torch.distributions.Normal: these "
+                           f"environments want {dims} continuous numbers.")
+    expected = dims if heads is None else sum(heads)
+    if width != expected:
+        kind = "means" if heads is None else "logits"
+        head_sums = f" ({' + '.join(map(str, heads))})" if heads and len(heads) > 1 else ""
+        raise NetworkFault(f"{name} returns {width} {kind} per observation, expected "
+                           f"{expected}{head_sums}. Take the number from env.single_action_space.")
 
 
 def are_probabilities(outputs, heads):
-    """Whether outputs (..., A + 1) hold probabilities in the place of logits: those of each head lie within 0 and 1,
-    and their sum is 1."""
-    parts = [part for part in outputs[..., :-1].split(heads, -1) if part.shape[-1] > 1]
-    return bool(parts) and all(part.min() >= 0 and (part.sum(-1) - 1).abs().max() < 0.01 for part in parts)
+    """Return whether outputs (..., A + 1) hold probabilities in the place of logits.
+
+    Those of each head are within 0 and 1, and add up to 1.
+    """
+    probabilities = [head for head in outputs[..., :-1].split(heads, -1) if head.shape[-1] > 1]
+    return bool(probabilities) and all(head.min() >= 0 and (head.sum(-1) - 1).abs().max() < 0.01
+                                       for head in probabilities)
 
 
 def _take_outputs(policy, method, outputs, state):
-    """Return logits and value of a network's result; its rollout_fields become state["fields"]."""
+    """Return logits and value of a network's result.
+
+    Its rollout_fields become state["fields"].
+    """
     fields = getattr(policy, "rollout_fields", None)
     try:
         logits, value = outputs[:2] if fields else outputs
         if fields:
             state["fields"] = {name: outputs[2][name] for name in fields}
     except (TypeError, ValueError, LookupError):
-        raise no_pair(policy, method, outputs) from None
+        raise output_error(policy, method, outputs) from None
     return logits, value
 
 
 def _map_fields(state, function):
-    """Return {"fields": ...} with the function of each of them; {} if there are none."""
-    return {"fields": {name: function(field) for name, field in state["fields"].items()}} if "fields" in state else {}
+    """Return {"fields": ...} with `function` of each field; {} if there are none."""
+    if "fields" not in state:
+        return {}
+    return {"fields": {name: function(field) for name, field in state["fields"].items()}}
 
 
-def no_pair(policy, method, outputs):
-    """The NetworkFault for a result that is not (logits, value)."""
-    parts = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-    got = [f"{type(one).__name__} {tuple(one.shape)}" if isinstance(one, torch.Tensor)
-           else type(one).__name__
-           for one in parts]
-    got = f"a {got[0]}" if parts is not outputs else f"{len(parts)}: {', '.join(got)}"
+def output_error(policy, method, outputs):
+    """Return the NetworkFault for a result that is not (logits, value)."""
+    results = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+    types = [f"{type(result).__name__} {tuple(result.shape)}" if isinstance(result, torch.Tensor)
+             else type(result).__name__ for result in results]
+    received = f"a {types[0]}" if results is not outputs else f"{len(types)}: {', '.join(types)}"
     fields = getattr(policy, "rollout_fields", None)
-    wanted = f"(logits, value, {{{', '.join(fields)}}})" if fields else "(logits, value)"
-    return NetworkFault(f"{type(policy).__name__}.{method} must return {wanted}, got {got}; "
-                        "value is one number for each observation. (models.py says what a "
-                        "network must have)")
+    expected = f"(logits, value, {{{', '.join(fields)}}})" if fields else "(logits, value)"
+    return NetworkFault(f"{type(policy).__name__}.{method} must return {expected}, got {received}; "
+                        "value is one number per observation. See models.py.")
 
 
 def _with_time(logits, T, N):
+    """Return logits (T · N, ...) as (T, N, ...)."""
     if isinstance(logits, torch.distributions.Normal):
         return torch.distributions.Normal(*(x.unflatten(0, (T, N))
                                             for x in (logits.loc, logits.scale)),
@@ -1266,45 +1379,45 @@ def _with_time(logits, T, N):
 
 
 @contextlib.contextmanager
-def _shapes_explained(policy, form, observations):
-    """Add to errors about shapes what the network was given, and in which form."""
+def _note_shapes(policy, form, observations):
+    """Add the network's input to an error about shapes."""
     try:
         yield
     except (RuntimeError, IndexError, ValueError) as error:
         if any(word in str(error) for word in ("shape", "size", "dimension", "dim ")):
             error.add_note(
-                f"{type(policy).__name__} was given observations {tuple(observations.shape)}, "
-                f"{form}. A network without memory is forward(observations) over (B, "
-                "*observation); one that takes a state sees time, forward(observations, state) "
-                "over (T, N, *observation), with forward_eval(observations, state) over (N, "
-                "*observation) for one step. Each returns logits and value. (models.py)")
+                f"{type(policy).__name__} got observations {tuple(observations.shape)}, {form}. "
+                "Without memory: forward(observations) over (B, *observation). With memory: "
+                "forward(observations, state) over (T, N, *observation), and forward_eval over (N, "
+                "*observation). Both return logits and value. See models.py.")
         raise
 
 
 def one_step(policy, observations, state):
-    """Logits and value (N, ...) of one step of N agents, for policies with and without
-    forward_eval. `state` holds the recurrent tensors, updated, and the flags of this step, (N,)."""
+    """Return logits and value (N, ...) of one step of N agents, by any policy.
+
+    `state` has the recurrent tensors, which are updated, and the flags of this step, (N,).
+    """
     if hasattr(policy, "forward_eval"):
-        with _shapes_explained(policy, "(N, *observation), one step of N agents", observations):
+        with _note_shapes(policy, "(N, *observation), one step of N agents", observations):
             outputs = policy.forward_eval(observations, state)
         return _take_outputs(policy, "forward_eval", outputs, state)
     flags = {name: state[name].unsqueeze(0) for name in ("resets", "valid")
              if state.get(name) is not None}
-    timed = {**state, **flags}
-    logits, value = over_time(policy, observations.unsqueeze(0), timed)
-    timed |= _map_fields(timed, lambda field: field.squeeze(0))
-    state.update({name: tensor for name, tensor in timed.items() if name not in flags})
+    timed_state = {**state, **flags}
+    logits, value = over_time(policy, observations.unsqueeze(0), timed_state)
+    timed_state |= _map_fields(timed_state, lambda field: field.squeeze(0))
+    state.update({name: tensor for name, tensor in timed_state.items() if name not in flags})
     return squeeze_time(logits, value)
 
 
 def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks=None, squash=None,
                   deterministic=False):
-    """Draw actions from any policy's outputs through kernels.sample: logits as in this file's
-    docstring, over (N, ...).
+    """Draw actions from any policy's outputs through kernels.sample.
 
-    `heads`: the sizes of the action heads, if one tensor of logits holds several; squash:
-    squash_of(policy). Returns actions (N, heads) int32 or (N, dims) float32, joint
-    log-probabilities (N,), values (N,).
+    logits: as in this file's docstring, over (N, ...); heads: the sizes of the action heads, if one
+    tensor of logits holds several; squash: squash_of(policy). Returns actions (N, heads) int32 or
+    (N, dims) float32, joint log-probabilities (N,), values (N,).
     """
     outputs, log_std = join_outputs(logits, value)
     outputs, n = outputs.detach().float().contiguous(), len(outputs)
@@ -1325,12 +1438,11 @@ def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks
 
 
 # --------------------------------------------------------------------------------------------------
-# CleanRL's two agents over any policy of this file: the whole loop in this form is in
-# docs/recipes.md, and tested
+# CleanRL's two agents over any policy of this file; docs/recipes.md has the whole loop
 
 
 def _distributions(logits):
-    """One torch distribution a head (or dimension) from a policy's logits."""
+    """Return one torch distribution per head (or for all dimensions) of logits."""
     if isinstance(logits, torch.distributions.Normal):
         return [torch.distributions.Independent(logits, 1)]
     heads = logits if isinstance(logits, (list, tuple)) else [logits]
@@ -1338,25 +1450,30 @@ def _distributions(logits):
 
 
 def act(logits, action=None):
-    """(action, log-probability, entropy) of the joint distribution; draws the
-    action if it is None."""
-    parts = _distributions(logits)
-    single = len(parts) == 1
+    """Return (action, log-probability, entropy) of the joint distribution.
+
+    The action is drawn if it is None.
+    """
+    distributions = _distributions(logits)
+    is_single = len(distributions) == 1
     if action is None:
-        action = parts[0].sample() if single else torch.stack([part.sample() for part in parts],
-                                                              dim=-1)
-    columns = [action] if single else action.unbind(-1)
-    logprob = sum(part.log_prob(column) for part, column in zip(parts, columns, strict=True))
-    return action, logprob, sum(part.entropy() for part in parts)
+        samples = [distribution.sample() for distribution in distributions]
+        action = samples[0] if is_single else torch.stack(samples, dim=-1)
+    columns = [action] if is_single else action.unbind(-1)
+    logprob = sum(distribution.log_prob(column)
+                  for distribution, column in zip(distributions, columns, strict=True))
+    return action, logprob, sum(distribution.entropy() for distribution in distributions)
 
 
-def _clipped(policy):
-    """The policy, if CleanRL's loops can use it: they give the sample to the environment
-    unchanged."""
+def _check_unsquashed(policy):
+    """Return the policy; raise NetworkFault if it squashes its actions.
+
+    CleanRL's loops pass the sample to the environment unchanged.
+    """
     if squash_of(policy) is not None:
-        raise NetworkFault(f"{type(policy).__name__} squashes its actions by a tanh "
-                           "(models.squash), which CleanRL's loops do not do. Make the policy "
-                           "without, or train it with PuffeRL.")
+        raise NetworkFault(f"{type(policy).__name__} squashes its actions by tanh "
+                           "(models.squash), which CleanRL's loops cannot. Make the policy without, "
+                           "or train it with PuffeRL.")
     return policy
 
 
@@ -1369,7 +1486,7 @@ class CleanRLAgent(nn.Module):
 
     def __init__(self, policy):
         super().__init__()
-        self.policy = _clipped(policy)
+        self.policy = _check_unsquashed(policy)
 
     def get_value(self, x):
         return self._run(x)[1]
@@ -1387,14 +1504,14 @@ class RecurrentCleanRLAgent(nn.Module):
 
     `state` is a tuple of tensors (layers, N, size), from initial_state(N); x (T·N, *observation)
     holds T steps of N agents, time outside, and done (T·N,) is 1 if an observation begins an
-    episode. Without a state x is one step of agents that begin, and without done none begins.
+    episode. Without a state x is the first step of N agents, and without done no episode begins.
     get_value(x, state, done) -> (T·N, 1); get_action_and_value(x, state, done, action=None) ->
     action, logprob (T·N,), entropy (T·N,), value (T·N, 1), new state.
     """
 
     def __init__(self, policy):
         super().__init__()
-        self.policy = _clipped(policy)
+        self.policy = _check_unsquashed(policy)
 
     def initial_state(self, num_agents):
         return tuple(self.policy.initial_state(num_agents).values())
@@ -1404,9 +1521,10 @@ class RecurrentCleanRLAgent(nn.Module):
         names, N = list(self.policy.initial_state(1)), state[0].shape[1]
         T = len(x) // N
         done = torch.zeros(T, N) if done is None else done.reshape(T, N)
-        carried = {**dict(zip(names, state, strict=True)), "resets": done.to(x.device, torch.uint8),
-                   "valid": torch.ones(T, N, dtype=torch.uint8, device=x.device)}
-        logits, value = self.policy(x.reshape(T, N, *x.shape[1:]), carried)
+        named_state = {**dict(zip(names, state, strict=True)),
+                       "resets": done.to(x.device, torch.uint8),
+                       "valid": torch.ones(T, N, dtype=torch.uint8, device=x.device)}
+        logits, value = self.policy(x.reshape(T, N, *x.shape[1:]), named_state)
         if isinstance(logits, torch.distributions.Normal):
             logits = torch.distributions.Normal(logits.loc.flatten(0, 1),
                                                 logits.scale.flatten(0, 1))
@@ -1414,7 +1532,7 @@ class RecurrentCleanRLAgent(nn.Module):
             logits = [head.flatten(0, 1) for head in logits]
         else:
             logits = logits.flatten(0, 1)
-        return logits, value.reshape(T * N, 1), tuple(carried[name] for name in names)
+        return logits, value.reshape(T * N, 1), tuple(named_state[name] for name in names)
 
     def get_value(self, x, state=None, done=None):
         return self._run(x, state, done)[1]
@@ -1509,7 +1627,7 @@ def _shape_actions(policy, space, args, weights):
         settings["squash"] = "none" if why is None else "tanh"
         args.setdefault("auto", {}).update({} if why is None else {"policy.squash": why})
     if settings["log_std_init"] != 0:
-        begin_with(policy, settings["log_std_init"])
+        set_log_std(policy, settings["log_std_init"])
     if settings["squash"] == "tanh" or saved is not None:
         squash(policy, space)
     if saved is not None and not torch.equal(saved, policy.action_squash):

@@ -20,13 +20,13 @@ import kernels
 from arena import (
     ONE,
     ZERO,
+    check_array,
     check_numbers,
-    checked,
     constant,
-    device,
+    device_array,
     driver,
     f32,
-    host,
+    host_array,
     on_gpu,
     run,
 )
@@ -176,7 +176,7 @@ class Muon:
         flats += self._bind_together() if self._together else ()
         if self._matrices:
             self._lanes = self._bind_matrices(flats[2])
-        view = device if flats[0].is_cuda else host
+        view = device_array if flats[0].is_cuda else host_array
         self._parts = [[view(flat[part]) for flat in flats] for part in self.arena.without("weights", self.frozen)]
 
     def _bind_matrices(self, updates):
@@ -192,7 +192,7 @@ class Muon:
         operations = sum(2 * rows * rows * (3 * columns + rows) for _, rows, columns, *_ in places) / len(places)
         nanoseconds = int(len(NEWTON_SCHULZ) * operations / 100)  # 100 operations in each of them
         arrays = updates, torch.tensor(places), scales, memory, torch.tensor(NEWTON_SCHULZ, dtype=torch.float32)
-        return len(places), nanoseconds, *map(host, arrays)
+        return len(places), nanoseconds, *map(host_array, arrays)
 
     def _bind_together(self):
         """(places, results, scales), one for each number in a weight: where its update goes in the
@@ -233,11 +233,11 @@ class Muon:
                 return norm
             learning_rate = float(learning_rate)
             decay = 1.0 - learning_rate * self.weight_decay
-            host(scalars)[:] = min(1.0, self.max_grad_norm / (norm + 1e-6)), self.momentum, decay, learning_rate
-        scalars = checked("Muon", "scalars", scalars, (4,))
+            host_array(scalars)[:] = min(1.0, self.max_grad_norm / (norm + 1e-6)), self.momentum, decay, learning_rate
+        scalars = check_array("Muon", "scalars", scalars, (4,))
         if self._together:
             flat = self.arena.flat("muon")
-            work = checked("Muon", "flat", flat, tuple(flat.shape))
+            work = check_array("Muon", "flat", flat, tuple(flat.shape))
             for gradients, momentum, updates, _, places, *_ in self._parts:
                 run(kernels._nesterov_cuda, len(places), 1, gradients, momentum, updates, scalars, places, work)
             for matrices, _ in self._groups:
@@ -261,12 +261,13 @@ class Muon:
 
     def _clip(self, gradients, learning_rate, scalars, found_inf):
         """Write `scalars`, with the scale that clips, on a GPU; returns the norm as a tensor."""
-        flat = checked("Muon", "gradients", gradients, tuple(gradients.shape))
+        flat = check_array("Muon", "gradients", gradients, tuple(gradients.shape))
         norm = torch.empty((), dtype=torch.float64, device=gradients.device)
         found_inf = torch.zeros_like(scalars[kernels.SCALE]) if found_inf is None else found_inf
         rate = learning_rate.view(1) if isinstance(learning_rate, torch.Tensor) else learning_rate
-        written = (checked("Muon", "found_inf", found_inf.view(1), (1,)),
-                   checked("Muon", "norm", norm.view(1), (1,), np.float64), checked("Muon", "scalars", scalars, (4,)))
+        written = (check_array("Muon", "found_inf", found_inf.view(1), (1,)),
+                   check_array("Muon", "norm", norm.view(1), (1,), np.float64),
+                   check_array("Muon", "scalars", scalars, (4,)))
         kernels._launch_sum(
             "clip", -(-len(flat) // 8), 1, gradients, (len(flat),), written, flat, float(self.max_grad_norm),
             self.momentum, self.weight_decay, check_numbers("Muon", "learning_rate", rate, 1, np.float32, norm))
@@ -281,7 +282,7 @@ class Muon:
             return
         tiles = count * -(-rows // kernels.STRIP) * -(-columns // kernels.ACROSS)
         blocks = min(tiles, torch.cuda.get_device_properties(x.device).multi_processor_count)
-        arrays = [checked("Muon", "matrices", part, tuple(part.shape)) for part in (x, y, gram)]
+        arrays = [check_array("Muon", "matrices", part, tuple(part.shape)) for part in (x, y, gram)]
         coefficients = constant(("Newton-Schulz",), x, lambda: torch.tensor(NEWTON_SCHULZ, dtype=torch.float32))
         arrived = constant(("barrier", torch.cuda.current_stream().cuda_stream), x,
                            lambda: torch.zeros(2, dtype=torch.int32))

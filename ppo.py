@@ -9,7 +9,7 @@ To change it, copy it into the same folder under another name and edit the copy.
 of a CPU. Given the same settings, pufferl.py with the default network computes the same, but on
 many cores, GPUs and machines: tests/test_ppo.py checks that both take equal actions. The defaults
 here are this file's own: config/ is not read. Only the environments (vector.py) and the random
-draws (kernels.sample draws actions, kernels.draw segments) come from other files; the trainer uses
+draws (kernels.sample for actions, kernels.draw_segments) come from other files; the trainer uses
 the same ones, so it draws the same numbers.
 
 Everything is time-major: T steps (the horizon) of N agents are arrays (T, N, ...). An agent's T
@@ -363,12 +363,12 @@ def learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, pro
         # Each minibatch computes all advantages anew, with the newest values and ratios. Segments
         # with larger ones are drawn more often (prioritized replay, Schaul et al. 2016).
         advantages = advantage(args, storage, rewards, mean, data.values, data.bootstraps, ratios)
-        masses = (advantages.abs() * alive).double().sum(0) ** args.prio_alpha + 1e-6
-        masses = torch.where(alive.any(0), masses, 0.0)
-        # One segment from each of M equal strata of the masses, so that a pass meets nearly all of them;
-        # weights = (N * masses[index] / masses.sum())^-beta.
-        kernels.draw(masses, scratch, index, weights, seed=args.seed, counter=(epoch, minibatch),
-                     beta=beta)
+        priorities = (advantages.abs() * alive).double().sum(0) ** args.prio_alpha + 1e-6
+        priorities = torch.where(alive.any(0), priorities, 0.0)
+        # One segment from each of M equal strata of the priorities, so that a pass meets nearly
+        # all of them; weights = (N * priorities[index] / priorities.sum())^-beta.
+        kernels.draw_segments(priorities, scratch, index, weights, seed=args.seed,
+                              counter=(epoch, minibatch), beta=beta)
         batch = SimpleNamespace(
             valid=storage.valid[:T, index], actions=data.samples[:, index],
             logprobs=data.logprobs[:, index], values=data.values[:T, index],

@@ -1,19 +1,19 @@
-"""Protein: which hyper-parameters to try next, to know the best ones for every budget of time.
+"""Tune hyper-parameters: find the best ones for every budget of time.
 
-    python protein.py breakout                                     # continues a stopped sweep; Ctrl-C loses nothing
-    python protein.py breakout --sweep.workers 2 --sweep.num-trials 100 --train.total-timesteps 20000000
+    python protein.py breakout                          # continues a stopped sweep; Ctrl-C is safe
+    python protein.py breakout --sweep.workers 2 --sweep.num-trials 100
     python protein.py breakout --sweep.train.learning-rate.max 0.1 --help
-    python protein.py report experiments/sweep_breakout            # a page: front, importance, curves, best settings
+    python protein.py report experiments/sweep_breakout # a page: front, importance, curves
 
-    from protein import Protein                                    # or from a script
-    best = Protein("breakout", {"train.learning_rate": {"distribution": "log_normal", "min": 1e-4, "max": 0.1},
+    from protein import Protein                         # or from a script
+    best = Protein("breakout", {"train.learning_rate": {"distribution": "log_normal",
+                                                        "min": 1e-4, "max": 0.1},
                                 "policy.hidden_size": [32, 64, 128]}, num_trials=50).optimize()
 
-What is searched stands in the [sweep.SECTION.KEY] sections of config/*.ini. Gaussian processes for
-score, log cost and success choose the next trial. The file reads in that order: search space,
-Gaussian process, tuners. To change how a trial is chosen, edit `Protein._gain`. Every tuner has the
-methods suggest and observe. tools/sweep/command.py runs the trials that are suggested here, and has the
-command line.
+The [sweep.SECTION.KEY] sections of config/*.ini define the search space. Gaussian processes for
+score, log cost and success choose the next trial. The file has the search space, the Gaussian
+process, then the tuners. To change how a trial is chosen, edit `Protein._gain`. Every tuner has the
+methods suggest and observe. tools/sweep/command.py has the command line and runs the trials.
 """
 
 import dataclasses
@@ -42,8 +42,10 @@ from threadpoolctl import ThreadpoolController
 
 
 class Scale(NamedTuple):
-    """What a distribution means: a scale for its values on which equal steps matter equally (the
-    logarithm for log_normal)."""
+    """The meaning of a distribution: a scale on which equal steps matter equally.
+
+    The logarithm for log_normal, for example.
+    """
 
     transform: Callable = float  # a value's place on the scale
     inverse: Callable = float  # the value at a place
@@ -77,15 +79,14 @@ DEFAULT_SCALE = 0.25  # a setting's scale, as a fraction of its range, if it has
 
 @dataclass
 class Setting:
-    """One searched setting. `to_unit` and `from_unit` go between its values
-    and a coordinate in 0..1.
+    """One searched setting, which maps its values to a coordinate in 0..1 and back.
 
     distribution: a name in SCALES; log_normal is for learning rates, logit_normal for values near 0
     or 1 such as gamma. mean: where the search starts and which region it prefers at first; None for
     no preference (if None is among a choice's values, it is that value). scale: the standard
-    deviation of that preference, as a fraction of the whole range on the setting's own scale.
+    deviation of that preference, as a fraction of the whole range on the setting's scale.
     Categories have no regions: their mean only says where the search starts. Raises ConfigError,
-    naming the setting, for anything that cannot be searched.
+    naming the setting, for a setting that cannot be searched.
     """
 
     name: str
@@ -99,9 +100,9 @@ class Setting:
 
     def __post_init__(self):
         if self.distribution not in SCALES:
-            said = (f"distribution = {self.distribution!r}: must be" if self.distribution
+            problem = (f"distribution = {self.distribution!r}: must be" if self.distribution
                     else "has no distribution:")
-            self._refuse(f"{said} one of {', '.join(SCALES)}")
+            self._refuse(f"{problem} one of {', '.join(SCALES)}")
         if self.row.takes == "values":
             if len(self.values) < 2 or len(set(map(repr, self.values))) < len(self.values):
                 self._refuse(f"values = {list(self.values)}: there must be two or "
@@ -158,19 +159,22 @@ class Setting:
         return self.row.transform(self.min), self.row.transform(self.max)
 
     def to_unit(self, value):
-        """A value's coordinate in 0..1. n discrete values divide 0..1 into n equal cells; the
-        coordinate is then the middle of the value's cell."""
+        """Return a value's coordinate in 0..1.
+
+        n discrete values divide 0..1 into n equal cells; the coordinate is the middle of the
+        value's cell.
+        """
         if self.values:
             if value not in self.values:
                 self._refuse(f"{value!r} is not one of {list(self.values)}")
             return (self.values.index(value) + 0.5) / len(self.values)
-        (low, high), at = self._ends(), self.row.transform(value)
+        (low, high), position = self._ends(), self.row.transform(value)
         if self.levels:
-            return (round(at - low) + 0.5) / self.levels
-        return min(1.0, max(0.0, (at - low) / (high - low)))
+            return (round(position - low) + 0.5) / self.levels
+        return min(1.0, max(0.0, (position - low) / (high - low)))
 
     def from_unit(self, unit):
-        """The value at a coordinate in 0..1."""
+        """Return the value at a coordinate in 0..1."""
         if self.levels:
             level = min(int(unit * self.levels), self.levels - 1)
             if self.values:
@@ -178,19 +182,18 @@ class Setting:
             return self.row.inverse(round(self._ends()[0]) + level)
         low, high = self._ends()
         value = self.row.inverse(low + unit * (high - low))
-        # Rounded to six digits, so that people read 0.015 and not 0.01499999999999998.
+        # six digits, so that 0.015 is not 0.01499999999999998
         value = min(float(self.max), max(float(self.min), float(f"{value:.6g}")))
         return round(value) if self.integer else value
 
 
 class Space:
-    """The settings that are searched, in order, and their preference (`mean`, `scale`) as a
-    density on the unit cube.
+    """The searched settings, in order, with their preference as a density.
 
-    settings: {"section.key": what}, also nested {"section": {"key": what}}; `what` is a dict with
-    distribution, min, max and optionally mean and scale (texts from an ini file are read as
-    numbers), or a plain list of values: ordered if all are numbers, otherwise categories.
-    distribution none takes a setting out again.
+    The density of `mean` and `scale` is on the unit cube. settings: {"section.key": what}, also
+    nested {"section": {"key": what}}; `what` is a dict with distribution, min, max and optionally
+    mean and scale (texts from an ini file are read as numbers), or a plain list of values: ordered
+    if all are numbers, otherwise categories. distribution none removes a setting.
     """
 
     def __init__(self, settings):
@@ -203,17 +206,17 @@ class Space:
 
     @staticmethod
     def _read(name, what):
-        texts = isinstance(what, dict) and isinstance(what.get("values"), str)
+        is_text = isinstance(what, dict) and isinstance(what.get("values"), str)
         what = described(name, what)
         for key in what:
             if key not in (*FIELDS, "integer"):
-                near = difflib.get_close_matches(key, FIELDS, n=1)
-                hint = f" Did you mean {near[0]}?" if near else ""
+                similar = difflib.get_close_matches(key, FIELDS, n=1)
+                hint = f" Did you mean {similar[0]}?" if similar else ""
                 raise ConfigError(f"[sweep.{name}] {key}: there is no such field.{hint} There are: "
-                                  f"{', '.join(FIELDS)}.")
+                                 f"{', '.join(FIELDS)}.")
         if SCALES.get(what["distribution"], Scale()).takes == "nothing":
             return None
-        what["values"] = tuple(map(number, what["values"]) if texts else what.get("values", ()))
+        what["values"] = tuple(map(number, what["values"]) if is_text else what.get("values", ()))
         for key in ("min", "max", "scale", *(() if what["values"] else ("mean",))):
             if what.get(key) is None:
                 what.pop(key, None)
@@ -225,20 +228,22 @@ class Space:
         return len(self.settings)
 
     def encode(self, config):
-        """{"section.key": value} -> (d,) coordinates. Raises ConfigError for a
-        setting that is missing."""
+        """Return the (d,) coordinates of {"section.key": value}.
+
+        Raises ConfigError for a missing setting.
+        """
         missing = [name for name in self.names if name not in config]
         if missing:
             raise ConfigError(f"the configuration lacks {', '.join(missing)}.")
         return np.array([setting.to_unit(config[setting.name]) for setting in self.settings])
 
     def decode(self, unit):
-        """(d,) coordinates -> {"section.key": value}."""
+        """Return {"section.key": value} of (d,) coordinates."""
         return {setting.name: setting.from_unit(float(u))
                 for setting, u in zip(self.settings, unit, strict=True)}
 
     def snap(self, units):
-        """(n, d) coordinates, those of discrete settings moved to the middle of their cells."""
+        """Move coordinates (n, d) of discrete settings to the middle of their cells."""
         units = units.copy()
         for k, setting in enumerate(self.settings):
             if setting.levels:
@@ -247,8 +252,11 @@ class Space:
         return units
 
     def features(self, units):
-        """(n, d) coordinates -> (n, f) inputs of the Gaussian processes: each category becomes a
-        column, so that any two are at distance 1; other settings keep their coordinate."""
+        """Return (n, f) inputs of the Gaussian processes for (n, d) coordinates.
+
+        Each category becomes a column, so that any two are at distance 1; other settings keep their
+        coordinate.
+        """
         columns = []
         for k, setting in enumerate(self.settings):
             if setting.categorical:
@@ -259,16 +267,18 @@ class Space:
         return np.concatenate(columns, axis=1)
 
     def center(self):
-        """(d,) the settings' means, 0.5 for those without one; None if no setting has one."""
-        known = [setting.mean is not None or None in setting.values for setting in self.settings]
-        if not any(known):
+        """Return the settings' means (d,), 0.5 without one; None if no setting has one."""
+        has_mean = [setting.mean is not None or None in setting.values for setting in self.settings]
+        if not any(has_mean):
             return None
-        return np.array([s.to_unit(s.mean) if has else 0.5
-                         for s, has in zip(self.settings, known, strict=True)])
+        return np.array([s.to_unit(s.mean) if is_known else 0.5
+                         for s, is_known in zip(self.settings, has_mean, strict=True)])
 
     def warp(self, units):
-        """(n, d) evenly distributed coordinates -> coordinates with the density of the preference,
-        by the inverse of its distribution function (a normal cut off at the bounds)."""
+        """Map evenly distributed coordinates (n, d) to the density of the preference.
+
+        By the inverse of its distribution function (a normal cut off at the bounds).
+        """
         units = units.copy()
         for k, setting in enumerate(self.settings):
             if setting.scale is not None:
@@ -279,7 +289,7 @@ class Space:
         return units
 
     def log_preference(self, units):
-        """(n,) logarithm of the preference's density, which is 0 at its maximum."""
+        """Return the logarithm (n,) of the preference's density; its maximum is 0."""
         total = np.zeros(len(units))
         for k, setting in enumerate(self.settings):
             if setting.scale is not None:
@@ -289,11 +299,11 @@ class Space:
 
 
 def flatten(settings, prefix=""):
-    """{"train": {"learning_rate": {...}}} -> {"train.learning_rate": {...}}; flat keys stay."""
+    """Turn {"section": {"key": value}} into {"section.key": value}; flat keys stay."""
     flat = {}
     for key, value in settings.items():
-        if isinstance(value, dict) and value and all(isinstance(v, dict | list | tuple) for v in value.values()) and (
-                not set(value) & set(FIELDS)):
+        if (isinstance(value, dict) and value and not set(value) & set(FIELDS)
+                and all(isinstance(entry, dict | list | tuple) for entry in value.values())):
             flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
@@ -301,9 +311,11 @@ def flatten(settings, prefix=""):
 
 
 def described(name, what):
-    """What is searched, a dict of FIELDS or a plain list of values, as a dict. It always has a
-    distribution ("" if none is given). Texts become numbers, except in `values`: what these texts
-    mean depends on the setting, so "a, b" only becomes the list ["a", "b"]."""
+    """Return a searched setting, a dict of FIELDS or a list of values, as a dict.
+
+    It always has a distribution ("" if none is given). Texts become numbers, except in `values`:
+    the meaning of these depends on the setting, so "a, b" only becomes the list ["a", "b"].
+    """
     if isinstance(what, list | tuple):
         what = {"values": what}
     if not isinstance(what, dict):
@@ -313,11 +325,12 @@ def described(name, what):
             for key, value in what.items()}
     if isinstance(what.get("values"), str):
         what["values"] = [value.strip() for value in what["values"].split(",")]
-    return {**what, "distribution": str(what.get("distribution", "choice" if "values" in what else "")).lower()}
+    return {**what, "distribution": str(what.get("distribution", "choice" if "values" in what
+                                                 else "")).lower()}
 
 
 def number(text):
-    """A text from an ini file or the command line as int, float, bool or None if it is one."""
+    """Return a text as int, float, bool or None if it is one."""
     if not isinstance(text, str):
         return text
     named = {"true": True, "false": False, "none": None, "auto": None, "": None}
@@ -340,17 +353,19 @@ one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
 
 
 class GP:
-    """Exact Gaussian process in float64: a Matérn 3/2 kernel with one length for each feature,
-    plus a linear kernel, plus noise.
+    """An exact Gaussian process in float64.
 
-    k(x, x') = matern · (1 + √3 r) exp(−√3 r) + linear · (x − ½)·(x' − ½) + group · [same trial] +
-    noise · [same row], r² = Σ_k ((x_k − x'_k) / length_k)² (Rasmussen and Williams 2006, eq.
-    4.17; 5.8 and 5.9 for the marginal likelihood and its gradient). `group` is the variance that
-    all points of one trial's curve share: a lucky seed counts once, and not once for each point.
-    Hyper-parameters, as logarithms in `theta` = [length..., matern, linear, group, noise], have
-    normal priors and are fitted by L-BFGS; lengths are expected to grow with √features (Hvarfner
-    et al. 2024), so that many settings do not make everything look new. Targets should have mean
-    0 and variance about 1.
+    A Matérn 3/2 kernel with one length for each feature, plus a linear kernel, plus noise:
+
+        k(x, x') = matern · (1 + √3 r) exp(−√3 r) + linear · (x − ½)·(x' − ½)
+                   + group · [same trial] + noise · [same row],  r² = Σ_k ((x_k − x'_k) / length_k)²
+
+    (Rasmussen and Williams 2006, eq. 4.17; 5.8 and 5.9 for the marginal likelihood and its
+    gradient). `group` is the variance that all points of one trial's curve share: a lucky seed
+    counts once, and not once for each point. Hyper-parameters, as logarithms in `theta` =
+    [length..., matern, linear, group, noise], have normal priors and are fitted by L-BFGS; lengths
+    are expected to grow with √features (Hvarfner et al. 2024), so that with many settings not every
+    point is far from all others. Targets should have mean 0 and variance about 1.
     """
 
     FIT_ROWS = 400  # rows that hyper-parameters are fitted on; the posterior uses all
@@ -367,9 +382,12 @@ class GP:
         self.theta = self.prior_mean.copy()
 
     def kernel(self, theta, X, Z):
-        """(n, m) covariance of the function between rows of X (n, f) and Z (m, f), without
-        group and noise; and exp(−√3 r) (n, m)."""
-        lengths, (matern, linear) = np.exp(theta[: self.features]), np.exp(theta[self.features : self.features + 2])
+        """Return the covariance (n, m) between rows of X (n, f) and Z (m, f).
+
+        Without group and noise; also returns exp(−√3 r) (n, m).
+        """
+        lengths = np.exp(theta[: self.features])
+        matern, linear = np.exp(theta[self.features : self.features + 2])
         A, B = X / lengths, Z / lengths
         squared = (A * A).sum(1)[:, None] + (B * B).sum(1) - 2 * (A @ B.T)
         r = np.sqrt(np.maximum(squared, 0.0, out=squared), out=squared) * math.sqrt(3)
@@ -377,20 +395,24 @@ class GP:
         return matern * (1 + r) * decay + linear * ((X - 0.5) @ (Z - 0.5).T), decay
 
     def covariance(self, theta, X, groups):
-        """(n, n) covariance of the observations, exp(−√3 r), 1 for rows that share a trial (None
-        without groups)."""
+        """Return the covariance (n, n) of the observations.
+
+        Also returns exp(−√3 r), and 1 for rows that share a trial (None without groups).
+        """
         K, decay = self.kernel(theta, X, X)
-        same = None if groups is None else (groups[:, None] == groups).astype(float)
-        if same is not None:
-            K += math.exp(theta[-2]) * same
+        same_trial = None if groups is None else (groups[:, None] == groups).astype(float)
+        if same_trial is not None:
+            K += math.exp(theta[-2]) * same_trial
         K[np.diag_indices_from(K)] += math.exp(theta[-1]) + 1e-9
-        return K, decay, same
+        return K, decay, same_trial
 
     def loss(self, theta, X, y, groups=None):
-        """Negative log marginal likelihood of y (n,) minus the log prior, and
-        its gradient by theta."""
+        """Return the negative log posterior of theta, and its gradient.
+
+        The negative log marginal likelihood of y (n,) minus the log prior.
+        """
         n, f = X.shape
-        K, decay, same = self.covariance(theta, X, groups)
+        K, decay, same_trial = self.covariance(theta, X, groups)
         try:
             L = linalg.cholesky(K, lower=True, check_finite=False)
         except linalg.LinAlgError:  # theta is extreme; a huge loss makes the line search step back
@@ -409,7 +431,7 @@ class GP:
         gradient[:f] = 6 * matern * (W.sum(1) @ (Z * Z) - (Z * (W @ Z)).sum(0))
         C = X - 0.5
         by_linear = linear * (C * (G @ C)).sum()
-        by_group = group * (G * same).sum() if same is not None else 0.0
+        by_group = group * (G * same_trial).sum() if same_trial is not None else 0.0
         by_noise = noise * np.trace(G)
         in_K = (G * K).sum() - by_linear - by_group - by_noise - 1e-9 * np.trace(G)
         gradient[f:] = in_K, by_linear, by_group, by_noise
@@ -417,22 +439,27 @@ class GP:
         return value + 0.5 * (z @ z), gradient + z / self.prior_sd
 
     def fit(self, X, y, groups=None):
-        """Fit theta on FIT_ROWS rows, starting at its present value, then condition on all rows.
-        X (n, f), y (n,), groups (n,) the trial of each row, or None. Returns self."""
+        """Fit theta on FIT_ROWS rows from its present value, then condition on all rows.
+
+        X (n, f), y (n,), groups (n,) the trial of each row, or None. Returns self.
+        """
         if len(X) >= 3:
             # A fixed seed takes mostly the same rows as the last fit. So the last theta is nearly
             # right, and the fit soon ends (ftol: a step gains no more than some thousandths).
             rows = np.sort(np.argsort(np.random.default_rng(0).random(len(X)))[: self.FIT_ROWS])
             subset = None if groups is None else groups[rows]
-            found = optimize.minimize(self.loss, self.theta, (X[rows], y[rows], subset), jac=True,
-                                      method="L-BFGS-B", bounds=self.bounds,
-                                      options={"maxfun": self.FIT_STEPS, "ftol": 1e-5})
-            if np.isfinite(found.fun) and found.fun < 1e24:
-                self.theta = found.x
+            result = optimize.minimize(self.loss, self.theta, (X[rows], y[rows], subset), jac=True,
+                                       method="L-BFGS-B", bounds=self.bounds,
+                                       options={"maxfun": self.FIT_STEPS, "ftol": 1e-5})
+            if np.isfinite(result.fun) and result.fun < 1e24:
+                self.theta = result.x
         return self.condition(X, y, groups)
 
     def condition(self, X, y, groups=None):
-        """Keep theta and predict from these observations from now on; arguments as of `fit`."""
+        """Predict from these observations from now on, with the present theta.
+
+        Arguments as of `fit`.
+        """
         self.X = X
         K = self.covariance(self.theta, X, groups)[0]
         self.L = linalg.cholesky(K, lower=True, check_finite=False)
@@ -440,11 +467,15 @@ class GP:
         return self
 
     def predict(self, X):
-        """Mean and standard deviation (m,) of the function itself, without noise, at X (m, f)."""
+        """Return mean and standard deviation (m,) of the function at X (m, f).
+
+        Without noise.
+        """
         K, _ = self.kernel(self.theta, X, self.X)
         V = linalg.solve_triangular(self.L, K.T, lower=True, check_finite=False)
         C = X - 0.5
-        prior = math.exp(self.theta[self.features]) + math.exp(self.theta[self.features + 1]) * (C * C).sum(1)
+        matern, linear = map(math.exp, self.theta[self.features : self.features + 2])
+        prior = matern + linear * (C * C).sum(1)
         return K @ self.alpha, np.sqrt(np.maximum(prior - (V * V).sum(0), 1e-12))
 
 
@@ -454,21 +485,23 @@ class GP:
 
 @dataclass
 class Observation:
-    """One finished trial as a tuner sees it. Scores are to be maximised; costs are seconds."""
+    """One finished trial. Scores are to be maximised; costs are seconds."""
 
     unit: np.ndarray  # (d,) coordinates
     score: float
     cost: float
     failed: bool = False
-    # False for a trial that was stopped early: its last point is not the schedule's end
+    # False for a trial that ended early: its last point is not the schedule's end
     complete: bool = True
     # [(progress in 0..1, score, cost)] up to the last point
     curve: list = dataclasses.field(default_factory=list)
 
 
 def front_of(scores, costs):
-    """Indices of the Pareto front, cheapest first: no other trial has at least the
-    score for at most the cost."""
+    """Return indices of the Pareto front, cheapest first.
+
+    No other trial has at least the score for at most the cost.
+    """
     order, best, front = np.lexsort((-np.asarray(scores), np.asarray(costs))), -math.inf, []
     for i in order:
         if scores[i] > best:
@@ -478,14 +511,13 @@ def front_of(scores, costs):
 
 
 class Random:
-    """Draws from the preference (evenly, if no mean is given). It is also the base of the other
-    tuners.
+    """Draw from the preference (evenly, without means). The base of the other tuners.
 
     env_name: the environment that `optimize` trains. search_space: see Space; None for the
     [sweep.*] sections of config/. metric: any name in metrics.jsonl. goal: maximize or minimize it.
     max_suggestion_cost: in seconds; dearer trials are not suggested. seed: equal seeds repeat the
-    draws. random_trials: how many come before a tuner uses what it learnt. settings: further fields
-    of sweep.Sweep, e.g. workers=2, and fixed={"train.total_timesteps": 1_000_000} for settings that
+    draws. random_trials: the number of random trials at the start. settings: further fields of
+    sweep.Sweep, e.g. workers=2, and fixed={"train.total_timesteps": 1_000_000} for settings that
     all trials share, which are then not searched. Unlike the command line, this reads no [sweep]
     section of an .ini, and does not limit a trial to an hour by default.
     """
@@ -497,16 +529,23 @@ class Random:
                  seed=0, max_suggestion_cost=math.inf, random_trials=None, **settings):
         if goal not in ("maximize", "minimize"):
             raise ConfigError(f"goal = {goal!r}: must be maximize or minimize.")
-        self.env_name, self.num_trials, self.metric, self.goal, self.seed = env_name, num_trials, metric, goal, seed
+        self.env_name = env_name
+        self.num_trials = num_trials
+        self.metric = metric
+        self.goal = goal
+        self.seed = seed
         self.max_suggestion_cost = max_suggestion_cost or math.inf
-        self.sweep_settings, self.search_space = settings, search_space or {}
+        self.sweep_settings = settings
+        self.search_space = search_space or {}
         if settings or env_name is not None:
             sweep = sweep_command()
             self.search_space = sweep.searched_settings(env_name, search_space,
                                                         sweep.settings_of(self)[1])
         self.space = Space(self.search_space)
         self.sign = 1.0 if goal == "maximize" else -1.0
-        self.observations, self.pending, self.number = [], [], -1
+        self.observations = []
+        self.pending = []  # coordinates of suggestions without an outcome
+        self.number = -1
         self.prediction = {}  # what the models expect of the last suggestion
         self.rng = np.random.default_rng(seed)
         self.random_trials = random_trials
@@ -515,10 +554,12 @@ class Random:
 
     @one_thread
     def suggest(self, number=None):
-        """The next configuration to try, {"section.key": value}; None when there is nothing left to
-        try. It counts as pending until it is observed, and is not suggested again. number: the
-        trial's, from 0, by default counted here. All draws depend on it and on the seed, so that a
-        sweep that is continued, or runs on several machines, repeats no draw."""
+        """Return the next configuration, {"section.key": value}; None if none is left.
+
+        It counts as pending until it is observed, and is not suggested again. number: the trial's,
+        from 0, by default counted here. All draws depend on it and on the seed, so that a sweep
+        that is continued, or runs on several machines, repeats no draw.
+        """
         self.number = self.number + 1 if number is None else number
         self.rng = np.random.default_rng([self.seed, self.number])
         self.prediction = {}
@@ -530,14 +571,16 @@ class Random:
         return config
 
     def observe(self, config, score, cost, failed=False, curve=(), complete=True):
-        """Tell the outcome of a trial. score: the metric at the end; cost: seconds; failed: it
-        gave no usable result (crash, not a number, out of memory), the score is then ignored;
-        curve: [(progress, score, cost), ...] along the way, progress in 0..1; complete: False
-        if it was stopped early."""
+        """Record the outcome of a trial.
+
+        score: the metric at the end; cost: seconds; failed: there is no usable result (crash, not a
+        number, out of memory), the score is then ignored; curve: [(progress, score, cost), ...]
+        along the way, progress in 0..1; complete: False if the trial ended early.
+        """
         unit = self.space.encode(config)
         failed = bool(failed) or not (math.isfinite(score) and math.isfinite(cost))
-        for i, other in enumerate(self.pending):
-            if np.allclose(other, unit, atol=1e-9):
+        for i, pending_unit in enumerate(self.pending):
+            if np.allclose(pending_unit, unit, atol=1e-9):
                 del self.pending[i]
                 break
         points = [(p, self.sign * s, max(c, 1e-3)) for p, s, c in curve if math.isfinite(s)
@@ -549,23 +592,23 @@ class Random:
         self.observations.append(Observation(unit, score, cost, failed, complete, points))
 
     def front(self):
-        """The Pareto front so far: [(configuration, score, cost)], cheapest first."""
-        done = [o for o in self.observations if not o.failed]
-        order = front_of([o.score for o in done], [o.cost for o in done])
-        return [(self.space.decode(done[i].unit), self.sign * done[i].score, done[i].cost)
+        """Return the Pareto front, [(configuration, score, cost)], cheapest first."""
+        results = [o for o in self.observations if not o.failed]
+        order = front_of([o.score for o in results], [o.cost for o in results])
+        return [(self.space.decode(results[i].unit), self.sign * results[i].score, results[i].cost)
                 for i in order]
 
     def best(self):
-        """(configuration, score, cost) of the highest score; None before there is one."""
+        """Return (configuration, score, cost) of the highest score, or None."""
         return self.front()[-1] if self.front() else None
 
     def optimize(self, objective=None):
         """Run the trials and return the best configuration, {"section.key": value}.
 
-        objective: config -> (score, cost in seconds), called here one after the other; None
-        trains `env_name` in processes of their own, as `python protein.py` does. A
-        RuntimeError, ValueError, ArithmeticError or MemoryError in an objective is a failed
-        trial, which a warning says; any other ends the search. KeyboardInterrupt at Ctrl-C if no trial has ended yet.
+        objective: config -> (score, cost in seconds), called in this process; None trains
+        `env_name` in separate processes, as `python protein.py` does. A RuntimeError, ValueError,
+        ArithmeticError or MemoryError in an objective is a failed trial, with a warning; any other
+        error ends the search. Raises KeyboardInterrupt at Ctrl-C if no trial has ended yet.
         """
         if objective is None:
             sweep = sweep_command()
@@ -574,8 +617,8 @@ class Random:
             runner = sweep.Runner(self, *sweep.settings_of(self))
             runner.run()
             if runner.interrupts.requested and self.best() is None:
-                raise KeyboardInterrupt("the sweep was stopped before a trial ended; the next start goes on")
-        last = None
+                raise KeyboardInterrupt("the sweep stopped without a result. Start it to continue.")
+        last_error = None
         while objective is not None and len(self.observations) < self.num_trials:
             config = self.suggest()
             if config is None:
@@ -583,86 +626,100 @@ class Random:
             try:
                 score, cost = objective(config)
             except (ArithmeticError, MemoryError, RuntimeError, ValueError) as error:
-                score, cost, last = math.nan, math.nan, error
+                score, cost, last_error = math.nan, math.nan, error
                 warnings.warn(f"a trial failed: {type(error).__name__}: {error}", stacklevel=2)
             self.observe(config, score, cost, failed=not math.isfinite(score))
         if self.best() is None:
-            why = f"; the last one that failed: {type(last).__name__}: {last}" if last else ""
-            raise RuntimeError(f"none of {len(self.observations)} trials gave a result{why}.") from last
+            cause = f" ({type(last_error).__name__}: {last_error})" if last_error else ""
+            raise RuntimeError(f"none of {len(self.observations)} trials has a result{cause}."
+                               ) from last_error
         return self.best()[0]
 
     def _next(self):
         center = self.space.center()
         if self.number == 0 and center is not None:
-            return center  # mostly the settings that ship; all others are compared with these
+            return center  # usually the shipped settings, the baseline of all others
         sobol = qmc.Sobol(len(self.space), rng=np.random.default_rng(self.seed))
         if self.number:
             sobol.fast_forward(self.number)
         return self.space.warp(sobol.random(1))[0]
 
     def _spread(self, count):
-        """(count, d) Sobol points, evenly spread, others in each suggestion. count is a power of
-        two."""
+        """Return evenly spread Sobol points (count, d), new ones in each suggestion.
+
+        count is a power of two.
+        """
         return qmc.Sobol(len(self.space), rng=self.rng).random(count)
 
     def _breed(self, parents, count, spread):
-        """(count, d) children of random pairs of parents (n, d). Each takes its coordinates from
-        both, then some move by random steps of very different size, at most about `spread`. Steps
-        are reflected at the bounds, because clipping would gather the children there."""
+        """Return children (count, d) of random pairs of parents (n, d).
+
+        Each takes its coordinates from both, then some move by random steps of very different size,
+        at most about `spread`. Steps are reflected at the bounds, because clipping would gather the
+        children there.
+        """
         d = len(self.space)
         mothers, fathers = (parents[self.rng.integers(0, len(parents), count)] for _ in range(2))
         children = np.where(self.rng.random((count, d)) < 0.2, fathers, mothers)
-        moved = self.rng.random((count, d)) < self.rng.uniform(1.0 / d, 1.0, (count, 1))
-        steps = spread * 10 ** self.rng.uniform(-1.5, 0.0, (count, 1)) * self.rng.standard_normal((count, d))
-        children = np.abs((children + moved * steps) % 2.0)
+        is_moved = self.rng.random((count, d)) < self.rng.uniform(1.0 / d, 1.0, (count, 1))
+        sizes = spread * 10 ** self.rng.uniform(-1.5, 0.0, (count, 1))
+        steps = sizes * self.rng.standard_normal((count, d))
+        children = np.abs((children + is_moved * steps) % 2.0)
         children = np.where(children > 1, 2 - children, children)
         for k, setting in enumerate(self.space.settings):
             if setting.levels:  # a small step would not leave the value's cell, so some jump a cell
                 jump = self.rng.random(count) < 0.3 / d + (0.2 if setting.levels <= 3 else 0.1)
                 hop = np.sign(self.rng.standard_normal(count)) / setting.levels
-                fresh = self.rng.random(count) if setting.categorical else children[:, k] + hop
-                children[:, k] = np.where(jump, np.clip(fresh, 0, 1), children[:, k])
+                new_values = self.rng.random(count) if setting.categorical else children[:, k] + hop
+                children[:, k] = np.where(jump, np.clip(new_values, 0, 1), children[:, k])
         return children
 
-    def _fresh(self, units, else_all=True):
-        """Those of (n, d) that are neither tried nor pending. If there are none: all of them, or
-        with else_all=False none."""
-        seen = np.array([o.unit for o in self.observations] + self.pending).reshape(-1, len(self.space))
-        known = {row.tobytes() for row in np.round(seen, 6)}
-        fresh = np.array([row.tobytes() not in known for row in np.round(units, 6)])
-        return units[fresh] if fresh.any() or not else_all else units
+    def _untried(self, units, else_all=True):
+        """Return those of (n, d) that are neither tried nor pending.
+
+        If there are none: all of them, or none with else_all=False.
+        """
+        tried = np.array([o.unit for o in self.observations] + self.pending)
+        tried = tried.reshape(-1, len(self.space))
+        tried_keys = {row.tobytes() for row in np.round(tried, 6)}
+        is_fresh = np.array([row.tobytes() not in tried_keys for row in np.round(units, 6)])
+        return units[is_fresh] if is_fresh.any() or not else_all else units
 
 
 class ParetoGenetic(Random):
-    """After a random start, children of the Pareto front: simple, and without a model."""
+    """Breed children of the Pareto front, after a random start, without a model."""
 
     def _next(self):
-        done = [o for o in self.observations if not o.failed]
-        begun = max(self.number, len(self.observations)) >= self.random_trials
-        if not done or not begun or self.number % 10 == 9:
+        results = [o for o in self.observations if not o.failed]
+        is_past_start = max(self.number, len(self.observations)) >= self.random_trials
+        if not results or not is_past_start or self.number % 10 == 9:
             return super()._next()
-        front = front_of([o.score for o in done], [o.cost for o in done])
-        return self._breed(np.array([done[i].unit for i in front]), 1, 0.3)[0]
+        front = front_of([o.score for o in results], [o.cost for o in results])
+        return self._breed(np.array([results[i].unit for i in front]), 1, 0.3)[0]
 
 
 class Grid(Random):
-    """All combinations of evenly spaced values, in a random order; then suggest() returns None. A
-    list's values are all taken; of each range as many as num_trials allows."""
+    """Try all combinations of evenly spaced values, in a random order.
+
+    Then suggest() returns None. A list's values are all taken; of each range as many as num_trials
+    allows.
+    """
 
     def _next(self):
         if not hasattr(self, "points"):
-            fixed = math.prod(s.levels for s in self.space.settings if s.values)
-            free = sum(not s.values for s in self.space.settings)
-            share = (max(2, int((max(1, self.num_trials / fixed)) ** (1 / free) + 1e-9)) if free
-                     else 0)
+            num_listed = math.prod(s.levels for s in self.space.settings if s.values)
+            num_ranges = sum(not s.values for s in self.space.settings)
+            values_per_range = (max(2, int((max(1,
+                                                self.num_trials / num_listed)) ** (1 / num_ranges)
+                                           + 1e-9)) if num_ranges else 0)
             axes = []
             for s in self.space.settings:
-                count = len(s.values) or min(share, s.levels or share)
+                count = len(s.values) or min(values_per_range, s.levels or values_per_range)
                 axes.append((np.arange(count) + 0.5) / count if s.levels
                             else np.linspace(0, 1, count))
-            self.points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(self.space))
-            self.points = np.random.default_rng(self.seed).permutation(self.space.snap(self.points))
-        fresh = self._fresh(self.points, else_all=False)
+            grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(self.space))
+            self.points = np.random.default_rng(self.seed).permutation(self.space.snap(grid))
+        fresh = self._untried(self.points, else_all=False)
         return fresh[0] if len(fresh) else None
 
 
@@ -675,13 +732,12 @@ class Protein(Random):
     front(t)); score and log cost are Gaussian, so the expected gain is P(cost ≤ t) · EI(score;
     front(t)). Its mean over all t would be the expected gain in hypervolume. One t at a time does
     as well (bench/bench_protein.py) and suggests fewer points at the bounds, because cheap and dear
-    trials take turns.
+    trials alternate.
 
     The score's standard deviation is multiplied by 1 to OPTIMISM, drawn for each suggestion.
-    Without this, expected improvement trusts a model that was fitted to few trials too much, and
-    may never leave a lesser optimum (Bull 2011). The gain is multiplied by the squared probability
-    of success, and by the preference to a power that fades as trials come in (πBO, Hvarfner et al.
-    2022).
+    Without this, expected improvement relies too much on a model of few trials, and may never leave
+    a lesser optimum (Bull 2011). The gain is multiplied by the squared probability of success, and
+    by the preference to a power that fades as trials come in (πBO, Hvarfner et al. 2022).
     """
 
     CANDIDATES, ROUNDS, IDLE, OPTIMISM = 1024, 3, 0.7, 3.0
@@ -691,8 +747,8 @@ class Protein(Random):
         self.models = {}  # "score", "cost", and "success" once a trial failed
 
     def _next(self):
-        done = [o for o in self.observations if not o.failed]
-        if max(self.number, len(self.observations)) < self.random_trials or len(done) < 2:
+        results = [o for o in self.observations if not o.failed]
+        if max(self.number, len(self.observations)) < self.random_trials or len(results) < 2:
             return super()._next()
         self.fit()
         self.optimism = math.exp(self.rng.uniform(0.0, math.log(self.OPTIMISM)))
@@ -706,23 +762,29 @@ class Protein(Random):
     # -- models ------------------------------------------------------------------------------------
 
     def inputs(self, units, progress):
-        """(n, f + 1) inputs of the models: the features, and `progress` (n,), the part of the run
-        that was done. A point half way along a run is not the end of a run of half the length,
-        because its learning rate is still high. So a searched number of steps is replaced by the
-        steps done so far, and the progress tells the two points apart."""
+        """Return inputs (n, f + 1) of the models: the features and `progress` (n,).
+
+        progress: the fraction of the run that is done. A point half way along a run is not the end
+        of a run of half the length, because its learning rate is still high. So a searched number
+        of steps is replaced by the steps done so far, and the progress tells the two points apart.
+        """
         units, progress = np.array(units, dtype=float), np.asarray(progress, dtype=float)
         for k, setting in enumerate(self.space.settings):
             if (setting.name == self.STEPS and setting.row.axis == "log" and not setting.levels
                     and (progress < 1).any()):
-                units[:, k] += np.log(np.maximum(progress, 1e-6)) / math.log(setting.max / setting.min)
+                units[:, k] += np.log(np.maximum(progress,
+                                                 1e-6)) / math.log(setting.max / setting.min)
         return np.concatenate([self.space.features(units), progress[:, None]], axis=1)
 
     @one_thread
     def fit(self):
-        """Fit the models to all observations; returns self. The models see scores and log costs
-        that are standardised by the (mean, deviation) in score_scale and cost_scale."""
-        done = [(i, o) for i, o in enumerate(self.observations) if not o.failed]
-        rows = [(i, o.unit, *point) for i, o in done for point in o.curve]
+        """Fit the models to all observations; return self.
+
+        They model scores and log costs, standardised by the (mean, deviation) in score_scale and
+        cost_scale.
+        """
+        results = [(i, o) for i, o in enumerate(self.observations) if not o.failed]
+        rows = [(i, o.unit, *point) for i, o in results for point in o.curve]
         groups = np.array([row[0] for row in rows])
         X = self.inputs(np.array([row[1] for row in rows]), np.array([row[2] for row in rows]))
         scores, log_costs = np.array([row[3] for row in rows]), np.log([row[4] for row in rows])
@@ -757,14 +819,16 @@ class Protein(Random):
 
     @one_thread
     def predict(self, units):
-        """At (n, d) coordinates: score mean and sd, log cost mean and sd, probability
-        of success, each (n,)."""
+        """Predict at coordinates (n, d): (score, sd, log cost, sd, success).
+
+        Means and standard deviations, and the probability of success, each (n,).
+        """
         X = self.inputs(units, np.ones(len(units)))
         score, score_sd = self.models["score"].predict(X)
         cost, cost_sd = self.models["cost"].predict(X)
         success = np.ones(len(X))
         # Least-squares classification: a trial succeeds if its latent value is above the middle of
-        # the two labels, +1 and -1 (the model was fitted to labels minus their mean).
+        # the two labels, +1 and -1 (the model predicts labels minus their mean).
         if "success" in self.models:
             latent, sd = self.models["success"].predict(X)
             success = special.ndtr((latent + 2 * self.success_rate - 1) / np.sqrt(sd**2 + 0.05))
@@ -772,26 +836,30 @@ class Protein(Random):
                 self.cost_scale[0] + self.cost_scale[1] * cost,
                 self.cost_scale[1] * cost_sd, success)
 
-    # -- which settings to try next ------------------------------------------------------------------
+    # -- the next settings -------------------------------------------------------------------------
 
     def _target(self):
-        """(log cost t at which to improve the front, the front's score there). The front is made of
-        predicted scores, so that a lucky trial does not count as a record."""
-        done = [o for o in self.observations if not o.failed]
-        units, log_costs = np.array([o.unit for o in done]), np.log([o.cost for o in done])
+        """Return (log cost t at which to improve the front, the front's score there).
+
+        The front has predicted scores, so that a lucky trial is not a record.
+        """
+        results = [o for o in self.observations if not o.failed]
+        units, log_costs = np.array([o.unit for o in results]), np.log([o.cost for o in results])
         score = self.predict(units)[0]
         self._parents = units[front_of(score, log_costs)]
-        anywhere = self.predict(self.space.snap(self.space.warp(self._spread(64))))[2]
+        spread_costs = self.predict(self.space.snap(self.space.warp(self._spread(64))))[2]
         high = min(math.log(self.max_suggestion_cost),
-                   max(log_costs.max(), np.quantile(anywhere, 0.9)))
-        low = min(log_costs.min(), np.quantile(anywhere, 0.1), high)
+                   max(log_costs.max(), np.quantile(spread_costs, 0.9)))
+        low = min(log_costs.min(), np.quantile(spread_costs, 0.1), high)
         target = self.rng.uniform(low, high)
         return target, max(score[log_costs <= target], default=np.quantile(score, 0.1))
 
     def _gain(self, units, target, reached):
-        """(n,) logarithm of the expected improvement of the front, weighted by preference and
-        probability of success. Candidates that are expected to cost more than max_suggestion_cost
-        come last, the cheapest of them first."""
+        """Return the logarithm (n,) of the expected improvement of the front.
+
+        It is weighted by preference and probability of success. Candidates that are expected to
+        cost more than max_suggestion_cost come last, the cheapest of them first.
+        """
         score, score_sd, cost, cost_sd, success = self.predict(units)
         score_sd = self.optimism * score_sd
         z = (score - reached) / score_sd
@@ -801,45 +869,53 @@ class Protein(Random):
         # Success is squared: if all trials of a region fail, its score is a guess, mostly too high.
         gain = np.log(np.maximum(improvement / self.score_scale[1] * affordable * success**2,
                                  1e-300))
-        gain += self.num_trials / 10 / max(1, len(self.observations)) * self.space.log_preference(units)
+        power = self.num_trials / 10 / max(1, len(self.observations))
+        gain += power * self.space.log_preference(units)
         excess = cost - math.log(self.max_suggestion_cost)
         return np.where(excess > 0, -1e4 - excess, gain)
 
     def _maximise(self, target, reached):
-        """(d,) the best candidate of some rounds of breeding. Each round breeds from the best ones
-        so far, with shorter steps."""
+        """Return the best candidate (d,) of some rounds of breeding.
+
+        Each round breeds from the best candidates so far, with shorter steps.
+        """
         count = self.CANDIDATES
         units = np.concatenate([self._breed(self._parents, count // 2, 0.4),
                                 self.space.warp(self._spread(count // 4)),
                                 self._spread(count // 4)])
         best_units, best_gain = np.empty((0, len(self.space))), np.empty(0)
         for round_ in range(self.ROUNDS):
-            units = self._fresh(self.space.snap(units))
+            units = self._untried(self.space.snap(units))
             best_units = np.concatenate([best_units, units])
             best_gain = np.concatenate([best_gain, self._gain(units, target, reached)])
-            keep = np.argsort(-best_gain)[:24]
-            best_units, best_gain = best_units[keep], best_gain[keep]
+            best_rows = np.argsort(-best_gain)[:24]
+            best_units, best_gain = best_units[best_rows], best_gain[best_rows]
             units = self._breed(best_units, count // 3, 0.15 / 2**round_)
-        return self._leave_idle_bounds(best_units[0])
+        return self._replace_idle_bounds(best_units[0])
 
-    def _leave_idle_bounds(self, unit):
-        """(d,) `unit` with other values for settings that lie at a bound without need. Settings
-        that do not matter drift to a bound, because the models know least there. One within 3% of
-        a bound gets a random value, if neither the predicted score nor the predicted cost gets
-        worse by IDLE of their standard deviations."""
+    def _replace_idle_bounds(self, unit):
+        """Return `unit` (d,) with other values for settings at a bound that do not matter.
+
+        Such settings drift to a bound, because the models know least there. One within 3% of a
+        bound gets a random value, if neither the predicted score nor the predicted cost gets worse
+        by IDLE of their standard deviations.
+        """
         for k in self.rng.permutation(len(unit)):
             if min(unit[k], 1 - unit[k]) < 0.03 and not self.space.settings[k].levels:
-                both = np.array([unit, unit])
-                both[1, k] = self.rng.uniform(0.03, 0.97)
-                score, score_sd, cost, cost_sd, success = self.predict(both)
+                candidates = np.array([unit, unit])
+                candidates[1, k] = self.rng.uniform(0.03, 0.97)
+                score, score_sd, cost, cost_sd, success = self.predict(candidates)
                 worse = max((score[0] - score[1]) / score_sd[1], (cost[1] - cost[0]) / cost_sd[1])
                 if worse < self.IDLE and success[1] > 0.9 * success[0]:
-                    unit = both[1]
+                    unit = candidates[1]
         return unit
 
 
 def sweep_command():
-    """tools.sweep.command, which runs trials; by name, because it imports this file, and a tuner alone needs none."""
+    """Return tools.sweep.command, which runs trials.
+
+    By name, because it imports this file, and a tuner alone does not need it.
+    """
     return importlib.import_module("tools.sweep.command")
 
 

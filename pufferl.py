@@ -69,7 +69,7 @@ import models
 import ocean
 import optim
 import runs
-from arena import Arena, clock, compiling
+from arena import Arena, clock, compile_timer
 from auto import decide, drawn_steps, facts_of, plural
 from configuration import (
     Base,
@@ -289,7 +289,7 @@ class PuffeRL:
     def _num_minibatches(self):
         """Return how many this epoch has: on average replay_ratio · batch_size / minibatch_size."""
         c = self.config
-        if c["norm_obs"] and self.normalizer.only_measures(self.global_step, c["total_timesteps"]):
+        if c["norm_obs"] and self.normalizer.is_measured_only(self.global_step, c["total_timesteps"]):
             return 0
         self._minibatches_owed += c["replay_ratio"] * self.batch_size / c["minibatch_size"]
         count = int(self._minibatches_owed + 1e-9)
@@ -316,7 +316,7 @@ class PuffeRL:
         rollout: else the first reward after many zeros would be divided by almost 0. Add the bonus."""
         scale, buffers = self.reward_scale, self.buffers
         if scale is not None:
-            moments = scale.follow(*map(buffers.on_host, ("rewards", "resets", "valid")))
+            moments = scale.measure_returns(*map(buffers.on_host, ("rewards", "resets", "valid")))
             scale.merge(scale.moments, self.ranks.gather(moments))
             torch.mul(self.storage["rewards"], scale.scale, out=buffers.rewards)
             buffers.value_mean.fill_(scale.value_mean)
@@ -364,8 +364,9 @@ class PuffeRL:
     def _sample_segments(self):
         """Draw the segments of a minibatch, and what normalises their advantages."""
         buffers = self.buffers
-        kernels.draw(buffers.priorities, buffers.cumulative, buffers.index, buffers.segment_weights,
-                     seed=self.config["seed"], counter=buffers.counter, beta=buffers.beta, first=self._first_segment)
+        kernels.draw_segments(buffers.priorities, buffers.cumulative, buffers.index, buffers.segment_weights,
+                              seed=self.config["seed"], counter=buffers.counter, beta=buffers.beta,
+                              first=self._first_segment)
         kernels.advantage_moments(buffers.columns.advantages, buffers.columns.valid, buffers.index, buffers.moments)
 
     def _compute_gradients(self):
@@ -1225,7 +1226,7 @@ def describe(trainer, args, facts):
            f"{trainer.horizon} = {trainer.batch_size:,} steps an epoch, "
            f"{plural(trainer.total_epochs, 'epoch')}; "
            f"{plural(trainer.vecenv.num_threads, 'thread')}{steps}; engine {trainer.engine.name}; {folder}")
-    yield f"network: {models.describe(trainer.policy)}{speed}"
+    yield f"network: {models.summarize(trainer.policy)}{speed}"
     if minutes > 10:
         yield (f"this run takes some {minutes:.0f} minutes: --train.total-timesteps "
                f"{float(f'{5 / seconds * 60:.2g}'):.0f} takes five")
@@ -1257,7 +1258,7 @@ def train(env_name, args=None):
     say = print if group.rank == 0 else lambda *text, **options: None
     screen = loggers.Dashboard(loggers.solved_at(args))
     with contextlib.closing(screen):
-        compiling.announce = screen.compiling if group.rank == 0 else lambda: None
+        compile_timer.announce = screen.compiling if group.rank == 0 else lambda: None
         trainer, facts = make_trainer(env_name, args)
         trainer._dashboard = screen
         try:

@@ -188,8 +188,8 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 # What an exact resume rests on. A run that breaks one of these still trains, but no
 # longer goes on bit for bit:
 #   1. Random words are a function of counters (Philox), never drawn from a generator with a state. kernels.sample has
-#      agent, step and head; kernels.draw has epoch, minibatch and the place there. `_rollouts` and `epoch` are saved
-#      among checkpoints.NUMBERS.
+#      agent, step and head; kernels.draw_segments has epoch, minibatch and the place there. `_rollouts` and `epoch` are
+#      saved among checkpoints.NUMBERS.
 #   2. Sums have an order. Within a kernel, blocks of fixed size are added one after the other, whichever thread
 #      made them. The gradients of several learners, and what ranks gather, are added in their order; all_reduce
 #      adds in an order that depends on the number of ranks only. So the numbers of threads, buffers and ranks must

@@ -9,8 +9,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def checkout(commit):
-    """Return (short hash, folder) of a commit's files. The folder is in the system's folder for
-    temporary files and stays there, so that the kernels that it compiles serve the next call."""
+    """Return (short hash, folder) of a commit's files.
+
+    The folder is in the system's temporary folder and stays there, so that its compiled kernels
+    serve the next call.
+    """
     git = ["git", "-C", str(ROOT)]
     name = subprocess.run([*git, "rev-parse", "--verify", f"{commit}^{{commit}}"],
                           capture_output=True, text=True, check=True).stdout.strip()

@@ -1,24 +1,24 @@
-"""Kills runs (kill -9) at random moments and fills disks: is anything lost, is anything left running?
+"""Kill runs at random moments and fill disks; check what is lost or left running.
 
     python bench/bench_crash.py                                   # 200 kills, 100 disks
     python bench/bench_crash.py --kills 40 --disks 0 --kinds squared ranks --seed 3
 
 Four kinds of run: squared (in C), CartPole in two worker processes, squared on two ranks, and a
-sweep of two trials at a time. Each is run once undisturbed. Then it is started anew in a folder of
-its own, killed at a random moment between its first instruction and its end, and resumed, again and
-again until it ends by itself; and again from the beginning until all kills are used up. After each
-kill no process may be left after ten seconds, every checkpoint must be whole, and no more than a
-checkpoint interval may be lost. Where the run has ended, squared's curve and weights, of one
-process and of two ranks, must be those of the undisturbed run, bit for bit. The environments of
-CartPole are in Python and begin new episodes, so there only the curve's steps are held to it. A
-sweep must have each trial once, and none of those that had ended before may have changed.
+sweep of two trials at a time. Each runs once undisturbed. Then it starts in an empty folder, is
+killed (kill -9) at a random moment between its first instruction and its end, and resumed, until it
+ends by itself; then it starts again, until all kills are used. After each kill no process may be
+left after ten seconds, every checkpoint must be whole, and no more than a checkpoint interval may
+be lost. At the end squared's curve and weights, of one process and of two ranks, must equal those
+of the undisturbed run bit for bit. CartPole's environments are in Python and begin new episodes, so
+only the steps of its curve are compared. A sweep must have each trial once, and finished trials may
+not change.
 
 The disks are file systems in memory (which takes the right to mount) of random sizes, from one page
-to half as much again as a run needs. The run must end with 0 and a checkpoint of its end, or with
-1, a message that says why and no traceback; and what checkpoints there are must be whole.
+to one and a half times what a run needs. The run must end with 0 and a checkpoint of its end, or
+with 1, a message with the reason and no traceback; all checkpoints must be whole.
 
-Runs of one process are forked from one that has imported everything, as in fuzz.py, or typed: every
-fifth. The last line of the output is one JSON object.
+Runs of one process are forked from one that has imported everything, as in fuzz.py; every fifth is
+a command. The last line of the output is one JSON object.
 """
 
 import contextlib
@@ -95,8 +95,10 @@ class Arguments:
 
 
 def ended(process, seconds):
-    """The exit code of a process (minus the signal), or None if it still runs
-    after so many seconds."""
+    """Return a process's exit code (minus the signal), or None if it still runs.
+
+    It waits for so many seconds.
+    """
     deadline = time.monotonic() + seconds
     while True:
         done, status = os.waitpid(process, os.WNOHANG)
@@ -108,8 +110,7 @@ def ended(process, seconds):
 
 
 def left(seconds=10.0):
-    """The command lines of all that this process, or what it had started, has left
-    running; those are ended."""
+    """Kill what this process and its children have left running; return the commands."""
     deadline = time.monotonic() + seconds
     while True:
         with contextlib.suppress(ChildProcessError):  # orphans come to this process
@@ -128,28 +129,27 @@ def left(seconds=10.0):
 
 
 def run_of(folder):
-    """The one run's folder, or None if it has not been made."""
+    """Return the one run's folder, or None if there is none."""
     found = list(folder.glob("experiments/*"))
     assert len(found) <= 1, f"there are {len(found)} runs"
     return found[0] if found else None
 
 
 def entries(run):
-    """The whole entries of a run's metrics.jsonl; the last line may be torn."""
+    """Return the whole entries of a run's metrics.jsonl; the last line may be torn."""
     path = run / "metrics.jsonl"
     *whole, _ = path.read_text().split("\n") if path.exists() else [""]
     return [json.loads(line) for line in whole]
 
 
 def curve(run):
-    """What an undisturbed run logs as well: all but times."""
+    """Return what a run logs without times, which an undisturbed run equals."""
     return [{name: value for name, value in entry.items() if not name.startswith("performance/")}
             for entry in entries(run)]
 
 
 def check_whole(folder):
-    """Everything that was ever written under its own name can be read; returns how
-    many whole runs there are."""
+    """Check that every finished file can be read; return the number of whole runs."""
     states = list(folder.glob("**/trainer_state.pt"))
     for path in states:
         checkpoints.load(path, checkpoints.WHOLE_RUN)
@@ -160,7 +160,7 @@ def check_whole(folder):
 
 
 def resumed(kind, folder):
-    """The command that begins a run or goes on with it."""
+    """Return the command that starts or resumes a run."""
     command = list(COMMANDS[kind])
     run = None if kind == "sweep" else run_of(folder)
     if kind != "sweep" and run is not None and (run / "trainer_state.pt").exists():
@@ -173,13 +173,13 @@ def resumed(kind, folder):
 
 
 def trials(folder):
-    """{number: the result of a trial that has ended, as text} of a sweep."""
+    """Return {number: result as text} of a sweep's finished trials."""
     return {path.name: path.read_text()
             for path in folder.glob("experiments/sweep_*/trials/*.json")}
 
 
 def check_end(kind, folder, reference):
-    """A run has ended by itself: hold it to the undisturbed one."""
+    """Compare a finished run with the undisturbed one."""
     if kind == "sweep":
         results = Ledger(next(folder.glob("experiments/sweep_*"))).results()
         statuses = {number: result["status"] for number, result in results.items()}
@@ -214,8 +214,10 @@ def run_through(kind, folder, typed):
 
 
 class Kills:
-    """One kind of run, killed again and again; `count` kills, `whole` runs that ended by
-    themselves after some."""
+    """One kind of run and its kills.
+
+    `count` kills, `whole` runs that ended by themselves after some.
+    """
 
     def __init__(self, kind, here, draw):
         self.kind, self.here, self.draw = kind, here, draw
@@ -229,7 +231,10 @@ class Kills:
         self.count, self.whole, self.folder, self.starts = 0, 0, None, 0
 
     def once(self):
-        """Start or go on, and kill. Raises AssertionError, ConfigError for what is wrong."""
+        """Start or resume the run, and kill it.
+
+        Raises AssertionError or ConfigError for a fault.
+        """
         if self.folder is None:
             self.folder = self.here / f"killed {self.whole}"
             self.folder.mkdir()
@@ -277,7 +282,7 @@ class Kills:
 
 
 def kill_all(a, here, until):
-    """{kind: (kills, runs that ended, [what was wrong])}."""
+    """Return {kind: (kills, finished runs, [faults])}."""
     found = {}
     for kind in a.kinds:
         kills, wrong = Kills(kind, here / kind, random.Random(f"{a.seed} {kind}")), []
@@ -294,7 +299,7 @@ def kill_all(a, here, until):
             wrong.append(f"{kind}, kill {kills.count}: {error}")
         left()
         found[kind] = kills.count, kills.whole, wrong
-        print(f"{kind:10} {kills.count:4} kills, {kills.whole} runs brought to their end; "
+        print(f"{kind:10} {kills.count:4} kills, {kills.whole} finished runs; "
               f"{kills.seconds[0]:.1f} s undisturbed; {wrong or 'nothing wrong'}", flush=True)
     return found
 
@@ -307,7 +312,10 @@ ON_DISK = [*SQUARED[:-2], "--train.total-timesteps", str(40 * 4096)]
 
 @contextlib.contextmanager
 def disk(folder, size):
-    """A file system of `size` bytes, in memory. Raises OSError if this user may not have one."""
+    """Mount a file system of `size` bytes in memory.
+
+    Raises OSError if the user has no right to.
+    """
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -320,7 +328,7 @@ def disk(folder, size):
 
 
 def on_disk(here, size, logger):
-    """(exit code, what is wrong or None) of a run on a disk of that size."""
+    """Return (exit code, fault or None) of a run on a disk of that size."""
     here.mkdir()
     with disk(here / "disk", size) as folder:
         code = ended(fuzz.start(here, [*ON_DISK, "--logger", logger, "--data-dir", str(folder)], False), LIMIT)
@@ -350,7 +358,7 @@ def on_disk(here, size, logger):
 
 
 def fill_disks(a, here, until):
-    """({exit code: how often}, [what was wrong], the bytes that a run needs)."""
+    """Return ({exit code: count}, [faults], the bytes that a run needs)."""
     draw, counts, wrong = random.Random(f"{a.seed} disks"), {}, []
     here.mkdir()
     try:

@@ -1,25 +1,25 @@
-"""How well runs learn without any setting, in environments that have no .ini of their own, compared
-with the defaults of two other libraries.
+r"""Measure how well runs learn with default settings, next to two other libraries.
 
-    python bench/bench_defaults.py                                   # measures what is missing, then prints the table
+    python bench/bench_defaults.py                        # measure what is missing, print the table
     python bench/bench_defaults.py --only Catch Taxi-v4 --seeds 0 1
-    python bench/bench_defaults.py --sides sb3 cleanrl --peer-python .venv-bench/bin/python --cleanrl FOLDER --core 1
-    python bench/bench_defaults.py --draw docs/defaults.png          # and the picture
-    python bench/bench_defaults.py --table --profiles docs/profiles.png   # performance profiles
+    python bench/bench_defaults.py --sides sb3 cleanrl --peer-python .venv-bench/bin/python \
+        --cleanrl FOLDER --core 1
+    python bench/bench_defaults.py --draw docs/defaults.png # and the picture
+    python bench/bench_defaults.py --table --profiles docs/profiles.png
 
-Each run is a process of its own on one core, given nothing but the number of steps and the seed.
-Ours is the command line in a copy of the project whose config/ holds default.ini alone. The peers
-are Stable-Baselines3's PPO and CleanRL's ppo.py and ppo_continuous_action.py as their authors
-publish them (FOLDER has both files: `pip download --no-deps --ignore-requires-python cleanrl`,
-unzipped), whose imports of an older Gymnasium are met by a few lines here. An observation that a
-peer cannot read is flattened for it, which Gymnasium's own wrapper does. A score is the mean return
-of the episodes that ended in the last tenth of the steps, of the policy as it explores; it is
-normalised between a random policy's (0) and the best known (1). Results lie in bench_defaults.json
-beside this file, the runs of one side and environment by seed, with the machine that made them: a
-run that is there is not repeated (--again does). Its `timed` are older runs of ours on the peers'
-machine, which our seconds are of. Seconds count from the start of the process. All
-environments need `pip install "gymnasium[box2d,mujoco]" minigrid minatar mpe2 pettingzoo pygame`,
-for the peers too.
+The environments have no .ini here. Each run is a process on one core and gets only the number of
+steps and the seed. Ours is the command line in a copy of the project whose config/ has default.ini
+alone. The peers are Stable-Baselines3's PPO and CleanRL's ppo.py and ppo_continuous_action.py as
+published (FOLDER has both files: `pip download --no-deps --ignore-requires-python cleanrl`,
+unzipped); a few lines here provide the older Gymnasium that they import. An observation that a peer
+cannot read is flattened by Gymnasium's wrapper. A score is the mean return of the episodes in the
+last tenth of the steps, of the policy as it explores, normalised between a random policy (0) and
+the best known (1).
+
+bench_defaults.json beside this file has the results, by seed and with the machine; finished runs
+are not repeated (--again does). Its `timed` are runs of ours on the peers' machine, for the column
+of seconds, which count from the start of the process. All environments need `pip install
+"gymnasium[box2d,mujoco]" minigrid minatar mpe2 pettingzoo pygame`, for the peers too.
 """
 
 import argparse
@@ -83,11 +83,11 @@ SIDES = {"ours": "ours", "sb3": "Stable-Baselines3", "cleanrl": "CleanRL",
 
 
 # --------------------------------------------------------------------------------------------------
-# One run, in a process of its own: [[step, seconds, mean return, episodes], ...] a bin
+# One run, in a separate process: [[step, seconds, mean return, episodes], ...] a bin
 
 
 def curve(episodes, steps):
-    """Bins of episodes (step, seconds, return, count)."""
+    """Return bins of episodes (step, seconds, return, count)."""
     bins = [[] for _ in range(BINS)]
     for episode in episodes:
         bins[min(BINS - 1, int(episode[0] * BINS / (steps + 1)))].append(episode)
@@ -134,8 +134,10 @@ def ours(name, steps, seed, options):
 
 
 class Recorder:
-    """Counts the steps of all environments of a run and notes the episodes that end; `wrap` is the
-    innermost wrapper, so that returns are those of the environment."""
+    """A counter of the steps of a run's environments, and of the episodes that end.
+
+    `wrap` is the innermost wrapper, so that returns are the environment's.
+    """
 
     def __init__(self, limit):
         import psutil
@@ -165,7 +167,7 @@ class Recorder:
 
 
 def make(name):
-    """The environment itself, as Gymnasium has it; a PettingZoo parallel_env for simple_spread."""
+    """Make the environment without wrappers; a parallel_env for simple_spread."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     called, _, keyword = ENVIRONMENTS[name][0].partition(" ")
     kind, _, rest = called.partition(":")
@@ -183,7 +185,7 @@ def make(name):
 
 
 def ocean_env(name):
-    """One environment in C as Gymnasium has it."""
+    """Make one environment in C with Gymnasium's interface."""
     import gymnasium
 
     import vector
@@ -221,7 +223,7 @@ def sb3(name, steps, seed, folder):
         parallel = env  # `env` is another one when the methods run
 
         class Together(VecEnv):
-            """The agents of a parallel environment as environments side by side, so that they share the policy."""
+            """The agents of a parallel environment as a vector of environments."""
 
             def __init__(self):
                 agents = parallel.possible_agents
@@ -276,8 +278,10 @@ def sb3(name, steps, seed, folder):
 
 
 class OldVector:
-    """What CleanRL's scripts ask of SyncVectorEnv: the old forms of reset and step,
-    and resets within a step."""
+    """The old forms of SyncVectorEnv's reset and step that CleanRL's scripts use.
+
+    It resets within a step.
+    """
 
     def __init__(self, functions, four):
         self.envs, self.four = [function() for function in functions], four
@@ -437,7 +441,7 @@ def measure(side, name, seed, a):
 
 
 def score(run):
-    """The mean return of the last tenth of the steps, or of the last bin that has episodes."""
+    """Return the mean return of the last tenth of the steps, or of the last bin."""
     if "failed" in run or not run["curve"]:
         return None
     rows = [row for row in run["curve"] if row[0] > 0.9 * run["curve"][-1][0]]
@@ -445,20 +449,25 @@ def score(run):
 
 
 def seconds_to(run, target):
-    """Seconds until a bin's mean reaches `target`; None: never."""
+    """Return the seconds until a bin's mean reaches `target`; None: never."""
     return next((row[1] for row in run["curve"] if row[2] >= target), None)
 
 
 def timed_runs(results, side, name):
-    """Those whose seconds are compared: ours are the ones "timed" on the peers' machines, if there are any."""
+    """Return the runs whose seconds are compared.
+
+    Of ours those "timed" on the peers' machines, if there are any.
+    """
     older = results.get("timed", {}).get(name, {}) if side == "ours" else {}
     runs = older or results.get(side, {}).get(name, {})
     return [run for run in runs.values() if score(run) is not None]
 
 
 def summary(results):
-    """{environment: {side: {"score", "normalised", "seconds", "share"}}}: scores are means over seeds,
-    seconds medians."""
+    """Return {environment: {side: {"score", "normalised", "seconds", "share"}}}.
+
+    Scores are means over seeds, seconds medians.
+    """
     table = {}
     for name, (_, _, best, _) in ENVIRONMENTS.items():
         runs = {side: [run for run in results.get(side, {}).get(name, {}).values()

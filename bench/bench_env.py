@@ -1,18 +1,20 @@
-"""Environment steps a second on one core, stepped from Python and, for comparison, by plain C loops.
+"""Measure environment steps per second on one core, from Python and in C loops.
 
     python bench/bench_env.py [--agents 8192] [--only breakout] [--setting frameskip=8]
 
-Legal random play is recorded for 64 steps, and then repeated from the same state in each of these
-ways, in turn: the best of five times or more by processor time (of what disturbs a loop nothing
-makes it faster). It is an error if the observations at the end are not those of the record.
+64 steps of legal random play are recorded, then repeated from the same state in each of these ways,
+interleaved: the best of five times or more in processor time, because disturbances only add to it.
+The observations at the end must equal the recorded ones.
 
-    bare     a C loop that only calls c_step: each environment writes to one place for ever, and whoever trains on it
-             would have to copy that
-    C loop   the same, but each step goes to a row of its own: c_step behind eight pointers an environment
-    Python   `Envs.step`, a call a step, as in training
-    ratio    Python to C loop: what Python costs. A call takes half a microsecond, however many environments it steps
-    64 rows  Python, through the rows of a rollout as in training, where they no longer stay in the cache; in the
-             other ways all rows are the same memory
+    bare     a C loop that only calls c_step: each environment always writes to one place, from
+             which a trainer would have to copy
+    C loop   the same, but each step writes to another row: c_step behind eight pointers per
+             environment
+    Python   `Envs.step`, one call per step, as in training
+    ratio    Python to C loop: the cost of Python. A call takes half a microsecond for any number
+             of environments
+    64 rows  Python, through the rows of a rollout as in training, which exceed the cache; the other
+             ways use one row
 """
 
 import argparse
@@ -33,8 +35,7 @@ LARGEST = 2**28  # bytes of the observations of all rows
 
 
 class Vector:
-    """Environments with `horizon` rows of buffers, taken in turn, that repeat
-    HORIZON steps of actions."""
+    """Environments with `horizon` rows of buffers and HORIZON repeated actions."""
 
     def __init__(self, library, num_envs, settings, actions=None, horizon=1):
         self.envs = envs = library.create(num_envs, settings=settings)
@@ -64,8 +65,10 @@ class Vector:
             self.envs.step(address)
 
     def play(self, steps, rng):
-        """`steps` of legal random actions (the first row is the only one); the last
-        HORIZON stay in self.actions."""
+        """Play `steps` of legal random actions in the first row.
+
+        The last HORIZON stay in self.actions.
+        """
         heads = np.cumsum([0, *(self.envs.action_heads or ())])
         for t in range(steps):
             for i, (first, last) in enumerate(itertools.pairwise(heads)):

@@ -1,7 +1,7 @@
 """Runs every test and benchmark of this trainer that needs a GPU, step by step.
 
     make gpu                             # every step, into docs/gpu
-    make gpu STEPS="smoke kernels"       # steps whose names begin so; what others left is kept
+    make gpu STEPS="smoke kernels"       # steps with these prefixes; other results stay
     make gpu OUT=/tmp/gpu PYTHON=python3.12 MINUTES=9
     python bench/bench_gpu.py --list     # the steps and their limits
 
@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 ALL = 25 * 60  # seconds of all steps
-TAIL = 4000  # characters of a step's output that are kept
+TAIL = 4000  # characters of a step's output in its result
 GOAL = 0.7  # of the speed of a plain copy
 # what figures of another form lead to
 UNEXPECTED = ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError
@@ -90,15 +90,17 @@ def of_this_file(name, *arguments):
 
 
 def has_device_setting():
-    """Whether the configuration's section vec has a setting `device`."""
+    """Return whether the configuration's section vec has a setting `device`."""
     section = re.search(r"^class Vec:\n(.*?)^(?:@|class )", (ROOT / "configuration.py").read_text(),
                         re.M | re.S)
     return re.search(r"^    device:", section[1], re.M) is not None
 
 
 def stepped_on(place):
-    """Options of pufferl.py: the network on the GPU, the environments on the
-    host or there as well."""
+    """Return options of pufferl.py for the network on the GPU.
+
+    The environments are on the host or on the GPU too.
+    """
     return ["--train.device", "cuda", *(["--vec.device", place] if has_device_setting() else [])]
 
 
@@ -122,7 +124,7 @@ def learning():
                    setting=place == "cuda")
 
 
-# A capture that fails must not leave anything to the tests after it, hence a process of their own.
+# In a separate process, because a failed capture affects later tests.
 CAPTURES = "cannot_be_captured or graph_differs or error_of_the_driver"
 STEPS = [
     Step("versions", 60, of_this_file("versions")),
@@ -142,8 +144,10 @@ STEPS = [
 
 
 def versions():
-    """The machine, and what is installed of what the requirements name. Exit status 1 if torch
-    cannot use the GPU."""
+    """Print the machine and the installed versions of the requirements.
+
+    Exit status 1 if torch cannot use the GPU.
+    """
     import importlib.metadata
 
     for command in (["nvidia-smi"], ["nvcc", "--version"],
@@ -188,8 +192,7 @@ def versions():
 
 
 def epoch():
-    """What the GPU does in an epoch of Breakout, environments and all, with the minibatches of its config and with
-    large ones."""
+    """Profile an epoch of Breakout on the GPU, with small and with large minibatches."""
     sys.path.insert(0, str(ROOT))
     from bench import bench_train
 
@@ -211,7 +214,7 @@ PRODUCTS = re.compile(r"gemm|cutlass|cublas|nvjet|splitK", re.I)
 
 
 def kernel_name(event):
-    """A kernel's own name; those of one sort together."""
+    """Return a kernel's name; those of one sort get one name."""
     if PRODUCTS.search(event):
         return "products"
     if "at::" in event:
@@ -220,9 +223,12 @@ def kernel_name(event):
 
 
 def one_epoch(bench_train, trainer, epochs=25):
-    """{"milliseconds": the mean of an epoch, "idle": those in which nothing ran, "kernels": [[name, how often,
-    milliseconds], ...]}, of an epoch. The profiler slows the host down, so the time that it sees only says how long the
-    GPU was busy. 25 epochs have whole cycles of minibatches; the profiler sees five."""
+    """Return the times of an epoch on a GPU.
+
+    {"milliseconds": the mean of an epoch, "idle": those in which nothing runs, "kernels": [[name,
+    count, milliseconds], ...]}. The profiler slows the host down, so its figures only tell how long
+    the GPU is busy. 25 epochs have whole cycles of minibatches; the profiler records five.
+    """
     def run(count):
         begun = time.perf_counter()
         for _ in range(count):
@@ -242,8 +248,10 @@ def one_epoch(bench_train, trainer, epochs=25):
 
 
 def resume(*options):
-    """Breakout, killed after a checkpoint and resumed, beside the same run
-    undisturbed: twice if they differ."""
+    """Compare a killed and resumed Breakout with the undisturbed run.
+
+    Twice if they differ.
+    """
     import torch
 
     sys.path.insert(0, str(ROOT))
@@ -285,7 +293,10 @@ def resume(*options):
 
 
 def gpus():
-    """How many GPUs CUDA's driver has for this process, without any package."""
+    """Return the number of GPUs that CUDA's driver gives this process.
+
+    It needs no package.
+    """
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -296,8 +307,7 @@ def gpus():
 
 @contextlib.contextmanager
 def watched():
-    """A dict that holds, after the block, the mean and the most of the GPU's load (%)
-    and power (W) meanwhile."""
+    """Yield a dict that gets mean and maximum of the GPU's load (%) and power (W)."""
     found, smi = {}, shutil.which("nvidia-smi")
     if smi is None:
         yield found
@@ -330,14 +340,16 @@ def watched():
 
 
 def readable(output):
-    """A program's bytes as text that Markdown and a terminal can show."""
+    """Return a program's bytes as text for Markdown and a terminal."""
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode(errors="replace")).replace("\r", "\n")
     return "".join(c for c in text if c == "\n" or c.isprintable())
 
 
 def figures_of(step, text):
-    """The figures at the end of a step's output: how many tests ended how, or a
-    benchmark's JSON; None without."""
+    """Return the figures at the end of a step's output, or None.
+
+    The counts of tests, or a benchmark's JSON.
+    """
     if "pytest" in step.arguments:
         counts = re.findall(r"(\d+) (passed|failed|skipped|error)",
                             text.rstrip().rpartition("\n")[2])
@@ -350,8 +362,10 @@ def figures_of(step, text):
 
 
 def run(step, limit):
-    """One step's result: {"result": "passed" or what else, "seconds", "figures",
-    "tail", "load", "watts"}."""
+    """Return one step's result.
+
+    {"result": "passed" or another word, "seconds", "figures", "tail", "load", "watts"}.
+    """
     began = time.monotonic()
     with watched() as load, tempfile.TemporaryFile() as output:
         process = subprocess.Popen([sys.executable, *step.arguments], cwd=ROOT,
@@ -389,8 +403,10 @@ def run(step, limit):
 
 
 def run_all(steps, folder, seconds=ALL):
-    """Run the steps, each as far as the time for all of them goes, and write the report
-    after each; the results."""
+    """Run the steps within the total time; return the results.
+
+    The report is written after each step.
+    """
     deadline = time.monotonic() + seconds
     results, commit = kept(folder), commit_now()
     for step in steps:
@@ -424,7 +440,7 @@ def commit_now():
 
 
 def kept(folder):
-    """The results that an earlier command left, for the steps that this one leaves out."""
+    """Return the results of an earlier command for the steps that this one leaves out."""
     try:
         results = json.loads((Path(folder) / "report.json").read_text())["steps"].items()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -450,15 +466,16 @@ def write(folder, results):
 
 
 def passed(results, name):
-    """The figures of a step that passed or missed a goal, else None: what was cut
-    off has none to trust."""
+    """Return the figures of a step that passed or missed a goal, else None.
+
+    A step that is cut off has no reliable figures.
+    """
     result = results.get(name, {"result": "failed"})
     return None if re.match("failed|took longer|not ", result["result"]) else result["figures"]
 
 
 def summary(results):
-    """The table of what was found: lines of Markdown, one a figure; only what a step has
-    measured."""
+    """Return the table of figures as lines of Markdown."""
     rows = []
     if found := passed(results, "versions"):
         rows.append(("machine",
@@ -511,7 +528,7 @@ def summary(results):
 
 
 def page(results):
-    """report.md."""
+    """Return the text of report.md."""
     date = max((result.get("date", "") for result in results.values()), default="")
     lines = ["# On a GPU", "", f"Written by `make gpu` (bench/bench_gpu.py), last on {date}.", "",
              summary(results),

@@ -1,12 +1,11 @@
-"""How long the host works in a rollout whose policy is on a GPU, measured without one: environments
-step, and CUDA graphs do nothing.
+"""Measure the host's work in a rollout with a policy on a GPU, without a GPU.
 
     python bench/bench_host.py [--agents 4096] [--buffers 2 16] [--threads 2] [--env breakout]
 
-A GPU's steps a second end where the host's do. Each line is a number of buffers:
-milliseconds of a rollout and microseconds a step of a buffer, once with the interpreter
-between the steps, as for environments in Python and networks of one's own, and once without.
-Both take turns in one run; medians.
+Environments step, and CUDA graphs do nothing. The host's time limits the steps per second of a GPU.
+Each line is a number of buffers: milliseconds per rollout and microseconds per step of a buffer,
+once with the interpreter between the steps, as for environments in Python and custom networks, and
+once without. Both are interleaved in one run; medians.
 """
 
 import argparse
@@ -38,7 +37,7 @@ def do_nothing(graph, stream):
 
 
 class Idle:
-    """A device whose work is done at once, and by nobody after the first epoch."""
+    """A device whose work takes no time, and that does nothing after one epoch."""
 
     torch_device, idle, captured = torch.device("cpu"), False, False
 
@@ -60,7 +59,7 @@ class Idle:
 
 
 def measure(env, agents, buffers, threads, repeats):
-    """{"interpreter": seconds of a rollout, "compiled": the same}."""
+    """Return {"interpreter": seconds of a rollout, "compiled": the same}."""
     vecenv = pufferl.make(env, num_envs=agents, seed=1, num_buffers=buffers,
                           num_threads=max(threads, buffers))
     settings = {"device": "cuda", "horizon": 64, "cudagraphs": -1, "log_interval": 1e9,

@@ -1,14 +1,13 @@
-"""Instructions of the environment's step and of every kernel, counted by valgrind: the
-same on a busy machine.
+"""Count the instructions of an environment's step and of every kernel.
 
     apt-get install valgrind
     python bench/bench_instructions.py [--env breakout] [--only mingru]
 
-Valgrind knows no AVX-512, so what is counted is AVX2 code: figures to compare with those of another
-version of the code, not with another program's. The kernels run on the cases of bench_kernels.py;
-torch's operations among them (Muon's products, draw's cumsum) are not counted. The environment runs
-in its standalone program; its step includes the draw of its random action. Takes some minutes. The
-last line of the output is one JSON object.
+Valgrind's counts do not depend on the load of the machine. It knows no AVX-512, so they are of AVX2
+code: compare them with another version of the code, not with another program. The kernels run on
+the cases of bench_kernels.py, without torch's operations in them (Muon's products, a cumsum). The
+environment runs in its standalone program; its step includes the draw of its random action. Takes
+some minutes. The last line of the output is one JSON object.
 """
 
 import json
@@ -66,7 +65,7 @@ class Arguments:
 
 
 def counts(command, folder, *options, env=None):
-    """{what a dump was called, "" for the whole run: instructions}."""
+    """Return {name of a dump, "" for the whole run: instructions}."""
     out = f"--callgrind-out-file={folder}/out"
     done = subprocess.run(["valgrind", "-q", "--tool=callgrind", out, *options, *command],
                           cwd=folder, env=env, capture_output=True, text=True)
@@ -82,8 +81,10 @@ def counts(command, folder, *options, env=None):
 
 
 def environment_step(name, folder):
-    """Instructions a step: the difference of a long and a short run of the standalone
-    program, at random actions."""
+    """Return the instructions per step of the standalone program at random actions.
+
+    The difference of a long and a short run.
+    """
     program, header = folder / name, f'-DENV_HEADER="{ROOT}/ocean/{name}/{name}.h"'
     flags = ["-std=gnu11", "-O3", "-march=x86-64-v3", "-fno-math-errno"]
     command = ["cc", *flags, "-I", ROOT / "ocean", header, ROOT / "ocean" / "main.c", "-o",
@@ -95,7 +96,7 @@ def environment_step(name, folder):
 
 
 def kernel_counts(only, folder):
-    """{kernel: instructions an element}."""
+    """Return {kernel: instructions per element}."""
     library = folder / "counter.so"
     build = ["cc", "-O1", "-shared", "-fPIC", "-x", "c", "-", "-o", library]
     subprocess.run(build, input=COUNTER, text=True, check=True)

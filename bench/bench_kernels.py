@@ -1,21 +1,19 @@
-"""Nanoseconds an element of every kernel at the trainer's shapes, beside a plain
-copy and a matrix product.
+"""Measure nanoseconds per element of every kernel at the trainer's shapes.
 
     python bench/bench_kernels.py [--threads 1] [--repeats 7] [--only mingru] [--device cuda]
 
 The shapes are those of Breakout: 4,096 agents, horizon 64, hidden 64, minibatches of 1,024 segments
-worked on in chunks of 16. A kernel is first held to its float64 reference; one that is wrong is not
-timed, and the exit status is then 1. GB/s counts every array that the kernel reads or writes once.
-Its share of the copy bandwidth (a copy of 256 MB, read plus write) goes beyond 100% where the
-arrays are still in the cache: the chunks are meant to be. All is measured in one run, interleaved;
-each figure is the median of the repeats. On a shared machine only ratios mean something, hence the
-copy and the matrix product (1,024 x 64 by 64 x 192, the layer's) of the same run.
+in chunks of 16. A kernel is first compared with its float64 reference; a wrong one is not timed,
+and the exit status is then 1. GB/s counts every array that the kernel reads or writes once. Its
+share of the copy bandwidth (a copy of 256 MB, read plus write) exceeds 100% where the arrays are in
+the cache, as chunks are meant to be. Everything is interleaved in one run; figures are medians of
+the repeats. On a shared machine only ratios are meaningful, so a copy and a matrix product (1,024 x
+64 by 64 x 192, the layer's) of the same run are printed as well.
 
-On a GPU a chunk is the whole minibatch, as it is in training, and what is timed is the replay of a
-graph of 20 calls, which no launch from Python is part of; what a call prepares is outside of it, so
-kernels that work in place go on with what they left. There each kernel has a copy beside it that
-reads and writes as many bytes: a launch alone takes longer than a small kernel's bytes, and what is
-in the cache is so for both.
+On a GPU a chunk is the whole minibatch, as in training, and the time is that of replaying a graph
+of 20 calls, without launches from Python and without preparation; kernels that work in place
+continue with their results. There each kernel is printed with a copy that reads and writes as many
+bytes, because a launch takes longer than a small kernel's bytes, and both use the cache.
 """
 
 import argparse
@@ -133,13 +131,13 @@ def advantage_cases():
             "ratios": (0.2 * normal(T, N)).exp(), "valid": flags(0.99, T + 1, N)}
     index = integers(N, B).sort().values
     unique = index.unique()
-    advantages, part, masses = poisoned(T, N), poisoned(T, N), torch.full((N,), math.nan, dtype=torch.float64)
+    advantages, part, priorities = poisoned(T, N), poisoned(T, N), torch.full((N,), math.nan, dtype=torch.float64)
     doubles = {k: v.double() if v.is_floating_point() else v for k, v in data.items()}
     expected = reference.advantage(**doubles, gamma=GAE["gamma"], lam=GAE["gae_lambda"],
                                    rho_clip=GAE["rho_clip"], c_clip=GAE["c_clip"])
     source = expected.float()
-    cumulative, drawn, weights = torch.empty_like(masses), torch.zeros(B, dtype=torch.int64), poisoned(B)
-    p = reference.priorities(source.double(), data["valid"], 0.1)
+    cumulative, drawn, weights = torch.empty_like(priorities), torch.zeros(B, dtype=torch.int64), poisoned(B)
+    p = reference.probabilities(source.double(), data["valid"], 0.1)
     counter, beta = torch.tensor([5, 2]), torch.tensor([0.8])
     moved = size(*data.values(), advantages)
 
@@ -157,11 +155,11 @@ def advantage_cases():
         lambda: close("advantages", part[:, unique], expected[:, unique], 1e-5),
         T * len(unique), moved * len(unique) // N)
     yield "priorities", Case(
-        lambda: kernels.priorities(source, data["valid"], masses, alpha=0.1),
-        lambda: close("priorities", masses / masses.sum(), p, 1e-9), T * N,
+        lambda: kernels.priorities(source, data["valid"], priorities, alpha=0.1),
+        lambda: close("priorities", priorities / priorities.sum(), p, 1e-9), T * N,
         size(source, data["valid"]))
-    yield "draw", Case(
-        lambda: kernels.draw(p, cumulative, drawn, weights, seed=7, counter=counter, beta=beta),
+    yield "draw_segments", Case(
+        lambda: kernels.draw_segments(p, cumulative, drawn, weights, seed=7, counter=counter, beta=beta),
         check_draw, B, size(p, cumulative, drawn, weights))
     yield "advantage_moments", Case(
         lambda: moments.append(kernels.advantage_moments(source, data["valid"], index)),
@@ -205,7 +203,10 @@ def step_case():
 
 
 def policy_step_cases():
-    """The whole network's step and the draw: product by product, and on a GPU in one kernel as well."""
+    """Yield the whole network's step with the draw.
+
+    Product by product, and on a GPU in one kernel too.
+    """
     device, spaces = torch.get_default_device(), gymnasium.spaces
     policy = models.MinGRUPolicy(SimpleNamespace(single_observation_space=spaces.Box(-9, 9, (D,), np.float32),
                                                  single_action_space=spaces.Discrete(A)), H, 2)
@@ -388,7 +389,7 @@ def cases():
 
 
 def copy_of(moved):
-    """A plain copy that reads and writes `moved` bytes."""
+    """Return a plain copy that reads and writes `moved` bytes."""
     source, target = (torch.zeros(max(1, moved // 2), dtype=torch.uint8) for _ in range(2))
     return Case(lambda: target.copy_(source), lambda: None, source.numel(), 2 * size(source))
 
@@ -406,8 +407,10 @@ _graphs = {}
 
 
 def seconds_a_call(case):
-    """Mean over as many calls as fill SECONDS, each timed by itself, so that
-    `prepare` stays outside."""
+    """Return the mean over as many calls as fill SECONDS.
+
+    Each is timed separately, so that `prepare` is not included.
+    """
     total, calls = 0.0, 0
     if torch.get_default_device().type == "cuda":
         if id(case) not in _graphs:
@@ -436,7 +439,7 @@ def seconds_a_call(case):
 
 
 def measure(args):
-    """(cases, reasons of those that are wrong, seconds a call of each repeat)."""
+    """Return (cases, reasons of wrong ones, seconds per call of each repeat)."""
     timed, wrong = baselines(), {}
     for name, case in cases():
         if args.only not in name:

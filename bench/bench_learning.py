@@ -1,12 +1,11 @@
-"""Does bfloat16 learn as float32 does? Breakout over several seeds at both precisions, drawn as
-docs/learning.png.
+"""Compare learning in bfloat16 and float32: Breakout, several seeds, one picture.
 
-    python bench/bench_learning.py                        # 2 × 5 runs of 24 million steps, one after the other
+    python bench/bench_learning.py                  # 2 × 5 runs of 24 million steps, in sequence
     python bench/bench_learning.py --seeds 2 --total-timesteps 12e6
 
-A run is solved at the first epoch whose finished episodes score `threshold` or more on average.
-The schedules end with the run, so a shorter one is another experiment. The last line of the
-output is one JSON object.
+The picture is docs/learning.png. A run is solved at the first epoch whose finished episodes score
+`threshold` or more on average. The schedules end with the run, so a shorter one is another
+experiment. The last line of the output is one JSON object.
 """
 
 import json
@@ -36,7 +35,7 @@ class Arguments:
 
 
 def learn(a, precision, seed):
-    """[(steps, mean score of the episodes that ended in that epoch)] of one run."""
+    """Return [(steps, mean score of the epoch's finished episodes)] of one run."""
     args = pufferl.load_config(a.env)
     args["train"] |= {"precision": precision, "seed": seed,
                       "total_timesteps": int(a.total_timesteps)}

@@ -1,17 +1,17 @@
-"""Three of MuJoCo's robots for a million steps, with the settings in config/, beside Stable-Baselines3's PPO
-with the settings that its authors tuned for each of them (rl-baselines3-zoo, hyperparams/ppo.yml).
+"""Train three of MuJoCo's robots for a million steps, next to Stable-Baselines3.
 
-    python bench/bench_mujoco.py                                     # measures what is missing, then prints the table
-    python bench/bench_mujoco.py --sides zoo --core 1 --seeds 0      # the peer, on the second core
-    python bench/bench_mujoco.py --table --draw docs/mujoco.png      # the table and the picture of what is there
+    python bench/bench_mujoco.py                                 # measure what is missing, print
+    python bench/bench_mujoco.py --sides zoo --core 1 --seeds 0  # the peer, on the second core
+    python bench/bench_mujoco.py --table --draw docs/mujoco.png  # table and picture of the results
 
-Each run is a process of its own on one core. `while it trains` is the mean return of the episodes
-that ended in the last tenth of the steps, with the noise of the actions; `without noise` that of 20
-fresh episodes of the last policy, each action its distribution's mean. CleanRL's figures are those
-that its authors publish for ppo_continuous_action.py after a million steps of the version-4 robots
-(docs.cleanrl.dev/rl-algorithms/ppo).
-Results lie in bench_mujoco.json beside this file; a run that is there is not repeated. The peer
-needs `pip install "gymnasium[mujoco]"` in .venv-bench, and so do we.
+Ours have the settings in config/, the peer's PPO those that its authors tuned for each robot
+(rl-baselines3-zoo, hyperparams/ppo.yml). Each run is a process on one core. `while it trains` is
+the mean return of the episodes in the last tenth of the steps, with the noise of the actions;
+`without noise` that of 20 fresh episodes of the last policy with the mean actions. CleanRL's
+figures are those that its authors publish for ppo_continuous_action.py after a million steps of the
+version-4 robots (docs.cleanrl.dev/rl-algorithms/ppo). bench_mujoco.json beside this file has the
+results; finished runs are not repeated. Both sides need `pip install "gymnasium[mujoco]"`, the peer
+in .venv-bench.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def ours(name, seed, options):
 
 
 def zoo(name, seed):
-    """Runs in the peer's own interpreter."""
+    """Train with the peer, in its interpreter."""
     import gymnasium
     import torch
     from stable_baselines3 import PPO

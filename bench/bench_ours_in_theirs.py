@@ -1,14 +1,13 @@
-"""Other libraries' PPO on our Breakout, through ocean.gymnasium: trained steps a second, and
-whether it learns.
+"""Measure other libraries' PPO on our Breakout, through ocean.gymnasium.
 
-    PYTHON bench/bench_ours_in_theirs.py sb3                               # with an interpreter that has the library
+    PYTHON bench/bench_ours_in_theirs.py sb3               # an interpreter that has the library
     PYTHON bench/bench_ours_in_theirs.py skrl --num-envs 1024 --horizon 64 --minibatch-size 8192
     PYTHON bench/bench_ours_in_theirs.py cleanrl --script path/to/cleanrl/ppo.py
 
-Each runs twice: one environment after the other, as gymnasium.make makes them, and all by one call,
-as gymnasium.make_vec does. Stable-Baselines3 has an interface of its own for many environments, to
-which `OneCall` adapts; CleanRL's script is run as it is, the second time with its SyncVectorEnv
-replaced. The score is the mean of the episodes that ended last, while training.
+Each runs twice: environments in sequence, as gymnasium.make makes them, and all in one call, as
+gymnasium.make_vec does. `OneCall` adapts to Stable-Baselines3's vector interface; CleanRL's script
+is unchanged, the second time with its SyncVectorEnv replaced. Figures are trained steps per second
+and the mean score of the last training episodes.
 """
 
 import argparse
@@ -40,8 +39,10 @@ class Scores(gymnasium.Wrapper):
 
 
 class VectorScores(gymnasium.vector.VectorWrapper):
-    """The same for a vector; CleanRL takes final_info for the list that it
-    was before Gymnasium 1.0."""
+    """The same for a vector.
+
+    CleanRL expects final_info as the list of Gymnasium before 1.0.
+    """
 
     def step(self, actions):
         result = super().step(actions)
@@ -155,7 +156,7 @@ def cleanrl(a, at_once):
     if at_once:
         gymnasium.vector.SyncVectorEnv = lambda creators: many(len(creators))
     else:
-        # its own wrapper, whose results are not asked for here
+        # the wrapper of the library, whose results are not needed
         gymnasium.wrappers.RecordEpisodeStatistics = Scores
     sys.argv = [a.script, "--env-id", NAME, "--num-envs", str(a.num_envs), "--num-steps",
                 str(a.horizon),

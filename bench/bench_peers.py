@@ -1,15 +1,14 @@
-"""Trained steps a second beside Stable-Baselines3's PPO: the same environment through
-Gymnasium, the same network (two layers that policy and value share), the same batch,
-minibatch and number of passes.
+"""Measure trained steps per second next to Stable-Baselines3's PPO.
 
-    make bench                                                   # sets up .venv-bench, where the peer is installed
+    make bench                              # sets up .venv-bench, where the peer is installed
     python bench/bench_peers.py --peer-python .venv-bench/bin/python --env CartPole-v1 --num-envs 64
 
-Each side runs in a process of its own with all cores; they take turns and the medians count. What
-is timed is rollouts and updates after a warm-up, without imports and compilation. `package` is the
-vector environment that the id's own package has, if it has one; `tensors` is gymnax's environment
-of that id in JAX, if both are there; the peer steps its environments one by one. The last line of
-the output is one JSON object.
+Both sides have the same environment through Gymnasium, the same network (two layers that policy and
+value share), batch, minibatch and number of passes. Each side runs in a process with all cores,
+interleaved, and the medians count. Timed are rollouts and updates after a warm-up, without imports
+and compilation. `package` is the vector environment of the id's package, if it has one; `tensors`
+is gymnax's environment of that id in JAX, if both are installed; the peer steps its environments in
+sequence. The last line of the output is one JSON object.
 """
 
 import importlib.util

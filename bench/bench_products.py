@@ -1,10 +1,11 @@
-"""GFLOP/s of the default policy's matrix products, ours (fast/products.py) beside torch's, on one core.
+"""Measure GFLOP/s of the default policy's matrix products, ours and torch's.
 
     python bench/bench_products.py [--rows 64] [--repeats 7]
 
-The products are those of an epoch: the map forward, the gradient of its input, the gradient of its
-weight. Each is checked against float64 before it is timed; the two kinds take turns, and the best
-of the repeats counts. The last line of the output is one JSON object.
+On one core; ours are fast/products.py. The products are those of an epoch: the map forward, the
+gradient of its input, the gradient of its weight. Each is checked against float64 before it is
+timed; the two are interleaved, and the best of the repeats counts. The last line of the output is
+one JSON object.
 """
 
 import json
@@ -34,7 +35,7 @@ class Arguments:
 
 
 def best(repeats, *functions):
-    """The fewest seconds that each of the functions took."""
+    """Return the fewest seconds that each of the functions took."""
     least = [float("inf")] * len(functions)
     for _ in range(repeats):
         for i, function in enumerate(functions):
@@ -54,8 +55,10 @@ def check(name, out, expected, tolerance):
 
 
 def measure(name, inputs, outputs, half, a):
-    """{"forward": (our GFLOP/s, torch's), "input gradient": ..., "weight gradient": ...}; ours
-    begin with float32 and round it, torch's begin with bfloat16."""
+    """Return {"forward": (our GFLOP/s, torch's), "input gradient": ..., ...}.
+
+    Ours start with float32 and round it, torch's start with bfloat16.
+    """
     numbers = np.random.default_rng(0).standard_normal
     x, grad, weight, bias = (numbers(shape, np.float32) for shape in (
         (a.rows, inputs), (a.rows, outputs), (outputs, inputs), (outputs,)))

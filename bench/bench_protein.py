@@ -1,25 +1,24 @@
-"""Protein against Random, Optuna's TPE and Optuna's Gaussian-process sampler on
-problems whose Pareto front is known.
+r"""Compare Protein with Random and Optuna's TPE and Gaussian-process samplers.
 
-    python bench/bench_protein.py                                   # 20 seeds, 200 trials: hours on one core
-    python bench/bench_protein.py --seeds 3 --trials 50 --only branin training --methods protein random tpe
-    python bench/bench_protein.py --times                           # seconds of a suggestion
+    python bench/bench_protein.py               # 20 seeds, 200 trials: hours on one core
+    python bench/bench_protein.py --seeds 3 --trials 50 --only branin training \
+        --methods protein random tpe
+    python bench/bench_protein.py --times       # seconds of a suggestion
 
-Each run is written down as it ends, in experiments/bench_protein.jsonl (--results): what is there
-is not run again, so it can be stopped at any time, and `--seeds 0` shows what there is. Runs of our
-own tuners count as long as the code of protein.py stays as it is; those of Optuna's, which take the
-hours, lie beside this file (bench_protein.jsonl, Optuna 5.0; --rivals none runs them anew). No
-method looks ahead, so a run of 200 trials is one of 50 too.
+The problems have a known Pareto front. Each run is written to experiments/bench_protein.jsonl
+(--results) when it ends and is not repeated, so the command can be stopped at any time, and
+`--seeds 0` shows what there is. Runs of our tuners count while the code of protein.py is unchanged;
+those of Optuna, which take the hours, are beside this file (bench_protein.jsonl, Optuna 5.0;
+--rivals none repeats them). No method looks ahead, so a run of 200 trials includes one of 50.
 
 The measure is the dominated hypervolume in the plane of log cost and score, from the problem's
-reference point, as a fraction of the box up to the best score: 1 would be the best score at the
-lowest cost. Noise is left out of it: the settings that a method tried count with their true score.
-Regret is what the best true score lacks of the best there is, as a fraction of the box's height.
-Seeds are shared, so that methods are compared in pairs; the last tables are the paired difference
-to each rival, of all problems and of each, with the lower end of its bootstrap 90% interval
-(one-sided 95% and two-sided 90% are the same number). Problems, reference points and budgets (50
-and 200 trials, 20 seeds) were fixed before the tuner was tuned. The last line is one JSON object
-with the same figures.
+reference point, as a fraction of the box up to the best score: 1 is the best score at the lowest
+cost. It is without noise: the settings that a method tried count with their true score. Regret is
+the best possible minus the best true score, as a fraction of the box's height. Seeds are shared, so
+that methods are compared in pairs; the last tables are the paired difference to each rival, of all
+problems and of each, with the lower end of its bootstrap 90% interval (equal to the one-sided 95%).
+Problems, reference points and budgets (50 and 200 trials, 20 seeds) were fixed before the tuner was
+tuned. The last line is one JSON object with the same figures.
 """
 
 import argparse
@@ -54,7 +53,7 @@ class Problem:
     noise: float = 0.0  # standard deviation of the observed score
 
     def evaluate(self, config, rng):
-        """(observed score, cost) of one trial."""
+        """Return (observed score, cost) of one trial."""
         score, cost = self.truth(config)
         return score + self.noise * rng.standard_normal(), cost
 
@@ -64,8 +63,10 @@ def uniform(low, high):
 
 
 def branin(config):
-    """Branin and Hoo 1972, negated: three equal optima at -0.398; the cost rises with x2,
-    so they differ in price."""
+    """Return Branin and Hoo 1972, negated, with three equal optima at -0.398.
+
+    The cost rises with x2, so they differ in price.
+    """
     x, y = config["env.x"], config["env.y"]
     bowl = (y - 5.1 / (4 * math.pi**2) * x**2 + 5 / math.pi * x - 6) ** 2
     return -(bowl + 10 * (1 - 1 / (8 * math.pi)) * math.cos(x) + 10), 10 ** (2 * y / 15)
@@ -81,8 +82,10 @@ HARTMANN_P = 1e-4 * np.array([[1312, 1696, 5569, 124, 8283, 5886],
 
 
 def hartmann6(config):
-    """Hartmann 1973, six dimensions, maximum 3.322; the cost rises with the
-    mean of all coordinates."""
+    """Return Hartmann 1973, six dimensions, maximum 3.322.
+
+    The cost rises with the mean of all coordinates.
+    """
     x = np.array([config[f"env.x{i}"] for i in range(6)])
     return float(HARTMANN_ALPHA @ np.exp(-(HARTMANN_A * (x - HARTMANN_P) ** 2).sum(1))), 10 ** (2 * float(x.mean()))
 
@@ -92,8 +95,10 @@ PEAKS = [(0.2, 0.3, 0.6, 0.16, 0.0), (0.7, 0.65, 0.8, 0.12, 0.45), (0.85, 0.2, 1
 
 
 def valleys(config):
-    """Four peaks (x, y, height, width, spend): the higher ones are narrower and want more money;
-    two idle settings."""
+    """Return four peaks (x, y, height, width, spend).
+
+    The higher ones are narrower and cost more; two idle settings.
+    """
     x, y = config["env.x"], config["env.y"]
     money = math.log10(config["train.money"]) / 3
     peaks = [h * math.exp(-((x - px) ** 2 + (y - py) ** 2) / (2 * w * w)) / (1 + math.exp(-20 * (money - spend + 0.1)))
@@ -102,8 +107,10 @@ def valleys(config):
 
 
 def training(config):
-    """A learning curve: score approaches an asymptote set by width and discount, at a
-    rate set by the step size."""
+    """Return a learning curve.
+
+    The score approaches an asymptote set by width and discount, at a rate set by the step size.
+    """
     steps, width, lr = config["train.total_timesteps"], config["policy.hidden_size"], config["train.learning_rate"]
     off = math.log10(lr / (0.01 * (64 / width) ** 0.5))
     rate = 3e-7 * math.exp(-(off**2) / 0.5) * (width / 64) ** 0.3 * config["train.replay_ratio"] ** 0.5
@@ -115,8 +122,10 @@ def training(config):
 
 
 def faulty(config):
-    """`training`, but a large step diverges (NaN at once), a wide network with a large
-    batch runs out of memory."""
+    """Return `training` with failures.
+
+    A large step diverges (NaN at once), a wide network with a large batch runs out of memory.
+    """
     score, cost = training(config)
     if config["train.learning_rate"] * config["train.replay_ratio"] > 0.1:
         return math.nan, 0.1 * cost
@@ -150,8 +159,10 @@ PROBLEMS = {
 
 
 def hypervolume(problem, trials):
-    """Fraction of the box (log cost × score) above the reference point that `trials`,
-    (score, cost), dominate."""
+    """Return the fraction of the box (log cost × score) that `trials` dominate.
+
+    trials: (score, cost). The box starts at the reference point.
+    """
     low, high = map(math.log, problem.costs)
     area, best, at = 0.0, problem.reference, None
     counted = [(score, cost) for score, cost in trials if math.isfinite(score)
@@ -166,8 +177,10 @@ def hypervolume(problem, trials):
 
 
 def regret(problem, trials):
-    """What the best true score of `trials` lacks of the best there is, in heights
-    of the box; at most 1."""
+    """Return the best possible score minus the best of `trials`, in box heights.
+
+    At most 1.
+    """
     best = max((score for score, cost in trials if score > problem.reference),
                default=problem.reference)
     return (problem.best - best) / (problem.best - problem.reference)
@@ -212,7 +225,7 @@ def run_optuna(name, problem, trials, seed, sampler="tpe"):
                 config[key] = trial.suggest_float(key, low, high,
                                                   log=setting["distribution"] == "log_normal")
         score, cost = problem.evaluate(config, rng)
-        # A failed trial is told as the worst corner of the box: told as FAIL, it teaches Optuna's
+        # A failed trial counts as the worst corner of the box: reported as FAIL, it teaches Optuna's
         # samplers nothing, and they ask for the same point again and again.
         failed = not math.isfinite(score)
         study.tell(trial, [problem.reference, math.log(problem.costs[1])] if failed
@@ -231,15 +244,20 @@ METHODS = {
 
 
 def bootstrap_bound(differences, rng, repeats=4000):
-    """The 5% quantile of the mean of resampled paired differences: lower end of the
-    two-sided 90% interval."""
+    """Return the 5% quantile of the mean of resampled paired differences.
+
+    The lower end of the two-sided 90% interval.
+    """
     differences = np.asarray(differences)
     draws = differences[rng.integers(0, len(differences), (repeats, len(differences)))].mean(1)
     return float(np.quantile(draws, 0.05))
 
 
 def suggestion_seconds(rows, settings=15, repeats=3):
-    """Median seconds of one suggestion after `rows` observations of `settings` settings."""
+    """Return median seconds of one suggestion.
+
+    After `rows` observations of `settings` settings.
+    """
     from protein import Protein
 
     rng = np.random.default_rng(0)
@@ -260,7 +278,7 @@ def suggestion_seconds(rows, settings=15, repeats=3):
 
 
 def run(name, method, seed, trials):
-    """One run as a line of the results."""
+    """Return one run as a line of the results."""
     begun = time.perf_counter()
     results, problem = METHODS[method](name, PROBLEMS[name], trials, seed), PROBLEMS[name]
     return {"problem": name, "method": method, "seed": seed, "trials": trials,
@@ -276,8 +294,10 @@ def budgets(trials):
 
 
 def source(method):
-    """What the results of our own tuners depend on, beside this file: protein.py without its
-    comments and docstrings. None for the others."""
+    """Return what the results of our tuners depend on, beside this file.
+
+    protein.py without its comments and docstrings; None for the others.
+    """
     if method in ("tpe", "gp"):
         return None
     tree = ast.parse((ROOT / "protein.py").read_text())

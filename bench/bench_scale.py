@@ -1,15 +1,14 @@
-"""What ranks cost: steps a second with torchrun and without, and the bytes sent between them.
+"""Measure the cost of ranks: steps per second with and without torchrun, bytes.
 
-    python bench/bench_scale.py                       # Breakout's own settings, 1 rank plain, 1 under torchrun, 2 ranks
+    python bench/bench_scale.py                 # Breakout: 1 rank, 1 under torchrun, 2 ranks
     python bench/bench_scale.py --env squared --repeats 7
-    python bench/bench_scale.py --predict 10e6        # no run: a calculation for GPUs that train 10 M steps/s each
+    python bench/bench_scale.py --predict 10e6  # a calculation for GPUs of 10 M steps/s each
 
-Three kinds of runs take turns, each in processes of its own, and the medians of their steps a
-second count; the first epochs, with the compiler in them, do not. `forced` is one rank with a
-process group of one member, so that each sum really goes through torch.distributed: what the
-calls alone cost. With one rank there is no group, and nothing to pay. Bytes are counted where
-they are sent. CPU seconds tell more than steps a second where other work shares the cores. The
-last line is one JSON object.
+Three kinds of runs are interleaved, each in separate processes, and the medians of their steps per
+second count, without the first epochs, which compile. `forced` is one rank with a process group of
+one member, so that each sum goes through torch.distributed: the cost of the calls alone. A single
+rank has no group and no cost. Bytes are counted where they are sent. CPU seconds are more reliable
+than steps per second where other work shares the cores. The last line is one JSON object.
 """
 
 import json
@@ -48,7 +47,7 @@ class Arguments:
 
 
 def measure(arguments):
-    """One rank: times its epochs; rank 0 prints one JSON line."""
+    """Time the epochs of one rank; rank 0 prints one JSON line."""
     import data_parallel
     import pufferl
 
@@ -83,7 +82,7 @@ def measure(arguments):
 
 
 def forced_group(ranks):
-    """data_parallel.connect for one rank whose sums go through gloo all the same."""
+    """Connect one rank whose sums go through gloo."""
     import numpy as np
     import torch
     import torch.distributed as dist
@@ -101,7 +100,7 @@ def forced_group(ranks):
 
 
 def run(kind, arguments):
-    """The JSON line of one run."""
+    """Return the JSON line of one run."""
     own = [str(Path(__file__)), "--measure", "--env", arguments.env, "--epochs",
            str(arguments.epochs), "--num-threads", str(arguments.num_threads)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -130,9 +129,11 @@ GRADIENT = 131_584  # bytes: the default network of breakout, as this benchmark 
 
 
 def prediction(rate, count, minibatch, *, replay=1.42, agents=4096, horizon=64, gradient=GRADIENT):
-    """Steps a second of `count` GPUs that train `rate` alone: a minibatch waits for
-    two all-reduces, an epoch for four. What a GPU loses because its share of a
-    minibatch is small is not in it."""
+    """Return steps per second of `count` GPUs that train `rate` alone.
+
+    A minibatch waits for two all-reduces, an epoch for four. The loss of a GPU through its small
+    share of a minibatch is not included.
+    """
     machines = -(-count // 8)
     latency = ALL_REDUCE + PER_DOUBLING * (machines - 1).bit_length() if count > 1 else 0.0
     transfer = 2 * gradient * (count - 1) / count / (NVLINK if machines == 1 else NETWORK)
@@ -142,7 +143,7 @@ def prediction(rate, count, minibatch, *, replay=1.42, agents=4096, horizon=64, 
 
 
 def print_predictions(rate):
-    """The table of docs/scale.md."""
+    """Print the table of docs/scale.md."""
     print(f"calculated, not measured: {rate:,.0f} steps/s a GPU")
     print(f"{'GPUs':>5} {'minibatch':>10} {'steps/s':>14} {'of k':>6}")
     for count in (8, 64, 512):

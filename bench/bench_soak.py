@@ -1,16 +1,15 @@
-"""Does memory, or anything else, grow over time? Training, evaluating and the page of a policy run
-side by side for a given time, while their memory, file descriptors, threads and processes are counted.
+"""Check that memory, files, threads and processes do not grow over time.
 
     python bench/bench_soak.py                        # an hour
     python bench/bench_soak.py --minutes 20 --nice 10
 
-Four programs: a C environment that is trained with a checkpoint and a log entry every few seconds,
-CartPole in two worker processes, one process that evaluates again and again, and the page, which a
-stranger asks for pictures and gives orders to. Counted are each program and all that it has
-started; memory is the proportional set size, so that what is shared counts once. A tenth of the
-time is left out as a warm-up; the first third of the rest is compared with the last. It ends with
-exit code 1 if something has grown, if a program has ended by itself, or if one outlives SIGTERM for
-a minute. The last line of the output is one JSON object.
+Four programs run at the same time: a C environment that is trained with a checkpoint and a log
+entry every few seconds, CartPole in two worker processes, one process that evaluates repeatedly,
+and the page, from which a client requests pictures and to which it sends commands. Counted are each
+program and its children; memory is the proportional set size, so that shared memory counts once. A
+tenth of the time is a warm-up; the first third of the rest is compared with the last. Exit code 1
+if something has grown, if a program has ended by itself, or if one survives SIGTERM for a minute.
+The last line of the output is one JSON object.
 """
 
 import contextlib
@@ -74,7 +73,7 @@ class Arguments:
 
 
 def count(process):
-    """What a program and all that it has started hold, in the order of COUNTED."""
+    """Return the counts of a program and its children, in the order of COUNTED."""
     sums = [0.0, 0, 0, 0]
     for one in [process, *process.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):  # one that has just ended
@@ -111,7 +110,7 @@ class Stranger:
 
 
 def begin(name, folder, nice):
-    """(the psutil.Popen of a program that has begun, the line that said so)."""
+    """Start a program; return (its psutil.Popen, the line that reports its start)."""
     command, word = PROGRAMS[name]
     path = folder / f"{len(list(folder.iterdir()))}.txt"
     with open(path, "w") as output:
@@ -126,7 +125,10 @@ def begin(name, folder, nice):
 
 
 def end(process):
-    """(exit code, how many of its processes are left a minute after SIGTERM; those are killed)."""
+    """End a program; return (exit code, processes left a minute after SIGTERM).
+
+    Those are killed.
+    """
     everyone = [process, *process.children(recursive=True)]
     process.terminate()  # no Ctrl-C: what is started in the background is born without
     left = psutil.wait_procs(everyone, timeout=60)[1]
@@ -137,7 +139,7 @@ def end(process):
 
 
 def soak(a, folder):
-    """({program: [counts]}, what went wrong)."""
+    """Return ({program: [counts]}, faults)."""
     running, wrong, counts = {}, [], {name: [] for name in PROGRAMS}
     try:
         for name in PROGRAMS:

@@ -1,15 +1,14 @@
-"""Steps and seconds until each environment is solved, by the command that a user types.
+"""Measure steps and seconds until each environment is solved, by the command.
 
-    python bench/bench_solve.py                                 # all of them with seed 0, one after the other
+    python bench/bench_solve.py                           # all with seed 0, in sequence
     python bench/bench_solve.py --only pong maze --seeds 0 1 2
     python bench/bench_solve.py --only breakout --options --train.precision bfloat16
 
-Trains each in a process of its own (`pufferl.py train NAME`, to the end of its schedule, alone on
-the machine if you leave it alone) and reads the metrics that it leaves. An environment is solved at
-the first entry whose episodes, those that ended in the last tenth of a second, reach on average
-what [solved] of its .ini asks for: a score, in the sanity suite a perf. Seconds count from the
-trainer's first step, which comes two seconds after the command where its kernels are compiled
-already; "end" is the mean of the last twentieth of the entries. The last line is one JSON object.
+Trains each in a separate process (`pufferl.py train NAME`, to the end of its schedule) and reads
+its metrics. An environment is solved at the first entry whose episodes, those of the last tenth of
+a second, reach on average the value in [solved] of its .ini: a score, in the sanity suite a perf.
+Seconds count from the trainer's first step, two seconds after the command where its kernels are
+cached; "end" is the mean of the last twentieth of the entries. The last line is one JSON object.
 """
 
 import argparse
@@ -30,7 +29,7 @@ ROW = "{:16} {:>4} {:>9} {:>9} {:>8} {:>10} {:>7} {:>9} {:>8}"
 
 
 def train(name, seed, options):
-    """The entries of the metrics of one run."""
+    """Return the entries of the metrics of one run."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, pufferl.__file__, "train", name, "--data-dir", folder,
                    "--train.seed", str(seed), "--train.log-interval", "0.1", "--logger",
@@ -43,8 +42,11 @@ def train(name, seed, options):
 
 
 def summary(name, entries):
-    """{"threshold", "steps" and "seconds" to it (None: never), "end_steps",
-    "end_seconds", "score", "perf"}."""
+    """Return the figures of one run.
+
+    {"threshold", "steps" and "seconds" to it (None: never), "end_steps", "end_seconds", "score",
+    "perf"}.
+    """
     metric, threshold = learning.SOLVED[name].metric
     key = f"environment/{metric}"
     first = next((entry for entry in entries if entry.get(key, -float("inf")) >= threshold), {})

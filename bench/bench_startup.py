@@ -1,14 +1,13 @@
-"""What `python pufferl.py train breakout` does before its first update is done, and
-how long each part takes.
+"""Measure the parts of `python pufferl.py train breakout` up to its first update.
 
     python bench/bench_startup.py [--env breakout] [--warm 3]
-    python bench/bench_startup.py --beside ../other       # whole commands, in turns with another checkout
+    python bench/bench_startup.py --beside ../other       # whole commands, next to another checkout
 
-Runs in a copy of the tracked files: the first start finds no compiled environment, no compiled
-kernel and no bytecode (cold), the next ones find all of them (warm; the median of each part). Wall
-seconds, and processor seconds in brackets: on a busy machine only the second mean something. With
---beside, processor seconds of whole commands, warm, in copies of both. The last line of the output
-is one JSON object.
+Runs in a copy of the tracked files: the first start has no compiled environment, no compiled kernel
+and no bytecode (cold), the next ones have all of them (warm; the median of each part). Wall
+seconds, and processor seconds in brackets: on a busy machine only the latter are meaningful.
+--beside: processor seconds of whole commands, warm, interleaved in copies of both. The last line of
+the output is one JSON object.
 """
 
 import json
@@ -74,7 +73,7 @@ class Arguments:
 
 
 def start(copy, env):
-    """{part: (wall seconds, processor seconds)} of one start."""
+    """Return {part: (wall seconds, processor seconds)} of one start."""
     now = [sys.executable, "-c", "import time; print(time.time())"]
     begun = subprocess.run(now, capture_output=True, text=True, check=True).stdout.strip()
     child = [sys.executable, "-c", CHILD, begun, env, str(copy / "experiments")]
@@ -97,7 +96,7 @@ COMMANDS = {
 
 
 def copy_of(project, copy):
-    """The tracked files of a checkout, without its pages and tests; returns the folder."""
+    """Copy a checkout's tracked files without pages and tests; return the folder."""
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=project, capture_output=True, text=True, check=True).stdout
     for name in filter(None, tracked.split("\0")):
         if (project / name).is_file() and not name.startswith(("docs/", "tests/", "bench/")):

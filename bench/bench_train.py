@@ -1,16 +1,15 @@
-"""Trained steps a second, where the time goes, and how far that is from the floor (the least time
-that an epoch could take).
+"""Measure trained steps per second, where the time goes, and the roofline.
 
-    python bench/bench_train.py                                    # Breakout, 4,096 agents, hidden 64 × 2
+    python bench/bench_train.py                           # Breakout, 4,096 agents, hidden 64 × 2
     python bench/bench_train.py --hidden-size 128 --num-layers 1 --total-agents 16384
-    python bench/bench_train.py --table                            # sizes, agents, precisions, and how cost grows
+    python bench/bench_train.py --table                   # sizes, agents, precisions, cost
 
-The floor is what one epoch cannot do without: torch's matrix products at the shapes, the precision
-and on the threads that the trainer uses, and the least bytes (an observation is written and read in
-the rollout, and read once for each time it is learnt from) at the speed of a copy; on a GPU the
-products alone. Epochs and floor take turns in one run and the medians count, because on a shared
-machine an absolute time means little by itself; the products' GFLOP/s and the copy's GB/s of the
-run are printed beside it. The first line of the table is the figure to quote: SPS, and SPS / floor.
+The roofline is the least time of an epoch: torch's matrix products at the shapes, the precision and
+on the threads of the trainer, and the least bytes (an observation is written and read in the
+rollout, and read once for each time it is learnt from) at the speed of a copy; on a GPU the
+products alone. Epochs and roofline are interleaved in one run and the medians count, because on a
+shared machine an absolute time means little; the products' GFLOP/s and the copy's GB/s of the run
+are printed as well. The first line of the table is the figure to quote: SPS, and SPS / roofline.
 The last line of the output is one JSON object.
 """
 
@@ -57,7 +56,7 @@ class Arguments:
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the network runs."""
     engine: Literal["auto", "autograd"] = "auto"
-    """autograd: run the default network as a network of your own would run."""
+    """autograd: run the default network as a custom one."""
     env_device: Literal["host", "cuda"] | None = None
     """Where the environments run (default: as in training)."""
     replay_ratio: float = 1.42
@@ -75,8 +74,11 @@ class Arguments:
 
 
 def products(trainer):
-    """[(m, k, n, dtype, how often in an epoch)] of every matrix product, (m, k) @ (k, n), of a network whose
-    matrices are those of linear maps and recurrent layers, used once a step."""
+    """Return [(m, k, n, dtype, count per epoch)] of the matrix products of a network.
+
+    Each is (m, k) @ (k, n). For a network whose matrices are those of linear maps and recurrent
+    layers, used once per step.
+    """
     vecenv, T, engine = trainer.vecenv, trainer.horizon, trainer.engine
     half, full, inputs = engine.precision, torch.float32, math.prod(vecenv.observation_shape)
     maps = [(weight.shape[1], weight.shape[0], full if "decoder" in name else half)
@@ -100,8 +102,10 @@ def products(trainer):
 
 
 def operands(m, k, n, dtype):
-    """(a, b, out) laid out as the trainer has them: activations (rows,
-    width), weights (out, in)."""
+    """Return (a, b, out) with the trainer's layout.
+
+    Activations (rows, width), weights (out, in).
+    """
     if k > max(m, n):  # a weight gradient: both factors are activations, the first one transposed
         shapes = torch.randn(k, m).t(), torch.randn(k, n), torch.empty(m, n)
     else:
@@ -110,8 +114,10 @@ def operands(m, k, n, dtype):
 
 
 def product_seconds(shapes, workers, pool):
-    """Seconds of one epoch's products on all workers at once, each single-threaded;
-    every shape timed for 5 ms."""
+    """Return seconds of one epoch's products on all workers at once.
+
+    Each worker has one thread; every shape is timed for 5 ms.
+    """
 
     def one(_):
         total = 0.0
@@ -131,7 +137,7 @@ def product_seconds(shapes, workers, pool):
 
 
 def copy_speed(workers, pool):
-    """Bytes a second, read and written, of all workers copying 64 MB each."""
+    """Return bytes per second, read and written, of all workers copying 64 MB each."""
 
     def one(_):
         source, target = torch.zeros(2**24), torch.ones(2**24)
@@ -146,7 +152,7 @@ def copy_speed(workers, pool):
 
 
 def gpu_product_seconds(shapes):
-    """The same on a GPU, from graphs of 20 calls each."""
+    """Return the same on a GPU, from graphs of 20 calls each."""
     total = 0.0
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for *shape, count in shapes:
@@ -167,8 +173,7 @@ def gpu_product_seconds(shapes):
 
 
 def gpu_events(function):
-    """(what the GPU did in function(), in the order in which it began: torch's
-    profiler events, seconds)."""
+    """Return (torch's profiler events of function() on the GPU in order, seconds)."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         begun = time.perf_counter()
         function()
@@ -180,8 +185,10 @@ def gpu_events(function):
 
 
 def busy_us(events):
-    """Microseconds in which at least one of these events was under way; those of
-    several streams overlap."""
+    """Return microseconds in which at least one of these events is active.
+
+    Those of several streams overlap.
+    """
     busy, last = 0.0, -math.inf
     for event in events:
         busy += max(0.0, event.time_range.end - max(last, event.time_range.start))
@@ -190,8 +197,11 @@ def busy_us(events):
 
 
 def gpu_shares(trainer, seconds, epochs=5):
-    """{"busy": share of an epoch's time in which the GPU did anything, "copies", "kernels": seconds of those}, the mean
-    of some epochs. seconds: what an epoch takes without a profiler, which slows the host down."""
+    """Return the shares of an epoch's time on a GPU, the mean of some epochs.
+
+    {"busy": share in which the GPU does anything, "copies", "kernels": seconds of those}. seconds:
+    an epoch's without a profiler, which slows the host down.
+    """
     events, _ = gpu_events(lambda: [(trainer.evaluate(), trainer.train()) for _ in range(epochs)])
     copies = sum(event.time_range.elapsed_us() for event in events if "Mem" in event.name) / 1e6 / epochs
     total = sum(event.time_range.elapsed_us() for event in events) / 1e6 / epochs
@@ -199,10 +209,12 @@ def gpu_shares(trainer, seconds, epochs=5):
 
 
 def memory(trainer):
-    """{"bytes": what the trainer holds, "bytes_least": what it cannot do without}: the
-    arrays that environments write, five numbers an agent and step (log-probability,
-    value, bootstrap, advantage, ratio), and weights, gradients and momentum. The rest is
-    scratch memory of the engine."""
+    """Return {"bytes": memory of the trainer, "bytes_least": the least it needs}.
+
+    The latter: the arrays that environments write, five numbers per agent and step
+    (log-probability, value, bootstrap, advantage, ratio), and weights, gradients and momentum. The
+    rest is scratch memory of the engine.
+    """
     rollout = sum(array.nbytes for array in vars(trainer.vecenv.storage).values()
                   if array is not None)
     least = rollout + 5 * 4 * trainer.batch_size + 3 * trainer.arena.flat("weights").nbytes
@@ -210,8 +222,10 @@ def memory(trainer):
 
 
 def make_trainer(a):
-    """The trainer of one setting. Raises SystemExit where a.env_device is a
-    setting that there is not."""
+    """Return the trainer of one setting.
+
+    Raises SystemExit if a.env_device is not a setting of this checkout.
+    """
     args = pufferl.load_config(a.env)
     if a.env_device is not None and "device" in args["vec"]:
         args["vec"]["device"] = a.env_device
@@ -238,14 +252,14 @@ def make_trainer(a):
 
 
 def warm_up(trainer):
-    """The epochs that compile the kernels, touch every page and capture the graphs."""
+    """Run the epochs that compile kernels, touch every page and capture graphs."""
     for _ in range(4 if trainer.config["device"] == "cuda" else 2):
         trainer.evaluate()
         trainer.train()
 
 
 def measure(a):
-    """All figures of one setting, as a dict."""
+    """Return all figures of one setting, as a dict."""
     trainer = make_trainer(a)
     vecenv = trainer.vecenv
     workers, shapes = vecenv.num_workers, products(trainer)
@@ -255,7 +269,7 @@ def measure(a):
     gpu = a.device == "cuda"
     warm_up(trainer)
     trainer.statistics.seconds = dict.fromkeys(trainer.statistics.seconds, 0.0)
-    epochs, count, floors, multiplied, copied = [], 0, [], [], []
+    epochs, count, rooflines, multiplied, copied = [], 0, [], [], []
     with ThreadPoolExecutor(workers) as pool:
         for _ in range(a.repeats):
             begun, done = time.perf_counter(), 0
@@ -268,11 +282,11 @@ def measure(a):
             epochs.append((time.perf_counter() - begun) / done)
             count += done
             multiplied.append(gpu_product_seconds(shapes) if gpu else product_seconds(shapes, workers, pool))
-            # a GPU's floor is its products
+            # a GPU's roofline is its products
             copied.append(math.inf if gpu else copy_speed(workers, pool))
-            floors.append(multiplied[-1] + least / copied[-1])
-    epoch, floor = statistics.median(epochs), statistics.median(floors)
-    ratios = sorted(f / e for f, e in zip(floors, epochs, strict=True))
+            rooflines.append(multiplied[-1] + least / copied[-1])
+    epoch, roofline = statistics.median(epochs), statistics.median(rooflines)
+    ratios = sorted(f / e for f, e in zip(rooflines, epochs, strict=True))
     stages = {name: seconds / count for name, seconds in trainer.statistics.seconds.items() if seconds}
     result = {
         "env": a.env,
@@ -286,13 +300,13 @@ def measure(a):
         "buffers": vecenv.num_buffers,
         "precision": trainer.config["precision"],
         "sps": trainer.batch_size / epoch,
-        "floor_sps": trainer.batch_size / floor,
+        "roofline_sps": trainer.batch_size / roofline,
         "ratio": statistics.median(ratios),
         "ratio_range": [ratios[0], ratios[-1]],
         "gflops_per_worker": flops / statistics.median(multiplied) / (1 if gpu else workers) / 1e9,
         "copy_gb_per_second": None if gpu else statistics.median(copied) / 1e9,
         "seconds_epoch": epoch,
-        "seconds_floor": floor,
+        "seconds_roofline": roofline,
         "seconds_stage": stages,
         "mflop_per_step": flops / trainer.batch_size / 1e6,
         "bytes_per_step": least / trainer.batch_size,
@@ -317,10 +331,10 @@ def show(r, repeats):
     rates += f"{r['mflop_per_step']:.2f} MFLOP a step"
     if "gpu" not in r:
         rates += f", {r['copy_gb_per_second']:.0f} GB/s, {r['bytes_per_step']:,.0f} bytes a step"
-    print(f"  {'floor':28} {r['floor_sps']:12,.0f}   {rates}")
+    print(f"  {'roofline':28} {r['roofline_sps']:12,.0f}   {rates}")
     low, high = r["ratio_range"]
     print(
-        f"  {'SPS / floor':28} {r['ratio']:12.2f}   median of {repeats} interleaved pairs, "
+        f"  {'SPS / roofline':28} {r['ratio']:12.2f}   median of {repeats} interleaved pairs, "
         f"{low:.2f} to {high:.2f}"
     )
     print(f"  {'memory':28} {r['bytes'] / 1e6:9.1f} MB   "
@@ -334,7 +348,7 @@ def show(r, repeats):
 
 
 HEAD = (f"{'hidden':>8} {'agents':>7} {'horizon':>7} {'precision':9} {'SPS':>10} "
-        f"{'floor':>10} {'ratio':>6} {'env':>5} {'fwd':>5} {'train':>6} {'ns/step':>8} "
+        f"{'roofline':>10} {'ratio':>6} {'env':>5} {'fwd':>5} {'train':>6} {'ns/step':>8} "
         f"{'GFLOP/s':>8} {'GB/s':>5}")
 
 
@@ -342,7 +356,7 @@ def line(r):
     share = {name: 100 * seconds / r["seconds_epoch"]
              for name, seconds in r["seconds_stage"].items()}
     print(f"{r['hidden_size']:>5}×{r['num_layers']:<2} {r['agents']:>7,} {r['horizon']:>7} "
-          f"{r['precision']:9} {r['sps']:>10,.0f} {r['floor_sps']:>10,.0f} {r['ratio']:>6.2f} "
+          f"{r['precision']:9} {r['sps']:>10,.0f} {r['roofline_sps']:>10,.0f} {r['ratio']:>6.2f} "
           f"{share['environment']:>4.0f}% {share['policy']:>4.0f}% {share['learn']:>5.0f}% "
           f"{1e9 / r['sps']:>8,.0f} {r['gflops_per_worker']:>8.0f} "
           f"{r['copy_gb_per_second'] or math.nan:>5.0f}", flush=True)

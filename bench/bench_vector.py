@@ -1,18 +1,16 @@
-"""Steps a second of the Python backends beside Gymnasium's own vectorizers,
-in one run, interleaved.
+"""Measure steps per second of the Python backends next to Gymnasium's vectorizers.
 
-    python bench/bench_vector.py                 # CartPole with 8 and 64 environments, one that sleeps unevenly
+    python bench/bench_vector.py           # CartPole with 8 and 64 environments, one that sleeps
     python bench/bench_vector.py --repeats 9 --seconds 1
-    python bench/bench_vector.py --atari --nethack       # and ALE Pong and NetHack, where ale_py and nle are installed
+    python bench/bench_vector.py --atari --nethack      # with ALE Pong and NetHack, if installed
 
-Numbers are medians over interleaved repeats; ratios are to Gymnasium's vectorizer of the same
-kind, medians of the repeats' pairs, and between the fastest repeat of each (best), which other
-work on the machine changes less. A step is one that an environment really takes: Gymnasium's
-vectorizers spend one call after each episode on its reset, which ours do not need, so their calls
-are counted in two ways, all of them (calls) and without these (steps). Where both sides step in
-this process alone the last column compares their processor seconds a step. Before it is timed,
-each vector's first rewards, observations and ends are compared with those of environments that
-are stepped one by one.
+Numbers are medians over interleaved repeats; ratios are to Gymnasium's vectorizer of the same kind,
+medians of the repeats' pairs, and between the fastest repeat of each (best), which other work on
+the machine changes less. Gymnasium's vectorizers spend one call after each episode on its reset,
+which ours do not need, so their calls are counted in two ways: all of them (calls) and without
+these (steps). Where both sides step in this process alone the last column compares their processor
+seconds per step. Each vector's first rewards, observations and ends are compared with those of
+environments that are stepped in sequence.
 """
 
 import argparse
@@ -66,8 +64,10 @@ def nethack():
 
 
 def check(creator, vecenv, steps=30):
-    """The vector gives what environments that are stepped one by one give;
-    AssertionError otherwise."""
+    """Compare a vector with environments that are stepped in sequence.
+
+    Raises AssertionError if they differ.
+    """
     rng, n = np.random.default_rng(0), vecenv.num_envs
     envs = [creator() for _ in range(n)]
     expected = [env.reset(seed=3 + i)[0] for i, env in enumerate(envs)]
@@ -96,8 +96,7 @@ class Ours:
         self.vecenv.async_reset(seed=0) if self.asynchronous else self.vecenv.reset(seed=0)
 
     def run(self, seconds):
-        """(calls, steps) a second, the same here, and steps a second of this
-        process's processor time."""
+        """Return (calls, steps) per second, and steps per processor second."""
         count, begun, i, busy = 0, time.perf_counter(), 0, time.process_time()
         while (now := time.perf_counter()) - begun < seconds:
             i += 1

@@ -57,7 +57,7 @@ def checkout(commit, folder, *paths):
 
 
 def is_inert(node):
-    """Whether an edit within `node` changes only texts or annotations."""
+    """Return whether an edit within `node` changes only texts or annotations."""
     return (isinstance(node, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.JoinedStr)
             or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
             or (isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1]
@@ -65,7 +65,10 @@ def is_inert(node):
 
 
 def python_sites(source):
-    """[(kind, first, last, replacement)] of all edits of a module, as offsets in its text."""
+    """Return all edits of a module.
+
+    [(kind, first, last, replacement)], offsets in its text.
+    """
     lines = [0]
     for line in source.splitlines(keepends=True):
         lines.append(lines[-1] + len(line))
@@ -111,7 +114,7 @@ def python_sites(source):
 
 
 def c_sites(source):
-    """The same of an environment in C, by its text without comments."""
+    """Return all edits of an environment in C, by its text without comments."""
     blank = re.sub(r"//[^\n]*|/\*.*?\*/|\"[^\"\n]*\"|^#[^\n]*$", lambda match: re.sub(r"[^\n]", "@", match[0]),
                    source, flags=re.S | re.M)
     sites = []
@@ -125,7 +128,10 @@ def c_sites(source):
 
 
 def message_sites(source):
-    """[("reworded", first, last, replacement)]: the first long word of each raised message."""
+    """Return the edits of messages: the first long word of each raised message.
+
+    [("reworded", first, last, replacement)].
+    """
     lines = [0]
     for line in source.splitlines(keepends=True):
         lines.append(lines[-1] + len(line))
@@ -141,7 +147,10 @@ def message_sites(source):
 
 
 def pick(rng, texts, sites_of, number):
-    """`number` sites: a file in proportion to its sites, a kind, then a site of that kind."""
+    """Return `number` random sites.
+
+    A file in proportion to its sites, a kind, then a site of that kind.
+    """
     sites = {name: found for name, text in sorted(texts.items()) if (found := sites_of(text))}
     chosen = []
     while len(chosen) < number:
@@ -154,7 +163,10 @@ def pick(rng, texts, sites_of, number):
 
 
 def mutants(folder, seed, number, reword):
-    """[{id, file, line, kind, first, last, old, new}] of the product in `folder`."""
+    """Return random mutants of the product in `folder`.
+
+    [{id, file, line, kind, first, last, old, new}].
+    """
     rng = random.Random(seed)
     modules = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.py")
                if path.relative_to(folder).parts[0] not in OUTSIDE}
@@ -202,7 +214,10 @@ def test_files(folder, mutant):
 
 
 def run(arguments, folder, seconds, log):
-    """(exit code or None after `seconds`, output) of a command and whatever it has started."""
+    """Return (exit code or None after `seconds`, output) of a command.
+
+    Its children are ended with it.
+    """
     env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     with open(log, "w+") as output:
         process = subprocess.Popen(arguments, cwd=folder, stdout=output, stderr=subprocess.STDOUT,
@@ -219,7 +234,7 @@ def run(arguments, folder, seconds, log):
 
 
 def try_mutant(mutant, tree, args):
-    """The mutant with its fate, in a copy of `tree`."""
+    """Return the mutant with its fate, in a copy of `tree`."""
     folder = Path(tempfile.mkdtemp(prefix="mutant-"))
     try:
         shutil.copytree(tree, folder, dirs_exist_ok=True, symlinks=True)

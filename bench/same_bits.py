@@ -194,8 +194,10 @@ class Failed(Exception):
 
 
 class Tree:
-    """A project's folder, and a process that has imported it: most commands run in a fork of that,
-    as a new process would run them but for two seconds of imports."""
+    """A project's folder, and a process that has imported it.
+
+    Most commands run in a fork of it, as a new process without two seconds of imports.
+    """
 
     FORKS = """
 import json, os, runpy, signal, sys
@@ -225,7 +227,7 @@ runpy.run_path(script, run_name="__main__")
                                        stdout=subprocess.PIPE)
 
     def run(self, command, folder):
-        """(exit status, output, errors) of a command of RUNS or TEXTS in the folder `folder`."""
+        """Return (exit status, output, errors) of a command of RUNS or TEXTS."""
         words = [word.replace("TREE", str(self.folder)) for word in command]
         if command[:2] == [PUFFERL, "train"] and "--help" not in command:
             job = json.dumps([words[0], words[1:], str(folder), SECONDS])
@@ -255,7 +257,10 @@ def prepare(folder):
 
 
 def leaves(value, name=""):
-    """Yield (name, tensor) of all tensors and numbers in nested dicts and lists, in a fixed order."""
+    """Yield (name, tensor) of all tensors and numbers in nested dicts and lists.
+
+    In a fixed order.
+    """
     if isinstance(value, dict):
         for key in sorted(value, key=str):
             yield from leaves(value[key], f"{name}/{key}" if name else str(key))
@@ -269,13 +274,13 @@ def leaves(value, name=""):
 
 
 def contents(tensor):
-    """What two tensors share if they are equal bit for bit."""
+    """Return a value that two tensors share if they are equal bit for bit."""
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return str(tensor.dtype), tuple(tensor.shape), data
 
 
 def digest(value):
-    """A hash of all tensors and numbers in nested dicts and lists, and of their names."""
+    """Return a hash of all tensors and numbers in nested dicts and lists, with names."""
     hashed = hashlib.sha256()
     for name, tensor in leaves(value):
         hashed.update(repr((name, *contents(tensor))).encode())
@@ -283,13 +288,16 @@ def digest(value):
 
 
 def without_hash(name, tensor):
-    """The states of environments without their first 32 bytes: a hash of the folder among others."""
+    """Return the states of environments without their first 32 bytes.
+
+    These contain a hash of the folder.
+    """
     states = tensor.dtype == torch.uint8 and tensor.ndim == 1 and not name.startswith("model/")
     return tensor[32:] if states else tensor
 
 
 def results(commands, tree, folder):
-    """{name: tensor} of what a run leaves."""
+    """Return {name: tensor} of a run's results."""
     prepare(folder)
     for command in commands:
         status, output, errors = tree.run(command, folder)
@@ -311,7 +319,7 @@ def results(commands, tree, folder):
 
 
 def compare(before, now):
-    """("same" or "differs", details) of two {name: tensor}."""
+    """Return ("same" or "differs", details) of two {name: tensor}."""
     gone, new = before.keys() - now.keys(), now.keys() - before.keys()
     renamed = {}
     for name in sorted(gone):
@@ -342,7 +350,7 @@ def compare(before, now):
 
 
 def text_of(command, tree, folder):
-    """What a command prints, without what depends on the folders and the time."""
+    """Return a command's output without what depends on the folders and the time."""
     prepare(folder)
     status, output, errors = tree.run(command, folder)
     text = f"exit status {status}\n{output}--- stderr\n{errors}"

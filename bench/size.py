@@ -34,7 +34,10 @@ SMALL = ["--env.num-envs", "64", "--train.horizon", "32", "--train.minibatch-siz
 
 
 def product_files(tree):
-    """Names in the folder `tree` of what git tracks; in a folder without git, of all files."""
+    """Return the names of the tracked files in the folder `tree`.
+
+    In a folder without git, of all files.
+    """
     if (tree / ".git").exists():
         listing = subprocess.run(["git", "-C", str(tree), "ls-files"], capture_output=True,
                                  text=True, check=True).stdout.splitlines()
@@ -46,7 +49,7 @@ def product_files(tree):
 
 
 def count(path):
-    """{column: number} of one file."""
+    """Return {column: number} of one file."""
     lines = len(path.read_text().splitlines())
     if path.suffix != ".py":
         return {"lines": lines}
@@ -63,8 +66,11 @@ def count(path):
 
 
 def imports_of(node, package, at_import=True):
-    """Yield the dotted names that a syntax tree imports. package: the dotted name of its own.
-    at_import: leave out those in functions and behind `if __name__ == "__main__"`."""
+    """Yield the dotted names that a syntax tree imports.
+
+    package: the dotted name of the module's package. at_import: leave out those in functions and
+    behind `if __name__ == "__main__"`.
+    """
     for child in ast.iter_child_nodes(node):
         later = (isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
                  or (isinstance(child, ast.If) and "__main__" in ast.unparse(child.test)))
@@ -80,7 +86,10 @@ def imports_of(node, package, at_import=True):
 
 
 def circles(modules, at_import):
-    """The import circles, sorted lists of names. modules: {dotted name: (path, syntax tree)}."""
+    """Return the import circles, sorted lists of names.
+
+    modules: {dotted name: (path, syntax tree)}.
+    """
     graph, reach = {}, {}
     for name, (path, tree) in modules.items():
         package = name if path.endswith("__init__.py") else name.rpartition(".")[0]
@@ -100,7 +109,10 @@ def circles(modules, at_import):
 
 
 def measure(tree):
-    """({file: its counts}, {what: (number, remark)}) of the folder `tree`; runs nothing."""
+    """Return ({file: its counts}, {metric: (number, remark)}) of the folder `tree`.
+
+    Runs nothing.
+    """
     rows = {name: count(tree / name) for name in product_files(tree)}
     modules = {}
     for path in rows:
@@ -126,7 +138,10 @@ def measure(tree):
 
 
 def trace(tree):
-    """{what: (functions, files)} of the folder `tree` that are entered; imports its modules."""
+    """Return {metric: (functions, files)} of the folder `tree` that a step enters.
+
+    Imports its modules.
+    """
     sys.path[:] = [str(tree), *(path for path in sys.path
                                 if Path(path).resolve() not in (ROOT, ROOT / "bench"))]
     entered, recorders = {}, []
@@ -167,7 +182,7 @@ def trace(tree):
 
 
 def trace_elsewhere(tree):
-    """`trace` in a process; {} and a line on stderr if that tree does not train."""
+    """Run `trace` in a process; {} and a line on stderr if that tree does not train."""
     with tempfile.TemporaryDirectory() as folder:
         result = subprocess.run([sys.executable, __file__, "--trace", str(tree)], cwd=folder,
                                 capture_output=True, text=True)
@@ -180,7 +195,7 @@ def trace_elsewhere(tree):
 
 
 def sums(rows):
-    """{folder or "total": the sums of its files' counts}."""
+    """Return {folder or "total": the sums of its files' counts}."""
     totals = collections.defaultdict(collections.Counter)
     for path, counts in rows.items():
         folder = path.partition("/")[0] + "/" if "/" in path else "root"
@@ -190,7 +205,7 @@ def sums(rows):
 
 
 def cells(now, before):
-    """A number, and how much more it is than before, unless that is None or equal."""
+    """Return a number and its difference to the earlier one, if there is one."""
     change = f"{now - before:+,}" if before is not None and now != before else ""
     return f"{now:>12,}{change:>8}"
 

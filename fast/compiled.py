@@ -28,21 +28,21 @@ import kernels
 import models
 from arena import (
     INT0,
-    ask_ahead,
     check_log_std,
     check_squash,
     clock,
     distinct_driver,
     driver,
     f32,
-    host,
+    host_array,
     optional_masks,
+    prefetch,
     run,
     threads,
     u64,
 )
 from fast import products
-from fast.products import BLOCK, accumulate_rows, add_rows, halved, multiply_rows, pack, packed_size
+from fast.products import BLOCK, accumulate_rows, add_bias_gradients, halved, multiply_rows, pack, packed_size
 from vector import cycles, step_environments
 
 if products.missing():
@@ -270,7 +270,7 @@ def _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scr
     inside, seen, _, _, carry, grad_outputs, grad_parts, grad_log_std, grad_x, sums, zeros, _ = scratch
     into, log_std = gradients
     H, rows = grad_x.shape[1], T * n
-    add_rows(grad_log_std[: rows if len(log_std) > 0 else 0], log_std)
+    add_bias_gradients(grad_log_std[: rows if len(log_std) > 0 else 0], log_std)
     _move(INT0, rows, grad_parts, grad_outputs, False)
     for k in range(len(into)):
         encoder, inner, decoder = into[k]
@@ -278,14 +278,14 @@ def _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scr
         half = halved(network[0][k][0][0])
         grad, grad_out = grad_x[:rows], grad_parts[k][:rows]
         accumulate_rows(False, grad_out, xs[len(inner)][:rows], decoder[0])
-        add_rows(grad_out, decoder[1])
+        add_bias_gradients(grad_out, decoder[1])
         multiply_rows(rows, grad_out, back[k][1], zeros, INT0, grad)
         for i in range(len(inner) - 1, -1, -1):
             hgp, x = hgps[i][:rows], xs[i][:rows]
             if initial is None:
                 _activate_grad(activation, grad, xs[i + 1][:rows])
                 accumulate_rows(half, grad, x, inner[i][0])
-                add_rows(grad, inner[i][1])
+                add_bias_gradients(grad, inner[i][1])
                 multiply_rows(rows, grad, back[k][0][i], zeros, INT0, hgp)
                 grad = hgp
             else:
@@ -293,12 +293,12 @@ def _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scr
                                                 states[i][: rows + n].reshape(T + 1, n, H), resets,
                                                 valid, index, start, grad.reshape(T, n, H), sums[:n], carry)
                 accumulate_rows(half, hgp, x, inner[i][0])
-                add_rows(sums[:n], inner[i][1])
+                add_bias_gradients(sums[:n], inner[i][1])
                 multiply_rows(rows, hgp, back[k][0][i], grad.reshape(-1), H, grad)
         if initial is None:
             _activate_grad(activation, grad, xs[0][:rows])
         accumulate_rows(half, grad, seen[:rows], encoder[0])
-        add_rows(grad, encoder[1])
+        add_bias_gradients(grad, encoder[1])
 
 
 @driver
@@ -308,7 +308,7 @@ def _ask_ahead(observations, index, first, last, T, part):
     rows = T // 3 + 1
     for m in range(first, last):
         for t in range(part * rows, min(T, (part + 1) * rows)):
-            ask_ahead(observations[t, index[m]])
+            prefetch(observations[t, index[m]])
 
 
 @driver
@@ -373,7 +373,7 @@ def find_towers(policy):
 
 def _layers(state):
     """The recurrent state (layers, n, H) as the calls above take it; None without memory."""
-    return None if state is None else tuple(map(host, state))
+    return None if state is None else tuple(map(host_array, state))
 
 
 def _chain(maps):
@@ -417,15 +417,15 @@ class Weights:
                 else None)
         norm = (torch.zeros(0),) * 2 if norm is None else (norm.shift, norm.scale)
         towers, back, masters = [], [], []
-        for t, pairs in enumerate(self.pairs(lambda key: host(self.policy.get_parameter(key).data))):
+        for t, pairs in enumerate(self.pairs(lambda key: host_array(self.policy.get_parameter(key).data))):
             weights, biases = zip(*pairs, strict=True)
-            packed = [host(self.arena[f"{self.name}/packed/{t}/{i}"]) for i in range(len(pairs))]
-            turned = [host(self.arena[f"{self.name}/packed/{t}/{i}/back"]) for i in range(1, len(pairs))]
+            packed = [host_array(self.arena[f"{self.name}/packed/{t}/{i}"]) for i in range(len(pairs))]
+            turned = [host_array(self.arena[f"{self.name}/packed/{t}/{i}/back"]) for i in range(1, len(pairs))]
             towers.append(_chain(zip(packed, biases, strict=True)))
             back.append((tuple(turned[:-1]), turned[-1]))
             masters.append((*_chain(weights), *_chain(packed), *back[-1]))
         self.arrays, self.back, self._masters = (
-            (tuple(towers), *map(host, norm), self.activation), tuple(back), tuple(masters))
+            (tuple(towers), *map(host_array, norm), self.activation), tuple(back), tuple(masters))
         self.refresh()
 
     def pairs(self, of):
@@ -458,7 +458,7 @@ class Actor:
             weights.arena.register(f"{name}/{key}", shape)
 
     def bind(self):
-        of = lambda key: host(self.weights.arena[f"{self.name}/{key}"])  # noqa: E731
+        of = lambda key: host_array(self.weights.arena[f"{self.name}/{key}"])  # noqa: E731
         self.outputs = self.weights.arena[f"{self.name}/outputs"]
         self.scratch = *map(of, self.shapes), tuple(map(of, self.parts)), of("chosen")
 
@@ -467,8 +467,8 @@ class Actor:
         layer, updated in place, or None without memory, resets and valid (n,) uint8 -> outputs
         (n, A + 1), overwritten by the next call."""
         n = len(observations)
-        run(_policy_step_cpu, n, self.cost, host(observations.view(n, -1)), self.weights.arrays,
-            _layers(state), host(resets), host(valid), self.scratch)
+        run(_policy_step_cpu, n, self.cost, host_array(observations.view(n, -1)), self.weights.arrays,
+            _layers(state), host_array(resets), host_array(valid), self.scratch)
         return self.outputs[:n]
 
 
@@ -494,8 +494,8 @@ class Learner:
 
     def bind(self):
         weights = self.weights
-        of = lambda key: host(weights.arena[f"{self.name}/{key}"])  # noqa: E731
-        own = lambda key: host(weights.arena[f"{self.gradients}/policy.{key}"])  # noqa: E731
+        of = lambda key: host_array(weights.arena[f"{self.name}/{key}"])  # noqa: E731
+        own = lambda key: host_array(weights.arena[f"{self.gradients}/policy.{key}"])  # noqa: E731
         towers = tuple(tuple(tuple(of(f"{key} {t} {i}") for i in range(count)) for key, count in self.inside.items())
                        for t in range(len(weights.towers)))
         self.outputs, self.grad_outputs, self.grad_log_std = map(of, ("outputs", "grad_outputs", "grad_log_std"))
@@ -511,8 +511,8 @@ class Learner:
         """All steps of the n <= `together` segments of observations (T, n, D): outputs (T, n, A +
         1), overwritten by the next call; initial (n, H) a layer, or None without memory."""
         n = observations.shape[1]
-        self.seen = _layers(initial), host(resets), host(valid), np.arange(n), 0
-        _forward_cpu(n, self.T, host(observations), *self.seen, self.weights.arrays, self.scratch)
+        self.seen = _layers(initial), host_array(resets), host_array(valid), np.arange(n), 0
+        _forward_cpu(n, self.T, host_array(observations), *self.seen, self.weights.arrays, self.scratch)
         return torch.from_numpy(self.outputs[: self.T * n].reshape(self.T, n, -1))
 
     def backward(self, grad_outputs, grad_log_std=None):
@@ -646,16 +646,16 @@ class Compiled:
         longer than the step; the arrays behind them live as long as the engine."""
         buffers = self.buffers
         state, (masked, masks) = buffers.state.get("mingru"), self._masks(buffers.storage["action_masks"])
-        arrays = (host(row[name]) for name in ("samples", "actions", "logprobs", "values"))
-        return (host(self.observations[t, agents]), self.products.arrays,
-                _layers(state if state is None else state[:, agents]), host(row["resets"]), host(row["valid"]),
-                *self._distribution(agents), masked, masks[t, agents] if masked else masks[0],
-                u64(self.config["seed"]), u64(buffers.first_agent + agents.start), host(row["step"]), *arrays)
+        arrays = (host_array(row[name]) for name in ("samples", "actions", "logprobs", "values"))
+        return (host_array(self.observations[t, agents]), self.products.arrays,
+                _layers(state if state is None else state[:, agents]), host_array(row["resets"]),
+                host_array(row["valid"]), *self._distribution(agents), masked, masks[t, agents] if masked else masks[0],
+                u64(self.config["seed"]), u64(buffers.first_agent + agents.start), host_array(row["step"]), *arrays)
 
     def _distribution(self, agents):
         """Return heads, log_std and squash of these agents' actions, as the kernels take them."""
         shape, heads = (agents.stop - agents.start, self.buffers.width - 1), self.buffers.heads
-        return (None if heads is None else host(heads),
+        return (None if heads is None else host_array(heads),
                 None if self.log_std is None else check_log_std("sample", self.log_std, shape),
                 self._squash())
 
@@ -664,7 +664,7 @@ class Compiled:
         return check_squash("sample", buffers.squash, buffers.width - 1, buffers.values)
 
     def _masks(self, masks):
-        return optional_masks(None if masks is None else host(masks), self.buffers.values, 3)
+        return optional_masks(None if masks is None else host_array(masks), self.buffers.values, 3)
 
     def _rollout_in_one_call(self, worker):
         """Run all steps of a worker's buffers without the interpreter: it halves the cost of a small step."""
@@ -677,11 +677,11 @@ class Compiled:
             begun, agents = clock(), self.vecenv.ranges[buffer]
             in_environments = _rollout_cpu(
                 agents.start, agents.stop, self.vecenv.addresses(buffer), self.products.arrays,
-                tuple(map(host, arrays)), _layers(state if state is None else state[:, agents]),
+                tuple(map(host_array, arrays)), _layers(state if state is None else state[:, agents]),
                 _layers(buffers.scratch[worker].get("mingru")), self.actors[worker].scratch,
                 *self._distribution(agents), *self._masks(storage["action_masks"]), u64(self.config["seed"]),
-                buffers.first_agent, host(buffers.steps), host(buffers.samples), host(buffers.logprobs),
-                host(buffers.values), host(buffers.bootstraps))
+                buffers.first_agent, host_array(buffers.steps), host_array(buffers.samples),
+                host_array(buffers.logprobs), host_array(buffers.values), host_array(buffers.bootstraps))
             self.vecenv.finish(buffer)
             seconds += in_environments * (clock() - begun)
         return seconds
@@ -698,9 +698,9 @@ class Compiled:
                    columns.valid, buffers.settings)
         _learn_cpu(
             *engines.share(worker, self.num_learners, len(index)), learner.together,
-            host(self.observation_columns), self.initial, host(columns.resets),
-            host(index), self.products.arrays, self.products.back, learner.scratch,
+            host_array(self.observation_columns), self.initial, host_array(columns.resets),
+            host_array(index), self.products.arrays, self.products.back, learner.scratch,
             learner.added, self.spread, self._squash(), *self._masks(columns.action_masks),
-            None if buffers.heads is None else host(buffers.heads), tuple(map(host, rollout)),
-            (host(buffers.new_values), host(buffers.new_ratios)), learner.statistics)
+            None if buffers.heads is None else host_array(buffers.heads), tuple(map(host_array, rollout)),
+            (host_array(buffers.new_values), host_array(buffers.new_ratios)), learner.statistics)
         buffers.sums[worker, : kernels.SUMS] += torch.from_numpy(learner.statistics.sum(0))

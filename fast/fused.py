@@ -38,14 +38,14 @@ import data_parallel
 from arena import (
     check_heads,
     check_numbers,
-    check_sizes,
+    check_dimensions,
     check_squash,
-    checked,
+    check_array,
     clock,
     constant,
-    device,
+    device_array,
     driver,
-    host,
+    host_array,
     numpy_dtype,
     on_gpu,
     optional_masks,
@@ -293,7 +293,7 @@ class GpuBuffers(engines.Buffers):
         running = self.running_returns
         lows, highs = torch.full_like(running, math.inf), torch.full_like(running, -math.inf)
         tensors = (*(self.storage[name] for name in ("rewards", "valid", "resets")), running, lows, highs)
-        run(_return_range, len(running), 1, *map(device if running.is_cuda else host, tensors))
+        run(_return_range, len(running), 1, *map(device_array if running.is_cuda else host_array, tensors))
         self.arena["returns"].copy_(torch.stack((lows.min(), highs.max())))
 
     def usage(self):
@@ -616,7 +616,7 @@ class TorchProducts:
 
     def bias_gradients(self, rows, *, add):
         """Vectors' gradients (+)= the sums over rows (n, columns). rows: {the vector's name: rows}."""
-        kernels.add_rows([(values, self.gradients[name]) for name, values in rows.items()], add)
+        kernels.add_bias_gradients([(values, self.gradients[name]) for name, values in rows.items()], add)
 
 
 # What observations may be, as policy_step of kernels.cu numbers them.
@@ -673,25 +673,25 @@ class PolicyStep:
         `kernels.sample` behind its first one; nothing is drawn without. Raises ValueError or TypeError for a wrong
         shape or dtype."""
         name, like, norm = "policy_step", outputs, self.policy.normalizer
-        n, width = check_sizes(name, "outputs", outputs, 2)
+        n, width = check_dimensions(name, "outputs", outputs, 2)
         inputs, H, L = self.policy.encoder.in_features, self.policy.hidden_size, self.policy.num_layers
         kind = DTYPES.get(str(observations.dtype).removeprefix("torch."))
         if kind is None:
             raise TypeError(f"fused.PolicyStep: observations are {observations.dtype}, expected {', '.join(DTYPES)}.")
-        seen = checked(name, "observations", observations.view(n, -1), (n, inputs), numpy_dtype(observations))
+        seen = check_array(name, "observations", observations.view(n, -1), (n, inputs), numpy_dtype(observations))
         moments = [constant(("no normalisation",), like, lambda: torch.zeros(0))] * 2
         if norm is not None:
-            moments = [checked(name, what, getattr(norm, what), (inputs,)) for what in ("shift", "scale")]
-        first, *_ = [checked(name, "state", state[i], (n, H)) for i in range(L)]
-        flags = checked(name, "resets", resets, (n,), np.uint8), checked(name, "valid", valid, (n,), np.uint8)
-        weights = checked(name, "weights", self.addresses, (2 * L + 4,), np.int64)
-        outputs = checked(name, "outputs", outputs, (n, width))
+            moments = [check_array(name, what, getattr(norm, what), (inputs,)) for what in ("shift", "scale")]
+        first, *_ = [check_array(name, "state", state[i], (n, H)) for i in range(L)]
+        flags = check_array(name, "resets", resets, (n,), np.uint8), check_array(name, "valid", valid, (n,), np.uint8)
+        weights = check_array(name, "weights", self.addresses, (2 * L + 4,), np.int64)
+        outputs = check_array(name, "outputs", outputs, (n, width))
         ends, values = flags, outputs  # not read
         if final is not None:
             assert drawn is None, "both write values"
             *ends, values = final
-            ends = [checked(name, what, end, (n,), np.uint8) for what, end in zip(ENDS, ends, strict=True)]
-            values = checked(name, "values", values, (n,))
+            ends = [check_array(name, what, end, (n,), np.uint8) for what, end in zip(ENDS, ends, strict=True)]
+            values = check_array(name, "values", values, (n,))
         if drawn is None:  # arrays that are not read
             drawing = 0, 0, weights, 0, weights, False, flags[0], outputs, 0, *(outputs for _ in range(4)), values
         else:
@@ -714,18 +714,19 @@ class PolicyStep:
         name = "policy_step"
         nothing = constant(("nothing",), like, lambda: torch.zeros(1))
         if heads is not None:
-            heads = check_heads(name, heads, check_sizes(name, "actions", actions, 2)[1], choices, like)
-            masks = None if masks is None else checked(name, "masks", masks, (n, choices), np.uint8)
-            actions = checked(name, "actions", actions, (n, len(heads)), np.int32)
+            heads = check_heads(name, heads, check_dimensions(name, "actions", actions, 2)[1], choices, like)
+            masks = None if masks is None else check_array(name, "masks", masks, (n, choices), np.uint8)
+            actions = check_array(name, "actions", actions, (n, len(heads)), np.int32)
             how = len(heads), heads, *optional_masks(masks, like, 2), nothing, 0, nothing, actions, nothing
         else:
             heads = constant(("no heads",), like, lambda: torch.zeros(1, dtype=torch.int64))
-            log_std, bounds = checked(name, "log_std", log_std, (choices,)), check_squash(name, squash, choices, like)
-            actions = checked(name, "actions", actions, (n, choices))
-            samples = actions if squash is None else checked(name, "samples", samples, (n, choices))
+            log_std = check_array(name, "log_std", log_std, (choices,))
+            bounds = check_squash(name, squash, choices, like)
+            actions = check_array(name, "actions", actions, (n, choices))
+            samples = actions if squash is None else check_array(name, "samples", samples, (n, choices))
             how = 0, heads, *optional_masks(None, like, 2), log_std, bounds.shape[1], bounds, actions, samples
         return (seed, first_agent, check_numbers(name, "step", step, 1, np.int64, like), *how,
-                checked(name, "logprobs", logprobs, (n,)), checked(name, "values", values, (n,)))
+                check_array(name, "logprobs", logprobs, (n,)), check_array(name, "values", values, (n,)))
 
 
 class Layers:
@@ -928,8 +929,8 @@ def rollout_in_graphs(agents, environments, handles, storage, cut, cut_step):
     resets (T + 1, N); before the last graph is replayed, cut (N,) uint8 says whose final observation it is for,
     cut_step (1,) int64 of which step. Returns the share of the time that the environments took; RuntimeError for what
     the GPU reports."""
-    error, share = _rollout_cuda(agents.start, agents.stop, environments, *handles, *map(host, storage), host(cut),
-                                 host(cut_step))
+    error, share = _rollout_cuda(agents.start, agents.stop, environments, *handles, *map(host_array, storage),
+                                 host_array(cut), host_array(cut_step))
     if error:
         torch.cuda.synchronize()  # says more
         raise RuntimeError(f"fused.rollout_in_graphs: the GPU's driver reports error {error}.")

@@ -118,7 +118,7 @@ def accumulate_rows(half, grad, x, gradient):
 
 
 @distinct_driver
-def add_rows(rows, total):
+def add_bias_gradients(rows, total):
     """total (columns,) += the sum of rows (n, columns) over n."""
     numbers, columns = rows.reshape(-1), u64(rows.shape[1])
     for r in range(rows.shape[0]):
@@ -150,7 +150,7 @@ def _gradient_lanes(begin, end, size, grad, x, of_weight, of_bias):
         first, last = part * size, min((part + 1) * size, len(x))
         of_weight[part], of_bias[part] = 0, 0
         accumulate_rows(False, grad[first:last], x[first:last], of_weight[part])
-        add_rows(grad[first:last], of_bias[part])
+        add_bias_gradients(grad[first:last], of_bias[part])
 
 
 def array(tensor):

@@ -13,7 +13,7 @@ Formulas: Hochreiter and Schmidhuber 1997 and Cho et al. 2014, in the order and 
 import torch
 from torch import nn
 
-from arena import INT0, ONE, ZERO, distinct_driver, driver, run, unwatched
+from arena import INT0, ONE, ZERO, distinct_driver, driver, run, without_torch_function
 from fast import products
 from fast.products import BLOCK, multiply_rows
 from kernels import sigmoid_cell, tanh_cell
@@ -127,7 +127,7 @@ def _lstm_scan_grad(begin, end, packed, gates, cs, valid, keep, grad_out, grad_h
 class _LSTM(torch.autograd.Function):
 
     @staticmethod
-    @unwatched
+    @without_torch_function
     def forward(ctx, x, weight_ih, weight_hh, bias_ih, bias_hh, resets, valid, h, c):
         (hs, cs), keep = _begin(x, resets, (h, c))
         gates, out = products.multiply(x, weight_ih.t(), bias_ih + bias_hh), torch.empty_like(hs[1:])
@@ -203,7 +203,7 @@ def _gru_scan_grad(begin, end, packed, gates, inner, hs, valid, keep, grad_out, 
 class _GRU(torch.autograd.Function):
 
     @staticmethod
-    @unwatched
+    @without_torch_function
     def forward(ctx, x, weight_ih, weight_hh, bias_ih, bias_hh, resets, valid, h):
         (hs,), keep = _begin(x, resets, (h,))
         gates, out = products.multiply(x, weight_ih.t(), bias_ih), torch.empty_like(hs[1:])

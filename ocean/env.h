@@ -30,7 +30,7 @@
  * c_step allocates nothing, and all state is in the struct.
  *
  * Optional defines before the include:
- *     HAS_VALID            agents may be dead: c_reset and c_step write 1 to valid if the agent
+ *     HAS_VALID            agents may be inactive: c_reset and c_step write 1 to valid if the agent
  *                          acts in the next step, else 0
  *     HAS_ACTION_MASKS     c_reset and c_step write action_masks, if that pointer is set: one byte
  *                          for each action (1 legal), the heads one after another. Illegal actions
@@ -49,7 +49,8 @@
 #pragma once
 
 #ifdef OCEAN_DEVICE
-/* A GPU's C++ compiler (ocean/device.py) has no system headers. It knows most of their functions; the others follow. */
+/* A GPU's C++ compiler (ocean/device.py) has no system headers. It knows most of their functions;
+ * the others follow. */
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
 typedef short int16_t;
@@ -184,7 +185,7 @@ typedef struct Env Env;
 typedef struct { LOG(LOG_FIELD) } Log;
 
 /* Adds one finished episode to the log: how well it went (0..1), its score in the game's own units,
- * the sum of its rewards, its steps. Each field of OWN_LOG needs a line of its own, such as
+ * the sum of its rewards, its steps. Each field of OWN_LOG needs a separate line, such as
  * env->log.hits += hits. */
 #define LOG_EPISODE(env, how_well, points, reward_sum, steps) \
     do { \
@@ -218,7 +219,7 @@ typedef struct { LOG(LOG_FIELD) } Log;
     OBSERVATION* final_observations; \
     uint8_t* valid; /* (agents,), with HAS_VALID only */ \
     uint8_t* action_masks; /* (agents, sum of heads), with HAS_ACTION_MASKS only */ \
-    uint32_t agent_offset; /* agents of the environments before this one */ \
+    uint32_t agent_offset; /* agents of the preceding environments */ \
     bool every_final; /* terminated agents get a final observation too */ \
     HEAP \
     uint64_t rng; \

@@ -1,6 +1,6 @@
-/* Runs a trained default network (models.MinGRUPolicy: linear encoder, MinGRU layers with highway gates,
- * linear decoder) in plain C, from the file that `python pufferl.py export ENV --export.flat policy.bin`
- * writes. It needs libm only. A Policy has scratch memory, so it is for one thread.
+/* Runs a trained default network (models.MinGRUPolicy: linear encoder, MinGRU layers with highway
+ * gates, linear decoder) in plain C, from the file that `python pufferl.py export ENV --export.flat
+ * policy.bin` writes. It needs libm only. A Policy has scratch memory, so it is for one thread.
  *
  *     Policy policy;
  *     const char* problem = policy_load(&policy, "policy.bin");     NULL, or what is wrong
@@ -12,16 +12,19 @@
  *   with reset 1 if an episode begins here, and mask NULL or 0 for each forbidden action.
  *
  * The file is one row of little-endian float32, which numpy.fromfile(path, "<f4") reads:
- *     the bytes "PUFR"; format 1 to 8; observation type (PolicyType); inputs; hidden; layers; heads; dims; each head's size
- *     in formats 2, 4, 6 and 8 only: shift (inputs), scale (inputs), with which observations are normalised
+ *     the bytes "PUFR"; format 1 to 8; observation type (PolicyType); inputs; hidden; layers;
+ *         heads; dims; each head's size
+ *     in formats 2, 4, 6 and 8 only: shift (inputs), scale (inputs), which normalise observations
  *     encoder: weight (hidden, inputs), bias (hidden)
  *     each layer: weight (3 * hidden, hidden), bias (3 * hidden), in the order h, g, p
  *     decoder: weight (actions + 1, hidden), bias (actions + 1); the last row is the value
  *     log_std (dims)
  *     in formats 3, 4, 7 and 8 only: middle (dims), half (dims): an action is middle + half * tanh(sample), or
  *         middle - half * sample where half is below 0
- *     in formats 5 to 8 only: the first action of each head, or low (dims), high (dims), to which actions are clipped
- * with actions = the sum of the heads' sizes (discrete), or dims (continuous). Matrices are row by row, as in torch. */
+ *     in formats 5 to 8 only: the first action of each head, or low (dims), high (dims), to which
+ *         actions are clipped
+ * with actions = the sum of the heads' sizes (discrete), or dims (continuous). Matrices are row by
+ * row, as in torch. */
 #pragma once
 
 #include <math.h>
@@ -46,7 +49,7 @@ typedef struct {
     const float *shift, *scale; /* normalise observations; NULL if they are not normalised */
     const float *encoder, *layer, *decoder, *log_std; /* each matrix is followed by its bias */
     const float *middle, *half; /* the bounds of actions, if a tanh squashes them; else NULL */
-    const float *starts, *low, *high; /* what the environment adds to actions or clips them to; else NULL */
+    const float *starts, *low, *high; /* offset of actions, or their clipping bounds; else NULL */
     float *weights, *outputs, *scratch;
 } Policy;
 
@@ -216,7 +219,7 @@ static void policy_forward(const Policy* policy, const void* observation, bool r
 /* The first two of Philox4x32-10's four random words (Salmon et al. 2011). */
 static void policy_random(uint64_t seed, uint32_t agent, uint64_t step, int head,
                           uint32_t words[2]) {
-    enum { ACTION = 1 }; /* the counter's last word says what the random words are for, as in kernels.py */
+    enum { ACTION = 1 }; /* the counter's last word is the purpose, as in kernels.py */
     uint32_t c[4] = {agent, (uint32_t)step, (uint32_t)(step >> 32) << 16 | (uint32_t)head, ACTION};
     uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
     for (int round = 0; round < 10; round++) {
@@ -236,9 +239,10 @@ static inline float policy_uniform(uint32_t word) {
     return (float)(word >> 8) * 0x1p-24f;
 }
 
-/* The environment's own action from policy->outputs: int32_t[heads], or float[dims] (for an environment in C, which clips by
- * itself, these may lie outside -1..1 without a tanh). The random words are
- * those of kernels.sample: the same seed, agent and step give its action. `deterministic`: the most likely one. */
+/* Chooses the environment's action from policy->outputs: int32_t[heads], or float[dims] (without a
+ * tanh these may be outside -1..1, to which an environment in C clips them). The random words are
+ * those of kernels.sample: the same seed, agent and step give its action. `deterministic`: the most
+ * likely one. */
 static void policy_act(const Policy* policy, const uint8_t* mask, uint64_t seed, uint32_t agent,
                        uint64_t step, bool deterministic, void* action) {
     const float* logits = policy->outputs;
@@ -253,7 +257,7 @@ static void policy_act(const Policy* policy, const uint8_t* mask, uint64_t seed,
         policy_random(seed, agent, step, head, words);
         for (int i = 0; i < size; i++) {
             if (mask && !mask[i]) continue;
-            choice = i; /* if rounding puts the target beyond all choices, the last allowed one stays */
+            choice = i; /* the last allowed one, if rounding puts the target beyond all */
             sum += expf(logits[i] - top);
             if (deterministic ? logits[i] == top : sum > policy_uniform(words[0]) * total) break;
         }

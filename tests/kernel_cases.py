@@ -1,9 +1,9 @@
-"""Calls of every kernel with their results in float64: the table that all devices are tested by.
+"""List calls of every kernel with float64 results, for the tests on all devices.
 
     call = kernel_cases.advantage(T=7, N=5)     # small random arguments, outputs full of NaN
     call.check()                                # every output against tests/reference.py
 
-`CASES` are the calls whose numbers are compared, `SMALL` one right call of each kind.
+`CASES` are the calls whose numbers are compared, `SMALL` has one valid call of each kind.
 """
 
 import math
@@ -24,7 +24,7 @@ def generator(seed=0):
 
 
 def poison(*shape, dtype=torch.float32):
-    """An output before the call: NaN, or a number that no kernel writes."""
+    """Return an output for a call: NaN, or a number that no kernel writes."""
     return torch.full(shape, NAN if dtype.is_floating_point else 77, dtype=dtype)
 
 
@@ -33,7 +33,10 @@ def flags(rng, probability, *shape):
 
 
 def close(actual, expected, tolerance=1e-5, name=""):
-    """|actual - expected| <= tolerance · (1 + |expected|) everywhere; a NaN is never close."""
+    """Return whether |actual - expected| <= tolerance · (1 + |expected|) everywhere.
+
+    A NaN is never close.
+    """
     actual, expected = torch.as_tensor(actual).double(), torch.as_tensor(expected).double()
     assert actual.shape == expected.shape, name
     error = (actual - expected).abs() / (1 + expected.abs())
@@ -46,8 +49,10 @@ def bits(tensor):
 
 
 class Call:
-    """A kernel's arguments, the names of those that it writes, and what these must be: compare(**written) yields
-    (name, actual, expected, tolerance)."""
+    """A kernel's arguments, the names of its outputs, and their expected values.
+
+    compare(**written) yields (name, actual, expected, tolerance).
+    """
 
     def __init__(self, kernel, written, compare, *, scratch=(), **arguments):
         self.kernel, self.written, self.compare = kernel, written, compare
@@ -55,10 +60,11 @@ class Call:
 
     @property
     def tensors(self):
-        return {name: value for name, value in self.arguments.items() if isinstance(value, torch.Tensor)}
+        return {name: value for name, value in self.arguments.items()
+                if isinstance(value, torch.Tensor)}
 
     def run(self, **changes):
-        """What the call writes or returns, by name."""
+        """Return what the call writes or returns, by name."""
         arguments = self.arguments | changes
         result = getattr(kernels, self.kernel)(**arguments)
         outputs = {name: arguments[name] for name in self.written}
@@ -91,7 +97,10 @@ def some_masks(rng, n, heads):
 
 
 def bounds(dims, mixed=False):
-    """models.squash's rows (middle, half, log |half|); mixed: two of three have one bound at most."""
+    """Return models.squash's rows (middle, half, log |half|).
+
+    mixed: two of three have at most one bound.
+    """
     low, high = -1.0 - torch.arange(dims), torch.linspace(0.5, 4.0, dims)
     middle, half = (low + high) / 2, (high - low) / 2
     if mixed:
@@ -104,7 +113,7 @@ FAR = {"seed": 2**63 + 9, "step": 2**33 + 5, "first_agent": 4_000_000_000}
 
 
 def uniforms(n, parts, seed=0, step=0, first_agent=0):
-    """Two numbers in [0, 1) for each agent and head or dimension, (2, n, parts)."""
+    """Return two numbers in [0, 1) per agent and head or dimension, (2, n, parts)."""
     low, high, key = step & 0xFFFFFFFF, step >> 32 << 16, (seed & 0xFFFFFFFF, seed >> 32)
     words = [[reference.philox4x32((first_agent + i, low, high | part, 1), key)[:2]
               for part in range(parts)] for i in range(n)]
@@ -113,7 +122,10 @@ def uniforms(n, parts, seed=0, step=0, first_agent=0):
 
 def sample(n=5, heads=None, dims=None, masked=False, wide=False, squash=None, far=False,
            outputs=None, log_std=None, masks=None, **options):
-    """`wide`: a log-std for every agent; `squash`: False, True or "mixed"."""
+    """Make a call of sample.
+
+    `wide`: a log-std for every agent; `squash`: False, True or "mixed".
+    """
     rng, where = generator(n), FAR if far else {"seed": 7, "step": 0, "first_agent": 0}
     where = {**where, **{name: options.pop(name) for name in FAR if name in options}}
     width = sum(heads) if heads else dims
@@ -192,7 +204,8 @@ def advantage(T=3, N=5, index=None, mean=None, seed=0, live=0.85, **settings):
     index = None if index is None else torch.tensor(index)
 
     def compare(advantages):
-        doubles = {name: value.double() if value.is_floating_point() else value for name, value in data.items()}
+        doubles = {name: value.double() if value.is_floating_point() else value
+                   for name, value in data.items()}
         options = {name.replace("gae_lambda", "lam"): value for name, value in settings.items()}
         expected = reference.advantage(**doubles, mean=mean or 0.0, **options)
         chosen = torch.ones(N, dtype=torch.bool)
@@ -211,31 +224,32 @@ def priorities(T=3, N=5, alpha=0.5, index=None):
     valid[:-1, N // 2] = 0  # an inactive segment: valid only in row T, which does not count
     index = None if index is None else torch.tensor(index)
 
-    def compare(masses):
-        expected = reference.masses(advantages.double(), valid, alpha)
+    def compare(priorities):
+        expected = reference.priorities(advantages.double(), valid, alpha)
         assert N < 5 or expected[N // 2] == 0 < expected.sum()
         here = torch.arange(N) if index is None else index
-        yield "masses", masses[here], expected[here], 1e-12
-        assert masses.isnan().sum() == N - len(here.unique())
+        yield "priorities", priorities[here], expected[here], 1e-12
+        assert priorities.isnan().sum() == N - len(here.unique())
 
-    return Call("priorities", ["masses"], compare, advantages=advantages, valid=valid, alpha=alpha,
-                masses=poison(N, dtype=torch.float64), index=index)
+    return Call("priorities", ["priorities"], compare, advantages=advantages, valid=valid,
+                alpha=alpha, priorities=poison(N, dtype=torch.float64), index=index)
 
 
-def draw(N=5, M=4, masses=None, seed=5, counter=(0, 0), beta=0.6):
-    if masses is None:
-        masses = torch.rand(N, generator=generator(N), dtype=torch.float64) * 7
-        masses[:-1:3] = 0
+def draw_segments(N=5, M=4, priorities=None, seed=5, counter=(0, 0), beta=0.6):
+    if priorities is None:
+        priorities = torch.rand(N, generator=generator(N), dtype=torch.float64) * 7
+        priorities[:-1:3] = 0
 
     def compare(index, weights):
-        p = masses / masses.sum()
+        p = priorities / priorities.sum()
         yield "index", index, reference.draw_segments(p, M, seed, *map(int, counter)), 0
-        assert (masses[index] > 0).all()
+        assert (priorities[index] > 0).all()
         yield "weights", weights, reference.importance_weights(p, beta)[index], 1e-6
 
-    return Call("draw", ["index", "weights"], compare, scratch=["cumulative"], masses=masses, weights=poison(M),
-                cumulative=poison(len(masses), dtype=torch.float64), index=poison(M, dtype=torch.int64), seed=seed,
-                counter=counter, beta=beta)
+    return Call("draw_segments", ["index", "weights"], compare, scratch=["cumulative"],
+                priorities=priorities, weights=poison(M),
+                cumulative=poison(len(priorities), dtype=torch.float64),
+                index=poison(M, dtype=torch.int64), seed=seed, counter=counter, beta=beta)
 
 
 def gather(source=torch.float32, out=torch.float32, tail=(3, 17), scaled=False, T=5, N=19, M=4):
@@ -286,19 +300,27 @@ def write_back(T=4, N=5, M=5):
 
 def segments(T, M, H, seed=0, columns=None, resets=0.2, live=0.8, rows=0, scale=1.0, rounded=False,
              dtype=torch.float32):
-    """rounded: what may be bfloat16, rounded to that and in this dtype."""
+    """Make the arguments of a scan.
+
+    rounded: arrays that may be bfloat16 are rounded to that and have this dtype.
+    """
     rng = generator(seed)
     columns = columns or M
-    data = {"hgp": 2 * scale * torch.randn(T, M, 3 * H, generator=rng), "x": torch.randn(T, M, H, generator=rng)}
+    data = {"hgp": 2 * scale * torch.randn(T, M, 3 * H, generator=rng),
+            "x": torch.randn(T, M, H, generator=rng)}
     if rounded:
         data = {name: tensor.bfloat16().to(dtype) for name, tensor in data.items()}
     return data | {"states": torch.cat([torch.randn(1, M, H, generator=rng), poison(T, M, H)]),
-                   "resets": flags(rng, resets, T + rows, columns), "valid": flags(rng, live, T + rows, columns)}
+                   "resets": flags(rng, resets, T + rows, columns),
+                   "valid": flags(rng, live, T + rows, columns)}
 
 
 def mingru_scan(T=3, M=4, H=6, seed=0, start=0, columns=None, resets=0.2, live=0.8, drawn=False,
                 scale=1.0, rounded=False, dtype=torch.float32):
-    """drawn: segments are columns of an index, and initial states those of all agents."""
+    """Make a call of mingru_scan.
+
+    drawn: segments are columns of an index, and initial states those of all agents.
+    """
     columns = columns or start + M
     data = segments(T, M, H, seed, columns, resets, live, seed % 2, scale, rounded, dtype)
     rng, where, chosen, first = generator(seed + 1), {"start": start}, torch.arange(columns), data["states"][0].clone()
@@ -322,14 +344,16 @@ def mingru_scan(T=3, M=4, H=6, seed=0, start=0, columns=None, resets=0.2, live=0
 
 
 def mingru_scan_grad(T=3, M=4, H=6, **options):
-    """The gradient of mingru_scan's call with the same options."""
+    """Make the call for the gradient of mingru_scan with the same options."""
     scan = mingru_scan(T, M, H, **options)
     data = dict(scan.arguments)
     hgp, x = (data[name].double().requires_grad_() for name in ("hgp", "x"))
     scan.run()
     data = {name: value for name, value in data.items() if name not in ("out", "initial")}
-    dy = torch.randn(T, M, H, generator=generator(options.get("seed", 0) + 1)).bfloat16().to(data["x"].dtype)
-    slope, start, first = dy.double(), data["start"], data["states"][0].double()  # which the scan has taken
+    rng = generator(options.get("seed", 0) + 1)
+    dy = torch.randn(T, M, H, generator=rng).bfloat16().to(data["x"].dtype)
+    # which the scan has taken
+    slope, start, first = dy.double(), data["start"], data["states"][0].double()
     chosen = data.get("index", torch.arange(data["resets"].shape[1]))[start : start + M]
 
     def compare(**written):
@@ -340,7 +364,8 @@ def mingru_scan_grad(T=3, M=4, H=6, **options):
         yield "sums", sums, hgp.grad.sum(0), 1e-5
         yield "grad_out", dx, x.grad, 1e-5
 
-    return Call("mingru_scan_grad", ["hgp", "grad_out", "sums"], compare, **data, grad_out=dy, sums=poison(M, 3 * H))
+    return Call("mingru_scan_grad", ["hgp", "grad_out", "sums"], compare, **data, grad_out=dy,
+                sums=poison(M, 3 * H))
 
 
 def mingru_step(M=4, H=6, rounded=False, dtype=torch.float32):
@@ -369,8 +394,11 @@ ROLLOUT = "logprobs", "values", "advantages", "weights", "valid"
 
 def minibatch(T, B, *, heads=None, dims=None, masked=False, seed=0, live=0.8, spread=0.4, N=None,
               wide=False, squash=False):
-    """Inputs of one loss over B segments, which are columns `index` of a rollout of N (all in order
-    if N is None); at least one step is valid. `wide`: the log-std has a row for every step."""
+    """Make the inputs of one loss over B segments.
+
+    They are columns `index` of a rollout of N (all in order if N is None); at least one step is
+    valid. `wide`: the log-std has a row for every step.
+    """
     rng = generator(seed)
     index = None if N is None else torch.randint(N, (B,), generator=rng).sort().values
     N, columns = N or B, slice(None) if index is None else index
@@ -408,14 +436,17 @@ def minibatch(T, B, *, heads=None, dims=None, masked=False, seed=0, live=0.8, sp
 
 
 def drawn(data, name):
-    """A rollout array's rows and columns that the loss is about; floats as float64."""
+    """Return the part of a rollout array that the loss uses; floats as float64."""
     array = data[name][: len(data["outputs"])]
     array = array if data["index"] is None else array[:, data["index"]]
     return array.double() if array.is_floating_point() else array
 
 
 def expected_loss(data, **coefficients):
-    """(statistics, d loss/d outputs, d loss/d log_std or None) of the reference."""
+    """Return (statistics, d loss/d outputs, d loss/d log_std or None).
+
+    Of the reference.
+    """
     outputs = data["outputs"].double().requires_grad_()
     log_std = data["log_std"].double().requires_grad_() if "log_std" in data else None
     rows = log_std  # of which the reference takes one for each valid step as well
@@ -476,7 +507,7 @@ def ppo_loss(T=3, B=4, data=None, tolerance=1e-5, coefficients=None, **options):
 
 
 def in_chunks(call, sizes):
-    """The outputs of a ppo_loss call, worked out in pieces of so many segments."""
+    """Return the outputs of a ppo_loss call in chunks of so many segments."""
     whole, results, start = call.arguments, [], 0
     for size in sizes:
         here = slice(start, start + size)
@@ -535,18 +566,18 @@ def observation_moments(rows=7, D=5, dtype=torch.float32):
     rng = generator(D)
     observations = (100 * torch.rand(rows, D, generator=rng)).to(dtype)
     valid = flags(rng, 0.6, rows)
-    around = 40 + 20 * torch.rand(D, generator=rng, dtype=torch.float64)
+    center = 40 + 20 * torch.rand(D, generator=rng, dtype=torch.float64)
 
     def compare(result):
-        x = observations.double()[valid != 0] - around
+        x = observations.double()[valid != 0] - center
         yield "sums", result, torch.stack([x.sum(0), x.square().sum(0)]), 1e-12
 
     return Call("observation_moments", [], compare, observations=observations, valid=valid,
-                around=around)
+                center=center)
 
 
-def add_rows(n=7, columns=5, dtype=torch.float32, add=True):
-    """Two pairs; to what is there, or in its place, whatever it was."""
+def add_bias_gradients(n=7, columns=5, dtype=torch.float32, add=True):
+    """Make a call with two pairs, which adds to gradients or replaces them."""
     rng = generator(n)
     sources = [torch.randn(n, columns, generator=rng).to(dtype)]
     sources.append(sources[0].float()[::2].contiguous())
@@ -558,7 +589,7 @@ def add_rows(n=7, columns=5, dtype=torch.float32, add=True):
         for (rows, gradient), old in zip(pairs, before, strict=True):
             yield "gradient", gradient, old + rows.double().sum(0), 1e-6 * n**0.5
 
-    return Call("add_rows", [], compare, pairs=pairs, add=add)
+    return Call("add_bias_gradients", [], compare, pairs=pairs, accumulate=add)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -597,9 +628,9 @@ TABLE = {
         {"N": 1, "alpha": 0.4}, {"N": 3, "alpha": 1.0}, {"N": 65, "alpha": 0.0},
         {"T": 7, "N": 257, "alpha": 0.4}, {"N": 17, "alpha": 1.0, "index": [0, 16, 16]},
         {"N": 300, "index": list(range(300))}],
-    draw: [{"N": N, "M": M, "seed": 2**50 + 1, "counter": (3, 2), "beta": beta}
-           for N, M, beta in ((1, 1, 0.6), (3, 17, 0.0), (257, 65, 0.6), (65, 1, 1.0),
-                              (1000, 257, 0.6))],
+    draw_segments: [{"N": N, "M": M, "seed": 2**50 + 1, "counter": (3, 2), "beta": beta}
+                    for N, M, beta in ((1, 1, 0.6), (3, 17, 0.0), (257, 65, 0.6), (65, 1, 1.0),
+                                       (1000, 257, 0.6))],
     gather: [
         *({"source": source, "tail": tail} for source in DTYPES for tail in ((), (3, 17))),
         {"tail": (1,)}, {"source": torch.uint8, "out": torch.uint8},
@@ -618,9 +649,9 @@ TABLE = {
     advantage_moments: [{"N": N} for N in (1, 3, 17, 257)],
     normalisation: [{"N": N} for N in (1, 3, 257)],
     gradient_norm: [{"n": n} for n in (1, 3, 4095, 4096, 4097, 100_001)],
-    add_rows: [{"n": n, "columns": columns, "dtype": dtype, "add": n % 2 == 0}
-               for n, columns in ((1, 1), (5, 3), (1000, 64), (7, 192), (70, 300), (5000, 33))
-               for dtype in (torch.float32, torch.bfloat16)],
+    add_bias_gradients: [{"n": n, "columns": columns, "dtype": dtype, "add": n % 2 == 0}
+                         for n, columns in ((1, 1), (5, 3), (1000, 64), (7, 192), (70, 300), (5000, 33))
+                         for dtype in (torch.float32, torch.bfloat16)],
     observation_moments: [{"rows": 1, "D": 1}, {"rows": 257, "D": 33}] + [
         {"rows": 7, "dtype": dtype} for dtype in (torch.uint8, torch.float64, torch.int32)],
 }
@@ -644,7 +675,7 @@ SMALL = {  # a right call of each kind, whose sizes all differ
     "advantage": advantage,
     "advantage columns": lambda: advantage(index=INDEX, mean=1.0),
     "priorities": lambda: priorities(index=INDEX),
-    "draw": lambda: draw(counter=torch.tensor([3, 2]), beta=torch.tensor([0.6])),
+    "draw_segments": lambda: draw_segments(counter=torch.tensor([3, 2]), beta=torch.tensor([0.6])),
     "gather": lambda: gather(tail=(2,), T=3, N=5, M=4),
     "gather scaled": lambda: gather(tail=(2,), scaled=True),
     "write_back": lambda: write_back(T=3, N=5, M=4),
@@ -679,7 +710,7 @@ CELLS = {
 
 
 def cell_loop(name):
-    """loop(in0, ..., out0, ...) over arrays, in Python: the outputs are the cell of the inputs."""
+    """Return loop(in0, ..., out0, ...) over arrays that applies the cell, in Python."""
     inputs, outputs = ([f"{kind}{i}" for i in range(len(kinds))]
                        for kind, kinds in zip(("in", "out"), CELLS[name], strict=True))
     scope = {"cell": getattr(kernels, name)}

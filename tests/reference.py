@@ -14,12 +14,14 @@ import torch
 
 LOG_RATIO_LIMIT = 20.0
 
-# Newton-Schulz (a, b, c), one row a step: the design's, in place of Jordan's fixed (3.4445, -4.7750, 2.0315). It takes
-# every singular value of 0.01 and more (of a Frobenius norm of 1) into 0.97 .. 1.04.
+# Newton-Schulz (a, b, c), one row a step: the design's, in place of Jordan's fixed (3.4445,
+# -4.7750, 2.0315). It takes every singular value of 0.01 and more (of a Frobenius norm of 1) into
+# 0.97 .. 1.04.
 NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
                  (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))
 
-# Philox 4x32, 10 rounds: (counter, key, output) from tests/kat_vectors of Random123 (D. E. Shaw Research).
+# Philox 4x32, 10 rounds: (counter, key, output) from tests/kat_vectors of Random123 (D. E. Shaw
+# Research).
 PHILOX_KNOWN_ANSWERS = (
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((2**32 - 1,) * 4, (2**32 - 1,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
@@ -29,8 +31,10 @@ PHILOX_KNOWN_ANSWERS = (
 
 
 def philox4x32(counter, key, rounds=10):
-    """Four random 32-bit words from a counter of four words and a key of two (Salmon et al. 2011,
-    "Parallel random numbers: as easy as 1, 2, 3", section 3.3)."""
+    """Return four random 32-bit words of a counter (four words) and a key (two).
+
+    Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3.
+    """
     word = 0xFFFFFFFF
     c0, c1, c2, c3 = (int(c) & word for c in counter)
     k0, k1 = (int(k) & word for k in key)
@@ -53,9 +57,8 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         delta_t = rho_t (r_t + gamma (n_t V_{t+1} + bootstraps_t) - V_t)
         A_t = delta_t + gamma lam c_t n_t A_{t+1}
 
-    An invalid step has A = 0 and hands the pair (A_{t+1}, V_{t+1}) that it got to the step before
-    it, unchanged; if it is done, it hands over (0, 0). So V_{t+1} and A_{t+1} of a valid step are
-    those of the next valid step.
+    An invalid step has A = 0 and passes its pair (A_{t+1}, V_{t+1}) to the preceding step; if it is
+    done, it passes (0, 0). So V_{t+1} and A_{t+1} of a valid step are those of the next valid step.
 
     values and bootstraps are relative to `mean`: this adds it to each value that there is, and no
     value follows a terminal step.
@@ -82,36 +85,43 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
     return advantages
 
 
-def masses(advantages, valid, alpha):
-    """What `priorities` divides by its sum: (N,)."""
+def priorities(advantages, valid, alpha):
+    """Return the priority of each segment, (N,), without normalisation."""
     is_valid = valid[: len(advantages)] != 0
     s = torch.where(is_valid, advantages.abs(), 0.0).sum(0)
     return torch.where(is_valid.any(0), s**alpha + 1e-6, 0.0)
 
 
-def priorities(advantages, valid, alpha):
-    """Probability of each segment to be drawn: (N,), 0 for a segment with no valid step.
+def probabilities(advantages, valid, alpha):
+    """Return the probability of each segment to be drawn: (N,).
 
-    advantages (T, N); valid (>= T, N), rows from T on are not looked at.
+    0 for a segment without a valid step. advantages (T, N); valid (>= T, N), only rows up to T
+    count.
 
         s_n = sum over valid t of |A_tn|
-        p_n = (s_n^alpha + 1e-6) / sum of the same over the segments with a valid step (NaN if there is none)
+        p_n = (s_n^alpha + 1e-6) / sum of the same over the segments with a valid step
+              (NaN if there is none)
 
     Source: Schaul et al. 2016 (PER, equation 1), on segments instead of transitions.
     """
-    weight = masses(advantages, valid, alpha)
+    weight = priorities(advantages, valid, alpha)
     return weight / weight.sum()
 
 
 def importance_weights(p, beta):
-    """w_n = (N p_n)^(-beta), (N,), 0 where p_n = 0 (Schaul et al. 2016, section 3.4, but not divided
-    by its maximum). N counts all segments."""
+    """Return w_n = (N p_n)^(-beta), (N,), 0 where p_n = 0.
+
+    Schaul et al. 2016, section 3.4, but not divided by its maximum. N counts all segments.
+    """
     return torch.where(p > 0, (len(p) * torch.where(p > 0, p, 1.0)) ** -beta, 0.0)
 
 
 def draw(p, u):
-    """Segment indices by inverse CDF: the first n with p_0 + ... + p_n > u * sum(p). p (N,), u in
-    [0, 1). Never a segment with p = 0; clamped into 0..N-1, so that a NaN gives a legal index."""
+    """Return segment indices by the inverse CDF.
+
+    The first n with p_0 + ... + p_n > u * sum(p). p (N,), u in [0, 1). Never a segment with p = 0;
+    clamped into 0..N-1, so that a NaN gives a legal index.
+    """
     cdf = p.cumsum(0)
     possible = (p > 0).nonzero()
     last = possible[-1].item() if len(possible) else len(p) - 1
@@ -119,12 +129,12 @@ def draw(p, u):
 
 
 def draw_segments(p, M, seed, epoch, minibatch):
-    """The M segments of a minibatch, (M,): the m-th comes from the m-th of M equal strata of p (N,).
+    """Return the M segments of a minibatch, (M,), one per equal stratum of p (N,).
 
         place in the stratum = (u + minibatch M / N) modulo 1
-        u = philox4x32((m, epoch, minibatch M // N, 2)), as a number in [0, 1): drawn anew after N draws
+        u = philox4x32((m, epoch, minibatch M // N, 2)), a number in [0, 1), new after N draws
 
-    Source: Schaul et al. 2016 (PER, appendix B.2.1); the place moves on as in Cranley and Patterson 1976.
+    Source: Schaul et al. 2016 (PER, appendix B.2.1); the rotation is Cranley and Patterson 1976.
     """
     passes, rest = divmod(minibatch * M, len(p))
     words = [philox4x32((m, epoch, passes, 2), (seed & 0xFFFFFFFF, seed >> 32)) for m in range(M)]
@@ -133,16 +143,16 @@ def draw_segments(p, M, seed, epoch, minibatch):
 
 
 def mingru_layer(x, hgp, state, resets, valid):
-    """MinGRU with a highway gate: out (T, M, H) and the state after each step (T, M, H).
+    """Return out (T, M, H) and states (T, M, H) of MinGRU with a highway gate.
 
     x (T, M, H) the layer's input; hgp (T, M, 3H) its linear map in the order h, g, p; state (M, H)
-    before step 0; resets, valid (T, M).
+    at the start; resets, valid (T, M).
 
         z = sigmoid(g)        h~ = h + 1/2 if h >= 0 else sigmoid(h)
         s_t = (1 - z) s_{t-1} (1 - reset_t) + z h~
         out = sigmoid(p) s_t + (1 - sigmoid(p)) x
 
-    An invalid step takes in nothing: s_t = s_{t-1} (1 - reset_t), and out by the same formula.
+    An invalid step reads nothing: s_t = s_{t-1} (1 - reset_t), and out by the same formula.
 
     Source: Feng et al. 2024 ("Were RNNs all we needed?", minGRU, with h~ as in the log-space form
     of appendix B); Srivastava et al. 2015 (highway networks, equation 3).
@@ -163,12 +173,12 @@ def mingru_layer(x, hgp, state, resets, valid):
 
 
 def policy_forward(params, observations, state, resets, valid):
-    """The default network over segments: logits or mean (T, M, A), value (T, M), the last state.
+    """Return logits or mean (T, M, A), value (T, M), state of the default network.
 
     params: "encoder_weight" (H, D), "encoder_bias" (H,), "layer_weights" and "layer_biases" (lists
-    of L, (3H, H) and (3H,)), "decoder_weight" (A+1, H), "decoder_bias" (A+1,), whose last row is the
-    value, and for continuous actions "log_std" (A,), not used here. observations (T, M, D), state
-    (L, M, H), resets and valid (T, M).
+    of L, (3H, H) and (3H,)), "decoder_weight" (A+1, H), "decoder_bias" (A+1,), whose last row is
+    the value, and for continuous actions "log_std" (A,), not used here. observations (T, M, D),
+    state (L, M, H), resets and valid (T, M).
     """
     x = observations.double() @ params["encoder_weight"].T + params["encoder_bias"]
     final = []
@@ -181,7 +191,7 @@ def policy_forward(params, observations, state, resets, valid):
 
 
 def log_softmax_heads(logits, heads, mask=None):
-    """Log-probabilities of every action of every head, side by side: (..., sum(heads)).
+    """Return log-probabilities of all actions of all heads: (..., sum(heads)).
 
     logits and mask (..., sum(heads)). An action with mask 0 has log-probability -inf; each head
     needs one that is allowed.
@@ -192,8 +202,10 @@ def log_softmax_heads(logits, heads, mask=None):
 
 
 def discrete_logprob_entropy(logits, actions, heads, mask=None):
-    """Joint log-probability of the actions (..., len(heads)) and joint entropy, each (...): sums over
-    independent heads. A masked action adds nothing to the entropy."""
+    """Return joint log-probability of actions (..., len(heads)) and joint entropy.
+
+    Each (...), sums over independent heads. A masked action adds nothing to the entropy.
+    """
     logp = log_softmax_heads(logits, heads, mask)
     chosen = [head.gather(-1, actions[..., i, None].long())[..., 0]
               for i, head in enumerate(logp.split(list(heads), dim=-1))]
@@ -203,8 +215,10 @@ def discrete_logprob_entropy(logits, actions, heads, mask=None):
 
 
 def gaussian_logprob_entropy(mean, log_std, actions):
-    """Joint log-density and entropy of a diagonal Gaussian, each (...). mean and actions (..., A), as
-    they are sampled; log_std (A,)."""
+    """Return joint log-density and entropy of a diagonal Gaussian, each (...).
+
+    mean and actions (..., A), as they are sampled; log_std (A,).
+    """
     log_std = log_std.expand_as(mean)
     score = (actions - mean) / log_std.exp()
     logprob = -0.5 * score**2 - log_std - 0.5 * math.log(2 * math.pi)
@@ -213,12 +227,12 @@ def gaussian_logprob_entropy(mean, log_std, actions):
 
 
 def squashed_logprob_entropy(mean, log_std, samples, squash):
-    """Joint log-density and entropy, each (...), of a = middle + half tanh(u) with u from a
-    diagonal Gaussian, or of a = middle - half u where half < 0.
+    """Return joint log-density and entropy of squashed actions, each (...).
 
-    mean and samples u (..., A); log_std (A,); squash (3, A): middle, half and log |half|. The
-    entropy, for which there is no formula, is that of the Gaussian plus log da/du at these u = mean
-    + std z, where z has no gradient. Source: Haarnoja et al. 2018 (SAC), appendix C.
+    a = middle + half tanh(u) with u from a diagonal Gaussian, or a = middle - half u where half <
+    0. mean and samples u (..., A); log_std (A,); squash (3, A): middle, half and log |half|. The
+    entropy has no formula: it is that of the Gaussian plus log da/du at these u = mean + std z,
+    where z has no gradient. Source: Haarnoja et al. 2018 (SAC), appendix C.
     """
     affine, tanh = torch.distributions.AffineTransform, torch.distributions.TanhTransform()
     transform = torch.distributions.StackTransform(
@@ -230,30 +244,34 @@ def squashed_logprob_entropy(mean, log_std, samples, squash):
     return logprob.sum(-1), (normal.entropy() + transform.log_abs_det_jacobian(u, transform(u))).sum(-1)
 
 
-def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, advantages, weights, valid, clip_coef,
-             vf_coef, vf_clip_coef, ent_coef, heads=None, log_std=None, mask=None, squash=None):
-    """The clipped PPO objective over the valid steps of a minibatch: a dict of scalars, and "ratio" (T, M).
+def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, advantages, weights,
+             valid, clip_coef, vf_coef, vf_clip_coef, ent_coef, heads=None, log_std=None, mask=None,
+             squash=None):
+    """Return the clipped PPO objective over the valid steps of a minibatch.
 
-    logits_or_mean (T, M, sum(heads) or A), values_new (T, M): the network's output, which gradients flow to, as they do
-    to log_std (A,). actions (T, M, len(heads) or A); old_logprobs, old_values, advantages, valid (T, M); weights (M,)
-    of the segments; mask (T, M, sum(heads)). Give heads for discrete actions, log_std for continuous ones; with squash
+    A dict of scalars, and "ratio" (T, M). logits_or_mean (T, M, sum(heads) or A), values_new (T,
+    M): the network's output; gradients flow to them and to log_std (A,). actions (T, M, len(heads)
+    or A); old_logprobs, old_values, advantages, valid (T, M); weights (M,) of the segments; mask
+    (T, M, sum(heads)). Give heads for discrete actions, log_std for continuous ones; with squash
     too the actions are the samples of `squashed_logprob_entropy`.
 
-        ratio = exp(clip(logprob - old_logprob, +-20))        R = A + V        (V = old_values, A as it was given)
-        A' = w (A - mean A) / (std A + 1e-8)                  mean and population std over valid steps, without w
+        ratio = exp(clip(logprob - old_logprob, +-20))      R = A + V  (V = old_values, A as given)
+        A' = w (A - mean A) / (std A + 1e-8)    mean and population std over valid steps, without w
         policy_loss = mean max(-A' ratio, -A' clip(ratio, 1 +- clip_coef))
         value_loss = 1/2 mean max((v - R)^2, (V + clip(v - V, +-vf_clip_coef) - R)^2)
         loss = policy_loss + vf_coef value_loss - ent_coef mean entropy
 
-    and, without a gradient of their own: old_approx_kl = mean -log ratio, approx_kl = mean (ratio - 1 - log ratio),
-    clipfrac = mean [|ratio - 1| > clip_coef], importance = mean ratio, explained_variance = 1 - var(R - v) / var(R),
-    NaN where var(R) = 0. "ratio" is 1 at invalid steps. All means are over valid steps, whatever their weight.
+    Without a gradient: old_approx_kl = mean -log ratio, approx_kl = mean (ratio - 1 - log ratio),
+    clipfrac = mean [|ratio - 1| > clip_coef], importance = mean ratio, explained_variance = 1 -
+    var(R - v) / var(R), NaN where var(R) = 0. "ratio" is 1 at invalid steps. All means are over
+    valid steps, without weights.
 
-    Source: Schulman et al. 2017 (PPO, equations 7 and 9); the value clip is that of OpenAI baselines' ppo2; k3 is
-    Schulman 2020, "Approximating KL divergence"; w is Schaul et al. 2016.
+    Source: Schulman et al. 2017 (PPO, equations 7 and 9); the value clip is that of OpenAI
+    baselines' ppo2; k3 is Schulman 2020, "Approximating KL divergence"; w is Schaul et al. 2016.
     """
     assert (heads is None) != (log_std is None)
-    on = valid != 0  # x[on] picks the valid steps as one long row: nothing else can leak into a mean or a gradient
+    # x[on] picks the valid steps as one long row: nothing else can leak into a mean or a gradient
+    on = valid != 0
     assert on.any()
     y, v, a, old_logprob = logits_or_mean[on], values_new[on], actions[on], old_logprobs[on]
     old_v, adv, w = old_values[on], advantages[on], weights.expand_as(valid)[on]
@@ -283,13 +301,16 @@ def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, adva
             "explained_variance": 1 - residual / torch.where(var_returns > 0, var_returns, math.nan),
             "ratio": torch.ones_like(old_logprobs).masked_scatter(on, ratio)}
     loss = policy_loss + vf_coef * value_loss - ent_coef * entropy.mean()
-    return {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy.mean(), **statistics}
+    return {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss,
+            "entropy": entropy.mean(), **statistics}
 
 
 def newton_schulz(matrix):
-    """A matrix (rows, cols) of the same singular vectors with singular values near 1; zeros give zeros.
+    """Return a matrix with the same singular vectors, and singular values near 1.
 
-        X = G / (|G|_F + 1e-7), transposed while it is worked on if rows > cols
+    (rows, cols); zeros give zeros.
+
+        X = G / (|G|_F + 1e-7), transposed for these steps if rows > cols
         five times, with that step's (a, b, c):  S = X X^T,  X <- (a I + b S + c S^2) X
 
     Source: Jordan et al. 2024 (Muon); the coefficients are the design's.
@@ -304,18 +325,20 @@ def newton_schulz(matrix):
 
 
 def clip_gradients(grads, max_norm):
-    """(the gradients times min(1, max_norm / (norm + 1e-6)), the norm of all of them before that);
-    Pascanu et al. 2013."""
+    """Return (gradients times min(1, max_norm / (norm + 1e-6)), their norm unclipped).
+
+    Pascanu et al. 2013.
+    """
     norm = torch.cat([g.flatten() for g in grads]).norm()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     return [g * scale for g in grads], norm
 
 
 def muon_step(params, grads, momenta, lr, momentum, weight_decay, max_grad_norm):
-    """One step of Muon: lists of new params and new momenta. The lists given are not changed.
+    """Return new params and new momenta of one step of Muon; arguments are unchanged.
 
         g clipped to the global norm        m <- momentum m + g        u = g + momentum m
-        of two and more dimensions: u as (first, rest) <- newton_schulz(u) sqrt(max(1, rows / cols));  else u as it is
+        of two and more dimensions: u as (first, rest) <- newton_schulz(u) sqrt(max(1, rows / cols))
         w <- w (1 - lr weight_decay) - lr u
 
     Weight decay acts on matrices and vectors alike. The momentum starts at zero and is not damped.
@@ -337,7 +360,10 @@ def muon_step(params, grads, momenta, lr, momentum, weight_decay, max_grad_norm)
 
 
 def cosine_lr(step, total, lr, min_ratio):
-    """Learning rate after step of total: lr at 0, lr * min_ratio at total and beyond, half a cosine
-    between (Loshchilov & Hutter 2017, equation 5, without restarts)."""
+    """Return the learning rate after step of total.
+
+    lr at 0, lr * min_ratio at total and beyond, half a cosine between (Loshchilov & Hutter 2017,
+    equation 5, without restarts).
+    """
     progress = min(max(step / total, 0.0), 1.0)
     return lr * (min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))

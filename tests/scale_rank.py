@@ -48,7 +48,7 @@ def learn_from_given_segments(trainer, members):
         index += [*(np.sort(generator.integers(0, agents, DRAWN)) + i * agents)]
         weights += [*generator.uniform(0.5, 2.0, DRAWN).astype(np.float32)]
 
-    def draw(masses, cumulative, out, out_weights, **options):
+    def draw(priorities, cumulative, out, out_weights, **options):
         out.copy_(torch.tensor(index))
         out_weights.copy_(torch.tensor(weights))
         found["first"] = options["first"]
@@ -57,12 +57,12 @@ def learn_from_given_segments(trainer, members):
         found["gradient"] = trainer.arena.flat("gradients").clone()
         found["settings"] = trainer.buffers.settings.clone()
 
-    before = kernels.draw, trainer._step_optimizer
-    kernels.draw, trainer._step_optimizer = draw, update
+    before = kernels.draw_segments, trainer._step_optimizer
+    kernels.draw_segments, trainer._step_optimizer = draw, update
     trainer._minibatches_owed = 1.0
     dict.__setitem__(trainer.config, "replay_ratio", 0.0)
     found["losses"] = trainer.train()
-    kernels.draw, trainer._step_optimizer = before
+    kernels.draw_segments, trainer._step_optimizer = before
     return found
 
 

@@ -23,9 +23,10 @@ SAME_STEP = gymnasium.vector.AutoresetMode.SAME_STEP
 
 
 class Steps(gymnasium.Env):
-    """Observation t, in one array, and reward 1 at step t; terminated at `end`, truncated at `limit`.
+    """Observation t, in one array, and reward 1 at step t.
 
-    change(t) is {part: value} of what reset (t = 0) and step t return instead.
+    Terminated at `end`, truncated at `limit`. change(t) is {name: value} of what reset (t = 0) and
+    step t return instead.
     """
 
     observation_space = spaces.Box(0, 100, (1,), np.float32)
@@ -211,7 +212,10 @@ class Leavers:
 
 
 class Counters(emulation.PufferEnv):
-    """Agents that add their actions up: each ends above 9, agent i is cut after 4 + i steps."""
+    """Agents that add up their actions: each ends above 9, or is truncated.
+
+    Agent i after 4 + i steps.
+    """
 
     def __init__(self, num_agents=4, buf=None, seed=0):
         self.single_observation_space = spaces.Box(0, 99, (2,), np.float32)
@@ -247,7 +251,7 @@ class Counters(emulation.PufferEnv):
 
 
 def in_wrappers(env, *limits):
-    """As gymnasium.make wraps it."""
+    """Wrap an environment as gymnasium.make does."""
     env = gymnasium.wrappers.OrderEnforcing(gymnasium.wrappers.PassiveEnvChecker(env))
     for limit in limits:
         env = gymnasium.wrappers.TimeLimit(env, limit)
@@ -291,12 +295,15 @@ KINDS = {  # creator of environment i, whether they can be stepped together
 
 
 def creators_of(kind, number):
-    """Creators of `number` environments of a kind."""
+    """Return creators of `number` environments of a kind."""
     return [lambda i=i: KINDS[kind][0](i) for i in range(number)]
 
 
 def rollout(vecenv, horizon=6, count=4):
-    """([{name: array} a rollout], final observations, log) of fixed actions; closes the vector."""
+    """Run fixed actions; return ([{name: array} per rollout], observations, log).
+
+    It closes the vector. The observations are the last ones.
+    """
     history, finals, draw = [], [], np.random.default_rng(1)
     with vecenv:
         storage = vecenv.allocate(horizon)
@@ -327,7 +334,7 @@ def rollout(vecenv, horizon=6, count=4):
 
 
 def assert_same(ours, theirs):
-    """Two rollouts are equal."""
+    """Assert that two rollouts are equal."""
     for row, expected in zip(ours[0], theirs[0], strict=True):
         assert row.keys() == expected.keys()
         for name, array in row.items():
@@ -351,11 +358,12 @@ def allowed_actions(vecenv, rng):
 
 
 def same_as_bare(creators, steps=2000, seed=5, reset_at=None):
-    """Compare a vector of Gymnasium environments, step by step, with what they give by themselves.
+    """Compare a vector of Gymnasium environments with single ones, step by step.
 
     Returns (returns, lengths) of the episodes and the log of the vector.
     """
-    creators, rng = creators if isinstance(creators, list) else [creators], np.random.default_rng(seed)
+    creators = creators if isinstance(creators, list) else [creators]
+    rng = np.random.default_rng(seed)
     with contextlib.ExitStack() as stack:
         bare = [stack.enter_context(contextlib.closing(creator())) for creator in creators]
         vecenv = stack.enter_context(vector.make(list(creators), len(bare), "serial"))

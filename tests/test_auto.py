@@ -355,7 +355,7 @@ def test_the_reward_scale_is_the_deviation_of_the_discounted_return(seed, gamma,
     valid = (rng.random((11, 3)) < 0.8).astype(np.uint8)
     scale = models.RewardScale(3, gamma)
     for rows in (slice(0, cut), slice(cut, 10)):
-        parts = scale.follow(*(torch.from_numpy(array[rows]) for array in (rewards, resets, valid)))
+        parts = scale.measure_returns(*(torch.from_numpy(array[rows]) for array in (rewards, resets, valid)))
         scale.merge(scale.moments, [parts])
     returns, seen, weights = np.zeros(3), [], []
     old = math.exp(-(10 - cut) * (1 - gamma) / 25)  # what the first rollout counts in the end
@@ -404,7 +404,7 @@ def test_the_reward_scale_follows_a_policy_that_learns():
     resets, valid = torch.zeros(257, 8, dtype=torch.uint8), torch.ones(257, 8, dtype=torch.uint8)
     for size in (100.0,) * 20 + (1.0,) * 100:  # at first each episode costs a hundred times as much
         rewards = torch.from_numpy(rng.normal(0, size, (256, 8)).astype(np.float32))
-        scale.merge(scale.moments, [scale.follow(rewards, resets, valid)])
+        scale.merge(scale.moments, [scale.measure_returns(rewards, resets, valid)])
     deviation = 1 / math.sqrt(1 - 0.99**2)  # of the discounted sum of numbers of deviation 1
     assert 0.8 < scale.scale * deviation < 1.25
 
@@ -455,7 +455,7 @@ def test_what_is_only_measured():
             (300, 768, 10**9, True), (300, 1024, 10**9, False), (300, 99, 2000, True),
             (300, 100, 2000, False), (1024, 0, 10**9, False)):  # loaded, or resumed
         normalizer.count.fill_(count)
-        assert normalizer.only_measures(begun, steps) == expected
+        assert normalizer.is_measured_only(begun, steps) == expected
 
 
 def test_a_resume_normalises_bit_for_bit(tmp_path):
@@ -549,7 +549,7 @@ def test_a_dict_gets_one_encoder_a_key_and_a_memory():
         policy = pufferl.load_policy(args, vecenv)
         assert isinstance(policy, models.MinGRUWrapper)
         assert sorted(kind for *_, kind in policy.policy.leaves) == ["board", "choices", "numbers"]
-        assert {"board", "one-hot", "MinGRU"} <= set(re.findall(r"[\w-]+", models.describe(policy)))
+        assert {"board", "one-hot", "MinGRU"} <= set(re.findall(r"[\w-]+", models.summarize(policy)))
         trainer = small_trainer(vecenv, policy, total_timesteps=20_000)
         assert trainer.config["norm_obs"]
         run_epochs(trainer, 3)
@@ -727,7 +727,7 @@ def test_a_checkpoint_keeps_the_linear_map_of_its_image(tmp_path, monkeypatch, n
     def run(*options, steps=256):
         trainer = train(env, "--train.horizon", "8", "--train.minibatch-size", "64", "--data-dir",
                         str(tmp_path), *options, steps=steps)
-        return trainer, "convolutions" in models.describe(trainer.policy)
+        return trainer, "convolutions" in models.summarize(trainer.policy)
 
     new = "--policy.name", name, "--env.nested", str(nested), "--vec.num-envs", "8"
     assert run(*new)[1]

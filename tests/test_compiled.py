@@ -71,7 +71,7 @@ def test_a_step_of_python_environments_is_one_call():
 def test_a_compiled_driver_depends_on_the_cells_that_it_inlines():
     """numba looks at a driver's own file alone; the cells are in another one."""
     drivers = [compiled._learn_cpu, compiled._rollout_cpu, kernels._mingru_scan_lanes, vector.step_environments]
-    assert all(driver._cache._cache_file._source_stamp[-1] == arena.SOURCES for driver in drivers)
+    assert all(driver._cache._cache_file._source_stamp[-1] == arena.SOURCES_HASH for driver in drivers)
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_kernels_of_a_gpu_are_kept_until_their_file_is_edited(tmp_path):
         code = types.SimpleNamespace(magic_tuple=lambda: ("a GPU",))
 
         def keep(what, signature="int64"):
-            cache = arena._kept_kernel(own.fill)._cache
+            cache = arena._cached_kernel(own.fill)._cache
             cache._impl.rebuild = lambda context, kept: types.SimpleNamespace(**kept)
             before = cache._load_overload(("int64",), types.SimpleNamespace(codegen=lambda: code))
             left = {{"what": what, "signature": types.SimpleNamespace(args=(signature,))}}
@@ -135,16 +135,16 @@ print(trainer.engine.name, float(trainer.arena.flat("weights").double().sum()))"
 
 def test_the_clock_leaves_out_compiling(monkeypatch):
     announced = []
-    monkeypatch.setattr(arena.compiling, "announce", lambda: announced.append(1))
-    monkeypatch.setattr(arena.compiling, "seconds", 2.0)  # so it takes a while, however quick this machine is
-    before, wall = arena.compiling.seconds, arena.clock()
+    monkeypatch.setattr(arena.compile_timer, "announce", lambda: announced.append(1))
+    monkeypatch.setattr(arena.compile_timer, "seconds", 2.0)  # so it takes a while, however quick this machine is
+    before, wall = arena.compile_timer.seconds, arena.clock()
     function = numba.njit(lambda x: x + 1)
     function(1)
     function(1.0)
-    spent = arena.compiling.seconds - before
+    spent = arena.compile_timer.seconds - before
     assert announced == [1] and spent > 0
     function(2)
-    assert arena.compiling.seconds - before == spent, "nothing is compiled twice"
+    assert arena.compile_timer.seconds - before == spent, "nothing is compiled twice"
     assert arena.clock() - wall < spent
 
 

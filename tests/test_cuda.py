@@ -26,10 +26,10 @@ import kernels
 WHERE = ([pytest.param("simulator", marks=pytest.mark.cudasim)] if arena.SIMULATOR else
          ["ptx", pytest.param("gpu", marks=pytest.mark.gpu)])
 
-KERNELS = ("sample", "advantage", "priorities", "draw", "gather", "mingru_step", "mingru_scan",
+KERNELS = ("sample", "advantage", "priorities", "draw_segments", "gather", "mingru_step", "mingru_scan",
            "mingru_scan_grad",
            "advantage_moments", "normalisation", "ppo_loss", "write_back", "gradient_norm",
-           "add_rows")
+           "add_bias_gradients")
 
 
 def on_the_gpu(function):

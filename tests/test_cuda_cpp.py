@@ -155,8 +155,8 @@ def test_what_c_cannot_express_is_an_error(function, error):
 # --------------------------------------------------------------------------------------------------
 # The file
 
-DOUBLES = {"priorities", "advantage_moments", "gradient_norm", "clip", "add_rows",
-           "ppo_loss_discrete", "ppo_loss_continuous", "draw", "newton_schulz"}  # add up in double
+DOUBLES = {"priorities", "advantage_moments", "gradient_norm", "clip", "add_bias_gradients",
+           "ppo_loss_discrete", "ppo_loss_continuous", "draw_segments", "newton_schulz"}  # add up in double
 needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None,
                                  reason="there is no libnvrtc: pip install -r requirements/test.txt")
 
@@ -214,10 +214,10 @@ def test_a_wrong_argument_is_refused_before_the_launch(monkeypatch):
 @pytest.mark.parametrize("T", [1, 7, 12])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scans_with_two_channels_a_thread_are_those_with_one(T, dtype, simulated, monkeypatch):
-    """Bit for bit. Two are for many channels only, so MANY is lower here."""
+    """Bit for bit. Two are for many channels only, so MIN_CHANNELS_FOR_PAIRS is lower here."""
     results = []
     for many in (1 << 16, 1):
-        monkeypatch.setattr(kernels, "MANY", many)
+        monkeypatch.setattr(kernels, "MIN_CHANNELS_FOR_PAIRS", many)
         monkeypatch.setattr(kernels, "CUDA", cuda_cpp.Module("kernels.cu", vars(kernels)))
         options = {"rounded": True, "dtype": dtype}
         scan = cases.mingru_scan(T, 5, 6, **options).run()
@@ -517,7 +517,7 @@ def results(cupy, monkeypatch, backwards):
     rows = torch.randn(500, 33)
     pairs = [(rows, torch.zeros(33)), (rows.bfloat16(), torch.zeros(33)),
              (torch.randn(9, 300), torch.zeros(300))]
-    kernels.add_rows(pairs)
+    kernels.add_bias_gradients(pairs)
     left |= {("rows", i): gradient for i, (_, gradient) in enumerate(pairs)}
     memory = Arena()
     memory.adopt(torch.nn.Linear(33, 40))

@@ -185,7 +185,7 @@ class Reference:
             state = {name: x[:, n] for name, x in self.state.items()}
             outputs, log_std = self.forward(column["observations"], state | {
                 name: column[name] for name in ("resets", "valid")})
-            p = reference.priorities(self.advantages.view(span, -1), columns["valid"], s["prio_alpha"])
+            p = reference.probabilities(self.advantages.view(span, -1), columns["valid"], s["prio_alpha"])
             values, advantages = (x[:T].reshape(span, -1)[:, n] for x in (self.values, self.advantages))
             loss = reference.ppo_loss(
                 outputs[..., :-1], outputs[..., -1],
@@ -234,13 +234,13 @@ def test_an_epoch_equals_the_float64_reference(engine, network, actions, setting
     trainer = make_trainer(policy=NETWORKS[network], **ACTIONS[actions], **SETTINGS | settings)
     assert trainer.engine.name == engine
     assert ("engine:" in capsys.readouterr().err) == (network == "tripled" or actions == "half")
-    expected, draw = Reference(trainer), kernels.draw
+    expected, draw = Reference(trainer), kernels.draw_segments
 
-    def remember(masses, cumulative, index, weights, **options):
-        draw(masses, cumulative, index, weights, **options)
+    def remember(priorities, cumulative, index, weights, **options):
+        draw(priorities, cumulative, index, weights, **options)
         expected.draws.append(index.tolist())
 
-    monkeypatch.setattr(kernels, "draw", remember)
+    monkeypatch.setattr(kernels, "draw_segments", remember)
     epochs = 3 if settings.get("normalize") else 2
     for epoch in range(epochs):
         if epoch == epochs - 1 and actions != "half":

@@ -52,7 +52,7 @@ def test_a_cell_is_vectorised_in_single_precision(name):
     arrays = {"f": numba.float32[::1], "b": numba.boolean[::1]}
     signature = tuple(arrays[kind] for kind in "".join(cases.CELLS[name]))
     compiled = numba.njit(signature, error_model="numpy", fastmath=arena.FASTMATH,
-                          pipeline_class=arena._Distinct)(cases.cell_loop(name))
+                          pipeline_class=arena._NoAlias)(cases.cell_loop(name))
     check_vectorised(assembly_of(compiled), f"{DIVIDES}|{MULTIPLIES}|add|sub")
 
 

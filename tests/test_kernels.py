@@ -188,7 +188,7 @@ def test_far_from_the_middle_squashed_actions_stay_finite_and_within_the_bounds(
 
 @pytest.mark.parametrize("heads", [[4, 3], None], ids=["discrete", "continuous"])
 def test_any_split_of_the_agents_draws_the_same(heads, monkeypatch):
-    monkeypatch.setattr(arena, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(arena, "MIN_THREAD_NANOSECONDS", 1)
     n, rng = 1003, cases.generator(3)
     outputs, masks = torch.randn(n, 8, generator=rng), cases.some_masks(rng, n, heads) if heads else None
     options = {"step": 5, "log_std": torch.randn(7, generator=rng)}
@@ -235,14 +235,14 @@ def test_advantage_of_any_flags(T, N, seed, **options):
 
 @BOUNDED
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 99))
-def test_a_pass_draws_each_segment_once_if_masses_are_equal(M, minibatches, seed):
-    masses = torch.full((M * minibatches,), 0.3, dtype=torch.float64)
+def test_a_pass_draws_each_segment_once_if_priorities_are_equal(M, minibatches, seed):
+    priorities = torch.full((M * minibatches,), 0.3, dtype=torch.float64)
 
     def index(number):
-        return cases.draw(M=M, masses=masses, seed=seed, counter=(0, number)).run()["index"]
+        return cases.draw_segments(M=M, priorities=priorities, seed=seed, counter=(0, number)).run()["index"]
 
     found = [index(2 * minibatches + k) for k in range(minibatches)]
-    assert torch.cat(found).sort().values.tolist() == list(range(len(masses)))
+    assert torch.cat(found).sort().values.tolist() == list(range(len(priorities)))
     if M > 4 < minibatches:  # and the next pass puts others together
         assert not torch.equal(found[0], index(3 * minibatches))
 
@@ -250,13 +250,14 @@ def test_a_pass_draws_each_segment_once_if_masses_are_equal(M, minibatches, seed
 @BOUNDED
 @given(st.lists(st.sampled_from([0.0, 1e-300, 1.0, 1e300, math.inf, NAN]), min_size=1, max_size=9),
        st.integers(0, 99))
-def test_draw_stays_in_bounds_whatever_the_masses(masses, seed):
-    results = cases.draw(M=17, masses=torch.tensor(masses, dtype=torch.float64), seed=seed, beta=0.0).run()
+def test_draw_stays_in_bounds_whatever_the_priorities(priorities, seed):
+    case = cases.draw_segments(M=17, priorities=torch.tensor(priorities, dtype=torch.float64), seed=seed, beta=0.0)
+    results = case.run()
     index = results["index"]
-    assert index.min() >= 0 and index.max() < len(masses) and (index.diff() >= 0).all()
-    if sum(masses) < math.inf and any(masses):
-        assert all(masses[i] > 0 for i in index.tolist())
-    if not math.isfinite(sum(masses)) and max(masses) < math.inf:
+    assert index.min() >= 0 and index.max() < len(priorities) and (index.diff() >= 0).all()
+    if sum(priorities) < math.inf and any(priorities):
+        assert all(priorities[i] > 0 for i in index.tolist())
+    if not math.isfinite(sum(priorities)) and max(priorities) < math.inf:
         assert results["weights"].isnan().all()  # NaN to the power of zero is 1
 
 
@@ -429,7 +430,7 @@ NANS = [  # kernel, options, argument, place of the NaN, {output: (some NaN here
     *((cases.advantage, {"T": 6, "N": 70, "index": index}, name, (3, 33),
        {"advantages": ((0, 33), (slice(4), 33))})
       for index in (None, list(range(70))) for name in ("values", "rewards", "bootstraps", "ratios")),
-    (cases.priorities, {"T": 6, "N": 70}, "advantages", (3, 33), {"masses": (33, 33)}),
+    (cases.priorities, {"T": 6, "N": 70}, "advantages", (3, 33), {"priorities": (33, 33)}),
     *((cases.mingru_step, {}, name, place, {output: ((1, 5), (1, 5)) for output in outputs})
       for name, place, outputs in (
           ("x", (1, 5), ["out"]), ("hgp", (1, 5), ["out", "state"]),
@@ -500,7 +501,7 @@ def test_nan_in_a_scan(name, valid):
 
 # Arguments whose shape says what T, M, H ... are: another one is then found not to fit.
 LEADING = {"sample": {"outputs"}, "advantage": {"rewards", "index"},
-           "priorities": {"advantages", "index"}, "draw": {"masses", "index"},
+           "priorities": {"advantages", "index"}, "draw_segments": {"priorities", "index"},
            "gather": {"source", "index", "out"}, "write_back": {"ratios", "index"},
            "mingru_step": {"x"}, "mingru_scan": {"x", "resets"}, "mingru_scan_grad": {"x", "resets"},
            "ppo_loss": {"outputs", "logprobs", "weights"}, "gradient_norm": {"flat"},
@@ -533,7 +534,7 @@ def wrong(kernel, name, tensor):
             yield ValueError, torch.cat([tensor, tensor[-1:]])
     if key not in ANY_RANK:
         yield ValueError, tensor[..., None]
-    if name == "index" or kernel not in ("gather", "observation_moments") or name in ("valid", "around"):
+    if name == "index" or kernel not in ("gather", "observation_moments") or name in ("valid", "center"):
         yield TypeError, tensor.to(OTHER[tensor.dtype])
     if tensor.numel() > 1:
         yield ValueError, torch.stack([tensor, tensor], -1)[..., 0]
@@ -592,7 +593,7 @@ SHARED = {
     "advantage": lambda: cases.advantage(17, 1100),
     "advantage columns": lambda: cases.advantage(17, 1100, index=list(range(0, 1100, 2))),
     "priorities": lambda: cases.priorities(17, 1100),
-    "draw": lambda: cases.draw(1100, 500),
+    "draw_segments": lambda: cases.draw_segments(1100, 500),
     "gather": lambda: cases.gather(N=1100, M=500),
     "write_back": lambda: cases.write_back(17, 1100, 500),
     "mingru_step": lambda: cases.mingru_step(1100, 33),
@@ -609,7 +610,7 @@ SHARED = {
 @pytest.mark.parametrize("make", SHARED.values(), ids=SHARED)
 def test_thread_count_changes_no_bit(make, monkeypatch):
     """Shared out among two threads or more, however little there is to do, each lane once."""
-    monkeypatch.setattr(arena, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(arena, "MIN_THREAD_NANOSECONDS", 1)
     expected, run_shared, shares = make().run(), kernels.run, []
 
     def count_shares(function, lanes, cost, *arguments):

@@ -359,7 +359,7 @@ def test_an_image_is_the_same_in_every_layout_and_type(network, layout, shape, d
         torch.manual_seed(0)
         policy = network(seen(space), hidden_size=8)
         outputs.append(policy.forward_eval(torch.from_numpy(x)))
-    assert layout in models.describe(policy)
+    assert layout in models.summarize(policy)
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-4)
 
 
@@ -411,7 +411,7 @@ def test_text_and_bits_are_read_as_numbers():
 
     with pufferl.make(Mixed, 2) as vecenv:
         policy = models.Encoded(vecenv.driver_env, hidden_size=8)
-        assert policy.numbers == [5, 3] and "(5,)" in models.describe(policy)
+        assert policy.numbers == [5, 3] and "(5,)" in models.summarize(policy)
         assert policy(torch.from_numpy(vecenv.reset()[0])[None])[0].shape == (1, 2, 2)
 
 
@@ -439,8 +439,8 @@ def test_describe_names_the_memory():
 
     plain, actor = models.FeedForward(environment()), models.FeedForward(environment())
     actor.policy = torch.nn.Linear(2, 2)  # a layer by that name, not a network within
-    assert {"Keeps", "first", "second"} <= set(models.describe(Keeps(environment())).replace(",", "").split())
-    assert models.describe(actor).split(";")[0] == models.describe(plain).split(";")[0]
+    assert {"Keeps", "first", "second"} <= set(models.summarize(Keeps(environment())).replace(",", "").split())
+    assert models.summarize(actor).split(";")[0] == models.summarize(plain).split(";")[0]
 
 
 # --------------------------------------------------------------------------------------------------

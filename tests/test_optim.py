@@ -146,7 +146,7 @@ def test_frozen_weights_stay(together):
 
 
 def test_the_same_on_any_number_of_threads(monkeypatch):
-    monkeypatch.setattr(arena, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(arena, "MIN_THREAD_NANOSECONDS", 1)
 
     def weights(count):
         _, memory, optimizer = made([(60, 60)] * 8, 0.9, 0.0, 1e9)

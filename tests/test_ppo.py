@@ -62,12 +62,12 @@ class Chances:
             torch.testing.assert_close(options["samples"], self.samples[0], atol=1e-3, rtol=1e-3)
             options["samples"].copy_(self.samples.pop(0))
 
-    def draw(self, masses, cumulative, index, weights, **options):
-        kernels.draw(masses, cumulative, index, weights, **options)
+    def draw_segments(self, priorities, cumulative, index, weights, **options):
+        kernels.draw_segments(priorities, cumulative, index, weights, **options)
         theirs, theirs_weights = self.draws.pop(0)
         for m in (index != theirs).nonzero()[:, 0].tolist():
             low, high = sorted((int(index[m]), int(theirs[m])))
-            assert masses[low + 1 : high].sum() == 0, (
+            assert priorities[low + 1 : high].sum() == 0, (
                 f"draw {m}: segment {index[m]}, not {theirs[m]}")
             self.taken += 1
         torch.testing.assert_close(weights, theirs_weights, atol=1e-5, rtol=1e-3)
@@ -123,10 +123,10 @@ def test_the_page_says_what_the_trainer_does(name, monkeypatch):
     with torch.no_grad():
         for key, parameter in ours.named_parameters():
             parameter.copy_(theirs.get_parameter(names[key]))
-    chances, draw = Chances(), kernels.draw
+    chances, draw = Chances(), kernels.draw_segments
 
-    def note(masses, cumulative, index, weights, **options):
-        draw(masses, cumulative, index, weights, **options)
+    def note(priorities, cumulative, index, weights, **options):
+        draw(priorities, cumulative, index, weights, **options)
         chances.draws.append((index.clone(), weights.clone()))
 
     epochs = ppo.train(args, envs[1], ours)
@@ -134,7 +134,7 @@ def test_the_page_says_what_the_trainer_does(name, monkeypatch):
     for epoch in range(EPOCHS):
         trainer.evaluate()
         with monkeypatch.context() as patch:
-            patch.setattr(kernels, "draw", note)
+            patch.setattr(kernels, "draw_segments", note)
             logs = trainer.train()
         chances.actions = list(trainer.storage["actions"].clone())
         chances.samples = list(trainer.buffers.samples.clone())

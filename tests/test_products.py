@@ -125,7 +125,7 @@ def test_accumulate_and_add_rows(half, rows, outputs, inputs):
     of_weight[:], of_bias[:] = gradient, total
     products.accumulate_rows(half, grad, x, of_weight)
     close(of_weight, gradient + rounded(grad, half).T @ rounded(x, half), rows, behind)
-    products.add_rows(grad, of_bias)
+    products.add_bias_gradients(grad, of_bias)
     close(of_bias, total + grad.sum(0, dtype=np.float64), rows, beyond)
 
 

@@ -1,4 +1,4 @@
-"""Small trainers, and the networks and kinds of actions that the tests of the trainer share."""
+"""Make small trainers, networks and kinds of actions for the tests of the trainer."""
 
 import math
 
@@ -11,14 +11,17 @@ import pufferl
 import vector
 
 
-def make_trainer(folder=None, env="cartpole", policy=None, *, num_envs=24, env_kwargs=None, backend="native",
-                 num_buffers=2, num_threads=2, hidden_size=16, num_layers=2, normalize=False, squash=False,
-                 change=lambda policy: None, seed=3, **train):
-    """A trainer of 24 environments; policy: from the environments to a network, which `change` edits."""
+def make_trainer(folder=None, env="cartpole", policy=None, *, num_envs=24, env_kwargs=None,
+                 backend="native", num_buffers=2, num_threads=2, hidden_size=16, num_layers=2,
+                 normalize=False, squash=False, change=lambda policy: None, seed=3, **train):
+    """Return a trainer of 24 environments.
+
+    policy: from the environments to a network, which `change` edits.
+    """
     torch.manual_seed(seed)
     options = {"num_buffers": num_buffers} if backend == "native" else {}
-    vecenv = vector.make(env, num_envs, backend=backend, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs,
-                         **options)
+    vecenv = vector.make(env, num_envs, backend=backend, num_threads=num_threads, seed=seed,
+                         env_kwargs=env_kwargs, **options)
     if policy is None:
         policy = models.MinGRUPolicy(vecenv, hidden_size, num_layers, normalize)
     else:
@@ -27,18 +30,17 @@ def make_trainer(folder=None, env="cartpole", policy=None, *, num_envs=24, env_k
     if squash:
         models.squash(policy, vecenv.single_action_space)
     change(policy)
-    settings = {
-        "horizon": 8, "minibatch_size": 64, "total_timesteps": 10**5, "learning_rate": 0.01, "seed": seed,
-        "log_interval": 0.0, "env": env if isinstance(env, str) else env.__name__,
-        "data_dir": None if folder is None else str(folder), **train,
-    }
+    settings = {"horizon": 8, "minibatch_size": 64, "total_timesteps": 10**5, "learning_rate": 0.01,
+                "seed": seed, "log_interval": 0.0,
+                "env": env if isinstance(env, str) else env.__name__,
+                "data_dir": None if folder is None else str(folder), **train}
     if normalize:
         settings["norm_obs"] = True
     return pufferl.PuffeRL(settings, vecenv, policy)
 
 
 def run_epochs(trainer, epochs):
-    """The network's tensors after some more epochs."""
+    """Run more epochs; return the network's tensors."""
     for _ in range(epochs):
         trainer.evaluate()
         trainer.train()
@@ -46,14 +48,14 @@ def run_epochs(trainer, epochs):
 
 
 def learn(trainer, epochs=2):
-    """The weights after some more epochs, the last of this trainer."""
+    """Run more epochs, the last of this trainer; return the weights."""
     run_epochs(trainer, epochs)
     trainer.release()
     return trainer.arena.flat("weights").clone()
 
 
 def initial_state(trainer):
-    """The network's memory before the rollout's first step."""
+    """Return the network's memory at the start of the rollout."""
     names = trainer.policy.initial_state(1) if hasattr(trainer.policy, "initial_state") else ()
     return {name: trainer.arena[f"initial_state/{name}"].clone() for name in names}
 
@@ -130,7 +132,7 @@ class Plain(torch.nn.Module):
 
 
 class Timed(torch.nn.Module):
-    """Recurrent by hand, over (T, N, ...) alone, with several heads and reading the flags."""
+    """A recurrent network over (T, N, ...) alone that reads the flags; several heads."""
 
     def __init__(self, env):
         super().__init__()
@@ -173,7 +175,7 @@ class Tripled(models.MinGRUPolicy):
 
 
 def around(wrapper):
-    """A network with a recurrent layer around a FeedForward."""
+    """Return a network with a recurrent layer around a FeedForward."""
     return lambda env: wrapper(env, models.FeedForward(env, 16), hidden_size=16)
 
 

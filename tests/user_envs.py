@@ -1,5 +1,6 @@
-"""Environments as users write them, for bench/bench_defaults.py and the tests of the automatic
-settings: config/ has no .ini for them, and nothing in the trainer knows them.
+"""Environments as users write them, without an .ini in config/.
+
+For bench/bench_defaults.py and the tests of the automatic settings.
 
     python pufferl.py train tests/user_envs.py:Catch --train.total-timesteps 300_000
 """
@@ -13,12 +14,15 @@ from gymnasium import spaces
 
 
 def cartpole():
-    """Gymnasium's, behind a function of one's own, so that no config knows it."""
+    """Make Gymnasium's CartPole in a function that no config names."""
     return gymnasium.make("CartPole-v1")
 
 
 class Catch(gymnasium.Env):
-    """A ball falls down a 7 × 7 board; +1 if the paddle in the last row is under it, else -1."""
+    """A ball falls down a 7 × 7 board; +1 if the paddle catches it, else -1.
+
+    The paddle moves in the last row.
+    """
 
     def __init__(self, size=7):
         self.size = size
@@ -45,7 +49,7 @@ class Catch(gymnasium.Env):
 
 
 class CatchImage(Catch):
-    """Catch on an 84 × 84 image of one colour, twelve pixels a square, or another number."""
+    """Catch on an 84 × 84 image of one colour, twelve pixels a square by default."""
 
     def __init__(self, pixels=12):
         super().__init__(7)
@@ -57,8 +61,10 @@ class CatchImage(Catch):
 
 
 class PointMass(gymnasium.Env):
-    """A mass in a plane, some ten units from the origin, is pushed there;
-    observations without bounds."""
+    """A mass in a plane, some ten units from the origin, is pushed there.
+
+    Observations have no bounds.
+    """
 
     def __init__(self, length=100):
         self.length = length
@@ -82,7 +88,7 @@ class PointMass(gymnasium.Env):
 
 
 class Track(gymnasium.Env):
-    """A point on a line is pushed to a target, which it sees; bounds wider than what it sees."""
+    """A point on a line is pushed to a target; the bounds are wider than observations."""
 
     def __init__(self, length=50):
         self.length = length
@@ -105,8 +111,10 @@ class Track(gymnasium.Env):
 
 
 class Colour(gymnasium.Env):
-    """One of two colours is shown, then nothing for eight steps; +1 for naming
-    it at the end, else -1."""
+    """One of two colours is shown, then nothing for eight steps.
+
+    +1 for naming it at the end, else -1.
+    """
 
     def __init__(self, delay=8):
         self.delay = delay
@@ -131,8 +139,10 @@ class Colour(gymnasium.Env):
 
 
 class Sokoban(gymnasium.Env):
-    """A box is pushed to a goal on a 6 × 6 board of integers: 0 floor, 1 wall, 2 goal, 3 box, 4
-    player. +1 at the goal, -0.01 a step, 40 steps."""
+    """A box is pushed to a goal on a 6 × 6 board of integers.
+
+    0 floor, 1 wall, 2 goal, 3 box, 4 player. +1 at the goal, -0.01 a step, 40 steps.
+    """
 
     MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 
@@ -179,7 +189,7 @@ class Sokoban(gymnasium.Env):
 
 
 class Thousands(gymnasium.Env):
-    """Two columns say which of five actions brings 1,000; thirty more are noise. Ten steps."""
+    """Two columns say which of five actions brings 1,000; thirty are noise. Ten steps."""
 
     def __init__(self, noise=30):
         self.noise = noise
@@ -203,8 +213,10 @@ class Thousands(gymnasium.Env):
 
 
 class TicTacToe(gymnasium.Env):
-    """PettingZoo's tic-tac-toe against a player who moves at random; it begins half of the games.
-    An illegal move loses."""
+    """PettingZoo's tic-tac-toe against a random player, who begins half of the games.
+
+    An illegal move loses.
+    """
 
     def __init__(self):
         from pettingzoo.classic import tictactoe_v3
@@ -239,8 +251,10 @@ class TicTacToe(gymnasium.Env):
 
 
 class Dying(pettingzoo.ParallelEnv):
-    """Four agents, the first of which leaves after each three steps; the last one ends the
-    episode. Tell the sign."""
+    """Four agents, the first of which leaves every three steps, name a sign.
+
+    The last one ends the episode.
+    """
 
     metadata: ClassVar = {"name": "dying"}
     possible_agents: ClassVar = [f"agent_{i}" for i in range(4)]

@@ -178,7 +178,7 @@ def train(seconds):
     """(what was trained and how fast, in words; the seconds of compiling): Breakout as
     bench/bench_train.py has it."""
     import pufferl
-    from arena import compiling
+    from arena import compile_timer
 
     args = pufferl.load_config("breakout",
                                ["--train.horizon", "64", "--train.minibatch-size", "65536"])
@@ -196,7 +196,7 @@ def train(seconds):
             trainer.train()
         speed = (trainer.global_step - before) / (time.perf_counter() - begun)
         return (f"{speed:,.0f} steps a second of Breakout, float32, {vecenv.num_threads} threads, engine "
-                f"{trainer.engine.name}"), compiling.seconds
+                f"{trainer.engine.name}"), compile_timer.seconds
 
 
 def speeds():

@@ -111,7 +111,7 @@ def env_action(env):
 
 
 def _describe(policy):
-    inner = models.wrapped(policy)
+    inner = models.inner_policy(policy)
     return type(policy).__name__ + (f" over {type(inner).__name__}" if inner is not policy else "")
 
 

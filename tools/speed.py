@@ -68,7 +68,7 @@ def profile(env_name, args):
     trainer, _ = pufferl.make_trainer(env_name, args)
     trainer.run_folder = None  # nothing but the trace is written
     epochs = lambda count: [(trainer.evaluate(), trainer.train()) for _ in range(count)]  # noqa: E731
-    while trainer.config["norm_obs"] and trainer.normalizer.only_measures(trainer.global_step,
+    while trainer.config["norm_obs"] and trainer.normalizer.is_measured_only(trainer.global_step,
                                                                           trainer.config["total_timesteps"]):
         epochs(1)
     # On a GPU, so many epochs that the CUDA graphs are captured before anything is measured.
@@ -79,7 +79,7 @@ def profile(env_name, args):
         # torch's profiler knows its own operations; these wrappers name ours in the trace.
         own = [name for name, function in vars(kernels).items() if inspect.isfunction(function)
                and function.__module__ == "kernels" and name[0] != "_"
-               and name not in ("widen", "narrow", "kept_gate", "gates_again")]
+               and name not in ("widen", "narrow", "gate_to_save", "load_gates")]
         engine = trainer.engine
         steps = engine.actor.steps if trainer.config["device"] == "cuda" else engine.steps
         for owner, names in ((kernels, own), (engine, ("rollout", "backward", "_learn")), (steps, ("act",)),

@@ -1087,7 +1087,7 @@ def play(env_name, args):
     asked = [key for key in ("web", "terminal", "video", "window") if show[key]]
     if len(asked) > 1 and asked not in (["video", "window"], ["terminal", "video"]):
         raise ConfigError(f"--eval.{asked[0]} and --eval.{asked[1]}: one of them at a time.")
-    arena.compiling.announce = lambda: print(loggers.COMPILING, file=sys.stderr)
+    arena.compile_timer.announce = lambda: print(loggers.COMPILING, file=sys.stderr)
     if show["video"]:
         check_video(show["video"])
     if show["window"]:
