@@ -38,7 +38,7 @@ from vector import SEEN
 
 # FLOPs of a forward pass above which threads share each matrix product.
 MIN_FLOPS_FOR_THREADS = 1e8
-# FLOPs of a buffer's step above which each worker of a rollout runs the network in its own thread.
+# FLOPs of a buffer's step above which each worker of a rollout runs the network in a thread.
 MIN_FLOPS_FOR_WORKERS = 5e7
 # Largest divergence of the probabilities, and largest relative squared error of the values,
 # between a run's first minibatch and the rollout.
@@ -49,6 +49,7 @@ MAX_NUMBERS_IN_PASS = 2**21
 MIN_FLOPS_FOR_LEARNER = 3e8
 
 
+@contextlib.contextmanager
 def torch_threads(count):
     """Set torch's threads within an operation; workers are parallel by themselves."""
     before = torch.get_num_threads()
@@ -119,7 +120,7 @@ def replaced_methods(module):
 
 
 def is_hooked(owner, prefix=""):
-    """Return whether a module has hooks; with "_global", whether torch has some for all."""
+    """Return whether a module has hooks; with "_global", whether torch has any."""
     return any(getattr(owner, prefix + hooks) for hooks in HOOKS)
 
 
@@ -258,7 +259,7 @@ class Buffers:
                       "fields": fields}
 
     def begin_rollout(self, number):
-        """Go to step 0 of a rollout. number: how many rollouts there were."""
+        """Go to step 0 of a rollout. number: of the rollout, from 0."""
         self.vecenv.begin()
         self.bootstraps.zero_()
         self.steps.copy_(number * self.horizon + torch.arange(self.horizon))
@@ -451,7 +452,7 @@ class TorchPolicy:
 
     @property
     def has_batch_norm(self):
-        """Whether a layer normalises by the moments of its batch."""
+        """Return whether a layer normalises by the moments of its batch."""
         return any(isinstance(module, nn.modules.batchnorm._NormBase)
                    for module in self.policy.modules())
 
@@ -489,7 +490,7 @@ class TorchPolicy:
         return outputs.float().contiguous(), log_std
 
     def state_of(self, index):
-        """Return initial state, resets and valid of segments, as models.over_time takes them."""
+        """Return the initial state, resets and valid of segments, for models.over_time."""
         buffers = self.buffers
         state = {name: tensor[:, index] for name, tensor in buffers.initial_state.items()}
         return state | {name: getattr(buffers.columns, name).index_select(1, index)
@@ -606,7 +607,7 @@ class TorchPolicy:
         divergence = 0.5 * (buffers.new_ratios[valid] - 1).square().mean().item()
         error = (buffers.new_values - values)[valid].square().mean()
         error = (error / (values[valid].square().mean() + 1e-12)).item()
-        # bfloat16 rounds more; batch norms have their own warning
+        # bfloat16 rounds more; pufferl.py warns of batch norms
         is_exempt = self.precision != torch.float32 or self.has_batch_norm
         if max(divergence, error) > MAX_DIFFERENCE and not is_exempt:
             if data_parallel.connect().rank != 0:
@@ -769,7 +770,7 @@ class Autograd:
     def rollout(self, number):
         """Roll out all agents for `horizon` steps; return the seconds in environments.
 
-        number: how many rollouts there were. The seconds include waits for environments.
+        number: of the rollout, from 0. The seconds include waits for environments.
         """
         vecenv, workers = self.vecenv, range(self.vecenv.num_workers)
         self.is_threaded = self.is_threaded and is_thread_safe(self.policy)
@@ -804,7 +805,10 @@ class Autograd:
             yield
 
     def backward(self, index):
-        """Compute gradients, new values and ratios, and loss sums of segments `index` (M,)."""
+        """Compute the gradients and the loss of segments `index` (M,).
+
+        New values, new ratios and the sums of the loss are in `buffers`.
+        """
         if self.num_learners == 1:
             self._backward_share(index, 0)
         else:
@@ -833,7 +837,7 @@ class Autograd:
         return function
 
     def refresh(self):
-        """Follow weights that were loaded or replaced: the network reads its own."""
+        """Follow weights that were loaded or replaced: the network reads them itself."""
 
     def release(self):
         """Stop the threads."""

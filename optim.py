@@ -225,10 +225,6 @@ class Muon:
         places: where its update goes in the group "muon", -1 for vectors. results: where the result
         is there. scales: the factor of the result.
         """
-
-    def _bind_together(self):
-        """(places, results, scales), one for each number in a weight: where its update goes in the
-        group "muon" (-1 for vectors), where the result stands there, and what multiplies that."""
         updates, work = self.arena.flat("updates"), self.arena.flat("muon")
         places = torch.full((2, *updates.shape), -1, dtype=torch.int32)
         scales = torch.ones(updates.shape, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Run the default networks on a CPU in few calls, with a hand-written backward pass.
+"""Run the default networks on a CPU in few calls, without autograd.
 
     python pufferl.py train breakout --train.engine compiled     # auto takes it, too
     python -m pytest tests/test_compiled.py tests/test_engines.py
@@ -109,7 +109,7 @@ def _move(begin, end, parts, outputs, joins):
 
 @distinct_driver
 def _read_observations(begin, end, observations, shift, scale, out):
-    """Write observations[begin:end] as floats to `out`, normalised if there is a shift."""
+    """Write observations[begin:end] as floats to `out`; a shift normalises them."""
     if len(shift) > 0:
         for i in range(begin, end):
             row, target = observations[i], out[i - begin]
@@ -132,7 +132,7 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
     inputs, x, y, hgp, outputs, parts, _ = scratch
     for block in range(begin, end, BLOCK):
         stop = min(end, block + BLOCK)
-        # begin, not block: each thread uses its own rows of the scratch, again for each block
+        # begin, not block: a thread reuses the scratch rows of its range for each block
         n, rows = stop - block, slice(begin, begin + stop - block)
         _read_observations(block, stop, observations, shift, scale, inputs[rows])
         for k in range(len(towers)):
@@ -292,10 +292,10 @@ def _forward_cpu(n, T, observations, initial, resets, valid, index, start, netwo
 
 @driver
 def _backward_cpu(n, T, initial, resets, valid, index, start, network, back, scratch, gradients):
-    """Add the gradients of the weights over those segments, given the outputs' gradients.
+    """Add the gradients of the weights over segments, given the outputs'.
 
-    Overwrites the activations. back: the packed weights of layers and decoder, for the gradients
-    of their inputs.
+    The arguments are those of `_forward_cpu`, whose activations are overwritten. back: the packed
+    weights of layers and decoder, for the gradients of their inputs.
     """
     activation = network[3]
     (activations, inputs, _, _, carry, grad_outputs, grad_parts, grad_log_std, grad_x, sums, zeros,
@@ -349,7 +349,7 @@ def _prefetch_segments(observations, index, first, last, T, third):
 @driver
 def _learn_cpu(first, last, at_once, observations, initial, resets, index, network, back, scratch,
                gradients, log_std, squash, masked, masks, heads, rollout, written, statistics):
-    """Compute the share index[first:last] of a minibatch, `at_once` segments at a time.
+    """Compute the share index[first:last] of a minibatch, `at_once` at a time.
 
     Gradients and statistics are added to, new values and ratios written. rollout: (actions,
     logprobs, values, advantages, weights, valid, settings); these, log_std and squash are arguments
@@ -490,7 +490,7 @@ class Weights:
         self.refresh()
 
     def pairs(self, find):
-        """Return [[(weight, bias) of each map of a tower], ...]; find: from name to tensor."""
+        """Return [[(weight, bias) of each map of a tower], ...]; find: from a name."""
         def pair(key, rows=slice(None)):
             return find(f"{key}.weight")[rows], find(f"{key}.bias")[rows]
 
@@ -546,7 +546,7 @@ class Actor:
 
 
 class Learner:
-    """Compute one worker's share of minibatches, `at_once` segments of T steps at a time."""
+    """Compute one worker's share of minibatches, `at_once` segments at a time."""
 
     def __init__(self, weights, name, steps, at_once, gradients="gradients"):
         self.weights = weights
@@ -723,7 +723,10 @@ class Compiled:
             yield
 
     def backward(self, index):
-        """Compute gradients, new values and ratios, and loss sums of segments `index` (M,)."""
+        """Compute the gradients and the loss of segments `index` (M,).
+
+        New values, new ratios and the sums of the loss are in `buffers`.
+        """
         self.products.refresh()
         self.workers.run(lambda learner: self._backward_share(index, learner),
                          range(self.num_learners))
@@ -734,7 +737,7 @@ class Compiled:
         return function
 
     def refresh(self):
-        """Follow weights that were loaded or replaced: they are packed when used."""
+        """Follow weights that were loaded or replaced: they are packed before each use."""
 
     def release(self):
         """Stop the threads."""

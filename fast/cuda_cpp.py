@@ -213,9 +213,9 @@ class _Cell:
                     node, f": it returns more than {len(STRUCTS)} numbers; add a name to STRUCTS")
             return f"{STRUCTS[len(node.elts) - 1]}{{{', '.join(map(self.value, node.elts))}}}"
         if isinstance(node, ast.BinOp):
-            # floor division is the same in C, as cells divide no negative number
-            is_floor = isinstance(node.op, ast.FloorDiv)
-            operator = "/" if is_floor else self.operator(node.op, node)
+            # `//` is `/` in C, as cells divide no negative number
+            is_integer = isinstance(node.op, ast.FloorDiv)
+            operator = "/" if is_integer else self.operator(node.op, node)
             return f"({self.value(node.left)} {operator} {self.value(node.right)})"
         if isinstance(node, ast.UnaryOp):
             return f"({self.operator(node.op, node)}{self.value(node.operand)})"
@@ -290,7 +290,7 @@ class Module:
 
     @functools.cached_property
     def source(self):
-        """The file's text behind the cells and the numbers that it names."""
+        """Return the cells and numbers that the file names, and its text."""
         text = self.path.read_text()
         code = re.sub(r"//.*", "", text)
         definitions = set(re.findall(r"(\w+)\([^()]*\)\s*\{", code))
@@ -306,7 +306,7 @@ class Module:
 
     @functools.cached_property
     def signatures(self):
-        """{kernel's name: [(dtype, whether it is an array, parameter's name), ...]}."""
+        """Return {kernel: [(dtype, whether it is an array, parameter), ...]}."""
         kernels = re.findall(
             r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*'
             r"\((.*?)\)\s*\{", self.source, flags=re.DOTALL)

@@ -605,7 +605,10 @@ class Graphs(GpuEngine):
         self.gradients = arena.flat("gradients")
 
     def backward(self, index):
-        """Compute gradients, new values and ratios, and loss sums of segments `index` (M,)."""
+        """Compute the gradients and the loss of segments `index` (M,).
+
+        New values, new ratios and the sums of the loss are in `buffers`.
+        """
         self.gradients.zero_()
         step = self.at_once // self.buffers.span
         for start in range(0, len(index), step):
@@ -929,9 +932,9 @@ class Layers:
         return self._chunks[n]
 
     def step(self, observations, state, resets, valid, **options):
-        """Compute one rollout step; return outputs (n, A + 1), overwritten by the next call.
+        """Compute one rollout step; return outputs (n, A + 1).
 
-        observations (n, *obs) of any dtype; state (n, H) a layer, updated in place; resets and
+        The next call overwrites them. observations (n, *obs) of any dtype; state (n, H) a layer, updated in place; resets and
         valid (n,) uint8. options: keyword arguments of PolicyStep.
         """
         chunk = self.chunk(len(observations))
@@ -1083,11 +1086,11 @@ def _rollout_cuda(begin, end, environments, launch, synchronize, stream, graphs,
 
 
 def replay_rollout(agents, environments, handles, storage, cut, cut_step):
-    """Run a rollout of agents, a slice, by graphs of the policy and calls of environments.
+    """Run a rollout by graphs of the policy and calls of environments.
 
-    handles: of T + 1 steps and of the final values (Gpu.graph_handles). storage: terminals,
-    truncations (T, N), resets (T + 1, N). Before the last graph is replayed, cut (N,) uint8 gets
-    whose final observation it is for, cut_step (1,) int64 of which step. Returns the share of the
+    agents: a slice. handles: of T + 1 steps and of the final values (Gpu.graph_handles). storage:
+    terminals, truncations (T, N), resets (T + 1, N). Written for the graph of final values: cut
+    (N,) uint8, the agents that are cut off, and cut_step (1,) int64, the step. Returns the share of the
     time that the environments took. Raises RuntimeError for what the GPU reports.
     """
     error, share = _rollout_cuda(agents.start, agents.stop, environments, *handles,
@@ -1099,7 +1102,7 @@ def replay_rollout(agents, environments, handles, storage, cut, cut_step):
 
 
 class Fused(GpuEngine):
-    """Run the default network on a GPU by kernels, all segments of a minibatch at once."""
+    """Run the default network on a GPU by kernels, a whole minibatch at once."""
 
     name = "fused"
     Sample = Sample
@@ -1133,7 +1136,10 @@ class Fused(GpuEngine):
             layers.bind()
 
     def backward(self, index):
-        """Compute gradients, new values and ratios, and loss sums of segments `index` (M,)."""
+        """Compute the gradients and the loss of segments `index` (M,).
+
+        New values, new ratios and the sums of the loss are in `buffers`.
+        """
         buffers, layers = self.buffers, self.layers
         layers.refresh()
         for start, count in self.chunks:

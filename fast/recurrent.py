@@ -58,7 +58,7 @@ def scan(layer, x, memory, resets, valid):
 
 
 def _begin(x, resets, state):
-    """Return the states of each step (T + 1, N, H), of which the first is set, and keep.
+    """Return states (T + 1, N, H), of which the first is set, and keep.
 
     keep (T + 1, N) is multiplied with them: 0 in a reset, else 1.
     """

@@ -418,6 +418,6 @@ def test_the_linear_maps_of_a_custom_network_go_through_tile_c(monkeypatch):
     assert threads_within
     train(2, picture)
     assert not threads_within
-    monkeypatch.setattr(products, "missing", lambda: "no compiler")
+    monkeypatch.setattr(products, "find_problem", lambda: "no compiler")
     torch.testing.assert_close(weights, train(2), atol=2e-4, rtol=1e-3)
     assert not threads_within

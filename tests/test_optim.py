@@ -43,7 +43,7 @@ def skip_on_gpu(batched):
 def test_muon(momentum, weight_decay, max_grad_norm, products, monkeypatch):
     skip_on_gpu(products == "batched")
     if products == "torch":  # as for large matrices
-        monkeypatch.setattr(optim, "missing", lambda: "no C compiler was found")
+        monkeypatch.setattr(optim, "find_problem", lambda: "no C compiler was found")
     module, arena, optimizer = made(SHAPES, momentum, weight_decay, max_grad_norm,
                                     products == "batched")
     expected = [p.detach().double() for p in module.parameters()]

@@ -306,6 +306,6 @@ def test_no_rows_wrong_sizes_and_no_compiler(monkeypatch):
             products.multiply(x, torch.ones(4, 3), bias)
     monkeypatch.setattr(products.ocean, "compile_library", fails)
     assert products.find_problem.__wrapped__() == "no compiler"
-    monkeypatch.setattr(products, "missing", lambda: "compiler")
+    monkeypatch.setattr(products, "find_problem", lambda: "compiler")
     with pytest.raises(RuntimeError, match="compiler"):
         products.multiply(torch.ones(2, 2), torch.ones(2, 2))
