@@ -819,8 +819,6 @@ class Compiled:
 
     def _backward_share(self, index, worker):
         """Compute one learner's share of a minibatch."""
-    def _learn(self, index, worker):
-        """Learn from one learner's share of the minibatch."""
         buffers, learner = self.buffers, self.learners[worker]
         columns = buffers.columns
         self.gradients[worker].zero_()

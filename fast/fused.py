@@ -934,8 +934,8 @@ class Layers:
     def step(self, observations, state, resets, valid, **options):
         """Compute one rollout step; return outputs (n, A + 1).
 
-        The next call overwrites them. observations (n, *obs) of any dtype; state (n, H) a layer, updated in place; resets and
-        valid (n,) uint8. options: keyword arguments of PolicyStep.
+        The next call overwrites them. observations (n, *obs) of any dtype; state (n, H) a layer,
+        updated in place; resets and valid (n,) uint8. options: keyword arguments of PolicyStep.
         """
         chunk = self.chunk(len(observations))
         observations = observations.view(len(observations), -1)
@@ -1090,8 +1090,8 @@ def replay_rollout(agents, environments, handles, storage, cut, cut_step):
 
     agents: a slice. handles: of T + 1 steps and of the final values (Gpu.graph_handles). storage:
     terminals, truncations (T, N), resets (T + 1, N). Written for the graph of final values: cut
-    (N,) uint8, the agents that are cut off, and cut_step (1,) int64, the step. Returns the share of the
-    time that the environments took. Raises RuntimeError for what the GPU reports.
+    (N,) uint8, the agents that are cut off, and cut_step (1,) int64, the step. Returns the share of
+    the time that the environments took. Raises RuntimeError for what the GPU reports.
     """
     error, share = _rollout_cuda(agents.start, agents.stop, environments, *handles,
                                  *map(host, storage), host(cut), host(cut_step))
