@@ -686,7 +686,6 @@ class Compiled:
     def bind(self, arena):
         """Take the views out of the allocated arena."""
         buffers = self.buffers
-        self.gradients = [arena.flat(group) for group in engines.learner_groups(self.num_learners)]
         groups = engines.learner_groups(self.num_learners)
         self.gradients = [arena.flat(group) for group in groups]
         for holder in (self.products, *self.actors, *self.learners):

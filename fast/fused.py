@@ -1032,6 +1032,7 @@ class Sample:
         chunk = self.layers.chunk(self.rows)
         index = torch.arange(self.rows, device=observations.device)
         self.flags = resets, valid, index, 0
+        self.layers.gather(chunk, observations, index, 0)
         self.layers.forward(chunk, *self.flags, initial)
         return chunk.outputs
 
