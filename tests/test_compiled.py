@@ -368,7 +368,7 @@ def test_no_worker_writes_after_a_rollout_that_was_left(monkeypatch):
         time.sleep(0.2)
         written.append(worker)
 
-    monkeypatch.setattr(trainer.engine, "_rollout_in_one_call", rollout)
+    monkeypatch.setattr(trainer.engine, "_run_in_one_call", rollout)
     with pytest.raises(KeyboardInterrupt):
         trainer.evaluate()
     assert written == [1]

@@ -237,7 +237,7 @@ def orthogonalised(x, device="cpu"):
     tensors = [torch.full(shape, torch.nan, device=device) for shape in shapes]
     tensors[0].copy_(x)
     optimizer = optim.Muon(memory, batched=True)
-    return lambda: optimizer._orthogonalise_together(*tensors), *tensors[:2]
+    return lambda: optimizer._orthogonalise_batched(*tensors), *tensors[:2]
 
 
 def expected_matrices(x):

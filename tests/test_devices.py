@@ -558,7 +558,7 @@ def pin_where_no_memory_is_locked():
         raise RuntimeError("operation not supported")
 
     gpu = object.__new__(fused.Gpu)
-    gpu._pinned, gpu._refused = [], False
+    gpu._pinned, gpu._is_refused = [], False
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "cudart", lambda: types.SimpleNamespace(cudaHostRegister=lambda *call: 801))
         patch.setattr(torch.cuda, "check_error", refuse)
