@@ -289,7 +289,7 @@ def test_what_is_not_worthwhile_is_torchs(tensors):
 
 def test_many_rows_take_a_bounded_number_of_lanes(monkeypatch):
     grad, x = torch.randn(50_000, 3), torch.randn(50_000, 5)
-    monkeypatch.setattr(products, "PARTS", 7)
+    monkeypatch.setattr(products, "MAX_LANES", 7)
     of_weight, of_bias = products.gradients(grad, x)
     torch.testing.assert_close(of_weight, grad.t() @ x, atol=1e-2, rtol=1e-4)
     torch.testing.assert_close(of_bias, grad.sum(0), atol=1e-2, rtol=1e-4)
