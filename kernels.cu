@@ -1,6 +1,7 @@
-// The kernels that take most of a GPU's time, in CUDA C++. fast/cuda_cpp.py puts before this text, as C, the cells and
-// the numbers of kernels.py that it names: a formula is changed there. Each kernel belongs to the public function of its
-// name, which checks all shapes. Arrays are contiguous; their sizes are as in that function's docstring.
+// The kernels that take most of a GPU's time, in CUDA C++. fast/cuda_cpp.py puts the cells and
+// numbers of kernels.py that this file names before it, as C: formulas are changed there. Each
+// kernel belongs to the public function of its name, which checks all shapes. Arrays are
+// contiguous; that function's docstring has their sizes.
 
 CELL float widen(float x) { return x; }
 CELL float widen(u16 bits) { return float_of_bfloat(bits); }
@@ -12,37 +13,53 @@ CELL i64 global_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 
 // V neighbours in memory, read and written at once.
 template <class Type, int V> struct alignas(sizeof(Type) * V) Pack { Type at[V]; };
-template <int V, class Type> CELL Pack<Type, V> read(const Type *from) { return *(const Pack<Type, V> *)from; }
+template <int V, class Type> CELL Pack<Type, V> read(const Type *from) {
+    return *(const Pack<Type, V> *)from;
+}
 template <int V, class Type> CELL void write(Type *to, const float (&values)[V]) {
     Pack<Type, V> pack;
     for (int v = 0; v < V; v++) pack.at[v] = rounded_to<Type>(values[v]);
     *(Pack<Type, V> *)to = pack;
 }
 
-// --------------------------------------------------------------------------------------------------------------------
-// MinGRU. The initial states are those in states[0], or the drawn columns of `initial`. A thread has V channels of one
-// segment and goes along its steps. There are few threads, so none may wait: each asks for the numbers of the next DEPTH
-// steps before it computes those that it has, and works out their gates together, since only the states follow from one
-// another. V is 1 if two channels a thread would leave too few threads, or H is odd.
+// -------------------------------------------------------------------------------------------------
+// MinGRU. The initial states are in states[0], or in the sampled columns of `initial`. A thread has
+// V channels of one segment and loops over its steps. There are few threads, so none may wait: each
+// reads the numbers of the next DEPTH steps before it computes the DEPTH that it has, and computes
+// their gates at once, since only the states depend on each other. V is 1 if two channels a thread
+// leave too few threads, or if H is odd.
 
 #define DEPTH (8 / V)
 
-template <int V, class Gate, class Input> struct Step { Pack<Gate, V> h, g, p; Pack<Input, V> x; bool reset, live; };
+template <int V, class Gate, class Input> struct Step {
+    Pack<Gate, V> h, g, p;
+    Pack<Input, V> x;
+    bool is_reset, is_valid;
+};
 
-// Where a thread reads its next step. `on`: to the one after (1) or before it (-1).
+// Where a thread reads its next step. advance: to the step after (1) or before (-1).
 template <int V, class Gate, class Input> struct Steps {
     const Gate *gates;
     const Input *x;
     const u8 *resets, *valid;
     i64 M, N, H;
-    CELLS Steps(i64 t, i64 m, i64 j, i64 column, i64 M, i64 N, i64 H, const Gate *hgp, const Input *x, const u8 *resets,
-                const u8 *valid)
-        : gates(hgp + (t * M + m) * 3 * H + j), x(x + (t * M + m) * H + j), resets(resets + t * N + column),
-          valid(valid + t * N + column), M(M), N(N), H(H) {}
+    CELLS Steps(i64 t, i64 m, i64 j, i64 column, i64 M, i64 N, i64 H, const Gate *hgp,
+                const Input *x, const u8 *resets, const u8 *valid)
+        : gates(hgp + (t * M + m) * 3 * H + j),
+          x(x + (t * M + m) * H + j),
+          resets(resets + t * N + column),
+          valid(valid + t * N + column),
+          M(M),
+          N(N),
+          H(H) {}
     CELLS Step<V, Gate, Input> read_here() const {
-        return {read<V>(gates), read<V>(gates + H), read<V>(gates + 2 * H), read<V>(x), *resets != 0, *valid != 0};
+        return {read<V>(gates), read<V>(gates + H), read<V>(gates + 2 * H),
+                read<V>(x),     *resets != 0,       *valid != 0};
     }
-    CELLS void on(int way) { gates += way * M * 3 * H, x += way * M * H, resets += way * N, valid += way * N; }
+    CELLS void advance(int direction) {
+        gates += direction * M * 3 * H, x += direction * M * H, resets += direction * N,
+            valid += direction * N;
+    }
 };
 
 template <int V> struct Gates { float candidate[V], z[V], q[V]; };
@@ -51,31 +68,33 @@ template <int V, class Gate, class Input> CELL Gates<V> gates_of(const Step<V, G
     Gates<V> gates;
 #pragma unroll
     for (int v = 0; v < V; v++) {
-        auto [candidate, z, q] = mingru_gates_cell(widen(step.h.at[v]), widen(step.g.at[v]), widen(step.p.at[v]));
+        auto [candidate, z, q] =
+            mingru_gates_cell(widen(step.h.at[v]), widen(step.g.at[v]), widen(step.p.at[v]));
         gates.candidate[v] = candidate, gates.z[v] = z, gates.q[v] = q;
     }
     return gates;
 }
 
-template <int V, class Gate, class Input, class Output> CELL void mingru_scan_lane(
-    i64 T, i64 M, i64 N, i64 H, const Gate *hgp, const Input *x, float *states, const u8 *resets, const u8 *valid,
-    const i64 *index, i64 start, const float *initial, bool drawn, Output *out) {
+template <int V, class Gate, class Input, class Output>
+CELL void mingru_scan_lane(i64 T, i64 M, i64 N, i64 H, const Gate *hgp, const Input *x,
+                           float *states, const u8 *resets, const u8 *valid, const i64 *index,
+                           i64 start, const float *initial, bool drawn, Output *out) {
     int lane = (int)global_thread(), lanes = (int)H / V, last = (int)T - 1;
     i64 m = lane / lanes, j = lane % lanes * V;
     if (m >= M) return;
     i64 column = index[start + m];
     Step<V, Gate, Input> now[DEPTH], next[DEPTH] = {};
     Steps<V, Gate, Input> steps(0, m, j, column, M, N, H, hgp, x, resets, valid);
-    auto ask = [&](int begin) {
+    auto prefetch = [&](int begin) {
         bool all = begin + DEPTH <= last + 1;
-        auto one = [&](int d) { next[d] = steps.read_here(), steps.on(1); };
+        auto read_step = [&](int d) { next[d] = steps.read_here(), steps.advance(1); };
 #pragma unroll
-        for (int d = 0; all && d < DEPTH; d++) one(d);
+        for (int d = 0; all && d < DEPTH; d++) read_step(d);
 #pragma unroll
         for (int d = 0; !all && d < DEPTH; d++)
-            if (begin + d <= last) one(d);
+            if (begin + d <= last) read_step(d);
     };
-    ask(0);
+    prefetch(0);
     Pack<float, V> state = read<V>(initial + (drawn ? column : m) * H + j);
     states += m * H + j, out += m * H + j;
     if (drawn) write<V>(states, state.at);
@@ -83,7 +102,7 @@ template <int V, class Gate, class Input, class Output> CELL void mingru_scan_la
         Gates<V> gates[DEPTH];
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) now[d] = next[d];
-        if (begin + DEPTH <= last) ask(begin + DEPTH);
+        if (begin + DEPTH <= last) prefetch(begin + DEPTH);
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) gates[d] = gates_of<V>(now[d]);
 #pragma unroll
@@ -92,9 +111,10 @@ template <int V, class Gate, class Input, class Output> CELL void mingru_scan_la
             float y[V];
 #pragma unroll
             for (int v = 0; v < V; v++) {
-                float before = state.at[v] * (now[d].reset ? 0.0f : 1.0f);
-                auto [after, result] = mingru_cell(widen(now[d].x.at[v]), gates[d].candidate[v], gates[d].z[v],
-                                                   gates[d].q[v], before, now[d].live);
+                float before = state.at[v] * (now[d].is_reset ? 0.0f : 1.0f);
+                auto [after, result] =
+                    mingru_cell(widen(now[d].x.at[v]), gates[d].candidate[v], gates[d].z[v],
+                                gates[d].q[v], before, now[d].is_valid);
                 state.at[v] = after, y[v] = result;
             }
             states += M * H;
@@ -104,9 +124,10 @@ template <int V, class Gate, class Input, class Output> CELL void mingru_scan_la
     }
 }
 
-template <int V, class Real> CELL void mingru_scan_grad_lane(
-    i64 T, i64 M, i64 N, i64 H, Real *hgp, const Real *x, const float *states, const u8 *resets, const u8 *valid,
-    const i64 *index, i64 start, Real *grad_out, float *sums) {
+template <int V, class Real>
+CELL void mingru_scan_grad_lane(i64 T, i64 M, i64 N, i64 H, Real *hgp, const Real *x,
+                                const float *states, const u8 *resets, const u8 *valid,
+                                const i64 *index, i64 start, Real *grad_out, float *sums) {
     int lane = (int)global_thread(), lanes = (int)H / V, last = (int)T - 1;
     i64 m = lane / lanes, j = lane % lanes * V;
     if (m >= M) return;
@@ -117,40 +138,43 @@ template <int V, class Real> CELL void mingru_scan_grad_lane(
     i64 place = (last * M + m) * H + j;
     states += place, hgp += (last * M + m) * 3 * H + j;
     const Real *grad_in = grad_out += place;
-    auto ask = [&](int begin) {
+    auto prefetch = [&](int begin) {
         bool all = begin + 1 >= DEPTH;
-        auto one = [&](int d) {
-            next[d] = steps.read_here(), next_state[d] = read<V>(states), next_grad[d] = read<V>(grad_in);
-            steps.on(-1), states -= M * H, grad_in -= M * H;
+        auto read_step = [&](int d) {
+            next[d] = steps.read_here(), next_state[d] = read<V>(states),
+            next_grad[d] = read<V>(grad_in);
+            steps.advance(-1), states -= M * H, grad_in -= M * H;
         };
 #pragma unroll
-        for (int d = 0; all && d < DEPTH; d++) one(d);
+        for (int d = 0; all && d < DEPTH; d++) read_step(d);
 #pragma unroll
         for (int d = 0; !all && d < DEPTH; d++)
-            if (d <= begin) one(d);
+            if (d <= begin) read_step(d);
     };
-    ask(last);
+    prefetch(last);
     float carry[V] = {}, sum_h[V] = {}, sum_g[V] = {}, sum_p[V] = {};
     for (int begin = last; begin >= 0; begin -= DEPTH) {
         Gates<V> gates[DEPTH];
 #pragma unroll
-        for (int d = 0; d < DEPTH; d++) now[d] = next[d], state[d] = next_state[d], grad[d] = next_grad[d];
-        if (begin >= DEPTH) ask(begin - DEPTH);
+        for (int d = 0; d < DEPTH; d++)
+            now[d] = next[d], state[d] = next_state[d], grad[d] = next_grad[d];
+        if (begin >= DEPTH) prefetch(begin - DEPTH);
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) gates[d] = gates_of<V>(now[d]);
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) {
             if (begin < d) break;
-            float keep = now[d].reset ? 0.0f : 1.0f, to_h[V], to_g[V], to_p[V], to_x[V];
+            float keep = now[d].is_reset ? 0.0f : 1.0f, to_h[V], to_g[V], to_p[V], to_x[V];
 #pragma unroll
             for (int v = 0; v < V; v++) {
                 auto [dh, dg, dp, dx, ds] = mingru_cell_grad(
-                    widen(now[d].x.at[v]), gates[d].candidate[v], gates[d].z[v], gates[d].q[v], state[d].at[v] * keep,
-                    now[d].live, widen(grad[d].at[v]), carry[v]);
+                    widen(now[d].x.at[v]), gates[d].candidate[v], gates[d].z[v], gates[d].q[v],
+                    state[d].at[v] * keep, now[d].is_valid, widen(grad[d].at[v]), carry[v]);
                 to_h[v] = dh, to_g[v] = dg, to_p[v] = dp, to_x[v] = dx;
                 sum_h[v] += dh, sum_g[v] += dg, sum_p[v] += dp, carry[v] = ds * keep;
             }
-            write<V>(hgp, to_h), write<V>(hgp + H, to_g), write<V>(hgp + 2 * H, to_p), write<V>(grad_out, to_x);
+            write<V>(hgp, to_h), write<V>(hgp + H, to_g), write<V>(hgp + 2 * H, to_p),
+                write<V>(grad_out, to_x);
             hgp -= M * 3 * H, grad_out -= M * H;
         }
     }
@@ -158,67 +182,96 @@ template <int V, class Real> CELL void mingru_scan_grad_lane(
     write<V>(sum, sum_h), write<V>(sum + H, sum_g), write<V>(sum + 2 * H, sum_p);
 }
 
-CELL bool one_channel(i64 M, i64 H) { return H % 2 || M * H < MIN_CHANNELS_FOR_PAIRS; }  // a thread; kernels._launch_scan counts them
+// Return whether a thread has one channel; kernels._launch_scan counts threads in the same way.
+CELL bool one_channel(i64 M, i64 H) { return H % 2 || M * H < MIN_CHANNELS_FOR_PAIRS; }
 
-// Gates, inputs and outputs are float32, bfloat16, or bfloat16 with a float32 output, as the last layer's is.
+// Gates, inputs and outputs are float32, bfloat16, or bfloat16 with a float32 output (last layer).
 
-extern "C" __global__ void mingru_scan(i64 T, i64 M, i64 N, i64 H, const float *hgp, const float *x, float *states,
-                                       const u8 *resets, const u8 *valid, const i64 *index, i64 start,
-                                       const float *initial, bool drawn, float *out) {
-    if (one_channel(M, H)) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
-    else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+extern "C" __global__ void mingru_scan(i64 T, i64 M, i64 N, i64 H, const float *hgp, const float *x,
+                                       float *states, const u8 *resets, const u8 *valid,
+                                       const i64 *index, i64 start, const float *initial,
+                                       bool drawn, float *out) {
+    if (one_channel(M, H))
+        mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn,
+                            out);
+    else
+        mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn,
+                            out);
 }
 
-extern "C" __global__ void mingru_scan_half(i64 T, i64 M, i64 N, i64 H, const u16 *hgp, const u16 *x, float *states,
-                                            const u8 *resets, const u8 *valid, const i64 *index, i64 start,
+extern "C" __global__ void mingru_scan_half(i64 T, i64 M, i64 N, i64 H, const u16 *hgp,
+                                            const u16 *x, float *states, const u8 *resets,
+                                            const u8 *valid, const i64 *index, i64 start,
                                             const float *initial, bool drawn, u16 *out) {
-    if (one_channel(M, H)) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
-    else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+    if (one_channel(M, H))
+        mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn,
+                            out);
+    else
+        mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn,
+                            out);
 }
 
-extern "C" __global__ void mingru_scan_half_last(i64 T, i64 M, i64 N, i64 H, const u16 *hgp, const u16 *x,
-                                                 float *states, const u8 *resets, const u8 *valid, const i64 *index,
-                                                 i64 start, const float *initial, bool drawn, float *out) {
-    if (one_channel(M, H)) mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
-    else mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
+extern "C" __global__ void mingru_scan_half_last(i64 T, i64 M, i64 N, i64 H, const u16 *hgp,
+                                                 const u16 *x, float *states, const u8 *resets,
+                                                 const u8 *valid, const i64 *index, i64 start,
+                                                 const float *initial, bool drawn, float *out) {
+    if (one_channel(M, H))
+        mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn,
+                            out);
+    else
+        mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn,
+                            out);
 }
 
 extern "C" __global__ void mingru_scan_grad(i64 T, i64 M, i64 N, i64 H, float *hgp, const float *x,
-                                            const float *states, const u8 *resets, const u8 *valid, const i64 *index,
-                                            i64 start, float *grad_out, float *sums) {
-    if (one_channel(M, H)) mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
-    else mingru_scan_grad_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
+                                            const float *states, const u8 *resets, const u8 *valid,
+                                            const i64 *index, i64 start, float *grad_out,
+                                            float *sums) {
+    if (one_channel(M, H))
+        mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out,
+                                 sums);
+    else
+        mingru_scan_grad_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out,
+                                 sums);
 }
 
 extern "C" __global__ void mingru_scan_grad_half(i64 T, i64 M, i64 N, i64 H, u16 *hgp, const u16 *x,
-                                                 const float *states, const u8 *resets, const u8 *valid,
-                                                 const i64 *index, i64 start, u16 *grad_out, float *sums) {
-    if (one_channel(M, H)) mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
-    else mingru_scan_grad_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
+                                                 const float *states, const u8 *resets,
+                                                 const u8 *valid, const i64 *index, i64 start,
+                                                 u16 *grad_out, float *sums) {
+    if (one_channel(M, H))
+        mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out,
+                                 sums);
+    else
+        mingru_scan_grad_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out,
+                                 sums);
 }
 
-// --------------------------------------------------------------------------------------------------------------------
-// A rollout's step of the whole default network. A block copies all weights into its shared memory, at once and while it
-// reads its first observations, and then takes one tile of `rows` agents after the other. What flows between the layers
-// stays there, a column's rows side by side.
+// -------------------------------------------------------------------------------------------------
+// A rollout's step of the default network. A block copies all weights into its shared memory, while
+// it reads its first observations, and then computes one tile of `rows` agents after the other.
+// Activations stay in shared memory, a column's rows beside each other.
 
-#define EACH 8     // rows whose sums one thread has
+#define ROWS_PER_THREAD 8     // rows whose sums one thread has
 
 CELL i64 fours(i64 n) { return (n + 3) / 4 * 4; }
-// The length of a row of n weights: threads that read four numbers each of neighbouring rows then meet no bank twice.
+// The length of a row of n weights: threads that read four numbers of neighbouring rows then have
+// no bank conflicts.
 CELL int weight_pitch(i64 n) { return (int)((n + 3) / 8 * 8 + 4); }
 
-// write(row, column, read(i)) for the `count` numbers of a matrix, by all threads of a block.
-template <class Value, class Read, class Write> CELL void carry(int count, int columns, Read read, Write write) {
-    constexpr int IN_WAY = sizeof(Value) > 4 ? 4 : 16;  // asked for before the first is put in its place
-    int row = threadIdx.x / columns, column = threadIdx.x % columns, down = CREW / columns, right = CREW % columns;
-    for (int begin = threadIdx.x; begin < count; begin += IN_WAY * CREW) {
-        Value values[IN_WAY];
+// Call write(row, column, read(i)) for the `count` numbers of a matrix, by all threads of a block.
+template <class Value, class Read, class Write>
+CELL void carry(int count, int columns, Read read, Write write) {
+    constexpr int IN_FLIGHT = sizeof(Value) > 4 ? 4 : 16;  // reads before the first write
+    int row = threadIdx.x / columns, column = threadIdx.x % columns, down = CREW / columns,
+        right = CREW % columns;
+    for (int begin = threadIdx.x; begin < count; begin += IN_FLIGHT * CREW) {
+        Value values[IN_FLIGHT];
 #pragma unroll
-        for (int i = 0; i < IN_WAY; i++)
+        for (int i = 0; i < IN_FLIGHT; i++)
             if (begin + i * CREW < count) values[i] = read(begin + i * CREW);
 #pragma unroll
-        for (int i = 0; i < IN_WAY; i++) {
+        for (int i = 0; i < IN_FLIGHT; i++) {
             if (begin + i * CREW < count) write(row, column, values[i]);
             row += down, column += right;
             if (column >= columns) column -= columns, row++;
@@ -226,28 +279,31 @@ template <class Value, class Read, class Write> CELL void carry(int count, int c
     }
 }
 
-// Begin to copy weights (outputs, inputs); behind each row are zeros, to full fours.
+// Begin to copy weights (outputs, inputs); each row is padded with zeros to a multiple of four.
 template <class Real> CELL void begin_weights(const Real *from, Real *to, int outputs, int inputs) {
     int pitch = weight_pitch(inputs), behind = (int)fours(inputs) - inputs;
     auto by = [=](auto pack) {  // as many at once as the rows' beginnings allow
         constexpr int V = sizeof pack / sizeof(Real);
-        carry<int>(outputs * (inputs / V), inputs / V, [](int i) { return i; }, [=](int row, int k, int i) {
-            begin_copy<sizeof pack>(to + row * pitch + V * k, from + V * i);
-        });
+        carry<int>(
+            outputs * (inputs / V), inputs / V, [](int i) { return i; },
+            [=](int row, int k, int i) {
+                begin_copy<sizeof pack>(to + row * pitch + V * k, from + V * i);
+            });
     };
     if (inputs % 4 == 0) by(Pack<Real, 4>());
     else if (inputs % 2 == 0) by(Pack<Real, 2>());
     else
         carry<Real>(outputs * inputs, inputs, [=](int i) { return from[i]; },
                     [=](int row, int k, Real weight) { to[row * pitch + k] = weight; });
-    for (int i = threadIdx.x; i < outputs * behind; i += blockDim.x) to[i / behind * pitch + inputs + i % behind] = Real(0);
+    for (int i = threadIdx.x; i < outputs * behind; i += blockDim.x)
+        to[i / behind * pitch + inputs + i % behind] = Real(0);
 }
 
 template <class Real> CELL void carry_bias(const Real *from, float *to, int count) {
     for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = widen(from[i]);
 }
 
-// read(number) with a pointer to numbers of one of the types in fused.DTYPES.
+// Call read with a pointer to numbers of one of the types in fused.DTYPES.
 template <class Read> CELL void with_kind(const void *from, i64 kind, Read read) {
     switch (kind) {
     case 0: return read((const float *)from);
@@ -262,9 +318,10 @@ template <class Read> CELL void with_kind(const void *from, i64 kind, Read read)
     }
 }
 
-// sum[g][r] += the weights' row g, `apart` from the one before it, times row r of x.
-template <int G, int R, class Real> CELL void add_products(int inputs, const Real *weights, int apart, const float *x,
-                                                           int pitch, float (&sum)[G][R]) {
+// Add row g of the weights, g * apart on, times row r of x to sum[g][r].
+template <int G, int R, class Real> CELL void add_products(int inputs, const Real *weights,
+                                                           int apart, const float *x, int pitch,
+                                                           float (&sum)[G][R]) {
     constexpr int V = R < 4 ? R : 4;
 #pragma unroll 1
     for (int k = 0; k < inputs; k += 4) {
@@ -285,38 +342,48 @@ template <int G, int R, class Real> CELL void add_products(int inputs, const Rea
     }
 }
 
-// Column j's rows from r on, and behind the last column zeros, to full fours.
-CELL void put(float *x, int columns, int pitch, int j, int r, const float (&values)[EACH]) {
+// Write column j's rows from r on, and zeros behind the last column, to a multiple of four.
+CELL void put(float *x, int columns, int pitch, int j, int r,
+              const float (&values)[ROWS_PER_THREAD]) {
 #pragma unroll
-    for (int v = 0; v < EACH; v++) x[j * pitch + r + v] = values[v];
+    for (int v = 0; v < ROWS_PER_THREAD; v++) x[j * pitch + r + v] = values[v];
     for (int k = columns; j + 1 == columns && k < fours(columns); k++)
-        for (int v = 0; v < EACH; v++) x[k * pitch + r + v] = 0.0f;
+        for (int v = 0; v < ROWS_PER_THREAD; v++) x[k * pitch + r + v] = 0.0f;
 }
 
 template <class Real> CELL float rounded(float x) { return widen(rounded_to<Real>(x)); }
 
-// weights: addresses of the encoder's weight and bias, each layer's, and the decoder's; all but the decoder's are
-// bfloat16 if `half`, as is then what flows, but for the last layer's output. state: its first layer, the others
-// state_stride further on each; it changes only if `commit`. log_std is read, and a Gaussian drawn from, if there are
-// no heads; squash_row as in ppo_loss_continuous. Only if `drawn`, actions, samples and logprobs are written, and values.
-// If `final`, values are V of the agents that are cut off, and 0 of the others. A block without any does nothing else.
+// weights: addresses of the encoder's weight and bias, each layer's, and the decoder's. With `half`
+// all but the decoder's are bfloat16, and so are activations except the last layer's output. state:
+// of the first layer, the others state_stride further on each; written only if `commit`. Without
+// heads a Gaussian is sampled, with log_std; squash_row as in ppo_loss_continuous. actions,
+// samples, logprobs and values are written only if `drawn`. If `final`, values are V of the agents
+// that are cut off, 0 of the others, and a block without such an agent does nothing else.
 extern "C" __global__ void __launch_bounds__(CREW, 1)
-policy_step(i64 n, i64 inputs, i64 hidden, i64 layers, i64 width, i64 rows, bool half, const i64 *weights, i64 kind,
-            const void *observations, bool normalised, const float *shift, const float *scale, i64 state_stride,
-            bool commit, float *state, const u8 *resets, const u8 *valid, bool final, const u8 *truncations,
-            const u8 *terminals, float *outputs, bool drawn, u64 seed, i64 first_agent, const i64 *counter, i64 head_count,
-            const i64 *heads, bool masked, const u8 *masks, const float *log_std, i64 squash_row, const float *squash,
-            void *actions, float *samples, float *logprobs, float *values) {
+    policy_step(i64 n, i64 inputs, i64 hidden, i64 layers, i64 width, i64 rows, bool half,
+                const i64 *weights, i64 kind, const void *observations, bool normalised,
+                const float *shift, const float *scale, i64 state_stride, bool commit, float *state,
+                const u8 *resets, const u8 *valid, bool final, const u8 *truncations,
+                const u8 *terminals, float *outputs, bool drawn, u64 seed, i64 first_agent,
+                const i64 *counter, i64 head_count, const i64 *heads, bool masked, const u8 *masks,
+                const float *log_std, i64 squash_row, const float *squash, void *actions,
+                float *samples, float *logprobs, float *values) {
     SHARED_MEMORY(float, memory);
-    auto is_cut = [=](i64 i) { return truncations[i] != 0 && terminals[i] == 0; };  // terminal as well: nothing follows
+    auto is_cut = [=](i64 i) {
+        return truncations[i] != 0 && terminals[i] == 0;
+    };  // after a terminal nothing follows
     bool any = !final;
-    for (i64 i = blockIdx.x * rows + threadIdx.x; final && threadIdx.x < rows && i < n; i += gridDim.x * rows)
+    for (i64 i = blockIdx.x * rows + threadIdx.x; final && threadIdx.x < rows && i < n;
+         i += gridDim.x * rows)
         if (is_cut(i)) any = true;
         else values[i] = 0.0f;
     if (!__syncthreads_or(any)) return;
-    int D = (int)inputs, H = (int)hidden, pitch = (int)rows + 4, wide = weight_pitch(D), narrow = weight_pitch(H);
-    float *even = memory, *odd = even + fours(D > H ? D : H) * pitch;  // fused.PolicyStep.size counts these as well
-    float *decoder = odd + fours(H) * pitch, *left = decoder + width * narrow, *biases = left + rows * width;
+    int D = (int)inputs, H = (int)hidden, pitch = (int)rows + 4, wide = weight_pitch(D),
+        narrow = weight_pitch(H);
+    float *even = memory,
+          *odd = even + fours(D > H ? D : H) * pitch;  // fused.PolicyStep.size counts these as well
+    float *decoder = odd + fours(H) * pitch, *left = decoder + width * narrow,
+          *biases = left + rows * width;
     void *rest = left + fours(rows * width + (3 * layers + 1) * H + width);
     float *decoder_bias = biases + (3 * layers + 1) * H;
     begin_weights((const float *)weights[2 * layers + 2], decoder, (int)width, H);
@@ -335,43 +402,53 @@ policy_step(i64 n, i64 inputs, i64 hidden, i64 layers, i64 width, i64 rows, bool
             with_kind(observations, kind, [&](auto from) {
                 from += begin * D;
                 carry<decltype(*from + 0)>(
-                    D * (int)(n - begin < rows ? n - begin : rows), D, [=](int i) { return from[i]; },
+                    D * (int)(n - begin < rows ? n - begin : rows), D,
+                    [=](int i) { return from[i]; },
                     [&](int row, int k, auto number) {
                         float x = (float)number;
-                        even[k * pitch + row] = rounded<Real>(normalised ? normalise_cell(x, shift[k], scale[k]) : x);
+                        even[k * pitch + row] =
+                            rounded<Real>(normalised ? normalise_cell(x, shift[k], scale[k]) : x);
                     });
             });
             for (int i = threadIdx.x; i < ((int)fours(D) - D) * (int)rows; i += CREW)
                 even[(D + i / (int)rows) * pitch + i % (int)rows] = 0.0f;
             end_copies();
             __syncthreads();
-            for (int item = threadIdx.x; item < H * (rows / EACH); item += blockDim.x) {
-                int j = item % H, r = item / H * EACH;
-                float sum[1][EACH] = {};
+            for (int item = threadIdx.x; item < H * (rows / ROWS_PER_THREAD); item += blockDim.x) {
+                int j = item % H, r = item / H * ROWS_PER_THREAD;
+                float sum[1][ROWS_PER_THREAD] = {};
                 add_products((int)fours(D), encoder + j * wide, 0, even + r, pitch, sum);
 #pragma unroll
-                for (int v = 0; v < EACH; v++) sum[0][v] = rounded<Real>(sum[0][v] + biases[j]);
+                for (int v = 0; v < ROWS_PER_THREAD; v++)
+                    sum[0][v] = rounded<Real>(sum[0][v] + biases[j]);
                 put(odd, H, pitch, j, r, sum[0]);
             }
             __syncthreads();
             float *x = odd, *y = even;
             for (int l = 0; l < layers; l++) {
                 const float *bias = biases + (3 * l + 1) * H;
-                for (int item = threadIdx.x; item < H * (rows / EACH); item += blockDim.x) {
-                    int j = item % H, r = item / H * EACH;
-                    float *place = state + l * state_stride + (begin + r) * H + j, before[EACH], sum[3][EACH] = {};
+                for (int item = threadIdx.x; item < H * (rows / ROWS_PER_THREAD);
+                     item += blockDim.x) {
+                    int j = item % H, r = item / H * ROWS_PER_THREAD;
+                    float *place = state + l * state_stride + (begin + r) * H + j,
+                          before[ROWS_PER_THREAD], sum[3][ROWS_PER_THREAD] = {};
 #pragma unroll
-                    for (int v = 0; v < EACH; v++)
-                        before[v] = begin + r + v < n ? place[v * H] * (resets[begin + r + v] ? 0.0f : 1.0f) : 0.0f;
-                    add_products((int)fours(H), gates + (3 * l * H + j) * narrow, H * narrow, x + r, pitch, sum);
+                    for (int v = 0; v < ROWS_PER_THREAD; v++)
+                        before[v] = begin + r + v < n
+                                        ? place[v * H] * (resets[begin + r + v] ? 0.0f : 1.0f)
+                                        : 0.0f;
+                    add_products((int)fours(H), gates + (3 * l * H + j) * narrow, H * narrow, x + r,
+                                 pitch, sum);
 #pragma unroll
-                    for (int v = 0; v < EACH; v++) {
+                    for (int v = 0; v < ROWS_PER_THREAD; v++) {
                         bool inside = begin + r + v < n;
-                        auto [candidate, z, q] = mingru_gates_cell(rounded<Real>(sum[0][v] + bias[j]),
-                                                                   rounded<Real>(sum[1][v] + bias[H + j]),
-                                                                   rounded<Real>(sum[2][v] + bias[2 * H + j]));
-                        auto [after, result] = mingru_cell(x[j * pitch + r + v], candidate, z, q, before[v],
-                                                           inside && valid[begin + r + v] != 0);
+                        auto [candidate, z, q] =
+                            mingru_gates_cell(rounded<Real>(sum[0][v] + bias[j]),
+                                              rounded<Real>(sum[1][v] + bias[H + j]),
+                                              rounded<Real>(sum[2][v] + bias[2 * H + j]));
+                        auto [after, result] =
+                            mingru_cell(x[j * pitch + r + v], candidate, z, q, before[v],
+                                        inside && valid[begin + r + v] != 0);
                         if (commit && inside) place[v * H] = after;
                         before[v] = l + 1 < layers ? rounded<Real>(result) : result;
                     }
@@ -397,18 +474,22 @@ policy_step(i64 n, i64 inputs, i64 hidden, i64 layers, i64 width, i64 rows, bool
             float logprob = 0.0f;
             for (i64 h = 0, first = 0; h < head_count; first += heads[h++]) {
                 auto words = action_words_cell(seed, (u64)counter[0], first_agent + i, h);
-                auto [action, chosen] = choose_cell(row, masks + (masked ? i * (width - 1) : 0), masked, first,
-                                                    first + heads[h], uniform_cell(words.a), false);
+                auto [action, chosen] =
+                    choose_cell(row, masks + (masked ? i * (width - 1) : 0), masked, first,
+                                first + heads[h], uniform_cell(words.a), false);
                 ((int *)actions)[i * head_count + h] = (int)action, logprob += chosen;
             }
-            for (i64 j = 0, place = i * (width - 1); head_count == 0 && j < width - 1; j++, place++) {
+            for (i64 j = 0, place = i * (width - 1); head_count == 0 && j < width - 1;
+                 j++, place++) {
                 auto words = action_words_cell(seed, (u64)counter[0], first_agent + i, j);
-                auto [u, surprise] = gaussian_draw_cell(row[j], log_std[j], words.a, words.b, false);
+                auto [u, surprise] =
+                    gaussian_draw_cell(row[j], log_std[j], words.a, words.b, false);
                 samples[place] = u, logprob -= surprise;
                 if (squash[squash_row] != 0.0f) {
                     float half = squash[squash_row + j];
                     auto [inside, log_slope] = squash_cell(u, half);
-                    ((float *)actions)[place] = squash[j] + (half > 0.0f ? half * inside : -half * u);
+                    ((float *)actions)[place] =
+                        squash[j] + (half > 0.0f ? half * inside : -half * u);
                     logprob -= squash[2 * squash_row + j] + log_slope;
                 }
             }
@@ -419,17 +500,17 @@ policy_step(i64 n, i64 inputs, i64 hidden, i64 layers, i64 width, i64 rows, bool
     else take(0.0f);
 }
 
-// --------------------------------------------------------------------------------------------------------------------
-// Sums over all threads of a grid, the same in every run: a warp's by shuffles, a block's through shared memory into its
-// row of `parts`; the block that is done last adds up the rows, in order. `ticket` counts the blocks that are done; it is
-// 0 before and after.
+// -------------------------------------------------------------------------------------------------
+// Sums over all threads of a grid, equal in every run: a warp's by shuffles, a block's through
+// shared memory into its row of `parts`; the last block to finish adds the rows in order. `ticket`
+// counts the blocks that finished; it is 0 at the beginning and at the end.
 
 CELL double warp_sum(double x) {
     for (int delta = 16; delta > 0; delta /= 2) x += __shfl_down_sync(~0u, x, delta);
     return x;
 }
 
-// Whether this block is the last. What each has written before, it may read by __ldcg.
+// Return whether this block is the last to finish. It reads the others' writes by __ldcg.
 CELL bool is_last_block(int *ticket, int blocks, int *shared) {
     __threadfence();
     __syncthreads();
@@ -444,12 +525,13 @@ CELL bool is_last_block(int *ticket, int blocks, int *shared) {
 
 template <int COUNT> struct Shared { double sums[32 * COUNT]; int last; };
 
-// True in the last block, in which shared.sums[0] to [COUNT - 1] are then the sums of `mine`.
-template <int COUNT> CELL bool grid_sums(double (&mine)[COUNT], double *parts, int *ticket, Shared<COUNT> &shared) {
+// Return true in the last block, where shared.sums[0] to [COUNT - 1] are the sums of `local`.
+template <int COUNT>
+CELL bool grid_sums(double (&local)[COUNT], double *parts, int *ticket, Shared<COUNT> &shared) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
 #pragma unroll
     for (int k = 0; k < COUNT; k++) {
-        double sum = warp_sum(mine[k]);
+        double sum = warp_sum(local[k]);
         if (lane == 0) shared.sums[warp * COUNT + k] = sum;
     }
     __syncthreads();
@@ -461,7 +543,8 @@ template <int COUNT> CELL bool grid_sums(double (&mine)[COUNT], double *parts, i
     if (!is_last_block(ticket, gridDim.x, &shared.last)) return false;
     for (int k = warp; k < COUNT; k += warps) {
         double sum = 0.0;
-        for (unsigned block = lane; block < gridDim.x; block += 32) sum += __ldcg(parts + block * COUNT + k);
+        for (unsigned block = lane; block < gridDim.x; block += 32)
+            sum += __ldcg(parts + block * COUNT + k);
         sum = warp_sum(sum);
         if (lane == 0) shared.sums[k] = sum;
     }
@@ -469,14 +552,16 @@ template <int COUNT> CELL bool grid_sums(double (&mine)[COUNT], double *parts, i
     return true;
 }
 
-// --------------------------------------------------------------------------------------------------------------------
-// Advantages and priorities: a warp for each segment in `index`; eight neighbours, a block, share what the memory brings.
-// A warp's lanes read 32 steps at once. Then the last lane hands its result to the one before, and so on.
+// -------------------------------------------------------------------------------------------------
+// Advantages and priorities: a warp for each segment in `index`; the eight warps of a block share
+// cache lines. A warp's lanes read 32 steps at once; then the last lane passes its result to the
+// one before it, and so on.
 
 extern "C" __global__ void advantage(i64 T, i64 N, i64 count, const i64 *index, const float *values,
-                                     const float *rewards, const u8 *terminals, const u8 *truncations,
-                                     const float *bootstraps, const float *ratios, const u8 *valid,
-                                     const float *mean, float gamma, float gae_lambda, float rho_clip, float c_clip,
+                                     const float *rewards, const u8 *terminals,
+                                     const u8 *truncations, const float *bootstraps,
+                                     const float *ratios, const u8 *valid, const float *mean,
+                                     float gamma, float gae_lambda, float rho_clip, float c_clip,
                                      float reward_clip, float *advantages) {
     i64 m = global_thread() / 32;
     int lane = threadIdx.x % 32;
@@ -486,72 +571,81 @@ extern "C" __global__ void advantage(i64 T, i64 N, i64 count, const i64 *index, 
     for (i64 end = T; end > 0; end -= 32) {
         int steps = end < 32 ? (int)end : 32;
         i64 place = (end - steps + lane) * N + n;
-        float value = 0.0f, reward = 0.0f, bootstrap = 0.0f, ratio = 0.0f, own = 0.0f;
-        bool done = false, cut = false, live = false;
+        float value = 0.0f, reward = 0.0f, bootstrap = 0.0f, ratio = 0.0f, result_of_lane = 0.0f;
+        bool is_done = false, is_cut = false, is_valid = false;
         if (lane < steps) {
-            value = values[place], reward = rewards[place], bootstrap = bootstraps[place], ratio = ratios[place];
-            done = terminals[place] != 0 || truncations[place] != 0, live = valid[place] != 0;
-            cut = done && terminals[place] == 0;
+            value = values[place], reward = rewards[place], bootstrap = bootstraps[place],
+            ratio = ratios[place];
+            is_done = terminals[place] != 0 || truncations[place] != 0,
+            is_valid = valid[place] != 0;
+            is_cut = is_done && terminals[place] == 0;
         }
         for (int turn = steps - 1; turn >= 0; turn--) {
-            auto [result, following, has_next] =
-                advantage_cell(value, reward, done, cut, bootstrap, ratio, live, next_advantage, next_value,
-                               follows, shift, gamma, gae_lambda, rho_clip, c_clip, reward_clip);
-            next_advantage = __shfl_sync(~0u, result, turn), next_value = __shfl_sync(~0u, following, turn);
+            auto [result, following, has_next] = advantage_cell(
+                value, reward, is_done, is_cut, bootstrap, ratio, is_valid, next_advantage,
+                next_value, follows, shift, gamma, gae_lambda, rho_clip, c_clip, reward_clip);
+            next_advantage = __shfl_sync(~0u, result, turn),
+            next_value = __shfl_sync(~0u, following, turn);
             follows = __shfl_sync(~0u, has_next, turn);
-            if (lane == turn) own = result;
+            if (lane == turn) result_of_lane = result;
         }
-        if (lane < steps) advantages[place] = live ? own : 0.0f;
+        if (lane < steps) advantages[place] = is_valid ? result_of_lane : 0.0f;
     }
 }
 
-extern "C" __global__ void priorities(i64 T, i64 N, i64 count, const float *advantages, const u8 *valid, double alpha,
-                                      const i64 *index, double *priority) {
+extern "C" __global__ void priorities(i64 T, i64 N, i64 count, const float *advantages,
+                                      const u8 *valid, double alpha, const i64 *index,
+                                      double *priorities) {
     i64 m = global_thread() / 32;
     if (m >= count) return;
     i64 n = index[m];
-    double total = 0.0, live = 0.0;
+    double total = 0.0, any_valid = 0.0;
     for (i64 t = threadIdx.x % 32; t < T; t += 32)
-        if (valid[t * N + n] != 0) total += fabs((double)advantages[t * N + n]), live = 1.0;
-    total = warp_sum(total), live = warp_sum(live);
-    if (threadIdx.x % 32 == 0) priority[n] = live > 0.0 ? pow(total, alpha) + 1e-6 : 0.0;
+        if (valid[t * N + n] != 0) total += fabs((double)advantages[t * N + n]), any_valid = 1.0;
+    total = warp_sum(total), any_valid = warp_sum(any_valid);
+    if (threadIdx.x % 32 == 0) priorities[n] = any_valid > 0.0 ? pow(total, alpha) + 1e-6 : 0.0;
 }
 
-// --------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Sums of a minibatch
 
-extern "C" __global__ void advantage_moments(i64 T, i64 M, i64 N, const float *advantages, const u8 *valid,
-                                             const i64 *index, double *parts, int *ticket, double *moments) {
+extern "C" __global__ void advantage_moments(i64 T, i64 M, i64 N, const float *advantages,
+                                             const u8 *valid, const i64 *index, double *parts,
+                                             int *ticket, double *moments) {
     __shared__ Shared<3> shared;
-    double mine[3] = {};
+    double local[3] = {};
     for (int i = (int)global_thread(); i < (int)(T * M); i += (int)(gridDim.x * blockDim.x)) {
         i64 place = i / (int)M * N + index[i % (int)M];
         if (valid[place] == 0) continue;
         double a = advantages[place];
-        mine[0] += 1.0, mine[1] += a, mine[2] += a * a;
+        local[0] += 1.0, local[1] += a, local[2] += a * a;
     }
-    if (grid_sums(mine, parts, ticket, shared) && threadIdx.x < 3) moments[threadIdx.x] = shared.sums[threadIdx.x];
+    if (grid_sums(local, parts, ticket, shared) && threadIdx.x < 3)
+        moments[threadIdx.x] = shared.sums[threadIdx.x];
 }
 
 CELL double squares(i64 n, const float *flat) {
     double sum = 0.0;
-    for (i64 i = global_thread(); i < n; i += (i64)gridDim.x * blockDim.x) sum += (double)flat[i] * flat[i];
+    for (i64 i = global_thread(); i < n; i += (i64)gridDim.x * blockDim.x)
+        sum += (double)flat[i] * flat[i];
     return sum;
 }
 
-extern "C" __global__ void gradient_norm(i64 n, const float *flat, double *parts, int *ticket, double *norm) {
+extern "C" __global__ void gradient_norm(i64 n, const float *flat, double *parts, int *ticket,
+                                         double *norm) {
     __shared__ Shared<1> shared;
-    double mine[1] = {squares(n, flat)};
-    if (grid_sums(mine, parts, ticket, shared) && threadIdx.x == 0) norm[0] = sqrt(shared.sums[0]);
+    double local[1] = {squares(n, flat)};
+    if (grid_sums(local, parts, ticket, shared) && threadIdx.x == 0) norm[0] = sqrt(shared.sums[0]);
 }
 
-// The norm, and Muon's scalars from it: clip's scale (NaN if nothing may change), momentum, decay, learning rate.
-extern "C" __global__ void clip(i64 n, const float *flat, double max_grad_norm, float momentum, float weight_decay,
-                                const float *rate, double *parts, int *ticket, float *found_inf, double *norm,
-                                float *scalars) {
+// The norm, and Muon's scalars: the factor that clips (NaN if nothing may change), momentum, decay
+// and learning rate.
+extern "C" __global__ void clip(i64 n, const float *flat, double max_grad_norm, float momentum,
+                                float weight_decay, const float *rate, double *parts, int *ticket,
+                                float *found_inf, double *norm, float *scalars) {
     __shared__ Shared<1> shared;
-    double mine[1] = {squares(n, flat)};
-    if (!grid_sums(mine, parts, ticket, shared) || threadIdx.x != 0) return;
+    double local[1] = {squares(n, flat)};
+    if (!grid_sums(local, parts, ticket, shared) || threadIdx.x != 0) return;
     norm[0] = sqrt(shared.sums[0]);
     if (!(norm[0] <= 1.7976931348623157e308)) found_inf[0] = 1.0f;
     float scale = (float)(max_grad_norm / (norm[0] + 1e-6));
@@ -559,37 +653,43 @@ extern "C" __global__ void clip(i64 n, const float *flat, double max_grad_norm, 
     scalars[1] = momentum, scalars[2] = 1.0f - rate[0] * weight_decay, scalars[3] = rate[0];
 }
 
-// The sum of get(row) for every `apart`-th row up to `end`. Eight are asked for before the first is added.
+// Return the sum of get(row) for every `apart`-th row up to `end`, eight reads at a time.
 template <class Sum, class Get> CELL Sum sum_every(int row, int end, int apart, Get get) {
     Sum sum = 0;
     for (; row < end; row += 8 * apart) {
-        Sum got[8];
+        Sum values[8];
 #pragma unroll
-        for (int i = 0; i < 8; i++) got[i] = row + i * apart < end ? get(row + i * apart) : 0;
+        for (int i = 0; i < 8; i++) values[i] = row + i * apart < end ? get(row + i * apart) : 0;
 #pragma unroll
-        for (int i = 0; i < 8; i++) sum += got[i];
+        for (int i = 0; i < 8; i++) sum += values[i];
     }
     return sum;
 }
 
-// One of the sums of add_bias_gradients: where its rows lie, and whether they are bfloat16; how many rows and columns; a block's rows;
-// the first of its blocks and of its parts; where the result goes.
+// One of the sums of add_bias_gradients: the address of its rows, and whether they are bfloat16; numbers of
+// rows and columns; a block's rows; its first block and its first part; the address of the result.
 struct RowSum { i64 values, half, rows, columns, chunk, first_block, first_part, gradient; };
 
-// A block has some rows and up to blockDim.x columns: neighbouring threads read what lies side by side, also if there are
-// few columns. The block that is done last adds up the parts of all.
-template <class Real> CELL void add_rows_block(const RowSum &of, int block, int blocks, double *parts, int *ticket,
-                                               bool add, double *shared, int *last) {
+// A block has some rows and up to blockDim.x columns: neighbouring threads read neighbouring
+// numbers, even of few columns. The last block to finish adds the parts of all.
+template <class Real> CELL void add_rows_block(const RowSum &of, int block, int blocks,
+                                               double *parts, int *ticket, bool add, double *shared,
+                                               int *last) {
     const Real *values = (const Real *)of.values;
     float *gradient = (float *)of.gradient;
-    int columns = (int)of.columns, threads = blockDim.x, width = columns < threads ? columns : threads;
-    int side_by_side = threads / width, tiles = (columns + width - 1) / width, piece = block / tiles;
-    int across = threadIdx.x % width, down = threadIdx.x / width, column = block % tiles * width + across;
-    auto sum_tile = [&](int column, int begin, int end, auto get) {  // all rows, for the threads at the top
+    int columns = (int)of.columns, threads = blockDim.x,
+        width = columns < threads ? columns : threads;
+    int side_by_side = threads / width, tiles = (columns + width - 1) / width,
+        piece = block / tiles;
+    int across = threadIdx.x % width, down = threadIdx.x / width,
+        column = block % tiles * width + across;
+    auto sum_tile = [&](int column, int begin, int end,
+                        auto get) {  // all rows, for the threads at the top
         double sum = 0.0;
         if (down < side_by_side && column < columns)
-            sum = sum_every<decltype(get(0))>(begin + down, end, side_by_side,
-                                              [&](int row) { return get((i64)row * columns + column); });
+            sum = sum_every<decltype(get(0))>(begin + down, end, side_by_side, [&](int row) {
+                return get((i64)row * columns + column);
+            });
         __syncthreads();
         shared[threadIdx.x] = sum;
         __syncthreads();
@@ -598,39 +698,44 @@ template <class Real> CELL void add_rows_block(const RowSum &of, int block, int 
         return sum;
     };
     int begin = piece * (int)of.chunk, end = begin + (int)of.chunk;
-    double sum = sum_tile(column, begin, end < of.rows ? end : (int)of.rows, [&](i64 i) { return widen(values[i]); });
+    double sum = sum_tile(column, begin, end < of.rows ? end : (int)of.rows,
+                          [&](i64 i) { return widen(values[i]); });
     if (down == 0 && column < columns) parts[(i64)piece * columns + column] = sum;
     if (!is_last_block(ticket, blocks, last)) return;
     for (column = across; column < tiles * width; column += width) {
         sum = sum_tile(column, 0, blocks / tiles, [&](i64 i) { return __ldcg(parts + i); });
-        if (down == 0 && column < columns) gradient[column] = (add ? gradient[column] : 0.0f) + (float)sum;
+        if (down == 0 && column < columns)
+            gradient[column] = (add ? gradient[column] : 0.0f) + (float)sum;
     }
 }
 
-// Of each RowSum: gradient = the sum of the rows, or += if `add`. A ticket for each.
-extern "C" __global__ void add_bias_gradients(int count, const i64 *sums, bool add, double *parts, int *tickets) {
+// For each RowSum: gradient = the sum of the rows, or += with `add`. Each has a ticket.
+extern "C" __global__ void add_bias_gradients(int count, const i64 *sums, bool add, double *parts,
+                                    int *tickets) {
     __shared__ double shared[256];
     __shared__ int last;
-    const RowSum *all = (const RowSum *)sums;
-    int which = 0;
-    while (which + 1 < count && blockIdx.x >= all[which + 1].first_block) which++;
-    RowSum of = all[which];
+    const RowSum *row_sums = (const RowSum *)sums;
+    int number = 0;
+    while (number + 1 < count && blockIdx.x >= row_sums[number + 1].first_block) number++;
+    RowSum of = row_sums[number];
     int first = (int)of.first_block, block = blockIdx.x - first;
-    int blocks = (which + 1 < count ? (int)all[which + 1].first_block : gridDim.x) - first;
-    parts += of.first_part, tickets += which;
+    int blocks = (number + 1 < count ? (int)row_sums[number + 1].first_block : gridDim.x) - first;
+    parts += of.first_part, tickets += number;
     if (of.half) add_rows_block<u16>(of, block, blocks, parts, tickets, add, shared, &last);
     else add_rows_block<float>(of, block, blocks, parts, tickets, add, shared, &last);
 }
 
-// --------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // PPO loss: a thread a step
 
 struct Head { float top, total, log_total, entropy; };
 
-// One head of a row of logits. The gradient needs this once more, which costs less than to keep it in memory.
+// Return one head of a row of logits. The gradient calls it again, which takes less time than to
+// store it.
 CELL Head read_head(const float *row, const u8 *mask, bool masked, i64 first, i64 last) {
     Head head = {head_max_cell(row, mask, masked, first, last), 0.0f, 0.0f, 0.0f};
-    for (i64 j = first; j < last; j++) head.total += masked && mask[j] == 0 ? 0.0f : exp_cell(row[j] - head.top);
+    for (i64 j = first; j < last; j++)
+        head.total += masked && mask[j] == 0 ? 0.0f : exp_cell(row[j] - head.top);
     head.log_total = logf(head.total);
     for (i64 j = first; j < last; j++) {
         float p = masked && mask[j] == 0 ? 0.0f : exp_cell(row[j] - head.top) / head.total;
@@ -640,31 +745,32 @@ CELL Head read_head(const float *row, const u8 *mask, bool masked, i64 first, i6
 }
 
 extern "C" __global__ void ppo_loss_discrete(
-    i64 T, i64 M, i64 N, i64 B, i64 width, i64 start, i64 head_count, bool masked, const float *outputs,
-    const i64 *index, const u8 *masks, const i64 *heads, const int *actions, const float *logprobs, const float *values,
-    const float *advantages, const float *weights, const u8 *valid, const float *settings, float *grad,
-    float *new_values, float *ratios, double *parts, int *ticket, double *sums) {
+    i64 T, i64 M, i64 N, i64 B, i64 width, i64 start, i64 head_count, bool masked,
+    const float *outputs, const i64 *index, const u8 *masks, const i64 *heads, const int *actions,
+    const float *logprobs, const float *values, const float *advantages, const float *weights,
+    const u8 *valid, const float *settings, float *grad, float *new_values, float *ratios,
+    double *parts, int *ticket, double *sums) {
     __shared__ Shared<SUMS> shared;
-    double mine[SUMS] = {};
+    double local[SUMS] = {};
     float clip_coef = settings[CLIP_COEF], ent_coef = settings[ENT_COEF] * settings[ROW_SCALE];
     for (int i = (int)global_thread(); i < (int)(T * M); i += (int)(gridDim.x * blockDim.x)) {
         i64 t = i / (int)M, m = i % (int)M, column = start + m, place = t * N + index[column];
         const float *row = outputs + (i64)i * width;
         const u8 *mask = masks + (masked ? place * (width - 1) : 0);
         float *drow = grad + i * width, value = row[width - 1], old_value = values[place];
-        bool live = valid[place] != 0;
-        new_values[t * B + column] = live ? value : old_value;
-        if (!live) {
+        bool is_valid = valid[place] != 0;
+        new_values[t * B + column] = is_valid ? value : old_value;
+        if (!is_valid) {
             for (i64 j = 0; j < width; j++) drow[j] = 0.0f;
             ratios[t * B + column] = 1.0f;
             continue;
         }
-        const int *chosen = actions + place * head_count;
+        const int *action = actions + place * head_count;
         float logprob = 0.0f, entropy = 0.0f, advantage = advantages[place];
         Head head;
         for (i64 h = 0, first = 0; h < head_count; first += heads[h++]) {
             head = read_head(row, mask, masked, first, first + heads[h]);
-            logprob += row[first + chosen[h]] - head.top - head.log_total;
+            logprob += row[first + action[h]] - head.top - head.log_total;
             entropy += head.entropy;
         }
         float target = advantage + old_value;
@@ -674,35 +780,42 @@ extern "C" __global__ void ppo_loss_discrete(
             if (head_count > 1) head = read_head(row, mask, masked, first, first + heads[h]);
             for (i64 j = first; j < first + heads[h]; j++) {
                 float p = masked && mask[j] == 0 ? 0.0f : exp_cell(row[j] - head.top) / head.total;
-                float slope = entropy_grad_cell(p, row[j] - head.top - head.log_total, head.entropy);
-                drow[j] = logit_grad_cell(slope, p, j == first + chosen[h], dlogprob, ent_coef);
+                float slope =
+                    entropy_grad_cell(p, row[j] - head.top - head.log_total, head.entropy);
+                drow[j] = logit_grad_cell(slope, p, j == first + action[h], dlogprob, ent_coef);
             }
         }
         drow[width - 1] = dvalue;
         ratios[t * B + column] = ratio;
-        statistics_cell(mine, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value);
+        statistics_cell(local, policy, value_loss, entropy, ratio, logratio, clip_coef, target,
+                        target - value);
     }
-    if (grid_sums(mine, parts, ticket, shared) && threadIdx.x < SUMS) sums[threadIdx.x] += shared.sums[threadIdx.x];
+    if (grid_sums(local, parts, ticket, shared) && threadIdx.x < SUMS)
+        sums[threadIdx.x] += shared.sums[threadIdx.x];
 }
 
-// spread_row: from one step's log_std to the next one's, 0 if all have the same. squash_row: the length of squash's rows.
+// spread_row: the distance from one step's log_std to the next one's, 0 if all are equal.
+// squash_row: the length of squash's rows.
 extern "C" __global__ void ppo_loss_continuous(
-    i64 T, i64 M, i64 N, i64 B, i64 width, i64 start, i64 spread_row, i64 squash_row, const float *outputs,
-    const i64 *index, const float *log_std, const float *squash, const float *actions, const float *logprobs,
-    const float *values, const float *advantages, const float *weights, const u8 *valid, const float *settings,
-    float *grad, float *grad_log_std, float *new_values, float *ratios, double *parts, int *ticket, double *sums) {
+    i64 T, i64 M, i64 N, i64 B, i64 width, i64 start, i64 spread_row, i64 squash_row,
+    const float *outputs, const i64 *index, const float *log_std, const float *squash,
+    const float *actions, const float *logprobs, const float *values, const float *advantages,
+    const float *weights, const u8 *valid, const float *settings, float *grad, float *grad_log_std,
+    float *new_values, float *ratios, double *parts, int *ticket, double *sums) {
     __shared__ Shared<SUMS> shared;
-    double mine[SUMS] = {};
+    double local[SUMS] = {};
     float clip_coef = settings[CLIP_COEF], ent_coef = settings[ENT_COEF] * settings[ROW_SCALE];
     bool squashed = squash[squash_row] != 0.0f;
     for (int i = (int)global_thread(); i < (int)(T * M); i += (int)(gridDim.x * blockDim.x)) {
-        i64 t = i / (int)M, m = i % (int)M, column = start + m, place = t * N + index[column], dims = width - 1;
-        const float *row = outputs + (i64)i * width, *spread = log_std + i * spread_row, *chosen = actions + place * dims;
+        i64 t = i / (int)M, m = i % (int)M, column = start + m, place = t * N + index[column],
+            dims = width - 1;
+        const float *row = outputs + (i64)i * width, *spread = log_std + i * spread_row,
+                    *action = actions + place * dims;
         float *drow = grad + i * width, *dspread = grad_log_std + i * dims;
         float value = row[dims], old_value = values[place], advantage = advantages[place];
-        bool live = valid[place] != 0;
-        new_values[t * B + column] = live ? value : old_value;
-        if (!live) {
+        bool is_valid = valid[place] != 0;
+        new_values[t * B + column] = is_valid ? value : old_value;
+        if (!is_valid) {
             for (i64 j = 0; j < dims; j++) drow[j] = dspread[j] = 0.0f;
             drow[dims] = 0.0f;
             ratios[t * B + column] = 1.0f;
@@ -710,34 +823,42 @@ extern "C" __global__ void ppo_loss_continuous(
         }
         float logprob = 0.0f, entropy = 0.0f, target = advantage + old_value;
         for (i64 j = 0; j < dims; j++) {
-            float log_slope = squashed ? squash[2 * squash_row + j] + squash_cell(chosen[j], squash[squash_row + j]).b : 0.0f;
-            auto [surprise, uncertainty] = gaussian_cell(chosen[j], row[j], spread[j], log_slope);
+            float log_slope = squashed ? squash[2 * squash_row + j]
+                                             + squash_cell(action[j], squash[squash_row + j]).b
+                                       : 0.0f;
+            auto [surprise, uncertainty] = gaussian_cell(action[j], row[j], spread[j], log_slope);
             logprob -= surprise, entropy += uncertainty;
         }
         auto [policy, value_loss, ratio, logratio, dlogprob, dvalue] = objective_cell(
             logprob, logprobs[place], value, old_value, advantage, weights[column], settings);
         for (i64 j = 0; j < dims; j++) {
-            float inside = squashed ? squash_cell(chosen[j], squash[squash_row + j]).a : 0.0f;
-            auto [dmean, dlog_std] = gaussian_grad_cell(chosen[j], row[j], spread[j], inside, dlogprob, ent_coef);
+            float inside = squashed ? squash_cell(action[j], squash[squash_row + j]).a : 0.0f;
+            auto [dmean, dlog_std] =
+                gaussian_grad_cell(action[j], row[j], spread[j], inside, dlogprob, ent_coef);
             drow[j] = dmean, dspread[j] = dlog_std;
         }
         drow[dims] = dvalue;
         ratios[t * B + column] = ratio;
-        statistics_cell(mine, policy, value_loss, entropy, ratio, logratio, clip_coef, target, target - value);
+        statistics_cell(local, policy, value_loss, entropy, ratio, logratio, clip_coef, target,
+                        target - value);
     }
-    if (grid_sums(mine, parts, ticket, shared) && threadIdx.x < SUMS) sums[threadIdx.x] += shared.sums[threadIdx.x];
+    if (grid_sums(local, parts, ticket, shared) && threadIdx.x < SUMS)
+        sums[threadIdx.x] += shared.sums[threadIdx.x];
 }
 
-// --------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Draw, by one block of 1,024 threads, each with a piece of the segments
 
-struct Before { double warps, lanes; };  // what the warps before this thread's have, and the lanes before it
+// The sums of the warps before this thread's, and of the lanes before it in its warp.
+struct Prefix {
+    double warps, lanes;
+};
 
-// Added up in the threads' order, so that a running sum never falls, and stays where nothing is added: warps + (lanes +
-// what a thread adds) ends where the next thread's begins.
-CELL Before sum_before(double mine, double *shared, double *totals) {
+// Sums are in the order of the threads, so that a running sum never falls, and is constant where
+// nothing is added: warps + (lanes + what a thread adds) ends where the next thread's begins.
+CELL Prefix prefix_sum(double local, double *shared, double *totals) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    shared[warp * 33 + lane] = mine;
+    shared[warp * 33 + lane] = local;
     __syncthreads();
     if (threadIdx.x < 32) {
         double sum = 0.0;
@@ -762,48 +883,54 @@ CELL Before sum_before(double mine, double *shared, double *totals) {
 }
 
 extern "C" __global__ void __launch_bounds__(1024)
-draw_segments(i64 N, i64 M, i64 first, u64 seed, const i64 *counter, const float *beta, const double *priorities, double *cumulative,
-     i64 *index, float *weights) {
+    draw_segments(i64 N, i64 M, i64 first, u64 seed, const i64 *counter, const float *beta,
+         const double *priorities, double *cumulative, i64 *index, float *weights) {
     __shared__ double shared[32 * 33], totals[32];
-    i64 piece = (N + 1023) / 1024, begin = threadIdx.x * piece, end = begin + piece < N ? begin + piece : N;
+    i64 piece = (N + 1023) / 1024, begin = threadIdx.x * piece,
+        end = begin + piece < N ? begin + piece : N;
     double sum = 0.0;
     for (i64 n = begin; n < end; n++) sum += priorities[n];
-    Before before = sum_before(sum, shared, totals);
+    Prefix prefix = prefix_sum(sum, shared, totals);
     sum = 0.0;
     for (i64 n = begin; n < end; n++) {
         sum += priorities[n];
-        cumulative[n] = before.warps + (before.lanes + sum);
+        cumulative[n] = prefix.warps + (prefix.lanes + sum);
     }
     __syncthreads();
 
     double total = cumulative[N - 1];
     Row<double> row = {cumulative, N};
-    i64 live = search_cell(row, total, false);  // the last segment with a mass; a NaN ends at some segment
-    live = live < N - 1 ? live : N - 1;
+    i64 last_positive =
+        search_cell(row, total, false);  // the last segment with a mass; a NaN ends at some segment
+    last_positive = last_positive < N - 1 ? last_positive : N - 1;
     u32 key0 = (u32)seed, key1 = (u32)(seed >> 32);
-    i64 begun = counter[1] * M;  // draws of the minibatches before
+    i64 first_draw = counter[1] * M;  // of this minibatch in the epoch
     for (i64 m = threadIdx.x; m < M; m += 1024) {
-        auto words = philox_cell((u32)(first + m), (u32)counter[0], (u32)(begun / N), PURPOSE_SEGMENT, key0, key1);
-        double u = ((double)words.a * 4294967296.0 + (double)words.b) * 5.421010862427522e-20;  // 2^-64
-        u += (double)(begun % N) / N;
-        i64 found = search_cell(row, (m + (u - floor(u))) / M * total, true);
-        found = found < live ? found : live;
-        double share = N * (priorities[found] / total);  // NaN ** 0 is 1, which would hide it
-        index[m] = found;
-        weights[m] = share > 0.0 ? (float)pow(share, -(double)beta[0]) : bits_as<float>(0x7fffffffu);
+        auto words = philox_cell((u32)(first + m), (u32)counter[0], (u32)(first_draw / N),
+                                 PURPOSE_SEGMENT, key0, key1);
+        double u =
+            ((double)words.a * 4294967296.0 + (double)words.b) * 5.421010862427522e-20;  // 2^-64
+        u += (double)(first_draw % N) / N;
+        i64 segment = search_cell(row, (m + (u - floor(u))) / M * total, true);
+        segment = segment < last_positive ? segment : last_positive;
+        double share = N * (priorities[segment] / total);  // NaN ** 0 is 1, which would hide it
+        index[m] = segment;
+        weights[m] =
+            share > 0.0 ? (float)pow(share, -(double)beta[0]) : bits_as<float>(0x7fffffffu);
     }
 }
 
-// --------------------------------------------------------------------------------------------------------------------
-// Newton-Schulz: all steps of all matrices in one launch, whose blocks wait for each other between the products
+// -------------------------------------------------------------------------------------------------
+// Newton-Schulz: all steps of all matrices in one launch, whose blocks wait for each other between
+// the products
 
-// Until all blocks are here; `round` counts the times. The launch must be cooperative. What the others have written is
-// then read by __ldcg.
-CELL void meet(int *arrived, int &round) {
+// Wait until all blocks arrive; `round` counts the calls. The launch must be cooperative. The other
+// blocks' writes are then read by __ldcg.
+CELL void grid_barrier(int *arrived, int &round) {
     __syncthreads();
     if (threadIdx.x == 0) {
         int expected = ++round * gridDim.x;
-        __threadfence();  // for all of the block, whose writes came before the barrier
+        __threadfence();  // for the whole block's writes
         atomicAdd(arrived, 1);
         while (*(volatile int *)arrived < expected) __nanosleep(20);
         __threadfence();
@@ -813,20 +940,27 @@ CELL void meet(int *arrived, int &round) {
 
 #define DEEP 64  // a tile's sums go over so many numbers at once
 
-// A tile has STRIP x ACROSS numbers. Of each operand DEEP rows, the first one turned, so that a sum goes down all of them.
+// A tile has STRIP x ACROSS numbers. Of each operand DEEP rows, the first one transposed, so that a
+// sum goes down all of them.
 struct alignas(16) Strips {
-    float left[DEEP][STRIP + 4], right[DEEP][DEEP + 4], own[DEEP][ACROSS + 4], parts[8 * CREW], scale;
+    float left[DEEP][STRIP + 4], right[DEEP][DEEP + 4], x_tile[DEEP][ACROSS + 4], parts[8 * CREW],
+        scale;
 };
-static_assert(CREW == 4 * DEEP && STRIP % 4 == 0 && ACROSS % 4 == 0, "gram_tile reads four rows at once, a thread a column");
+static_assert(CREW == 4 * DEEP && STRIP % 4 == 0 && ACROSS % 4 == 0,
+              "gram_tile reads four rows at once, a thread a column");
 
-// A thread has 2 x 4 numbers of a tile, and as many threads as are left over share their sum over DEEP numbers.
+// A thread has 2 x 4 numbers of a tile; the threads that are left over share the sum over DEEP
+// numbers.
 template <int COLUMNS> struct Piece {
-    static constexpr int PIECES = STRIP / 2 * (COLUMNS / 4), GROUPS = CREW / PIECES, SHARE = DEEP / GROUPS;
-    int row = (int)threadIdx.x % PIECES / (COLUMNS / 4) * 2, column = (int)threadIdx.x % (COLUMNS / 4) * 4;
+    static constexpr int PIECES = STRIP / 2 * (COLUMNS / 4), GROUPS = CREW / PIECES,
+                         SHARE = DEEP / GROUPS;
+    int row = (int)threadIdx.x % PIECES / (COLUMNS / 4) * 2,
+        column = (int)threadIdx.x % (COLUMNS / 4) * 4;
     int group = (int)threadIdx.x / PIECES;
     float sum[2][4] = {};
 
-    template <int PITCH> CELLS void add(const float (&left)[DEEP][STRIP + 4], const float (&right)[DEEP][PITCH]) {
+    template <int PITCH>
+    CELLS void add(const float (&left)[DEEP][STRIP + 4], const float (&right)[DEEP][PITCH]) {
 #pragma unroll 8
         for (int k = group * SHARE; k < (group + 1) * SHARE; k++) {
             Pack<float, 2> down = read<2>(&left[k][row]);
@@ -838,7 +972,8 @@ template <int COLUMNS> struct Piece {
 
     // take(row, column, sum) for each number of the tile, by one thread each.
     template <class Take> CELLS void join(float *parts, Take take) const {
-        for (int v = 0; v < 2; v++) write<4>(parts + (group * STRIP + row + v) * COLUMNS + column, sum[v]);
+        for (int v = 0; v < 2; v++)
+            write<4>(parts + (group * STRIP + row + v) * COLUMNS + column, sum[v]);
         __syncthreads();
         for (int i = threadIdx.x; i < STRIP * COLUMNS; i += CREW) {
             float total = 0.0f;
@@ -848,7 +983,8 @@ template <int COLUMNS> struct Piece {
     }
 };
 
-// 1/(norm + 1e-7) from the diagonal of the product with the transpose, or 1 after the first step, for all threads.
+// Return 1/(norm + 1e-7) from the diagonal of the product with the transpose, or 1 after the first
+// step, for all threads.
 CELL float first_scale(bool first, const float *gram, int rows, Strips &strips) {
     if (!first) return 1.0f;
     __syncthreads();
@@ -863,47 +999,54 @@ CELL float first_scale(bool first, const float *gram, int rows, Strips &strips) 
 }
 
 // S = X·X^T, the STRIP x ACROSS numbers at (i, j); x (rows, columns).
-CELL void gram_tile(const float *x, int rows, int columns, int i, int j, float *gram, Strips &strips) {
-    int k = threadIdx.x / 32 * 8 + threadIdx.x % 8, r = threadIdx.x % 32 / 8;  // no two threads of a warp in one bank
+CELL void gram_tile(const float *x, int rows, int columns, int i, int j, float *gram,
+                    Strips &strips) {
+    int k = threadIdx.x / 32 * 8 + threadIdx.x % 8,
+        r = threadIdx.x % 32 / 8;  // no two threads of a warp in one bank
     float next[(STRIP + ACROSS) / 4];
-    auto ask = [&](int begin) {
+    auto prefetch = [&](int begin) {
 #pragma unroll
         for (int n = 0; n < (STRIP + ACROSS) / 4; n++) {
             int row = r + (n < STRIP / 4 ? i + 4 * n : j + 4 * n - STRIP);
-            next[n] = row < rows && begin + k < columns ? __ldcg(x + row * columns + begin + k) : 0.0f;
+            next[n] =
+                row < rows && begin + k < columns ? __ldcg(x + row * columns + begin + k) : 0.0f;
         }
     };
     Piece<ACROSS> piece;
-    ask(0);
+    prefetch(0);
     for (int begin = 0; begin < columns; begin += DEEP) {
         __syncthreads();
 #pragma unroll
         for (int n = 0; n < (STRIP + ACROSS) / 4; n++)
-            (n < STRIP / 4 ? strips.left[k][r + 4 * n] : strips.own[k][r + 4 * n - STRIP]) = next[n];
+            (n < STRIP / 4 ? strips.left[k][r + 4 * n] : strips.x_tile[k][r + 4 * n - STRIP]) =
+                next[n];
         __syncthreads();
-        if (begin + DEEP < columns) ask(begin + DEEP);
-        piece.add(strips.left, strips.own);
+        if (begin + DEEP < columns) prefetch(begin + DEEP);
+        piece.add(strips.left, strips.x_tile);
     }
     piece.join(strips.parts, [&](int row, int column, float sum) {
         if (i + row < rows && j + column < rows) gram[(i + row) * rows + j + column] = sum;
     });
 }
 
-// scale·(a + (b·s + c·s²·S)·S)·X, s = scale², the STRIP x ACROSS numbers at (i, j). A block works out the rows of the
-// polynomial that it needs itself: to wait for others would take longer. S is its own transpose.
-CELL void step_tile(const float *x, const float *gram, int rows, int columns, int i, int j, float scale, float a, float b,
-                    float c, float *to, Strips &strips) {
+// scale·(a + (b·s + c·s²·S)·S)·X, s = scale², the STRIP x ACROSS numbers at (i, j). A block
+// computes the rows of the polynomial that it needs: to wait for others takes longer. S is
+// symmetric.
+CELL void step_tile(const float *x, const float *gram, int rows, int columns, int i, int j,
+                    float scale, float a, float b, float c, float *to, Strips &strips) {
     int t = threadIdx.x;
     float square = scale * scale;
     Piece<ACROSS> piece;
     for (int middle = 0; middle < rows; middle += DEEP) {
         Piece<DEEP> polynomial;
         for (int begin = 0; begin < rows; begin += DEEP) {
-            float left[DEEP * STRIP / CREW], right[DEEP * DEEP / CREW], own[DEEP * ACROSS / CREW];
+            float left[DEEP * STRIP / CREW], right[DEEP * DEEP / CREW],
+                x_tile[DEEP * ACROSS / CREW];
 #pragma unroll
             for (int n = 0; n < DEEP * STRIP / CREW; n++) {
                 int l = begin + t / STRIP + n * (CREW / STRIP), r = i + t % STRIP;
-                left[n] = l < rows && r < rows ? c * square * square * __ldcg(gram + l * rows + r) : 0.0f;
+                left[n] =
+                    l < rows && r < rows ? c * square * square * __ldcg(gram + l * rows + r) : 0.0f;
                 left[n] += l == r ? b * square : 0.0f;
             }
 #pragma unroll
@@ -914,15 +1057,18 @@ CELL void step_tile(const float *x, const float *gram, int rows, int columns, in
 #pragma unroll
             for (int n = 0; n < DEEP * ACROSS / CREW; n++) {
                 int k = middle + t / ACROSS + n * (CREW / ACROSS), column = j + t % ACROSS;
-                own[n] = k < rows && column < columns ? __ldcg(x + k * columns + column) : 0.0f;
+                x_tile[n] = k < rows && column < columns ? __ldcg(x + k * columns + column) : 0.0f;
             }
             __syncthreads();
 #pragma unroll
-            for (int n = 0; n < DEEP * STRIP / CREW; n++) strips.left[t / STRIP + n * (CREW / STRIP)][t % STRIP] = left[n];
+            for (int n = 0; n < DEEP * STRIP / CREW; n++)
+                strips.left[t / STRIP + n * (CREW / STRIP)][t % STRIP] = left[n];
 #pragma unroll
-            for (int n = 0; n < DEEP * DEEP / CREW; n++) strips.right[t / DEEP + n * (CREW / DEEP)][t % DEEP] = right[n];
+            for (int n = 0; n < DEEP * DEEP / CREW; n++)
+                strips.right[t / DEEP + n * (CREW / DEEP)][t % DEEP] = right[n];
 #pragma unroll
-            for (int n = 0; n < DEEP * ACROSS / CREW; n++) strips.own[t / ACROSS + n * (CREW / ACROSS)][t % ACROSS] = own[n];
+            for (int n = 0; n < DEEP * ACROSS / CREW; n++)
+                strips.x_tile[t / ACROSS + n * (CREW / ACROSS)][t % ACROSS] = x_tile[n];
             __syncthreads();
             polynomial.add(strips.left, strips.right);
         }
@@ -930,37 +1076,43 @@ CELL void step_tile(const float *x, const float *gram, int rows, int columns, in
             strips.left[k][row] = sum + (middle + k == i + row ? a : 0.0f);
         });
         __syncthreads();
-        piece.add(strips.left, strips.own);
+        piece.add(strips.left, strips.x_tile);
     }
     piece.join(strips.parts, [&](int row, int column, float sum) {
-        if (i + row < rows && j + column < columns) to[(i + row) * columns + j + column] = scale * sum;
+        if (i + row < rows && j + column < columns)
+            to[(i + row) * columns + j + column] = scale * sum;
     });
 }
 
-// The matrices in x (count, rows, columns) by `steps` steps with the coefficients (steps, 3); after an odd number of
-// them they are in y. gram (count, rows, rows).
+// Orthogonalise the matrices in x (count, rows, columns) by `steps` steps with coefficients (steps,
+// 3); after an odd number of steps they are in y. gram (count, rows, rows).
 extern "C" __global__ void __launch_bounds__(CREW, 1)
-newton_schulz(int count, int rows, int columns, int steps, const float *coefficients, float *x, float *y, float *gram,
-              int *arrived) {
+    newton_schulz(int count, int rows, int columns, int steps, const float *coefficients, float *x,
+                  float *y, float *gram, int *arrived) {
     __shared__ Strips strips;
-    int down = (rows + STRIP - 1) / STRIP, round = 0;  // to divide a longer number takes a GPU much longer
-    int squares = down * ((rows + ACROSS - 1) / ACROSS), tiles = down * ((columns + ACROSS - 1) / ACROSS);
+    int down = (rows + STRIP - 1) / STRIP,
+        round = 0;  // to divide a longer number takes a GPU much longer
+    int squares = down * ((rows + ACROSS - 1) / ACROSS),
+        tiles = down * ((columns + ACROSS - 1) / ACROSS);
     i64 square = rows * rows, size = rows * columns;
     for (int step = 0; step < steps; step++) {
-        float a = coefficients[3 * step], b = coefficients[3 * step + 1], c = coefficients[3 * step + 2];
+        float a = coefficients[3 * step], b = coefficients[3 * step + 1],
+              c = coefficients[3 * step + 2];
         float *from = step % 2 ? y : x, *to = step % 2 ? x : y;
         for (int tile = blockIdx.x; tile < count * squares; tile += gridDim.x) {
-            int matrix = tile / squares, i = tile % down * STRIP, j = tile % squares / down * ACROSS;
+            int matrix = tile / squares, i = tile % down * STRIP,
+                j = tile % squares / down * ACROSS;
             gram_tile(from + matrix * size, rows, columns, i, j, gram + matrix * square, strips);
         }
-        meet(arrived, round);
+        grid_barrier(arrived, round);
         for (int tile = blockIdx.x; tile < count * tiles; tile += gridDim.x) {
             int matrix = tile / tiles, i = tile % down * STRIP, j = tile % tiles / down * ACROSS;
             float scale = first_scale(step == 0, gram + matrix * square, rows, strips);
-            step_tile(from + matrix * size, gram + matrix * square, rows, columns, i, j, scale, a, b, c,
-                      to + matrix * size, strips);
+            step_tile(from + matrix * size, gram + matrix * square, rows, columns, i, j, scale, a,
+                      b, c, to + matrix * size, strips);
         }
-        meet(arrived, round);
+        grid_barrier(arrived, round);
     }
-    if (threadIdx.x == 0 && atomicAdd(arrived + 1, 1) == (int)gridDim.x - 1) arrived[0] = arrived[1] = 0;
+    if (threadIdx.x == 0 && atomicAdd(arrived + 1, 1) == (int)gridDim.x - 1)
+        arrived[0] = arrived[1] = 0;
 }

@@ -1130,7 +1130,7 @@ class _TorchRecurrent(_Recurrent):
         x, lookup = encode(self.policy, observations)
         resets, valid = self.flags(state, T, N, x.device)
         memory = [state[name] for name in self.states]
-        if recurrent.fits(layer, x):
+        if recurrent.is_supported(layer, x):
             out, memory = recurrent.scan(layer, x, memory, resets, valid)
             state.update(zip(self.states, memory, strict=True))
             return decode(self.policy, out, *lookup)

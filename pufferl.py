@@ -180,7 +180,7 @@ class PuffeRL:
         self.buffers.register(arena, self.engine.num_learners, minibatches)
         self.engine.register(arena)
         self.optimizer = None if c["optimizer"] != "muon" else optim.Muon(  # before `allocate`: its state is in there
-            arena, c["momentum"], c["weight_decay"], c["max_grad_norm"], together=c["device"] == "cuda")
+            arena, c["momentum"], c["weight_decay"], c["max_grad_norm"], batched=c["device"] == "cuda")
         arena.allocate(self.buffers.torch_device)
         self.buffers.bind()
         self.engine.bind(arena)
@@ -898,7 +898,7 @@ def check_policy(policy, vecenv, config):
         if tensor.dim() < 2 or tensor.shape[1] != 1:
             raise ConfigError(f"{type(policy).__name__}.initial_state(1): {name} has the shape {tuple(tensor.shape)}, "
                               "expected (layers, 1, size).")
-    if (wrong := engines.misread(policy, vecenv)) is not None:
+    if (wrong := engines.check_recurrent_contract(policy, vecenv)) is not None:
         raise ConfigError(wrong)
     if config["norm_obs"] and models.find_normalizer(policy) is None:
         raise ConfigError("train.norm_obs = True: this network has no models.Normalizer. "

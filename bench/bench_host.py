@@ -53,7 +53,7 @@ class Idle:
     def worker(self, number):
         return contextlib.nullcontext()
 
-    def play(self, key, function, *arguments):
+    def replay_or_call(self, key, function, *arguments):
         if not self.idle:
             function(*arguments)
 
@@ -67,7 +67,7 @@ def measure(env, agents, buffers, threads, repeats):
     trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, hidden_size=16))
     trainer.evaluate()
     trainer.train()
-    trainer.buffers.device.idle, seconds = True, {"interpreter": [], "compiled": []}
+    trainer.buffers.gpu.idle, seconds = True, {"interpreter": [], "compiled": []}
     graphs = do_nothing.address, do_nothing.address, 0, np.zeros(trainer.horizon + 2, np.int64)
     for name in ["interpreter", "compiled"] * repeats:
         trainer.engine.handles = dict.fromkeys(range(buffers), graphs) if name == "compiled" else {}

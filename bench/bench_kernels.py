@@ -226,13 +226,13 @@ def policy_step_cases():
     def case(way):
         ways[way].bind()
         if way == "by products":
-            ways[way].in_one = None
+            ways[way].step_kernel = None
         state, drawn = state0.clone(), {"actions": torch.full((N, 1), -1, dtype=torch.int32),
                                         "logprobs": poisoned(N), "values": poisoned(N)}
         how = {**drawn, "seed": 1, "step": torch.tensor([3]), "heads": heads}
 
         def run():
-            if ways[way].in_one is None:
+            if ways[way].step_kernel is None:
                 kernels.sample(ways[way].step(observations, state, resets, valid), **how)
             else:
                 ways[way].step(observations, state, resets, valid, drawn=how)
@@ -340,7 +340,7 @@ def muon_cases():
     arena.adopt(module)
     device = torch.get_default_device()
     optimizer = optim.Muon(arena, momentum=0.73, max_grad_norm=1.81,
-                             together=device.type == "cuda")
+                             batched=device.type == "cuda")
     arena.allocate(device)
     groups = ("weights", "gradients", "momentum")
     for p in module.parameters():

@@ -93,8 +93,8 @@ def measure(name, inputs, outputs, half, a):
 
 def main():
     a = tyro.cli(Arguments, description=__doc__)
-    if products.missing():
-        raise SystemExit(products.missing())
+    if products.find_problem():
+        raise SystemExit(products.find_problem())
     results = {}
     print(f"GFLOP/s with {a.rows:,} rows, ours (torch's)\n")
     with engines.torch_threads(1):

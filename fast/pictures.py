@@ -1,11 +1,12 @@
-"""Convolutions of pictures: what `models.Encoded` reads images with.
+"""Convolve images, for models.Encoded.
 
-    layers = nn.Sequential(BytesConvolution(4, 32, 8, 4), NormReLU(32))   # (B, 4, 84, 84) uint8 -> (B, 32, 20, 20)
-    python -m pytest tests/test_pictures.py                               # each against torch's own layers
+    # (B, 4, 84, 84) uint8 -> (B, 32, 20, 20)
+    layers = nn.Sequential(BytesConvolution(4, 32, 8, 4), NormReLU(32))
+    python -m pytest tests/test_pictures.py          # each against torch's layers
 
-On a CPU a picture's convolutions take less time than what stands between them: bytes become floats,
-values are normalised, negative ones are cut off, and each of these is a pass over memory. Here the
-first is done once, on the way into the convolution, and the other two in one pass.
+On a CPU an image's convolutions take less time than the operations between them: bytes become
+floats, values are normalised, a ReLU follows, and each of these is a pass over memory. Here the
+first is done once, in the convolution, and the other two in one pass.
 """
 
 import numpy as np
@@ -16,32 +17,38 @@ from arena import distinct_driver, f32, host_array, run, without_torch_function
 from kernels import narrow, widen
 
 
-def plain():
-    """Whether torch is looking at the network to compile or to export it, and so must see its own operations only."""
+def is_exporting():
+    """Return whether torch compiles or exports the network, by its own operations."""
     return torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()
 
 
-def laid_out(x):
-    """Pictures x (B, C, H, W), channels last in memory, which a CPU convolves 1.4 times as fast. ONNX has no
-    such layout, and for one channel torch would export strides that fit either."""
+def as_channels_last(x):
+    """Return images x (B, C, H, W), channels last in memory.
+
+    A CPU convolves them 1.4 times as fast. ONNX has no such layout, and for one channel torch would
+    export strides that fit either.
+    """
     if torch.onnx.is_in_onnx_export():
         return x.clone(memory_format=torch.contiguous_format)
     return x.contiguous(memory_format=torch.channels_last)
-
-
 # --------------------------------------------------------------------------------------------------
 # From bytes to the first convolution's output
 
 
 def channels_first(x, last=False):
-    """Images (B, H, W), (B, C, H, W) or stacks (B, K, C, H, W) as (B, channels, H, W); last: each C is at the end."""
+    """Return images as (B, channels, H, W).
+
+    x: (B, H, W), (B, C, H, W) or stacks (B, K, C, H, W); last: each C is the last dimension.
+    """
     x = x.movedim(-1, -3) if last else x
     return x.unsqueeze(1) if x.dim() == 3 else x.flatten(1, -3)
 
 
 class Bytes(nn.Module):
-    """Images as `channels_first` takes them as floats (B, C, H, W) times `scale`, channels last in memory, which a
-    CPU's convolutions take 1.4 times as fast."""
+    """Convert images to floats (B, C, H, W) times `scale`, channels last in memory.
+
+    Images are as `channels_first` takes them.
+    """
 
     def __init__(self, last, scale):
         super().__init__()
@@ -51,53 +58,64 @@ class Bytes(nn.Module):
         x = channels_first(x, self.last)
         x = x if x.dtype == torch.uint8 else x.float()
         # bytes times a float, in one pass
-        return laid_out(x) * self.scale
+        return as_channels_last(x) * self.scale
 
 
-def blocks(x, side):
-    """Pictures (B, C, H, W) as (B, H / side, W / side, C · side²): each block of side × side pixels becomes
-    the channels of one, in the order of C, rows, columns. H and W must be multiples of `side`."""
+def to_blocks(x, side):
+    """Return images (B, C, H, W) as (B, H / side, W / side, C · side²).
+
+    Each block of side × side pixels becomes the channels of one pixel, in the order of C, rows,
+    columns. H and W must be multiples of `side`.
+    """
     B, C, H, W = x.shape
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(side)
-    # is_contiguous does not look at the strides of dimensions of one element; a view as larger numbers does
-    even = x.stride(3) == 1 and all(n % side == 0 for n in (x.storage_offset(), x.data_ptr(), *x.stride()[:3]))
-    if x.dtype == torch.uint8 and whole and x.is_contiguous() and even and x.numel():
+    dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(side)
+    # is_contiguous ignores the strides of dimensions of one element; a view as larger numbers
+    # does not
+    offsets = x.storage_offset(), x.data_ptr(), *x.stride()[:3]
+    is_aligned = x.stride(3) == 1 and all(n % side == 0 for n in offsets)
+    if x.dtype == torch.uint8 and dtype and x.is_contiguous() and is_aligned and x.numel():
         # the pixels of a block's row move as one number
-        rows = x.view(whole).view(B, C, H // side, side, W // side).permute(0, 2, 4, 1, 3).contiguous().view(x.dtype)
+        rows = x.view(dtype).view(B, C, H // side, side, W // side)
+        rows = rows.permute(0, 2, 4, 1, 3).contiguous().view(x.dtype)
         return rows.view(B, H // side, W // side, -1)
     return x.reshape(B, C, H // side, side, W // side, side).permute(0, 2, 4, 1, 3, 5).flatten(3)
 
 
 class BytesConvolution(nn.Conv2d):
-    """nn.Conv2d of images as `channels_first` takes them, of bytes or other numbers, times `scale`.
+    """Compute nn.Conv2d of images of bytes or other numbers, times `scale`.
 
-    A kernel that moves by `stride` pixels over few channels is the same as a small kernel that moves by one over blocks
-    of stride × stride pixels, whose pixels are its channels. Processors' convolutions want many channels, and take that
-    up to twice as fast. The scale goes into the weights. ValueError if `size` is no multiple of `stride`, or if a
-    picture is smaller than the kernel.
+    Images are as `channels_first` takes them. A kernel that moves by `stride` pixels over few
+    channels equals a small kernel that moves by one over blocks of stride × stride pixels, whose
+    pixels are its channels. Convolutions of many channels are up to twice as fast. The scale is in
+    the weights. Raises ValueError if `size` is no multiple of `stride`, or if an image is smaller
+    than the kernel.
     """
 
     def __init__(self, channels, outputs, size, stride, last=False, scale=1 / 255):
         if size % stride:
-            raise ValueError(f"BytesConvolution: a kernel of {size} is not a multiple of the stride {stride}.")
+            raise ValueError(f"BytesConvolution: a kernel of {size} is not a multiple of the "
+                             f"stride {stride}.")
         super().__init__(channels, outputs, size, stride)
         self.last, self.scale = last, scale
 
     def forward(self, x):
         x = channels_first(x, self.last)
-        if plain():
-            return super().forward(laid_out(x.float()) * self.scale)
+        if is_exporting():
+            return super().forward(as_channels_last(x.float()) * self.scale)
         side, (size, _) = self.stride[0], self.kernel_size
         if min(x.shape[2:]) < size:
-            raise ValueError(f"BytesConvolution: pictures of {x.shape[2]} × {x.shape[3]} are smaller than the kernel, "
-                             f"{size} × {size}; take a smaller kernel.")
+            raise ValueError(
+                f"BytesConvolution: images of {x.shape[2]} × {x.shape[3]} are smaller than the "
+                f"kernel, {size} × {size}. Take a smaller kernel.")
         # pixels at the right and the bottom that no kernel reaches
         height, width = (n - (n - size) % side for n in x.shape[2:])
         x = x if (height, width) == x.shape[2:] else x[:, :, :height, :width].contiguous()
         device = x.device.type
-        precision = (torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.weight.dtype)
-        weight = blocks(self.weight * self.scale, side).movedim(3, 1)
-        return nn.functional.conv2d(blocks(x, side).to(precision).movedim(3, 1), weight, self.bias)
+        precision = (torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device)
+                     else self.weight.dtype)
+        weight = to_blocks(self.weight * self.scale, side).movedim(3, 1)
+        blocks = to_blocks(x, side).to(precision).movedim(3, 1)
+        return nn.functional.conv2d(blocks, weight, self.bias)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -106,7 +124,8 @@ class BytesConvolution(nn.Conv2d):
 
 @distinct_driver
 def _norm_relu_lanes(begin, end, x, weight, bias, eps, moments, out, work):
-    # x, out (B, P, C): pixels, channels; moments (B, 2): the mean and one over the deviation of each picture
+    # x, out (B, P, C): pixels, channels; moments (B, 2): each image's mean, and 1 over its
+    # standard deviation
     for b in range(begin, end):
         rows, sums, count, lanes = x[b], moments[b], f32(x.shape[1] * x.shape[2]), work[b]
         lanes[:] = f32(0.0)
@@ -129,31 +148,33 @@ def _norm_relu_lanes(begin, end, x, weight, bias, eps, moments, out, work):
 
 @distinct_driver
 def _norm_relu_grad_lanes(begin, end, x, weight, bias, moments, grad_out, grad, sums):
-    # sums (B, 2, C): each picture's gradients of weight and bias
+    # sums (B, 2, C): each image's gradients of weight and bias
     for b in range(begin, end):
         rows, slopes, count = x[b], grad_out[b], f32(x.shape[1] * x.shape[2])
-        mean, scale, of_weight, of_bias = moments[b, 0], moments[b, 1], sums[b, 0], sums[b, 1]
-        of_weight[:], of_bias[:] = f32(0.0), f32(0.0)
+        mean, scale, grad_weight, grad_bias = moments[b, 0], moments[b, 1], sums[b, 0], sums[b, 1]
+        grad_weight[:], grad_bias[:] = f32(0.0), f32(0.0)
         for p in range(len(rows)):
             for c in range(len(weight)):
                 normal = (widen(rows[p, c]) - mean) * scale
-                slope = f32(0.0) if normal * weight[c] + bias[c] <= f32(0.0) else widen(slopes[p, c])
-                of_weight[c] += slope * normal
-                of_bias[c] += slope
+                is_cut = normal * weight[c] + bias[c] <= f32(0.0)
+                slope = f32(0.0) if is_cut else widen(slopes[p, c])
+                grad_weight[c] += slope * normal
+                grad_bias[c] += slope
         along, level = f32(0.0), f32(0.0)
         for c in range(len(weight)):
-            along += of_weight[c] * weight[c]
-            level += of_bias[c] * weight[c]
+            along += grad_weight[c] * weight[c]
+            level += grad_bias[c] * weight[c]
         along, level = along / count, level / count
         for p in range(len(rows)):
             for c in range(len(weight)):
                 normal = (widen(rows[p, c]) - mean) * scale
-                slope = f32(0.0) if normal * weight[c] + bias[c] <= f32(0.0) else widen(slopes[p, c])
+                is_cut = normal * weight[c] + bias[c] <= f32(0.0)
+                slope = f32(0.0) if is_cut else widen(slopes[p, c])
                 grad[b, p, c] = narrow(scale * (slope * weight[c] - level - normal * along), grad)
 
 
 def _pixels(x):
-    """(B, C, H, W), channels last in memory, as (B, H · W, C)."""
+    """Return (B, C, H, W), channels last in memory, as (B, H · W, C)."""
     return x.movedim(1, 3).flatten(1, 2)
 
 
@@ -181,14 +202,17 @@ class _NormReLU(torch.autograd.Function):
 
 
 class NormReLU(nn.GroupNorm):
-    """ReLU of nn.GroupNorm with one group: (B, C, H, W) -> the same shape. On a CPU the type stays,
-    and its gradient has none of its own."""
+    """Compute ReLU of nn.GroupNorm with one group, (B, C, H, W) -> the same shape.
+
+    On a CPU the dtype stays, and the gradient is not differentiable.
+    """
 
     def __init__(self, channels):
         super().__init__(1, channels)
 
     def forward(self, x):
-        known = x.dtype in (torch.float32, torch.bfloat16) and self.weight.dtype == torch.float32 and x.dim() == 4
-        if x.device.type != "cpu" or not known or plain():
+        is_supported = (x.dtype in (torch.float32, torch.bfloat16) and x.dim() == 4
+                        and self.weight.dtype == torch.float32)
+        if x.device.type != "cpu" or not is_supported or is_exporting():
             return torch.relu(super().forward(x))
         return _NormReLU.apply(x, self.weight, self.bias, self.eps)

@@ -1,20 +1,23 @@
-/* The matrix products of fast/products.py, which compiles this file for the processor at hand and calls it from numba: at the
-   end `tile_multiply`, of rows with a small matrix, and `tile_accumulate`, the gradient of that matrix. Both cut their
-   matrices into products of
+/* The matrix products of fast/products.py, which compiles this file for the processor at hand.
 
-       out[r][c] = init[r][c] + sum over s of a[r][s] * w[s][c]     for `rows` rows, `columns` columns and `steps` steps
+   numba calls `tile_multiply`, rows times a small matrix, and `tile_accumulate`, the gradient of
+   that matrix. Both cut their matrices into products
 
-   and these into tiles: a few rows times a few vectors of columns, whose sums stay in registers while the inner dimension
-   passes by (Goto and van de Geijn 2008; the matrices here are so small that the caches need no more than the order of
-   the loops). Strides are in words of 4 bytes: of a from row to row and from step to step, of w from step to step, of
-   init and out from row to row (0: one row for all, a bias). a and w are float32, or pairs of bfloat16, two steps each.
-   init and out are float32, and may be the same memory. */
+       out[r][c] = init[r][c] + sum over s of a[r][s] * w[s][c]
+
+   of `rows` rows, `columns` columns and `steps` steps, and these into tiles: a few rows times a few
+   vectors of columns, whose sums are in registers during the loop over s (Goto and van de Geijn
+   2008; the matrices are so small that the caches need only the order of the loops). Strides are in
+   words of 4 bytes: of a between rows and between steps, of w between steps, of init and out
+   between rows (0: one row for all, a bias). a and w are float32, or pairs of bfloat16, two steps
+   each. init and out are float32, and may be the same memory. */
 #include <stdint.h>
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
 enum { LANES = 16, VECTORS = 4 };
-#define HEIGHT(vectors) ((vectors) == 1 ? 16 : (vectors) == 2 ? 8 : 4) /* 12 to 16 sums: more than an FMA's latency */
+#define HEIGHT(vectors)                                                                            \
+    ((vectors) == 1 ? 16 : (vectors) == 2 ? 8 : 4) /* 12 to 16 sums: more than an FMA's latency */
 #elif defined(__AVX2__)
 #include <immintrin.h>
 enum { LANES = 8, VECTORS = 2 };
@@ -70,15 +73,15 @@ INLINE void store(float *p, vector v, int part, int count) {
 #endif
 }
 
-/* v in a register: gcc would rather load it anew for each product, which takes as long as the product does. */
-INLINE vector held(vector v) {
+/* Keep v in a register: gcc loads it again for each product, which takes as long as the product. */
+INLINE vector in_register(vector v) {
 #if defined(__x86_64__)
     __asm__("" : "+v"(v));
 #endif
     return v;
 }
 
-/* One number of a, or a pair, in all lanes. */
+/* Return one number of a, or a pair, in all lanes. */
 INLINE vector broadcast(const float *p) { return (vector)(*(const word *)p - (words){0}); }
 
 /* sum + x * y; of pairs both products. */
@@ -92,7 +95,8 @@ INLINE vector add_product(vector sum, vector x, vector y, int pairs) {
 #endif
 }
 
-/* v as bfloat16, the upper half of a float, in the lower half of each lane: rounded to the nearest, halves to even. */
+/* v as bfloat16, the upper half of a float, in the lower half of each lane: rounded to the nearest,
+ * halves to even. */
 INLINE words bfloats(vector v) {
 #if defined(__AVX512BF16__)
     return (words)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)v));
@@ -103,20 +107,21 @@ INLINE words bfloats(vector v) {
 #endif
 }
 
-/* pairs[r][s] = from[r][2s] beside from[r][2s + 1], and 0 where a row of `columns` ends between them. Written are whole
-   vectors, beyond the end of a row; the next row overwrites that. */
-INLINE void round_rows(const float *from, int64_t rows, int64_t columns, int64_t stride, uint32_t *pairs,
-                       int64_t pairs_stride) {
+/* pairs[r][s] = from[r][2s] beside from[r][2s + 1], and 0 where a row of `columns` ends between
+   them. Written are whole vectors, beyond the end of a row; the next row overwrites that. */
+INLINE void round_rows(const float *from, int64_t rows, int64_t columns, int64_t stride,
+                       uint32_t *pairs, int64_t pairs_stride) {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < columns; c += LANES) {
             vector v = load(from + r * stride + c, columns - c < LANES, (int)(columns - c));
-            *(halves *)((uint16_t *)(pairs + r * pairs_stride) + c) = __builtin_convertvector(bfloats(v), halves);
+            *(halves *)((uint16_t *)(pairs + r * pairs_stride) + c) =
+                __builtin_convertvector(bfloats(v), halves);
         }
 }
 
-/* pairs[s][c] = from[2s][c] beside from[2s + 1][c], and 0 for a row that there is not. */
-INLINE void pair_rows(const float *from, int64_t rows, int64_t columns, int64_t stride, uint32_t *pairs,
-                      int64_t pairs_stride) {
+/* pairs[s][c] = from[2s][c] beside from[2s + 1][c], and 0 for a missing row. */
+INLINE void pair_rows(const float *from, int64_t rows, int64_t columns, int64_t stride,
+                      uint32_t *pairs, int64_t pairs_stride) {
     for (int64_t r = 0; r < rows; r += 2, from += 2 * stride, pairs += pairs_stride)
         for (int64_t c = 0; c < columns; c += LANES) {
             int part = columns - c < LANES, count = (int)(columns - c);
@@ -132,7 +137,8 @@ typedef struct {
     int64_t a_row, a_step, w_step, steps, init_row, out_row;
 } Product;
 
-/* The first `rows` rows and `vectors` vectors of a product; if `part`, the last vector has only `last` columns. */
+/* The first `rows` rows and `vectors` vectors of a product; if `part`, the last vector has only
+ * `last` columns. */
 INLINE void tile(Product p, int pairs, int rows, int vectors, int part, int last) {
     vector sum[16][VECTORS], column[VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
@@ -140,10 +146,11 @@ INLINE void tile(Product p, int pairs, int rows, int vectors, int part, int last
             sum[r][v] = load(p.init + r * p.init_row + v * LANES, part && v == vectors - 1, last);
     for (int64_t s = 0; s < p.steps; s++, p.a += p.a_step, p.w += p.w_step) {
         UNROLL for (int v = 0; v < vectors; v++)
-            column[v] = held(load(p.w + v * LANES, part && v == vectors - 1, last));
+            column[v] = in_register(load(p.w + v * LANES, part && v == vectors - 1, last));
         UNROLL for (int r = 0; r < rows; r++) {
-            vector x = held(broadcast(p.a + r * p.a_row));
-            UNROLL for (int v = 0; v < vectors; v++) sum[r][v] = add_product(sum[r][v], x, column[v], pairs);
+            vector x = in_register(broadcast(p.a + r * p.a_row));
+            UNROLL for (int v = 0; v < vectors; v++)
+                sum[r][v] = add_product(sum[r][v], x, column[v], pairs);
         }
     }
     UNROLL for (int r = 0; r < rows; r++)
@@ -151,7 +158,8 @@ INLINE void tile(Product p, int pairs, int rows, int vectors, int part, int last
             store(p.out + r * p.out_row + v * LANES, sum[r][v], part && v == vectors - 1, last);
 }
 
-INLINE void some_rows(Product *p, int64_t *rows, int pairs, int height, int vectors, int part, int last) {
+INLINE void some_rows(Product *p, int64_t *rows, int pairs, int height, int vectors, int part,
+                      int last) {
     for (; *rows >= height; *rows -= height) {
         tile(*p, pairs, height, vectors, part, last);
         p->a += height * p->a_row;
@@ -167,11 +175,12 @@ INLINE void all_rows(Product p, int64_t rows, int pairs, int vectors, int part, 
 }
 
 INLINE void multiply(Product p, int64_t rows, int64_t columns, int pairs) {
-    for (; columns > 0; columns -= VECTORS * LANES, p.w += VECTORS * LANES, p.init += VECTORS * LANES,
-                        p.out += VECTORS * LANES) {
+    for (; columns > 0; columns -= VECTORS * LANES, p.w += VECTORS * LANES,
+                        p.init += VECTORS * LANES, p.out += VECTORS * LANES) {
         int vectors = columns >= VECTORS * LANES ? VECTORS : (columns + LANES - 1) / LANES;
         int last = columns - (vectors - 1) * LANES;
-        UNROLL for (int n = 1; n <= VECTORS; n++) { /* a loop of its own for each number of vectors */
+        /* one loop for each number of vectors */
+        UNROLL for (int n = 1; n <= VECTORS; n++) {
             if (n == vectors && last >= LANES) all_rows(p, rows, pairs, n, 0, 0);
             if (n == vectors && last < LANES) all_rows(p, rows, pairs, n, 1, last);
         }
@@ -182,13 +191,16 @@ INLINE void multiply(Product p, int64_t rows, int64_t columns, int pairs) {
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* AMX (Intel 64 and IA-32 Software Developer's Manual, volume 1, "Programming with Intel AMX"): eight tiles of 16 rows
-   of 16 words, and one instruction that adds the product of two of them, pairs of bfloat16, to a third. Four tiles hold
-   sums, one has a part of a, two of w. Linux lends them to a program that asks (its Documentation/arch/x86/xstate.rst);
-   to one that may not have them, the processor's vectors serve. */
-enum { SIDE = 16, ASK = 0x1023, TILES = 18 };
+/* AMX (Intel 64 and IA-32 Software Developer's Manual, volume 1, "Programming with Intel AMX"):
+   eight tiles of 16 rows of 16 words, and one instruction that adds the product of two of them,
+   pairs of bfloat16, to a third. Four tiles hold sums, one has a part of a, two of w. A program
+   requests them from Linux (its Documentation/arch/x86/xstate.rst); if it refuses, the processor's
+   vectors are used. */
+enum { SIDE = 16, REQUEST = 0x1023, TILES = 18 };
 static int has_tiles;
-__attribute__((constructor)) static void ask_for_tiles(void) { has_tiles = syscall(SYS_arch_prctl, ASK, TILES) == 0; }
+__attribute__((constructor)) static void request_tiles(void) {
+    has_tiles = syscall(SYS_arch_prctl, REQUEST, TILES) == 0;
+}
 
 typedef vector Square[SIDE]; /* one tile in memory */
 static const struct {
@@ -197,15 +209,16 @@ static const struct {
     uint8_t rows[16];
 } EIGHT_TILES = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
-/* square[r][c] = p[r * stride + c] for the first `rows` rows and `columns` columns, and 0 beside them. */
+/* square[r][c] = p[r * stride + c] for the first `rows` rows and `columns` columns, and 0 beside
+ * them. */
 INLINE void copy(Square square, const float *p, int64_t stride, int rows, int columns) {
     for (int r = 0; r < SIDE; r++)
         square[r] = r < rows ? load(p + r * stride, columns < SIDE, columns) : (vector){0};
     __asm__ volatile("" ::: "memory"); /* gcc does not know that a tile is loaded from memory */
 }
 
-/* square[r][c] = p[c * stride + r] in the same way: neighbours exchange every second lane, then pairs of rows every
-   second pair of lanes, then fours, then eights. */
+/* square[r][c] = p[c * stride + r] in the same way: neighbours exchange every second lane, then
+   pairs of rows every second pair of lanes, then fours, then eights. */
 INLINE void turn(Square square, const float *p, int64_t stride, int rows, int columns) {
     vector line[SIDE];
     words lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -225,29 +238,29 @@ INLINE void turn(Square square, const float *p, int64_t stride, int rows, int co
 }
 
 /* The intrinsics want the number of a tile as a literal. */
-#define LOAD(tile, p, stride, rows, columns)                                                                           \
-    if ((rows) >= SIDE && (columns) >= SIDE)                                                                           \
-        _tile_loadd(tile, p, 4 * (stride));                                                                            \
-    else {                                                                                                             \
-        copy(square, p, stride, rows, columns);                                                                        \
-        _tile_loadd(tile, square, sizeof(vector));                                                                     \
+#define LOAD(tile, p, stride, rows, columns)                                                       \
+    if ((rows) >= SIDE && (columns) >= SIDE) _tile_loadd(tile, p, 4 * (stride));                   \
+    else {                                                                                         \
+        copy(square, p, stride, rows, columns);                                                    \
+        _tile_loadd(tile, square, sizeof(vector));                                                 \
     }
-#define BEGIN(sum, _)                                                                                                  \
-    if (columns > SIDE * sum) {                                                                                        \
-        LOAD(sum, p.init + SIDE * sum, p.init_row, rows, columns - SIDE * sum)                                         \
+#define BEGIN(sum, _)                                                                              \
+    if (columns > SIDE * sum) {                                                                    \
+        LOAD(sum, p.init + SIDE * sum, p.init_row, rows, columns - SIDE * sum)                     \
     }
-#define ADD(sum, column)                                                                                               \
-    if (columns > SIDE * sum) {                                                                                        \
-        LOAD(column, p.w + SIDE * sum, p.w_step, left, columns - SIDE * sum)                                           \
-        _tile_dpbf16ps(sum, 4, column);                                                                                \
+#define ADD(sum, column)                                                                           \
+    if (columns > SIDE * sum) {                                                                    \
+        LOAD(column, p.w + SIDE * sum, p.w_step, left, columns - SIDE * sum)                       \
+        _tile_dpbf16ps(sum, 4, column);                                                            \
     }
-#define END(sum, _)                                                                                                    \
-    if (rows >= SIDE && columns >= SIDE * (sum + 1))                                                                   \
-        _tile_stored(sum, p.out + SIDE * sum, 4 * p.out_row);                                                          \
-    else if (columns > SIDE * sum) {                                                                                   \
-        _tile_stored(sum, square, sizeof(vector));                                                                     \
-        for (int r = 0; r < rows && r < SIDE; r++)                                                                     \
-            store(p.out + r * p.out_row + SIDE * sum, square[r], columns < SIDE * (sum + 1), columns - SIDE * sum);    \
+#define END(sum, _)                                                                                \
+    if (rows >= SIDE && columns >= SIDE * (sum + 1))                                               \
+        _tile_stored(sum, p.out + SIDE * sum, 4 * p.out_row);                                      \
+    else if (columns > SIDE * sum) {                                                               \
+        _tile_stored(sum, square, sizeof(vector));                                                 \
+        for (int r = 0; r < rows && r < SIDE; r++)                                                 \
+            store(p.out + r * p.out_row + SIDE * sum, square[r], columns < SIDE * (sum + 1),       \
+                  columns - SIDE * sum);                                                           \
     }
 #define FOUR(part) part(0, 5) part(1, 6) part(2, 5) part(3, 6)
 
@@ -255,7 +268,8 @@ INLINE void turn(Square square, const float *p, int64_t stride, int rows, int co
 INLINE void tiles(Product p, int64_t rows, int64_t columns, int turned) {
     Square square;
     FOUR(BEGIN)
-    for (int64_t left = p.steps; left > 0; left -= SIDE, p.a += SIDE * p.a_step, p.w += SIDE * p.w_step) {
+    for (int64_t left = p.steps; left > 0;
+         left -= SIDE, p.a += SIDE * p.a_step, p.w += SIDE * p.w_step) {
         if (turned) {
             turn(square, p.a, p.a_step, rows, left);
             _tile_loadd(4, square, sizeof(vector));
@@ -267,8 +281,9 @@ INLINE void tiles(Product p, int64_t rows, int64_t columns, int turned) {
 }
 
 static void multiply_tiles(Product p, int64_t rows, int64_t columns) {
-    _tile_loadconfig(&EIGHT_TILES); /* 50 ns each time: another library may have used the tiles since */
-    for (; columns > 0; columns -= 4 * SIDE, p.w += 4 * SIDE, p.init += 4 * SIDE, p.out += 4 * SIDE) {
+    _tile_loadconfig(&EIGHT_TILES); /* each time, 50 ns: another library may use the tiles */
+    for (; columns > 0;
+         columns -= 4 * SIDE, p.w += 4 * SIDE, p.init += 4 * SIDE, p.out += 4 * SIDE) {
         Product q = p;
         for (int64_t left = rows; left > 0; left -= SIDE) {
             tiles(q, left, columns, p.a_step != 1);
@@ -291,34 +306,39 @@ INLINE void product(Product p, int64_t rows, int64_t columns, int pairs) {
     multiply(p, rows, columns, pairs);
 }
 
-/* PANEL: columns of a panel of weights, see fast/products.py. BLOCK: rows computed while a panel stays in the first-level
-   cache. DEEP: pairs of a row that are rounded at a time; WIDE: columns. HIGH: columns of grad that are taken at a time
-   if nothing is rounded and there are more than BLOCK rows. GAP: one cache line more, as rows whose distance is a power
-   of two would fall into the same few places of the cache. */
+/* PANEL: columns of a panel of weights, see fast/products.py. BLOCK: rows computed while a panel
+   stays in the first-level cache. DEEP: pairs of a row that are rounded at a time; WIDE: columns.
+   HIGH: columns of grad at a time if nothing is rounded and there are more than
+   BLOCK rows. GAP: one cache line more, as rows whose distance is a power of two would fall into
+   the same few places of the cache. */
 enum { PANEL = 64, BLOCK = 64, DEEP = 128, WIDE = 256, HIGH = 16, GAP = 16 };
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Ask for `rows` pieces of `count` floats, `stride` floats apart, before they are needed. */
-INLINE void ask_ahead(const float *p, int64_t rows, int64_t count, int64_t stride) {
+/* Prefetch `rows` pieces of `count` floats, `stride` floats apart. */
+INLINE void prefetch_rows(const float *p, int64_t rows, int64_t count, int64_t stride) {
     for (; rows > 0; rows--, p += stride) {
         __builtin_prefetch(p);
-        for (int64_t i = count; i > 0; i -= 16) __builtin_prefetch(p + i - 1); /* a piece may begin within a line */
+        for (int64_t i = count; i > 0; i -= 16)
+            __builtin_prefetch(p + i - 1); /* a piece may begin within a line */
     }
 }
 
-/* Ask for the rows from rows * first / all to rows * last / all. The memory takes few requests at once, so the caller
-   asks for a share of the next rows with each piece of its work. */
-INLINE void ask_for_share(const float *p, int64_t rows, int64_t columns, int64_t first, int64_t last, int64_t all) {
+/* Prefetch the rows from rows * first / all to rows * last / all. Memory takes few requests at
+   once, so the caller prefetches a share of the next rows with each piece of its work. */
+INLINE void prefetch_share(const float *p, int64_t rows, int64_t columns, int64_t first,
+                          int64_t last, int64_t all) {
     int64_t from = rows * first / all;
-    ask_ahead(p + from * columns, rows * last / all - from, columns, columns);
+    prefetch_rows(p + from * columns, rows * last / all - from, columns, columns);
 }
 
-INLINE void multiply_rows(const float *a, int64_t rows, int64_t inner, const float *packed, const float *init,
-                          int64_t init_row, float *out, int64_t columns, int pairs) {
+INLINE void multiply_rows(const float *a, int64_t rows, int64_t inner, const float *packed,
+                          const float *init, int64_t init_row, float *out, int64_t columns,
+                          int pairs) {
     uint32_t rounded[BLOCK * DEEP + LANES];
     int64_t steps = pairs ? (inner + 1) / 2 : inner, deep = pairs || !steps ? DEEP : steps;
     for (int64_t block = 0; block < rows; block += BLOCK)
-        for (int64_t s = 0; s == 0 || s < steps; s += deep) { /* once if there is no step: out = init */
+        for (int64_t s = 0; s == 0 || s < steps;
+             s += deep) { /* once without steps: out = init */
             int64_t count = least(BLOCK, rows - block), now = least(deep, steps - s);
             const float *left = a + block * inner;
             if (pairs) {
@@ -329,33 +349,39 @@ INLINE void multiply_rows(const float *a, int64_t rows, int64_t inner, const flo
                 int64_t width = least(PANEL, columns - first);
                 float *target = out + block * columns + first;
                 if (s == 0)
-                    ask_for_share(a + (block + count) * inner, least(BLOCK, rows - block - count), inner, first,
-                                  first + width, columns);
+                    prefetch_share(a + (block + count) * inner, least(BLOCK, rows - block - count),
+                                  inner, first, first + width, columns);
                 const float *begin = s > 0 ? target : init + block * init_row + first;
-                product((Product){left, packed + first * steps + s * width, begin, target, pairs ? now : inner, 1, width,
-                                  now, s > 0 ? columns : init_row, columns}, count, width, pairs);
+                product((Product){left, packed + first * steps + s * width, begin, target,
+                                  pairs ? now : inner, 1, width, now, s > 0 ? columns : init_row,
+                                  columns},
+                        count, width, pairs);
             }
         }
 }
 
-INLINE void accumulate_rows(const float *grad, const float *x, int64_t rows, int64_t outputs, int64_t inputs,
-                            float *gradient, int pairs) {
+INLINE void accumulate_rows(const float *grad, const float *x, int64_t rows, int64_t outputs,
+                            int64_t inputs, float *gradient, int pairs) {
     uint32_t lefts[BLOCK][WIDE + GAP], rights[BLOCK][PANEL + GAP];
     int64_t size = pairs ? 2 * BLOCK : BLOCK, wide = pairs ? WIDE : rows > size ? HIGH : outputs;
     for (int64_t first = 0; first < rows; first += size, grad += size * outputs, x += size * inputs)
         for (int64_t output = 0; output < outputs; output += wide) {
             int64_t steps = least(size, rows - first), height = least(wide, outputs - output);
-            int64_t following = least(size, rows - first - steps), last = output + height == outputs;
+            int64_t following = least(size, rows - first - steps),
+                    last = output + height == outputs;
             if (pairs) pair_rows(grad + output, steps, height, outputs, lefts[0], WIDE + GAP);
-            else if (rows > size) { /* a column's numbers lie far apart: the processor does not foresee them */
-                ask_ahead(last ? grad + steps * outputs : grad + output + height, last ? following : steps, HIGH,
-                          outputs);
-                ask_for_share(x + steps * inputs, following, inputs, output, output + height, outputs);
+            else if (rows > size) { /* a column's numbers lie far apart: the processor does not
+                                       foresee them */
+                prefetch_rows(last ? grad + steps * outputs : grad + output + height,
+                          last ? following : steps, HIGH, outputs);
+                prefetch_share(x + steps * inputs, following, inputs, output, output + height,
+                              outputs);
             }
             for (int64_t input = 0; input < inputs; input += PANEL) {
                 int64_t width = least(PANEL, inputs - input);
                 float *target = gradient + output * inputs + input;
-                Product p = {grad + output, x + input, target, target, 1, outputs, inputs, steps, inputs, inputs};
+                Product p = {grad + output, x + input, target, target, 1,
+                             outputs,       inputs,    steps,  inputs, inputs};
                 if (pairs) {
                     pair_rows(x + input, steps, width, inputs, rights[0], PANEL + GAP);
                     p.a = (const float *)lefts, p.a_step = WIDE + GAP;
@@ -366,17 +392,19 @@ INLINE void accumulate_rows(const float *grad, const float *x, int64_t rows, int
         }
 }
 
-/* out[:rows] = init + a[:rows] times the packed matrix (inner, columns), whose rows of pairs are bfloat16 if `pairs`; a,
-   float32, is then rounded. init_row: numbers from a row of init to the next one. */
-void tile_multiply(const float *a, int64_t rows, int64_t inner, const float *packed, int64_t pairs, const float *init,
-                   int64_t init_row, float *out, int64_t columns) {
+/* out[:rows] = init + a[:rows] times the packed matrix (inner, columns), whose rows of pairs are
+   bfloat16 if `pairs`; a, float32, is then rounded. init_row: numbers from a row of init to the
+   next one. */
+void tile_multiply(const float *a, int64_t rows, int64_t inner, const float *packed, int64_t pairs,
+                   const float *init, int64_t init_row, float *out, int64_t columns) {
     if (pairs) multiply_rows(a, rows, inner, packed, init, init_row, out, columns, 1);
     else multiply_rows(a, rows, inner, packed, init, init_row, out, columns, 0);
 }
 
-/* gradient (outputs, inputs) += grad (rows, outputs) turned, times x (rows, inputs); if `pairs`, both are rounded. */
-void tile_accumulate(const float *grad, const float *x, int64_t rows, int64_t outputs, int64_t inputs, int64_t pairs,
-                     float *gradient) {
+/* gradient (outputs, inputs) += grad (rows, outputs) turned, times x (rows, inputs); if `pairs`,
+ * both are rounded. */
+void tile_accumulate(const float *grad, const float *x, int64_t rows, int64_t outputs,
+                     int64_t inputs, int64_t pairs, float *gradient) {
     if (pairs) accumulate_rows(grad, x, rows, outputs, inputs, gradient, 1);
     else accumulate_rows(grad, x, rows, outputs, inputs, gradient, 0);
 }

@@ -31,16 +31,19 @@ TORCH = {kind: ("forward",) for kind in (nn.Linear, nn.ReLU, nn.Tanh, nn.Sequent
 FUNCTIONS = {kind: {name: getattr(kind, name) for name in names}
              for kind, names in (MODELS | TORCH).items()}
 REIMPLEMENTED = MODELS | {
-    engines.Buffers: ("begin_rollout", "draw", "draw_arguments", "copy_state", "loss"),
-    engines.StepByStep: ("rollout", "act_on_row", "bootstrap"),
+    engines.Buffers: ("begin_rollout", "sample_actions", "sample_arguments", "copy_state", "loss"),
+    engines.StepByStep: ("run", "act_on_row", "bootstrap"),
     engines.TorchPolicy: ("act", "state_of", "add_gradients"),
-    engines.Autograd: ("rollout", "backward", "_learn")}
-DIGEST = "c656eedef19cde1a"
+    engines.Autograd: ("rollout", "backward", "_backward_share")}
+DIGEST = "a622c78226816a1c"
 TOLERANCE = 0.1  # relative error; float32 rounding, multiplied by large weights, stays below it
 
 
 def digest():
-    """Return a digest of REIMPLEMENTED without docstrings and comments; None without its source."""
+    """Return a digest of REIMPLEMENTED, or None without its source.
+
+    Docstrings and comments do not count.
+    """
     trees = []
     for owner, names in REIMPLEMENTED.items():
         for name in names:
@@ -56,7 +59,7 @@ def digest():
 
 
 def _plain(node):
-    """Return a syntax tree as lists and strings that are equal in all versions of Python."""
+    """Return a syntax tree as lists and strings, equal in all versions of Python."""
     if isinstance(node, list):
         return [_plain(child) for child in node]
     if not isinstance(node, ast.AST):
@@ -67,9 +70,9 @@ def _plain(node):
 
 
 def find_edit(policy, engine, modules=None):
-    """Return why `engine` ("compiled" or "fused") does not implement this policy; None if it does.
+    """Return why an engine does not implement this policy; None if it does.
 
-    modules: list(policy.named_modules()) when the engine was made.
+    engine: "compiled" or "fused". modules: list(policy.named_modules()) of the engine.
     """
     is_wrapped = type(policy) is models.Normalized
     kind = type(policy.policy if is_wrapped else policy)
@@ -77,13 +80,13 @@ def find_edit(policy, engine, modules=None):
         return (f"{'models.Normalized around ' if is_wrapped else ''}{kind.__name__} is not "
                 + " or ".join(f"models.{known.__name__}" for known in NETWORKS[engine]))
     if modules is not None and modules != list(policy.named_modules()):
-        return "a part of the network is another one now"
+        return "a part of the network is replaced"
     if engines.is_hooked(nn.modules.module, "_global"):
         return "torch has hooks for every module"
     for path, module in policy.named_modules():
         name, kind = path or "the network", type(module)
         if kind not in FUNCTIONS:
-            return f"{name} is a {kind.__name__} now"
+            return f"{name} is a {kind.__name__}"
         edits = engines.replaced_methods(module) + [
             method for method, function in FUNCTIONS[kind].items()
             if getattr(kind, method, None) is not function]
@@ -98,10 +101,10 @@ def find_edit(policy, engine, modules=None):
 def compare(policy, vecenv, sample, device="cpu"):
     """Run both on a few samples; return how they differ, or None.
 
-    sample(policy, arena, steps, rows): the engine's network, compiled.Sample or fused.Sample. Compared
-    are STEPS steps of AGENTS agents with resets and inactive agents: the outputs over time, those of
-    single steps, the state after them, and all gradients, in float32 without TF32. The weights, their
-    gradients and torch's settings stay as they are.
+    sample(policy, arena, steps, rows): the engine's network, compiled.Sample or fused.Sample.
+    Compared are engines.STEPS steps of engines.AGENTS agents, with resets and inactive agents: the
+    outputs over time and of single steps, the state after them, and all gradients, in float32
+    without TF32. Weights, gradients and torch's settings do not change.
     """
     matmul = torch.backends.cuda.matmul
     precision, matmul.fp32_precision = matmul.fp32_precision, "ieee"
@@ -110,7 +113,7 @@ def compare(policy, vecenv, sample, device="cpu"):
         numbers = 1 + sum(vecenv.action_heads or [vecenv.action_dims])
         if (policy.decoder.out_features, policy.decoder.log_std is None) != (
                 numbers, bool(vecenv.action_heads)):
-            return "its decoder is for other actions"  # Autograd, which runs it then, says for which
+            return "its decoder is for other actions"  # Autograd raises the error
         return _compare(policy, sample, device, *engines.sample_inputs(vecenv, device))
     except Exception as error:
         return f"it does not run as a network of models.py does: {type(error).__name__}: {error}"
@@ -142,13 +145,14 @@ def _compare(policy, sample, device, observations, resets, valid):
         outputs, log_std = models.join_outputs(logits, value)
         slope = torch.cos(torch.arange(outputs.numel(), device=device)).view(outputs.shape)
         total = (outputs * slope).sum() + (0.0 if log_std is None else log_std.sum())
-        if total.requires_grad:  # not if all weights are frozen
+        if total.requires_grad:  # False if all weights are frozen
             total.backward()
     reference = []
     with torch.no_grad():
         for t in range(T):
             state |= {"resets": resets[t], "valid": valid[t]}
-            reference.append(models.join_outputs(*models.one_step(policy, observations[t], state))[0])
+            results = models.one_step(policy, observations[t], state)
+            reference.append(models.join_outputs(*results)[0])
     arena.flat("gradients").zero_()
     fast.backward(slope, None if log_std is None else torch.ones_like(log_std))
     pairs = {"its outputs": (whole, outputs.detach()),

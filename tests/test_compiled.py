@@ -244,7 +244,7 @@ autograd_trainer = functools.partial(small_trainer, policy=NETWORKS["feed-forwar
 @pytest.mark.parametrize(("make", "place", "name"), [
     (small_trainer, compiled, "_learn_cpu"),
     (functools.partial(small_trainer, backend="serial"), compiled, "_learn_cpu"),
-    (autograd_trainer, engines.TorchPolicy, "add_gradients"), (autograd_trainer, engines.Buffers, "draw")])
+    (autograd_trainer, engines.TorchPolicy, "add_gradients"), (autograd_trainer, engines.Buffers, "sample_actions")])
 def test_threads_run_side_by_side(make, place, name, monkeypatch):
     """Also if one worker steps all environments."""
     trainer, function, both = make(), getattr(place, name), threading.Barrier(2, timeout=60)
@@ -354,9 +354,9 @@ def test_one_thread_learns_what_is_not_thread_safe(network, change, settings, le
 
 def test_a_parametrization_needs_one_thread():
     policy = NETWORKS["feed-forward"](vector.make("squared", num_envs=2))
-    assert engines.thread_safe(policy)
+    assert engines.is_thread_safe(policy)
     nn.utils.parametrizations.weight_norm(policy.encoder[0])
-    assert not engines.thread_safe(policy)
+    assert not engines.is_thread_safe(policy)
 
 
 def test_no_worker_writes_after_a_rollout_that_was_left(monkeypatch):
@@ -368,7 +368,7 @@ def test_no_worker_writes_after_a_rollout_that_was_left(monkeypatch):
         time.sleep(0.2)
         written.append(worker)
 
-    monkeypatch.setattr(trainer.engine, "_rollout_in_one_call", rollout)
+    monkeypatch.setattr(trainer.engine, "_run_in_one_call", rollout)
     with pytest.raises(KeyboardInterrupt):
         trainer.evaluate()
     assert written == [1]
@@ -383,7 +383,7 @@ def test_workers_act_side_by_side_with_the_results_of_one():
         between(trainer.policy)
         trainer.evaluate()
         trainer.release()
-        return trainer.engine.side_by_side, torch.cat([
+        return trainer.engine.is_threaded, torch.cat([
             trainer.storage["actions"].float().flatten(), trainer.buffers.values.flatten()])
 
     _, expected = act(threads=1)
@@ -418,6 +418,6 @@ def test_the_linear_maps_of_a_custom_network_go_through_tile_c(monkeypatch):
     assert threads_within
     train(2, picture)
     assert not threads_within
-    monkeypatch.setattr(products, "missing", lambda: "no compiler")
+    monkeypatch.setattr(products, "find_problem", lambda: "no compiler")
     torch.testing.assert_close(weights, train(2), atol=2e-4, rtol=1e-3)
     assert not threads_within

@@ -236,8 +236,8 @@ def orthogonalised(x, device="cpu"):
     shapes = (x.shape, x.shape, *2 * [(count, rows, rows)])
     tensors = [torch.full(shape, torch.nan, device=device) for shape in shapes]
     tensors[0].copy_(x)
-    optimizer = optim.Muon(memory, together=True)
-    return lambda: optimizer._orthogonalise_together(*tensors), *tensors[:2]
+    optimizer = optim.Muon(memory, batched=True)
+    return lambda: optimizer._orthogonalise_batched(*tensors), *tensors[:2]
 
 
 def expected_matrices(x):
@@ -422,7 +422,7 @@ def test_a_step_of_any_shape(dtype, **options):
     with pytest.MonkeyPatch.context() as patch:
         cupy = simulate(patch)
         actor = Actor(**options, dtype=getattr(torch, dtype))
-        assume(actor.layers.in_one is not None)
+        assume(actor.layers.step_kernel is not None)
         check_step(cupy, actor)
 
 
@@ -430,12 +430,12 @@ def test_a_network_that_does_not_fit_takes_its_products_from_cublas(simulated, m
     """By the bytes that it needs and those that a block may have, at every size of a tile."""
     actor = Actor(5, 118, 64, 2)
     assert fused.PolicyStep.size(actor.policy, torch.float32) == 166_096  # Breakout's, in docs/gpu.md
-    assert actor.layers.in_one is not None
+    assert actor.layers.step_kernel is not None
     expected = actor.step()[0]
     for most in (166_095, 48 << 10):
         monkeypatch.setattr(cuda_on_a_cpu, "LIMIT", most)
         other = Actor(5, 118, 64, 2)
-        assert other.layers.in_one is None
+        assert other.layers.step_kernel is None
         simulated.launches.clear()
         outputs = other.layers.step(other.observations, other.state, *other.flags)
         assert "policy_step" not in simulated.launches
@@ -521,7 +521,7 @@ def results(cupy, monkeypatch, backwards):
     left |= {("rows", i): gradient for i, (_, gradient) in enumerate(pairs)}
     memory = Arena()
     memory.adopt(torch.nn.Linear(33, 40))
-    optimizer = optim.Muon(memory, together=True)
+    optimizer = optim.Muon(memory, batched=True)
     memory.allocate()
     memory.flat("gradients").normal_()
     left |= {"norm": optimizer.step(0.1), "weights": memory.flat("weights")}

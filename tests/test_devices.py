@@ -81,7 +81,7 @@ class Recorder:
     def wait(self):
         assert self.capturing is None
 
-    def play(self, key, function, *arguments):
+    def replay_or_call(self, key, function, *arguments):
         if key in self.graphs:
             self.replays += 1
             self.graphs[key].replay()
@@ -108,7 +108,7 @@ class Recorder:
                 for tensor, old in zip(memory, before, strict=True):  # a capture runs nothing
                     tensor.copy_(old)
 
-    def handles(self, worker, calls):
+    def graph_handles(self, worker, calls):
         """Graphs by their number, and what calls back into Python for them."""
         graphs = [self.graphs.get(key) for key, *_ in calls]
         if not all(graphs):
@@ -130,11 +130,11 @@ class Recorder:
         addresses = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
         return *addresses, worker, np.arange(len(graphs))
 
-    def forget(self):
+    def drop_graphs(self):
         self.graphs.clear()
 
     def release(self):
-        self.forget()
+        self.drop_graphs()
 
 
 def install(monkeypatch, execute):
@@ -254,7 +254,7 @@ FAST = "breakout", "continuous, truncated", "masks", "several heads", "lstm", "e
 
 def as_if_it_did_not_fit(monkeypatch):
     """The default network's step product by product, as if a block had too little shared memory for it."""
-    monkeypatch.setattr(fused.PolicyStep, "fits", lambda *what: False)
+    monkeypatch.setattr(fused.PolicyStep, "is_supported", lambda *what: False)
 
 
 @pytest.mark.filterwarnings("ignore:TF32")
@@ -266,8 +266,8 @@ def test_graphs_change_no_result(device, case, monkeypatch):
     if "lstm" in case:  # which looks for resets where that is no wait, as on the recorder
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     # oneDNN's LSTM is one operation with memory of its own, cuDNN's adds up in whatever order is fastest
-    rollouts, in_graphs = [], fused.rollout_in_graphs
-    monkeypatch.setattr(fused, "rollout_in_graphs", lambda *call: rollouts.append(0) or in_graphs(*call))
+    rollouts, in_graphs = [], fused.replay_rollout
+    monkeypatch.setattr(fused, "replay_rollout", lambda *call: rollouts.append(0) or in_graphs(*call))
     with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=True, deterministic=True):
         eager, eager_losses, replays = run(4, **CASES[case], cudagraphs=-1)
         assert not replays
@@ -281,7 +281,7 @@ def test_graphs_change_no_result(device, case, monkeypatch):
 
 def launches(trainer, key):
     """What a graph launches: not what makes a view or takes memory."""
-    calls = trainer.buffers.device.graphs[key].calls
+    calls = trainer.buffers.gpu.graphs[key].calls
     return [call[0] for call in calls if not hasattr(call[0], "_schema") or (
         "empty" not in str(call[0]) and (call[3] is not None or call[0]._schema.is_mutable))]
 
@@ -389,7 +389,7 @@ def test_an_error_of_the_driver_is_no_end_of_the_run(device, capsys, monkeypatch
         raise DriverError
 
     trainer = make_trainer(cudagraphs=1)
-    monkeypatch.setattr(trainer.buffers.device, "capture", capture)
+    monkeypatch.setattr(trainer.buffers.gpu, "capture", capture)
     train(trainer, 3)
     assert "DriverError" in capsys.readouterr().err
 
@@ -501,14 +501,14 @@ def test_graphs_are_replayed_by_the_driver(tmp_path, monkeypatch):
     gpu.streams = [None, types.SimpleNamespace(cuda_stream=7)]
     gpu._graphs = {key: types.SimpleNamespace(raw_cuda_graph_exec=lambda key=key: key) for key in range(4)}
     calls = [(key, None, ()) for key in range(4)]
-    assert gpu.handles(1, [*calls, ("another", None, ())]) is None
+    assert gpu.graph_handles(1, [*calls, ("another", None, ())]) is None
     zeros = lambda *shape: torch.zeros(shape, dtype=torch.uint8)  # noqa: E731
     storage, cut, cut_step = (zeros(2, 5), zeros(2, 5), zeros(3, 5)), zeros(5), torch.zeros(1, dtype=torch.int64)
     step = ctypes.cast(driver.step, ctypes.c_void_p).value
     rows = np.array([storage[1][t, 3].data_ptr() for t in range(2)])  # agent 3 is truncated each time
 
     def rollout():
-        return fused.rollout_in_graphs(slice(2, 4), (step, 500, 0, 2, rows), gpu.handles(1, calls), storage, cut,
+        return fused.replay_rollout(slice(2, 4), (step, 500, 0, 2, rows), gpu.graph_handles(1, calls), storage, cut,
                                           cut_step)
 
     assert 0 <= rollout() <= 1
@@ -558,7 +558,7 @@ def pin_where_no_memory_is_locked():
         raise RuntimeError("operation not supported")
 
     gpu = object.__new__(fused.Gpu)
-    gpu._pinned, gpu._refused = [], False
+    gpu._pinned, gpu._is_refused = [], False
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "cudart", lambda: types.SimpleNamespace(cudaHostRegister=lambda *call: 801))
         patch.setattr(torch.cuda, "check_error", refuse)
@@ -682,7 +682,7 @@ def test_streams_wait_for_each_other(device, place, monkeypatch):
 def test_what_the_host_does_not_read_is_neither_pinned_nor_copied(device):
     """Of environments that live where the policy does: no observations, but those of the agents that a log looks at."""
     trainer, copied = make_trainer(**PLACES["tensors"]), {}
-    pinned = {array.ctypes.data for array in trainer.buffers.device.pinned}
+    pinned = {array.ctypes.data for array in trainer.buffers.gpu.pinned}
     used = {name for name, tensor in trainer.buffers.host.items() if tensor is not None and tensor.data_ptr() in pinned}
     assert used == {"rewards", "resets", "valid", "terminals", "truncations"}
     on_host = trainer.buffers.on_host

@@ -318,13 +318,13 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
      lambda: faults.decode(lambda logits, value: (logits.softmax(-1), value))),
     ("network:", UserWarning, "the policy is not learnt, because no gradient leads from the logits",
      lambda: faults.decode(lambda logits, value: (logits.detach(), value))),
-    ("network: Decodes", None, "does not learn what it does: before the first update", faults.noise),
+    ("network: Decodes", None, "computes other outputs in learning than in the rollout", faults.noise),
     ("thread_safe", None, "write thread_safe = True into Mine", faults.say_nothing_of_threads),
     ("Returns.forward", NetworkFault, "must return (logits, value), got a Tensor (",
      lambda: faults.returns(lambda y: y)),
     ("Returns", NetworkFault, "returns 1 logits per observation, expected 2",
      lambda: faults.returns(lambda y: (y[:, :1], y[:, :1]))),
-    ("LostState", ConfigError, "leaves c, h in the state, which would be lost: initial_state",
+    ("LostState", ConfigError, "leaves c, h in the state, which would be lost. Return it from initial_state",
      lambda: make_trainer(policy=faults.LostState)),
     ("FeedForward", ConfigError, "has no shape yet, because its layer is lazy",
      lambda: make_trainer(policy=faults.lazy)),
@@ -526,9 +526,9 @@ def kernel_rows():  # kernels, arena, fast/, devices
         def refuse():
             raise ValueError("operation not permitted")
 
-        buffers = types.SimpleNamespace(config={"cudagraphs": 0}, batched=False, device=types.SimpleNamespace(
-            forget=lambda: None))
-        fused.Capture(buffers, refuse).record_if_due()
+        buffers = types.SimpleNamespace(config={"cudagraphs": 0}, batched=False, gpu=types.SimpleNamespace(
+            drop_graphs=lambda: None))
+        fused.Capture(buffers, refuse).capture_if_due()
 
     def build(path):
         with pytest.MonkeyPatch.context() as patch:
@@ -561,11 +561,11 @@ def kernel_rows():  # kernels, arena, fast/, devices
         ("optim.Muon", ValueError, "call arena.adopt(policy) first", lambda: optim.Muon(Arena())),
         ("stride", ValueError, "a kernel of 5 is not a multiple of the stride 2",
          lambda: pictures.BytesConvolution(3, 8, 5, 2)),
-        ("kernel", ValueError, "pictures of 5 × 84 are smaller than the kernel, 8 × 8",
+        ("kernel", ValueError, "images of 5 × 84 are smaller than the kernel, 8 × 8",
          lambda: pictures.BytesConvolution(4, 8, 8, 4)(zeros(1, 4, 5, 84, dtype=torch.uint8))),
         ("bias", RuntimeError, "4 inputs and a bias of 3 are expected",
          lambda: products.multiply(torch.ones(4, 8), torch.ones(4, 3))),
-        ("train.device", refused, "finds no GPU here", lambda: test_devices.find_gpu(available=False)),
+        ("train.device", refused, "finds no GPU", lambda: test_devices.find_gpu(available=False)),
         ("train.device", refused, "is numba's own here", lambda: test_devices.find_gpu(implementation="Built-in")),
         ("train.device", refused, "pip install 'numpy<2.5'", lambda: test_devices.find_gpu(knows_numpy=False)),
         ("train.device", refused, "needs CuPy", lambda: test_devices.find_gpu(has_cupy=False)),

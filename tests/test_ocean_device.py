@@ -324,12 +324,12 @@ def test_a_trainer_learns_the_same_from_them(recorder, name):
         if there:
             stepped = [launch for launch in recorder.launches if launch.startswith("device_")]
             assert stepped == [*["device_step"] * 8, "device_log"] * 5
-            captured = ("rollout", 0, 8) in trainer.buffers.device.graphs
+            captured = ("rollout", 0, 8) in trainer.buffers.gpu.graphs
             assert captured == (graphs == 2)
-            assert (trainer.buffers.find_returns in trainer.buffers.device.graphs) == (graphs == 2)
+            assert (trainer.buffers.write_return_range in trainer.buffers.gpu.graphs) == (graphs == 2)
             if captured and name == "squared":  # a step: the policy's, the environments'; at the end V
                 assert [len(launches(trainer, ("rollout", 0, first))) for first in (0, 8)] == [8 * 2, 2]
-            assert not trainer.buffers.device.pinned[2:]  # nothing of a rollout is on the host
+            assert not trainer.buffers.gpu.pinned[2:]  # nothing of a rollout is on the host
     for tensors, logs, returns in results[1:]:
         assert all_equal(tensors, results[0][0])
         assert logs == results[0][1] and returns == results[0][2]
@@ -418,7 +418,7 @@ def test_a_gpu_plays_the_rollout_in_graphs(name):
         trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 32))
         TRAINERS.append(trainer)
         results.append(train(trainer, 6))
-        assert (("rollout", 0, 16) in trainer.buffers.device._graphs) == (graphs == 2)
+        assert (("rollout", 0, 16) in trainer.buffers.gpu._graphs) == (graphs == 2)
     assert all_equal(results[0][0], results[1][0])
 
 

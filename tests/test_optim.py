@@ -15,7 +15,7 @@ from arena import on_gpu, threads
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SHAPES = [(4, 9), (9, 4), (6, 6), (5,), (3, 2, 2, 2), (6, 6), (1, 7), (7, 1), (9, 4),
           *([] if arena.SIMULATOR else [(192, 64), (65, 118)]), (1,)]
-ON_EACH = pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
+ON_EACH = pytest.mark.parametrize("batched", [False, True], ids=["apart", "batched"])
 
 
 class Weights(torch.nn.Module):
@@ -32,20 +32,20 @@ def made(shapes, *options, **names):
     return module, *adopted(module, lambda memory: optim.Muon(memory, *options, **names))
 
 
-def skip_on_gpu(together):
-    if not together and on_gpu(torch.zeros(1)):
-        pytest.skip("on a GPU small matrices go together")
+def skip_on_gpu(batched):
+    if not batched and on_gpu(torch.zeros(1)):
+        pytest.skip("on a GPU small matrices are batched")
 
 
-@pytest.mark.parametrize("products", ["fast/tile.c", "torch", "together"])
+@pytest.mark.parametrize("products", ["fast/tile.c", "torch", "batched"])
 @pytest.mark.parametrize("momentum, weight_decay, max_grad_norm",
                          [(0.95, 0.1, 0.5), (0.0, 0.0, 1e9)])
 def test_muon(momentum, weight_decay, max_grad_norm, products, monkeypatch):
-    skip_on_gpu(products == "together")
+    skip_on_gpu(products == "batched")
     if products == "torch":  # as for large matrices
-        monkeypatch.setattr(optim, "missing", lambda: "no C compiler was found")
+        monkeypatch.setattr(optim, "find_problem", lambda: "no C compiler was found")
     module, arena, optimizer = made(SHAPES, momentum, weight_decay, max_grad_norm,
-                                    products == "together")
+                                    products == "batched")
     expected = [p.detach().double() for p in module.parameters()]
     momenta, rng = [torch.zeros_like(p) for p in expected], generator(1)
     names = list(dict(module.named_parameters()))
@@ -111,13 +111,13 @@ def test_against_torch(monkeypatch):
 
 
 @ON_EACH
-def test_frozen_weights_stay(together):
+def test_frozen_weights_stay(batched):
     """With their momentum, bit for bit, and the others as if the frozen were not there."""
     frozen = [0, 2, 3, 9, 11]
     grads = [torch.randn(shape, generator=generator(7)) for shape in SHAPES]
     rest = [i for i in range(len(SHAPES)) if i not in frozen]
-    module, arena, optimizer = made(SHAPES, 0.9, 0.1, 1.0, together)
-    few, _, other = made([SHAPES[i] for i in rest], 0.9, 0.1, 1.0, together)
+    module, arena, optimizer = made(SHAPES, 0.9, 0.1, 1.0, batched)
+    few, _, other = made([SHAPES[i] for i in rest], 0.9, 0.1, 1.0, batched)
     for i, parameter in zip(rest, few.parameters(), strict=True):
         parameter.data.copy_(module.tensors[i])
 
@@ -162,7 +162,7 @@ def test_the_same_on_any_number_of_threads(monkeypatch):
 
 @pytest.mark.parametrize("value", [NAN, math.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing(value):
-    module, memory, optimizer = made([(3, 4), (5,)], together=on_gpu(torch.zeros(1)))
+    module, memory, optimizer = made([(3, 4), (5,)], batched=on_gpu(torch.zeros(1)))
     before = memory.flat("weights").clone()
     module.tensors[0].grad[1, 1] = value
     assert not math.isfinite(optimizer.step(0.1))
@@ -184,22 +184,22 @@ def test_it_recovers_from_a_momentum_that_is_not_finite():
     assert torch.equal(module.tensors[0], fresh.tensors[0])
 
 
-def test_small_matrices_go_together():
+def test_small_matrices_are_batched():
     """In few groups, none of which is large where its members are small; each matrix once."""
     shapes = [(64, 118), (192, 64), (192, 64), (4, 64), (512, 3000), (600, 512), (3, 40_000),
               (512, 3000)]
-    _, _, optimizer = made(shapes, together=True)
+    _, _, optimizer = made(shapes, batched=True)
     groups = {shape: len(members) for shape, members in optimizer._shapes.items()}
     assert groups == {(512, 3000): 2, (512, 600): 1, (3, 40_000): 1, (64, 192): 4}
 
 
 @ON_EACH
 @pytest.mark.parametrize("shapes", [[(5,), (3,)], [(5, 3), (3,)]], ids=["vectors", "both"])
-def test_where_doubles_are_the_default(together, shapes):
+def test_where_doubles_are_the_default(batched, shapes):
     torch.set_default_dtype(torch.float64)
     try:
         module = Weights(shapes).float()
-        _, optimizer = adopted(module, lambda a: optim.Muon(a, together=together))
+        _, optimizer = adopted(module, lambda a: optim.Muon(a, batched=batched))
         before = [p.detach().clone() for p in module.parameters()]
         for p in module.parameters():
             p.grad.fill_(0.1)
@@ -210,9 +210,9 @@ def test_where_doubles_are_the_default(together, shapes):
 
 
 @ON_EACH
-def test_a_zero_gradient_is_a_zero_step_and_gaps_stay_zero(together):
-    skip_on_gpu(together)
-    module, arena, optimizer = made(SHAPES, 0.9, 0.0, 1.0, together)
+def test_a_zero_gradient_is_a_zero_step_and_gaps_stay_zero(batched):
+    skip_on_gpu(batched)
+    module, arena, optimizer = made(SHAPES, 0.9, 0.0, 1.0, batched)
     before = arena.flat("weights").clone()
     assert optimizer.step(0.1) == 0
     assert torch.equal(arena.flat("weights"), before)
@@ -220,7 +220,7 @@ def test_a_zero_gradient_is_a_zero_step_and_gaps_stay_zero(together):
     for p in module.parameters():
         p.grad.fill_(1)
     optimizer.step(0.1)
-    for group in ("weights", "gradients", "momentum", *(() if together else ("updates",))):
+    for group in ("weights", "gradients", "momentum", *(() if batched else ("updates",))):
         flat, used = arena.flat(group), torch.zeros(arena.flat(group).numel(), dtype=torch.bool)
         for name in dict(module.named_parameters()):
             view = arena[f"{group}/policy.{name}"]

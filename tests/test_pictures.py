@@ -62,7 +62,7 @@ def test_blocks_of_any_memory(make):
     x = make()
     B, C, H, W = x.shape
     expected = x.reshape(B, C, H // 4, 4, W // 4, 4).permute(0, 2, 4, 1, 3, 5).reshape(B, H // 4, W // 4, 16 * C)
-    assert torch.equal(pictures.blocks(x, 4), expected)
+    assert torch.equal(pictures.to_blocks(x, 4), expected)
 
 
 def test_wrong_sizes_are_refused():

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from arena import threads
 from fast import products
 
-assert products.missing() is None
+assert products.find_problem() is None
 PRECISIONS = pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
 SIZES = st.integers(1, 150)
 FEW = settings(max_examples=40)
@@ -125,7 +126,7 @@ def test_accumulate_and_add_rows(half, rows, outputs, inputs):
     of_weight[:], of_bias[:] = gradient, total
     products.accumulate_rows(half, grad, x, of_weight)
     close(of_weight, gradient + rounded(grad, half).T @ rounded(x, half), rows, behind)
-    products.add_bias_gradients(grad, of_bias)
+    products.add_row_sums(grad, of_bias)
     close(of_bias, total + grad.sum(0, dtype=np.float64), rows, beyond)
 
 
@@ -200,8 +201,8 @@ def test_a_linear_map_is_torchs(rows, inputs, outputs, bias, frozen):
 
 def test_threads_do_not_change_a_bit():
     tensors, found = case((5000,), 64, 192), []
-    for threads in (1, 2, 3):
-        with threads(threads), products.Tiles():
+    for count in (1, 2, 3):
+        with threads(count), products.Tiles():
             out, grads = slopes(tensors)
             found.append([out, *grads])
     assert all(all(map(torch.equal, found[0], others)) for others in found[1:])
@@ -281,14 +282,14 @@ def test_a_bias_of_another_shape_and_autocast_are_torchs(shape):
     (torch.randn(3000, 64).bfloat16(), torch.randn(192, 64).bfloat16()),
     (torch.randn(192 * 64, device="meta").expand(3000, -1)[:, :64], torch.randn(192, 64, device="meta"))])
 def test_what_is_not_worthwhile_is_torchs(tensors):
-    assert not products.worthwhile(*tensors)
+    assert not products.is_worthwhile(*tensors)
     with products.Tiles():
         functional.linear(*tensors)
 
 
 def test_many_rows_take_a_bounded_number_of_lanes(monkeypatch):
     grad, x = torch.randn(50_000, 3), torch.randn(50_000, 5)
-    monkeypatch.setattr(products, "PARTS", 7)
+    monkeypatch.setattr(products, "MAX_LANES", 7)
     of_weight, of_bias = products.gradients(grad, x)
     torch.testing.assert_close(of_weight, grad.t() @ x, atol=1e-2, rtol=1e-4)
     torch.testing.assert_close(of_bias, grad.sum(0), atol=1e-2, rtol=1e-4)
@@ -304,7 +305,7 @@ def test_no_rows_wrong_sizes_and_no_compiler(monkeypatch):
         with pytest.raises(RuntimeError, match="bias"):
             products.multiply(x, torch.ones(4, 3), bias)
     monkeypatch.setattr(products.ocean, "compile_library", fails)
-    assert products.missing.__wrapped__() == "no compiler"
-    monkeypatch.setattr(products, "missing", lambda: "compiler")
+    assert products.find_problem.__wrapped__() == "no compiler"
+    monkeypatch.setattr(products, "find_problem", lambda: "compiler")
     with pytest.raises(RuntimeError, match="compiler"):
         products.multiply(torch.ones(2, 2), torch.ones(2, 2))

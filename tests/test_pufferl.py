@@ -618,7 +618,7 @@ def test_a_network_of_pictures_trains_resumes_and_is_evaluated(case, tmp_path):
     trainer = pufferl.train(env, pufferl.load_config(env, more))
     assert trainer.global_step == 512 and type(models.inner_policy(trainer.policy)) is kind
     # a convolution's weights work on every cell
-    assert kind is not models.Board or trainer.engine._torch_threads(4096) == trainer.vecenv.num_threads
+    assert kind is not models.Board or trainer.engine._count_torch_threads(4096) == trainer.vecenv.num_threads
     played = ["--load-model-path", str(trainer.run_folder), "--eval.episodes", "4"]
     assert math.isfinite(watch.evaluate(env, pufferl.load_config(env, played))["score"].mean)
 

@@ -111,15 +111,15 @@ def test_a_layer_that_somebody_has_changed_runs_itself(kind):
         pass
 
     x = torch.zeros(2, 3, 4)
-    assert recurrent.fits(kind(4, 5, 2), x) and recurrent.fits(kind(4, 5, 2), torch.zeros(1, 256, 4))
-    assert not recurrent.fits(kind(4, 5, 2), x[:1])
+    assert recurrent.is_supported(kind(4, 5, 2), x) and recurrent.is_supported(kind(4, 5, 2), torch.zeros(1, 256, 4))
+    assert not recurrent.is_supported(kind(4, 5, 2), x[:1])
     hooked, replaced, dropping = kind(4, 5), kind(4, 5), kind(4, 5, 2, dropout=0.5)
     hooked.register_forward_hook(lambda *_: None)
     replaced.forward = kind.forward.__get__(replaced)
     parametrized = nn.utils.parametrizations.weight_norm(kind(4, 5), "weight_hh_l0")
     for layer in (Own(4, 5), hooked, replaced, dropping, parametrized, kind(4, 5, bidirectional=True),
                   kind(4, 5, bias=False), kind(4, 5, batch_first=True)):
-        assert not recurrent.fits(layer, x)
-    assert recurrent.fits(dropping.eval(), x) and not recurrent.fits(kind(4, 5), x.double())
+        assert not recurrent.is_supported(layer, x)
+    assert recurrent.is_supported(dropping.eval(), x) and not recurrent.is_supported(kind(4, 5), x.double())
     with torch.autocast("cpu", torch.bfloat16):
-        assert not recurrent.fits(kind(4, 5), x)
+        assert not recurrent.is_supported(kind(4, 5), x)

@@ -82,8 +82,9 @@ def profile(env_name, args):
                and name not in ("widen", "narrow", "gate_to_save", "load_gates")]
         engine = trainer.engine
         steps = engine.actor.steps if trainer.config["device"] == "cuda" else engine.steps
-        for owner, names in ((kernels, own), (engine, ("rollout", "backward", "_learn")), (steps, ("act",)),
-                             (trainer.vecenv, ("wait", "advance"))):
+        for owner, names in ((kernels, own),
+                             (engine, ("rollout", "backward", "_backward_share")),
+                             (steps, ("act",)), (trainer.vecenv, ("wait", "advance"))):
             for name in filter(functools.partial(hasattr, owner), names):
                 function = getattr(owner, name)
                 stack.callback(setattr, owner, name, function)
