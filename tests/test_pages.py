@@ -71,7 +71,7 @@ def parse(tmp_path, monkeypatch):
         pufferl: ("train", "find_run"), pufferl.diagnostics: ("diagnose",), watch: ("play", "ship"),
         export: ("export",), speed: ("profile",), catalogue: ("table",),
         history: ("table", "show", "plot", "remove"),
-        configuration: ("apply_saved", "saved_settings"),  # of a run that is not here
+        configuration: ("saved_entries",),  # of a run that is not here
         ocean.__main__: ("run_check", "play", "standalone", "save_png", "save_gif", "main_python"),
     }.items():
         for name in names:
