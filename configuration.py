@@ -460,15 +460,15 @@ def convert(entry, schema):
 def check_names(args, *sections):
     """ConfigError for a setting in these sections of a script's `args` that does not exist; without
     sections in all but env and train, which are checked where they are used."""
-    schema = {**SECTIONS, "policy": policy_section(args.get("policy", {}).get("name", Policy.name)), "base": Base}
-    outside = {*SECTIONS, "env", "sweep", "env_name", *OF_A_RUN}
+    top = [(name, object, None) for name in (*SECTIONS, "env", "sweep", "env_name", *OF_A_RUN)]
+    schema = {**SECTIONS, "policy": policy_section(args.get("policy", {}).get("name", Policy.name)),
+              "base": dataclasses.make_dataclass("Top", top, bases=(Base,))}
     for section in sections or ("base", *(name for name in SECTIONS if name != "train")):
         for key in args if section == "base" else args.get(section, {}):
             place = f"args[{key!r}]" if section == "base" else f"{section}.{key}"
-            if section != "base" or key not in outside:
-                new = translate(section, key, schema, place)[:2]
-                if new != (section, key):
-                    raise ConfigError(f"{place}: it is {'.'.join(new).removeprefix('base.')} now.")
+            new = translate(section, key, schema, place)[:2]
+            if new != (section, key):
+                raise ConfigError(f"{place}: it is {'.'.join(new).removeprefix('base.')} now.")
 
 
 # --------------------------------------------------------------------------------------------------

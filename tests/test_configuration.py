@@ -247,7 +247,7 @@ def test_numbers_that_the_machine_cannot_hold_start_nothing(options, monkeypatch
     words = options.split()
     words = words if words[0] == "eval" else ["train", *words]
     words = words if not words[1].startswith("--") else [words[0], "squared", *words[1:]]
-    with pytest.raises(SystemExit, match=f"(?s)^pufferl.py.*{MANY[options]}"):
+    with pytest.raises(SystemExit, match=f"(?s)^pufferl.py.*{MANY[options]}".replace("_", "[-_]")):
         pufferl.main(words)
 
 
@@ -436,3 +436,10 @@ def test_an_error_in_an_environment_is_shown_by_its_own_lines(tmp_path, backend,
         assert len(text.splitlines()) == 2
     assert not any(f"{name}.py" in text
                    for name in ("workers", "emulation", "vector", "engines", "configuration"))
+
+
+def test_settings_are_read_without_torch():
+    code = ("import sys, configuration; configuration.load_config('breakout', ['--train.gamma', '0.9']); "
+            "print([name for name in ('torch', 'numba', 'tyro') if name in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -458,7 +458,7 @@ def test_where_environments_step(monkeypatch, capsys):
 
 def test_a_header_that_is_no_cpp_steps_on_the_host(tmp_path, monkeypatch, capsys):
     library, settings = broken(tmp_path), configuration.load_config("squared", [])
-    monkeypatch.setattr(configuration, "choose_device", lambda *call: torch.device("cpu"))
+    monkeypatch.setattr(vector, "choose_device", lambda *call: torch.device("cpu"))
     with vector.make_from(library, 2, settings, {}) as vecenv:
         assert type(vecenv) is vector.Native
     text = capsys.readouterr().err

@@ -72,12 +72,12 @@ def parse(tmp_path, monkeypatch):
         pufferl: ("train", "find_run"), pufferl.diagnostics: ("diagnose",), watch: ("play", "ship"),
         export: ("export",), speed: ("profile",), catalogue: ("table",),
         history: ("table", "show", "plot", "remove"),
-        configuration: ("apply_saved", "saved_settings"),  # of a run that is not here
         ocean.__main__: ("run_check", "play", "standalone", "save_png", "save_gif", "main_python"),
     }.items():
         for name in names:
             monkeypatch.setattr(owner, name, done)
     monkeypatch.setattr(history, "find", mock.Mock())
+    monkeypatch.setattr(configuration, "saved_entries", lambda *_: ())  # of a run that is not here
     monkeypatch.setattr(ocean.__main__, "Agents", mock.MagicMock())
     monkeypatch.setattr(doctor, "examine", lambda seconds: [])
     monkeypatch.setattr(speed, "autotune",
