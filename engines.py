@@ -107,7 +107,7 @@ def flops(policy, rows):
 def replaced_methods(module):
     """Return the names of functions that were assigned to this one module."""
     return [name for name, value in vars(module).items()
-            if callable(value) and value is not models.flattened]
+            if callable(value) and value is not models.flatten_observation]
 
 
 def is_hooked(owner, prefix=""):
