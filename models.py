@@ -47,6 +47,7 @@ from torch import nn
 
 import absolute_imports  # noqa: F401  first
 import emulation
+import flat_spaces
 import kernels
 from fast import pictures, recurrent
 
@@ -552,15 +553,15 @@ class Encoded(nn.Module):
     def __init__(self, env, hidden_size=128, boards=False, normalize=False, image_encoder=None, trained=()):
         super().__init__()
         space = emulation.seen_space(env)
-        flat = emulation.FlatObservation(space)
-        self.hidden_size, self.native = hidden_size, emulation.nativize_dtype(flat.dtype)
+        flat = flat_spaces.FlatObservation(space)
+        self.hidden_size, self.native = hidden_size, flat_spaces.nativize_dtype(flat.dtype)
         self.leaves = [(names, leaf, kind) for (_, names, leaf), kind in
                        zip(flat.leaves, leaf_kinds(flat.leaves, boards, trained), strict=True)]
         encoders = {"image": image_encoder or _image_encoder, "board": _board_encoder}
         self.parts = nn.ModuleList(
             encoders[kind](leaf) if kind in encoders else nn.Identity()
             for _, leaf, kind in self.leaves)
-        self.numbers = [math.prod(emulation.space_dtype(leaf).shape)  # a Text has no shape of its own
+        self.numbers = [math.prod(flat_spaces.space_dtype(leaf).shape)  # a Text has no shape of its own
                         for _, leaf, kind in self.leaves if kind == "numbers"]
         exact = any(beyond_float32(leaf) for _, leaf, kind in self.leaves if kind == "numbers")
         self.normalizer = (Normalizer(sum(self.numbers), self._numbers, exact)
@@ -581,7 +582,7 @@ class Encoded(nn.Module):
 
     def _values(self, observations):
         """[(space, kind, values (B, *shape)), ...] of the fields."""
-        fields, values = emulation.nativize_tensor(observations, self.native), []
+        fields, values = flat_spaces.nativize_tensor(observations, self.native), []
         for names, leaf, kind in self.leaves:
             value = fields
             for name in names:
@@ -747,7 +748,7 @@ def leaf_kinds(leaves, boards=True, trained=()):
 
 def seen_spaces(vecenv):
     """The spaces of the fields that an agent of a vectorized environment sees."""
-    return [leaf for _, _, leaf in emulation.FlatObservation(emulation.seen_space(vecenv.driver_env)).leaves]
+    return [leaf for _, _, leaf in flat_spaces.FlatObservation(emulation.seen_space(vecenv.driver_env)).leaves]
 
 
 def sees_choices(vecenv):
@@ -826,7 +827,7 @@ def describe(policy):
     if isinstance(inner, Impala):
         words["image"] = "residual convolutions of an image"
     if isinstance(inner, Encoded):
-        seen = "; ".join(f"{'/'.join(names) + ' ' if names else ''}{emulation.space_dtype(leaf).shape} {words[kind]}"
+        seen = "; ".join(f"{'/'.join(names) + ' ' if names else ''}{flat_spaces.space_dtype(leaf).shape} {words[kind]}"
                          + (f" {_layout(leaf)[2]}" if kind == "image" else "") for names, leaf, kind in inner.leaves)
     return f"{seen}, {memory or 'no recurrent layer'}; {parameters}"
 

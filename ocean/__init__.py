@@ -475,8 +475,10 @@ def nearest(name, known, listed=None):
     """The end of an error about a name that is not among `known`: the nearest ones, and all of
     them, or only those in `listed` if that is given."""
     near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{hint}There are: {', '.join(known if listed is None else listed) or 'none'}"
+    hint = f"did you mean {' or '.join(near)}?" if near else ""
+    if listed == ():
+        return hint
+    return f"{hint} There are: {', '.join(known if listed is None else listed) or 'none'}".strip()
 
 
 class MissingPackage(ImportError):
