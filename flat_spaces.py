@@ -454,7 +454,8 @@ def check_returned(env, call, returned, space, shape=()):
         elif (array.shape != shape and (shape or name != "reward" or array.shape != (1,))
               ) or array.dtype.kind not in "biuf":
             expected = f"numbers of shape {shape}" if shape else "a number" if name == "reward" else "a bool"
-            raise Fault(f"{what} must be {expected}, got {describe(value)}.")
+            got = f"shape {array.shape} of {array.dtype}" if array.shape else describe(value)
+            raise Fault(f"{what} must be {expected}, got {got}.")
 
 
 def check_value(space, value, what):

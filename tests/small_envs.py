@@ -259,7 +259,7 @@ KINDS = {  # creator of environment i, whether they can be stepped together
     "drawn": (lambda i: Drawn(FIELDS, spaces.MultiBinary(2), infos=True), True),
     "time limits": (lambda i: in_wrappers(Steps(limit=None), *((3, 9), (9, 4), (7, 7))[i % 3]), True),
     "both ends": (lambda i: Steps(2 + i), True),
-    "reward in array": (lambda i: Steps(change=lambda t: REWARD_IN_ARRAY), False),
+    "reward in array": (lambda i: Steps(change=lambda t: REWARD_IN_ARRAY), True),
     "PufferEnv": (lambda i: Counters(num_agents=2), False),
     "PettingZoo": (lambda i: Leavers(), False),
     "next step": (lambda i: several(gymnasium.vector.AutoresetMode.NEXT_STEP), False),
