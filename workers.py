@@ -30,6 +30,7 @@ import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 
 import emulation
@@ -149,8 +150,8 @@ class Envs:
 
     def ask(self, name, args, kwargs):
         """(what the method `name` of each environment returns, of the outermost wrapper that has one, or its attribute
-        of that name; None). With kwargs None the attribute is set to args. (None, an error's words) if
-        there is none."""
+        of that name; None). With kwargs None the attribute is set to args. (None, an error's words) if there is none,
+        or if setting it would do nothing."""
         answers = []
         for env in self.envs:
             layers = [*emulation.within(getattr(env, "env", None)), env]  # ours is the last to be asked
@@ -162,6 +163,8 @@ class Envs:
             owner = next((layer for layer in layers if hasattr(layer, name)), None)
             if owner is None:
                 return None, f"{flat_spaces.describe(layers[0])} has no {name}, and what it wraps has none"
+            if kwargs is None and isinstance(owner, gymnasium.wrappers.TimeLimit | emulation.ScaledReward):
+                return None, f"{name} of {type(owner).__name__} was read when the environments began; make new ones"
             if kwargs is None:
                 setattr(owner, name, args)
             else:
