@@ -155,8 +155,8 @@ def find(room, name):
     known = [*(key for module in modules for key in vars(module)),
              *(key.rpartition(".")[2] for key in {**NAMES, **ROOMS}
                if key.rpartition(".")[0] == room)]
-    raise AttributeError(f"pufferlib.{full}: there is no such name (docs/from_pufferlib.md). "
-                         f"{our_ocean.nearest(name, known, ())}")
+    raise AttributeError(f"pufferlib.{full}: there is no such name, {our_ocean.nearest(name, known, ())} "
+                         "(docs/from_pufferlib.md)")
 
 
 def __getattr__(name):
@@ -377,13 +377,13 @@ class EpisodeStats(gymnasium.Wrapper):
     return and length are logged without this wrapper."""
 
     def __init__(self, env):
-        super().__init__(our_emulation.gymnasium_form(env))
+        super().__init__(env)
         self.sums = {}
 
     def reset(self, *, seed=None, options=None):
-        self.sums = {}
-        return (self.env.reset(seed=seed) if options is None
-                else self.env.reset(seed=seed, options=options))
+        self.sums, given = {}, {"seed": seed, "options": options}  # PufferLib's examples take neither
+        return self.env.reset(**{name: value for name, value in given.items()
+                                 if our_emulation.takes(self.env.reset, name)})
 
     def step(self, action):
         observation, reward, terminated, truncated, info = self.env.step(action)

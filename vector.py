@@ -927,8 +927,7 @@ class Emulated(Vector):
         seed, and later ones without a seed go on with the random numbers of the one before."""
         if self.storage is None or len(self.storage.actions) != 1:
             self.allocate(1)
-        if seed is not None or not self._fresh:
-            self.restart(seed)
+        self.restart(self.seed if seed is None and self._fresh else seed)
         self._fresh, self._received = False, None
         self.begin()
         self._infos.clear()

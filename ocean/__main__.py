@@ -403,7 +403,8 @@ def main_python(creator, arguments):
         raise SystemExit(f"{arguments.name} is an environment in Python: --check looks at it; "
                          f"`python pufferl.py eval {arguments.name} --eval.video "
                          "out.mp4` draws it.")
-    settings = dict(parse_setting(creator, text) for text in arguments.set)
+    known = creator.settings  # or the error of an unknown name
+    settings = dict(parse_setting(creator.name, known, text) for text in arguments.set)
     steps = arguments.steps or 10_000
     print(f"{creator.name}: playing {steps:,} random steps, each looked at; 15 s at most", file=sys.stderr)
     return run_check(creator.name, check_python, creator, settings, steps, arguments.seed)
@@ -559,14 +560,12 @@ def save_gif(path, frames, fps):
         print(f"saved {path}")
 
 
-def parse_setting(library, text):
-    key, separator, value = text.partition("=")
-    if not separator:
-        raise SystemExit(f"--set wants name=value, got {text!r}; {library.name} has: "
-                         f"{', '.join(library.settings)}")
-    if key not in library.settings:
-        raise SystemExit(f"{library.name} has no setting {key!r}: {ocean.nearest(key, library.settings)}")
-    if isinstance(library.settings[key], str):
+def parse_setting(name, settings, text):
+    """(setting, value) of NAME=VALUE. settings: {name: default} of an environment."""
+    key, _, value = text.partition("=")
+    if key not in settings:
+        raise SystemExit(f"{name} has no setting {key!r}: {ocean.nearest(key, settings)}")
+    if isinstance(settings[key], str):
         return key, value
     try:
         return key, json.loads(value.lower() if re.fullmatch("(?i)true|false", value) else value)
@@ -611,7 +610,7 @@ def main():
         if debug and "asan" not in os.environ.get("LD_PRELOAD", ""):
             debug = restart_with_sanitizers()
         library = ocean.load(arguments.name, debug=debug)
-        settings = dict(parse_setting(library, text) for text in arguments.set)
+        settings = dict(parse_setting(library.name, library.settings, text) for text in arguments.set)
         library.create(1, settings=settings).close()  # it says what is wrong with the settings or the spaces
         if build_program:
             built = "debug" if arguments.debug else "profile" if arguments.profile else "fast"
