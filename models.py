@@ -1316,56 +1316,32 @@ def act(logits, action=None):
     return action, logprob, sum(part.entropy() for part in parts)
 
 
-def _clipped(policy):
-    """The policy, if CleanRL's loops can use it: they give the sample to the environment
-    unchanged."""
-    if squash_of(policy) is not None:
-        raise NetworkFault(f"{type(policy).__name__} squashes its actions by a tanh "
-                           "(models.squash), which CleanRL's loops do not do. Make the policy "
-                           "without, or train it with PuffeRL.")
-    return policy
-
-
 class CleanRLAgent(nn.Module):
-    """The agent of CleanRL's ppo.py over a feed-forward policy.
+    """The agent of CleanRL's ppo.py over a feed-forward policy, that of ppo_atari_lstm.py over a recurrent one.
 
-    get_value(x) -> (B, 1); get_action_and_value(x, action=None) -> action (B,) or (B, heads or
-    dims), logprob (B,), entropy (B,), value (B, 1); x (B, *observation).
+    x (B, *observation): get_value(x) -> (B, 1); get_action_and_value(x, action=None) -> action (B,)
+    or (B, heads or dims), logprob (B,), entropy (B,), value (B, 1).
+    Of a recurrent policy: get_value(x, state, done); get_action_and_value(x, state, done,
+    action=None) -> the same, and the new state. `state` is a tuple of tensors (layers, N, size),
+    from initial_state(N); x (T·N, *observation) holds T steps of N agents, time outside, and done
+    (T·N,) is 1 if an observation begins an episode. Without a state x is one step of agents that
+    begin, and without done none begins.
     """
 
     def __init__(self, policy):
         super().__init__()
-        self.policy = _clipped(policy)
-
-    def get_value(self, x):
-        return self._run(x)[1]
-
-    def get_action_and_value(self, x, action=None):
-        logits, value = self._run(x)
-        return *act(logits, action), value
-
-    def _run(self, x):
-        return getattr(self.policy, "forward_eval", self.policy)(x)
-
-
-class RecurrentCleanRLAgent(nn.Module):
-    """The agent of CleanRL's ppo_atari_lstm.py over a recurrent policy.
-
-    `state` is a tuple of tensors (layers, N, size), from initial_state(N); x (T·N, *observation)
-    holds T steps of N agents, time outside, and done (T·N,) is 1 if an observation begins an
-    episode. Without a state x is one step of agents that begin, and without done none begins.
-    get_value(x, state, done) -> (T·N, 1); get_action_and_value(x, state, done, action=None) ->
-    action, logprob (T·N,), entropy (T·N,), value (T·N, 1), new state.
-    """
-
-    def __init__(self, policy):
-        super().__init__()
-        self.policy = _clipped(policy)
+        if squash_of(policy) is not None:
+            raise NetworkFault(f"{type(policy).__name__} squashes its actions by a tanh (models.squash), which "
+                               "CleanRL's loops do not do. Make the policy without, or train it with PuffeRL.")
+        self.policy = policy
+        self.has_memory = bool(policy.initial_state(1)) if hasattr(policy, "initial_state") else False
 
     def initial_state(self, num_agents):
         return tuple(self.policy.initial_state(num_agents).values())
 
-    def _run(self, x, state, done):
+    def _run(self, x, state=None, done=None):
+        if not self.has_memory:
+            return *getattr(self.policy, "forward_eval", self.policy)(x), ()
         state = self.initial_state(len(x)) if state is None else state
         names, N = list(self.policy.initial_state(1)), state[0].shape[1]
         T = len(x) // N
@@ -1385,6 +1361,12 @@ class RecurrentCleanRLAgent(nn.Module):
     def get_value(self, x, state=None, done=None):
         return self._run(x, state, done)[1]
 
-    def get_action_and_value(self, x, state=None, done=None, action=None):
-        logits, value, state = self._run(x, state, done)
-        return *act(logits, action), value, state
+    def get_action_and_value(self, x, *arguments, action=None):
+        """arguments: (action,), or of a recurrent policy (state, done, action); each may be left out."""
+        count = 2 if self.has_memory else 0
+        logits, value, state = self._run(x, *arguments[:count])
+        result = *act(logits, *arguments[count:] or (action,)), value
+        return (*result, state) if self.has_memory else result
+
+
+RecurrentCleanRLAgent = CleanRLAgent
