@@ -382,9 +382,6 @@ class ManiSkill:
     metadata = {"autoreset_mode": "same_step"}  # noqa: RUF012
 
     def __init__(self, env):
-        if not getattr(env, "auto_reset", True):
-            raise ValueError(f"{env} was made with auto_reset=False; make it without that, or "
-                             "nothing begins anew.")
         self.env, self.num_envs = env, env.num_envs
         self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
         self.reset, self.step, self.render, self.close = env.reset, env.step, env.render, env.close

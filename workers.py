@@ -192,26 +192,21 @@ CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", 
          "look", "build", "create", "render", "close")
 
 
-def own_frames(stack):
-    """The frames of an environment's own code in a traceback.StackSummary: those below our last
-    call of an environment, without the packages in between. None if the error is in our code."""
+def own_part(error):
+    """(an error's traceback without our frames, whether an environment's own code raised it).
+
+    Its own frames are those below our last call of an environment, without the packages in between.
+    """
+    trace = traceback.TracebackException.from_exception(error)
+    stack = trace.stack
     last = max((i for i, frame in enumerate(stack) if frame.filename in OURS[3:] or
                 (frame.filename in OURS and frame.name in CALLS)), default=len(stack))
-    below = list(itertools.dropwhile(lambda frame: frame.filename in OURS, stack[last + 1 :]))
-    if not below:
-        return None
-    own = [frame for frame in below if not frame.filename.startswith("<frozen")]
-    first = next((i for i, frame in enumerate(own) if "site-packages" not in frame.filename), 0)
-    return traceback.StackSummary.from_list(own[first:])
-
-
-def own_part(error):
-    """(an error's traceback without our frames, whether an environment's own code raised it)."""
-    told = traceback.TracebackException.from_exception(error)
-    frames = own_frames(told.stack)
-    if frames is not None:
-        told.stack = frames
-    return "".join(told.format()), frames is not None
+    own = [frame for frame in itertools.dropwhile(lambda frame: frame.filename in OURS, stack[last + 1 :])
+           if not frame.filename.startswith("<frozen")]
+    if own:
+        first = next((i for i, frame in enumerate(own) if "site-packages" not in frame.filename), 0)
+        trace.stack = traceback.StackSummary.from_list(own[first:])
+    return "".join(trace.format()), bool(own)
 
 
 # --------------------------------------------------------------------------------------------------
