@@ -455,7 +455,7 @@ def check_returned(env, call, returned, space, shape=()):
               ) or array.dtype.kind not in "biuf":
             expected = f"numbers of shape {shape}" if shape else "a number" if name == "reward" else "a bool"
             got = f"shape {array.shape} of {array.dtype}" if array.shape else describe(value)
-            raise Fault(f"{what} must be {expected}, got {got}.")
+            raise Fault(f"{env}: the {name} of {call}() must be {expected}, got {got}.")
 
 
 def check_value(space, value, what):

@@ -337,6 +337,9 @@ class Envs:
         if not np.array_equal(saved[: len(self._identity)], self._identity):
             raise ValueError(f"this state was not saved from {self.num_envs} environments of "
                              f"{self.library.name} with these settings and this build")
+        if len(saved) != len(self.save()):
+            raise ValueError(f"this state has {len(saved):,} bytes, "
+                             f"{len(self.save()):,} are expected")
         position = saved.ctypes.data + len(self._identity)
         for i in range(self.num_envs):
             self.functions.ocean_load(self.address, i, position)
@@ -346,6 +349,8 @@ class Envs:
         """Draws environment `index` and returns the picture, (height, width, 3) uint8, RGB. It
         needs no display. ImportError if raylib_software is not installed."""
         self._must_be_open()
+        if not 0 <= index < self.num_envs:
+            raise IndexError(f"environment {index} of {self.num_envs}")
         raylib = _raylib()
         missing = self.functions.ocean_raylib(raylib._handle)
         if missing:

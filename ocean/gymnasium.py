@@ -149,7 +149,9 @@ class Envs:
         return None
 
 
-def _metadata(name):
+def _metadata(name, render_mode):
+    if render_mode not in (None, "rgb_array"):
+        raise ValueError(f'render_mode is {render_mode!r}; it can be None or "rgb_array"')
     return {"render_modes": ["rgb_array"], "render_fps": ocean.load(name).fps}
 
 
@@ -173,7 +175,7 @@ class OceanEnv(gymnasium.Env):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012  as gymnasium.Env has it
 
     def __init__(self, name, render_mode=None, **settings):
-        self.metadata, self.render_mode = _metadata(name), render_mode
+        self.metadata, self.render_mode = _metadata(name, render_mode), render_mode
         self._envs = _alone(name, Envs(name, 1, settings))
         self.observation_space = self._envs.envs.single_observation_space
         self.action_space = self._envs.envs.single_action_space
@@ -217,7 +219,7 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
     metadata = {**OceanEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
     def __init__(self, name, num_envs=1, render_mode=None, **settings):
-        self.metadata = {**self.metadata, **_metadata(name)}
+        self.metadata = {**self.metadata, **_metadata(name, render_mode)}
         self.num_envs, self.render_mode = num_envs, render_mode
         self._envs = _alone(name, Envs(name, num_envs, settings))
         self.single_observation_space = self._envs.envs.single_observation_space
@@ -278,7 +280,7 @@ class OceanParallelEnv(ParallelEnv or object):
     """
 
     def __init__(self, name, render_mode=None, **settings):
-        self.metadata, self.render_mode = _metadata(name), render_mode
+        self.metadata, self.render_mode = _metadata(name, render_mode), render_mode
         self.metadata |= {"name": self.__class__.__name__, "is_parallelizable": True}
         self._envs = envs = Envs(name, 1, settings)
         self.possible_agents = [f"agent_{i}" for i in range(envs.num_agents)]
@@ -311,9 +313,13 @@ class OceanParallelEnv(ParallelEnv or object):
     def step(self, actions):
         """Steps with {agent: action} of all that are in `agents`. Agents whose episodes end in the
         same step get the same statistics in their last infos: the means over these episodes.
-        KeyError for an agent without an action, ValueError for a choice that does not exist or NaN;
+        ValueError for an agent without an action, a choice that does not exist, or NaN;
         gymnasium.error.ResetNeeded if all have left."""
         envs = self._envs
+        missing = [agent for agent in self.agents if agent not in actions]
+        if missing:
+            raise ValueError("step needs an action of each agent that is there; there is "
+                             f"none of {missing}")
         if not self.agents:
             raise gymnasium.error.ResetNeeded("reset() comes first: no agent is there")
         rows = np.zeros(envs.actions.shape, np.float32 if envs.heads is None else np.int64)
