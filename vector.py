@@ -721,6 +721,7 @@ class Emulated(Vector):
         self._busy, self._ready = {}, deque()
         self._pending, self._infos, self._answers, self._given = [0] * len(self.ranges), {}, {}, {}
         self._logs, self._received, self._fresh = {}, None, False
+        self._done = deque(maxlen=processes)  # of the workers that have stepped, the first one first
         # a PufferEnv's infos may tell how many episodes they speak for; else its ends are counted
         self._counts = not isinstance(driver, emulation.WRAPPERS)
         self._uncounted, self._ends = False, 0
@@ -791,7 +792,7 @@ class Emulated(Vector):
 
     def advance(self, buffer):
         """Have a buffer's environments stepped with the actions of its row t."""
-        self._pending[buffer], self._infos[buffer] = self.workers_per_batch, []
+        self._pending[buffer] = self.workers_per_batch
         for worker in range(buffer * self.workers_per_batch, (buffer + 1) * self.workers_per_batch):
             self._tell(worker, workers.STEP, self._t[buffer])
 
@@ -852,7 +853,8 @@ class Emulated(Vector):
             self._add_to_log(env, info)
         if kind == workers.STEP:
             buffer = worker // self.workers_per_batch
-            self._infos[buffer] += [info for _, info in infos]
+            self._infos[worker] = [info for _, info in infos]
+            self._done.append(worker)
             self._pending[buffer] -= 1
             if self._pending[buffer] == 0:
                 self._t[buffer] += 1
@@ -893,17 +895,23 @@ class Emulated(Vector):
 
     def recv(self):
         """(observations, rewards, terminals, truncations, infos, agent_ids, masks) of the first
-        batch of batch_size environments that is ready; agent_ids are their agents' numbers, masks is False
+        batch_size environments that are ready; agent_ids are their agents' numbers, masks is False
         for an inactive agent. Arrays are views that stay as they are until these environments step
-        again. Raises RuntimeError if nothing was sent before, and WorkerError."""
-        ready = self.wait() if self.storage is not None and self._received is None else None
-        if ready is None:
+        again, copies if these are no contiguous range. Raises RuntimeError if nothing was
+        sent before, and WorkerError."""
+        if self._received is not None or not (self._busy or self._done):
             raise RuntimeError("recv() comes after async_reset() or send().")
-        s, self._received = self.storage, ready[0]
-        agents = self.ranges[self._received]
-        flags = s.terminals[0, agents].view(bool), s.truncations[0, agents].view(bool)
-        return (s.observations[1, agents], s.rewards[0, agents], *flags, self._infos.get(self._received, []),
-                np.arange(agents.start, agents.stop), s.valid[1, agents].view(bool))
+        while len(self._done) < self.workers_per_batch:
+            self._listen()
+        s, self._received = self.storage, sorted(self._done.popleft() for _ in range(self.workers_per_batch))
+        parts = [self.agents_of(worker) for worker in self._received]
+        agent_ids = np.concatenate([np.arange(part.start, part.stop) for part in parts])
+        agents = slice(parts[0].start, parts[-1].stop)
+        if agents.stop - agents.start > len(agent_ids):
+            agents = agent_ids
+        infos = [info for worker in self._received for info in self._infos.get(worker, [])]
+        return (s.observations[1, agents], s.rewards[0, agents], s.terminals[0, agents].view(bool),
+                s.truncations[0, agents].view(bool), infos, agent_ids, s.valid[1, agents].view(bool))
 
     def send(self, actions):
         """Step the agents of the last `recv` with actions (agents_per_batch,) or (agents_per_batch,
@@ -912,11 +920,11 @@ class Emulated(Vector):
         if self._received is None:
             raise RuntimeError("send() comes after recv().")
         self._check_actions(actions, self.agents_per_batch)
-        rows = self.storage.actions[0, self.ranges[self._received]]
-        rows[:] = np.reshape(actions, rows.shape)
-        buffer, self._received = self._received, None
-        self._t[buffer] = 0
-        self.advance(buffer)
+        actions = np.reshape(actions, (len(self._received), self._agents_each, self.action_dims))
+        batch, self._received = self._received, None
+        for worker, part in zip(batch, actions, strict=True):
+            self.storage.actions[0, self.agents_of(worker)] = part
+            self._tell(worker, workers.STEP, 0)
 
     def async_reset(self, seed=None):
         """Begin new episodes; `recv` gives the observations of the first batch."""
@@ -931,11 +939,12 @@ class Emulated(Vector):
         self._fresh, self._received = False, None
         self.begin()
         self._infos.clear()
+        self._done.extend(range(self.num_processes))
         return self.storage.observations[1], []
 
     def _last_infos(self):
         self._settle()
-        return [info for buffer in range(self.num_buffers) for info in self._infos[buffer]]
+        return [info for worker in range(self.num_processes) for info in self._infos[worker]]
 
     def call(self, name, *args, **kwargs):
         """[what the method `name` of each environment returns], or its attribute of that name; also of an environment
