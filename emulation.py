@@ -15,13 +15,16 @@ rollout's arrays; `reset_into(view, seed)` and `step_into(view)` read the action
 Episodes restart by themselves. Both return a list of dicts, one for each episode that ended.
 """
 
-import functools  # noqa: I001  (the names of flat_spaces on few lines)
+import ast
+import functools
+import hashlib
 import inspect
 import itertools
 import math
 import sys
+import textwrap
+import traceback
 import warnings
-from collections.abc import Iterable
 from types import SimpleNamespace
 
 import gymnasium
@@ -30,93 +33,66 @@ from gymnasium import spaces
 
 import absolute_imports  # noqa: F401  first
 import flat_spaces
-from errors import ConfigError, EnvironmentFault
-from flat_spaces import (  # noqa: F401  (others import these names from emulation)
-    FlatAction, FlatObservation, check_flag, check_info, check_late_masks, check_value, describe, find_mask,
-    leaf_kind, name_field, nativize_dtype, nativize_tensor, note_lost_mask, numeric_scalars, outside,
-    source_checksum, space_dtype, store, warn_once,
+from errors import ConfigError, EnvError
+from flat_spaces import (
+    FlatAction,
+    FlatObservation,
+    check_returned,
+    describe,
+    find_mask,
+    leaf_kind,
+    nativize_dtype,  # noqa: F401  PufferLib has these two here
+    nativize_tensor,  # noqa: F401
+    numeric_scalars,
+    store,
+    warn_once,
 )
 
-# --------------------------------------------------------------------------------------------------
-# Old Gym
+
+class Checked:
+    """An environment whose first reset and first step are checked; a later one after an error.
+
+    Attributes: env; returned_space, of the observations that `reset` and `step` return, None for
+    those that are not checked; returned_shape, () or (num_envs,), of rewards and flags. A method
+    that handles what they returned calls it `returned`, for `explain`.
+    """
+
+    returned_space, returned_shape = None, ()
+    _unchecked = frozenset(("reset", "step"))
+
+    def check_first(self, call, returned):
+        """Check what the first call of `reset` or of `step` returned."""
+        if call in self._unchecked:
+            self._unchecked = self._unchecked - {call}
+            self.check_returned(call, returned)
+
+    def check_returned(self, call, returned):
+        """Raise a EnvError if what a reset or step returned is not what it must be."""
+        check_returned(self.env, call, returned, self.returned_space, self.returned_shape)
 
 
-def _modern_step(result, what):
-    """What `step` returned as Gymnasium's five; old Gym's four have a "done" and tell truncation in the info."""
-    if len(result) == 5:
-        return result
-    if len(result) != 4:
-        raise ValueError(
-            f"{what}.step returned {len(result)} values; Gymnasium's returns 5: "
-            "observation, reward, terminated, truncated, info (old Gym's 4)."
-        )
-    observation, reward, done, info = result
+def explain(error):
+    """The EnvError for an error in this file or flat_spaces.py that an environment's return value caused; None for
+    another error. Only the first step and reset are checked beforehand."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
+    inner = next((frame for frame in frames if "numpy" not in frame.f_code.co_filename), None)
+    if inner is None or inner.f_code.co_filename not in (__file__, flat_spaces.__file__):  # the environment's own
+        return None
     try:
-        truncated = bool(done and info.get("TimeLimit.truncated", False))
-    except AttributeError:
-        check_info(info, f"{what}.step")
-        raise
-    return observation, reward, bool(done) and not truncated, truncated, info
-
-
-class OldGym(gymnasium.Env):
-    """An environment of old Gym, or anything with its methods, as a Gymnasium one."""
-
-    def __init__(self, env):
-        self.env = env
-        self.metadata = getattr(env, "metadata", None) or {"render_modes": []}
-        self.render_mode = getattr(env, "render_mode", None)
-        self.observation_space = modern_space(env.observation_space)
-        self.action_space = modern_space(env.action_space)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        try:
-            result = self.env.reset(seed=seed)
-        except TypeError:
-            if seed is not None and hasattr(self.env, "seed"):
-                self.env.seed(seed)
-            result = self.env.reset()
-        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
-            return result
-        return result, {}
-
-    def step(self, action):
-        return _modern_step(self.env.step(action), type(self.env).__name__)
-
-    def render(self):
-        return self.env.render()
-
-    def close(self):
-        if hasattr(self.env, "close"):
-            self.env.close()
-
-
-def modern_space(space):
-    """A space of old Gym, or of another package with its names, as Gymnasium's, by the name of its class."""
-    kind = type(space).__name__
-    if isinstance(space, spaces.Space):
-        return space
-    if kind == "Dict":
-        return spaces.Dict({key: modern_space(sub) for key, sub in space.spaces.items()})
-    if kind == "Tuple":
-        return spaces.Tuple([modern_space(sub) for sub in space.spaces])
-    if kind == "Box":
-        return spaces.Box(space.low, space.high, space.shape, np.dtype(space.dtype).type)
-    if kind == "Discrete":
-        return spaces.Discrete(int(space.n), start=int(getattr(space, "start", 0)))
-    if kind == "MultiDiscrete":
-        return spaces.MultiDiscrete(space.nvec)
-    if kind == "MultiBinary":
-        return spaces.MultiBinary(space.n)
-    raise TypeError(f"{space} ({type(space).__module__}.{kind}) is no space of Gymnasium or Gym.")
+        for frame in frames:
+            env = frame.f_locals.get("self")
+            if hasattr(env, "check_returned") and "returned" in frame.f_locals:
+                env.check_returned("reset" if "reset" in frame.f_code.co_name else "step", frame.f_locals["returned"])
+    except EnvError as fault:
+        return fault
+    return None
 
 
 # --------------------------------------------------------------------------------------------------
-# Your own environments, many in one object
+# Custom environments in numpy, many in one object
 
 
-class PufferEnv:
+class PufferEnv(Checked):
     """Base class of environments that write their arrays in place; copy this one to begin:
 
         class Guess(PufferEnv):
@@ -152,20 +128,13 @@ class PufferEnv:
 
     has_action_masks = False
     closed = False
-    _keeps, _unwatched = False, frozenset(("reset", "step"))  # see _into
 
     def __init__(self, buf=None):
         for name in ("single_observation_space", "single_action_space", "num_agents"):
             if not hasattr(self, name):
-                raise AttributeError(f"{type(self).__name__} must set self.{name} before super().__init__(buf).")
+                raise AttributeError(f"{self} must set self.{name} before super().__init__(buf).")
         if not isinstance(self.single_observation_space, spaces.Box):
-            raise TypeError(f"{type(self).__name__}: single_observation_space is {self.single_observation_space}; a "
-                            "PufferEnv writes plain arrays, so it must be a Box.")
-        if not isinstance(self.single_action_space, spaces.Discrete | spaces.MultiDiscrete | spaces.Box):
-            raise TypeError(f"{type(self).__name__}: single_action_space is {self.single_action_space}; it must be a "
-                            "Discrete, MultiDiscrete or Box.")
-        if self.num_agents < 1:
-            raise ValueError(f"{type(self).__name__}: num_agents is {self.num_agents}; it must be 1 or more.")
+            raise TypeError(f"{self}: single_observation_space = {self.single_observation_space}: must be a Box.")
         self.obs_dtype = FlatObservation(self.single_observation_space).dtype
         self._action = FlatAction(self.single_action_space)
         self._raw_actions = not self._action.starts.any() and self._action.heads
@@ -175,16 +144,16 @@ class PufferEnv:
             buf = new_rows(self)
         elif isinstance(buf, dict):
             buf = SimpleNamespace(**buf)
-        self._home = self.views(buf, 0)
-        self.__dict__.update(self._home)
+        self.returned_shape = (self.num_agents,)
+        self.__dict__.update(self.views(buf, 0))
 
     def reset(self, seed=None):
         """Begin all episodes: (observations, infos)."""
-        raise NotImplementedError(f"{type(self).__name__} must define reset(self, seed=None).")
+        raise NotImplementedError(f"{self} must define reset(self, seed=None).")
 
     def step(self, actions):
         """(observations, rewards, terminals, truncations, infos) after these actions."""
-        raise NotImplementedError(f"{type(self).__name__} must define step(self, actions).")
+        raise NotImplementedError(f"{self} must define step(self, actions).")
 
     def views(self, rows, first):
         part = slice(first, first + self.num_agents)
@@ -200,46 +169,36 @@ class PufferEnv:
         return {**views, "actions": actions}
 
     def reset_into(self, view, seed=None):
-        return self._into(view, "reset", lambda: self.reset(seed)[1])
+        return self._call("reset", view, lambda: self.reset(seed))[-1]
 
     def step_into(self, view):
-        if self._keeps or "step" in self._unwatched:
-            return self._into(view, "step", lambda: self.step(self._env_actions(self.actions))[4])
+        if "step" in self._unchecked:
+            return self._call("step", view, lambda: self.step(self._env_actions(self.actions)))[-1]
         self.__dict__.update(view)
         return self.step(self._env_actions(self.actions))[4]
 
-    def _into(self, view, name, call):
-        """What `call` returns, with its results in `view`. An environment of PufferLib's may go on writing to the
-        arrays that it was made with, as C code does that was given their addresses. The first reset or step that
-        changes a number shows which arrays it writes to; if these are the first ones, they are copied from then on."""
-        home, watched = self._home, False
-        if self._keeps:
-            for key, start in (("rewards", 0), ("terminals", 0), ("truncations", 0), ("masks", 1)):
-                home[key][:] = start
-        elif name in self._unwatched and not np.may_share_memory(home["observations"], view["observations"]):
-            watched, home_before, view_before = True, _octets(home), _octets(view)
-        if (self._keeps or watched) and home["actions"] is not None:
-            home["actions"][:] = view["actions"]
-        self.__dict__.update(home if self._keeps else view)
-        infos = call()
-        if watched:
-            home_now, view_now = _octets(home), _octets(view)
-            if view_now != view_before:
-                self._unwatched = self._unwatched - {name}
-            # If it writes the same numbers again, nothing shows; but then both places are equal,
-            # and right.
-            trusted = view_now != view_before or (name == "step" and "reset" not in self._unwatched)
-            self._keeps = home_now != home_before or not (trusted or home_now[0] == view_now[0])
-        if watched and self._keeps:
-            self._unwatched = frozenset()
-            warn_once(f"{type(self).__name__} writes into the arrays that it was made with, which "
-                      "are copied at every step. Without the copy: write into self.observations, "
-                      "self.rewards and so on as they are at the call, and keep no view of them.")
-        if self._keeps:
-            for key, array in view.items():
-                if key != "actions" and array is not None:
-                    array[:] = home[key]
-        return infos
+    def _call(self, call, view, function):
+        """What `function` returned. Raises a EnvError if the first one writes elsewhere than into the arrays given."""
+        self.__dict__.update(view)
+        octets = view["observations"].reshape(-1).view(np.uint8)
+        if call in self._unchecked:
+            octets[:] = UNWRITTEN
+        returned, unchecked = function(), call in self._unchecked
+        self.check_first(call, returned)
+        if unchecked and (octets == UNWRITTEN).all():
+            raise EnvError(
+                f"{self}: {call}() did not write its observations: write into self.observations[:] as it is at "
+                "each call, and keep no view of it. Under pufferlib.PufferEnv these arrays stay the same.")
+        return returned
+
+    def check_returned(self, call, returned):
+        """As Checked's; the infos are a list of dicts, and the observations lie in place."""
+        infos = returned[-1] if isinstance(returned, tuple | list) and returned else None
+        fine = isinstance(infos, tuple | list) and all(isinstance(info, dict) for info in infos)
+        check_returned(self, call, [*returned[:-1], {}] if fine else returned, None, self.returned_shape)
+
+    def __str__(self):
+        return type(self).__name__
 
     def _env_actions(self, actions):
         """Discrete numbers counted from the space's start; floats clipped to its bounds."""
@@ -261,9 +220,7 @@ class PufferEnv:
         return self
 
 
-def _octets(arrays):
-    """The arrays that an environment writes at every call, as bytes."""
-    return [arrays[name].tobytes() for name in ("observations", "rewards", "terminals", "truncations", "masks")]
+UNWRITTEN = 0xA5  # each byte of the observations before the first reset and step
 
 
 def new_rows(env, num_agents=None):
@@ -299,14 +256,25 @@ def seen_space(env):
 
 
 def gymnasium_form(env):
-    """The environment as one of Gymnasium's whose reset takes a seed; wrapped if it is another.
-    Raises EnvironmentFault for one that declares no spaces."""
-    missing = [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]
-    if missing:
-        raise EnvironmentFault(
-            f"{describe(env)} has no {' and no '.join(missing)}; a Gymnasium environment declares both when "
-            "it is made: self.observation_space = gymnasium.spaces.Box(...) in __init__, say.")
-    return env if takes(env.reset, "seed") and isinstance(env, gymnasium.Env) else OldGym(env)
+    """The environment, one of Gymnasium; one of old Gym by Shimmy. Raises a EnvError for another."""
+    gym = sys.modules.get("gym")
+    if gym is not None and isinstance(env, gym.Env):
+        try:
+            import shimmy
+        except ImportError:
+            raise EnvError(f"{env} is an environment of old Gym, which needs Shimmy: pip install shimmy.") from None
+        kind = shimmy.GymV26CompatibilityV0 if takes(env.reset, "seed") else shimmy.GymV21CompatibilityV0
+        env = kind(env=env)
+    if not isinstance(env, gymnasium.Env):
+        raise EnvError(f"{describe(env)} is no gymnasium.Env; derive its class from that.")
+    if missing := [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]:
+        raise EnvError(
+            f"{describe(env)} has no {' and no '.join(missing)}; declare both in __init__, as in "
+            "self.observation_space = gymnasium.spaces.Box(...).")
+    if not takes(env.reset, "seed"):
+        raise EnvError(
+            f"{describe(env)}: its reset takes no seed; write `def reset(self, *, seed=None, options=None)`.")
+    return env
 
 
 def within(env):
@@ -318,14 +286,19 @@ def within(env):
         env = getattr(env, "env", None)
 
 
+def check_late_masks(env, masks):
+    """EnvError if there is a mask at the first step of an environment that gave none at its first reset."""
+    if any(mask is not None for mask in masks):
+        raise EnvError(
+            f"{env}: step() gives an action mask, and the first reset() gave none, so it would be ignored. "
+            'Give one at both: reset returns observation, {"action_mask": ...}.')
+
+
 def mask_method(env):
     """The method `action_masks` of an environment, or of one within its wrappers; None if there is none."""
     for layer in within(env):
-        method = getattr(layer, "action_masks", None)
-        if callable(method):
+        if callable(method := getattr(layer, "action_masks", None)):
             return method
-        if method is not None:
-            warn_once(f"{layer}.action_masks is no method, and not asked for action masks.")
     return None
 
 
@@ -335,12 +308,12 @@ def _create(env, env_creator, env_args, env_kwargs):
     return env if env is not None else env_creator(*env_args, **(env_kwargs or {}))
 
 
-class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
+class GymnasiumPufferEnv(Checked, gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
     """A Gymnasium environment with a flat observation and action space; a
     Gymnasium environment itself.
 
-    env: an instance; or env_creator with env_args and env_kwargs. Old Gym environments are
-    converted. The info of an episode's last step holds episode_return and episode_length too.
+    env: an instance; or env_creator with env_args and env_kwargs. Old Gym's are converted by
+    Shimmy. The info of an episode's last step holds episode_return and episode_length too.
     Attributes: obs_dtype, so that `observation.view(env.obs_dtype)` has the fields;
     env_single_observation_space and env_single_action_space, the environment's own spaces.
     Raises TypeError for spaces that cannot be made flat, and ValueError at the first reset or step
@@ -362,11 +335,9 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._structured = self._observation.structured or isinstance(self.env.observation_space, spaces.Text)
         self._flat = np.zeros((1, *self._observation.shape), self._observation.flat_dtype)
         self._fields = [view[0] if view.ndim > 1 else view.reshape(()) for view in self._observation.fields(self._flat)]
-        self._modern = self._pair = False  # whether step, reset return exactly what Gymnasium asks for
-        self._unchecked = {"reset", "step"}
-        self._episode_return, self._episode_length, self._over = 0.0, 0, True
+        self.returned_space = self.env.observation_space
+        self._episode_return, self._episode_length = 0.0, 0
         self._mask_needed, self._ask = None, mask_method(self.env)
-        self._told = None  # whether RecordEpisodeStatistics told the last episode's return
 
     @property
     def emulated(self):
@@ -377,83 +348,47 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
     def has_action_masks(self):
         """Whether the environment gives action masks; the first question costs one reset."""
         if self._mask_needed is None:
-            self._reset_env(0, None)  # old Gym's may draw from nothing until they get a seed
+            self._reset_env(0, None)
         return self._mask_needed
 
     def _mask(self, observation, info):
-        """The action mask that goes with an observation; None if there is none. A method, which somebody may have put
-        around an environment, goes first. It is asked only here, so never after an episode's last step."""
-        mask = find_mask(observation, info) if self._ask is None else self._ask()
-        if mask is None and self._mask_needed:
-            note_lost_mask(self.env, info)
-        return mask
+        """The action mask that goes with an observation; None if there is none. A method goes first. It is asked only
+        here, so never after an episode's last step."""
+        return find_mask(observation, info) if self._ask is None else self._ask()
 
     def _reset_env(self, seed, options):
-        # Without options the call is one that old and hand-made environments know too.
-        result = self.env.reset(seed=seed) if options is None else self.env.reset(seed=seed, options=options)
-        self._pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-        if not self._pair:
-            if type(result) is tuple and len(result) == 2 and result[1] is None:
-                check_info(None, f"{self.env}.reset")
-            result = result, {}  # the observation alone, as old Gym's
+        # Without options the call is one that hand-made environments know too.
+        returned = self.env.reset(seed=seed) if options is None else self.env.reset(seed=seed, options=options)
         if self._unchecked:
-            self._check("reset", result[0], 0.0, False, False)
-        self._episode_return, self._episode_length, self._over = 0.0, 0, False
+            self.check_first("reset", returned)
+        self._episode_return, self._episode_length = 0.0, 0
         if self._mask_needed is None:
-            self._mask_needed = self._action.check_masks(self.env, [self._mask(*result)], [result[1]])
-        return result
+            self._mask_needed = self._action.check_masks(self.env, [self._mask(*returned)])
+        return returned
 
     def _step_env(self, row):
-        result = self.env.step(self._action.unflatten(row))
-        self._modern = len(result) == 5 and np.ndim(result[1]) == 0
-        observation, reward, terminated, truncated, info = result = _modern_step(result, self.env)
+        returned = self.env.step(self._action.unflatten(row))
         if self._unchecked:
-            check_info(info, f"{self.env}.step")
+            self.check_first("step", returned)
             if not self._mask_needed:
-                check_late_masks(self.env, [find_mask(observation, info)])
-            self._check("step", *result[:4])
-        if not self._modern:  # its reward may be an array of one
-            reward = np.ravel(reward)[0]
+                check_late_masks(self.env, [find_mask(returned[0], returned[4])])
+        observation, reward, terminated, truncated, info = returned
+        if isinstance(reward, np.ndarray):
+            reward = reward.item()
         self._episode_return += float(reward)
         self._episode_length += 1
         if terminated or truncated:
-            self._over = True
             info = self.last_info(info, self._episode_return, self._episode_length)
         return observation, reward, terminated, truncated, info
 
     def last_info(self, info, episode_return, episode_length):
         """The info of an episode's last step, with the episode's return and length."""
-        check_info(info, "the last step of an episode")
         info = {**info, "episode_return": episode_return, "episode_length": episode_length}
-        # RecordEpisodeStatistics, which may stand below a wrapper that changes rewards
-        told = isinstance(info.get("episode"), dict) and "r" in info["episode"]
-        if told:
+        # RecordEpisodeStatistics, which may be below a wrapper that changes rewards
+        if isinstance(info.get("episode"), dict) and "r" in info["episode"]:
             info["episode_return"] = float(np.ravel(info["episode"]["r"])[0])
-        if told != self._told and self._told is not None:
-            warn_once(f"{self.env}: RecordEpisodeStatistics sees the end of some episodes only, so episode_return "
-                      "mixes its returns with sums of the rewards learnt from. Let it be the outermost wrapper.")
-        self._told = told
         info["episode_return"] = info.pop("_unscaled_return", info["episode_return"])  # ScaledReward's, likewise
         return info
-
-    def _check(self, call, observation, reward, terminated, truncated):
-        if call in self._unchecked:
-            self._unchecked.discard(call)
-            self.check_returned(f"of the first {call}()", observation, reward, terminated, truncated, info={})
-
-    def check_returned(self, when, observation, reward=0.0, terminated=False, truncated=False, *, info):
-        """Raise an EnvironmentFault if what a step or reset returned is not what the spaces and Gymnasium say."""
-        check_value(self.env_single_observation_space, observation, f"{self.env}: the observation {when}")
-        if np.shape(reward) not in ((), (1,)) or np.asarray(reward).dtype.kind not in "biuf":
-            several = np.ndim(reward) == 1 and np.asarray(reward).dtype.kind in "biuf"
-            raise EnvironmentFault(
-                f"{self.env}: the reward {when} must be a number, got {describe(reward)}."
-                + (" If these are several aims or agents, make one number of them, in a file of yours, e.g. their sum: "
-                   "gymnasium.wrappers.TransformReward(env, sum)." if several else "")
-            )
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            check_flag(flag, f"{self.env}: {name} {when}")
-        check_info(info, f"{self.env}.step")
 
     def _write(self, target, i, observation):
         """Row i of `target` becomes the flat observation."""
@@ -473,8 +408,6 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
 
     def step(self, action):
         """Gymnasium's five values; the observation is a new flat array."""
-        if self._over:
-            raise RuntimeError(f"{self.env}: step() after the end of an episode; call reset() first.")
         action = np.reshape(action, self._action.columns)
         observation, reward, terminated, truncated, info = self._step_env(action)
         return self._flat_copy(observation), float(reward), bool(terminated), bool(truncated), info
@@ -484,7 +417,8 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
 
     def reset_into(self, view, seed=None):
         observations, _, _, masks, i, _ = view
-        observation, info = self._reset_env(seed, None)
+        returned = self._reset_env(seed, None)
+        observation, info = returned
         self._write(observations, i, observation)
         if masks is not None:
             self._action.write_mask(masks[i], self._mask(observation, info))
@@ -492,7 +426,8 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
 
     def step_into(self, view):
         observations, actions, rewards, masks, i, rows = view
-        observation, reward, terminated, truncated, info = self._step_env(actions[i])
+        returned = self._step_env(actions[i])
+        observation, reward, terminated, truncated, info = returned
         rewards[i] = reward
         if terminated or truncated:
             rows.terminals[i], rows.truncations[i] = bool(terminated), bool(truncated)
@@ -503,8 +438,6 @@ class GymnasiumPufferEnv(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArg
         self._write(observations, i, observation)
         if masks is not None:
             self._action.write_mask(masks[i], self._mask(observation, info))
-        elif info and "action_mask" in info:
-            check_late_masks(self.env, [info["action_mask"]])
         return ()
 
 
@@ -559,23 +492,23 @@ class GymnasiumTogether:
     without the calls and attributes that are a third of the 5 us of a CartPole's step.
 
     It states a second time what the methods in RESTATED say. So it is taken only as long as their
-    source has the checksum CHECKED, and a test holds both to the same results. After an edit of one
+    source has the digest CHECKED, and a test holds both to the same results. After an edit of one
     of them each environment is stepped by its own step_into. To have both again, make the same edit
-    here, run tests/test_workers.py, and write the checksum that it names.
+    here, run tests/test_workers.py, and write the digest that it names.
     """
 
     RESTATED = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write")
-    CHECKED = 0xe65d8702
+    CHECKED = "5d887d53956cf741"
 
     @classmethod
     def of(cls, envs, numbers, rows):
         """Of environments that have been reset and stepped, or None if they must be stepped one by one: if one is no
         plain GymnasiumPufferEnv, does not return just what Gymnasium's should, or steps in an edited way. numbers: of
         the environments, for infos and errors; rows: those that step takes, each with the views' arrays."""
-        if not all(type(env) is GymnasiumPufferEnv and not env._unchecked and env._modern and env._pair
+        if not all(type(env) is GymnasiumPufferEnv and not env._unchecked
                    and not vars(env).keys() & set(cls.RESTATED) for env in envs):
             return None
-        if cls.checksum() != cls.CHECKED:
+        if cls.digest() != cls.CHECKED:
             if numbers[0] == 0:  # one process says it for all workers
                 warnings.warn("GymnasiumPufferEnv was edited, so each environment is stepped by its own step_into, "
                               "which takes longer: see emulation.GymnasiumTogether.", stacklevel=2)
@@ -583,9 +516,9 @@ class GymnasiumTogether:
         return cls(envs, numbers, rows)
 
     @classmethod
-    def checksum(cls):
-        """The checksum of the methods that `step` restates."""
-        return source_checksum(*(getattr(GymnasiumPufferEnv, name) for name in cls.RESTATED), FlatAction.unflatten)
+    def digest(cls):
+        """The digest of the methods that `step` restates."""
+        return digest(*(getattr(GymnasiumPufferEnv, name) for name in cls.RESTATED), FlatAction.unflatten)
 
     def __init__(self, envs, numbers, rows):
         self._envs, self._numbers, first = envs, numbers, envs[0]
@@ -604,16 +537,15 @@ class GymnasiumTogether:
         self._limits = [env._episode_length + more for env, more in zip(envs, left, strict=True)]
 
     def step(self, row):
-        """Step all with the actions of a row, and write all else there: [(number, info)] of the episodes that ended.
-        Raises ValueError for an observation of another shape than the space's."""
+        """Step all with the actions of a row, and write all else there: [(number, info)] of the episodes that ended."""
         if self._start is not None:
             actions = row.actions[:, 0].astype(np.int64)
             if self._start:
                 actions += self._start
         else:
             actions = [env._action.unflatten(action) for env, action in zip(self._envs, row.actions, strict=True)]
-        results = [step(action) for step, action in zip(self._steps, actions)]  # noqa: B905
-        seen, rewards, terminated, truncated, infos = map(list, zip(*results))  # noqa: B905
+        returned = [step(action) for step, action in zip(self._steps, actions)]  # noqa: B905
+        seen, rewards, terminated, truncated, infos = map(list, zip(*returned))  # noqa: B905
         try:
             rewards = np.array(rewards, np.float64)
             self._returns += rewards
@@ -637,6 +569,7 @@ class GymnasiumTogether:
                 ended.append((self._numbers[i], numeric_scalars(info)))
                 self._returns[i], self._begun[i] = 0, self._steps_taken
                 seen[i], infos[i] = self._resets[i]()
+                returned[i] = seen[i], *returned[i][1:]
             self._next_limit = min(map(sum, zip(self._begun, self._limits, strict=True)))
         if self._structured:
             for i, (env, observation) in enumerate(zip(self._envs, seen, strict=True)):
@@ -650,70 +583,59 @@ class GymnasiumTogether:
                 self._casting = "unsafe"
                 for target, observation in zip(row.observations, seen, strict=True):
                     store(target, observation)
-            except ValueError:
-                for number, env, observation in zip(self._numbers, self._envs, seen, strict=True):
-                    check_value(env.env_single_observation_space, observation, f"environment {number}, {env}: the "
-                                "observation of a later step() or reset()")
-                raise
         if row.action_masks is not None:
             for env, target, observation, info in zip(self._envs, row.action_masks, seen, infos, strict=True):
                 env._action.write_mask(target, env._mask(observation, info))
-        elif any("action_mask" in info for info in infos if info):
-            check_late_masks(self._envs[0].env, [True])
         return ended
 
+    def check_returned(self, call, returned):
+        """Raise a EnvError if what one of the steps returned is not what it must be."""
+        for env, one in zip(self._envs, returned, strict=True):
+            env.check_returned(call, one)
 
-RETURNED = ("observation", "reward", "terminated", "truncated", "info")
-PARALLEL = ("observations", "rewards", "terminated", "truncated", "infos")
+
+@functools.cache
+def digest(*functions):
+    """A digest of functions without docstrings and comments; None without their source."""
+    trees = []
+    for function in functions:
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+        except (OSError, TypeError):
+            return None
+        if isinstance(tree, ast.FunctionDef) and ast.get_docstring(tree) is not None:
+            del tree.body[0]
+        trees.append(_plain(tree))
+    return hashlib.sha256(repr(trees).encode()).hexdigest()[:16]
 
 
-def explain(error):
-    """The EnvironmentFault for an error in this file or flat_spaces.py that an environment's return value caused;
-    None for another error. Only the first step and reset are checked beforehand."""
-    frames, trace = [], error.__traceback__
-    while trace is not None:
-        frames.append(trace.tb_frame)
-        trace = trace.tb_next
-    inner = next((frame for frame in reversed(frames) if "numpy" not in frame.f_code.co_filename), None)
-    if inner is None or inner.f_code.co_filename not in (__file__, flat_spaces.__file__):  # the environment's own
-        return None
-    try:
-        for known in (frame.f_locals for frame in reversed(frames)):
-            env = known.get("self")
-            if isinstance(env, GymnasiumTogether) and "results" in known:
-                for number, one, (*result, info) in zip(env._numbers, env._envs, known["results"], strict=True):
-                    one.check_returned(f"of environment {number} in a later step()", *result, info=info)
-            elif isinstance(env, GymnasiumPufferEnv) and "observation" in known:
-                returned = {name: known[name] for name in RETURNED if name in known}
-                env.check_returned("of a later step()", **{"info": {}, **returned})
-            elif isinstance(env, PettingZooPufferEnv) and "observations" in known:
-                env.check_returned("a later step()", {name: known[name] for name in PARALLEL if name in known})
-    except EnvironmentFault as fault:
-        return fault.with_traceback(error.__traceback__)
-    return None
+def _plain(node):
+    """A syntax tree as lists and strings that are equal in all versions of Python."""
+    if isinstance(node, list):
+        return [_plain(child) for child in node]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = [(name, _plain(value)) for name, value in ast.iter_fields(node) if value is not None and value != []]
+    return [type(node).__name__, *fields]
 
 
 MODES = {"nextstep": "next_step", "samestep": "same_step", "disabled": "disabled"}
-SAY_MODE = ('set its metadata["autoreset_mode"] to "same_step" (a step that ends an episode returns the next one\'s '
-            'first observation), "next_step" (the step after it does) or "disabled" '
-            '(reset(options={"reset_mask": ended}) does).')
 
 
-def autoreset_mode(env, usual=None):
-    """A vector environment's "next_step", "same_step" or "disabled"; `usual` if its metadata does not say which.
-    Raises ValueError for a mode that is none of these, and if none is said and `usual` is None."""
+def autoreset_mode(env):
+    """A vector environment's "next_step", "same_step" or "disabled". Raises a EnvError if its metadata does not say."""
     mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
-    if mode is None and usual is not None:
-        return usual
     name = str(getattr(mode, "value", mode)).lower().replace("_", "")
     if name not in MODES:
-        says = "does not say its mode of autoreset" if mode is None else f"has the mode of autoreset {mode!r}"
-        simulators = " For Isaac Lab and ManiSkill there are tensors.IsaacLab and tensors.ManiSkill."
-        raise EnvironmentFault(f"{env} {says}: {SAY_MODE}{simulators if usual is None else ''}")
+        raise EnvError(
+            f'{env}: metadata["autoreset_mode"] = {mode!r}: must be "same_step" (a step that ends an episode '
+            'returns the next one\'s first observation), "next_step" (the step after it does) or "disabled" '
+            '(reset(options={"reset_mask": ended}) does). For Isaac Lab and ManiSkill there are '
+            "tensors.IsaacLab and tensors.ManiSkill.")
     return MODES[name]
 
 
-class GymnasiumVectorPufferEnv:
+class GymnasiumVectorPufferEnv(Checked):
     """A gymnasium.vector.VectorEnv as one environment of num_envs agents,
     whatever its autoreset mode.
 
@@ -728,10 +650,7 @@ class GymnasiumVectorPufferEnv:
     def __init__(self, env, reward_scale=1.0):
         note_moments(env)
         self.env, self.num_agents, self.copies, self.reward_scale = env, env.num_envs, env.num_envs, reward_scale
-        mode = autoreset_mode(env, "unsaid")
-        self.said, self.mode = mode != "unsaid", "next_step" if mode == "unsaid" else mode
-        if not self.said:
-            warn_once(f"{env} does not say its mode of autoreset, and next_step is assumed. To be sure, {SAY_MODE}")
+        self.mode = autoreset_mode(env)
         self.env_single_observation_space = env.single_observation_space
         self._observation, self._action = (
             FlatObservation(env.single_observation_space),
@@ -744,19 +663,18 @@ class GymnasiumVectorPufferEnv:
         self._fields = self._observation.fields(self._flat)
         self._returns, self._lengths = np.zeros(self.num_agents), np.zeros(self.num_agents, np.int64)
         self._ending = np.zeros(self.num_agents, bool)  # NEXT_STEP: ended at the last step
-        self._mask_needed = self._told = None
-        self._unchecked = {"reset", "step"}
+        self._mask_needed = None
+        self.returned_space = gymnasium.vector.utils.batch_space(env.single_observation_space, self.num_agents)
+        self.returned_shape = (self.num_agents,)
 
     last_info = GymnasiumPufferEnv.last_info
 
     @property
     def has_action_masks(self):
         if self._mask_needed is None:
-            self._mask_needed = "action_mask" in self._arrays_of(self.env.reset()[1], "reset")
-            if not self._mask_needed and any(map(mask_method, getattr(self.env, "envs", ()))):
-                raise EnvironmentFault(
-                    f"{self.env}: its environments have a method action_masks(), which is asked of single "
-                    "environments only. Give what makes one of them, and --vec.num-envs.")
+            returned = self.env.reset()
+            self.check_first("reset", returned)
+            self._mask_needed = "action_mask" in returned[1]
         return self._mask_needed
 
     def views(self, rows, first):
@@ -764,49 +682,21 @@ class GymnasiumVectorPufferEnv:
         return SimpleNamespace(**{name: None if array is None else array[part]
                                   for name, array in vars(rows).items()})
 
-    def _arrays_of(self, info, call):
-        """An info as Gymnasium's dict of arrays, also if it is one dict a copy, as DictInfoToList makes it."""
-        if isinstance(info, list | tuple) and len(info) == self.num_agents and isinstance(info[0], dict):
-            return functools.reduce(lambda merged, i: self.env._add_info(merged, info[i], i), range(len(info)), {})
-        check_info(info, f"{self.env}.{call}")
-        return info
-
-    def _check(self, call, observations, **numbers):
-        """Raise an EnvironmentFault if the first result of a call is not what the spaces say; numbers: one a copy."""
-        if call not in self._unchecked:
-            return
-        self._unchecked.discard(call)
-        batch = gymnasium.vector.utils.batch_space(self.env_single_observation_space, self.num_agents)
-        check_value(batch, observations, f"{self.env}: the observation of the first {call}()")
-        for name, value in numbers.items():
-            if np.shape(value) != (self.num_agents,):
-                raise EnvironmentFault(
-                    f"{self.env}: {name} of the first {call}() must be an array of {self.num_agents}, one for "
-                    f"each environment, got {describe(value)}.")
-
-    def _write(self, view, observations, info, last=False):
-        """last: these are observations after which no copy acts."""
+    def _write(self, view, observations, info):
         if self._observation.structured:
             self._observation.write(observations, self._fields)
             observations = self._flat
         store(view.observations, observations.reshape(view.observations.shape))
         if view.action_masks is not None:
             masks = info.get("action_mask")
-            if masks is None and not last:
-                note_lost_mask(self.env, info)
             for i, target in enumerate(view.action_masks):
                 self._action.write_mask(target, None if masks is None else _at(masks, i))
 
     def reset_into(self, view, seed=None):
-        observations, info = self.env.reset(seed=seed)
-        leaf = observations
-        for key in self._observation.leaves[0][0]:
-            leaf = leaf[key]
-        if hasattr(leaf, "__dlpack__") and not isinstance(leaf, np.ndarray | np.generic):
-            raise TypeError(f"{self.env} returns {type(leaf).__name__}s, not numpy's arrays; "
-                            "vec.backend tensors (tensors.py) takes it.")
-        self._check("reset", observations)
-        self._write(view, observations, self._arrays_of(info, "reset"))
+        returned = self.env.reset(seed=seed)
+        observations, info = returned
+        self.check_first("reset", returned)
+        self._write(view, observations, info)
         self._returns[:], self._lengths[:], self._ending[:] = 0, 0, False
         return []
 
@@ -820,20 +710,17 @@ class GymnasiumVectorPufferEnv:
                 [self._action.unflatten(row) for row in view.actions],
                 gymnasium.vector.utils.create_empty_array(space, self.num_agents),
             )
-        observations, rewards, terminated, truncated, info = self.env.step(actions)
-        self._check("step", observations, rewards=rewards, terminated=terminated, truncated=truncated)
-        info, done = self._arrays_of(info, "step"), terminated | truncated
-        dead, self._ending = self._ending, done if self.mode == "next_step" else self._ending
-        rewards = np.where(dead, 0, rewards)
+        returned = self.env.step(actions)
+        self.check_first("step", returned)
+        observations, rewards, terminated, truncated, info = returned
+        done = terminated | truncated
+        inactive, self._ending = self._ending, done if self.mode == "next_step" else self._ending
+        rewards = np.where(inactive, 0, rewards)
         self._returns += rewards
-        self._lengths += ~dead
+        self._lengths += ~inactive
         view.rewards[:], view.terminals[:], view.truncations[:] = rewards * self.reward_scale, terminated, truncated
         ended, self.ended = [], np.flatnonzero(done).tolist()
         if self.ended:
-            if not self.said and "final_obs" in info:
-                raise EnvironmentFault(
-                    f"{self.env}: the info of a step that ends an episode has final_obs, as with the mode of "
-                    f"autoreset same_step, but it does not say its mode: {SAY_MODE}")
             # Under same_step the info is the next episode's, but for what RecordEpisodeStatistics adds.
             recorded = {key: info[key] for key in ("episode", "_episode") if key in info}
             final = recorded | info.get("final_info", {}) if self.mode == "same_step" else info
@@ -842,20 +729,19 @@ class GymnasiumVectorPufferEnv:
                     self.last_info(_of_copy(final, i, done), float(self._returns[i]), int(self._lengths[i]))))
                 if self.mode == "same_step" and truncated[i]:
                     if "final_obs" not in info:
-                        raise EnvironmentFault(
+                        raise EnvError(
                             f"{self.env}: its mode of autoreset is same_step, so the info of a step that ends "
                             'an episode must have the last observations: info["final_obs"][i], of copy i.')
                     self._observation.flatten(_at(info["final_obs"], i), view.final_observations[i])
             if self.mode != "same_step":
-                self._write(view, observations, info, last=True)
+                self._write(view, observations, info)
                 view.final_observations[truncated] = view.observations[truncated]
             if self.mode == "next_step":  # this observation is the old episode's last: nothing to act on
                 view.valid[done] = 0
             if self.mode == "disabled":
                 observations, info = self.env.reset(options={"reset_mask": done})
-                info = self._arrays_of(info, "reset")
             self._returns[done], self._lengths[done] = 0, 0
-        self._write(view, observations, info, last=self.mode == "next_step" and done.all())
+        self._write(view, observations, info)
         return ended
 
     def render(self):
@@ -883,24 +769,12 @@ def _at(batch, i):
 # PettingZoo
 
 
-class Slots(dict):
-    """{agent: its place among the rows}."""
-
-    def __missing__(self, agent):
-        known = ", ".join(map(str, list(self)[:20])) + (", ..." if len(self) > 20 else "")
-        raise EnvironmentFault(
-            f"there is an observation of the agent {agent}, who is not in possible_agents "
-            f"({known}). Each agent has a row of its own from the start, so let possible_agents "
-            "name all that may ever turn up."
-        )
-
-
-class PettingZooPufferEnv:
+class PettingZooPufferEnv(Checked):
     """A PettingZoo environment with flat spaces; a PettingZoo parallel environment itself.
 
     env: an instance, parallel or AEC (which is converted); or env_creator with env_args and
-    env_kwargs. Under a vectorizer each of `possible_agents` has a fixed slot; one that is not alive
-    is masked out. obs_dtype as for GymnasiumPufferEnv.
+    env_kwargs. Under a vectorizer each of `possible_agents` has a fixed slot; one that does not act
+    is not valid. obs_dtype as for GymnasiumPufferEnv.
     Raises TypeError if agents have different spaces, and as GymnasiumPufferEnv does.
     """
 
@@ -926,16 +800,15 @@ class PettingZooPufferEnv:
         self._action = FlatAction(self.env_single_action_space)
         self.obs_dtype = self._observation.dtype
         self.single_observation_space, self.single_action_space = self._observation.flat_space, self._action.flat_space
-        self._slots = Slots({agent: i for i, agent in enumerate(self.possible_agents)})
-        self._unchecked = {"reset", "step"}
+        self._slots = {agent: i for i, agent in enumerate(self.possible_agents)}
         self._mask_needed = None
-        self._live = []
+        self._valid = []
 
     emulated = GymnasiumPufferEnv.emulated
 
     @property
     def num_agents(self):
-        """Agents that are alive, as PettingZoo has it; max_num_agents is the number of slots."""
+        """Agents that act, as PettingZoo has it; max_num_agents is the number of slots."""
         return len(self.agents)
 
     @property
@@ -974,59 +847,41 @@ class PettingZooPufferEnv:
     def _reset_env(self, seed, options):
         # Without options the call is one that hand-made environments know too.
         more = {} if options is None else {"options": options}
-        result = self.env.reset(seed=seed, **more)
-        self._check("reset", result, ("observations", "infos"))
-        observations, infos = result
+        returned = self.env.reset(seed=seed, **more)
+        self.check_first("reset", returned)
         self.agents = list(self.env.agents)
         self._returns = dict.fromkeys(self.agents, 0.0)
         self._length = 0
         if self._mask_needed is None:
-            self._mask_needed = self._action.check_masks(self.env, _masks(observations, infos), infos.values())
-        return observations, infos
+            self._mask_needed = self._action.check_masks(self.env, _masks(*returned))
+        return returned
 
     def _step_env(self, env, actions):
-        result = env.step(actions)
-        self._check("step", result, PARALLEL)
+        returned = env.step(actions)
+        if "step" in self._unchecked:
+            self.check_first("step", returned)
+            if not self._mask_needed:
+                check_late_masks(self.env, _masks(returned[0], returned[-1]))
         self.agents = list(env.agents)
-        return result
+        return returned
 
-    def _check(self, call, result, names):
-        if call not in self._unchecked:
-            return
-        self._unchecked.discard(call)
-        if not isinstance(result, tuple | list) or len(result) != len(names):
-            got = f"{len(result)} values" if isinstance(result, tuple | list) else describe(result)
-            raise EnvironmentFault(f"{self.env}: the first {call}() returned {got}; a parallel environment's "
-                                   f"returns {len(names)} dicts with an entry for each agent: "
-                                   f"{', '.join(names)}.")
-        if not isinstance(getattr(self.env, "agents", None), Iterable):
-            raise EnvironmentFault(f"{self.env}: after {call}() its `agents` must be the list of those who "
-                                   f"are alive, got {describe(getattr(self.env, 'agents', None))}.")
-        self.check_returned(f"the first {call}()", dict(zip(names, result, strict=True)))
-        if call == "step" and not self._mask_needed:
-            check_late_masks(self.env, _masks(result[0], result[-1]))
-
-    def check_returned(self, when, returned):
-        """Raise an EnvironmentFault if what a step or reset returned, a dict by the names of PARALLEL, is not
-        what the spaces and PettingZoo say."""
-        for name, given in returned.items():
-            if not isinstance(given, dict):
-                raise EnvironmentFault(f"{self.env}: the {name} of {when} must be a dict with an entry for "
-                                       f"each agent, got {describe(given)}; {{}} if there is "
-                                       "nothing to tell.")
-            for agent, value in given.items():
-                what = f"{self.env}: in {name} of {when} the entry of {agent}"
-                if name == "observations":
-                    self._slots[agent]  # or an EnvironmentFault
-                    check_value(self.env_single_observation_space, value, what)
-                elif name == "rewards" and (np.shape(value) != ()
-                                            or np.asarray(value).dtype.kind not in "biuf"):
-                    raise EnvironmentFault(f"{what} must be a number, got {describe(value)}.")
-                elif name in ("terminated", "truncated"):
-                    check_flag(value, what)
-                elif name == "infos" and not hasattr(value, "keys"):
-                    raise EnvironmentFault(f"{what} must be a dict, got {describe(value)}; {{}} if there is "
-                                           "nothing to tell.")
+    def check_returned(self, call, returned):
+        """As Checked's, of each agent that has an observation, or an entry in another dict."""
+        names = PARALLEL if call == "step" else ("observations", "infos")
+        if (not isinstance(returned, tuple | list) or len(returned) != len(names)
+                or not all(isinstance(part, dict) for part in returned)):
+            raise EnvError(
+                f"{self.env}: {call}() of a parallel environment must return {len(names)} dicts with an entry "
+                f"for each agent: {', '.join(names)}, got {describe(returned)}.")
+        defaults = (None, 0.0, False, False, {}) if call == "step" else (None, {})
+        for agent in dict.fromkeys(itertools.chain(*returned)):
+            if agent not in self._slots:
+                raise EnvError(
+                    f"{self.env}: {call}() returned something of {agent}, which is not in possible_agents "
+                    f"({', '.join(map(str, self._slots))}); name all that may ever act there.")
+            parts = [part.get(agent, default) for part, default in zip(returned, defaults, strict=True)]
+            space = self.env_single_observation_space if agent in returned[0] else None
+            check_returned(f"{self.env}, {agent}", call, parts, space)
 
     def reset(self, seed=None, options=None):
         observations, infos = self._reset_env(seed, options)
@@ -1034,13 +889,10 @@ class PettingZooPufferEnv:
 
     def step(self, actions):
         """PettingZoo's five dicts; observations are new flat arrays."""
-        observations, *rest = self._step_env(
-            self.env,
-            {
-                agent: self._action.unflatten(np.reshape(action, self._action.columns))
-                for agent, action in actions.items()
-            },
-        )
+        returned = self._step_env(self.env, {
+            agent: self._action.unflatten(np.reshape(action, self._action.columns))
+            for agent, action in actions.items()})
+        observations, *rest = returned
         return {agent: self._observation.flatten(observation) for agent, observation in observations.items()}, *rest
 
     def views(self, rows, first):
@@ -1048,50 +900,49 @@ class PettingZooPufferEnv:
         return SimpleNamespace(**{name: None if array is None else array[part]
                                   for name, array in vars(rows).items()})
 
-    def _write(self, view, observations, infos, live):
-        """The observations of the live agents into their slots; the others are masked out."""
+    def _write(self, view, observations, infos, valid):
+        """The observations of the valid agents into their slots."""
         view.valid[:] = 0
-        self._live = [agent for agent in live if agent in observations]
-        for agent in self._live:
+        self._valid = [agent for agent in valid if agent in observations]
+        for agent in self._valid:
             slot, observation = self._slots[agent], observations[agent]
             self._observation.flatten(observation, view.observations[slot])
             view.valid[slot] = 1
-            mask = find_mask(observation, infos.get(agent, {}))
             if view.action_masks is not None:
-                self._action.write_mask(view.action_masks[slot], mask)
-            else:
-                check_late_masks(self.env, [mask])
+                self._action.write_mask(view.action_masks[slot], find_mask(observation, infos.get(agent, {})))
         for slot in np.flatnonzero(view.valid == 0):
             view.observations[slot] = 0
             if view.action_masks is not None:
                 view.action_masks[slot] = 1
 
     def reset_into(self, view, seed=None):
-        observations, infos = self._reset_env(seed, None)
+        returned = self._reset_env(seed, None)
+        observations, infos = returned
         self._write(view, observations, infos, self.agents)
-        if not self._live:
-            raise EnvironmentFault(f"{self.env}: no agent is alive after reset(): its `agents` are "
-                                   f"{describe(self.agents)}, and there are observations of "
-                                   f"{describe(list(observations))}; one at least must be in both.")
+        if not self._valid:
+            raise EnvError(
+                f"{self.env}: no agent acts after reset(): its `agents` are {describe(self.agents)}, and there "
+                f"are observations of {describe(list(observations))}; one at least must be in both.")
         return []
 
     def step_into(self, view):
         slots = self._slots
         actions = {agent: self._action.unflatten(view.actions[slots[agent]])
-                   for agent in self._live}
-        observations, rewards, terminated, truncated, infos = self._step_env(self._quick, actions)
+                   for agent in self._valid}
+        returned = self._step_env(self._quick, actions)
+        observations, rewards, terminated, truncated, infos = returned
         self._length += 1
-        for agent in self._live:
+        for agent in self._valid:
             slot, reward = slots[agent], float(rewards.get(agent, 0.0))
             view.rewards[slot] = reward
             self._returns[agent] = self._returns.get(agent, 0.0) + reward
             view.terminals[slot], view.truncations[slot] = terminated.get(agent, False), truncated.get(agent, False)
             if view.truncations[slot] and agent in observations:
                 self._observation.flatten(observations[agent], view.final_observations[slot])
-        live = [agent for agent in self.agents
-                if not (terminated.get(agent) or truncated.get(agent))]
-        if live:
-            self._write(view, observations, infos, live)
+        valid = [agent for agent in self.agents
+                 if not (terminated.get(agent) or truncated.get(agent))]
+        if valid:
+            self._write(view, observations, infos, valid)
             return ()
         numbers = {}
         for info in infos.values():
@@ -1102,6 +953,9 @@ class PettingZooPufferEnv:
                   "episode_length": self._length}
         self.reset_into(view)
         return [ended]
+
+
+PARALLEL = "observations", "rewards", "terminations", "truncations", "infos"
 
 
 def _masks(observations, infos):
@@ -1149,11 +1003,9 @@ def wrap(env):
         raise TypeError(f"{describe(env)} holds {inner.num_envs} environments itself; vec.backend "
                         "tensors takes such ones, if their arrays are tensors (for Isaac Lab: "
                         "tensors.IsaacLab).")
-    if isinstance(env, gymnasium.Env):
-        return GymnasiumPufferEnv(env)
     if hasattr(env, "possible_agents"):
         return PettingZooPufferEnv(env)
-    if all(hasattr(env, name) for name in ("reset", "step", "observation_space", "action_space")):
+    if hasattr(env, "step"):
         return GymnasiumPufferEnv(env)
     raise TypeError(f"{describe(env)} is no environment: expected a PufferEnv, a Gymnasium environment "
                     "(observation_space, action_space, reset, step) or a PettingZoo one (possible_agents).")

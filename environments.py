@@ -13,17 +13,13 @@ has the families with the install line of each.
 """
 
 import contextlib
-import difflib
 import functools
 import importlib.util
 import inspect
-import io
 import os
 import pkgutil
 import re
 import sys
-import time
-import warnings
 import zlib
 from typing import ClassVar
 
@@ -31,17 +27,12 @@ import gymnasium
 import numpy as np
 
 import absolute_imports
-import diagnostics
 import ocean
 from emulation import (
-    FlatObservation,
     GymnasiumVectorPufferEnv,
     PufferEnv,
     ScaledReward,
     build,
-    name_field,
-    outside,
-    seen_space,
     takes,
     within,
     wrap,
@@ -88,41 +79,6 @@ def _picture_settings(function):
     return {"render_mode": "rgb_array"} if takes(function, "render_mode") else {}
 
 
-@functools.cache
-def same_episodes(name):
-    """Whether an id's own vector environment, made with one environment, gives the same steps as
-    the id with the same seed and actions. Compared are episodes that end by themselves and, with a
-    time limit of 7, truncated ones."""
-    try:
-        ended, _ = _compare_episodes(name)
-        return ended > 1 and _compare_episodes(name, max_episode_steps=7)[1] > 1
-    except Exception:
-        # nobody asked for the package's own vector environment, so with any error it is not used
-        return False
-
-
-def _compare_episodes(name, **settings):
-    """(ended episodes, truncated ones) in 200 steps. Raises AssertionError at a difference."""
-    vectorized = gymnasium.make_vec(name, 1, gymnasium.VectorizeMode.VECTOR_ENTRY_POINT, **settings)
-    ended = truncated = 0
-    with contextlib.closing(gymnasium.make(name, **settings)) as one, contextlib.closing(vectorized) as many:
-        assert many.metadata.get("autoreset_mode") is gymnasium.vector.AutoresetMode.NEXT_STEP
-        one.action_space.seed(0)
-        expected, done, seen = one.reset(seed=0)[0], False, many.reset(seed=0)[0]
-        for _ in range(200):
-            np.testing.assert_allclose(seen[0], expected, 1e-5, 1e-6)
-            action = one.action_space.sample()
-            seen, *result = many.step(np.array([action]))[:4]
-            if done:  # in the vector, this step is the reset
-                expected, done = one.reset()[0], False
-                continue
-            expected, *own = one.step(action)[:4]
-            np.testing.assert_allclose([array[0] for array in result], own)
-            done = own[1] or own[2]
-            ended, truncated = ended + done, truncated + own[2]
-    return ended, truncated
-
-
 class GymnasiumCreator:
     """gym/ID. Atari and MiniGrid get their fields' usual preprocessing: AtariPreprocessing,
     FrameStackObservation, and ImgObsWrapper. reward_scale multiplies the rewards that are learnt
@@ -163,11 +119,10 @@ class GymnasiumCreator:
         try:
             return gymnasium.spec(self.id)
         except gymnasium.error.Error as error:
-            near = difflib.get_close_matches(self.id, list(gymnasium.registry), n=3, cutoff=0.5)
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
-            hint += ("" if self.package
-                     else " One that a package registers when it is imported is gym/package:ID.")
-            raise ConfigError(f"{self.name}: Gymnasium knows no environment {self.id}.{hint} ({error})") from None
+            raise ConfigError(
+                f"{self.name}: Gymnasium knows no environment {self.id} ({error}); one that a package "
+                "registers when it is imported is gym/package:ID. "
+                f"{ocean.nearest(self.id, gymnasium.registry, ())}") from None
 
     @property
     def settings(self):
@@ -198,9 +153,9 @@ class GymnasiumCreator:
 
     @property
     def prefers_vector(self):
-        """Whether that one is the default: ALE's, which does the preprocessing too, and any that
-        gives the same episodes."""
-        return self.has_vector and (self.id.startswith("ALE/") or same_episodes(self.id))
+        """Whether that one is the default: ALE's, which does the preprocessing too, and CartPole's,
+        which gives the same episodes."""
+        return self.id.startswith("ALE/") or self.id in ("CartPole-v0", "CartPole-v1")
 
     def vector(self, num_envs, num_threads=None, reward_scale=1.0, **kwargs):
         """That vector environment, with num_envs environments and the same settings."""
@@ -264,7 +219,7 @@ class PettingZooCreator:
     def _module(self):
         family, name = self.path
         packages = ["mpe2", "pettingzoo.mpe"] if family == "mpe" else [f"pettingzoo.{family}"]
-        problem, found = None, []
+        problem, versions = None, []
         for package in packages:
             try:
                 return importlib.import_module(f"{package}.{name}")
@@ -273,11 +228,9 @@ class PettingZooCreator:
             # the family may have this environment in another version
             with contextlib.suppress(ImportError):
                 modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
-                found += [module.name for module in modules if re.search(r"_v\d+$", module.name)]
-        near = difflib.get_close_matches(name, found, n=3, cutoff=0.8)
-        hint = f"did you mean {' or '.join(near)}?" if near and name not in found \
-            else "docs/environments.md has the install line of each family."
-        raise ConfigError(f"{self.name}: {problem}; {hint}")
+                versions += [module.name for module in modules if re.search(r"_v\d+$", module.name)]
+        hint = "" if name in versions else ocean.nearest(name, versions, ())
+        raise ConfigError(f"{self.name}: {problem}; docs/environments.md has the install line of each family. {hint}")
 
     @property
     def settings(self):
@@ -364,85 +317,6 @@ class FileCreator:
 
     def __call__(self, **kwargs):
         return self._callable()(**kwargs)
-
-
-# --------------------------------------------------------------------------------------------------
-# Is an environment in Python as it should be?
-
-
-def check(creator, vecenv, settings, steps, seconds=15.0, show=lambda text: None):
-    """Look for the usual bugs of an environment in Python: (problems, notes), sentences each.
-    Gymnasium's and PettingZoo's own checks come first; then `vecenv`, a vector of one of them with
-    a `step` as vector.make gives it, is stepped at random, for so many steps or seconds. `show` is
-    called with how far it is.
-    `python -m ocean NAME --check` does it."""
-    problems, notes = _check_interface(creator(**settings))
-    flat, ends, rewarded = FlatObservation(seen_space(vecenv.driver_env)), 0, False
-    deadline = time.monotonic() + seconds
-    known, played = len(problems), diagnostics.RandomPlay(vecenv.num_envs)
-    rng = np.random.default_rng(0)
-    seen, rewards = vecenv.reset(seed=0)[0], np.zeros(vecenv.num_agents)
-    vecenv.single_action_space.seed(0)
-    for t in range(steps):
-        show(f"step {t:,} of {steps:,}")
-        for (_, names, leaf), values in zip(flat.leaves, flat.fields(seen), strict=True):
-            where = name_field(names)
-            with np.errstate(over="ignore"):
-                narrow = values.astype(np.float32) if values.dtype.kind == "f" else values  # as a network sees it
-            if not np.isfinite(narrow).all():
-                what = "is not finite" if not np.isfinite(values).all() else "is too large for a float32"
-                problems.append(f"step {t}: {where}{_first(~np.isfinite(narrow), values)}, which {what}.")
-            elif (wrong := outside(leaf, values, vecenv.storage.valid[-1])).any():
-                if not isinstance(leaf, gymnasium.spaces.Box):
-                    problems.append(f"step {t}: {where}{_first(wrong, values)}, which is not in {leaf}.")
-                elif not any("lies outside" in note for note in notes):
-                    notes.append(f"step {t}: {where}{_first(wrong, values)}, which lies outside {leaf}.")
-        if not np.isfinite(rewards).all():
-            problems.append(f"step {t}: the reward{_first(~np.isfinite(rewards), rewards)}, which "
-                            "is not finite.")
-        if len(problems) > known or time.monotonic() > deadline:
-            break
-        heads = vecenv.action_heads
-        actions = rng.integers(0, heads, (vecenv.num_agents, len(heads))) if heads else \
-            np.stack([vecenv.single_action_space.sample() for _ in range(vecenv.num_agents)])
-        seen, rewards, terminals, truncations = vecenv.step(actions)[:4]
-        ends, rewarded = ends + int((terminals | truncations).sum()), rewarded or bool(rewards.any())
-        played.add(rewards, terminals | truncations)
-    if not problems:
-        notes += [f"no episode ended in {t:,} steps. Is there a limit of steps?"] * (not ends)
-        notes += ["no reward but 0 was ever given. Can a random agent find one at all?"] * (not rewarded)
-        notes += filter(None, [played.moved()])
-    return problems, notes
-
-
-def _first(wrong, values):
-    """The place of the first wrong one of the values (agents, ...), and the value, in words."""
-    agent, *index = np.argwhere(wrong)[0]
-    return f"{[int(i) for i in index] or ''} of agent {agent} is {values[(agent, *index)]}"
-
-
-def _check_interface(env):
-    """(problems, notes) of the package's own check of one environment."""
-    problems, notes = [], []
-    with warnings.catch_warnings(record=True) as warned, contextlib.closing(env):
-        warnings.simplefilter("always")
-        try:
-            if isinstance(env, gymnasium.Env):
-                from gymnasium.utils.env_checker import check_env
-
-                check_env(env, skip_render_check=True)
-            elif hasattr(env, "possible_agents") and not hasattr(env, "agent_iter"):
-                from pettingzoo.test import parallel_api_test
-
-                with contextlib.redirect_stdout(io.StringIO()):
-                    parallel_api_test(env, num_cycles=100)
-        except AssertionError as error:
-            problems.append(str(error).strip() or "its package's own check fails without a word")
-    for warning in warned:
-        text = re.sub("\x1b\\[[0-9;]*m", "", str(warning.message)).removeprefix("WARN: ").strip()
-        if "unwrapped version" not in text and text not in notes:
-            notes.append(text)
-    return problems, notes
 
 
 # --------------------------------------------------------------------------------------------------
@@ -573,19 +447,12 @@ def named(env):
     return ocean.load(own["ocean_name"]) if "ocean_name" in own else env
 
 
-OLD_KEYWORDS = {"zero_copy": "nothing is copied now",
-                "overwork": "there may be more workers than cores now"}
-
-
 def with_settings(env, env_kwargs, settings, keywords):
     """env_kwargs with `settings` for all environments. Raises ValueError for one that the
     environment does not have."""
     known = settings_of(env)
     for key in settings:
         if known is not None and key not in known:
-            if key in OLD_KEYWORDS:
-                raise ConfigError(f"make takes no {key} any more: "
-                                  f"{OLD_KEYWORDS[key]}. Leave it out.")
             near = ocean.nearest(key, [*known, *keywords], known)
             raise ConfigError(f"{name_of(env)} has no setting {key!r}: {near}; "
                               f"make itself takes {', '.join(keywords)}")

@@ -24,11 +24,11 @@ class ConfigError(UserError):
     """A setting, an argument or a file that does not exist, has the wrong type or cannot work."""
 
 
-class EnvironmentFault(UserError):
+class EnvError(UserError):
     """What an environment declares or returns is not what its interface or its spaces say."""
 
 
-class NetworkFault(UserError):
+class NetworkError(UserError):
     """A network does not return what a policy must."""
 
 

@@ -10,26 +10,19 @@ uint8. A plain Box keeps its shape. Actions become Discrete, MultiDiscrete or Bo
 """
 
 import functools
-import inspect
 import itertools
 import math
 import warnings
-import zlib
 
 import numpy as np
 from gymnasium import spaces
 
-from errors import EnvironmentFault
+from errors import EnvError
 
 
 @functools.cache
 def warn_once(text):
     warnings.warn(text, stacklevel=3)
-
-
-def warn_of_dtype(keys, found, declared):
-    warn_once(f"an {name_field(keys)} is {found}, but its space says {declared}: numbers that do not "
-              f"fit into {declared} are changed without an error. Return {declared}.")
 
 
 def store(target, value, keys=()):
@@ -39,16 +32,8 @@ def store(target, value, keys=()):
     except TypeError:
         target[...] = value
         if hasattr(value, "dtype"):  # Python's own numbers have none
-            warn_of_dtype(keys, value.dtype, target.dtype)
-
-
-@functools.cache
-def source_checksum(*functions):
-    """A checksum of functions' source; None if it cannot be read."""
-    try:
-        return zlib.crc32("".join(map(inspect.getsource, functions)).encode())
-    except (OSError, TypeError):
-        return None
+            warn_once(f"an {name_field(keys)} is {value.dtype}, but its space says {target.dtype}: numbers that do "
+                      f"not fit into {target.dtype} are changed without an error. Return {target.dtype}.")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -218,9 +203,9 @@ class FlatObservation:
             columns = values.reshape(len(values), -1)
             for column in columns[:, np.abs(columns).max(0) > 2**24].T:
                 if len(np.unique(column)) > len(np.unique(column.astype(np.float32))):
-                    warnings.warn(f"{name}: the {name_field(keys)} has numbers near "
-                                  f"{column[0]} that are one number in float32, so the network cannot tell them apart. "
-                                  "Give --train.norm-obs True, which first subtracts their mean.", stacklevel=2)
+                    warn_once(f"{name}: the {name_field(keys)} has numbers near "
+                              f"{column[0]} that are one number in float32, so the network cannot tell them apart. "
+                              "Give --train.norm-obs True, which first subtracts their mean.")
                     return
 
     def flatten(self, value, out=None):
@@ -317,8 +302,6 @@ class FlatAction:
         for _, _, leaf in self.leaves:
             first = len(heads) + len(lows)
             if isinstance(leaf, spaces.Discrete):
-                if leaf.n > 2**16:
-                    raise ValueError(f"the action space {leaf} has too many values for a discrete head.")
                 heads.append(int(leaf.n))
                 starts.append(int(leaf.start))
             elif isinstance(leaf, spaces.MultiDiscrete):
@@ -329,8 +312,6 @@ class FlatAction:
                 starts += [0] * math.prod(leaf.shape)
             elif isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.integer):
                 sizes = leaf.high.astype(np.int64) - leaf.low.astype(np.int64) + 1
-                if (sizes > 2**16).any() or (sizes < 1).any():
-                    raise ValueError(f"the action space {leaf} has too many values for a discrete head; bound it.")
                 heads += sizes.ravel().tolist()
                 starts += leaf.low.astype(np.int64).ravel().tolist()
             elif isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating):
@@ -342,10 +323,11 @@ class FlatAction:
                     "MultiDiscrete, MultiBinary, Box, and Dict and Tuple of these."
                 )
             self.parts.append((leaf, first, len(heads) + len(lows) - first))
-        if heads and lows:
-            raise TypeError(f"the action space {space} mixes discrete and continuous parts; policies act in one kind.")
-        if not heads and not lows:
-            raise TypeError(f"the action space {space} is empty; a policy needs something to choose.")
+        if bool(heads) == bool(lows):
+            what = "mixes discrete and continuous parts; policies act in one kind" if heads else "is empty"
+            raise TypeError(f"the action space {space} {what}.")
+        if heads and not 0 < min(heads) <= max(heads) <= 2**16:
+            raise ValueError(f"the action space {space} has too many values for a discrete choice; bound it.")
         self.heads, self.starts = heads, np.array(starts, np.int64)
         self.firsts = np.cumsum([0, *heads[:-1]])  # of each head's options
         self.columns = len(heads) + len(lows)
@@ -398,12 +380,11 @@ class FlatAction:
             return
         mask = self._options(mask)
         if mask.shape != target.shape:
-            raise EnvironmentFault(
+            raise EnvError(
                 f"an action mask has {mask.size} entries, the action space has {target.size} options.")
         target[:] = mask != 0
         if b"\0" in np.bitwise_or.reduceat(target, self.firsts).tobytes():  # half the time of .all()
             target[np.repeat(np.bitwise_or.reduceat(target, self.firsts) == 0, self.heads)] = 1
-
 
     def _options(self, mask):
         """A mask as one array of all options."""
@@ -417,33 +398,15 @@ class FlatAction:
             mask = np.concatenate([np.ravel(part) for part in parts])
         return np.ravel(mask)
 
-    def check_masks(self, env, masks, infos):
-        """Whether there are any among an environment's first masks, None for none. EnvironmentFault if they are no
-        flags, or if the infos have them under another name."""
-        for mask in masks:
-            if mask is not None and not np.isin(options := self._options(mask), (0, 1)).all():
-                raise EnvironmentFault(
+    def check_masks(self, env, masks):
+        """Whether there are any among an environment's first masks, None for none. EnvError if they are no flags."""
+        given = [self._options(mask) for mask in masks if mask is not None]
+        for options in given:
+            if not np.isin(options, (0, 1)).all():
+                raise EnvError(
                     f"{env}: an action mask has a {options[~np.isin(options, (0, 1))][0]}; expected 1 for each "
                     "action that is allowed and 0 for the others.")
-        needed = any(mask is not None for mask in masks)
-        if not needed and any("action_masks" in info for info in infos):
-            raise EnvironmentFault(f'{env}: its info has "action_masks"; the mask\'s name there is "action_mask".')
-        return needed
-
-
-def check_late_masks(env, masks):
-    """EnvironmentFault if there is a mask at a step of an environment that gave none at its first reset."""
-    if any(mask is not None for mask in masks):
-        raise EnvironmentFault(
-            f"{env}: step() gives an action mask, and the first reset() gave none, so it would be ignored. "
-            'Give one at both: reset returns observation, {"action_mask": ...}.')
-
-
-def note_lost_mask(env, info):
-    """Warn if an environment that gave a mask at its first reset does not say why there is none now."""
-    if "action_mask" not in info:
-        warn_once(f"{env}: its first reset gave an action mask, but a later step or reset gives none, so every action "
-                  'counts as allowed there. If so it is, say it: {"action_mask": None} in the info.')
+        return bool(given)
 
 
 def find_mask(observation, info):
@@ -454,63 +417,79 @@ def find_mask(observation, info):
 
 
 # --------------------------------------------------------------------------------------------------
-# What environments return: the check of the first step, and infos
+# What environments return: the check of the first reset and step, and infos
 
 
-CORRECT = "correct the space that the environment declares, or what it returns."
 HAIR = 1e-6  # relative to a bound, or to 1: a number outside by less was only rounded
+RESET = "observation", "info"  # what Gymnasium's reset and step return
+STEP = "observation", "reward", "terminated", "truncated", "info"
 
 
-def check_value(space, value, what, keys=()):
-    """Raise an EnvironmentFault that says where `value` breaks `space`: keys, type, shape, dtype or
-    bounds. A float64 passes if a float32 is declared, as it can be cast; floats a HAIR outside
-    their bounds are warned of, once."""
-    children = _children(space)
+def as_array(value):
+    """The value as an array, one of objects if its parts have several shapes."""
+    try:
+        return np.asarray(value)
+    except ValueError:
+        return np.array(None)
+
+
+def check_returned(env, call, returned, space, shape=()):
+    """Raise a EnvError if what `reset` or `step` returned is not what Gymnasium and the space say.
+
+    env: the environment in words; call: "reset" or "step"; space: of the observations, None for
+    those that are not checked; shape: of rewards and flags, (num_envs,) of a vector.
+    """
+    names = STEP if call == "step" else RESET
+    if not isinstance(returned, tuple | list) or len(returned) != len(names):
+        got = f"{len(returned)} values" if isinstance(returned, tuple | list) else describe(returned)
+        raise EnvError(f"{env}: {call}() must return {', '.join(names)}, got {got}.")
+    for name, value in zip(names, returned, strict=True):
+        what, array = f"{env}: the {name} of {call}()", as_array(value)
+        if name == "observation":
+            if space is not None:
+                check_value(space, value, what)
+        elif name == "info":
+            if not hasattr(value, "keys"):
+                raise EnvError(f"{what} must be a dict, got {describe(value)}; {{}} if it is empty.")
+        elif (array.shape != shape and (shape or name != "reward" or array.shape != (1,))
+              ) or array.dtype.kind not in "biuf":
+            expected = f"numbers of shape {shape}" if shape else "a number" if name == "reward" else "a bool"
+            got = f"shape {array.shape} of {array.dtype}" if array.shape else describe(value)
+            raise EnvError(f"{env}: the {name} of {call}() must be {expected}, got {got}.")
+
+
+def check_value(space, value, what):
+    """Raise a EnvError that says where `value` breaks `space`: keys, type, shape, dtype or bounds. A
+    float64 passes if a float32 is declared, as it can be cast; floats may be a HAIR outside."""
+    children, expected, got = _children(space), None, describe(value)
     if children is not None:
         keys = [key for _, key, _ in children]
         if isinstance(space, spaces.Tuple):
             if not isinstance(value, tuple | list) or len(value) != len(keys):
-                raise EnvironmentFault(
-                    f"{what} breaks its space: expected a tuple of {len(keys)}, got {describe(value)}; "
-                    + CORRECT)
+                expected = f"a tuple of {len(keys)}"
         elif not isinstance(value, dict) or set(value) != set(keys):
-            got = f"keys {sorted(map(str, value))}" if isinstance(value, dict) else describe(value)
-            raise EnvironmentFault(
-                f"{what} breaks its space: expected a dict with keys {sorted(map(str, keys))}, got {got}; "
-                + CORRECT)
-        for _, key, sub in children:
-            check_value(sub, value[key], f"{what}[{key!r}]", (*keys, key))
-        return
-    if isinstance(space, spaces.Text):
+            expected = f"a dict with the keys {', '.join(map(str, keys))}"
+    elif isinstance(space, spaces.Text):
         if not isinstance(value, str) or len(value) > space.max_length or "\0" in value:
-            raise EnvironmentFault(f"{what} breaks its space: expected {space}, got {describe(value)}; {CORRECT}")
-        return
-    if value is None:
-        raise EnvironmentFault(f"{what} is None; does a `return` lack its values?")
-    dtype, shape, low, high = _leaf(space)
-    try:
-        array = np.asarray(value)
-    except ValueError:  # parts of several shapes
-        raise EnvironmentFault(
-            f"{what} breaks its space: expected an array {shape}, got {describe(value)}; {CORRECT}") from None
-    if array.shape != shape:
-        raise EnvironmentFault(f"{what} breaks its space: expected shape {shape}, got shape {array.shape}; {CORRECT}")
-    if not np.can_cast(array.dtype, dtype, "same_kind") and not (dtype.kind in "ui" and array.dtype.kind in "uib"):
-        raise EnvironmentFault(f"{what} breaks its space: expected dtype {dtype}, got {array.dtype}; {CORRECT}")
-    if isinstance(space, spaces.Box) and dtype.kind in "ui" and not np.can_cast(array.dtype, dtype):
-        warn_of_dtype(keys, array.dtype, dtype)
-    wrong = outside(space, array)
-    if wrong.any():
-        if dtype.kind == "f" and not outside(space, array, slack=HAIR).any():
-            warn_once(f"{what} lies a hair outside its bounds, which is let pass: the space that "
-                      "the environment declares is a little too narrow.")
-            return
-        where = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(wrong)))
-        got, lowest, highest = (np.atleast_1d(np.broadcast_to(part, shape))[where] for part in (array, low, high))
-        raise EnvironmentFault(
-            f"{what} breaks its space: element {where} is {got}, expected {lowest} to "
-            f"{highest}; correct the bounds that the environment declares, or its values."
-        )
+            expected = str(space)
+    else:
+        dtype, shape, low, high = _leaf(space)
+        array = as_array(value)
+        casts = np.can_cast(array.dtype, dtype, "same_kind") or (dtype.kind in "ui" and array.dtype.kind in "uib")
+        if array.shape != shape:
+            expected, got = f"shape {shape}", f"shape {array.shape}" if array.shape else got
+        elif not casts:
+            expected, got = f"dtype {dtype}", array.dtype
+        elif (wrong := outside(space, array, slack=HAIR if dtype.kind == "f" else 0)).any():
+            where = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(wrong)))
+            got, lowest, highest = (np.atleast_1d(np.broadcast_to(part, shape))[where] for part in (array, low, high))
+            expected = f"{lowest} to {highest} in element {where}"
+    if expected is not None:
+        raise EnvError(
+            f"{what} breaks its space: expected {expected}, got {got}. Correct the space that the environment "
+            "declares, or what it returns.")
+    for _, key, sub in children or ():
+        check_value(sub, value[key], f"{what}[{key!r}]")
 
 
 def describe(value):
@@ -537,20 +516,13 @@ def numeric_scalars(info, prefix=""):
     return numbers
 
 
-def check_flag(flag, what):
-    """Raise an EnvironmentFault unless a flag is a bool, 0 or 1."""
-    if not isinstance(flag, bool | np.bool_ | int | np.number) and not (
-            isinstance(flag, np.ndarray) and flag.shape == () and flag.dtype.kind in "biuf"):
-        raise EnvironmentFault(f"{what} must be a bool, got {describe(flag)}.")
-
-
-def check_info(info, what):
-    """Raise an EnvironmentFault unless `info`, the last of what `step` or `reset` returned, is a dict."""
-    if not hasattr(info, "keys"):
-        raise EnvironmentFault(
-            f"{what} returned as its info, which comes last, {describe(info)}; it must be a dict, {{}} if "
-            "there is nothing to tell. step returns observation, reward, terminated, truncated, info (old "
-            "Gym's: observation, reward, done, info), reset observation, info.")
+def episode_means(sums, n):
+    """The log of n episodes, {} for none. sums: {name: (sum, number of episodes that have it)}."""
+    means = {name: total / count for name, (total, count) in sums.items() if count}
+    means = {name: value for name, value in means.items() if math.isfinite(value)}
+    if "episode_return" in means:
+        means.setdefault("score", means["episode_return"])
+    return {**means, "n": n} if n else {}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -55,9 +55,10 @@ import checkpoints
 import configuration
 import data_parallel
 import emulation
+import flat_spaces
 import kernels
 from arena import without_torch_function
-from errors import ConfigError, NetworkFault
+from errors import ConfigError, NetworkError
 from fast import pictures, recurrent
 from flat_spaces import PICTURE, action_bounds, leaf_kind, shorter_side
 
@@ -68,7 +69,7 @@ from flat_spaces import PICTURE, action_bounds, leaf_kind, shorter_side
 def action_layout(space):
     """Return (heads, dims) of an action space.
 
-    ([n, ...], 0) for Discrete and MultiDiscrete, (None, dims) for Box. Raises NetworkFault for any
+    ([n, ...], 0) for Discrete and MultiDiscrete, (None, dims) for Box. Raises NetworkError for any
     other space.
     """
     if isinstance(space, gymnasium.spaces.Discrete):
@@ -77,8 +78,9 @@ def action_layout(space):
         return [int(n) for n in space.nvec.reshape(-1)], 0
     if isinstance(space, gymnasium.spaces.Box):
         return None, math.prod(space.shape)
-    raise NetworkFault(f"action space = {space}: a policy acts in Discrete, MultiDiscrete and Box. "
-                    "Wrap the environment.")
+    raise NetworkError(
+        f"action space = {space}: a policy acts in Discrete, MultiDiscrete and Box. "
+        "Wrap the environment.")
 
 
 def orthogonal(linear, gain=2**0.5):
@@ -125,13 +127,14 @@ class Decoder(nn.Linear):
 def set_log_std(policy, log_std):
     """Set the log-std with which the policy's continuous actions start.
 
-    Raises NetworkFault if it has no Decoder with one.
+    Raises NetworkError if it has no Decoder with one.
     """
     decoders = [module for module in policy.modules()
                 if isinstance(module, Decoder) and module.log_std is not None]
     if not decoders:
-        raise NetworkFault("the network has no models.Decoder of continuous actions. Take "
-                        "--policy.log-std-init 0, and set the log-std in the network.")
+        raise NetworkError(
+            "the network has no models.Decoder of continuous actions. Take "
+            "--policy.log-std-init 0, and set the log-std in the network.")
     for decoder in decoders:
         nn.init.constant_(decoder.log_std, log_std)
 
@@ -159,15 +162,15 @@ def squash(policy, space):
 
     The policy gets a buffer action_squash (3, A), which is saved with its weights: the middle of
     the bounds, half of their distance and its logarithm, or start, -scale and the logarithm of
-    scale. Returns the policy. Raises NetworkFault for discrete actions, or if no number would change.
+    scale. Returns the policy. Raises NetworkError for discrete actions, or if no number would change.
     """
     if not isinstance(space, gymnasium.spaces.Box):
-        raise NetworkFault(f"the actions are not a Box, but {space}. Take --policy.squash none.")
+        raise NetworkError(f"the actions are not a Box, but {space}. Take --policy.squash none.")
     low, high = map(torch.from_numpy, action_bounds(space))
     half, start = (high - low) / 2, torch.zeros_like(low).clamp(low, high)
     is_bounded = half.isfinite() & (half > 0)
     if not is_bounded.any() and not start.any():
-        raise NetworkFault(f"no number of {space} has two finite bounds. Take --policy.squash none.")
+        raise NetworkError(f"no number of {space} has two finite bounds. Take --policy.squash none.")
     scale = torch.where(is_bounded, half, start.abs().clamp(min=1.0))
     bounds = torch.stack([torch.where(is_bounded, low + half, start),
                           torch.where(is_bounded, half, -scale), scale.log()]).float()
@@ -641,8 +644,9 @@ class Separate(nn.Module):
     def __init__(self, env, hidden_size=64):
         super().__init__()
         if wants_encoding(env):
-            raise NetworkFault("policy.name = Separate: reads plain numbers, not "
-                            f"{env.env_single_observation_space}. Take policy.name auto.")
+            raise NetworkError(
+                "policy.name = Separate: reads plain numbers, not "
+                f"{env.env_single_observation_space}. Take policy.name auto.")
         size = math.prod(env.single_observation_space.shape)
         self.actor, self.critic = (nn.Sequential(
             orthogonal(nn.Linear(size, hidden_size)), nn.Tanh(),
@@ -691,9 +695,9 @@ class Encoded(nn.Module):
                  trained=()):
         super().__init__()
         space = emulation.seen_space(env)
-        flat = emulation.FlatObservation(space)
+        flat = flat_spaces.FlatObservation(space)
         self.hidden_size = hidden_size
-        self.native = emulation.nativize_dtype(flat.dtype)
+        self.native = flat_spaces.nativize_dtype(flat.dtype)
         self.leaves = [(names, leaf, kind) for (_, names, leaf), kind in
                        zip(flat.leaves, leaf_kinds(flat.leaves, boards, trained), strict=True)]
         encoders = {"image": image_encoder or _image_encoder, "board": _board_encoder}
@@ -701,7 +705,7 @@ class Encoded(nn.Module):
             encoders[kind](leaf) if kind in encoders else nn.Identity()
             for _, leaf, kind in self.leaves)
         # the dtype's shape, because a Text has none
-        self.numbers = [math.prod(emulation.space_dtype(leaf).shape)
+        self.numbers = [math.prod(flat_spaces.space_dtype(leaf).shape)
                         for _, leaf, kind in self.leaves if kind == "numbers"]
         exact = any(exceeds_float32(leaf) for _, leaf, kind in self.leaves if kind == "numbers")
         self.normalizer = (Normalizer(sum(self.numbers), self._numbers, exact)
@@ -723,7 +727,7 @@ class Encoded(nn.Module):
 
     def _values(self, observations):
         """Return [(space, kind, values (B, *shape)), ...] of the fields."""
-        fields, values = emulation.nativize_tensor(observations, self.native), []
+        fields, values = flat_spaces.nativize_tensor(observations, self.native), []
         for names, leaf, kind in self.leaves:
             value = fields
             for name in names:
@@ -780,15 +784,16 @@ class Impala(Encoded):
 
     For each number of `channels` a convolution, a max-pooling that halves the sides, and two
     residual blocks. It costs several times as much as the plain convolutions and reads varied
-    pictures better, as Procgen's. Raises NetworkFault if no observation is an image.
+    pictures better, as Procgen's. Raises NetworkError if no observation is an image.
     """
 
     def __init__(self, env, hidden_size=256, channels=(16, 32, 32), normalize=False, trained=()):
         super().__init__(env, hidden_size, normalize=normalize, trained=trained,
                          image_encoder=lambda space: _residual_encoder(space, channels))
         if not any(kind == "image" for *_, kind in self.leaves):
-            raise NetworkFault("policy.name = Impala: there is no image (docs/environments.md) in "
-                            f"{env.single_observation_space}. Take policy.name auto.")
+            raise NetworkError(
+                "policy.name = Impala: there is no image (docs/environments.md) in "
+                f"{env.single_observation_space}. Take policy.name auto.")
 
 
 class Normalized(nn.Module):
@@ -799,8 +804,9 @@ class Normalized(nn.Module):
         size = math.prod(env.single_observation_space.shape)
         if not isinstance(getattr(env, "env_single_observation_space", None),
                           gymnasium.spaces.Box | None):
-            raise NetworkFault("train.norm_obs = True: the observations are not one array. Normalise "
-                            "the fields of a Dict or Tuple in the network (models.Normalizer).")
+            raise NetworkError(
+                "train.norm_obs = True: the observations are not one array. Normalise "
+                "the fields of a Dict or Tuple in the network (models.Normalizer).")
         self.policy = policy
         self.normalizer = Normalizer(size, exact=exceeds_float32(env.single_observation_space))
 
@@ -840,9 +846,10 @@ class Board(nn.Module):
         shape, (heads,
                 _) = env.single_observation_space.shape, action_layout(env.single_action_space)
         if len(shape) != 3 or heads is None or len(heads) != 1:
-            raise NetworkFault("policy.name = Board: reads planes (planes, H, W) and has one Discrete "
-                            f"action, not {shape} and {env.single_action_space}. Take policy.name "
-                            "default.")
+            raise NetworkError(
+                "policy.name = Board: reads planes (planes, H, W) and has one Discrete "
+                f"action, not {shape} and {env.single_action_space}. Take policy.name "
+                "default.")
         planes, cells = shape[0], shape[1] * shape[2]
         self.convolutions = nn.ModuleList(
             orthogonal(nn.Conv2d(hidden_size if i else planes, hidden_size, 3, padding=1))
@@ -936,7 +943,7 @@ def summarize(policy):
     if isinstance(inner, Impala):
         encodings["image"] = "residual convolutions of an image"
     if isinstance(inner, Encoded):
-        fields = [f"{'/'.join(names) + ' ' if names else ''}{emulation.space_dtype(leaf).shape} "
+        fields = [f"{'/'.join(names) + ' ' if names else ''}{flat_spaces.space_dtype(leaf).shape} "
                   f"{encodings[kind]}" + (f" {_layout(leaf)[2]}" if kind == "image" else "")
                   for names, leaf, kind in inner.leaves]
         description = "; ".join(fields)
@@ -1054,11 +1061,11 @@ def decode(policy, hidden, *lookup):
 
 
 def check_encoder_decoder(policy, wrapper):
-    """Raise NetworkFault for a network without the methods that a wrapper calls."""
+    """Raise NetworkError for a network without the methods that a wrapper calls."""
     missing_methods = [name for name in ("encode_observations", "decode_actions")
                        if not hasattr(policy, name)]
     if missing_methods:
-        raise NetworkFault(
+        raise NetworkError(
             f"{type(policy).__name__} has no {' and no '.join(missing_methods)}: "
             f"{type(wrapper).__name__} calls encode_observations(observations) -> hidden and "
             "decode_actions(hidden) -> logits, value. Split forward as models.FeedForward does, or "
@@ -1073,8 +1080,9 @@ class MinGRUWrapper(_Recurrent):
         check_encoder_decoder(policy, self)
         input_size, hidden_size = _widths(input_size, hidden_size)
         if input_size != hidden_size:
-            raise NetworkFault(f"rnn.input_size = {input_size}: MinGRU's highway needs "
-                             f"rnn.hidden_size = {hidden_size}. Give one of the two.")
+            raise NetworkError(
+                f"rnn.input_size = {input_size}: MinGRU's highway needs "
+                f"rnn.hidden_size = {hidden_size}. Give one of the two.")
         self.policy = policy
         self.hidden_size = hidden_size
         self.num_layers = num_layers
@@ -1248,10 +1256,10 @@ def find_form(policy, space):
 
     PufferLib 3's networks without memory take a state too. One call on zeros tells whether forward
     takes (B, *observation) or (T, N, *observation); the answer is the attribute `takes_batches`.
-    Raises NetworkFault for a network without a forward.
+    Raises NetworkError for a network without a forward.
     """
     if type(policy).forward is nn.Module.forward and "forward" not in vars(policy):
-        raise NetworkFault(f"{type(policy).__name__} has no forward(observations) -> logits, "
+        raise NetworkError(f"{type(policy).__name__} has no forward(observations) -> logits, "
                            "value. For CleanRL's actor and critic: def forward(self, x): return "
                            "self.actor(x), self.critic(x)")
     is_known = any(hasattr(policy, name) for name in ("initial_state", "takes_batches"))
@@ -1293,7 +1301,7 @@ def over_time(policy, observations, state, forward=None):
             raise output_error(policy, "forward", outputs)
         size = f"{T * N}" if is_batch else f"{T}, {N}"
         if first.shape[:-1] != inputs.shape[: 1 if is_batch else 2] or value.numel() != T * N:
-            raise NetworkFault(f"{type(policy).__name__} got observations {tuple(inputs.shape)}, "
+            raise NetworkError(f"{type(policy).__name__} got observations {tuple(inputs.shape)}, "
                                f"{form}: logits and value have shapes {tuple(first.shape)} and "
                                f"{tuple(value.shape)}, expected ({size}, actions) and ({size}, 1). "
                                "See models.py.")
@@ -1304,22 +1312,22 @@ def over_time(policy, observations, state, forward=None):
 
 
 def check_logits(policy, outputs, log_std, heads, dims):
-    """Raise NetworkFault unless outputs fit these action heads, or dims without heads.
+    """Raise NetworkError unless outputs fit these action heads, or dims without heads.
 
     outputs (..., A + 1) and log_std: of join_outputs.
     """
     width, name = outputs.shape[-1] - 1, type(policy).__name__
     if heads is not None and log_std is not None:
-        raise NetworkFault(f"{name} returns a Normal, expected logits: these environments want a "
+        raise NetworkError(f"{name} returns a Normal, expected logits: these environments want a "
                            f"choice of {' and of '.join(map(str, heads))}.")
     if heads is None and log_std is None:
-        raise NetworkFault(f"{name} returns logits, expected a torch.distributions.Normal: these "
+        raise NetworkError(f"{name} returns logits, expected a torch.distributions.Normal: these "
                            f"environments want {dims} continuous numbers.")
     expected = dims if heads is None else sum(heads)
     if width != expected:
         kind = "means" if heads is None else "logits"
         head_sums = f" ({' + '.join(map(str, heads))})" if heads and len(heads) > 1 else ""
-        raise NetworkFault(f"{name} returns {width} {kind} per observation, expected "
+        raise NetworkError(f"{name} returns {width} {kind} per observation, expected "
                            f"{expected}{head_sums}. Take the number from env.single_action_space.")
 
 
@@ -1356,14 +1364,14 @@ def _map_fields(state, function):
 
 
 def output_error(policy, method, outputs):
-    """Return the NetworkFault for a result that is not (logits, value)."""
+    """Return the NetworkError for a result that is not (logits, value)."""
     results = outputs if isinstance(outputs, (list, tuple)) else [outputs]
     types = [f"{type(result).__name__} {tuple(result.shape)}" if isinstance(result, torch.Tensor)
              else type(result).__name__ for result in results]
     received = f"a {types[0]}" if results is not outputs else f"{len(types)}: {', '.join(types)}"
     fields = getattr(policy, "rollout_fields", None)
     expected = f"(logits, value, {{{', '.join(fields)}}})" if fields else "(logits, value)"
-    return NetworkFault(f"{type(policy).__name__}.{method} must return {expected}, got {received}; "
+    return NetworkError(f"{type(policy).__name__}.{method} must return {expected}, got {received}; "
                         "value is one number per observation. See models.py.")
 
 
@@ -1465,58 +1473,32 @@ def act(logits, action=None):
     return action, logprob, sum(distribution.entropy() for distribution in distributions)
 
 
-def _check_unsquashed(policy):
-    """Return the policy; raise NetworkFault if it squashes its actions.
-
-    CleanRL's loops pass the sample to the environment unchanged.
-    """
-    if squash_of(policy) is not None:
-        raise NetworkFault(f"{type(policy).__name__} squashes its actions by tanh "
-                           "(models.squash), which CleanRL's loops cannot. Make the policy without, "
-                           "or train it with PuffeRL.")
-    return policy
-
-
 class CleanRLAgent(nn.Module):
-    """The agent of CleanRL's ppo.py over a feed-forward policy.
+    """The agent of CleanRL's ppo.py over a feed-forward policy, that of ppo_atari_lstm.py over a recurrent one.
 
-    get_value(x) -> (B, 1); get_action_and_value(x, action=None) -> action (B,) or (B, heads or
-    dims), logprob (B,), entropy (B,), value (B, 1); x (B, *observation).
+    x (B, *observation): get_value(x) -> (B, 1); get_action_and_value(x, action=None) -> action (B,)
+    or (B, heads or dims), logprob (B,), entropy (B,), value (B, 1).
+    Of a recurrent policy: get_value(x, state, done); get_action_and_value(x, state, done,
+    action=None) -> the same, and the new state. `state` is a tuple of tensors (layers, N, size),
+    from initial_state(N); x (T·N, *observation) holds T steps of N agents, time outside, and done
+    (T·N,) is 1 if an observation begins an episode. Without a state x is one step of agents that
+    begin, and without done none begins.
     """
 
     def __init__(self, policy):
         super().__init__()
-        self.policy = _check_unsquashed(policy)
-
-    def get_value(self, x):
-        return self._run(x)[1]
-
-    def get_action_and_value(self, x, action=None):
-        logits, value = self._run(x)
-        return *act(logits, action), value
-
-    def _run(self, x):
-        return getattr(self.policy, "forward_eval", self.policy)(x)
-
-
-class RecurrentCleanRLAgent(nn.Module):
-    """The agent of CleanRL's ppo_atari_lstm.py over a recurrent policy.
-
-    `state` is a tuple of tensors (layers, N, size), from initial_state(N); x (T·N, *observation)
-    holds T steps of N agents, time outside, and done (T·N,) is 1 if an observation begins an
-    episode. Without a state x is the first step of N agents, and without done no episode begins.
-    get_value(x, state, done) -> (T·N, 1); get_action_and_value(x, state, done, action=None) ->
-    action, logprob (T·N,), entropy (T·N,), value (T·N, 1), new state.
-    """
-
-    def __init__(self, policy):
-        super().__init__()
-        self.policy = _check_unsquashed(policy)
+        if squash_of(policy) is not None:
+            raise NetworkError(f"{type(policy).__name__} squashes its actions by a tanh (models.squash), which "
+                               "CleanRL's loops do not do. Make the policy without, or train it with PuffeRL.")
+        self.policy = policy
+        self.has_memory = bool(policy.initial_state(1)) if hasattr(policy, "initial_state") else False
 
     def initial_state(self, num_agents):
         return tuple(self.policy.initial_state(num_agents).values())
 
-    def _run(self, x, state, done):
+    def _run(self, x, state=None, done=None):
+        if not self.has_memory:
+            return *getattr(self.policy, "forward_eval", self.policy)(x), ()
         state = self.initial_state(len(x)) if state is None else state
         names, N = list(self.policy.initial_state(1)), state[0].shape[1]
         T = len(x) // N
@@ -1537,9 +1519,15 @@ class RecurrentCleanRLAgent(nn.Module):
     def get_value(self, x, state=None, done=None):
         return self._run(x, state, done)[1]
 
-    def get_action_and_value(self, x, state=None, done=None, action=None):
-        logits, value, state = self._run(x, state, done)
-        return *act(logits, action), value, state
+    def get_action_and_value(self, x, *arguments, action=None):
+        """arguments: (action,), or of a recurrent policy (state, done, action); each may be left out."""
+        count = 2 if self.has_memory else 0
+        logits, value, state = self._run(x, *arguments[:count])
+        result = *act(logits, *arguments[count:] or (action,)), value
+        return (*result, state) if self.has_memory else result
+
+
+RecurrentCleanRLAgent = CleanRLAgent
 
 
 # --------------------------------------------------------------------------------------------------

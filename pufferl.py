@@ -63,6 +63,7 @@ import diagnostics
 import emulation
 import engines
 import environments
+import flat_spaces
 import kernels
 import loggers
 import models
@@ -160,7 +161,7 @@ class PuffeRL:
         if self.ranks.count > 1:
             self.ranks.join(self, agents)
         self.normalizer = models.find_normalizer(policy)
-        self._layout = emulation.FlatObservation(emulation.seen_space(vecenv.driver_env))
+        self._layout = flat_spaces.FlatObservation(emulation.seen_space(vecenv.driver_env))
         self.reward_scale = models.RewardScale(self.num_agents, c["gamma"]) if c["norm_reward"] else None
         check_policy(policy, vecenv, c)
         self.bonus = None

@@ -12,7 +12,6 @@ in this file adapt PufferLib's conventions; edit them if your version has others
 docs/from_pufferlib.md has the table of names.
 """
 
-import difflib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -39,7 +38,7 @@ our_emulation, our_environments, our_ocean = map(importlib.import_module, ("emul
 ALIASES = {"vector": "vector", "emulation": "emulation", "models": "models", "pufferl": "pufferl",
            "sweep": "protein"}
 ROOMS = {  # PufferLib's other modules: the modules here in which their names are looked up
-    "pytorch": ["emulation", "models"], "cleanrl": ["models"],
+    "pytorch": ["flat_spaces", "models"], "cleanrl": ["models"],
     "spaces": ["gymnasium.spaces"], "wrappers": [], "postprocess": [], "exceptions": [],
     "utils": [],
     "ocean": ["ocean"], "ocean.environment": [], "ocean.sanity": [], "ocean.torch": ["models"],
@@ -51,7 +50,7 @@ NAMES = {  # one name of PufferLib: its equivalent here
     "NoLogger": "loggers.NoLogger",
     "APIUsageError": "builtins.ValueError", "InvalidAgentError": "builtins.ValueError",
     "EnvironmentSetupError": "builtins.RuntimeError", "namespace": "types.SimpleNamespace",
-    "ClipAction": "gymnasium.wrappers.ClipAction", "GymToGymnasium": "emulation.OldGym",
+    "ClipAction": "gymnasium.wrappers.ClipAction", "GymToGymnasium": "emulation.gymnasium_form",
     "vector.PufferEnv": "pufferlib.PufferEnv",
     "vector.GymnasiumPufferEnv": "emulation.GymnasiumPufferEnv",
     "vector.PettingZooPufferEnv": "emulation.PettingZooPufferEnv",
@@ -79,7 +78,7 @@ GONE = {  # what took the place of a name that has no equivalent
     "emulation.GymnaxPufferEnv": "vector.make('gymnax/NAME'), whose environment is families.adapters.gymnax, to copy",
     "emulation.nativize": "emulation.FlatObservation(space).unflatten",
     "emulation.emulate": "emulation.FlatObservation(space).flatten",
-    "emulation.dtype_from_space": "emulation.space_dtype",
+    "emulation.dtype_from_space": "flat_spaces.space_dtype",
     "emulation.flatten_space": "emulation.FlatObservation",
     "models.Convolutional": "models.Encoded, which reads images by convolutions",
     "models.ProcgenResnet": "models.Impala, which reads images by residual convolutions",
@@ -156,9 +155,8 @@ def find(room, name):
     known = [*(key for module in modules for key in vars(module)),
              *(key.rpartition(".")[2] for key in {**NAMES, **ROOMS}
                if key.rpartition(".")[0] == room)]
-    near = difflib.get_close_matches(name, known, n=3)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    raise AttributeError(f"pufferlib.{full}: there is no such name.{hint} (docs/from_pufferlib.md)")
+    raise AttributeError(f"pufferlib.{full}: there is no such name, {our_ocean.nearest(name, known, ())} "
+                         "(docs/from_pufferlib.md)")
 
 
 def __getattr__(name):
@@ -379,17 +377,17 @@ class EpisodeStats(gymnasium.Wrapper):
     return and length are logged without this wrapper."""
 
     def __init__(self, env):
-        super().__init__(our_emulation.gymnasium_form(env))
+        super().__init__(env)
         self.sums = {}
 
     def reset(self, *, seed=None, options=None):
-        self.sums = {}
-        return (self.env.reset(seed=seed) if options is None
-                else self.env.reset(seed=seed, options=options))
+        self.sums, given = {}, {"seed": seed, "options": options}  # PufferLib's examples take neither
+        return self.env.reset(**{name: value for name, value in given.items()
+                                 if our_emulation.takes(self.env.reset, name)})
 
     def step(self, action):
         observation, reward, terminated, truncated, info = self.env.step(action)
-        for name, value in our_emulation.numeric_scalars(info).items():
+        for name, value in importlib.import_module("flat_spaces").numeric_scalars(info).items():
             self.sums[name] = self.sums.get(name, 0.0) + value
         return observation, reward, terminated, truncated, {**info, **self.sums} if terminated or truncated else info
 

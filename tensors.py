@@ -41,19 +41,21 @@ import torch
 from gymnasium import spaces
 
 import emulation
-from errors import EnvironmentFault
+import flat_spaces
+from errors import EnvError
 
 
 def as_tensor(array):
-    """The array as a torch tensor, not copied if it has `__dlpack__`. Raises TypeError if it is no
+    """The array as a torch tensor, not copied if it has `__dlpack__`. Raises a EnvError if it is no
     array."""
     if isinstance(array, torch.Tensor):
         return array
     if isinstance(array, np.ndarray | np.generic):
         return torch.as_tensor(array)
     if not hasattr(array, "__dlpack__"):
-        raise EnvironmentFault("expected a torch tensor or an array with __dlpack__, got "
-                               f"{type(array).__name__}.")
+        raise EnvError(
+            "expected a torch tensor or an array with __dlpack__, got "
+            f"{type(array).__name__}.")
     return torch.from_dlpack(array)
 
 
@@ -78,7 +80,7 @@ def look(env, seed):
     return TensorEnv(env, result)
 
 
-class TensorEnv:
+class TensorEnv(emulation.Checked):
     """Such an environment, as flat tensors; vector.Tensors steps it.
 
     env: the environment. begun: what its reset returned; it shows the kind of array and the device.
@@ -86,8 +88,8 @@ class TensorEnv:
     and single_action_space, flat; env_single_observation_space, env_single_action_space and
     obs_dtype as those of emulation.GymnasiumPufferEnv;
     has_action_masks; has_valid, whether agents may be dead. Raises TypeError for spaces that cannot
-    be made flat, ValueError for an unknown mode of autoreset and for what breaks its space or shape
-    at the first reset or the first step.
+    be made flat, a EnvError for an unknown mode of autoreset and for what breaks its space or shape at
+    the first reset or the first step.
     """
 
     gives_tensors = True
@@ -96,18 +98,20 @@ class TensorEnv:
         self.env, self.num_agents, self.mode = env, int(env.num_envs), emulation.autoreset_mode(env)
         self.env_single_observation_space = env.single_observation_space
         self.env_single_action_space = env.single_action_space
-        self._observation = emulation.FlatObservation(env.single_observation_space)
-        self._action = emulation.FlatAction(env.single_action_space)
+        self._observation = flat_spaces.FlatObservation(env.single_observation_space)
+        self._action = flat_spaces.FlatAction(env.single_action_space)
         if isinstance(env.single_action_space, spaces.Dict | spaces.Tuple):
-            raise EnvironmentFault(f"{env}: its actions are {env.single_action_space}; an environment of "
-                                   "tensors acts in a Discrete, MultiDiscrete, MultiBinary or Box. "
-                                   "Take its parts from one of these.")
+            raise EnvError(
+                f"{env}: its actions are {env.single_action_space}; an environment of "
+                "tensors acts in a Discrete, MultiDiscrete, MultiBinary or Box. "
+                "Take its parts from one of these.")
         if any(isinstance(leaf, spaces.Text) for _, _, leaf in self._observation.leaves):
-            raise EnvironmentFault(f"{env}: its observations hold Text, which no tensor has.")
+            raise EnvError(f"{env}: its observations hold Text, which no tensor has.")
         self.obs_dtype = self._observation.dtype
         self.single_observation_space, self.single_action_space = self._observation.flat_space, self._action.flat_space
-        self._unchecked = {"reset", "step"}
-        self._check_reset(begun)
+        self.returned_space = gymnasium.vector.utils.batch_space(env.single_observation_space, self.num_agents)
+        self.returned_shape = (self.num_agents,)
+        self.check_first("reset", begun)
         leaf, info = _first_leaf(begun[0]), begun[1]
         self.device, self.has_action_masks = as_tensor(leaf).device, "action_mask" in info
         self.has_valid = self.mode == "next_step"
@@ -122,10 +126,6 @@ class TensorEnv:
         space, action = self.env_single_action_space, self._action
         self._from_dlpack = None
         if not isinstance(leaf, torch.Tensor):
-            if not hasattr(leaf, "__array_namespace__"):
-                raise EnvironmentFault(f"{self.env}: its arrays ({type(leaf).__name__}) have no "
-                                       "__array_namespace__, so actions cannot be made one of their kind; "
-                                       "return torch tensors.")
             self._from_dlpack = leaf.__array_namespace__().from_dlpack
         self._action_dtype = torch.from_numpy(np.zeros(1, space.dtype)).dtype
         self._starts = self._bounds = None
@@ -154,7 +154,7 @@ class TensorEnv:
         """Views of the leaves of flat observations, (num_agents, *shape of the leaf)."""
         if not self._observation.structured:
             return [flat.view(self.num_agents, *(self.env_single_observation_space.shape or ()))]
-        tree, views = emulation.nativize_tensor(flat, emulation.nativize_dtype(self)), []
+        tree, views = flat_spaces.nativize_tensor(flat, flat_spaces.nativize_dtype(self)), []
         for _, names, _ in self._observation.leaves:
             part = tree
             for name in names:
@@ -172,7 +172,7 @@ class TensorEnv:
 
     def _write_masks(self, target, info):
         """Write action masks. One that forbids a whole head allows all of it, as in
-        emulation.FlatAction.write_mask."""
+        flat_spaces.FlatAction.write_mask."""
         if target is None:
             return
         mask = info.get("action_mask")
@@ -187,10 +187,9 @@ class TensorEnv:
     @torch.no_grad()
     def reset_into(self, view, seed=None):
         """Begin new episodes in all environments."""
-        begun = self.env.reset(seed=seed)
-        self._check_reset(begun)
-        self._write(begun[0], view.fields)
-        self._write_masks(view.action_masks, begun[1])
+        observations, info = self.env.reset(seed=seed)
+        self._write(observations, view.fields)
+        self._write_masks(view.action_masks, info)
         view.resets.fill_(1)
         view.valid.fill_(1)
         for tensor in (self._returns, self._lengths, self._ending):
@@ -199,26 +198,35 @@ class TensorEnv:
     @torch.no_grad()
     def step_into(self, view):
         """Step all environments with the actions there, and write everything else."""
-        result = self.env.step(self._actions(view.actions))
-        self._check_step(result)
-        observations, rewards, terminated, truncated, info = result
+        returned = self.env.step(self._actions(view.actions))
+        self.check_first("step", returned)
+        observations, rewards, terminated, truncated, info = returned
         terminated, truncated = (as_tensor(flag).bool() for flag in (terminated, truncated))
         rewards, ended = as_tensor(rewards), terminated | truncated
         view.terminals.copy_(terminated)
         view.truncations.copy_(truncated)
         view.resets.copy_(ended)
-        # those that had ended before are dead now and see a first observation
+        # those that had ended before do not act now and see a first observation
         if self.mode == "next_step":
             rewards = rewards.masked_fill(self._ending, 0)
             view.resets.bitwise_or_(self._ending.to(view.resets.dtype))
             view.valid.copy_(~ended)
         view.rewards.copy_(rewards)
-        self._count(rewards, ended, info)
+        self._returns += rewards
+        self._lengths += ~self._ending
+        if self.mode == "next_step":
+            self._ending = ended
+        counts = not self._quick_to_ask or bool(ended.any())
+        # under same_step the info itself belongs to the next episodes
+        numbers = self._numbers((info.get("final_info") or {}) if self.mode == "same_step" else info) if counts else {}
         if not self._quick_to_ask or truncated.any():
             self._write_final(view, observations, info)
         if self.mode == "disabled" and ended.any():
             mask = ended if self._from_dlpack is None else self._from_dlpack(ended)
             observations, info = self.env.reset(options={"reset_mask": mask})
+        if counts:  # "log" is of those that ended at this step, in Isaac Lab and mjlab, which write it at the reset
+            log = info.get("log")
+            self._count(ended, numbers | self._numbers(log if isinstance(log, dict) else {}))
         self._write(observations, view.fields)
         self._write_masks(view.action_masks, info)
 
@@ -244,31 +252,16 @@ class TensorEnv:
             final = info.get("final_obs", info.get("final_observation"))
         if final is None:
             view.final_observations.copy_(view.before)
-        elif isinstance(final, np.ndarray) and final.dtype == object:
-            raise EnvironmentFault(f'{self.env}: info["final_obs"] is an array of objects, one an '
-                                   'environment; expected a '
-                                   "batch (num_envs, ...) like the observations.")
         else:
             self._write(final, view.final_fields)
 
     # -- statistics
     # ----------------------------------------------------------------------------------------------
 
-    def _count(self, rewards, ended, info):
+    def _count(self, ended, numbers):
         """Add the episodes that have ended to the sums, without waiting for the device."""
-        self._returns += rewards
-        self._lengths += ~self._ending
-        if self.mode == "next_step":
-            self._ending = ended
-        if self._quick_to_ask and not ended.any():
-            return
-        same = self.mode == "same_step"  # the info itself then belongs to the next episodes
-        numbers = {"episode_return": self._returns, "episode_length": self._lengths}
-        numbers |= self._numbers(info.get("final_info") or {} if same else info)
-        # of those that ended at this step, in Isaac Lab and mjlab
-        if isinstance(info.get("log"), dict):
-            numbers |= self._numbers(info["log"])
         count = ended.double()
+        numbers = {"episode_return": self._returns, "episode_length": self._lengths} | numbers
         for name, value in numbers.items():
             if name not in self._sums:
                 self._sums[name] = torch.zeros(2, self.num_agents, dtype=torch.float64,
@@ -306,66 +299,18 @@ class TensorEnv:
         sums = torch.stack(list(self._sums.values()))[:, :, part].sum(-1).tolist()
         for tensor in self._sums.values():
             tensor[:, part] = 0
-        means = {name: total / count
-                 for name, (total, count) in zip(self._sums, sums, strict=True) if count}
-        means = {name: value for name, value in means.items() if np.isfinite(value)}
-        if "episode_return" in means:
-            means.setdefault("score", means["episode_return"])
-        return {**means, "n": sums[0][1]} if sums[0][1] else {}
+        return flat_spaces.episode_means(dict(zip(self._sums, sums, strict=True)), sums[0][1])
 
-    # -- checks, of the first reset and the first step
-    # -------------------------------------------------------------
-
-    def _check_reset(self, result):
-        if "reset" not in self._unchecked:
-            return
-        self._unchecked.discard("reset")
-        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-            raise EnvironmentFault(f"{self.env}.reset returned {type(result).__name__}; expected "
-                                   "(observations, info dict).")
-        self._check_observations(result[0], "reset")
-
-    def _check_step(self, result):
-        if "step" not in self._unchecked:
-            return
-        self._unchecked.discard("step")
-        if not isinstance(result, tuple) or len(result) != 5:
-            what = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-            raise EnvironmentFault(f"{self.env}.step returned {what}; expected observations, rewards, "
-                                   "terminated, truncated and info.")
-        self._check_observations(result[0], "step")
-        for name, array, kinds in zip(("rewards", "terminated", "truncated"), result[1:4],
-                                      ("iuf", "biu", "biu"), strict=True):
-            array = self._on_host(array, f"{name} of the first step()")
-            if array.shape != (self.num_agents,) or array.dtype.kind not in kinds:
-                raise EnvironmentFault(f"{self.env}: {name} of the first step() have shape "
-                                       f"{array.shape} and dtype {array.dtype}, expected shape "
-                                       f"({self.num_agents},) and "
-                                       f"{'numbers' if 'f' in kinds else 'bools'}.")
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise EnvironmentFault(f"{self.env}: {name} of the first step() hold "
-                                       f"{array[~np.isfinite(array)][0]} for environment "
-                                       f"{np.flatnonzero(~np.isfinite(array))[0]}; expected numbers.")
-
-    def _check_observations(self, observations, call):
-        what = f"{self.env}: the observation of the first {call}()"
-
+    def check_returned(self, call, returned):
+        """As Checked's, of the arrays on the host."""
         def on_host(tree):
             if isinstance(tree, dict):
                 return {key: on_host(part) for key, part in tree.items()}
-            return (tuple(map(on_host, tree)) if isinstance(tree, tuple)
-                    else self._on_host(tree, what))
+            return tuple(map(on_host, tree)) if isinstance(tree, tuple) else as_tensor(tree).detach().cpu().numpy()
 
-        batch = gymnasium.vector.utils.batch_space(self.env_single_observation_space,
-                                                   self.num_agents)
-        emulation.check_value(batch, on_host(observations), what)
-
-    @staticmethod
-    def _on_host(array, what):
-        try:
-            return as_tensor(array).detach().cpu().numpy()
-        except TypeError as error:  # a list, or a dtype that numpy has not
-            raise EnvironmentFault(f"{what}: {error}") from None
+        if isinstance(returned, tuple):
+            returned = *map(on_host, returned[:-1]), returned[-1]
+        super().check_returned(call, returned)
 
     # -- the rest
     # ----------------------------------------------------------------------------------------------
@@ -384,6 +329,15 @@ class TensorEnv:
 # Simulators whose environments need a small adapter
 
 
+def gymnasium_space(space):
+    """A Box or Dict of mjlab as Gymnasium's."""
+    if isinstance(space, spaces.Space):
+        return space
+    if hasattr(space, "spaces"):
+        return spaces.Dict({key: gymnasium_space(part) for key, part in space.spaces.items()})
+    return spaces.Box(space.low, space.high, space.shape, np.dtype(space.dtype).type)
+
+
 class IsaacLab:
     """An environment of Isaac Lab or mjlab: a dict of groups of observations, of
     which the policy sees one.
@@ -400,12 +354,12 @@ class IsaacLab:
         resets_itself = getattr(getattr(env, "cfg", None), "auto_reset", True)
         self.metadata = {"autoreset_mode": "same_step" if resets_itself else "disabled"}
         self.num_envs = env.num_envs
-        space = emulation.modern_space(env.single_observation_space)
+        space = gymnasium_space(env.single_observation_space)
         if group is not None and group not in getattr(space, "spaces", {}):
             groups = ", ".join(map(repr, getattr(space, "spaces", {}))) or "none"
-            raise EnvironmentFault(f"{env} has no group {group!r} of observations; it has {groups}.")
+            raise EnvError(f"{env} has no group {group!r} of observations; it has {groups}.")
         self.single_observation_space = space if group is None else space[group]
-        self.single_action_space = emulation.modern_space(env.single_action_space)
+        self.single_action_space = gymnasium_space(env.single_action_space)
 
     def _seen(self, observations):
         return observations if self.group is None else observations[self.group]
@@ -433,9 +387,6 @@ class ManiSkill:
     metadata = {"autoreset_mode": "same_step"}  # noqa: RUF012
 
     def __init__(self, env):
-        if not getattr(env, "auto_reset", True):
-            raise EnvironmentFault(f"{env} was made with auto_reset=False; make it without that, or "
-                                   "nothing begins anew.")
         self.env, self.num_envs = env, env.num_envs
         self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
         self.reset, self.step, self.render, self.close = env.reset, env.step, env.render, env.close

@@ -34,16 +34,15 @@ The docstring of `Vector` has the duties of a backend, for one of your own.
 """
 
 import contextlib
+import faulthandler
 import functools
 import inspect
+import math
 import os
 import pickle
 import select
 import sys
-import threading
 import time
-import traceback
-import weakref
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,13 +61,14 @@ import configuration
 import data_parallel
 import emulation
 import environments
+import flat_spaces
 import ocean
 import ocean.device
 import processes
 import tensors
 import workers
 from arena import default_stream, driver, run, threads
-from errors import ConfigError, EnvironmentFault, WorkerError
+from errors import ConfigError, EnvError, WorkerError
 from fast import cuda_cpp
 
 
@@ -124,7 +124,7 @@ class Vector:
         single_observation_space, single_action_space: of one agent, a Box and a Discrete, MultiDiscrete or Box
         observation_shape, observation_dtype: of the first; action_heads: the sizes of discrete choices, None for a Box;
         action_dims: numbers in an action; action_dtype: int32, or float32 for a Box
-        has_action_masks; has_valid [True]: whether agents may be dead; if none may, `allocate` fills valid with 1
+        has_action_masks; has_valid [True]: whether agents may be inactive; if none may, `allocate` fills valid with 1
         ranges: the slice of agents of each buffer, in order, without gaps; num_buffers [their number]
         num_workers: threads that may call `wait`, each with its own number; threads_per_worker: cores that each may
             use; num_threads: cores of all
@@ -169,27 +169,26 @@ class Vector:
     has_valid = True
     device = None
     in_graphs = False  # see OnGpu
+    _watched_since = math.inf
     _arrays = None  # what is stepped into in the place of `storage`, by name; see write_to
     can_step_in_kernels = False  # see Native
-    inside = hung = None  # for workers.watch
 
-    def _watched(self, call, *arguments):
-        """Run code of this process's environments while workers.watch looks for one that hangs."""
-        self.inside = [threading.get_ident()]
+    def _step_in_time(self, step, t):
+        """Step row t of a rollout by `step`, in this process: if one takes longer than vec.timeout, where each thread
+        is then is printed, once. Nothing is watched at a horizon of 1."""
+        last, now = t == len(self.storage.actions) - 1, time.monotonic()
+        if (t == 0 and not last) or now > self._watched_since + self.timeout / 10:
+            self._watched_since = now
+            faulthandler.dump_traceback_later(self.timeout, file=sys.__stderr__)
         try:
-            return call(*arguments)
-        except workers.Hung:
-            raise WorkerError(self.hung) from None
-        except (Exception, SystemExit) as error:
-            error.add_note(f"(environment {self.who(frame for frame, _ in traceback.walk_tb(error.__traceback__))} of "
-                           f"{self.name})")
+            step()
+        except BaseException:
+            last = True
             raise
         finally:
-            self.inside = None
-
-    def allowed(self):
-        """Seconds that a step, or the first reset, may take."""
-        return max(self.timeout, STARTUP) if self._starting else self.timeout
+            if last:
+                self._watched_since = math.inf
+                faulthandler.cancel_dump_traceback_later()
 
     def number_from(self, first_env):
         """Give the environments the random numbers of number first_env and on, if other ranks
@@ -235,7 +234,7 @@ class Vector:
         storage = SimpleNamespace(
             observations=zeros((T + 1, N, *observation), self.observation_dtype),  # row t: what the policy sees at t
             resets=zeros((T + 1, N), np.uint8),  # 1: the observation at t is the first of an episode
-            valid=zeros((T + 1, N), np.uint8),  # 0: the agent is dead at t
+            valid=zeros((T + 1, N), np.uint8),  # 0: the agent does not act at t
             action_masks=zeros((T + 1, N, sum(self.action_heads)), np.uint8) if self.has_action_masks else None,
             actions=zeros((T, N, self.action_dims), self.action_dtype),
             rewards=zeros((T, N), np.float32),  # row t: what the action at t led to
@@ -254,7 +253,7 @@ class Vector:
         self.has_action_masks = env.has_action_masks
         self.observation_shape = self.single_observation_space.shape
         self.observation_dtype = self.single_observation_space.dtype
-        action = emulation.FlatAction(self.single_action_space)
+        action = flat_spaces.FlatAction(self.single_action_space)
         self.action_heads, self.action_dims = action.heads or None, action.columns
         self.action_dtype = np.dtype(np.int32 if action.heads else np.float32)
 
@@ -264,6 +263,9 @@ class Vector:
         for name in SEEN:
             if arrays[name] is not None:
                 arrays[name][0] = arrays[name][-1]
+        self._rewind()
+
+    def _rewind(self):
         self._t = [0] * self.num_buffers
         self._waiting = [list(range(worker, self.num_buffers, self.num_workers)) for worker in range(self.num_workers)]
 
@@ -285,14 +287,18 @@ class Vector:
             raise RuntimeError("step() needs reset() first, and cannot be mixed with a trainer's longer horizon.")
         storage = self.storage
         self._check_actions(actions, self.num_agents)
-        self.begin()
+        self._rewind()
         storage.actions[0] = np.reshape(actions, storage.actions[0].shape)
         with threads(getattr(self, "num_threads", 1)):
             for buffer in range(self.num_buffers):
                 self.advance(buffer)
-        log = self.log()
+        infos = self._last_infos()
         flags = storage.terminals[0].view(bool), storage.truncations[0].view(bool)
-        return storage.observations[1], storage.rewards[0], *flags, [log] if log else []
+        return storage.observations[1], storage.rewards[0], *flags, infos
+
+    def _last_infos(self):
+        log = self.log()
+        return [log] if log else []
 
     def _check_actions(self, actions, agents):
         actions = np.asarray(actions)
@@ -314,7 +320,7 @@ class Vector:
 
     def recv(self):
         """(observations, rewards, terminals, truncations, infos, agent_ids, masks) of the batch to
-        act on next; agent_ids are its agents' numbers, masks is False for a dead agent."""
+        act on next; agent_ids are its agents' numbers, masks is False for an inactive agent."""
         return (*self._last, np.arange(self.num_agents), self.storage.valid[-1].view(bool))
 
     def send(self, actions):
@@ -710,10 +716,10 @@ class Emulated(Vector):
         self.agents_per_batch = per_batch * each
         self.ranges = [slice(i, i + self.agents_per_batch)
                        for i in range(0, self.num_agents, self.agents_per_batch)]
-        self._busy, self._done, self._ready = {}, deque(), deque()
+        self._busy, self._ready = {}, deque()
         self._pending, self._infos, self._answers, self._given = [0] * len(self.ranges), {}, {}, {}
-        self._fresh = True  # no episode has begun that anybody has seen
-        self._public, self._logs, self._batch = False, {}, None
+        self._logs, self._received, self._fresh = {}, None, False
+        self._done = deque(maxlen=processes)  # of the workers that have stepped, the first one first
         # a PufferEnv's infos may tell how many episodes they speak for; else its ends are counted
         self._counts = not isinstance(driver, emulation.WRAPPERS)
         self._uncounted, self._ends = False, 0
@@ -748,12 +754,13 @@ class Emulated(Vector):
         """Make the arrays of `horizon` steps (see new_storage) and begin the first episodes."""
         self._stop()
         self._busy.clear()
-        self._public, self._starting, self._fresh = False, set(range(self.num_processes)), False
+        self._starting = set(range(self.num_processes))
         self._start(horizon)
         for name, value in self._given.items():  # its workers are new ones
             self._ask(name, value, None)
         self.restart(self.seed)
         self.begin()
+        self._fresh = True  # its first episodes have begun, and none was reset for
         return self.storage
 
     def restart(self, seed=None):
@@ -766,6 +773,9 @@ class Emulated(Vector):
     def begin(self):
         self._settle()
         super().begin()
+
+    def _rewind(self):
+        super()._rewind()
         self._ready = deque(range(self.num_buffers))
 
     def wait(self, worker=0):
@@ -817,13 +827,11 @@ class Emulated(Vector):
             self.close()
         raise WorkerError(f"worker {worker} ({self._which(worker)} of {self.name}) {what}.\n{text}".rstrip()) from cause
 
-    def _blame(self, worker, words, number):
-        """End all workers and raise the EnvironmentFault of a worker's environment,
-        whose number may be None."""
-        fault = EnvironmentFault(words)
-        fault.add_note(f"({self._which(worker) if number is None else f'environment {number}'} "
-                       f"of {self.name})")
+    def _blame(self, worker, fault):
+        """End all workers and raise the EnvError of a worker's environment."""
         self.close()
+        if not hasattr(fault, "__notes__"):
+            fault.add_note(f"({self._which(worker)} of {self.name})")
         raise fault
 
     def _which(self, worker):
@@ -841,18 +849,17 @@ class Emulated(Vector):
             return
         for env, info in infos:
             self._add_to_log(env, info)
-        if self._public:
-            self._done.append(worker)
-            self._infos[worker] = [info for _, info in infos]
-        elif kind == workers.STEP:
+        if kind == workers.STEP:
             buffer = worker // self.workers_per_batch
+            self._infos[worker] = [info for _, info in infos]
+            self._done.append(worker)
             self._pending[buffer] -= 1
             if self._pending[buffer] == 0:
                 self._t[buffer] += 1
                 self._ready.append(buffer)
 
     def _add_to_log(self, env, info):
-        numbers = emulation.numeric_scalars({key: value for key, value in info.items()
+        numbers = flat_spaces.numeric_scalars({key: value for key, value in info.items()
                                              if key != "episode"})
         if not self._counts and "n" in numbers:
             numbers["info_n"] = numbers.pop("n")
@@ -860,115 +867,82 @@ class Emulated(Vector):
         count = numbers.pop("n", 1.0)
         if not count:  # of no episode
             return
-        sums = self._logs.get(env)
-        if sums is None:
-            sums = self._logs[env] = {"n": [0.0, 1.0]}
+        sums = self._logs.setdefault(env, {"n": [0.0, 1.0]})
         sums["n"][0] += count
         for name, value in numbers.items():
-            entry = sums.get(name)
-            if entry is None:
-                sums[name] = [value * count, count]
-            else:
-                entry[0] += value * count
-                entry[1] += count
+            entry = sums.setdefault(name, [0.0, 0.0])
+            entry[0] += value * count
+            entry[1] += count
 
     def log(self, env=None):
         """Means of the infos' numbers over the episodes finished since the last call, and their
         number n; of all environments, or of one. {} if none finished."""
-        self._settle() if not self._public else None
-        means = {}
+        self._settle()
+        sums = {}
         for one in list(self._logs) if env is None else [env]:
             for name, (total, weight) in self._logs.pop(one, {}).items():
-                before = means.get(name, (0.0, 0.0))
-                means[name] = before[0] + total, before[1] + weight
-        means = {name: total if name == "n" else total / weight
-                 for name, (total, weight) in means.items()}
-        if "episode_return" in means:
-            means.setdefault("score", means["episode_return"])
-        if self._uncounted and env is None and not self._public:  # a rollout ends with each call
+                before = sums.get(name, (0.0, 0.0))
+                sums[name] = before[0] + total, before[1] + weight
+        means = flat_spaces.episode_means(sums, sums.pop("n", [0.0])[0])
+        if self._uncounted and env is None and len(self.storage.actions) > 1:  # a rollout ends with each call
             s = self.storage
             self._ends += int(np.count_nonzero((s.terminals | s.truncations) & s.valid[:-1]))
             if means:
                 means["n"], self._ends = max(means["n"], self._ends), 0
         return means
 
-    # The public API: the environments read and write the arrays of a horizon of 1
-
-    def _publish(self):
-        if self.storage is None or (len(self.storage.actions) != 1 and self._public is False):
-            self.allocate(1)
-        s, self._public = self.storage, True
-        self._results = s.observations[1], s.rewards[0], s.terminals[0].view(bool), s.truncations[0].view(bool)
-
-    def async_reset(self, seed=None):
-        """Begin new episodes; `recv` gives the observations of the first batch that is ready."""
-        fresh = self._fresh
-        self._publish()
-        self._fresh = False
-        self._settle()
-        self._done.clear()
-        self._batch = None
-        for worker in range(self.num_processes):
-            self._tell(worker, workers.RESET,
-                       (self.seed if fresh else -1) if seed is None else seed)
-
     def recv(self):
         """(observations, rewards, terminals, truncations, infos, agent_ids, masks) of the first
         batch_size environments that are ready; agent_ids are their agents' numbers, masks is False
-        for a dead agent. Arrays are views that stay as they are until these environments step
+        for an inactive agent. Arrays are views that stay as they are until these environments step
         again, copies if these are no contiguous range. Raises RuntimeError if nothing was
         sent before, and WorkerError."""
-        if self._batch is not None or not self._public:
+        if self._received is not None or not (self._busy or self._done):
             raise RuntimeError("recv() comes after async_reset() or send().")
         while len(self._done) < self.workers_per_batch:
             self._listen()
-        self._batch = batch = sorted(self._done.popleft() for _ in range(self.workers_per_batch))
-        agents = [self.agents_of(worker) for worker in batch]
-        agent_ids = np.concatenate([np.arange(part.start, part.stop) for part in agents])
-        contiguous = batch[-1] - batch[0] == len(batch) - 1
-        agents = slice(agents[0].start, agents[-1].stop) if contiguous else agent_ids
-        infos = [info for worker in batch for info in self._infos.pop(worker)]
-        return (*(array[agents] for array in self._results), infos, agent_ids,
-                self.storage.valid[1, agents].view(bool))
+        s, self._received = self.storage, sorted(self._done.popleft() for _ in range(self.workers_per_batch))
+        parts = [self.agents_of(worker) for worker in self._received]
+        agent_ids = np.concatenate([np.arange(part.start, part.stop) for part in parts])
+        agents = slice(parts[0].start, parts[-1].stop)
+        if agents.stop - agents.start > len(agent_ids):
+            agents = agent_ids
+        infos = [info for worker in self._received for info in self._infos.get(worker, [])]
+        return (s.observations[1, agents], s.rewards[0, agents], s.terminals[0, agents].view(bool),
+                s.truncations[0, agents].view(bool), infos, agent_ids, s.valid[1, agents].view(bool))
 
     def send(self, actions):
         """Step the agents of the last `recv` with actions (agents_per_batch,) or (agents_per_batch,
         heads or dims). Raises RuntimeError without one, ValueError for another shape or actions
         outside their space."""
-        if self._batch is None:
+        if self._received is None:
             raise RuntimeError("send() comes after recv().")
         self._check_actions(actions, self.agents_per_batch)
-        actions = np.reshape(actions, (len(self._batch), self._agents_each, self.action_dims))
-        batch, self._batch = self._batch, None
+        actions = np.reshape(actions, (len(self._received), self._agents_each, self.action_dims))
+        batch, self._received = self._received, None
         for worker, part in zip(batch, actions, strict=True):
             self.storage.actions[0, self.agents_of(worker)] = part
             self._tell(worker, workers.STEP, 0)
 
+    def async_reset(self, seed=None):
+        """Begin new episodes; `recv` gives the observations of the first batch."""
+        self.reset(seed)
+
     def reset(self, seed=None):
         """Begin new episodes: (observations (N, *obs), infos). The first one has the vector's own
         seed, and later ones without a seed go on with the random numbers of the one before."""
-        self.async_reset(seed)
-        return self.storage.observations[1], self._everything()
+        if self.storage is None or len(self.storage.actions) != 1:
+            self.allocate(1)
+        self.restart(self.seed if seed is None and self._fresh else seed)
+        self._fresh, self._received = False, None
+        self.begin()
+        self._infos.clear()
+        self._done.extend(range(self.num_processes))
+        return self.storage.observations[1], []
 
-    def step(self, actions):
-        """As Vector.step; infos are those of the episodes that ended."""
-        if not self._public:
-            raise RuntimeError("step() needs reset() first, and cannot be mixed with a trainer's "
-                               "longer horizon.")
-        self._check_actions(actions, self.num_agents)
-        s = self.storage
-        s.actions[0] = np.reshape(actions, s.actions[0].shape)
-        for worker in range(self.num_processes):
-            self._tell(worker, workers.STEP, 0)
-        infos = self._everything()
-        return (*self._results, infos)
-
-    def _everything(self):
+    def _last_infos(self):
         self._settle()
-        infos = [info for worker in range(self.num_processes)
-                 for info in self._infos.pop(worker, [])]
-        self._done.clear()
-        return infos
+        return [info for worker in range(self.num_processes) for info in self._infos[worker]]
 
     def call(self, name, *args, **kwargs):
         """[what the method `name` of each environment returns], or its attribute of that name; also of an environment
@@ -987,7 +961,6 @@ class Emulated(Vector):
             raise RuntimeError("these environments are closed.")
         if self.storage is None:
             self.allocate(1)
-            self._fresh = True
         self._settle()
         for worker in range(self.num_processes):
             self._tell(worker, workers.ASK, cloudpickle.dumps(question))
@@ -1027,7 +1000,6 @@ class Serial(Emulated):
         if self._envs is None:
             creators = [(self._driver, (), {}), *self._creators[1:]]
             self._envs = workers.Envs(creators, emulation.signature(self._driver), seed=self.seed)
-            threading.Thread(target=workers.watch, args=(weakref.ref(self),), daemon=True).start()
         self._envs.bind(vars(self.storage), 0)
 
     @property
@@ -1039,25 +1011,13 @@ class Serial(Emulated):
 
     def _send(self, worker, kind, number):
         try:
-            self._finish(worker, self._watched(self._envs.do, kind, number))
+            self._finish(worker, self._envs.do(kind, number))
         finally:
             self._busy.clear()  # also after an error or Ctrl-C, which nobody else will answer
 
-    def who(self, frames):
-        """The number of the environment whose code is in these frames, as far as that can be
-        told."""
-        number = self._envs.who(frames)
-        return f"0 to {self.num_envs - 1}" if number is None and self.num_envs > 1 else number or 0
-
-    def step(self, actions):
-        if not self._public:
-            return super().step(actions)
-        self._check_actions(actions, self.num_agents)
-        self.storage.actions[0] = np.reshape(actions, (self.num_agents, self.action_dims))
-        infos = self._watched(self._envs.do, workers.STEP, 0)
-        for env, info in infos:
-            self._add_to_log(env, info)
-        return (*self._results, [info for _, info in infos])
+    def advance(self, buffer):
+        """Step all environments with the actions of row t."""
+        self._step_in_time(functools.partial(super().advance, buffer), self._t[buffer])
 
     def _stop(self):
         if self.closed and self._envs is not None:
@@ -1116,7 +1076,7 @@ class Multiprocessing(Emulated):
         except workers.Gone:
             self._fail(worker, "died" + process.how_it_died(), process.report())
         if kind == workers.FAULT:  # its words say all; no traceback is needed
-            self._blame(worker, *pickle.loads(payload))
+            self._blame(worker, pickle.loads(payload))
         if kind == workers.ERROR:
             self._fail(worker, "raised", payload.decode())
         self._finish(worker, pickle.loads(payload) if payload else ())
@@ -1157,11 +1117,7 @@ class Ray(Emulated):
             raise ConfigError("backend ray needs the package ray: pip install ray") from None
         self._ray = ray
         if not ray.is_initialized():
-            try:
-                ray.init(include_dashboard=False, log_to_driver=False)
-            except Exception as error:  # of no other kind, if its processes do not come up
-                raise WorkerError(f"Ray did not start: {error} Is there memory for its processes, and does ray.init() "
-                                  "in a script work? vec.backend multiprocessing does without it.") from error
+            ray.init(include_dashboard=False, log_to_driver=False)
         self.storage = self.new_storage(horizon, aligned_zeros)
         actor, layout = ray.remote(workers.RemoteEnvs), workers.RemoteEnvs.layout(self.storage)
         self._actors, self._references = [], {}
@@ -1184,7 +1140,7 @@ class Ray(Emulated):
             except Exception as error:  # an error of the environment, or of a lost machine
                 self._fail(worker, "failed", error, error)
             if results is None:
-                self._blame(worker, *infos)
+                self._blame(worker, infos)
             workers.RemoteEnvs.store(results, self.storage, self.agents_of(worker), kind, t)
             self._finish(worker, infos)
 
@@ -1212,7 +1168,6 @@ class Tensors(Vector):
     """
 
     num_workers = num_processes = 1
-    _starting = True  # the first step may compile
 
     def __init__(self, creators, *, seed=0, num_threads=None, timeout=60.0, name="tensors"):
         if len(creators) != 1:
@@ -1239,8 +1194,6 @@ class Tensors(Vector):
 
     def allocate(self, horizon):
         """Make the arrays of `horizon` steps (see new_storage) and begin the first episodes."""
-        if self.storage is None:
-            threading.Thread(target=workers.watch, args=(weakref.ref(self),), daemon=True).start()
         self.storage = self.new_storage(horizon, aligned_zeros)
         self.storage.valid[:] = 1
         self._host = {name: None if array is None else torch.from_numpy(array)
@@ -1271,12 +1224,14 @@ class Tensors(Vector):
 
     def restart(self, seed=None):
         """Begin new episodes, observations in row T; a seed begins its random numbers anew."""
-        self._watched(self._env.reset_into, self._rows[-1], seed)
+        self._env.reset_into(self._rows[-1], seed)
 
-    def begin(self):
-        """The last row becomes the first of the next rollout; the buffer stands at t = 0."""
-        super().begin()
+    def _rewind(self):
         self._t, self._given = 0, -1
+
+    def step(self, actions):
+        self.begin()  # an environment may have the row before as its final observations
+        return super().step(actions)
 
     def wait(self, worker=0):
         """(0, t), or None after row T, which is given once for the value of the last row."""
@@ -1287,18 +1242,14 @@ class Tensors(Vector):
 
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
-        self._watched(self._step)
-        self._t, self._starting = self._t + 1, False
+        self._step_in_time(self._step, self._t)
+        self._t += 1
 
     def _step(self):
         with default_stream(self.device):
             self._env.step_into(self._rows[self._t])
         for name in self._told:
             self._host[name][self._t].copy_(self._arrays[name][self._t])
-
-    def who(self, frames):
-        """Which environments the code of some frames steps: all of them."""
-        return f"0 to {self.num_envs - 1}"
 
     def log(self, env=None):
         """Means over the episodes finished since the last call, and their number n; of all
@@ -1334,41 +1285,31 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
     worker would step all of them or they are instances, else Multiprocessing.
     Raises ValueError if there is no backend of that name, or if it cannot step this environment.
     """
+    one = next(iter(env), None) if isinstance(env, (list, tuple)) else env
     if isinstance(backend, type) and issubclass(backend, emulation.PufferEnv):
         backend = "native"
-    if isinstance(backend, str) and backend != "auto":
-        name = backend.lower()
-        name = {"puffer": "native", "pufferenv": "native"}.get(name, name)  # as PufferLib has it
-        if name not in BACKENDS:
-            *most, last = BACKENDS
-            raise ConfigError(f"there is no backend {backend!r}; there are "
-                              f"{', '.join(most)} and {last}.")
-        backend = BACKENDS[name]
-    if environments.in_c(env):
-        if backend in (Package, Tensors):
-            what = ("environments of packages" if backend is Package
-                    else "those whose arrays are tensors")
-            raise ConfigError(f"backend {backend.__name__.lower()} is for {what}; "
-                              f"{getattr(env, 'name', env)} is in C: take native.")
-        return Native if backend in (None, "auto") else backend
-    one = next(iter(env), None) if isinstance(env, (list, tuple)) else env
-    if getattr(one, "gives_tensors", False) and backend in (None, "auto", Tensors):
-        return Tensors
-    if backend in (None, "auto"):
+    if isinstance(backend, str):
+        name = {"puffer": "native", "pufferenv": "native"}.get(backend.lower(), backend.lower())  # PufferLib's names
+        if name not in ("auto", *BACKENDS):
+            raise ConfigError(f"vec.backend = {backend}: there is no such backend; there are {', '.join(BACKENDS)}.")
+        backend = BACKENDS.get(name)
+    in_c, tensors_given = environments.in_c(env), getattr(one, "gives_tensors", False)
+    if backend is Native and isinstance(one, type) and issubclass(one, emulation.PufferEnv):
+        return Serial  # PufferLib's word for a class that steps its agents itself
+    if backend is None and (in_c or tensors_given):
+        return Native if in_c else Tensors
+    if backend is None:
         alone = (num_workers or (_most_workers(num_envs) if callable(one) else 1)) == 1
         free = num_workers is None and batch_size is None
         packed = num_envs > 1 and free and getattr(one, "prefers_vector", False)
         return Package if packed else Serial if alone else Multiprocessing
-    if backend not in (Native, Package):
-        return backend
-    if getattr(one, "has_vector", False):  # "native" is what Package was called
-        return Package
-    if backend is Native and isinstance(one, type) and issubclass(one, emulation.PufferEnv):
-        return Serial  # PufferLib's word for a class that steps its agents itself
-    steps = ("environments in C" if backend is Native
-             else "a vector environment that a Gymnasium id's own package has")
-    raise ConfigError(f"backend {'native' if backend is Native else 'package'} steps {steps}; for "
-                      f"{environments.name_of(one)} there are serial, multiprocessing and ray.")
+    if backend in ((Package, Tensors) if in_c else (Native,)) or (
+            backend is Package and not getattr(one, "has_vector", False)):
+        kinds = "native, serial, multiprocessing and ray" if in_c else "serial, multiprocessing and ray"
+        raise ConfigError(
+            f"vec.backend = {backend.__name__.lower()}: cannot step {environments.name_of(one)}; "
+            f"there are {kinds} for it.")
+    return backend
 
 
 ENVIRONMENT = 4000  # bytes of a small environment in Python
@@ -1528,7 +1469,7 @@ def make_from(maker, num_envs, args, settings):
     options |= {"seed": args["train"]["seed"], "env_kwargs": settings}
     try:
         return make(maker, num_envs, vec["backend"], device=device, **options)
-    except EnvironmentFault as error:  # the GPU's compiler does not take the header
+    except EnvError as error:  # the GPU's compiler does not take the header
         if device is None:
             raise
         if vec["device"] == "cuda":

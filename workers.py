@@ -13,7 +13,6 @@ A worker process imports this file first, so it imports neither torch nor numba,
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import math
 import mmap
@@ -34,7 +33,8 @@ import gymnasium
 import numpy as np
 
 import emulation
-from errors import EnvironmentFault, user_frames, user_traceback
+import flat_spaces
+from errors import EnvError, user_traceback
 
 
 class Envs:
@@ -54,9 +54,10 @@ class Envs:
             got = emulation.signature(self.envs[-1])
             if got != expected:
                 says = "has the observation space {}, the action space {} and {} agents"
-                raise EnvironmentFault(f"environment {i} {says.format(*got)}, but environment 0 "
-                                       f"{says.format(*expected)}; all environments of a vector "
-                                       "need the same.")
+                raise EnvError(
+                    f"environment {i} {says.format(*got)}, but environment 0 "
+                    f"{says.format(*expected)}; all environments of a vector "
+                    "need the same.")
         self.copies = emulation.copies(self.envs[0])
         self.numbers = [self.copies * i for i in range(first_env, first_env + len(creators))]
         self.sizes = [emulation.slots(env) for env in self.envs]
@@ -80,7 +81,7 @@ class Envs:
             [env.views(row, first) for env, first in zip(self.envs, firsts, strict=True)]
             for row in self._rows
         ]
-        self._dead = np.zeros(sum(self.sizes), bool)
+        self._inactive = np.zeros(sum(self.sizes), bool)
         self._fresh, self.together = True, None
 
     def reset(self, seed=None):
@@ -92,7 +93,7 @@ class Envs:
             own = seed if seed is None or getattr(env, "same_seed", False) else seed + i
             infos += [(i, info) for info in env.reset_into(view, own)]
         row.resets[:] = 1
-        np.equal(row.valid, 0, out=self._dead)
+        np.equal(row.valid, 0, out=self._inactive)
         return infos
 
     def step(self, t):
@@ -107,8 +108,8 @@ class Envs:
                 which = env.ended if self.copies > 1 else [0] * len(ended)
                 infos += [(i + copy, info) for copy, info in zip(which, ended, strict=True)]
         np.bitwise_or(row.terminals, row.truncations, out=row.resets)
-        row.resets[self._dead & (row.valid != 0)] = 1  # alive again
-        np.equal(row.valid, 0, out=self._dead)
+        row.resets[self._inactive & (row.valid != 0)] = 1  # they act again
+        np.equal(row.valid, 0, out=self._inactive)
         if self._fresh:  # the first step after a reset: now they have been checked
             self._fresh, self.together = False, emulation.GymnasiumTogether.of(self.envs, self.numbers, self._rows)
         return infos
@@ -122,9 +123,11 @@ class Envs:
             if kind == RENDER:
                 return self.render(number)
             return self.step(number) if kind == STEP else self.reset(None if number < 0 else number)
-        except Exception as error:
-            fault = None if isinstance(error, EnvironmentFault) else emulation.explain(error)
-            if fault is None:
+        except (Exception, SystemExit) as error:
+            fault = error if isinstance(error, EnvError) else emulation.explain(error) or error
+            if (number := self.find_env(fault)) is not None:
+                fault.add_note(f"(environment {number})")
+            if fault is error:
                 raise
             raise fault from None
 
@@ -135,19 +138,11 @@ class Envs:
         row.truncations[:] = 0
         row.valid[:] = 1
 
-    def who(self, frames):
-        """The number of the environment whose code is in these frames; None if none is."""
-        selves = {id(frame.f_locals.get("self")) for frame in frames} - {id(None)}
-        for number, env in zip(self.numbers, self.envs, strict=True):
-            for _ in range(20):  # and what it wraps
-                if id(env) in selves:
-                    return number
-                env = getattr(env, "env", None)
-        return None
-
-    def blamed(self, error):
+    def find_env(self, error):
         """The number of the environment whose code raised an error; None if that is unknown."""
-        return self.who(frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        selves = {id(frame.f_locals.get("self")) for frame, _ in traceback.walk_tb(error.__traceback__)}
+        return next((number for number, env in zip(self.numbers, self.envs, strict=True)
+                     if selves & {id(env), *map(id, emulation.within(env))}), None)
 
     def render(self, index=0):
         env, copy = divmod(index, self.copies)
@@ -168,14 +163,14 @@ class Envs:
                 continue
             owner = next((layer for layer in layers if hasattr(layer, name)), None)
             if owner is None:
-                return None, f"{emulation.describe(layers[0])} has no {name}, and what it wraps has none"
-            if kwargs is not None:
-                found = getattr(owner, name)
-                answers.append(found(*args, **kwargs) if callable(found) else found)
-            elif isinstance(owner, gymnasium.wrappers.TimeLimit | emulation.ScaledReward):
+                return None, f"{flat_spaces.describe(layers[0])} has no {name}, and what it wraps has none"
+            if kwargs is None and isinstance(owner, gymnasium.wrappers.TimeLimit | emulation.ScaledReward):
                 return None, f"{name} of {type(owner).__name__} was read when the environments began; make new ones"
-            else:
+            if kwargs is None:
                 setattr(owner, name, args)
+            else:
+                value = getattr(owner, name)
+                answers.append(value(*args, **kwargs) if callable(value) else value)
         return answers, None
 
     def close(self, first=0):
@@ -185,48 +180,6 @@ class Envs:
                 stack.callback(env.close)
 
 
-class Hung(BaseException):
-    """Raised in a thread whose environment takes too long."""
-
-
-def watch(reference):
-    """Look once a second whether a vector that steps environments in this process (Serial, Tensors)
-    has been in one step for more than vector.allowed() seconds. If so, raise Hung in that step. If
-    that does not help, because it waits in C code, end this process with the same words. No
-    checkpoint is written during a step, so the last one is whole. reference: a
-    weakref to it; it has `inside`, [number of the thread] in a step or None, and `hung`, where the
-    words go. It counts its looks and not the seconds, so a process that was suspended does not seem
-    to hang."""
-    before, still, pause = None, 0.0, 0.0
-    while (vector := reference()) is not None and not (vector.closed and vector.inside is None):
-        inside = vector.inside
-        still = still + pause if inside is not None and inside is before else 0.0
-        before = inside
-        if still > vector.allowed():
-            frames = [frame for frame, _ in traceback.walk_stack(sys._current_frames().get(inside[0]))][::-1]
-            stack = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)
-            if not any(name in frame.filename for frame in stack
-                       for name in ("bdb.py", "pydevd", "debugpy")):
-                own = user_frames(stack) or stack
-                words = (f"environment {vector.who(frames)} of {vector.name} has not answered for "
-                         f"{vector.allowed():g} s (vec.timeout). It is "
-                         f"in:\n{''.join(own.format())}").rstrip()
-                if vector.inside is not inside:  # it has answered meanwhile
-                    continue
-                vector.hung = words
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(inside[0]),
-                                                           ctypes.py_object(Hung))
-                time.sleep(PATIENCE)
-                if vector.inside is inside:
-                    print(vector.hung, file=sys.stderr, flush=True)
-                    os._exit(1)
-            still = 0.0
-        pause = min(1.0, vector.timeout / 4)
-        del vector, inside
-        time.sleep(pause)
-
-
-PATIENCE = 3.0  # seconds that an environment has to react
 
 
 # --------------------------------------------------------------------------------------------------
@@ -234,8 +187,7 @@ PATIENCE = 3.0  # seconds that an environment has to react
 
 
 # To the worker go a kind and a number (of ASK that of the bytes that follow); from it come a kind and bytes: a
-# traceback, a pickled (the words of an EnvironmentFault, its environment or None), or the result of Envs.do, if it
-# has one.
+# traceback, a pickled EnvError, or the result of Envs.do, if it has one.
 COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
 STEP, RESET, RENDER, ASK, DONE, ERROR, FAULT = range(7)
 CLOSING = 10  # seconds that an idle worker's environments have to close
@@ -394,9 +346,9 @@ def serve(channel_fd, memory_fd, report_fd):
             send_answer(channel, DONE, pickle.dumps(answer) if kind == RENDER or answer else b"")
     except Gone:
         pass
-    except EnvironmentFault as error:
+    except EnvError as error:
         with contextlib.suppress(Gone):
-            send_answer(channel, FAULT, pickle.dumps((str(error), envs and envs.blamed(error))))
+            send_answer(channel, FAULT, pickle.dumps(error))
     except BaseException as error:
         with contextlib.suppress(Gone):
             send_answer(channel, ERROR, user_traceback(error)[0].encode())
@@ -426,14 +378,14 @@ class RemoteEnvs:
         self.envs.bind(self.arrays, 0)
 
     def do(self, kind, number, actions):
-        """(infos, {name: array (agents, ...)}) of Envs.do; a step takes these actions. For an EnvironmentFault
-        it is ((its words, the number of its environment or None), None)."""
+        """(infos, {name: array (agents, ...)}) of Envs.do; a step takes these actions. (EnvError, None)
+        if one is raised."""
         if kind == STEP:
             self.arrays["actions"][0], number = actions, 0
         try:
             infos, kept = self.envs.do(kind, number), ("actions", "final_observations")
-        except EnvironmentFault as error:
-            return (str(error), self.envs.blamed(error)), None
+        except EnvError as error:
+            return error, None
         if kind == ASK:
             return infos, {}
         results = {name: array[-1] for name, array in self.arrays.items() if name not in kept}

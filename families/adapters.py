@@ -8,7 +8,6 @@ of yours and train that: `python pufferl.py train my_file.py:Crafter`. docs/envi
 each needs.
 """
 
-import difflib
 import importlib
 import io
 import os
@@ -17,7 +16,8 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 
-from emulation import OldGym, PufferEnv
+import ocean
+from emulation import PufferEnv, gymnasium_form
 from errors import ConfigError
 
 
@@ -433,9 +433,7 @@ def dm_control(name, time_limit=0.0, render_mode=None):
 
     tasks = {f"{domain}/{task}": (domain, task) for domain, task in suite.ALL_TASKS}
     if name not in tasks:
-        near = difflib.get_close_matches(name, tasks, n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(tasks)}."
-        raise ConfigError(f"dm_control/{name}: expected dm_control/DOMAIN/TASK; {hint}")
+        raise ConfigError(f"dm_control/{name}: expected dm_control/DOMAIN/TASK; {ocean.nearest(name, tasks)}.")
     env = suite.load(*tasks[name], task_kwargs={"time_limit": time_limit} if time_limit else None)
     env = gymnasium.wrappers.FlattenObservation(DmControlCompatibilityV0(env, render_mode))
     space = gymnasium.spaces.Box(-np.inf, np.inf, env.observation_space.shape, np.float32)
@@ -452,7 +450,7 @@ def griddly(name, level=0, max_episode_steps=1000):
     env = GymWrapper(f"{name}.yaml", player_observer_type=kind, global_observer_type=kind,
                      level=level)
     env.reset()  # the spaces are unknown before the first reset
-    return gymnasium.wrappers.TimeLimit(OldGym(env), max_episode_steps)
+    return gymnasium.wrappers.TimeLimit(gymnasium_form(env), max_episode_steps)
 
 
 def magent2(name, map_size=45, max_cycles=1000):

@@ -8,14 +8,10 @@ tests/test_engines.py compares them on many more. After an edit of a method in `
 it in both engines, run the tests, and write the digest that they print.
 """
 
-import ast
-import hashlib
-import inspect
-import textwrap
-
 import torch
 from torch import nn
 
+import emulation
 import engines
 import models
 from arena import Arena
@@ -40,33 +36,9 @@ TOLERANCE = 0.1  # relative error; float32 rounding, multiplied by large weights
 
 
 def digest():
-    """Return a digest of REIMPLEMENTED, or None without its source.
-
-    Docstrings and comments do not count.
-    """
-    trees = []
-    for owner, names in REIMPLEMENTED.items():
-        for name in names:
-            try:
-                source = inspect.getsource(getattr(owner, name))
-            except (OSError, TypeError):
-                return None
-            function = ast.parse(textwrap.dedent(source)).body[0]
-            if isinstance(function, ast.FunctionDef) and ast.get_docstring(function) is not None:
-                del function.body[0]
-            trees.append(_plain(function))
-    return hashlib.sha256(repr(trees).encode()).hexdigest()[:16]
-
-
-def _plain(node):
-    """Return a syntax tree as lists and strings, equal in all versions of Python."""
-    if isinstance(node, list):
-        return [_plain(child) for child in node]
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    fields = [(name, _plain(value)) for name, value in ast.iter_fields(node)
-              if value is not None and value != []]
-    return [type(node).__name__, *fields]
+    """Return the digest of REIMPLEMENTED, or None without its source."""
+    return emulation.digest(*(getattr(owner, name) for owner, names in REIMPLEMENTED.items()
+                              for name in names))
 
 
 def find_edit(policy, engine, modules=None):

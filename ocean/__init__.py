@@ -139,10 +139,6 @@ class Library:
             getattr(self.functions, function).argtypes = arguments
         described = self._read_json(self.functions.ocean_describe)
         kinds = {"int": int, "float": float, "bool": bool}
-        for setting, kind, _, _ in described["settings"]:
-            if kind not in kinds:
-                raise ConfigError(f"{header}: setting {setting} is a {kind}; it must be an int, a "
-                                "float or a bool")
         self.settings = {setting: kinds[kind](default)
                          for setting, kind, default, _ in described["settings"]}
         self.settings_help = {setting: text for setting, _, _, text in described["settings"]}
@@ -476,8 +472,10 @@ def nearest(name, known, listed=None):
     """The end of an error about a name that is not among `known`: the nearest ones, and all of
     them, or only those in `listed` if that is given."""
     near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{hint}There are: {', '.join(known if listed is None else listed) or 'none'}"
+    hint = f"did you mean {' or '.join(near)}?" if near else ""
+    if listed == ():
+        return hint
+    return f"{hint} There are: {', '.join(known if listed is None else listed) or 'none'}".strip()
 
 
 class _Image(ctypes.Structure):

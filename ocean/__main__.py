@@ -15,6 +15,7 @@ first agent is the player; all others act at random. `--debug` builds with sanit
 import argparse
 import contextlib
 import ctypes
+import io
 import json
 import math
 import os
@@ -24,16 +25,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 
 import numpy as np
 
 import diagnostics
-import errors
 import ocean
 import processes
 
 # Raylib's codes of the keys that the window itself uses.
 ESCAPE, F12, CONTROL, R = 256, 301, 341, ord("R")
+NO_REWARD = "no reward but 0 was ever given. Can a random agent find one at all?"
 GUARD = 64  # bytes before and after each buffer, in which a check finds writes out of bounds
 
 
@@ -252,7 +254,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0, show=lambda te
             notes.append("a terminated agent gets no final observation, which ocean.gymnasium wants: write it when an "
                          "episode ends, `if (WANTS_FINAL(env, truncated))` (env.h).")
         if largest_reward == 0:
-            notes.append("no reward but 0 was ever given. Can a random agent find one at all?")
+            notes.append(NO_REWARD)
         notes += filter(None, [played.moved(), played.logged_otherwise(log) if log else None])
         constant = np.flatnonzero((low == high).ravel())
         if len(constant):
@@ -290,55 +292,122 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0, show=lambda te
     return list(problems.values()), notes
 
 
-def run_check(library, settings, steps):
+def check_python(creator, settings, steps, seed=0, seconds=15.0, show=lambda text: None):
+    """The same for an environment in Python, which is stepped as the trainer does, for so many steps or seconds.
+    Gymnasium's and PettingZoo's own checks come first."""
+    import emulation
+    import flat_spaces
+    import vector
+    import workers
+
+    try:
+        problems, notes = _check_interface(creator(**settings))
+        with vector.make(creator, 1, vector.Serial, env_kwargs=settings, seed=seed) as vecenv:
+            flat = flat_spaces.FlatObservation(emulation.seen_space(vecenv.driver_env))
+            _play(vecenv, flat, steps, seconds, show, problems, notes)
+    except Exception as error:
+        text, own = workers.own_part(error)
+        if not own and not isinstance(error, (ValueError, TypeError, ImportError)):
+            raise
+        return [f"it raised this in its own code:\n{text}".rstrip() if own else str(error)], []
+    return problems, notes
+
+
+def _play(vecenv, flat, steps, seconds, show, problems, notes):
+    """Step a vector of environments in Python at random, until there is a problem more."""
+    import gymnasium
+
+    from flat_spaces import name_field, outside
+
+    def place(wrong, values):
+        agent, *index = np.argwhere(wrong)[0]
+        return f"{[int(i) for i in index] or ''} of agent {agent} is {values[(agent, *index)]}"
+
+    deadline, ends, rewarded = time.monotonic() + seconds, 0, False
+    known, played, rng = len(problems), diagnostics.RandomPlay(vecenv.num_envs), np.random.default_rng(0)
+    seen, rewards = vecenv.reset(seed=0)[0], np.zeros(vecenv.num_agents)
+    vecenv.single_action_space.seed(0)
+    for t in range(steps):
+        show(f"step {t:,} of {steps:,}")
+        for (_, names, leaf), values in zip(flat.leaves, flat.fields(seen), strict=True):
+            where = f"step {t}: {name_field(names)}"
+            with np.errstate(over="ignore"):
+                narrow = values.astype(np.float32) if values.dtype.kind == "f" else values  # as a network sees it
+            if not np.isfinite(narrow).all():
+                what = "is not finite" if not np.isfinite(values).all() else "is too large for a float32"
+                problems.append(f"{where}{place(~np.isfinite(narrow), values)}, which {what}.")
+            elif (wrong := outside(leaf, values, vecenv.storage.valid[-1])).any():
+                if not isinstance(leaf, gymnasium.spaces.Box):
+                    problems.append(f"{where}{place(wrong, values)}, which is not in {leaf}.")
+                elif not any("lies outside" in note for note in notes):
+                    notes.append(f"{where}{place(wrong, values)}, which lies outside {leaf}.")
+        if not np.isfinite(rewards).all():
+            problems.append(f"step {t}: the reward{place(~np.isfinite(rewards), rewards)}, which is not finite.")
+        if len(problems) > known or time.monotonic() > deadline:
+            break
+        heads = vecenv.action_heads
+        actions = rng.integers(0, heads, (vecenv.num_agents, len(heads))) if heads else \
+            np.stack([vecenv.single_action_space.sample() for _ in range(vecenv.num_agents)])
+        seen, rewards, terminals, truncations = vecenv.step(actions)[:4]
+        ends, rewarded = ends + int((terminals | truncations).sum()), rewarded or bool(rewards.any())
+        played.add(rewards, terminals | truncations)
+    if not problems:
+        notes += [f"no episode ended in {t:,} steps. Is there a limit of steps?"] * (not ends)
+        notes += [NO_REWARD] * (not rewarded)
+        notes += filter(None, [played.moved()])
+
+
+def _check_interface(env):
+    """(problems, notes) of the package's own check of one environment."""
+    import gymnasium
+
+    problems, notes = [], []
+    with warnings.catch_warnings(record=True) as warned, contextlib.closing(env):
+        warnings.simplefilter("always")
+        try:
+            if isinstance(env, gymnasium.Env):
+                from gymnasium.utils.env_checker import check_env
+
+                check_env(env, skip_render_check=True)
+            elif hasattr(env, "possible_agents") and not hasattr(env, "agent_iter"):
+                from pettingzoo.test import parallel_api_test
+
+                with contextlib.redirect_stdout(io.StringIO()):
+                    parallel_api_test(env, num_cycles=100)
+        except AssertionError as error:
+            problems.append(str(error).strip() or "its package's own check fails without a word")
+    for warning in warned:
+        text = re.sub("\x1b\\[[0-9;]*m", "", str(warning.message)).removeprefix("WARN: ").strip()
+        if "unwrapped version" not in text and text not in notes:
+            notes.append(text)
+    return problems, notes
+
+
+def run_check(name, back_end, *arguments):
+    """Print what a back end, `check` or `check_python`, finds; 1 if that is a problem, else 0."""
     start = time.perf_counter()
-    print(f"{library.name}: playing {steps:,} random steps", file=sys.stderr)
     with processes.progress() as show:
-        problems, notes = check(library, settings, steps, show=show)
-    return tell(library.name, problems, notes, time.perf_counter() - start)
-
-
-def tell(name, problems, notes, seconds):
+        problems, notes = back_end(*arguments, show=show)
     for text in problems:
         print(f"{name}: PROBLEM: {text}")
     for text in notes:
         print(f"{name}: look at this: {text}")
     if not problems:
-        print(f"{name}: no problem found ({seconds:.0f} s)")
+        print(f"{name}: no problem found ({time.perf_counter() - start:.0f} s)")
     return 1 if problems else 0
 
 
 def main_python(creator, arguments):
-    """--check of an environment in Python: steps it as the trainer does, without the trainer."""
-    import environments
-    import vector
-
+    """The command for an environment in Python, which is only checked here."""
     if not arguments.check:
         raise SystemExit(f"{arguments.name} is an environment in Python: --check looks at it; "
                          f"`python pufferl.py eval {arguments.name} --eval.video "
                          "out.mp4` draws it.")
-    start = time.perf_counter()
-    try:
-        known = creator.settings
-    except (ValueError, ImportError) as error:
-        raise SystemExit(str(error)) from None
-    settings = dict(parse_setting(creator, text) for text in arguments.set)
-    if settings.keys() - known.keys():
-        raise SystemExit(f"{creator.name} has no setting "
-                         f"{', '.join(settings.keys() - known.keys())}; it has: "
-                         f"{', '.join(known) or 'none'}")
+    known = creator.settings  # or the error of an unknown name
+    settings = dict(parse_setting(creator.name, known, text) for text in arguments.set)
     steps = arguments.steps or 10_000
     print(f"{creator.name}: playing {steps:,} random steps, each looked at; 15 s at most", file=sys.stderr)
-    try:
-        with (vector.make(creator, 1, vector.Serial, env_kwargs=settings, seed=arguments.seed) as vecenv,
-              processes.progress() as show):
-            found = environments.check(creator, vecenv, settings, steps, show=show)
-    except Exception as error:
-        text, own = errors.user_traceback(error)
-        if not own and not isinstance(error, (ValueError, TypeError, ImportError)):
-            raise
-        found = [f"it raised this in its own code:\n{text}".rstrip() if own else str(error)], []
-    return tell(creator.name, *found, time.perf_counter() - start)
+    return run_check(creator.name, check_python, creator, settings, steps, arguments.seed)
 
 
 def restart_with_sanitizers():
@@ -491,12 +560,12 @@ def save_gif(path, frames, fps):
         print(f"saved {path}")
 
 
-def parse_setting(library, text):
-    key, separator, value = text.partition("=")
-    if not separator:
-        raise SystemExit(f"--set wants name=value, got {text!r}; {library.name} has: "
-                         f"{', '.join(library.settings)}")
-    if isinstance(library.settings.get(key), str):
+def parse_setting(name, settings, text):
+    """(setting, value) of NAME=VALUE. settings: {name: default} of an environment."""
+    key, _, value = text.partition("=")
+    if key not in settings:
+        raise SystemExit(f"{name} has no setting {key!r}: {ocean.nearest(key, settings)}")
+    if isinstance(settings[key], str):
         return key, value
     try:
         return key, json.loads(value.lower() if re.fullmatch("(?i)true|false", value) else value)
@@ -531,18 +600,17 @@ def main():
         import environments
 
         try:
-            creator = environments.load_creator(arguments.name)
+            if (creator := environments.load_creator(arguments.name)) is not None:
+                return main_python(creator, arguments)
         except (ValueError, ImportError) as error:
             raise SystemExit(str(error)) from None
-        if creator is not None:
-            return main_python(creator, arguments)
     build_program = arguments.standalone is not None or arguments.profile
     debug = not build_program and (arguments.debug or (arguments.check and not arguments.fast))
     try:
         if debug and "asan" not in os.environ.get("LD_PRELOAD", ""):
             debug = restart_with_sanitizers()
         library = ocean.load(arguments.name, debug=debug)
-        settings = dict(parse_setting(library, text) for text in arguments.set)
+        settings = dict(parse_setting(library.name, library.settings, text) for text in arguments.set)
         library.create(1, settings=settings).close()  # it says what is wrong with the settings or the spaces
         if build_program:
             built = "debug" if arguments.debug else "profile" if arguments.profile else "fast"
@@ -552,7 +620,9 @@ def main():
     except (ValueError, TypeError, RuntimeError) as error:
         raise SystemExit(str(error)) from None
     if arguments.check:
-        return run_check(library, settings, arguments.steps or 1_000_000)
+        steps = arguments.steps or 1_000_000
+        print(f"{library.name}: playing {steps:,} random steps", file=sys.stderr)
+        return run_check(library.name, check, library, settings, steps)
     if arguments.png or arguments.gif:
         os.environ["SDL_VIDEODRIVER"] = "dummy"
         agents, rng, frames = Agents(library, 1, settings, arguments.seed), np.random.default_rng(arguments.seed), []

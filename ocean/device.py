@@ -15,7 +15,7 @@ import sys
 
 import numpy as np
 
-from errors import EnvironmentFault
+from errors import EnvError
 from ocean import FOLDER
 
 # As the C compiler's results, but for the last bit of sinf, expf and their like: products and sums stay apart.
@@ -127,7 +127,7 @@ def _files(path, seen=None):
 
 
 class Kernels:
-    """An environment's kernels on the current GPU. Raises EnvironmentFault if the header is not C++ enough."""
+    """An environment's kernels on the current GPU. Raises EnvError if the header is not C++ enough."""
 
     def __init__(self, library):
         import cupy
@@ -136,7 +136,7 @@ class Kernels:
             module = cupy.RawModule(code=source(library), options=OPTIONS)
             self._functions = {name: module.get_function(f"device_{name}") for name in ("step", "reset", "log")}
         except Exception as error:  # CuPy's CompileException is nothing but an Exception
-            raise EnvironmentFault(f"{library.header} does not compile for a GPU:\n{error}") from error
+            raise EnvError(f"{library.header} does not compile for a GPU:\n{error}") from error
 
     def launch(self, name, num_envs, addresses):
         """Run a kernel on CuPy's current stream, with a thread for each of num_envs environments. addresses there: of

@@ -156,27 +156,6 @@ class Drawn(gymnasium.Env):
         return self.observation_space.sample(), reward, bool(ends[0]), ends[1], self._info()
 
 
-class OldCounter:
-    """Old Gym: reset gives the observation alone, step four values, seed() is a method."""
-
-    observation_space = spaces.Box(0, 100, (1,), np.float32)
-    action_space = spaces.Discrete(2)
-    seeded = None
-
-    def seed(self, seed=None):
-        self.seeded = seed
-
-    def reset(self):
-        self.t = 0
-        return np.zeros(1, np.float32)
-
-    def step(self, action):
-        self.t += 1
-        done = self.t == 4
-        info = {"TimeLimit.truncated": True} if done else {}
-        return np.full(1, self.t, np.float32), 1.0, done, info
-
-
 class Leavers:
     """PettingZoo: agent i leaves after i + 2 steps, the last one by truncation."""
 
@@ -284,8 +263,7 @@ KINDS = {  # creator of environment i, whether they can be stepped together
     "drawn": (lambda i: Drawn(FIELDS, spaces.MultiBinary(2), infos=True), True),
     "time limits": (lambda i: in_wrappers(Steps(limit=None), *((3, 9), (9, 4), (7, 7))[i % 3]), True),
     "both ends": (lambda i: Steps(2 + i), True),
-    "reward in array": (lambda i: Steps(change=lambda t: REWARD_IN_ARRAY), False),
-    "old Gym": (lambda i: OldCounter(), True),
+    "reward in array": (lambda i: Steps(change=lambda t: REWARD_IN_ARRAY), True),
     "PufferEnv": (lambda i: Counters(num_agents=2), False),
     "PettingZoo": (lambda i: Leavers(), False),
     "next step": (lambda i: several(gymnasium.vector.AutoresetMode.NEXT_STEP), False),

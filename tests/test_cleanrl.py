@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 
 import models
-from errors import NetworkFault
+from errors import NetworkError
 
 ROOT = Path(__file__).resolve().parent.parent
 ACTIONS = [spaces.Discrete(3), spaces.MultiDiscrete([2, 4]), spaces.Box(-1, 1, (2,), np.float32)]
@@ -42,7 +42,7 @@ def test_a_policy_that_squashes_its_actions_is_refused():
     env = environment(ACTIONS[2])
     for agent, policy in ((models.CleanRLAgent, models.Default(env, 8)),
                           (models.RecurrentCleanRLAgent, models.MinGRUPolicy(env, 8))):
-        with pytest.raises(NetworkFault, match="tanh"):
+        with pytest.raises(NetworkError, match="tanh"):
             agent(models.squash(policy, env.single_action_space))
 
 

@@ -1,7 +1,7 @@
 """Emulation: flat spaces, what an environment may return, and the rows that it writes."""
 
-import contextlib
 import importlib
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -21,7 +21,6 @@ from small_envs import (
     Counters,
     Leavers,
     Nested,
-    OldCounter,
     Steps,
     several,
 )
@@ -39,7 +38,7 @@ from emulation import (
     new_rows,
     wrap,
 )
-from errors import EnvironmentFault
+from errors import EnvError
 from flat_spaces import encode_text
 
 # -- Spaces ----------------------------------------------------------------------------------------
@@ -258,22 +257,22 @@ TREES = [
     (of_a_tree(np.zeros(2, np.float32)), r"\['a'\].*tuple"),
     (of_a_tree((np.zeros(2, np.float32),), 3), r"\['b'\].*3"),
     (of_a_tree((np.zeros(2, np.complex64),)), "float32.*complex64"),
-    ([at(0, TREE, observation={"a": 0}), at(1, TREE, observation={"a": 0})], r"\['a'\]"),
+    ([at(0, TREE, observation={"a": 0}), at(1, TREE, observation={"a": 0})], "keys a, b"),
 ]
 FAULTS = [
     *((creator, name) for creators, name in TREES for creator in creators),
-    (at(1, reward=np.array([1.0, -0.5])), "TransformReward"),
-    (at(1, reward=[1.0, -0.5]), "TransformReward"),
+    *((at(step, reward=value), "reward") for step in (1, 5) for value in (np.ones(2), [1.0, -0.5])),
     *((at(step, reward=reward), "reward") for step in (1, 5) for reward in ("x", 10**400)),
     (at(5, terminated=np.zeros(2)), "terminated"),
     (at(5, terminated=True, info=5), "info.*5"),
     (at(5, terminated=True, info=None), "info.*None"),
     *((at(5, observation=value), "observation") for value in ({"a": 1}, [[1], [2, 3]], "text")),
-    (at(5, observation=np.zeros(5)), r"environment.*\(3,\).*\(5,\)"),
-    *((returning(step=(SEEN, 0.0, done, *rest)), "info.*None|info.*False")
-      for done in (False, True) for rest in ((False,), (None,), (False, None))),
-    (returning(reset=(SEEN, None)), "reset.*info.*None"),
-    (returning(reset=(SEEN, 3, {})), r"\(2,\)"),
+    (at(5, observation=np.zeros(5)), r"\(3,\).*\(5,\)"),
+    (returning(step=(SEEN, 0.0, False, False, None)), "info.*None"),
+    (returning(step=(SEEN, 0.0, False, {})), "step.*terminated, truncated.*4 values"),  # old Gym's
+    (returning(reset=(SEEN, None)), "info.*reset.*None"),
+    (returning(reset=(SEEN, 3, {})), "reset.*3 values"),
+    (returning(reset=SEEN), "reset.*observation, info"),
     (returning(step=(SEEN.astype(np.float32), 0.0, False, False, {})), "uint8.*float32"),
     (wrapped(vector_wrappers.TransformObservation, lambda seen: seen[:, :1]), "reset"),
     (wrapped(vector_wrappers.TransformObservation, lambda seen: seen.reshape(2, 2, 1)), "reset"),
@@ -293,7 +292,7 @@ def run_to_fault(creator, steps=6):
 
 @pytest.mark.parametrize(("creator", "name"), FAULTS)
 def test_a_wrong_return_is_a_fault(creator, name):
-    with pytest.raises(EnvironmentFault, match=f"(?s){name}"):
+    with pytest.raises(EnvError, match=f"(?s){name}"):
         run_to_fault(creator)
 
 
@@ -314,7 +313,7 @@ def test_a_wrong_return_of_a_parallel_environment_is_a_fault(part, value, late):
             parts = {name: dict.fromkeys(self.agents, value) for name, value in PARTS.items()}
             return *(parts | ({part: value} if self.t > late else {})).values(),
 
-    with pytest.raises(EnvironmentFault, match=part):
+    with pytest.raises(EnvError, match=part[:4]):
         run_to_fault(Wrong)
 
 
@@ -322,13 +321,12 @@ def test_a_wrong_return_of_a_parallel_environment_is_a_fault(part, value, late):
     ({"reset": lambda self, seed=None: ({}, None), "agents": []}, "infos"),
     ({"reset": lambda self, seed=None: {}}, "reset.*infos"),
     ({"reset": lambda self, seed=None: ({}, {}), "agents": []}, "agents"),
-    ({"reset": lambda self, seed=None: ({}, {})}, "agents"),
     ({"step": lambda self, actions: ({},) * 4}, "step.*observations"),
     ({"reset": lambda self, seed=None: (Leavers.reset(self)[0], {})}, "reset"),  # late masks
 ])
 def test_a_parallel_environment_that_is_none_is_a_fault(change, name):
     kind = type("Odd", (Leavers,), change)
-    with pytest.raises(EnvironmentFault, match=name):
+    with pytest.raises(EnvError, match=name):
         run_to_fault(kind)
 
 
@@ -343,8 +341,7 @@ def test_an_unknown_agent_is_a_fault():
     rows = new_rows(env, env.max_num_agents)
     view = env.views(rows, 0)
     env.reset_into(view)
-    env._unchecked.clear()  # later than the first step
-    with pytest.raises(EnvironmentFault, match=r"guest.*possible_agents"):
+    with pytest.raises(EnvError, match=r"guest.*possible_agents"):
         env.step_into(view)
 
 
@@ -358,28 +355,55 @@ def test_what_is_no_environment_is_a_type_error():
     for name, other in (("observation_space", "action_space"),
                         ("action_space", "observation_space")):
         attributes = {other: spaces.Discrete(2), "reset": lambda self, **_: None}
-        with pytest.raises(EnvironmentFault, match=f"NoSpace.*{name}"):
+        with pytest.raises(EnvError, match=f"NoSpace.*{name}"):
             vector.make(type("NoSpace", (gymnasium.Env,), attributes))
 
 
+@pytest.mark.parametrize(("attributes", "name"), [
+    ({"reset": lambda self: None}, "seed=None"), ({"__bases__": ()}, "gymnasium.Env")])
+def test_an_environment_is_gymnasiums(attributes, name):
+    """Its reset takes a seed; Shimmy makes one of old Gym's."""
+    spaces_of_it = {"observation_space": spaces.Box(0, 1, (1,)), "action_space": spaces.Discrete(2),
+                    "reset": lambda self, seed=None: None, "step": lambda self, action: None}
+    bases = attributes.pop("__bases__", (gymnasium.Env,))
+    with pytest.raises(EnvError, match=f"Mine.*{name}"):
+        vector.make(type("Mine", bases, spaces_of_it | attributes))
+
+
+def test_old_gym_environments_are_converted_by_shimmy(monkeypatch):
+    """Which of its two classes depends on whether `reset` takes a seed."""
+    class Old:
+        def reset(self): ...
+
+    class Later(Old):
+        def reset(self, seed=None): ...
+
+    def shim(name):
+        return lambda env: Steps(change=lambda t: {"info": {"shim": name, "of": env}})
+
+    monkeypatch.setitem(sys.modules, "gym", SimpleNamespace(Env=Old))
+    monkeypatch.setitem(sys.modules, "shimmy", None)
+    with pytest.raises(EnvError, match="shimmy"):
+        emulation.gymnasium_form(Old())
+    monkeypatch.setitem(sys.modules, "shimmy", SimpleNamespace(
+        GymV21CompatibilityV0=shim("V21"), GymV26CompatibilityV0=shim("V26")))
+    for old, name in ((Old(), "V21"), (Later(), "V26")):
+        assert emulation.gymnasium_form(old).reset()[1] == {"shim": name, "of": old}
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_value_a_hair_outside_its_bounds_is_warned_of_once(dtype):
+def test_a_value_may_be_a_hair_outside_its_bounds(dtype):
     space = spaces.Box(0.0, 1.0, (2,), dtype)
     seen = np.array([np.nextafter(dtype(1), dtype(2)), -np.finfo(dtype).tiny], dtype)
 
     def make():
         return Steps(change=lambda t: {"observation": seen}, observation_space=space)
 
-    emulation.warn_once.cache_clear()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            env = GymnasiumPufferEnv(make())
-            np.testing.assert_array_equal(env.reset()[0], seen)
-            np.testing.assert_array_equal(env.step(0)[0], seen)
-    assert len(caught) == 2, "reset and step"
+    env = GymnasiumPufferEnv(make())
+    np.testing.assert_array_equal(env.reset()[0], seen)
+    np.testing.assert_array_equal(env.step(0)[0], seen)
     seen = np.array([1.001, 0], dtype)
-    with pytest.raises(EnvironmentFault, match=r"\(0,\).*1\.001"):
+    with pytest.raises(EnvError, match=r"1\.001.*\(0,\)|\(0,\).*1\.001"):
         GymnasiumPufferEnv(make()).reset()
 
 
@@ -432,15 +456,6 @@ def test_infos_of_an_episode_are_flat_numbers():
     assert [row.infos for row in history if row.infos] == [[info]] * 2
 
 
-def test_old_gym_environments_are_converted():
-    old = OldCounter()
-    env, history = drive(old, 5)
-    assert old.seeded == 3 and isinstance(env.env, emulation.OldGym)
-    assert column(history, "observations") == [1, 2, 3, 0, 1]
-    assert history[3].truncations.item() == 1 and history[3].terminals.item() == 0
-    assert history[3].final_observations.item() == 4
-
-
 # -- Action masks ----------------------------------------------------------------------------------
 
 
@@ -484,10 +499,8 @@ def first_mask(info):
 @pytest.mark.parametrize(("creator", "name"), [
     (lambda: Nested(mask=np.ones(3, np.int8)), "entries"),
     (lambda: Around(gymnasium.make("Taxi-v4")), "6"),
-    (lambda: first_mask({"action_masks": np.ones(4)}), "action_mask"),
     (lambda: first_mask({"action_mask": np.array([0, -1e9, 0, 0])}), "-1000000000.0"),
-    (lambda: gymnasium.vector.SyncVectorEnv([Masked] * 2), "action_masks"),
-    *((at(first, info={"action_mask": np.ones(2)}), "reset") for first in (1, 3))])
+    (at(1, info={"action_mask": np.ones(2)}), "reset")])
 def test_a_wrong_or_late_mask_is_an_error(creator, name):
     with pytest.raises(ValueError, match=name):
         run_to_fault(creator)
@@ -502,8 +515,7 @@ def test_a_later_info_may_have_no_mask():
     sync = gymnasium.vector.SyncVectorEnv([once] * 2,
                                           autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
     for env in (once(), sync):
-        with pytest.warns(UserWarning, match="reset"):
-            _, history = drive(env, 2)
+        _, history = drive(env, 2)
         assert [row.action_masks[-1].tolist() for row in history] == [[1] * 9, MASK.tolist()]
 
 
@@ -536,26 +548,6 @@ def test_vector_environments_in_every_autoreset_mode(mode):
     assert sorted(info["t"] for info in infos) == [2.0] * (3 if next_step else 4) + [3.0] * 2
 
 
-def test_infos_in_a_list_are_those_of_a_dict():
-    """Masks, last observations and what is logged, nested too."""
-    def masked():
-        return Steps(change=lambda t: {"info": {
-            "t": t, "action_mask": np.array([t % 2 if t else 1, t > 0], np.int8)}})
-
-    histories = []
-    for wrapper in (lambda env: env, vector_wrappers.DictInfoToList):
-        for mode in MODES:
-            sync = gymnasium.vector.SyncVectorEnv([masked, masked], autoreset_mode=mode)
-            _, history = drive(wrapper(vector_wrappers.RecordEpisodeStatistics(sync)), 8)
-            infos = [{key: value for key, value in info.items() if key != "episode/t"}
-                     for row in history for info in row.infos]
-            assert infos[0]["episode/r"] == infos[0]["episode_return"] == 3 and infos[0]["t"] == 3
-            arrays = "observations", "action_masks", "final_observations", "valid"
-            histories.append([infos, [[getattr(row, name).tolist() for name in arrays]
-                                      for row in history]])
-    assert histories[:3] == histories[3:]
-
-
 def test_the_return_of_a_vector_environment_is_the_recorded_one():
     """As with wrappers of single environments: that of the rewards before others changed them."""
     env = vector_wrappers.RecordEpisodeStatistics(gymnasium.vector.SyncVectorEnv([Steps] * 2))
@@ -565,35 +557,22 @@ def test_the_return_of_a_vector_environment_is_the_recorded_one():
 
 
 class Modeless(gymnasium.vector.VectorEnv):
-    """Two copies, three steps an episode; `final` is what the info of a last step has."""
+    """It never steps."""
 
     num_envs = 2
     single_observation_space, single_action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(2)
 
-    def __init__(self, final=None, **metadata):
-        self.final, self.metadata = final, metadata
-
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return np.zeros((2, 1), np.float32), {}
-
-    def step(self, actions):
-        self.t += 1
-        done, seen = np.full(2, self.t % 3 == 0), np.full((2, 1), self.t % 3, np.float32)
-        info = {self.final: seen} if done.all() and self.final else {}
-        return seen, np.ones(2), done, np.zeros(2, bool), info
+    def __init__(self, **metadata):
+        self.metadata = metadata
 
 
 def test_a_vector_environment_has_a_mode_of_autoreset():
     """As Gymnasium has it, or a word."""
     same_step = GymnasiumVectorPufferEnv(Modeless(autoreset_mode="same_step"))
     assert same_step.mode == "same_step" == SAME_STEP.name.lower()
-    with pytest.raises(ValueError, match="never"):
-        GymnasiumVectorPufferEnv(Modeless(autoreset_mode="never"))
-    with pytest.warns(UserWarning, match="next_step"):
-        drive(Modeless(), 4)
-    with pytest.raises(Exception, match="metadata"):
-        drive(Modeless("final_obs"), 4)
+    for metadata in ({"autoreset_mode": "never"}, {}):
+        with pytest.raises(EnvError, match="autoreset_mode"):
+            GymnasiumVectorPufferEnv(Modeless(**metadata))
 
 
 # -- PettingZoo ------------------------------------------------------------------------------------
@@ -695,70 +674,39 @@ def test_a_puffer_env_works_alone_and_in_anothers_memory():
     assert np.shares_memory(other.rewards, rows.rewards)
 
 
-class Keeps(PufferEnv):
-    """PufferLib's manner with C code: it writes into the arrays that it was made with, for ever
-    (`keeps`), or where it is told to. The observation is t, or never changes (`seen`)."""
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("kind", ["keeps", "replaces"])
+def test_a_puffer_env_writes_the_arrays_that_it_is_given(kind, late):
+    class Stale(Counters):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.first, self.begun = self.observations, False
 
-    def __init__(self, num_agents=2, buf=None, seed=0, keeps=True, late=False, seen=None):
-        self.single_observation_space = spaces.Box(0, 255, (3,), np.uint8)
-        self.single_action_space = spaces.Discrete(5)
-        self.num_agents, self.keeps, self.late, self.seen = num_agents, keeps, late, seen
-        super().__init__(buf)
-        self.first = self.observations, self.actions, self.rewards, self.terminals
-        self.observations[:] = seen or 0
+        def _observe(self):
+            seen = np.stack([self.count, self.age], 1)
+            if late and not self.begun:
+                self.observations[:], self.begun = seen, True
+            elif kind == "replaces":
+                self.observations = seen.astype(np.float32)
+            else:
+                self.first[:] = seen
 
-    def reset(self, seed=None):
-        self.t = 0
-        if self.seen is not None and not self.keeps:
-            self.observations[:] = self.seen
-        elif self.seen is None and not self.late:
-            self.first[0][:] = 7
-        return self.observations, []
-
-    def step(self, actions):
-        self.t += 1
-        given = self.observations, actions, self.rewards, self.terminals
-        observations, actions, rewards, terminals = self.first if self.keeps else given
-        if self.seen is None:
-            observations[:], rewards[:], terminals[:] = self.t, actions * 0.5, self.t % 3 == 0
-        elif not self.keeps:
-            observations[:] = self.seen
-        if self.seen is not None and self.t % 3 == 0:  # the first reward comes late
-            rewards[:] = actions * 0.5
-        return self.observations, self.rewards, self.terminals, self.truncations, []
+    with pytest.raises(EnvError, match=f"Stale: {'step' if late else 'reset'}.*observations"):
+        run_to_fault(Stale)
 
 
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("options", [
-    {}, {"late": True}, *({"seen": seen, "keeps": keeps} for seen in (0, 5)
-                          for keeps in (True, False))])
-def test_a_puffer_env_may_keep_its_first_arrays(options):
-    """It works, and is warned of, also if nothing is seen to change."""
-    emulation.warn_once.cache_clear()
-    seen, keeps = options.get("seen"), options.get("keeps", True)
-    first = seen if seen is not None else 0 if "late" in options else 7
-    actions = np.arange(6) % 5
-    with contextlib.ExitStack() as stack:
-        caught = stack.enter_context(pytest.warns(UserWarning, match="Keeps")) if keeps else [1]
-        vecenv = stack.enter_context(vector.make(Keeps, 3, "serial", env_kwargs=options))
-        assert vecenv.reset()[0].tolist() == [[first] * 3] * 6
-        for t in range(1, 8):
-            observations, rewards, terminals, *_ = vecenv.step(actions)
-            assert (observations == (t if seen is None else seen)).all()
-            assert terminals.tolist() == [seen is None and t % 3 == 0] * 6
-            paid = seen is None or t % 3 == 0
-            assert rewards.tolist() == (actions * 0.5 * paid).tolist()
-        assert all(env._keeps == keeps and "step" not in env._unwatched for env in vecenv.envs
-                   if seen is not None and env.t)
-    assert len(caught) == 1
+@pytest.mark.parametrize(("returned", "name"), [
+    (lambda env: (env.observations, env.rewards, env.terminals, []), "4 values"),
+    (lambda env: (env.observations, np.ones(3), env.terminals, env.truncations, []), "reward"),
+    (lambda env: (env.observations, env.rewards, env.terminals, env.truncations, None), "info")])
+def test_a_wrong_return_of_a_puffer_env_is_a_fault(returned, name):
+    class Wrong(Counters):
+        def step(self, actions):
+            super().step(actions)
+            return returned(self)
 
-
-def test_a_puffer_env_that_writes_where_it_is_told_is_not_watched():
-    with vector.make(Counters, 3, "serial") as vecenv:
-        vecenv.reset(seed=0)
-        for _ in range(5):
-            vecenv.step(np.ones(12, int))
-        assert not any(env._keeps or env._unwatched for env in vecenv._envs.envs)
+    with pytest.raises(EnvError, match=f"Wrong.*{name}"):
+        run_to_fault(Wrong)
 
 
 # -- The network that reads structured observations ------------------------------------------------

@@ -24,7 +24,7 @@ from trainers import ACTIONS, NETWORKS, initial_state, learn, make_trainer, run_
 import engines
 import kernels
 import models
-from errors import NetworkFault
+from errors import NetworkError
 from fast import verify
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -481,7 +481,7 @@ def test_a_decoder_for_other_actions_or_of_new_weights_is_an_error():
 
     for network in ("mingru", "feed-forward"):
         trainer = make_trainer(policy=NETWORKS[network], change=replace)
-        with pytest.raises(NetworkFault, match=type(trainer.policy).__name__):
+        with pytest.raises(NetworkError, match=type(trainer.policy).__name__):
             trainer.evaluate()
         trainer.release()
     trainer = make_trainer()

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import importlib
 import inspect
-import itertools
 import math
 import shlex
 import shutil
@@ -42,7 +41,7 @@ import pufferlib
 import pufferlib.vector
 import vector
 from arena import Arena
-from errors import ConfigError, EnvironmentFault, NetworkFault, WorkerError
+from errors import ConfigError, EnvError, NetworkError, WorkerError
 from protein import Random, Space
 from tools.sweep import command as sweep
 from tools.sweep.command import searched_settings
@@ -268,15 +267,13 @@ RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
     ("policy", Error, "needs an environment and a policy", lambda: pufferl.PuffeRL({}, None)),
     ("--load-model-path", Error, "and --baseline both name weights to start from",
      train("--load-model-path a.pt --baseline")),
-    ("Seral", AttributeError, "there is no such name. Did you mean Serial?",
+    ("Seral", AttributeError, "did you mean Serial",
      lambda: pufferlib.vector.Seral),
     ("nmmo", ModuleNotFoundError, "environment needs none: vector.make(a function that makes it)",
      lambda: importlib.import_module("pufferlib.environments.nmmo")),
     ("distanse", ValueError, "squared has no setting 'distanse': did you mean distance?",
      lambda: pufferlib.make("squared", distanse=2)),
-    ("zero_copy", ValueError, "make takes no zero_copy any more: nothing is copied now. Leave it "
-     "out", lambda: pufferlib.make("squared", zero_copy=True)),
-    ("WandbLogger", ConfigError, "project must be a project's name, or the settings that "
+    ("WandbLogger", TypeError, "project must be a project's name, or the settings that "
      "load_config gives, got [1]", lambda: (pytest.importorskip("wandb"), pufferl.WandbLogger([1]))),
 ]
 
@@ -320,16 +317,16 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
      lambda: faults.decode(lambda logits, value: (logits.detach(), value))),
     ("network: Decodes", None, "computes other outputs in learning than in the rollout", faults.noise),
     ("thread_safe", None, "write thread_safe = True into Mine", faults.say_nothing_of_threads),
-    ("Returns.forward", NetworkFault, "must return (logits, value), got a Tensor (",
+    ("Returns.forward", NetworkError, "must return (logits, value), got a Tensor (",
      lambda: faults.returns(lambda y: y)),
-    ("Returns", NetworkFault, "returns 1 logits per observation, expected 2",
+    ("Returns", NetworkError, "returns 1 logits per observation, expected 2",
      lambda: faults.returns(lambda y: (y[:, :1], y[:, :1]))),
     ("LostState", ConfigError, "leaves c, h in the state, which would be lost. Return it from initial_state",
      lambda: make_trainer(policy=faults.LostState)),
     ("FeedForward", ConfigError, "has no shape yet, because its layer is lazy",
      lambda: make_trainer(policy=faults.lazy)),
-    ("tanh", NetworkFault, "needs a number with a lower and a higher finite bound", faults.squash_unbounded),
-    ("Impala", NetworkFault, "Take policy.name auto", lambda: models.Impala(faults.environment())),
+    ("tanh", NetworkError, "needs a number with a lower and a higher finite bound", faults.squash_unbounded),
+    ("Impala", NetworkError, "Take policy.name auto", lambda: models.Impala(faults.environment())),
     ("curves:", None, "Every reward so far is 0: there is nothing to learn from", faults.diagnose_no_rewards),
 ]
 
@@ -370,13 +367,12 @@ def keep_arrays():
     step(Keeps, backend="serial")
 
 
-def mix_returns():
-    wrappers = gymnasium.wrappers
-    ends = itertools.cycle([False] * 5 + [True])
-    env = wrappers.RecordEpisodeStatistics(small_envs.Steps(limit=None, change=lambda t: {
-        "terminated": next(ends)}))
-    env = wrappers.TimeLimit(wrappers.TransformReward(env, lambda reward: reward / 100), 3)
-    step(lambda: env, 30, backend="serial")
+class OldStep(small_envs.Steps):
+    """Old Gym's four values."""
+
+    def step(self, action):
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
 
 
 LOCK = threading.Lock()
@@ -395,10 +391,11 @@ ENVIRONMENTS = [
      lambda: vector.make(small_envs.Walk, 4, "threads")),
     ("package", ValueError, "there are serial, multiprocessing and ray",
      lambda: vector.make(small_envs.Walk, 4, "package")),
-    ("tensors", ValueError, "is in C: take native", lambda: vector.make("breakout", 1, "tensors")),
+    ("tensors", ValueError, "cannot step breakout; there are native", lambda: vector.make(
+        "breakout", 1, "tensors")),
     ("batchsize", ValueError, "did you mean batch_size?", lambda: vector.make(
         "gym/CartPole-v1", batchsize=2)),
-    ("CartPol-v1", ValueError, "Did you mean CartPole-v1", lambda: vector.make("gym/CartPol-v1")),
+    ("CartPol-v1", ValueError, "did you mean CartPole-v1", lambda: vector.make("gym/CartPol-v1")),
     ("knights", ValueError, "expected pettingzoo/FAMILY/NAME",
      lambda: vector.make("pettingzoo/knights")),
     ("nothing_v0", ConfigError, "install line",
@@ -416,20 +413,25 @@ ENVIRONMENTS = [
         lambda: LOCK and small_envs.Walk(), num_envs=2, backend="multiprocessing", num_workers=2)),
     ("worker", WorkerError, "died by signal 9 (SIGKILL)", lambda: step(
         small_envs.Walk, num_envs=2, backend="multiprocessing", num_workers=2, trouble="kill")),
-    ("the first step()", EnvironmentFault, "element (0,) is 7.0, expected 0.0 to 1.0",
+    ("of step()", EnvError, "expected 0.0 to 1.0 in element (0,), got 7.0",
      lambda: step_with(1, spaces.Box(0, 1, (1,)), observation=np.full(1, 7, np.float32))),
-    ("reward", EnvironmentFault, "make one number of them, in a file of yours",
+    ("reward", EnvError, "must be a number, got shape (2,) of float64",
      lambda: step_with(reward=np.ones(2))),
-    ("reward of environment 0", EnvironmentFault, "must be a number, got 'x'",
-     lambda: step_with(3, reward="x")),
-    ("info", EnvironmentFault, "it must be a dict", lambda: step_with(5, info=5)),
+    ("reward", EnvError, "must be a number, got 'x'", lambda: step_with(3, reward="x")),
+    ("info", EnvError, "must be a dict, got 5", lambda: step_with(5, info=5)),
+    ("step()", EnvError, "must return observation, reward, terminated, truncated, info, got "
+     "4 values", lambda: step(OldStep, backend="serial")),
+    ("reset", EnvError, "takes no seed; write `def reset(self, *, seed=None, options=None)`",
+     lambda: vector.make(type("NoSeed", (small_envs.Steps,), {"reset": lambda self: None}))),
+    ("no gymnasium.Env", EnvError, "derive its class from that",
+     lambda: vector.make(type("Bare", (), {"step": None}))),
     ("reset()", ValueError, "gave none", lambda: step_with(info={"action_mask": np.ones(2)})),
     ("mask", ValueError, "3 entries, the action space has 2",
      lambda: step_with(0, info={"action_mask": np.ones(3)})),
     ("int64", UserWarning, "numbers that do not fit into uint8 are changed without an error",
      lambda: step_with(2, spaces.Box(0, 9, (1,), np.uint8), observation=np.ones(1, np.int64))),
-    ("Keeps", UserWarning, "writes into the arrays that it was made with", keep_arrays),
-    ("episode_return", UserWarning, "sees the end of some episodes only", mix_returns),
+    ("Keeps", EnvError, "did not write its observations: write into self.observations[:]",
+     keep_arrays),
     ("NormalizeReward", UserWarning, "norm-reward True", lambda: step(
         lambda: gymnasium.wrappers.NormalizeReward(gymnasium.make("CartPole-v1")))),
     ("tensors", ValueError, "neither torch tensors nor arrays with __dlpack__",
@@ -462,7 +464,7 @@ def check_planted(bug):
     import ocean.__main__ as cli
 
     source = SOUND.replace(*PLANTED[bug][:2]) if bug else SOUND
-    return lambda path: cli.run_check(ocean.load(plant(path, source)), {}, 20_000)
+    return lambda path: cli.run_check("env", cli.check, ocean.load(plant(path, source)), {}, 20_000)
 
 
 OCEAN = [
@@ -573,7 +575,7 @@ def kernel_rows():  # kernels, arena, fast/, devices
         ("train.cudagraphs", None, "cannot be captured and runs without, which is slower: operation", capture),
         ("vec.device", refused, "squared cannot step on a GPU", lambda: test_ocean_device.choose("squared", "cuda")),
         ("snake", ValueError, "its struct points to memory of its own", lambda: vector.make("snake", device="cpu")),
-        ("broken.h", EnvironmentFault, "does not compile for a GPU", build),
+        ("broken.h", EnvError, "does not compile for a GPU", build),
     ]
 
 

@@ -23,7 +23,7 @@ import flat_spaces
 import models
 import pufferl
 from arena import Arena
-from errors import ConfigError, NetworkFault, error_text
+from errors import ConfigError, NetworkError, error_text
 from fast import compiled, fused, pictures
 from tools import history
 from tools.sweep import command as sweep
@@ -504,7 +504,7 @@ def train(file, name, *options):
     ("nothing", "auto", "int"), ("NoVale", "auto", "NoEnv"), ("Net", "lstm", "LSTMWrapper"),
     ("Net", "mingru", "MinGRUWrapper")])
 def test_a_network_that_cannot_be_made_is_named_in_a_line(file, name, rnn, word):
-    with pytest.raises((ConfigError, NetworkFault, TypeError)) as error:
+    with pytest.raises((ConfigError, NetworkError, TypeError)) as error:
         train(file, name, "--data-dir", "none", "--rnn.name", rnn)
     assert re.search(word, error_text(error.value))
 
@@ -595,7 +595,7 @@ FAULTS = [*[(name, lambda env, f=function: Returns(env, f), "Returns") for name,
 
 @pytest.mark.parametrize(("network", "word"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS])
 def test_a_network_with_a_fault_is_named_in_a_line(network, word):
-    with pytest.raises((ConfigError, NetworkFault), match=word) as error:
+    with pytest.raises((ConfigError, NetworkError), match=word) as error:
         make_trainer(policy=network).evaluate()
     assert error_text(error.value) == str(error.value)
 
@@ -690,7 +690,7 @@ def test_logits_are_held_to_the_actions():
     models.check_logits(None, outputs, torch.zeros(3, 4), None, 4)
     for log_std, heads, dims in ((None, [2, 3], 2), (torch.zeros(3, 4), None, 3), (None, None, 4),
                                  (torch.zeros(3, 4), [4], 0)):
-        with pytest.raises(NetworkFault):
+        with pytest.raises(NetworkError):
             models.check_logits(None, outputs, log_std, heads, dims)
 
 

@@ -21,7 +21,7 @@ import models
 import ocean
 import pufferl
 import vector
-from errors import ConfigError, EnvironmentFault
+from errors import ConfigError, EnvError
 from fast import fused
 from ocean import device as on_device
 
@@ -160,7 +160,7 @@ def broken(folder):
 
 
 def test_what_is_no_cpp_is_refused(tmp_path):
-    with pytest.raises(EnvironmentFault, match=r"broken\.h"):
+    with pytest.raises(EnvError, match=r"broken\.h"):
         on_device.Kernels(broken(tmp_path))
 
 

@@ -154,7 +154,7 @@ def test_a_step_of_the_check_is_a_few_calls(tmp_path):
 
 def test_the_check_says_how_far_it_is(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    cli.run_check(ocean.load(plant(tmp_path, SOUND)), {}, 20_000)
+    cli.run_check("env", cli.check, ocean.load(plant(tmp_path, SOUND)), {}, 20_000)
     assert "2,500" in capsys.readouterr().err
 
 

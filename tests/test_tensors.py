@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ import models
 import pufferl
 import tensors
 import vector
-from errors import WorkerError, error_text
+from errors import error_text
 from fast import fused
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -444,9 +445,9 @@ def test_isaac_lab_and_mjlab(kind):
         log = vecenv.log()
         assert (log["n"], log["episode_length"]) == (4, 4.75)
         assert log["episode_return"] == (0 + 15 + 30 + 30) / 4
-        if not mjlab:  # of the first to end the mean was 12, of the three others together 5
-            assert log["Episode_Reward/place"] == (12 + 3 * 5) / 4
-            assert log["Episode_Termination/time_out"] == 2.5
+        # of the first to end the mean was 12, of the three others together 5
+        assert log["Episode_Reward/place"] == (12 + 3 * 5) / 4
+        assert log["Episode_Termination/time_out"] == 2.5
     make = (lambda: tensors.IsaacLab(env)) if mjlab else (lambda: wrapped)
     with pytest.raises((ValueError, TypeError), match="actor" if mjlab else "IsaacLab"):
         vector.make(make)
@@ -625,23 +626,17 @@ def test_env_num_envs_multiplies_that_of_the_vector(backend):
             assert vecenv.num_agents == configuration.count_agents(args) == 12
 
 
-def test_environments_that_hang_are_named(monkeypatch):
-    class Spins(Unmoved):
-        spins = False
-
+def test_environments_that_hang_are_shown(capfd):
+    class Sleeps(Unmoved):
         def step(self, actions):
-            while self.spins:
-                pass
+            time.sleep(0.8)
             return super().step(actions)
 
-    env = Spins("same_step")
-    monkeypatch.setattr(vector, "STARTUP", 0.5)
-    with vector.make(lambda: env, timeout=0.5) as vecenv:
+    with vector.make(lambda: Sleeps("same_step"), timeout=0.3) as vecenv:
         vecenv.allocate(2)
         vecenv.advance(0)
-        env.spins = True
-        with pytest.raises(WorkerError, match=r"(?s)^environment 0 to 7 .*vec\.timeout.*step"):
-            vecenv.advance(0)
+        vecenv.advance(0)
+    assert "in step" in capfd.readouterr().err
 
 
 def test_an_error_is_shown_by_the_environments_own_lines():
@@ -653,7 +648,7 @@ def test_an_error_is_shown_by_the_environments_own_lines():
         vecenv.allocate(2)
         vecenv.advance(0)
     text = error_text(raised.value)
-    assert text.count("  File ") == 1 and "in step" in text and "(environment 0 to 7 of " in text
+    assert text.count("  File ") == 1 and "in step" in text
 
 
 ERRORS = [  # of Unmoved, and the words that the error names
@@ -662,12 +657,10 @@ ERRORS = [  # of Unmoved, and the words that the error names
     ({"part": 0, "value": torch.zeros(8, 3)}, r"reset.*\(8, 2\).*\(8, 3\)"),
     ({"part": 0, "value": torch.full((8, 2), math.nan)}, r"reset.*nan"),
     ({"single_observation_space": spaces.Box(0, 9, (2,), np.uint8)}, "uint8"),
-    ({"part": 1, "value": torch.ones(8, 1)}, r"rewards.*\(8, 1\)"),
-    ({"part": 1, "value": torch.full((8,), math.nan)}, "rewards.*nan.*0"),
-    ({"part": 2, "value": torch.zeros(8)}, "terminated.*float32"),
-    ({"part": 1, "value": [1.0] * 8}, "rewards.*list"),
-    ({"step": lambda actions: tuple(Unmoved().answer)}, "4"),
-    ({"reset": lambda seed=None: torch.zeros(8, 2)}, "observations"),
+    ({"part": 1, "value": torch.ones(8, 1)}, r"reward.*\(8, 1\)"),
+    ({"part": 1, "value": [1.0] * 8}, "list"),
+    ({"step": lambda actions: tuple(Unmoved().answer)}, "4 values"),
+    ({"reset": lambda seed=None: torch.zeros(8, 2)}, "observation, info"),
     ({"single_action_space": spaces.Dict(a=spaces.Discrete(2))}, "Discrete"),
     ({"single_observation_space": spaces.Dict(a=spaces.Text(3))}, "Text"),
     (lambda: Walks(kind="numpy"), "__dlpack__"),
@@ -686,7 +679,6 @@ def test_a_wrong_environment_is_an_error(make, words):
 
 @pytest.mark.parametrize(("call", "name"), [
     (lambda: vector.make(lambda: Unmoved("disabled"), backend="serial"), "tensors"),
-    (lambda: vector.make(Walks, backend="serial").reset(), "vec.backend"),
     (lambda: vector.make("breakout", backend="tensors"), "native"),
     (lambda: vector.make(lambda: Walks(), 3, backend="tensors"), "vec.num_envs")])
 def test_other_backends_are_refused(call, name):

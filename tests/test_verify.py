@@ -13,7 +13,7 @@ import models
 import ppo
 import pufferl
 import vector
-from errors import NetworkFault
+from errors import NetworkError
 from fast import compiled, verify
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -169,5 +169,5 @@ def test_a_field_that_is_not_returned_is_named():
         def forward(self, observations):
             return super().forward(observations)[:2]
 
-    with pytest.raises(NetworkFault, match="latent"):
+    with pytest.raises(NetworkError, match="latent"):
         train(Without)

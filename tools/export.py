@@ -27,6 +27,7 @@ import torch
 
 import configuration
 import emulation
+import flat_spaces
 import models
 import ocean
 import pufferl
@@ -104,7 +105,7 @@ def flat_policy(policy, env):
 
 def env_action(env):
     """The flat_spaces.FlatAction of an environment's own action space. One in C clips by itself."""
-    action = emulation.FlatAction(getattr(env, "env_single_action_space", env.single_action_space))
+    action = flat_spaces.FlatAction(getattr(env, "env_single_action_space", env.single_action_space))
     if isinstance(env, ocean.Envs | vector.Native):
         action.low, action.high = action.low - np.inf, action.high + np.inf
     return action
@@ -131,7 +132,7 @@ class Step(torch.nn.Module):
     def __init__(self, policy, env):
         super().__init__()
         self.policy, self.action, self.masked = policy, env_action(env), getattr(env, "has_action_masks", False)
-        self.flat = emulation.FlatObservation(emulation.seen_space(env))
+        self.flat = flat_spaces.FlatObservation(emulation.seen_space(env))
         self.state = policy.initial_state(2) if hasattr(policy, "initial_state") else {}
         joined = {"action": [names for _, names, _ in self.action.leaves],
                   "observation": [names for _, names, _ in self.flat.leaves]}

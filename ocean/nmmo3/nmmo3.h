@@ -1080,7 +1080,8 @@ static void write_observation(const Env* env, int i, uint8_t* out, uint8_t* mask
     }
     others = others > 1 && tier_at(env, cell) >= env->pvp_tier && find_target(env, agent, false);
 
-    *out++ = (uint8_t)((agent->health * 5 + FULL - 1) / FULL);
+    int health = agent->health > 0 ? agent->health : 0; /* a slain agent's final one may be below 0 */
+    *out++ = (uint8_t)((health * 5 + FULL - 1) / FULL);
     *out++ = (uint8_t)((agent->food * 5 + FULL - 1) / FULL);
     *out++ = (uint8_t)((agent->water * 5 + FULL - 1) / FULL);
     *out++ = agent->struck == env->tick;

@@ -430,7 +430,7 @@ def explain(code, text):
     """Why a training run failed, in one line: the kind of failure, and the last printed line. If it ended by itself,
     one of the last ten that names an error goes first: advice may come below it."""
     lines = [line for line in (line.strip(" │╭╰╮╯─") for line in text.splitlines()) if line]  # without boxes
-    errors = [line for line in lines[-10:] if code > 0 and re.match(r"[\w.]*(Error|Exception|Fault)\b", line)]
+    errors = [line for line in lines[-10:] if code > 0 and re.match(r"[\w.]*(Error|Exception)\b", line)]
     last = (errors or lines or ["it printed nothing"])[-1]
     lower = text[-4000:].lower()
     if "out of memory" in lower or "memoryerror" in lower or "can't allocate" in lower:
