@@ -1019,6 +1019,18 @@ class Serial(Emulated):
         """Step all environments with the actions of row t."""
         self._step_in_time(functools.partial(super().advance, buffer), self._t[buffer])
 
+    def step(self, actions):
+        s = self.storage
+        if s is None or len(s.actions) != 1:
+            return super().step(actions)  # it says what is wrong
+        self._check_actions(actions, self.num_agents)
+        s.actions[0] = np.reshape(actions, s.actions[0].shape)
+        infos = self._envs.do(workers.STEP, 0)
+        for env, info in infos:
+            self._add_to_log(env, info)
+        flags = s.terminals[0].view(bool), s.truncations[0].view(bool)
+        return s.observations[1], s.rewards[0], *flags, [info for _, info in infos]
+
     def _stop(self):
         if self.closed and self._envs is not None:
             self._envs.close(first=1)  # environment 0 is the one that policies read

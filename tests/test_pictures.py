@@ -15,6 +15,7 @@ import engines
 import models
 import pufferl
 import vector
+from arena import threads
 from fast import pictures
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,17 +83,17 @@ def test_bytes_are_exact_in_bfloat16():
         assert layer(x).flatten().tolist() == list(range(256))
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 2), (3, 16, 5, 5), (4, 33, 7, 3), (40, 32, 20, 20)])
-def test_norm_and_relu_are_torchs(shape, memory, threads):
+def test_norm_and_relu_are_torchs(shape, memory, count):
     torch.manual_seed(0)
     ours, norm = pictures.NormReLU(shape[1]), nn.GroupNorm(1, shape[1])
     nn.init.normal_(ours.weight)
     nn.init.normal_(ours.bias)
     norm.load_state_dict(ours.state_dict())
     x = (3 * torch.randn(shape) + 1).contiguous(memory_format=memory)
-    with threads(threads):
+    with threads(count):
         alike(ours, nn.Sequential(norm, nn.ReLU()), x, 2e-5)
 
 

@@ -6,6 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from arena import threads
 from fast import recurrent
 
 KINDS = pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
@@ -49,11 +50,11 @@ def close(found, expected):
 @KINDS
 @settings(max_examples=30, deadline=None)
 @given(T=st.integers(1, 9), N=st.integers(1, 9), inputs=st.integers(1, 7), hidden=st.integers(1, 33),
-       threads=st.sampled_from([1, 2]))
-@example(T=3, N=150, inputs=3, hidden=33, threads=1)  # more than a block of agents
-def test_a_segment_is_what_the_layer_gives_step_by_step(kind, T, N, inputs, hidden, threads):
+       count=st.sampled_from([1, 2]))
+@example(T=3, N=150, inputs=3, hidden=33, count=1)  # more than a block of agents
+def test_a_segment_is_what_the_layer_gives_step_by_step(kind, T, N, inputs, hidden, count):
     data = case(kind, T, N, inputs, hidden)
-    with threads(threads):
+    with threads(count):
         ours = results(recurrent.scan, *data)
     close(ours, results(by_steps, *data))
 
@@ -71,8 +72,8 @@ def test_several_layers_hold_a_dead_agent_in_each(kind):
 @KINDS
 def test_work_that_is_worth_two_threads_gives_the_same_bits(kind):
     data, found = case(kind, 3, 700, 8, 64), []
-    for threads in (1, 2):
-        with threads(threads):
+    for count in (1, 2):
+        with threads(count):
             found.append(results(recurrent.scan, *data))
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
