@@ -13,6 +13,7 @@ import pytest
 from conftest import slow_but
 
 import configuration
+import environments
 import ocean
 import protein
 from bench import bench_protein
@@ -170,7 +171,7 @@ def test_a_sweep_begins_at_the_environments_own_settings(path, monkeypatch):
         sections = dict(configuration.parse_ini(path))
         settings = {key: protein.number(text) for key, text in sections.get("env", {}).items()}
         creator = SimpleNamespace(settings=settings)
-        monkeypatch.setattr(configuration, "load_creator", lambda name: creator)
+        monkeypatch.setattr(environments, "load_creator", lambda name: creator)
         args = configuration.load_config(path.stem)
     space = searched_settings(path.stem, None)
     present = {key: args[key.split(".")[0]][key.split(".")[1]] for key in space}
