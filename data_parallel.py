@@ -390,8 +390,7 @@ def launch(count, command):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, forward)
     try:
-        with processes.Keys():  # resets the terminal, as a rank that is killed cannot
-            run.run(run.parse_args([*options, *processes.guarded([sys.executable, "-u", *command])]))
+        run.run(run.parse_args([*options, *processes.guarded([sys.executable, "-u", *command])]))
     except ChildFailedError as error:
         print(error, file=sys.stderr)
         return 1

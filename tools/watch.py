@@ -1068,7 +1068,7 @@ def steps_of(model):
     if not path.exists():
         raise pufferl.ConfigError(f"ship: {path} is missing, which says for how many steps "
                                   f"{model.name} was trained.")
-    state = configuration.load_checkpoint(path, checkpoints.WHOLE_RUN)
+    state = configuration.load_checkpoint(path, checkpoints.whole_run)
     epoch = re.search(r"_(\d+)$", model.stem)
     return (state["global_step"] if epoch is None
             else int(epoch[1]) * state["global_step"] // max(1, state["epoch"]))

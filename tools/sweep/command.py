@@ -26,6 +26,7 @@ from typing import Literal
 
 import numpy as np
 
+import processes
 import protein
 from protein import Protein, SpaceError, front_of
 from tools.sweep.report import serve, write_report
@@ -232,7 +233,7 @@ class Runner:
         import pufferl
 
         self.tuner, self.settings, self.options = tuner, settings, list(options)
-        self.config, self.interrupts = pufferl.load_config(tuner.env_name, self.options), pufferl.Interrupts()
+        self.config, self.interrupts = pufferl.load_config(tuner.env_name, self.options), processes.Interrupts()
         if self.config["data_dir"] is None:
             raise SpaceError("a sweep keeps its trials in --data-dir, which must not be none.")
         if self.config["train"]["device"] == "cuda" and not settings.ray and torch.cuda.device_count() < settings.gpus:
