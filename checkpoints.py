@@ -53,7 +53,7 @@ def check(items, form, name=""):
         raise ValueError(f"{name or 'it'} is a {type(items).__name__} and no dict")
     for key, kind in dict.fromkeys(items, form[...]).items() if ... in form else form.items():
         if isinstance(kind, dict):
-            check(items.get(key, {}), kind, key)
+            check(items.get(key), kind, key)
         elif not isinstance(items.get(key), kind):
             is_there = f"holds a {type(items[key]).__name__} as" if key in items else "lacks"
             raise ValueError(f"{name or 'it'} {is_there} {key}")
@@ -144,9 +144,9 @@ def _newest_whole(path, form):
             if other.name != path.name and other.is_file():
                 beside[other] = other.stat().st_mtime
     newest = sorted(beside, key=beside.get, reverse=True)[:MOST_READ]
-    for kind, text in ((form, ""), (weights, " of weights, for --load-model-path,")):
+    for kind, text in ((form, "one is {}"), (weights, "weights are {}, for --load-model-path")):
         for other in newest:
             with contextlib.suppress(ValueError):
                 _read(other, kind)
-                return f"; the newest whole one{text} is {other}."
+                return f"; the newest whole {text.format(other)}."
     return "; there is no whole one beside it."

@@ -289,12 +289,11 @@ def run_command(function):
         stop_at_once()
         os.kill(os.getpid(), signal.SIGINT)  # so that a shell sees how it ended
     except BrokenPipeError:
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:  # `| head -1` has read enough
-            discard_output()
-        else:
-            raise  # of another pipe
+        poller = select.poll()
+        poller.register(1, 0)
+        if not poller.poll(0):  # the error is of another pipe
+            raise
+        discard_output()  # `| head -1` has read enough
     finally:
         stop_at_once()  # a Ctrl-C while Python shuts down must show no traceback either
 

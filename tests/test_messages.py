@@ -233,7 +233,7 @@ def other_observations():
 RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
     ("trainer_state.pt", Error, "damaged (it is empty) or not a checkpoint; the newest whole "
      "weights are", state(lambda path: path.write_bytes(b""))),
-    ("trainer_state.pt", Error, "torch cannot read it: it is no file that torch.save wrote",
+    ("trainer_state.pt", Error, "damaged (torch cannot read it) or not a checkpoint",
      state(lambda path: path.write_text("hello " * 100))),
     ("trainer_state.pt", Error, "damaged (truncated at byte 1,000)",
      state(lambda path: path.write_bytes(path.read_bytes()[:1000]))),
