@@ -433,16 +433,16 @@ def read_metrics(path, tail=None):
 
 
 def read(folder):
-    """(Signs, entries) of a run's folder, from its config.json and metrics.jsonl. Raises OSError if
-    they are not there, ValueError if they cannot be read."""
+    """(Signs, entries) of a run's folder, from its config.json and metrics.jsonl. Raises ValueError if
+    they are not there or cannot be read."""
     path, log = Path(folder, "config.json"), Path(folder, "metrics.jsonl")
     try:
         config = json.loads(path.read_text())
         signs = Signs(config["train"], config.get("agents"))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: damaged or not a run's settings ({type(error).__name__}: {error})") from None
     if not log.exists():
-        raise FileNotFoundError(f"{folder}: nothing was logged yet.")
+        raise ValueError(f"{folder}: nothing was logged yet.")
     return signs, read_metrics(log)
 
 
