@@ -541,10 +541,11 @@ class PuffeRL:
         logprobs = buffers.logprobs.masked_fill(inactive, 0.0)
         if s["action_masks"] is not None:
             heads = s["action_masks"][: self.horizon].split(buffers.heads.tolist(), dim=-1)
-            has_choice = torch.stack([head.any(-1) for head in heads]).all(0)
+            has_choice = torch.stack([(head != 0).any(-1) for head in heads]).all(0)
             barred = logprobs.masked_fill(has_choice, 0.0)
         rollout = (("observations", s["observations"], environment),
-                   ("action_masks", barred, "it forbids every choice of a head: leave one, or let the agent be dead"),
+                   ("logprobs", barred, "the action mask forbids every choice of a head: leave one, or let the agent "
+                    "be dead"),
                    ("logprobs", logprobs,
                     f"the network's outputs overflow, or are -inf for every choice of a head: leave one, or {low}"),
                    ("values", buffers.values, f"the network's outputs overflow; {low}"),
