@@ -428,7 +428,8 @@ def read_metrics(path, tail=None):
     for line in lines:
         with contextlib.suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             entry = {name: value for name, value in json.loads(line).items() if isinstance(value, int | float)}
-            entries.append({**entry, "step": int(entry.get("step", math.nan))})
+            if math.isfinite(entry.get("step", math.nan)):
+                entries.append({**entry, "step": int(entry["step"])})
     return entries
 
 

@@ -64,16 +64,6 @@ def leave_with(fd, parent, closing):
     threading.Thread(target=watch, daemon=True).start()
 
 
-def born(pid):
-    """When a process began. It tells the process from a later one with the same number, and setting
-    the machine's clock does not change it. Raises psutil.NoSuchProcess."""
-    import psutil
-
-    with contextlib.suppress(OSError):
-        return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-    return psutil.Process(pid).create_time()
-
-
 def end_children(seconds=5.0):
     """End all processes that this one started, and theirs: SIGTERM, and SIGKILL `seconds` later."""
     import psutil

@@ -204,8 +204,7 @@ def test_fronts_of_several_sweeps(recipe, tmp_path):
                    {"asked": asked, "options": [], "space": FAKE_SPACE})
         tuner = Random(search_space=FAKE_SPACE)
         for number, (score, cost) in enumerate([(0.2, 1.0), (0.1, 2.0), (0.6, 4.0)]):
-            claim = ledger.claim(settings=tuner.suggest())
-            ledger.finish(claim, record(number, factor * score, cost, **claim["settings"]))
+            ledger.finish(record(number, factor * score, cost, **tuner.suggest()))
     figure = recipe("The fronts of several sweeps")["draw_fronts"](tmp_path / "a", tmp_path / "b")
     points, front = figure.data[2:]
     assert list(points.y) == [0.4, 0.2, 1.2]

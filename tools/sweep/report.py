@@ -53,33 +53,6 @@ def marginal_effects(tuner, points=24, samples=48):
     return effects
 
 
-def tsne(X, perplexity=15.0, steps=300, seed=0):
-    """(n, 2) places: similar rows of X come near each other (van der Maaten and Hinton 2008); n < 1,000."""
-    n = len(X)
-    squared = ((X[:, None] - X[None]) ** 2).sum(-1)
-    P = np.zeros((n, n))
-    for i in range(n):  # bisect its kernel's inverse width, until it has about `perplexity` neighbours
-        low, high, distance = 1e-6, 1e6, np.delete(squared[i], i)
-        for _ in range(40):
-            precision = math.sqrt(low * high)
-            p = np.exp(-(distance - distance.min()) * precision)
-            p /= p.sum()
-            wide = -(p * np.log(np.maximum(p, 1e-300))).sum() > math.log(min(perplexity, (n - 1) / 3))
-            low, high = (precision, high) if wide else (low, precision)
-        P[i, np.arange(n) != i] = p
-    P = np.maximum((P + P.T) / (2 * n), 1e-12)
-    Y = 1e-2 * np.random.default_rng(seed).standard_normal((n, 2))
-    speed = np.zeros_like(Y)
-    for step in range(steps):
-        difference = Y[:, None] - Y[None]
-        near = 1 / (1 + (difference**2).sum(-1))
-        np.fill_diagonal(near, 0)
-        pull = (P * (4 if step < 80 else 1) - near / near.sum()) * near
-        speed = (0.5 if step < 80 else 0.8) * speed - n / 3 * (pull[..., None] * difference).sum(1)
-        Y = Y + speed - Y.mean(0)
-    return Y
-
-
 def sweep_figures(told, records, tuner):
     """[(title, text, figure)] of a sweep."""
     good = [r for r in records if r["status"] != "failed"]
@@ -97,9 +70,6 @@ def sweep_figures(told, records, tuner):
     logarithmic = {s.name for s in tuner.space.settings if s.row.axis == "log"} | {"cost"}
     figures.append(("Parallel coordinates", "Drag along an axis to keep a range.",
                     parallel(columns | {"cost": cost, "score": score}, logarithmic, score)))
-    if len(good) >= 8:
-        units = tuner.space.features(np.array([tuner.space.encode(r["settings"]) for r in good[:600]]))
-        figures.append(similarity(units, score[:600], text[:600]))
     return figures
 
 
@@ -222,14 +192,6 @@ def parallel(columns, logarithmic, score):
     return new_figure().add_parcoords(dimensions=dimensions, line=line)
 
 
-def similarity(features, score, text):
-    spot = tsne(np.asarray(features, dtype=float))
-    figure = new_figure(xaxis_showticklabels=False, yaxis_showticklabels=False)
-    figure.add_scatter(x=spot[:, 0], y=spot[:, 1], mode="markers", text=text, hoverinfo="text",
-                       marker={"color": score, "colorscale": "Viridis", "showscale": True})
-    return "Similar settings", "t-SNE of the settings, coloured by score: near points have like settings.", figure
-
-
 def load_runs(folder, metric, tag=None):
     """[{name, env, settings, step, score, cost, ...}] of all runs in a folder, or in its sweeps."""
     runs = []
@@ -260,8 +222,8 @@ def varied_settings(runs):
 
 
 def run_figures(runs, metric):
-    """[(title, text, figure)] of ordinary runs, for each environment: curves, score against each
-    setting, and a map of similar settings."""
+    """[(title, text, figure)] of ordinary runs, for each environment: curves and score against
+    each setting."""
     figures = []
     for env in sorted({run["env"] for run in runs}):
         mine = [run for run in runs if run["env"] == env]
@@ -288,13 +250,6 @@ def run_figures(runs, metric):
             figure.add_scatter(x=axes["seconds"], y=[run["score"] for run in mine], mode="markers", text=text,
                                hoverinfo="text")
             figures.append((f"{env}: score by setting", "Choose the setting in the menu.", figure))
-            numeric = [name for name in varied if not isinstance(column(name)[0], str)]
-            if len(mine) >= 8 and numeric:
-                X = np.array([column(name) for name in numeric], dtype=float).T[:600]
-                X = np.where((X > 0).all(0), np.log(np.maximum(X, 1e-30)), X)
-                X = (X - X.mean(0)) / np.maximum(X.std(0), 1e-12)
-                title, note, figure = similarity(X, [run["score"] for run in mine][:600], text[:600])
-                figures.append((f"{env}: {title.lower()}", note, figure))
     return figures
 
 
