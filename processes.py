@@ -211,6 +211,7 @@ def progress():
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + 0.5
+            text = text[: os.get_terminal_size(sys.stderr.fileno()).columns - 1]
             print(f"\r{text}", end="\033[K", file=sys.stderr, flush=True)
 
     try:

@@ -419,8 +419,8 @@ def check_window():
 
 
 def write_video(pictures, path, fps):
-    """Pictures (height, width, 3) uint8 of one size to an .mp4 (H.264) or .gif, or the middle one
-    to a .png; returns how many there were."""
+    """Pictures (height, width, 3) uint8 of one size to an .mp4 (H.264) or .gif, or one of their
+    second half to a .png; returns how many there were."""
     from PIL import Image
 
     pictures = iter(pictures)
@@ -446,14 +446,10 @@ def write_video(pictures, path, fps):
                       duration=round(1000 / fps), loop=0)
         count = len(small)
     else:
-        kept, count, stride = [first], 1, 1
-        for picture in pictures:
-            if count % stride == 0:
-                kept.append(picture)
-            if len(kept) == 64:
-                kept, stride = kept[::2], 2 * stride
-            count += 1
-        Image.fromarray(kept[len(kept) // 2]).save(path)
+        for count, picture in enumerate(itertools.chain([first], pictures), 1):
+            if count & (count - 1) == 0:  # 1, 2, 4, ...: the last of them is in the second half
+                middle = picture
+        Image.fromarray(middle).save(path)
     print(f"wrote {path}: {'one of ' if path.endswith('.png') else ''}{count} pictures of "
           f"{first.shape[1]} × {first.shape[0]}")
     return count

@@ -16,7 +16,6 @@ import importlib.util
 import json
 import math
 import os
-import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -246,7 +245,7 @@ class Runner:
         self.ledger = Ledger(self.folder)
         begin(self.ledger, tuner, settings, self.options, self.config)
         self.log = make_logger(settings.logger, self.folder, self.config)
-        self.status, self.quiet = StatusLine(sys.stdout.isatty() and not quiet), quiet
+        self.quiet = quiet
         self.known = set()  # numbers of the trials that the tuner has observed
 
     def run(self):
@@ -272,7 +271,7 @@ class Runner:
         if server:
             self.say(f"report: http://127.0.0.1:{server.server_address[1]}")
         self.waiting = [*ledger.claims().values()]  # of a sweep that was stopped or killed
-        with self.interrupts:
+        with self.interrupts, processes.progress() as show:
             try:
                 while not self.interrupts.requested:
                     while len(self.pool.claims) < self.pool.slots and not self.interrupts.requested:
@@ -284,10 +283,10 @@ class Runner:
                         break
                     for claim, outcome in self.pool.finished(0.5):
                         self.settle(claim, outcome)
-                    self.status.show(self.pool.claims)
+                    if not self.quiet:
+                        show(status_line(self.pool.claims))
                     refuse_if_all_fail(ledger)
             finally:
-                self.status.clear()
                 for claim, outcome in self.pool.close():
                     self.settle(claim, outcome if outcome["status"] != "lost" else {"status": "interrupted"})
                 if server:
@@ -296,8 +295,7 @@ class Runner:
 
     def say(self, text):
         if not self.quiet:
-            self.status.clear()
-            print(text, flush=True)
+            processes.say(f"\r\033[K{text}" if sys.stdout.isatty() else text)
 
     def learn(self):
         """Tell the tuner what is new in the ledger."""
@@ -401,22 +399,11 @@ def lock_folder(folder):
             os.close(number)
 
 
-class StatusLine:
-    """Shows the running trials on the last line of a terminal."""
-
-    def __init__(self, wanted):
-        self.wanted, self.began = wanted, time.monotonic()
-
-    def show(self, claims):
-        if self.wanted:
-            at = [(c["trial"], c["at"].get("progress", 0), c["at"].get("score", math.nan)) for c in claims]
-            line = f"{time.monotonic() - self.began:.0f} s, running: "
-            line += ", ".join(f"{trial} {100 * progress:.0f}% score {score:.4g}" for trial, progress, score in at)
-            print("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1], end="", flush=True)
-
-    def clear(self):
-        if self.wanted:
-            print("\r\x1b[K", end="", flush=True)
+def status_line(claims):
+    """The running trials in a line."""
+    return "running: " + ", ".join(
+        f"{claim['trial']} {100 * claim['at'].get('progress', 0):.0f}% score {claim['at'].get('score', math.nan):.4g}"
+        for claim in claims)
 
 
 def begin(ledger, tuner, settings, options, config):

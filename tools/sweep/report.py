@@ -10,7 +10,6 @@ import contextlib
 import functools
 import html
 import json
-import math
 import re
 import threading
 from pathlib import Path
@@ -58,7 +57,7 @@ def sweep_figures(told, records, tuner):
     good = [r for r in records if r["status"] != "failed"]
     if not good:
         return []
-    text, cost, score = [hover_text(r) for r in good], [r["cost"] for r in good], [r["score"] for r in good]
+    text = [hover_text(r) for r in good]
     figures = [against_cost(told["asked"], good, text, tuner), curves_of_trials(told["asked"], good, text)]
     if len(good) >= 4:
         figures.append(stars(told["asked"], good, text, tuner))
@@ -66,10 +65,6 @@ def sweep_figures(told, records, tuner):
         tuner.fit()
         effects = marginal_effects(tuner)
         figures += [importance(effects), effects_of_settings(effects, good, text, tuner)]
-    columns = {name: [r["settings"][name] for r in good] for name in tuner.space.names}
-    logarithmic = {s.name for s in tuner.space.settings if s.row.axis == "log"} | {"cost"}
-    figures.append(("Parallel coordinates", "Drag along an axis to keep a range.",
-                    parallel(columns | {"cost": cost, "score": score}, logarithmic, score)))
     return figures
 
 
@@ -173,25 +168,6 @@ def effects_of_settings(effects, good, text, tuner, columns=3):
             "± 1 sd; points are trials.", figure)
 
 
-def parallel(columns, logarithmic, score):
-    """Parallel coordinates of {name: values}, coloured by score."""
-    dimensions = []
-    for name, values in columns.items():
-        label = name.partition(".")[2] or name
-        if any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
-            kinds = sorted(set(map(str, values)))
-            dimensions.append({"label": label, "values": [kinds.index(str(v)) for v in values],
-                               "tickvals": list(range(len(kinds))), "ticktext": kinds})
-        elif name in logarithmic and min(values) > 0:
-            ticks = np.unique(np.round(np.linspace(math.log10(min(values)), math.log10(max(values)), 5), 2))
-            dimensions.append({"label": f"{label} (log)", "values": np.log10(values), "tickvals": ticks,
-                               "ticktext": [short(float(10**t)) for t in ticks]})
-        else:
-            dimensions.append({"label": label, "values": values})
-    line = {"color": score, "colorscale": "Viridis", "showscale": True}
-    return new_figure().add_parcoords(dimensions=dimensions, line=line)
-
-
 def load_runs(folder, metric, tag=None):
     """[{name, env, settings, step, score, cost, ...}] of all runs in a folder, or in its sweeps."""
     runs = []
@@ -266,15 +242,6 @@ def table(rows):
         f"<tr>{row}</tr>" for row in cells) + "</tbody></table></div>"
 
 
-def as_ini(settings):
-    """{"train.learning_rate": 0.01} -> the text of an ini file."""
-    sections = {}
-    for name, value in settings.items():
-        section, _, key = name.partition(".")
-        sections.setdefault(section, []).append(f"{key} = {value}")
-    return "\n\n".join(f"[{section}]\n" + "\n".join(lines) for section, lines in sections.items()) + "\n"
-
-
 def page(folder, metric="environment/score", tag=None, refresh=None):
     """The report of a sweep's folder, or of a folder of runs, as one HTML text
     that needs no network."""
@@ -295,7 +262,7 @@ def page(folder, metric="environment/score", tag=None, refresh=None):
                 best = used(best, configuration.load_config(told["asked"]["env"], told["options"]))
             command = " ".join(["python pufferl.py train", told["asked"]["env"], *told["options"], *as_options(best)])
             parts.append(f"<h2>Best settings: {short(tuner.best()[1])} for {short(tuner.best()[2])}</h2>"
-                         f"<pre>{html.escape(command)}</pre><pre>{html.escape(as_ini(best))}</pre>")
+                         f"<pre>{html.escape(command)}</pre>")
         figures = sweep_figures(told, records, tuner)
         rows = [{**{key: r[key] for key in ("trial", "status", "score", "cost", "steps")}, **r["settings"],
                  "error": r["error"] or ""} for r in records]
