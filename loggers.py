@@ -355,7 +355,7 @@ class Dashboard:
         for _, sentence in sorted(trainer.signs.said.values()):
             grid.add_row(Text(sentence, "yellow"))
         lines = self.console.height - 2 - len(self.console.render_lines(grid, self.console.options.update(width=width)))
-        tables, columns = [*tables_of(trainer).items()], 4 if width >= 108 else 2 if width >= 54 else 1
+        tables, columns = [*self._tables(trainer).items()], 4 if width >= 108 else 2 if width >= 54 else 1
         for first in range(0, 4, columns):
             row, side_by_side = tables[first : first + columns], Table.grid()
             side_by_side.add_row(*(table(title, rows, lines) for title, rows in row))
@@ -364,6 +364,25 @@ class Dashboard:
             lines -= 1 + max(len(rows) for _, rows in row)
         return Panel(grid, title=f"[bold]PuffeRL[/] {trainer.env_name}", border_style="cyan",
                      subtitle="[dim]docs/metrics.md explains these words")
+
+    def _tables(self, trainer):
+        """{title: [(name, value)]} of the panel's tables."""
+        stages = trainer.statistics.stages
+        total = max(sum(stages.values()), 1e-9)
+        return {
+            "losses": [(name, float(value)) for name, value in trainer.losses.items()],
+            "environment": [(name, float(value)) for name, value in trainer.environment.items()],
+            "run": [
+                ("engine", trainer.engine.name), ("agents", f"{trainer.num_agents:,}"),
+                ("parameters", f"{sum(p.numel() for p in trainer.policy.parameters()):,}"),
+                ("steps", f"{trainer.global_step:,}"),
+                ("steps/s", f"{getattr(trainer, 'last_sps', trainer.sps):,.0f}"),
+                ("epoch", f"{trainer.epoch} of {trainer.total_epochs}"),
+                ("CPU", f"{psutil.cpu_percent():.0f}%"),
+                ("memory", f"{psutil.Process().memory_info().rss / 2**20:,.0f} MiB"),
+                *trainer.buffers.usage().items()],
+            "time": [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()],
+        }
 
     def closing(self, trainer, args, model):
         """Lines that say what a training reached and what to type next. model: the path of its last model."""
@@ -457,26 +476,6 @@ def sparkline(values, width):
 
 # docs/troubleshooting.md
 WORTH_A_LOOK = {"approx_kl": (0, 0.05), "clipfrac": (0, 0.3), "explained_variance": (0, 1)}
-
-
-def tables_of(trainer):
-    """{title: [(name, value)]} of the panel's tables."""
-    stages = trainer.statistics.stages
-    total = max(sum(stages.values()), 1e-9)
-    return {
-        "losses": [(name, float(value)) for name, value in trainer.losses.items()],
-        "environment": [(name, float(value)) for name, value in trainer.environment.items()],
-        "run": [
-            ("engine", trainer.engine.name), ("agents", f"{trainer.num_agents:,}"),
-            ("parameters", f"{sum(p.numel() for p in trainer.policy.parameters()):,}"),
-            ("steps", f"{trainer.global_step:,}"),
-            ("steps/s", f"{getattr(trainer, 'last_sps', trainer.sps):,.0f}"),
-            ("epoch", f"{trainer.epoch} of {trainer.total_epochs}"),
-            ("CPU", f"{psutil.cpu_percent():.0f}%"),
-            ("memory", f"{psutil.Process().memory_info().rss / 2**20:,.0f} MiB"),
-            *trainer.buffers.usage().items()],
-        "time": [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()],
-    }
 
 
 def table(title, rows, lines):

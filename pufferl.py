@@ -1155,7 +1155,14 @@ def train(env_name, args=None):
         trainer._dashboard = screen
         try:
             start(trainer, args, facts, say)
-            learn(trainer, args)
+            shown, interval = 0.0, args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5)
+            with processes.Interrupts(is_silent=group.rank > 0) as interrupts:
+                while trainer.epoch < trainer.total_epochs and not group.any(interrupts.requested):
+                    trainer.evaluate()
+                    trainer.train()
+                    if time.perf_counter() - shown > interval or trainer.epoch == trainer.total_epochs:
+                        trainer.print_dashboard()
+                        shown = time.perf_counter()
         except BaseException as error:
             trainer.release()
             folder = trainer.run_folder
@@ -1191,19 +1198,6 @@ def start(trainer, args, facts, say):
         say(line)
 
 
-def learn(trainer, args):
-    """Train until the steps are done or a stop is asked for, and show the progress."""
-    group, shown = data_parallel.connect(), 0.0
-    interval = args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5)
-    with processes.Interrupts(is_silent=group.rank > 0) as interrupts:
-        while trainer.epoch < trainer.total_epochs and not group.any(interrupts.requested):
-            trainer.evaluate()
-            trainer.train()
-            if time.perf_counter() - shown > interval or trainer.epoch == trainer.total_epochs:
-                trainer.print_dashboard()
-                shown = time.perf_counter()
-
-
 USAGE = """usage: python pufferl.py {train,eval,ship,sweep,export,autotune,profile} ENV [--section.key value ...]
        python pufferl.py {list,runs,plot,diagnose,doctor} ...
 
@@ -1216,7 +1210,7 @@ USAGE = """usage: python pufferl.py {train,eval,ship,sweep,export,autotune,profi
   autotune ENV find the backend, workers and batch size that step it fastest here
   profile ENV  where the time goes: tables, and a trace for a browser
   runs         the runs so far; runs show RUN: all of one; runs rm RUN: remove it
-  plot RUN ... curves of a metric over the steps, in the terminal and as a picture: --metric entropy --output a.html
+  plot RUN ... curves of a metric over the steps, in the terminal and as a page: --metric entropy --output a.html
   diagnose RUN why a run did not learn: what its metrics say, and a page of its curves; a folder, latest, or ENV
   doctor       what this machine has, how fast it trains, and what is missing; for a report of a bug
 
