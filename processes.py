@@ -134,8 +134,7 @@ def check_memory(size, what):
     end the process later."""
     free = available_memory()
     if size > free:
-        raise MemoryError(f"{what} would take {in_bytes(size)}, and {in_bytes(free)} are "
-                          "free; take less")
+        raise MemoryError(f"{what} would take {size / 1e9:,.3g} GB, and {free / 1e9:,.3g} GB are free; take less")
 
 
 def keep_memory():
@@ -150,15 +149,6 @@ def keep_memory():
             mallopt = ctypes.CDLL(None).mallopt
             mallopt(-1, 512 << 20)  # M_TRIM_THRESHOLD
             mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD: smaller blocks are not mapped one by one
-
-
-def in_bytes(count):
-    """A number of bytes for people."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB" if count < 1e6 else f"{count:.0e} TB"
 
 
 def spare_folder(what):
