@@ -183,7 +183,7 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #      made them. The gradients of several learners, and what ranks gather, are added in their order; all_reduce
 #      adds in an order that depends on the number of ranks only. So the numbers of threads, buffers and ranks must
 #      be those of before. Arrays are aligned (vector.aligned_zeros), because libraries round by address.
-#   3. What outlives an epoch is saved: _saved_tensors, NUMBERS, the model, the optimizer, the environments' memory.
+#   3. What outlives an epoch is saved: Snapshot._tensors, NUMBERS, the model, the optimizer, the environments' memory.
 #      All else that is learnt from (advantages, ratios, the rate) is written anew in each epoch before it is read.
 #   4. Sizes and buffers that were measured for a machine stand in config.json and are taken from there. The engine is
 #      chosen again; if it is another one, that is said.

@@ -115,7 +115,6 @@ def test_nohup_trains_on(tmp_path):
     assert steps_of(run)[-1] == 64 * 64 * 20
 
 
-@pytest.mark.slow
 def test_a_run_trains_on_when_nobody_reads_its_output(tmp_path):
     """As `| head -1` does."""
     process = start("train", "squared", *SMALL, "--train.total-timesteps", str(64 * 64 * 40),
