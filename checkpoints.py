@@ -62,8 +62,8 @@ def check(items, form, name=""):
 def weights(items):
     """The weights of a network: a state_dict, or those of a whole run. What a module's
     get_extra_state returned need not be a tensor."""
-    if isinstance(items, dict) and "numbers" in items:
-        items = items.get("model")
+    if isinstance(items, dict) and {"numbers", "model"} <= items.keys():
+        items = items["model"]
     check(items, {...: object})
     tensors = {name: value for name, value in items.items() if not str(name).endswith("_extra_state")}
     check(tensors, {...: torch.Tensor})
