@@ -241,13 +241,13 @@ class Ranks:
             self.broadcast(tensor)
         if self.rank == 0:
             drawn = trainer.segments * trainer.span
-            print(f"{self.count} ranks on {self.machines} machine{'s' * (self.machines > 1)}. "
-                  f"Each (vec, env): {vecenv.num_envs:,} environments, {trainer.num_agents:,} "
-                  f"agents, threads: {vecenv.num_threads}.\n"
-                  f"Together (train): {sum(agents):,} agents × horizon "
-                  f"{trainer.horizon} = a batch of {trainer.batch_size:,} steps; minibatch_size "
-                  f"{c['minibatch_size']:,}, of which a rank draws {drawn:,} from its own; "
-                  f"total_timesteps {c['total_timesteps']:,}.", flush=True)
+            processes.say(f"{self.count} ranks on {self.machines} machine{'s' * (self.machines > 1)}. "
+                          f"Each (vec, env): {vecenv.num_envs:,} environments, {trainer.num_agents:,} "
+                          f"agents, threads: {vecenv.num_threads}.\n"
+                          f"Together (train): {sum(agents):,} agents × horizon "
+                          f"{trainer.horizon} = a batch of {trainer.batch_size:,} steps; minibatch_size "
+                          f"{c['minibatch_size']:,}, of which a rank draws {drawn:,} from its own; "
+                          f"total_timesteps {c['total_timesteps']:,}.")
 
     def end_epoch(self, trainer, sums, log_due):
         """(loss statistics of all ranks, whether to log, as rank 0's clock says). Checks that the
@@ -387,8 +387,7 @@ def launch(count, command):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, forward)
     try:
-        with processes.Keys():  # resets the terminal, as a rank that is killed cannot
-            run.run(run.parse_args([*options, *processes.guarded([sys.executable, "-u", *command])]))
+        run.run(run.parse_args([*options, *processes.guarded([sys.executable, "-u", *command])]))
     except ChildFailedError as error:
         print(error, file=sys.stderr)
         return 1

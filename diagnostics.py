@@ -62,6 +62,26 @@ def vital(observations, rewards, valid, terminals, truncations, actions=None, bo
                       if low <= high else {})
 
 
+def find_nan(weights, rollout, update):
+    """(how early, what) is not finite first: of the weights, else of the rollout's tensors (T, N, ...), step by
+    step, else of the update's. rollout, update: (name, tensor or None, cause), in the order of a step."""
+    if not weights.isfinite().all():
+        return -1, "weights not finite (too large an update, or something outside, wrote them)"
+    broken = []
+    for order, (name, tensor, cause) in enumerate(rollout):
+        if tensor is None:
+            continue
+        fine = tensor.float().isfinite().reshape(*tensor.shape[:2], -1).all(2)
+        if not fine.all():
+            step, agent = (~fine).nonzero()[0].tolist()
+            broken.append((step + order / 10,
+                           f"{name} not finite, first at step {step} of the rollout, of agent {agent} ({cause})"))
+    for order, (name, tensor, cause) in enumerate(update, len(rollout[0][1])):
+        if not tensor.isfinite().all():
+            broken.append((order, f"{name} not finite ({cause})"))
+    return min(broken, default=(math.inf, "gradient norm not finite (lower train.learning_rate)"))
+
+
 class RandomPlay:
     """Returns of episodes that are played at random, of one agent of each environment, because those of one may share
     their rewards. They have no reason to move from episode to episode, unless something of those before is left in the
@@ -396,27 +416,35 @@ class Signs:
 # A finished run
 
 
+def read_metrics(path, tail=None):
+    """The entries of a metrics.jsonl, {"step": ..., name: number}, in order, without lines that a crash
+    has torn; [] without the file. tail: of its last so many bytes alone."""
+    entries = []
+    if not Path(path).exists():
+        return entries
+    with open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, 2) - tail) if tail else 0)
+        lines = file.read().splitlines()
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+            entry = {name: value for name, value in json.loads(line).items() if isinstance(value, int | float)}
+            if math.isfinite(entry.get("step", math.nan)):
+                entries.append({**entry, "step": int(entry["step"])})
+    return entries
+
+
 def read(folder):
-    """(Signs, entries) of a run's folder, from its config.json and metrics.jsonl,
-    without lines that a crash has torn. Raises OSError if they are not there,
-    ValueError if they cannot be read."""
-    path, entries = Path(folder, "config.json"), []
+    """(Signs, entries) of a run's folder, from its config.json and metrics.jsonl. Raises ValueError if
+    they are not there or cannot be read."""
+    path, log = Path(folder, "config.json"), Path(folder, "metrics.jsonl")
     try:
         config = json.loads(path.read_text())
         signs = Signs(config["train"], config.get("agents"))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: damaged or not a run's settings ({type(error).__name__}: {error})") from None
-    log = Path(folder, "metrics.jsonl")
     if not log.exists():
-        raise FileNotFoundError(f"{folder}: nothing was logged yet.")
-    for line in log.read_text(errors="replace").splitlines():
-        with contextlib.suppress(ValueError, TypeError, AttributeError, OverflowError,
-                                 RecursionError):
-            numbers = {name: float(value) for name, value in json.loads(line).items()
-                       if isinstance(value, int | float)}
-            if math.isfinite(numbers.get("step", math.nan)):
-                entries.append({**numbers, "step": int(numbers["step"])})
-    return signs, entries
+        raise ValueError(f"{folder}: nothing was logged yet.")
+    return signs, read_metrics(log)
 
 
 # The look of all pages of curves: the colours of tools/watch.html.

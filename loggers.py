@@ -14,7 +14,6 @@ nowhere. WANDB_MODE=offline and NEPTUNE_MODE=offline keep a run on this machine,
 `neptune sync` later.
 """
 
-import functools
 import json
 import math
 import os
@@ -26,12 +25,19 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
+import diagnostics
 import environments
+import processes
 from arena import compile_timer
 from auto import plural
-from checkpoints import write_whole
-from configuration import ROOT, Base, command, resolve, solved
+from configuration import Base, command, resolve, solved
 from errors import ConfigError
 
 # --------------------------------------------------------------------------------------------------
@@ -98,10 +104,9 @@ class JsonLines(NoLogger):
     def __init__(self, path, first_step=0):
         self.path, self.warned = Path(path), False
         if self.path.exists():
-            kept = [line for line in self.path.read_text(errors="replace").splitlines()
-                    if _step(line) <= first_step]
-            write_whole(self.path,
-                        lambda file: file.write("".join(line + "\n" for line in kept).encode()))
+            before = [entry for entry in diagnostics.read_metrics(self.path) if entry["step"] <= first_step]
+            text = "".join(json.dumps(entry) + "\n" for entry in before)
+            processes.write_whole(self.path, lambda file: file.write(text.encode()))
 
     def log(self, metrics, step):
         line = (json.dumps({"step": step, **metrics}) + "\n").encode()
@@ -117,14 +122,6 @@ class JsonLines(NoLogger):
         except OSError as error:
             self.warned = self.warned or warn(f"{self.path}: an entry could not be "
                                               f"written ({error})")
-
-
-def _step(line):
-    """The step of a line of metrics.jsonl; infinite if the line is torn."""
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return math.inf
 
 
 class TensorBoardLogger(NoLogger):
@@ -165,18 +162,6 @@ def _thread_failed(uncaught, otherwise=threading.excepthook):
         otherwise(uncaught)
 
 
-def asked_for(args, logger):
-    """The settings that load_config gave. TypeError if they are neither settings nor a project's
-    name."""
-    names = ("project", "entity", "group", "tag", "env_name")
-    missing = [name for name in names if name not in args] if isinstance(args, dict) else names
-    if missing:
-        got = f"a dict without {', '.join(missing)}" if isinstance(args, dict) else repr(args)
-        raise ConfigError(f"{logger}: project must be a project's name, or the settings that "
-                          f"load_config gives, got {got}.")
-    return args
-
-
 class WandbLogger(NoLogger):
     """Weights & Biases (pip install wandb). The x axis is the step of all agents, `global_step`.
 
@@ -192,11 +177,10 @@ class WandbLogger(NoLogger):
             import wandb
         except ImportError:
             raise ConfigError("logging to Weights & Biases needs the package wandb: pip install wandb") from None
-        if not isinstance(project, str | None):
-            asked = asked_for(project, "WandbLogger")
-            project, config = asked["project"], project if config is None else config
-            entity, name, group, tag = (entity or asked["entity"], name or asked["env_name"],
-                                        group or asked["group"], tag or asked["tag"])
+        if isinstance(project, dict):
+            args, project, config = project, project["project"], project if config is None else config
+            entity, name, group, tag = (entity or args["entity"], name or args["env_name"],
+                                        group or args["group"], tag or args["tag"])
         self.wandb = wandb
         try:
             self.run = wandb.init(project=project, entity=entity, name=name, config=config,
@@ -238,10 +222,9 @@ class NeptuneLogger(NoLogger):
             import neptune
         except ImportError:
             raise ConfigError("logging to Neptune needs the package neptune: pip install neptune") from None
-        if not isinstance(project, str | None):
-            asked = asked_for(project, "NeptuneLogger")
-            project = f"{asked['entity']}/{asked['project']}" if asked["entity"] else None
-            name, group, tag = name or asked["env_name"], group or asked["group"], tag or asked["tag"]
+        if isinstance(project, dict):
+            args, project = project, f"{project['entity']}/{project['project']}" if project["entity"] else None
+            name, group, tag = name or args["env_name"], group or args["group"], tag or args["tag"]
         tags = [text for text in (tag, group) if text]
         # an offline run of Neptune takes no custom_run_id
         offline = os.environ.get("NEPTUNE_MODE") == "offline"
@@ -296,7 +279,7 @@ def make_logger(args, folder, first_step=0):
 
 def warn(text):
     """Say on the error stream what is lost while the training goes on; returns True."""
-    print(f"{text}. Training goes on.", file=sys.stderr)
+    processes.say(f"{text}. Training goes on.", sys.stderr)
     return True
 
 
@@ -308,37 +291,24 @@ COMPILING = "compiling kernels, once for each kind of network: up to a minute or
 
 
 class Dashboard:
-    """Shows a training: that kernels are compiled, then its progress, as a live panel on a terminal
-    and as one line a call elsewhere."""
+    """Shows a training's progress, as a live panel on a terminal and as one line a call elsewhere, and
+    at last what it reached."""
 
     def __init__(self, solved_at=(None, None)):
         """solved_at: what `solved_at` gives."""
-        from rich.console import Console
-
-        self.console, self.live, self.first = Console(), None, None
-        self.scores, self.solved_at, self.means = [], solved_at, None  # scores: one for each call; means: the last
-        self.explaining = None  # whether the words are explained; None if nobody can ask for it
-
-    def compiling(self):
-        """Say that kernels are compiled, on a terminal until the first `show`."""
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        if not self.console.is_terminal:
-            print(COMPILING, flush=True)
-            return
-        self.live = Progress(SpinnerColumn(), TextColumn(COMPILING), TimeElapsedColumn(),
-                             console=self.console, transient=True)
-        self.live.add_task("")
-        self.live.start()
+        self.console = Console()
+        self.live = None
+        self.first = None  # seconds and steps at the first call; what came before includes the start
+        self.scores = []  # one for each call
+        self.solved_at = solved_at
+        self.means = None  # of the last call
 
     def show(self, trainer):
-        # the time before includes the start, which must not count for the steps to come
         if self.first is None:
             self.first = trainer.uptime, trainer.global_step
-            self.close()
             if compile_timer.seconds > 1:
-                print(f"kernels were compiled for {duration(compile_timer.seconds)}, which counts as "
-                      "no time of training", flush=True)
+                processes.say(f"kernels were compiled for {duration(compile_timer.seconds)}, which counts as "
+                              "no time of training")
         self.scores.append(score_of(trainer.environment, self.solved_at[0]))
         if not self.console.is_terminal:
             done = 100 * trainer.epoch / max(1, trainer.total_epochs)
@@ -346,28 +316,107 @@ class Dashboard:
             again = " (no episode has ended since)" if trainer.environment is self.means else ""
             score = f"score {self.scores[-1]:.3f}{again}  " if math.isfinite(self.scores[-1]) else ""
             self.means = trainer.environment
-            self.console.print(f"{done:5.1f}% steps {trainer.global_step:,}  sps {sps:,.0f}  {score}"
-                               f"{time_left(trainer, *self.first)}", highlight=False, soft_wrap=True)
+            processes.say(f"{done:5.1f}% steps {trainer.global_step:,}  sps {sps:,.0f}  {score}"
+                          f"{self.time_left(trainer)}")
             return
         if self.live is None:
-            from rich.live import Live
-
-            self.live = Live(console=self.console, auto_refresh=False)
+            self.live = Live(console=self.console, auto_refresh=False, vertical_overflow="crop")
             self.live.start()
-        self.draw(trainer)
-
-    def draw(self, trainer):
-        """The live panel anew, if there is one."""
-        if self.live is not None:
-            left = time_left(trainer, *self.first)
-            shown = panel(trainer, self.scores, self.solved_at, left, self.console, self.explaining)
-            self.live.update(shown, refresh=True)
+        try:
+            self.live.update(self.panel(trainer), refresh=True)
+        except OSError:  # the terminal was closed
+            processes.discard_output()
 
     def close(self):
-        compile_timer.announce = lambda: None
         if self.live is not None:
             self.live.stop()
             self.live = None
+
+    def time_left(self, trainer):
+        """The time gone and left, in words. The pace is measured from the first call on."""
+        seconds, step = self.first
+        gone, steps = f"{duration(trainer.uptime)} gone", trainer.global_step - step
+        if steps <= 0:
+            return gone
+        rest = max(0, trainer.config["total_timesteps"] - trainer.global_step) / steps
+        return f"{gone}, {duration(rest * (trainer.uptime - seconds))} left"
+
+    def panel(self, trainer):
+        """The live panel, as a rich renderable for the size of the console. Green is reached, yellow
+        is worth a look."""
+
+        metric, least = self.solved_at
+        name, width, score = metric or "score", self.console.width - 4, self.scores[-1]  # within the frame
+        solved = "" if least is None else f"  {figure(least)} counts as solved"
+        style = "bold green" if least is not None and score >= least else "bold"
+        curve = sparkline(self.scores, max(4, min(40, width - len(f" {name} {'':10} {solved}"))))
+        grid = Table.grid(expand=True)
+        grid.add_row(Text.assemble(f" {name} ", (f"{figure(score):>10} ", style), (curve, "cyan"), solved))
+        grid.add_row(Text(f" {self.time_left(trainer)}"))
+        grid.add_row(ProgressBar(total=max(1, trainer.total_epochs), completed=trainer.epoch))
+        for _, sentence in sorted(trainer.signs.said.values()):
+            grid.add_row(Text(sentence, "yellow"))
+        lines = self.console.height - 2 - len(self.console.render_lines(grid, self.console.options.update(width=width)))
+        tables, columns = [*self._tables(trainer).items()], 4 if width >= 108 else 2 if width >= 54 else 1
+        for first in range(0, 4, columns):
+            row, side_by_side = tables[first : first + columns], Table.grid()
+            side_by_side.add_row(*(table(title, rows, lines) for title, rows in row))
+            if lines > 1:
+                grid.add_row(side_by_side)
+            lines -= 1 + max(len(rows) for _, rows in row)
+        return Panel(grid, title=f"[bold]PuffeRL[/] {trainer.env_name}", border_style="cyan",
+                     subtitle="[dim]docs/metrics.md explains these words")
+
+    def _tables(self, trainer):
+        """{title: [(name, value)]} of the panel's tables."""
+        stages = trainer.statistics.stages
+        total = max(sum(stages.values()), 1e-9)
+        return {
+            "losses": [(name, float(value)) for name, value in trainer.losses.items()],
+            "environment": [(name, float(value)) for name, value in trainer.environment.items()],
+            "run": [
+                ("engine", trainer.engine.name), ("agents", f"{trainer.num_agents:,}"),
+                ("parameters", f"{sum(p.numel() for p in trainer.policy.parameters()):,}"),
+                ("steps", f"{trainer.global_step:,}"),
+                ("steps/s", f"{getattr(trainer, 'last_sps', trainer.sps):,.0f}"),
+                ("epoch", f"{trainer.epoch} of {trainer.total_epochs}"),
+                ("CPU", f"{psutil.cpu_percent():.0f}%"),
+                ("memory", f"{psutil.Process().memory_info().rss / 2**20:,.0f} MiB"),
+                *trainer.buffers.usage().items()],
+            "time": [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()],
+        }
+
+    def closing(self, trainer, args, model):
+        """Lines that say what a training reached and what to type next. model: the path of its last model."""
+        name, folder, (metric, least) = args["config_name"], trainer.run_folder, self.solved_at
+        speed, value = trainer.global_step / max(trainer.uptime, 1e-9), score_of(trainer.environment, metric)
+        yield f"{trainer.global_step:,} steps in {duration(trainer.uptime)} ({speed:,.0f} steps/s)"
+        if math.isfinite(value):
+            episodes = f"in the last {plural(round(trainer.environment.get('n', 0)), 'episode')}"
+            reached = "solved" if least is not None and value >= least else "not solved yet"
+            how = "" if least is None else f": {reached} ({figure(least)} counts as solved)"
+            yield f"{metric or 'score':12} {figure(value)} {episodes}{how}"
+        elif not trainer.signs.has_ended:
+            steps = trainer.global_step // trainer.signs.agents
+            yield f"score        none: no episode has ended in {steps:,} steps of each agent"
+        for step, sentence in sorted(trainer.signs.said.values()):
+            yield f"sign         step {step:,}: {sentence}"
+        if folder is None:
+            return
+        yield f"checkpoint   {model}"
+        if args["logger"] == "tensorboard":
+            yield f"tensorboard  {folder / 'tensorboard'}   (tensorboard --logdir {args['data_dir']})"
+        run = "latest" if args["data_dir"] == Base.data_dir else str(folder)
+        if trainer.epoch < trainer.total_epochs:
+            yield f"go on        {command('train', name, '--resume', run)}"
+        creator = environments.load_creator(args["env_name"])
+        draws = creator is None or environments.can_draw(trainer.vecenv.driver_env, creator.picture_settings)
+        yield (f"{'watch it' if draws else 'play it':12} "
+               + command("eval", name, "--load-model-path", run, *["--eval.web"] * draws))
+        yield f"tune it      {command(name, script='protein.py')}"
+        if not Path(name.partition(":")[0]).suffix:  # else it is
+            yield (f"your own     {command('train', 'my_file.py:make_env')}   (or one in C: "
+                   "docs/write_an_environment.md)")
 
 
 def solved_at(args):
@@ -386,15 +435,6 @@ def score_of(environment, metric=None):
     before an episode has ended."""
     return environment.get(metric,
                            environment.get("score", environment.get("episode_return", math.nan)))
-
-
-def time_left(trainer, seconds=0.0, step=0):
-    """The time gone and left, in words. The pace is measured from `seconds` and `step` on."""
-    gone, steps = f"{duration(trainer.uptime)} gone", trainer.global_step - step
-    if steps <= 0:
-        return gone
-    rest = max(0, trainer.config["total_timesteps"] - trainer.global_step) / steps
-    return f"{gone}, {duration(rest * (trainer.uptime - seconds))} left"
 
 
 def duration(seconds):
@@ -436,87 +476,12 @@ def sparkline(values, width):
     return "".join("▁▂▃▄▅▆▇█"[int(height)] for height in heights)
 
 
-def closing(trainer, args, model, solved_at):
-    """Lines that say what a training reached and what to type next. model: the path of its last
-    model; solved_at: what `solved_at` gave when it began."""
-    name, folder, (metric, least) = args["config_name"], trainer.run_folder, solved_at
-    speed, value = trainer.global_step / max(trainer.uptime, 1e-9), score_of(trainer.environment, metric)
-    yield f"{trainer.global_step:,} steps in {duration(trainer.uptime)} ({speed:,.0f} steps/s)"
-    if math.isfinite(value):
-        episodes = f"in the last {plural(round(trainer.environment.get('n', 0)), 'episode')}"
-        reached = "solved" if least is not None and value >= least else "not solved yet"
-        how = "" if least is None else f": {reached} ({figure(least)} counts as solved)"
-        yield f"{metric or 'score':12} {figure(value)} {episodes}{how}"
-    elif not trainer.signs.has_ended:
-        steps = trainer.global_step // trainer.signs.agents
-        yield f"score        none: no episode has ended in {steps:,} steps of each agent"
-    for step, sentence in sorted(trainer.signs.said.values()):
-        yield f"sign         step {step:,}: {sentence}"
-    if folder is None:
-        return
-    yield f"checkpoint   {model}"
-    if args["logger"] == "tensorboard":
-        yield f"tensorboard  {folder / 'tensorboard'}   (tensorboard --logdir {args['data_dir']})"
-    run = "latest" if args["data_dir"] == Base.data_dir else str(folder)
-    if trainer.epoch < trainer.total_epochs:
-        yield f"go on        {command('train', name, '--resume', run)}"
-    creator = environments.load_creator(args["env_name"])
-    draws = creator is None or environments.can_draw(trainer.vecenv.driver_env, creator.picture_settings)
-    yield (f"{'watch it' if draws else 'play it':12} "
-           + command("eval", name, "--load-model-path", run, *["--eval.web"] * draws))
-    yield f"tune it      {command(name, script='protein.py')}"
-    if not Path(name.partition(":")[0]).suffix:  # else it is
-        yield f"your own     {command('train', 'my_file.py:make_env')}   (or one in C: docs/write_an_environment.md)"
-
-
 # docs/troubleshooting.md
 WORTH_A_LOOK = {"approx_kl": (0, 0.05), "clipfrac": (0, 0.3), "explained_variance": (0, 1)}
 
 
-NARROWEST = 27  # columns of a table of the panel
-
-
-@functools.cache
-def meanings():
-    """{metric or word of the dashboard: what it is}, as docs/metrics.md says it."""
-    page, found = ROOT / "docs/metrics.md", {}
-    rows = (re.findall(r"^\| (`\w+/.*?`) \| (.*) \|$", page.read_text(), re.M) if page.exists()
-            else [])
-    for names, what in rows:
-        what = re.sub(r"`|\[(.+?)\]\(.*?\)", r"\1", what)  # without links
-        found |= dict.fromkeys(re.findall(r"`(\w+/[^`]+)`", names), what)
-    return found
-
-
-def words(tables):
-    """What the words of a panel's tables mean, as a rich renderable; first those that a newcomer
-    will not know."""
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(box=None, show_header=False, padding=(0, 1))
-    for title in ("losses", "environment", "time", "run"):
-        for name, _ in tables[title]:
-            what = meanings().get(f"performance/seconds_{name}" if title == "time" else f"{title}/{name}")
-            if what is not None:
-                grid.add_row(Text(name, "bold"), Text(what))
-    return grid
-
-
-def share_lines(wanted, lines):
-    """How many of `lines` each of some tables gets that wants so many: those that want little get
-    it, the others share the rest."""
-    shares = [0] * len(wanted)
-    for rest, index in zip(range(len(wanted), 0, -1), np.argsort(wanted, kind="stable"), strict=True):
-        shares[index] = min(wanted[index], max(0, lines) // rest)
-        lines -= shares[index]
-    return shares
-
-
 def table(title, rows, lines):
     """A table of the panel, as a rich renderable of at most `lines` lines, the title's among them."""
-    from rich.table import Table
-    from rich.text import Text
 
     grid = Table(title=title, title_style="bold cyan", box=None, show_header=False,
                  title_justify="left", padding=(0, 1))
@@ -525,65 +490,8 @@ def table(title, rows, lines):
     fitting = len(rows) if len(rows) < lines else max(0, lines - 2)
     for name, value in rows[:fitting]:
         low, high = WORTH_A_LOOK.get(name, (-math.inf, math.inf))
-        odd = isinstance(value, float) and not low <= value <= high
-        grid.add_row(name, Text(figure(value) if isinstance(value, float) else value,
-                                "yellow" if odd else "bold"))
+        is_odd = isinstance(value, float) and not low <= value <= high
+        grid.add_row(name, Text(figure(value) if isinstance(value, float) else value, "yellow" if is_odd else "bold"))
     if len(rows) > fitting:
         grid.add_row(f"and {len(rows) - fitting} more", "")
     return grid
-
-
-def panel(trainer, scores, solved_at, time, console, explaining=None):
-    """The live panel, as a rich renderable for the size of the console. Green is reached, yellow is
-    worth a look. scores: of each call so far; solved_at: (what they are, how much counts as
-    solved); time: what is gone and left, in words; explaining: whether what the words mean stands
-    in the place of the numbers, None if nobody can ask for it."""
-    from rich.console import Group
-    from rich.panel import Panel
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
-    process, stages = psutil.Process(), trainer.statistics.stages
-    summary = [
-        ("engine", trainer.engine.name), ("agents", f"{trainer.num_agents:,}"),
-        ("parameters", f"{sum(p.numel() for p in trainer.policy.parameters()):,}"),
-        ("steps", f"{trainer.global_step:,}"),
-        ("steps/s", f"{getattr(trainer, 'last_sps', trainer.sps):,.0f}"),
-        ("epoch", f"{trainer.epoch} of {trainer.total_epochs}"),
-        ("CPU", f"{psutil.cpu_percent():.0f}%"),
-        ("memory", f"{process.memory_info().rss / 2**20:,.0f} MiB"),
-        *trainer.buffers.usage().items()]
-    total = max(sum(stages.values()), 1e-9)
-    parts = [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()]
-    numbers = lambda metrics: [(name, float(value)) for name, value in metrics.items()]  # noqa: E731
-    tables = {"run": summary, "environment": numbers(trainer.environment), "time": parts,
-              "losses": numbers(trainer.losses)}
-    metric, least = solved_at
-    reached = least is not None and scores[-1] >= least
-    name, width, lines = metric or "score", console.width - 4, console.height - 2  # within the frame
-    solved = "" if least is None else f"  {figure(least)} counts as solved"
-    curve = sparkline(scores, max(4, min(40, width - len(f" {name} {'':10} {solved}"))))
-    grid = Table.grid(expand=True)
-    grid.add_row(Text.assemble(f" {name} ", (f"{figure(scores[-1]):>10} ", "bold green" if reached else "bold"),
-                               (curve, "cyan"), solved))
-    grid.add_row(Text(f" {time}"))
-    grid.add_row(ProgressBar(total=max(1, trainer.total_epochs), completed=trainer.epoch))
-    for _, sentence in sorted(trainer.signs.said.values()):
-        grid.add_row(Text(sentence, "yellow"))
-    lines -= len(console.render_lines(grid, console.options.update(width=width)))
-    if explaining:
-        grid.add_row(words(tables))
-    else:
-        columns = 4 if width >= 4 * NARROWEST else 2 if width >= 2 * NARROWEST else 1
-        stacks = [[*tables.items()][first : first + 4 // columns] for first in range(0, 4, 4 // columns)]
-        shares = [share_lines([1 + len(rows) for _, rows in stack], lines) for stack in stacks]
-        side_by_side = Table.grid()
-        side_by_side.add_row(*(
-            Group(*(table(title, rows, share) for (title, rows), share in zip(*both, strict=True)
-                    if share > min(2, len(rows))))
-            for both in zip(stacks, shares, strict=True)))
-        grid.add_row(side_by_side)
-    hint = {None: None, False: "[dim]? explains these words", True: "[dim]? shows the numbers again"}[explaining]
-    return Panel(grid, title=f"[bold]PuffeRL[/] {trainer.env_name}", border_style="cyan", subtitle=hint,
-                 height=console.height if explaining else None)

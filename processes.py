@@ -1,8 +1,9 @@
-"""Processes: none outlives the one that started it, none is started that this machine cannot hold.
+"""Processes: none outlives the one that started it, none is started that this machine cannot hold,
+none leaves half a file.
 
     subprocess.Popen(guarded([sys.executable, "train.py"]))     # gets SIGTERM when this process is gone
     check_count("train.gpus", 50, *processes_at_most())         # ValueError: the most is 16
-    outlive_readers()                                           # `| head -1` and a closed ssh end no run
+    say("progress")                                             # a closed pipe or terminal ends no run
 
 All files that start processes use these functions. This one imports Python's own library only,
 because each process begins with it.
@@ -10,13 +11,11 @@ because each process begins with it.
 
 import contextlib
 import faulthandler
-import io
 import math
 import os
 import select
 import signal
 import sys
-import termios
 import threading
 import time
 from pathlib import Path
@@ -24,7 +23,7 @@ from pathlib import Path
 from errors import ConfigError
 
 # --------------------------------------------------------------------------------------------------
-# Nothing is left behind
+# Nothing is left behind, nothing is half written
 
 # seconds that a worker's environments have to close after its parent process was killed
 ALONE = 2.0
@@ -67,16 +66,6 @@ def leave_with(fd, parent, closing):
     threading.Thread(target=watch, daemon=True).start()
 
 
-def born(pid):
-    """When a process began. It tells the process from a later one with the same number, and setting
-    the machine's clock does not change it. Raises psutil.NoSuchProcess."""
-    import psutil
-
-    with contextlib.suppress(OSError):
-        return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-    return psutil.Process(pid).create_time()
-
-
 def end_children(seconds=5.0):
     """End all processes that this one started, and theirs: SIGTERM, and SIGKILL `seconds` later."""
     import psutil
@@ -87,6 +76,20 @@ def end_children(seconds=5.0):
             with contextlib.suppress(psutil.NoSuchProcess):
                 getattr(child, how)()
         children = psutil.wait_procs(children, timeout=seconds)[1]
+
+
+def write_whole(path, write):
+    """Have `write(file)` write a file under another name, sync and rename it: it is whole or not
+    there at all."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+    try:
+        with open(part, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -133,8 +136,7 @@ def check_memory(size, what):
     end the process later."""
     free = available_memory()
     if size > free:
-        raise MemoryError(f"{what} would take {in_bytes(size)}, and {in_bytes(free)} are "
-                          "free; take less")
+        raise MemoryError(f"{what} would take {size / 1e9:,.3g} GB, and {free / 1e9:,.3g} GB are free; take less")
 
 
 def keep_memory():
@@ -149,15 +151,6 @@ def keep_memory():
             mallopt = ctypes.CDLL(None).mallopt
             mallopt(-1, 512 << 20)  # M_TRIM_THRESHOLD
             mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD: smaller blocks are not mapped one by one
-
-
-def in_bytes(count):
-    """A number of bytes for people."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB" if count < 1e6 else f"{count:.0e} TB"
 
 
 def spare_folder(what):
@@ -183,52 +176,21 @@ def spare_folder(what):
 # A command line that others stop or stop reading
 
 
-class Heard(io.FileIO):
-    """An output that goes on when nobody can read it any more; then `lost` says why."""
-
-    lost = None
-
-    def write(self, data):
-        try:
-            return super().write(data)
-        except OSError as error:
-            self.lost = self.lost or error
-            return len(data)
-
-
-def outlive_readers():
-    """Once stdout or stderr is closed at the other end, drop what is written instead of raising
-    BrokenPipeError."""
-    for name, fd in (("stdout", 1), ("stderr", 2)):
-        before = getattr(sys, name)
-        if before is None:  # closed from the beginning
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-        elif hasattr(before, "buffer") and before.fileno() == fd:
-            before.flush()
-            heard = Heard(fd, "w", closefd=False)
-            # unbuffered with python -u
-            buffer = heard if before.write_through else io.BufferedWriter(heard)
-            lossy = before.errors in ("strict", "surrogateescape")  # a locale may not have all our signs
-            setattr(sys, name, io.TextIOWrapper(buffer, before.encoding, "replace" if lossy else before.errors,
-                                                line_buffering=before.line_buffering,
-                                                write_through=before.write_through))
-
-
-def lost_output():
-    """Why nobody reads stdout any more; None if somebody may."""
-    buffer = getattr(sys.stdout, "buffer", None)
-    return getattr(getattr(buffer, "raw", buffer), "lost", None)
-
-
-def in_front():
-    """Whether a terminal's keys are for this process: its shell waits for it, or for the launcher of its rank."""
+def say(text, file=None):
+    """Print a line, on stdout if there is no `file`. If that fails, because a terminal or a pipe was
+    closed, the null device takes all later output and the process runs on."""
     try:
-        return os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:  # torchrun gives a rank a session of its own
-        with contextlib.suppress(OSError):
-            launcher = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
-            return "TORCHELASTIC_RUN_ID" in os.environ and launcher[2] == launcher[5]  # its group, the terminal's group
-    return False
+        print(text, file=file or sys.stdout, flush=True)
+    except OSError:
+        discard_output()
+
+
+def discard_output():
+    """Send what is written to stdout and stderr to the null device."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    os.close(null)
 
 
 @contextlib.contextmanager
@@ -241,6 +203,7 @@ def progress():
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + 0.5
+            text = text[: os.get_terminal_size(sys.stderr.fileno()).columns - 1]
             print(f"\r{text}", end="\033[K", file=sys.stderr, flush=True)
 
     try:
@@ -250,62 +213,38 @@ def progress():
             print(end="\r\033[K", file=sys.stderr, flush=True)
 
 
-_reading = []  # the Keys that have changed the terminal
+class Interrupts:
+    """Within it, the first SIGINT, SIGTERM or SIGHUP asks for a stop at the epoch's end. A second
+    SIGINT or SIGTERM raises KeyboardInterrupt at once; a second SIGHUP does not, because a terminal
+    that closes may send several. With nohup SIGHUP stays ignored. A call into C that does not return
+    lets no handler run: only SIGQUIT (Ctrl-\\) or SIGKILL ends it. is_silent: prints nothing."""
 
-
-class Keys:
-    """Within it, a terminal at stdin gives each key as it is pressed, without Enter, and does not show it. At the end,
-    and while Ctrl-Z stops the process, the terminal is as it was. `possible` says whether there is one to read: only
-    the main thread can."""
-
-    def __init__(self, wanted=True):
-        self.possible = wanted and os.isatty(0) and threading.current_thread() is threading.main_thread()
-        self._usual = None  # the terminal's mode before
+    def __init__(self, is_silent=False):
+        self.is_silent = is_silent
+        self.requested = False
+        self.closed = False  # the terminal
+        self._before = {}
 
     def __enter__(self):
-        if self.possible:
-            _reading.append(self)
-            self._gives_lines()
-            self._before = signal.signal(signal.SIGTSTP, self._stop)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
+    def _handle(self, number, frame):
+        self.closed |= number == signal.SIGHUP
+        if self.requested and number != signal.SIGHUP:
+            raise KeyboardInterrupt
+        if not self.requested and not self.is_silent:
+            say("\nstopping after this epoch, with a checkpoint; once more to leave at once, without one "
+                "(Ctrl-\\ where that does nothing)", sys.stderr)
+        self.requested = True
+
     def __exit__(self, *_):
-        if self.possible:
-            _reading.remove(self)
-            self.leave()
-            signal.signal(signal.SIGTSTP, self._before)
-
-    def _gives_lines(self):
-        """Whether the terminal is in its usual mode, which is remembered."""
-        mode = termios.tcgetattr(0)
-        if mode[3] & termios.ICANON:
-            self._usual = mode
-        return bool(mode[3] & termios.ICANON)
-
-    def pressed(self):
-        """The keys since the last call, as bytes; never waits. None are read while the process is in the background."""
-        if self.possible and in_front():
-            with contextlib.suppress(OSError, termios.error):  # the terminal was closed
-                if self._gives_lines():  # at first, and again after Ctrl-Z
-                    mode = [*self._usual]
-                    mode[3] &= ~(termios.ICANON | termios.ECHO)
-                    termios.tcsetattr(0, termios.TCSANOW, mode)
-                if select.select([0], [], [], 0)[0]:
-                    return os.read(0, 1024)
-        return b""
-
-    def leave(self):
-        """Give the terminal back as it was; may be called by a signal's handler."""
-        if self._usual is not None and in_front():  # in the background Linux would stop this process for it
-            with contextlib.suppress(OSError, termios.error):
-                termios.tcsetattr(0, termios.TCSANOW, self._usual)
-                os.write(0, b"\x1b[?25h")  # the cursor, which a live panel hides
-
-    def _stop(self, number, frame):
-        self.leave()
-        signal.signal(number, self._before)
-        os.kill(os.getpid(), number)  # returns once `fg` has it go on
-        signal.signal(number, self._stop)
+        for number, handler in self._before.items():
+            if number != signal.SIGHUP or not self.closed:  # else the next would end the last checkpoint
+                signal.signal(number, handler)
 
 
 def stop_at_once():
@@ -315,78 +254,29 @@ def stop_at_once():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-STUCK = 3.0  # seconds without an answer
-
-
-@contextlib.contextmanager
-def unstuck():
-    """Within it, a second SIGINT or SIGTERM ends the process also if the main thread does not return from C, from an
-    environment with an endless loop for example: there no handler of Python's ever runs. (C that keeps Python's lock,
-    unlike ours, is not left.) Called by another thread than the main one it does nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    (reading, writing), answers = os.pipe(), []
-    os.set_blocking(writing, False)
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are not ours
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    handler = signal.signal(signal.SIGURG, lambda *_: answers.append(True))
-    hearing = threading.Thread(target=_hear, args=(reading, threading.get_ident(), answers), daemon=True)
-    hearing.start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(writing)
-        hearing.join(timeout=1)  # it may just ask this thread, which answers here
-        signal.signal(signal.SIGURG, handler)
-
-
-def _hear(reading, main, answers):
-    """What unstuck's thread does. From `reading` come the numbers of the signals, which are written in C."""
-    warned = False
-    with open(reading, "rb", buffering=0) as signals:
-        while number := signals.read(1):
-            if number[0] not in (signal.SIGINT, signal.SIGTERM) or not _is_stuck(main, answers):
-                continue
-            if warned:
-                for keys in _reading:
-                    keys.leave()
-                print("left at once, in the middle of that call", file=sys.stderr, flush=True)
-                os._exit(128 + number[0])
-            while select.select([signals], [], [], 0)[0] and signals.read(1024):
-                pass  # what came before the sentence below
-            print(f"\nthe process has been in one call into C for {STUCK:.0f} s (an environment's step that does not "
-                  "end, if not a long step of learning); once more to leave at once, without a checkpoint",
-                  file=sys.stderr, flush=True)
-            warned = True
-
-
-def _is_stuck(main, answers):
-    """Whether the main thread does not answer a signal of ours, which is ignored elsewhere, within STUCK seconds."""
-    answers.clear()
-    signal.pthread_kill(main, signal.SIGURG)
-    deadline = time.monotonic() + STUCK
-    while not answers and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not answers
-
-
 def run_command(function):
     """Run the main function of a command line. Within it Ctrl-C raises KeyboardInterrupt; after it
-    no traceback is printed. A crash in C, of an environment for example, prints where it was; a call into C that
-    does not return is left at the second signal."""
-    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # stderr may be closed
+    no traceback is printed. A crash in C, of an environment for example, prints where it was."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115  as some daemons start jobs
+        stream.reconfigure(errors="replace")  # a locale may lack × and ▁
+        setattr(sys, name, stream)
+    with contextlib.suppress(OSError, ValueError):  # stderr has no file
         faulthandler.enable(all_threads=False)
-    outlive_readers()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with unstuck():
-            function()
+        function()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         stop_at_once()
         os.kill(os.getpid(), signal.SIGINT)  # so that a shell sees how it ended
+    except BrokenPipeError:
+        poller = select.poll()
+        poller.register(1, 0)
+        if not poller.poll(0):  # the error is of another pipe
+            raise
+        discard_output()  # `| head -1` has read enough
     finally:
         stop_at_once()  # a Ctrl-C while Python shuts down must show no traceback either
 

@@ -30,9 +30,7 @@ import os
 import random
 import secrets
 import shlex
-import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -207,7 +205,7 @@ class PuffeRL:
         self.args["engine"] = {"name": self.engine.name, "why": reason}
         if reason and self.ranks.rank == 0:
             text = f"engine: {self.engine.name}, because {reason}"
-            print(text, file=sys.stderr)
+            processes.say(text, sys.stderr)
             self.run.note(text, self.global_step)
         capture = self.engine.capture
         self._compute_all_advantages = capture(self._compute_advantages)
@@ -397,7 +395,7 @@ class PuffeRL:
         norms, sums = self.buffers.norms[:minibatches].tolist(), self.buffers.sums.sum(0).cpu().numpy()
         # all ranks have the same gradient, but one rank's numbers may be the cause
         if not all(map(math.isfinite, norms)):
-            cause, folder = min(self.ranks.gather(explain_nan(self)))[1], self.run_folder
+            cause, folder = min(self.ranks.gather(self._find_nan()))[1], self.run_folder
             checkpoint = f", and so was the last checkpoint, in {folder}." if folder else "."
             error = FloatingPointError(f"epoch {self.epoch}: {cause}. The weights were left as they were{checkpoint}")
             error.elsewhere = self.ranks.rank > 0  # all ranks raise it, one prints it
@@ -532,7 +530,46 @@ class PuffeRL:
         count, words = layout.find_outside(seen, valid, 1.0 if self.config["norm_obs"] else HAIR)
         self.statistics.outside += count
         if words and not self.signs.outside:
-            self.signs.outside = f"{words} ({advice(self)})"
+            self.signs.outside = f"{words} ({self._check_command()})"
+
+    def _check_command(self):
+        """How to find where an environment writes what is not finite."""
+        name, library = self.config["env"], getattr(self.vecenv, "library", None)
+        if library is not None and library.header.parent.parent != ocean.FOLDER:
+            name = str(library.header)
+        known = library or environments.load_creator(name) or (ocean.load(name)
+                                                               if name in ocean.names() else None)
+        if known is None:
+            return "its reset() or step() returned it"
+        settings = self.args.get("env", {}).items()
+        changed = [f"{key}={value}" for key, value in settings
+                   if known.settings.get(key, value) != value]
+        options = [name, "--check", *(["--set", *changed] if changed else [])]
+        return f"the environment writes it: python -m ocean {shlex.join(options)}"
+
+    def _find_nan(self):
+        """What diagnostics.find_nan says of this epoch's numbers."""
+        s, buffers, environment = self.storage, self.buffers, self._check_command()
+        low = "lower train.learning_rate"
+        inactive, barred = s["valid"][: self.horizon] == 0, None  # agents whose numbers are never used
+        logprobs = buffers.logprobs.masked_fill(inactive, 0.0)
+        if s["action_masks"] is not None:
+            heads = s["action_masks"][: self.horizon].split(buffers.heads.tolist(), dim=-1)
+            has_choice = torch.stack([(head != 0).any(-1) for head in heads]).all(0)
+            barred = logprobs.masked_fill(has_choice, 0.0)
+        rollout = (("observations", s["observations"], environment),
+                   ("logprobs", barred, "the action mask forbids every choice of a head: leave one, or let the agent "
+                    "be dead"),
+                   ("logprobs", logprobs,
+                    f"the network's outputs overflow, or are -inf for every choice of a head: leave one, or {low}"),
+                   ("values", buffers.values, f"the network's outputs overflow; {low}"),
+                   ("rewards", s["rewards"].masked_fill(inactive, 0.0), environment))
+        update = (("advantages", buffers.advantages, "rewards or values overflow; scale them or set train.reward_clip"),
+                  ("new_values", buffers.new_values, f"the loss's forward pass overflows; {low}"),
+                  ("train.loss", buffers.sums[:, kernels.SUMS], "your own function returned it"),
+                  ("gradients", self.gradients, f"the update overflows; {low}"
+                   + (", or mend the derivative of train.loss" if self.config["loss"] else "")))
+        return diagnostics.find_nan(self.arena.flat("weights"), rollout, update)
 
     def _loss_means(self, sums, norms):
         """Return the logged means of the losses' sums and the gradients' norms of some minibatches."""
@@ -593,7 +630,7 @@ class PuffeRL:
         self.run.begun = True
         if self.run_folder is not None:
             fresh = self.ranks.first(lambda: not (self.run_folder / "trainer_state.pt").exists())
-            state = runs.state_of(self) if fresh else None
+            state = runs.Snapshot(self).take() if fresh else None
             self.ranks.first(lambda: self.run.begin(self.args, state, self.global_step))
         self.logger.config(self.args)
 
@@ -609,7 +646,7 @@ class PuffeRL:
         under another name, synced and renamed, so none is half written. Raises OSError. All ranks call it."""
         if path is None and self.run_folder is None:
             raise ConfigError("save_checkpoint() without a path needs a run's folder, but data_dir is None.")
-        state = runs.state_of(self, metadata)
+        state = runs.Snapshot(self).take(metadata)
         model = path or self.run.model(self.epoch)
         if self.ranks.rank == 0:
             if path is not None:
@@ -625,7 +662,7 @@ class PuffeRL:
             if self.run_folder:
                 self.save_checkpoint()
         except OSError as error:  # a full disk must not end the run; the last checkpoint stays whole
-            print(f"checkpoint at epoch {self.epoch} not written: {error}. Training goes on.", file=sys.stderr)
+            loggers.warn(f"checkpoint at epoch {self.epoch} not written: {error}")
 
     def load_checkpoint(self, path):
         """Go on from a file of save_checkpoint, or a folder's trainer_state.pt; returns its metadata.
@@ -634,7 +671,7 @@ class PuffeRL:
         printed. Environments that cannot be restored (in Python, or with other settings, agents or ranks) begin new
         episodes, which is printed as well. Only rank 0 reads the file. Raises ConfigError, and changes nothing, for
         another network or optimizer."""
-        saved = runs.restore(self, Path(path))
+        saved = runs.Snapshot(self).restore(Path(path))
         self._rolled_out = False
         self._started = clock() - saved["uptime"]
         self._last_log = (clock(), self.global_step)
@@ -646,9 +683,23 @@ class PuffeRL:
         try:
             self.record()
             self.mean_and_log()
-            return runs.save_the_end(self) if self.run_folder else ""
+            return self._save_last() if self.run_folder else ""
         finally:
             self.release()
+
+    def _save_last(self):
+        """The run's last save_checkpoint. If it fails, a ConfigError on all ranks says what is left."""
+        try:
+            model, error = self.save_checkpoint(), None
+        except OSError as problem:
+            error = problem
+
+        def check():
+            if error is not None:
+                raise self.run.unsaved(self.epoch, error)
+
+        self.ranks.first(check)
+        return model
 
     def release(self):
         """Stop the workers, the dashboard, the logger and the environments, without saving."""
@@ -731,7 +782,7 @@ def choose_engine(policy, vecenv, config):
 
 
 # --------------------------------------------------------------------------------------------------
-# What the trainer uses: statistics, torch's optimizers, checks, the search for a NaN's cause
+# What the trainer uses: statistics, checks, settings
 
 BEST_EPISODES = 100  # a score counts as the best only if it is the mean of as many episodes
 
@@ -959,112 +1010,8 @@ TYPES = {f.name: f.type for f in dataclasses.fields(Train)}
 FIXED = set(TYPES) - set(MOVING)
 
 
-def advice(trainer):
-    """How to find where an environment writes what is not finite."""
-    name, library = trainer.config["env"], getattr(trainer.vecenv, "library", None)
-    if library is not None and library.header.parent.parent != ocean.FOLDER:
-        name = str(library.header)
-    known = library or environments.load_creator(name) or (ocean.load(name)
-                                                           if name in ocean.names() else None)
-    if known is None:
-        return "its reset() or step() returned it"
-    settings = trainer.args.get("env", {}).items()
-    changed = [f"{key}={value}" for key, value in settings
-               if known.settings.get(key, value) != value]
-    options = [name, "--check", *(["--set", *changed] if changed else [])]
-    return f"the environment writes it: python -m ocean {shlex.join(options)}"
-
-
-def explain_nan(trainer):
-    """(how early, what): the first number that was not finite: a weight, else in the order of the
-    rollout, then of the update. The earliest of all ranks is the cause."""
-    s, low, check = trainer.storage, "lower train.learning_rate", advice(trainer)
-    rollout = (("observations", s["observations"], check),
-               ("logprobs", trainer.buffers.logprobs,
-                forbidden(trainer) or f"the network's outputs overflow; {low}"),
-               ("values", trainer.buffers.values, f"the network's outputs overflow; {low}"),
-               ("rewards", s["rewards"], check))
-    learning = (("advantages", trainer.buffers.advantages,
-                 "rewards or values overflow; scale them or set train.reward_clip"),
-                ("new_values", trainer.buffers.new_values, f"the loss's forward pass overflows; {low}"),
-                ("train.loss", trainer.buffers.sums[:, kernels.SUMS], "your own function returned it"),
-                ("gradients", trainer.gradients, f"the update overflows; {low}"
-                 + (", or mend the derivative of train.loss" if trainer.config["loss"] else "")))
-    if not torch.isfinite(trainer.arena.flat("weights")).all():
-        return -1, "weights not finite (too large an update, or something outside, wrote them)"
-    broken = []
-    for order, (name, tensor, cause) in enumerate(rollout):
-        # (T, N), of all agents
-        fine = torch.isfinite(tensor.float()).reshape(*tensor.shape[:2], -1).all(2)
-        if name in ("logprobs", "rewards"):  # those of dead agents are never used
-            fine |= s["valid"][: trainer.horizon] == 0
-        if not fine.all():
-            step, agent = (~fine).nonzero()[0].tolist()
-            broken.append((step + order / 10,
-                           f"{name} not finite, first at step {step} of the rollout, of agent "
-                           f"{agent} ({cause})"))
-    for order, (name, tensor, cause) in enumerate(learning):
-        if not torch.isfinite(tensor).all():
-            broken.append((trainer.horizon + 1 + order, f"{name} not finite ({cause})"))
-    return min(broken, default=(math.inf, f"gradient norm not finite ({low})"))
-
-
-def forbidden(trainer):
-    """Why a live agent has no choice left, in words: the environment's action mask, or logits of
-    -inf. None if it has one. Asked for if a log-probability is the first number not finite."""
-    s, heads = trainer.storage, trainer.buffers.heads
-    broken = ~torch.isfinite(trainer.buffers.logprobs) & (s["valid"][: trainer.horizon] != 0)
-    if heads is None or not broken.any():
-        return None
-    t, n = broken.nonzero()[0].tolist()
-    masks = s["action_masks"]
-    if masks is not None and not all(head.any() for head in masks[t, n].split(heads.tolist())):
-        return f"the action mask of agent {n} forbids every choice of a head: leave one, or let the agent be dead"
-    if (torch.isfinite(trainer.buffers.values[t, n])
-            and torch.isfinite(s["observations"][t, n].float()).all()):
-        return ("the value is finite, so the network may itself rule out every choice of a head, "
-                "with logits that are all -inf: leave one; else lower train.learning_rate")
-    return None
-
-
 # --------------------------------------------------------------------------------------------------
 # Command line
-
-
-class Interrupts:
-    """Within it, the first SIGINT, SIGTERM or SIGHUP asks for a stop at the epoch's end. A second
-    SIGINT or SIGTERM leaves at once; a second SIGHUP does not, because a terminal that closes may
-    send several. With nohup SIGHUP stays ignored. leave: called before the process ends at
-    once."""
-
-    def __init__(self, leave=lambda: None):
-        self.requested, self.closed, self.leave = False, False, leave  # closed: the terminal was
-
-    def __enter__(self):
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle)
-                            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-                            if number != signal.SIGHUP
-                            or signal.getsignal(number) is not signal.SIG_IGN}
-        return self
-
-    def _handle(self, number, frame):
-        self.closed |= number == signal.SIGHUP
-        if self.requested and number == signal.SIGHUP:
-            return
-        if self.requested:
-            self.leave()
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        self.requested = True
-        if data_parallel.connect().rank == 0:
-            print("\nstopping after this epoch, with a checkpoint; once more to leave at once",
-                  file=sys.stderr)
-
-    def __exit__(self, *_):
-        for number, handler in getattr(self, "_before", {}).items():
-            if number != signal.SIGHUP or not self.closed:  # else the next would end the last checkpoint
-                signal.signal(number, handler)
 
 
 MEASURED_SECONDS = 1.0  # of measuring, after the epoch in which kernels are compiled
@@ -1256,15 +1203,22 @@ def train(env_name, args=None):
         args["train"]["gpus"] = group.local_count
     if not args["resume"] and args["data_dir"] is not None:
         find_interrupted(group, args)
-    say = print if group.rank == 0 else lambda *text, **options: None
+    say = processes.say if group.rank == 0 else lambda text: None
     screen = loggers.Dashboard(loggers.solved_at(args))
     with contextlib.closing(screen):
-        compile_timer.announce = screen.compiling if group.rank == 0 else lambda: None
+        compile_timer.announce = lambda: say(loggers.COMPILING)
         trainer, facts = make_trainer(env_name, args)
         trainer._dashboard = screen
         try:
             start(trainer, args, facts, say)
-            learn(trainer, args)
+            shown, interval = 0.0, args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5)
+            with processes.Interrupts(is_silent=group.rank > 0) as interrupts:
+                while trainer.epoch < trainer.total_epochs and not group.any(interrupts.requested):
+                    trainer.evaluate()
+                    trainer.train()
+                    if time.perf_counter() - shown > interval or trainer.epoch == trainer.total_epochs:
+                        trainer.print_dashboard()
+                        shown = time.perf_counter()
         except BaseException as error:
             trainer.release()
             folder = trainer.run_folder
@@ -1272,7 +1226,7 @@ def train(env_name, args=None):
                 error.add_note(f"The last checkpoint is whole: {command('train', env_name, '--resume', str(folder))}")
             raise
         model = trainer.close()
-    for line in loggers.closing(trainer, args, model, screen.solved_at):
+    for line in screen.closing(trainer, args, model):
         say(line)
     return trainer
 
@@ -1300,31 +1254,6 @@ def start(trainer, args, facts, say):
         say(line)
 
 
-def learn(trainer, args):
-    """Train until the steps are done or a stop is asked for, and show the progress."""
-    group, screen, shown, heard = data_parallel.connect(), trainer._dashboard, 0.0, True
-    keys = processes.Keys(group.rank == 0 and screen.console.is_terminal)
-    screen.explaining = False if keys.possible else None
-    with Interrupts(keys.leave) as interrupts, keys:
-        while trainer.epoch < trainer.total_epochs and not group.any(interrupts.requested):
-            trainer.evaluate()
-            trainer.train()
-            if heard and processes.lost_output():
-                heard = trainer.run.note("nobody reads the output any more "
-                                         f"({processes.lost_output()}); the run "
-                                         "goes on without it", trainer.global_step)
-            interval = (args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5) if heard
-                        else math.inf)
-            if time.perf_counter() - shown > interval or trainer.epoch == trainer.total_epochs:
-                trainer.print_dashboard()
-                shown = time.perf_counter()
-            if keys.pressed().count(b"?") % 2:
-                screen.explaining ^= True
-                screen.draw(trainer)
-        screen.explaining = None
-        screen.draw(trainer)
-
-
 USAGE = """usage: python pufferl.py {train,eval,ship,sweep,export,autotune,profile} ENV [--section.key value ...]
        python pufferl.py {list,runs,plot,diagnose,doctor} ...
 
@@ -1337,7 +1266,7 @@ USAGE = """usage: python pufferl.py {train,eval,ship,sweep,export,autotune,profi
   autotune ENV find the backend, workers and batch size that step it fastest here
   profile ENV  where the time goes: tables, and a trace for a browser
   runs         the runs so far; runs show RUN: all of one; runs rm RUN: remove it
-  plot RUN ... curves of a metric over the steps, in the terminal and as a picture: --metric entropy --output a.html
+  plot RUN ... curves of a metric over the steps, in the terminal and as a page: --metric entropy --output a.html
   diagnose RUN why a run did not learn: what its metrics say, and a page of its curves; a folder, latest, or ENV
   doctor       what this machine has, how fast it trains, and what is missing; for a report of a bug
 

@@ -26,86 +26,48 @@ import numpy as np
 import torch
 
 import emulation
-from checkpoints import NUMBERS, WHOLE_RUN, load, save, write_whole
+from checkpoints import NUMBERS, load, save, whole_run
 from configuration import (
     OFF,
     SECTIONS,
     Train,
     difference,
-    own_optimizer,
     turn_of,
 )
 from errors import ConfigError
 from loggers import JsonLines
-from models import check_finite, check_weights
+from models import check_weights
+from processes import say, write_whole
 from vector import SEEN, Native
 
 # --------------------------------------------------------------------------------------------------
-# Loggers: log(metrics, step), config, artifact, close
-
-
-# --------------------------------------------------------------------------------------------------
-# The folder of a run, and checkpoints
+# The folder of a run
 
 UNWRITABLE = ("cannot write the run's folder {}: {}. Set --data-dir to one that can be, on a disk "
               "with room for checkpoints.")
 
 
-def save_the_end(trainer):
-    """The run's last save_checkpoint. If it fails, a ConfigError on all ranks says what is left."""
-    model = error = None
-    try:
-        model = trainer.save_checkpoint()
-    except OSError as problem:
-        error = problem
-    if not trainer.ranks.any(error is not None):
-        return model
-    if error is None:
-        error = ConfigError("rank 0 could not write the last checkpoint; what it printed says why.")
-        error.elsewhere = True
-        raise error
-    folder, whole = trainer.run_folder, "there is no whole one"
-    with contextlib.suppress(ConfigError):
-        path = folder / "trainer_state.pt"
-        epoch = load(path, WHOLE_RUN)["epoch"]
-        whole = f"the last whole one is {path}, of epoch {epoch}"
-    raise ConfigError(
-        f"the last checkpoint, of epoch {trainer.epoch}, was not written: {error}; {whole}. Free "
-        f"some space, and --resume {folder} trains what is missing; or copy that folder to a disk "
-        "with room and resume the copy. A new run writes to the folder that --data-dir names.")
-
-
-def hold(folder):
-    """Lock a run's folder while it is written to: returns a file number that holds the lock until
-    it is closed or this process ends; None if the disk knows no locks. ConfigError if somebody else holds it."""
+def lock(folder):
+    """Lock a run's folder while it is written to: a file number that holds the lock until it is closed
+    or this process ends. Raises BlockingIOError if another holds it, OSError if the disk knows no locks."""
     number = os.open(folder, os.O_RDONLY)
-    for _ in range(5):  # is_running takes the lock for a moment
-        try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return number
-        except BlockingIOError:
-            time.sleep(0.02)
-        except OSError:
-            os.close(number)
-            return None
-    os.close(number)
-    raise ConfigError(f"{folder}: this run is still being trained, by another process or by a trainer here that is not "
-                      "closed. Wait until it has ended, or end it (Ctrl-C saves a checkpoint), and resume then.")
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(number)
+        raise
+    return number
 
 
 def is_running(folder):
     """Whether a process holds a run's folder, or seems to if its disk knows no locks."""
-    number = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(lock(folder))
     except BlockingIOError:
         return True
-    except OSError:  # this disk knows no locks: a run writes its metrics every few seconds
+    except OSError:  # a run writes its metrics every few seconds
         with contextlib.suppress(OSError):
             return time.time() - (Path(folder) / "metrics.jsonl").stat().st_mtime < 600
-        return False
-    finally:
-        os.close(number)
     return False
 
 
@@ -122,7 +84,7 @@ class Run:
         checkpoint. Raises ConfigError if that cannot be."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._held = hold(self.folder)
+            self._hold()
             for part in self.folder.glob("*.part"):  # of a process that was killed
                 part.unlink()
             turn = 1 + max(map(turn_of, self.folder.parent.glob(f"{self.env_name}_*")), default=0)
@@ -133,6 +95,21 @@ class Run:
                 save(state, self.folder / "trainer_state.pt")
         except OSError as error:
             raise ConfigError(UNWRITABLE.format(self.folder, error)) from None
+
+    def _hold(self):
+        """Lock the folder, where the disk knows locks. ConfigError if another process holds it."""
+        for _ in range(5):  # is_running takes the lock for a moment
+            try:
+                self._held = lock(self.folder)
+            except BlockingIOError:
+                time.sleep(0.02)
+                continue
+            except OSError:
+                pass
+            return
+        raise ConfigError(f"{self.folder}: this run is still being trained, by another process or by a trainer here "
+                          "that is not closed. Wait until it has ended, or end it (Ctrl-C saves a checkpoint), and "
+                          "resume then.")
 
     def release(self):
         """Release the folder."""
@@ -145,7 +122,7 @@ class Run:
         if self._metrics is not None:
             self._metrics.log(metrics, step)
         for sentence in sentences:
-            print(f"sign: {sentence}", file=sys.stderr)
+            say(f"sign: {sentence}", sys.stderr)
             self.note(sentence, step)
 
     def note(self, sentence, step):
@@ -164,22 +141,30 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         save(state["model"], model)
         if best is not None:
-            save(on_the_cpu(best), self.folder / f"best_{self.env_name}.pt")
+            save(copies(best, "cpu"), self.folder / f"best_{self.env_name}.pt")
         save(state, self.folder / "trainer_state.pt")
         for old in sorted(self.folder.glob("model_*.pt"))[: -self.keep]:
             old.unlink()
 
+    def unsaved(self, epoch, error):
+        """The ConfigError that the last checkpoint was not written; it says what is left."""
+        whole, path = "there is no whole one", self.folder / "trainer_state.pt"
+        with contextlib.suppress(ConfigError):
+            whole = f"the last whole one is {path}, of epoch {load(path, whole_run)['epoch']}"
+        return ConfigError(
+            f"the last checkpoint, of epoch {epoch}, was not written: {error}; {whole}. Free some space, and "
+            f"--resume {self.folder} trains what is missing; or copy that folder to a disk with room and resume the "
+            "copy. A new run writes to the folder that --data-dir names.")
+
+
+# --------------------------------------------------------------------------------------------------
+# Checkpoints of a whole run
 
 def copies(tensors, device=None):
     """A dict with copies of its tensors, each with memory of its own; other values, from get_extra_state, are
     copied too. device: where the tensors go, if not where they are."""
     return {name: tensor.to(device or tensor.device, copy=True) if isinstance(tensor, torch.Tensor)
             else copy.deepcopy(tensor) for name, tensor in tensors.items()}
-
-
-def on_the_cpu(tensors):
-    """The same on the CPU, wherever the tensors are."""
-    return copies(tensors, "cpu")
 
 
 SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others are the trainer's
@@ -194,7 +179,7 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #      made them. The gradients of several learners, and what ranks gather, are added in their order; all_reduce
 #      adds in an order that depends on the number of ranks only. So the numbers of threads, buffers and ranks must
 #      be those of before. Arrays are aligned (vector.aligned_zeros), because libraries round by address.
-#   3. What outlives an epoch is saved: _saved_tensors, NUMBERS, the model, the optimizer, the environments' memory.
+#   3. What outlives an epoch is saved: Snapshot._tensors, NUMBERS, the model, the optimizer, the environments' memory.
 #      All else that is learnt from (advantages, ratios, the rate) is written anew in each epoch before it is read.
 #   4. Sizes and buffers that were measured for a machine stand in config.json and are taken from there. The engine is
 #      chosen again; if it is another one, that is said.
@@ -209,45 +194,157 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 REWARD_SCALE = "discounted_returns", "return_moments", "value_targets"  # what a checkpoint calls its tensors
 
 
-def _saved_tensors(trainer):
-    """{name: the tensor itself} of what a checkpoint keeps beside the model."""
-    s = trainer.buffers.host
-    tensors = {name: s[name][-1] for name in SEEN if s[name] is not None}
-    tensors |= {f"state/{name}": tensor for name, tensor in trainer.buffers.state.items()}
-    tensors |= trainer.optimizer.tensors()
-    if trainer.reward_scale is not None:
-        scale = trainer.reward_scale
-        tensors |= zip(REWARD_SCALE, (scale.returns, scale.moments, scale.targets), strict=True)
-    return {**tensors, "running_returns": trainer.buffers.running_returns,
-            "torch_random": torch.get_rng_state()}
+class Snapshot:
+    """What a trainer needs to resume bit for bit: `take` makes a state of it, `restore` puts one back.
+    All ranks call both."""
 
+    def __init__(self, trainer):
+        self.trainer = trainer
 
-def state_of(trainer, metadata=None):
-    """Everything that a trainer needs to go on bit for bit; all ranks call it."""
-    # Copies: the tensors are views of the arena, and torch.save writes all of
-    # the memory behind a view.
-    tensors = on_the_cpu(_saved_tensors(trainer))
-    environments = torch.from_numpy(trainer.vecenv.save())
-    of_optimizer = trainer.optimizer.tensors()
-    own = {name: tensor for name, tensor in tensors.items() if name not in of_optimizer}
-    numbers = {name: getattr(trainer.statistics if name in SCORES else trainer, name)
-               for name in NUMBERS}
-    return {
-        "model": on_the_cpu(trainer.policy.state_dict()),
-        "tensors": tensors,
-        # of an optimizer of torch; the key keeps its old name
-        "adam": None if of_optimizer else trainer.optimizer.state(),
-        "environments": environments,
-        "bonus": None if trainer.bonus is None else trainer.bonus.state_dict(),
-        # what the ranks after rank 0 have
-        "others": trainer.ranks.gather_to_first((own, environments))[1:],
-        "numbers": numbers,
-        "epoch": trainer.epoch,
-        "global_step": trainer.global_step,
-        "uptime": trainer.uptime,
-        "config": json.dumps(trainer.args, default=str),
-        "metadata": _plain(metadata or {}, "metadata"),
-    }
+    def _tensors(self):
+        """{name: the tensor itself} of what a checkpoint keeps beside the model."""
+        buffers, scale = self.trainer.buffers, self.trainer.reward_scale
+        host = buffers.host
+        tensors = {name: host[name][-1] for name in SEEN if host[name] is not None}
+        tensors |= {f"state/{name}": tensor for name, tensor in buffers.state.items()}
+        tensors |= self.trainer.optimizer.tensors()
+        if scale is not None:
+            tensors |= zip(REWARD_SCALE, (scale.returns, scale.moments, scale.targets), strict=True)
+        return {**tensors, "running_returns": buffers.running_returns, "torch_random": torch.get_rng_state()}
+
+    def _owner(self, name):
+        """What has the attribute `name` of NUMBERS."""
+        return self.trainer.statistics if name in SCORES else self.trainer
+
+    def take(self, metadata=None):
+        """The state, for checkpoints.save."""
+        trainer = self.trainer
+        # Copies: the tensors are views of the arena, and torch.save writes all of
+        # the memory behind a view.
+        tensors = copies(self._tensors(), "cpu")
+        environments = torch.from_numpy(trainer.vecenv.save())
+        of_optimizer = trainer.optimizer.tensors()
+        own = {name: tensor for name, tensor in tensors.items() if name not in of_optimizer}
+        return {
+            "model": copies(trainer.policy.state_dict(), "cpu"),
+            "tensors": tensors,
+            # of an optimizer of torch; the key keeps its old name
+            "adam": None if of_optimizer else trainer.optimizer.state(),
+            "environments": environments,
+            "bonus": None if trainer.bonus is None else trainer.bonus.state_dict(),
+            # what the ranks after rank 0 have
+            "others": trainer.ranks.gather_to_first((own, environments))[1:],
+            "numbers": {name: getattr(self._owner(name), name) for name in NUMBERS},
+            "epoch": trainer.epoch,
+            "global_step": trainer.global_step,
+            "uptime": trainer.uptime,
+            "config": json.dumps(trainer.args, default=str),
+            "metadata": _plain(metadata or {}, "metadata"),
+        }
+
+    def restore(self, path):
+        """Put a checkpoint, a file or the trainer_state.pt of a folder, into the trainer; returns what
+        was saved. See PuffeRL.load_checkpoint."""
+        trainer, ranks = self.trainer, self.trainer.ranks
+        path = path / "trainer_state.pt" if path.is_dir() else path
+        others = []
+
+        def read():
+            if not path.exists():
+                raise ConfigError(f"{path}: there is no such checkpoint.")
+            saved = load(path, whole_run)
+            others.extend(saved.pop("others"))
+            return saved, 1 + len(others)
+
+        saved, count = ranks.first(read)
+        tensors, environments = saved["tensors"], saved["environments"]
+        if count == ranks.count:
+            own, environments = ranks.scatter([(tensors, environments), *others])
+            tensors = {**tensors, **own}
+        self._say = say if ranks.rank == 0 else lambda text: None
+        ours = self._tensors()
+        fitting = {name for name in tensors.keys() & ours.keys() if tensors[name].shape == ours[name].shape
+                   and tensors[name].is_floating_point() == ours[name].is_floating_point()}
+        before = self._check(saved, path)
+        self._restore_optimizer(saved["adam"], fitting, path)
+        # The order of these lines matters: see number 5 of the list above.
+        restored = self._restore_environments(saved["epoch"], count, tensors, ours, fitting, environments)
+        trainer.policy.load_state_dict(saved["model"])
+        if trainer.bonus is not None and saved["bonus"] is not None:
+            trainer.bonus.load_state_dict(saved["bonus"])
+        for name in restored:
+            ours[name].copy_(tensors[name])
+        if trainer.reward_scale is not None and "value_targets" not in tensors:  # these values are relative to 0
+            trainer.reward_scale.targets.zero_()[0] = trainer.reward_scale.moments[0]
+        for name in NUMBERS.keys() & saved["numbers"].keys():
+            setattr(self._owner(name), name, saved["numbers"][name])
+        if trainer.config["target_kl"] is None or before["learning_rate"] != trainer.config["learning_rate"]:
+            trainer._rate_factor = 1.0  # it came from another rate
+        trainer._steps_before = saved["global_step"] - trainer.epoch * trainer.batch_size
+        return saved
+
+    def _check(self, saved, path):
+        """Say what differs from the run that was saved; returns its train section. ConfigError, before
+        anything changes, for another optimizer or network."""
+        args, mine, before = self.trainer.args, self.trainer.policy.state_dict(), saved["config"]
+        optimizer = before["train"]["optimizer"]
+        if optimizer != args["train"]["optimizer"]:
+            raise ConfigError(f"{path} was trained with train.optimizer {optimizer}, which cannot be "
+                              "changed at resume.")
+        check_weights(saved["model"], mine, path)
+        # what a run had before there were settings for it
+        sections = {name: {**dataclasses.asdict(kind()), **(OFF if kind is Train else {}), **before[name]}
+                    for name, kind in SECTIONS.items() if name in before}
+        before = {"engine": args["engine"], **before, **sections}
+        if changes := difference(before, json.loads(json.dumps(args, default=str))):
+            self._say(f"changed since {path} was written: {', '.join(changes)}")
+        edited = [Path(file).name for file, digest in before.get("sources", {}).items()
+                  if args["sources"].get(file, digest) != digest]
+        if edited:
+            self._say(f"edited since {path} was written: {', '.join(edited)}. What was learnt goes on in what they "
+                      "do now.")
+        return before["train"]
+
+    def _restore_optimizer(self, state, fitting, path):
+        """Restore the optimizer's state, or say that the file has none. Muon's comes with the other tensors."""
+        own = self.trainer.optimizer.tensors()
+        if not own.keys() <= fitting or (not own and state is None):
+            self._say(f"{path} holds no state of the optimizer, which begins as in a new run; the "
+                      "weights go on.")
+        elif not own:
+            try:
+                self.trainer.optimizer.load(state)
+            except Exception as error:  # of an optimizer in a file, which may have changed
+                raise ConfigError(f"{path}: its state of the optimizer is not one ({error}).") from None
+            self.trainer.engine.refresh()
+
+    def _restore_environments(self, epoch, count, tensors, ours, fitting, environments):
+        """Restore the environments, or begin new episodes and say so; returns the names of the tensors
+        that go on."""
+        trainer = self.trainer
+        of_optimizer = trainer.optimizer.tensors().keys()
+        try:
+            if count != trainer.ranks.count:
+                raise ValueError(f"there were {count} ranks, now there are {trainer.ranks.count}")
+            # A run may begin or cease to scale rewards, older ones have no random state, and the
+            # optimizer's tensors have been looked at.
+            optional = {*REWARD_SCALE, "torch_random", *of_optimizer}
+            if (tensors.keys() ^ ours.keys()) - optional or (tensors.keys() & ours.keys()) - of_optimizer - fitting:
+                raise ValueError("there were other agents or spaces")
+            if not len(environments):
+                raise ValueError("those in Python cannot be saved")
+            trainer.vecenv.load(environments.numpy())
+            if "torch_random" in tensors:  # of a dropout, say
+                torch.set_rng_state(tensors["torch_random"])
+        except ValueError as problem:
+            self._say(f"all environments begin new episodes ({problem}); weights and optimizer are as they "
+                      "were, but the run does not go on bit for bit.")
+            trainer.vecenv.restart(trainer.vecenv.seed + epoch)
+            trainer.buffers.running_returns.zero_()
+            for state in trainer.buffers.state.values():
+                state.zero_()
+            return fitting & {*REWARD_SCALE[1:], *of_optimizer}
+        return fitting
 
 
 def _plain(value, name):
@@ -287,147 +384,3 @@ def sources(policy, vecenv, *others):
     own = [path for path in map(Path, filter(None, files)) if path.is_file() and python not in path.parents
            and not packages.intersection(path.parts)]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in sorted(own)}
-
-
-def restore(trainer, path):
-    """Put a checkpoint, a file or the trainer_state.pt of a folder, into a trainer; returns what
-    was saved. See PuffeRL.load_checkpoint."""
-    path = path / "trainer_state.pt" if path.is_dir() else path
-    others, group = [], trainer.ranks
-
-    def read():
-        if not path.exists():
-            raise ConfigError(f"{path}: there is no such checkpoint.")
-        saved = load(path, WHOLE_RUN)
-        others.extend(saved.pop("others"))
-        return saved, 1 + len(others)
-
-    saved, count = group.first(read)
-    tensors, environments = saved["tensors"], saved["environments"]
-    if count == group.count:
-        own, environments = group.scatter([(tensors, environments), *others])
-        tensors = {**tensors, **own}
-    say = print if group.rank == 0 else lambda text: None
-    before, ours = saved["config"], _saved_tensors(trainer)
-    _check(trainer, saved, tensors, ours, path)
-    # what a run had before there were settings for it
-    unsaid = {**dataclasses.asdict(Train()), **OFF}
-    others = {name: {**dataclasses.asdict(kind()), **before[name]}
-              for name, kind in SECTIONS.items() if name in before}
-    before = {"engine": trainer.args["engine"], **before, **others,
-              "train": {**unsaid, **before["train"]}}
-    changes = difference(before, json.loads(json.dumps(trainer.args, default=str)))
-    if changes:
-        say(f"changed since {path} was written: {', '.join(changes)}")
-    now = trainer.args["sources"]
-    edited = [Path(file).name for file, digest in before.get("sources", {}).items() if now.get(file, digest) != digest]
-    if edited:
-        say(f"edited since {path} was written: {', '.join(edited)}. What was learnt goes on in what they do now.")
-    _restore_optimizer(trainer, saved["adam"], tensors, ours, path, say)
-    # The order of these lines matters: see number 5 of the list above.
-    restored = _restore_environments(trainer, saved["epoch"], count, tensors, ours,
-                                     environments, say)
-    trainer.policy.load_state_dict(saved["model"])
-    if trainer.bonus is not None and saved.get("bonus"):
-        trainer.bonus.load_state_dict(saved["bonus"])
-    for name in restored:
-        ours[name].copy_(tensors[name])
-    if trainer.reward_scale is not None and "value_targets" not in tensors:  # these values are relative to 0
-        trainer.reward_scale.targets.zero_()[0] = trainer.reward_scale.moments[0]
-    for name, value in saved["numbers"].items():
-        setattr(trainer.statistics if name in SCORES else trainer, name, value)
-    rate = before["train"].get("learning_rate")
-    if trainer.config["target_kl"] is None or rate != trainer.config["learning_rate"]:
-        trainer._rate_factor = 1.0  # it came from another rate
-    trainer._steps_before = saved["global_step"] - trainer.epoch * trainer.batch_size
-    return saved
-
-
-def _fits(theirs, ours):
-    """Whether a tensor can be copied into ours as it is."""
-    return theirs.shape == ours.shape and theirs.is_floating_point() == ours.is_floating_point()
-
-
-def _check(trainer, saved, tensors, ours, path):
-    """ConfigError, before anything changes, for another optimizer or network, or impossible
-    numbers."""
-    before = saved["config"]["train"]["optimizer"]
-    if before != trainer.args["train"]["optimizer"]:
-        raise ConfigError(f"{path} was trained with train.optimizer {before}, which cannot be "
-                          "changed at resume.")
-    check_weights(saved["model"], trainer.policy.state_dict(), path)
-    learnt = {*REWARD_SCALE, *trainer.optimizer.tensors(),
-              *(name for name in ours if name.startswith("state/"))}
-    for name in tensors.keys() & learnt & ours.keys():
-        if _fits(tensors[name], ours[name]):
-            check_finite(name, tensors[name], path)
-    if "torch_random" in tensors:
-        try:
-            torch.Generator().set_state(tensors["torch_random"])
-        except (RuntimeError, TypeError) as error:
-            raise ConfigError(f"{path}: its torch_random is no state of a generator ({error}).") from None
-
-
-def _restore_optimizer(trainer, state, tensors, ours, path, say):
-    """Restore the optimizer's state, or say that the file has none."""
-    own = trainer.optimizer.tensors()
-    there = all(name in tensors and _fits(tensors[name], ours[name]) for name in own) if own else state is not None
-    if not there:
-        say(f"{path} holds no state of the optimizer, which begins as in a new run; the "
-            "weights go on.")
-        return
-    if own:
-        return  # they come with the other tensors
-    try:
-        _check_averages(state,
-                        None if own_optimizer(trainer.config) else [*trainer.policy.parameters()])
-        trainer.optimizer.load(state)
-        trainer.engine.refresh()
-    except (ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
-        raise ConfigError(f"{path}: its state of the optimizer is not one ({error}).") from None
-
-
-def _check_averages(state, parameters):
-    """ValueError for a state that torch's optimizers would accept and fail on later. parameters:
-    AdamW's averages must have their sizes; None for an optimizer of your own."""
-    for index, averages in state["state"].items():
-        for name, value in averages.items():
-            if not isinstance(value, torch.Tensor):
-                continue
-            if value.is_floating_point() and not value.isfinite().all():
-                raise ValueError(f"{name} of weight {index} is not finite")
-            if parameters is not None and value.ndim and value.shape != parameters[index].shape:
-                raise ValueError(f"{name} of weight {index} is {tuple(value.shape)}")
-
-
-def _restore_environments(trainer, epoch, count, tensors, ours, environments, say):
-    """Restore the environments, or begin new episodes and say so; returns the names of the tensors
-    that go on."""
-    fitting = {name for name in tensors.keys() & ours.keys() if _fits(tensors[name], ours[name])}
-    of_optimizer = trainer.optimizer.tensors().keys()
-    try:
-        if count != trainer.ranks.count:
-            raise ValueError(f"there were {count} ranks, now there are {trainer.ranks.count}")
-        # A run may begin or cease to scale rewards, older ones have no random state, and the
-        # optimizer's tensors have been looked at.
-        optional = {*REWARD_SCALE, "torch_random", *of_optimizer}
-        if (tensors.keys() ^ ours.keys()) - optional or (tensors.keys() & ours.keys()) - of_optimizer - fitting:
-            raise ValueError("there were other agents or spaces")
-        if not len(environments):
-            raise ValueError("those in Python cannot be saved")
-        trainer.vecenv.load(environments.numpy())
-        if "torch_random" in tensors:  # of a dropout, say
-            torch.set_rng_state(tensors["torch_random"])
-    except ValueError as problem:
-        say(f"all environments begin new episodes ({problem}); weights and optimizer are as they "
-            "were, but the run does not go on bit for bit.")
-        trainer.vecenv.restart(trainer.vecenv.seed + epoch)
-        trainer.buffers.running_returns.zero_()
-        for state in trainer.buffers.state.values():
-            state.zero_()
-        return fitting & {*REWARD_SCALE[1:], *of_optimizer}
-    return fitting
-
-
-# --------------------------------------------------------------------------------------------------
-# What a terminal shows: compiling, training, and what to do next

@@ -152,7 +152,7 @@ def check_whole(folder):
     """Check that every finished file can be read; return the number of whole runs."""
     states = list(folder.glob("**/trainer_state.pt"))
     for path in states:
-        checkpoints.load(path, checkpoints.WHOLE_RUN)
+        checkpoints.load(path, checkpoints.whole_run)
         json.loads(path.with_name("config.json").read_text())
     for path in folder.glob("**/model_*.pt"):
         checkpoints.load(path)
@@ -340,7 +340,7 @@ def on_disk(here, size, logger):
             whole = check_whole(folder)
         except ValueError as error:
             return code, f"not whole: {error}"
-        epochs = [checkpoints.load(path, checkpoints.WHOLE_RUN)["epoch"]
+        epochs = [checkpoints.load(path, checkpoints.whole_run)["epoch"]
                   for path in folder.glob("*/trainer_state.pt")]
         for wrong, what in (
                 (others, f"left running: {others}"),

@@ -40,6 +40,8 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+import diagnostics  # noqa: E402
+
 RESULTS = Path(__file__).with_suffix(".json")
 BINS = 20  # of a curve
 K = 1000
@@ -122,8 +124,7 @@ def ours(name, steps, seed, options):
         seconds = time.perf_counter() - begun
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-        text = next(Path(folder).glob("runs/*/metrics.jsonl")).read_text()
-        entries = [json.loads(line) for line in text.splitlines()]
+        entries = diagnostics.read_metrics(next(Path(folder).glob("runs/*/metrics.jsonl")))
         chosen = [line for line in done.stdout.splitlines() if line.startswith("auto: ")]
         said = [line for line in done.stderr.splitlines() if line.startswith("sign: ")]
     before = seconds - entries[-1]["performance/uptime"]

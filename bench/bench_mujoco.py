@@ -28,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import diagnostics  # noqa: E402
 from bench import bench_defaults  # noqa: E402
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -55,7 +56,7 @@ def ours(name, seed, options):
         finished(train)
         seconds = time.perf_counter() - begun
         log = next(Path(folder).glob("*/metrics.jsonl"))
-        entries = [json.loads(line) for line in log.read_text().splitlines()]
+        entries = diagnostics.read_metrics(log)
         said = finished([sys.executable, str(ROOT / "pufferl.py"), "eval", f"gym/{name}", "--load-model-path",
                          str(log.parent), "--eval.deterministic", "true", "--eval.episodes", str(EPISODES)])
     before = seconds - entries[-1]["performance/uptime"]  # imports and compilation

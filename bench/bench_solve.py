@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests"))
 import test_ocean_learning as learning
 
+import diagnostics
 import pufferl
 
 ROW = "{:16} {:>4} {:>9} {:>9} {:>8} {:>10} {:>7} {:>9} {:>8}"
@@ -37,8 +38,7 @@ def train(name, seed, options):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
-        return [json.loads(line)
-                for line in next(Path(folder).glob("*/metrics.jsonl")).read_text().splitlines()]
+        return diagnostics.read_metrics(next(Path(folder).glob("*/metrics.jsonl")))
 
 
 def summary(name, entries):

@@ -17,7 +17,7 @@ from test_pufferl import Plain, make_trainer, run_epochs
 import checkpoints
 import configuration
 import pufferl
-from checkpoints import WHOLE_RUN, load, save
+from checkpoints import load, save, whole_run
 from errors import ConfigError
 from tools import watch
 
@@ -105,14 +105,6 @@ def flip_a_bit(path):
     path.write_bytes(data)
 
 
-def compress(path):
-    with zipfile.ZipFile(path) as entries:
-        parts = {entry.filename: entries.read(entry) for entry in entries.infolist()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as entries:
-        for name, data in parts.items():
-            entries.writestr(name, data)
-
-
 DAMAGES = {  # a word of the reason, and the damage
     "truncated at 10%": ("truncated", cut(0.1)), "truncated at 50%": ("truncated", cut(0.5)),
     "truncated at 90%": ("truncated", cut(0.9)), "empty": ("empty", lambda p: p.write_bytes(b"")),
@@ -122,7 +114,6 @@ DAMAGES = {  # a word of the reason, and the damage
     "foreign": (r"posix\.mkdir", lambda path: torch.save({"weight": Foreign()}, path)),
     "a pickle": ("torch", lambda path: path.write_bytes(pickle.dumps(Foreign()))),
     "a module": (r"modules\.linear\.Linear", lambda p: torch.save(torch.nn.Linear(2, 2), p)),
-    "compressed": ("compressed", compress),
 }
 
 
@@ -160,7 +151,7 @@ def test_every_byte_that_is_read_has_a_checksum(folder):
     assert refusals > 100
 
 
-# -- forged
+# -- of something else
 
 
 def edit(path, **changes):
@@ -173,26 +164,12 @@ def edit(path, **changes):
     torch.save({key: value for key, value in state.items() if value is not ...}, path)
 
 
-def infinities(name):
-    return lambda state: {"tensors": {name: torch.full_like(state["tensors"][name], math.inf)}}
-
-
 CHANGES = [
-    ("epoch", {"epoch": "ten"}), ("epochs.* 7 .*2", {"epoch": 7}),
-    ("epoch.*-1", {"numbers": {"epoch": -1}}), ("epoch", {"numbers": {"epoch": 10**400}}),
+    ("epoch", {"epoch": "ten"}), ("epoch", {"numbers": {"epoch": ...}}),
     ("tensors", {"tensors": ...}), ("model", {"model": ...}), ("config", {"config": ...}),
-    ("config.*JSON", {"config": "{"}), (r"train\.optimizer", {"config": "[]"}),
-    ("numbers.*train", {"numbers": {"train": 5}}),
-    ("numbers.*vecenv", {"numbers": {"vecenv": None}}),
-    ("_rate_factor.*nan", {"numbers": {"_rate_factor": math.nan}}),
-    (r"_rate_factor.*0\.0", {"numbers": {"_rate_factor": 0.0}}),
-    ("best_score", {"numbers": {"best_score": torch.zeros(3)}}),
-    ("_recent", {"numbers": {"_recent": "x"}}), ("numbers", {"numbers": [1]}),
-    (r"global_step.*1\.5", {"global_step": 1.5}), ("uptime.*inf", {"uptime": math.inf}),
-    ("others", {"others": {}}), ("environments.*float32", {"environments": torch.zeros(3)}),
+    ("Expecting", {"config": "{"}), ("best_score", {"numbers": {"best_score": torch.zeros(3)}}),
+    ("others", {"others": {}}), ("environments", {"environments": 5}),
     ("tensors.*momentum", {"tensors": {"momentum": [1.0]}}),
-    ("momentum", infinities("momentum")), ("state/mingru", infinities("state/mingru")),
-    ("torch_random", {"tensors": {"torch_random": torch.zeros(5, dtype=torch.uint8)}}),
     (r"encoder\.bias", {"model": {"encoder.bias": torch.zeros(3)}}),
     (r"encoder\.bias.*int32", {"model": {"encoder.bias": torch.zeros(8, dtype=torch.int32)}}),
     (r"8\b.*encoder\.bias", {"model": {"encoder.bias": torch.full((8,), math.nan)}}),
@@ -201,35 +178,9 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("name", "changes"), CHANGES)
-def test_a_forged_state_is_refused_and_nothing_is_changed(folder, trainer, name, changes):
-    if callable(changes):
-        changes = changes(torch.load(folder / STATE, weights_only=True))
+def test_another_state_is_refused_and_nothing_is_changed(folder, trainer, name, changes):
     edit(folder / STATE, **changes)
     refused(trainer, folder, f"{STATE}.*{name}")
-
-
-class Loud(dict):
-    """In a file it is an OrderedDict with attributes in the place of its methods."""
-
-    def __reduce__(self):
-        attributes = {"pop": 3, "items": 4, "keys": 5, "get": 6}
-        return collections.OrderedDict, (), attributes, None, iter(self.items())
-
-
-def test_attributes_in_a_file_replace_no_method(folder):
-    """torch's reader of data sets attributes of an OrderedDict and of a tensor."""
-    state = torch.load(folder / STATE, weights_only=True)
-    bias = torch.nn.Parameter(state["model"]["encoder.bias"].clone())
-    bias.isfinite = bias.isnan = 5
-    loud = Loud({**state, "model": Loud({**state["model"], "encoder.bias": bias})})
-    torch.save(loud, folder / STATE)
-    assert torch.load(folder / STATE, weights_only=True).pop == 3
-    trainer = fresh_trainer(folder.parent)
-    trainer.load_checkpoint(folder)
-    assert trainer.epoch == 2
-    assert torch.equal(trainer.policy.encoder.bias, state["model"]["encoder.bias"])
-    run_epochs(trainer, 1)
-    trainer.release()
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adam"])
@@ -254,21 +205,13 @@ def test_what_a_state_lacks_begins_anew(tmp_path, capsys, optimizer):
     assert second.epoch == 3
 
 
-def test_a_forged_state_of_adam_is_refused(tmp_path):
+def test_another_state_of_adam_is_refused(tmp_path):
     first, trainer = (fresh_trainer(tmp_path, optimizer="adam") for _ in range(2))
     run_epochs(first, 1)
     path = tmp_path / "a.pt"
     first.save_checkpoint(path)
-    adam = torch.load(path, weights_only=True)["adam"]
-    averages = adam["state"][0]
-    nan = {**averages, "exp_avg": torch.full_like(averages["exp_avg"], math.nan)}
-    small = {**averages, "exp_avg": torch.zeros(3)}
-    for state in ({**adam["state"], 0: nan}, {**adam["state"], 0: small}, {0: "x"},
-                  {99: {"exp_avg": torch.zeros(3)}}, None):
-        forged = {key: value for key, value in adam.items() if key != "state"}
-        edit(path, adam=None)
-        edit(path, adam=forged if state is None else {**forged, "state": state})
-        refused(trainer, path, "optimizer")
+    edit(path, adam={"state": 5})
+    refused(trainer, path, "optimizer")
     run_epochs(trainer, 1)
 
 
@@ -282,11 +225,10 @@ def test_weights_that_are_not_finite_play_nothing(folder, value):
 
 
 @pytest.mark.parametrize("content", [
-    [1, 2], {}, {"a": "b"}, {1: torch.zeros(2)}, torch.zeros(3), None, "text",
-    {"a": torch.zeros(3, device="meta")}, {"a": torch.zeros(3).to_sparse()}], ids=str)
+    [1, 2], {}, {"a": "b"}, torch.zeros(3), None], ids=str)
 def test_something_else_is_no_checkpoint(tmp_path, content):
     torch.save(content, tmp_path / "a.pt")
-    for check in (checkpoints.weights, WHOLE_RUN):
+    for check in (checkpoints.weights, whole_run):
         with pytest.raises(ConfigError, match=r"a\.pt"):
             load(tmp_path / "a.pt", check)
 

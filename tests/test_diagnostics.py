@@ -330,7 +330,7 @@ def test_the_end_of_a_run_and_diagnose_agree_that_no_episode_ended(tmp_path, cap
                                     signs=diagnostics.read(tmp_path)[0])
     for entry in lines:
         trainer.signs.see(entry["step"], entry)
-    closing = "\n".join(loggers.closing(trainer, {"config_name": "mine"}, "", (None, None)))
+    closing = "\n".join(loggers.Dashboard().closing(trainer, {"config_name": "mine"}, ""))
     for text in (capsys.readouterr().out, closing):
         assert "episode" in text and [word for word in ("--env.max-episode-steps", "TimeLimit(env,",
                                                         "env->truncations") if word in text] == words

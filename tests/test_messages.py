@@ -231,9 +231,9 @@ def other_observations():
 RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
     ("trainer_state.pt", Error, "damaged (it is empty) or not a checkpoint; the newest whole "
      "weights are", state(lambda path: path.write_bytes(b""))),
-    ("trainer_state.pt", Error, "torch cannot read it: it is no file that torch.save wrote",
+    ("trainer_state.pt", Error, "damaged (torch cannot read it) or not a checkpoint",
      state(lambda path: path.write_text("hello " * 100))),
-    ("trainer_state.pt", Error, "damaged (truncated at byte 1,000)",
+    ("trainer_state.pt", Error, "damaged (truncated at byte 1,000, or",
      state(lambda path: path.write_bytes(path.read_bytes()[:1000]))),
     ("trainer_state.pt", Error, "it holds nothing of a run; weights alone are for "
      "--load-model-path", state(lambda path: torch.save({"a": torch.zeros(3)}, path))),
@@ -273,8 +273,6 @@ RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
      lambda: importlib.import_module("pufferlib.environments.nmmo")),
     ("distanse", ValueError, "squared has no setting 'distanse': did you mean distance?",
      lambda: pufferlib.make("squared", distanse=2)),
-    ("WandbLogger", TypeError, "project must be a project's name, or the settings that "
-     "load_config gives, got [1]", lambda: (pytest.importorskip("wandb"), pufferl.WandbLogger([1]))),
 ]
 
 TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
@@ -297,8 +295,8 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
     ("decoder", RuntimeError, "would not be trained", faults.new_decoder),
     ("rewards", FloatingPointError, "not finite, first at step 3 of the rollout, of agent 2",
      lambda: faults.meddle(rewards=((3, 2), math.nan))),
-    ("action mask", FloatingPointError, "of agent 1 forbids every choice of a head: leave one", faults.forbid),
-    ("logprobs", FloatingPointError, "with logits that are all -inf: leave one", faults.rule_out),
+    ("of agent 1", FloatingPointError, "the action mask forbids every choice of a head: leave one", faults.forbid),
+    ("logprobs", FloatingPointError, "or are -inf for every choice of a head: leave one", faults.rule_out),
     ("train.loss", FloatingPointError, "your own function returned it",
      lambda: faults.train(make_trainer(loss=faults.nan_loss))),
     ("train.loss", UserWarning, "does not depend on the network's outputs",

@@ -117,9 +117,8 @@ def test_nohup_trains_on(tmp_path):
     assert steps_of(run)[-1] == 64 * 64 * 20
 
 
-@pytest.mark.slow
 def test_a_run_trains_on_when_nobody_reads_its_output(tmp_path):
-    """As `| head -1` does; signs.txt says it once."""
+    """As `| head -1` does."""
     process = start("train", "squared", *SMALL, "--train.total-timesteps", str(64 * 64 * 40),
                     "--train.log-interval", "0", cwd=tmp_path, stderr=subprocess.PIPE)
     process.stdout.readline()
@@ -127,7 +126,6 @@ def test_a_run_trains_on_when_nobody_reads_its_output(tmp_path):
     errors = process.stderr.read()
     assert process.wait(120) == 0 and "Traceback" not in errors and "Broken" not in errors, errors
     [run] = (tmp_path / "experiments").iterdir()
-    assert (run / "signs.txt").read_text().count("Errno 32") == 1
     assert steps_of(run)[-1] == 64 * 64 * 40 and list(run.glob("model_*.pt"))
 
 
@@ -145,7 +143,9 @@ def test_a_clock_that_jumps_back_changes_nothing(tmp_path, monkeypatch):
     before = trainer.uptime
     run_epochs(trainer, 3)
     assert trainer.uptime > before >= 0 and trainer.last_sps > 0
-    assert "left" in loggers.time_left(trainer) and "-" not in loggers.time_left(trainer)
+    screen = loggers.Dashboard()
+    screen.first = before, 0
+    assert "left" in screen.time_left(trainer) and "-" not in screen.time_left(trainer)
     model = configuration.find_model(str(trainer.run_folder), tmp_path, "cartpole")
     assert model.name == "model_cartpole_000003.pt"
     assert runs.is_running(trainer.run_folder)
@@ -594,7 +594,7 @@ def test_an_inactive_agent_is_not_blamed(tmp_path):
     trainer.evaluate()
     trainer.storage["valid"][:, 0] = 0
     trainer.buffers.logprobs[2, [0, 5]] = math.nan
-    assert "step 2 of the rollout, of agent 5" in pufferl.explain_nan(trainer)[1]
+    assert "step 2 of the rollout, of agent 5" in trainer._find_nan()[1]
     trainer.release()
 
 

@@ -4,7 +4,6 @@ import inspect
 import json
 import math
 import os
-import re
 import resource
 import struct
 import subprocess
@@ -183,10 +182,6 @@ def test_a_logger_is_made_from_keywords_or_all_settings(monkeypatch):
         pufferl.NeptuneLogger(args)
     assert [options[name] for name in ("project", "name", "tags")] == ["me/p", "squared",
                                                                        ["x", "pair"]]
-    for name in names:
-        for wrong, text in (({"train": {}}, "entity"), ([1], "[1]")):
-            with pytest.raises(TypeError, match=f"{name}.*{re.escape(text)}"):
-                getattr(pufferl, name)(wrong)
 
 
 def steps_of(path):

@@ -1,4 +1,4 @@
-"""tools/sweep: the ledger under several owners and kills; sweeps with a stand-in trainer, and with
+"""tools/sweep: the ledger; sweeps with a stand-in trainer, and with
 the real one (slow), on one machine and on Ray."""
 
 import contextlib
@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -43,129 +42,22 @@ def record(number, score=1.0, cost=1.0, status="done", **settings):
             "run": None, "attempts": 1}
 
 
-def dead_owner(folder, number):
-    """A ledger whose process does not live any more, and its claim."""
-    other = Ledger(folder)
-    other.owner = {**other.owner, "pid": 2**22 - 7}
-    claim = other.claim(number, settings={"x": number})
-    assert claim["trial"] == number
-    return other, claim
-
-
-def age(path, seconds):
-    os.utime(path, (time.time() - seconds,) * 2)
-
-
-def test_of_many_owners_one_has_each_claim(tmp_path):
-    def claim(ledger):
-        return [ledger.claim()["trial"] for _ in range(8)]
-
-    def take_over(ledger):
-        return [*iter(ledger.take_over, None)]
-
-    with ThreadPoolExecutor(6) as threads:
-        numbers = [*chain(*threads.map(claim, [Ledger(tmp_path / "a") for _ in range(6)]))]
-        for number in range(5):
-            dead_owner(tmp_path / "b", number)
-        claims = [*chain(*threads.map(take_over, [Ledger(tmp_path / "b") for _ in range(6)]))]
-    assert sorted(numbers) == list(range(48))
-    assert Ledger(tmp_path / "a").claim(below=48) is None
-    assert sorted((c["trial"], c["settings"]["x"], c["attempts"]) for c in claims) == [
-        (number, number, 1) for number in range(5)]
-    assert not [*tmp_path.rglob("*.part"), *tmp_path.rglob("*.lost-*")]
-
-
-def test_one_result_a_trial(tmp_path):
-    first, second = Ledger(tmp_path), Ledger(tmp_path)
-    claim = first.claim(settings={"x": 1})
-    assert second.take_over() is None, "its owner lives"
-    assert first.finish(claim, record(0, score=1.0))
-    assert not second.finish(claim, record(0, score=2.0))
-    assert second.results()[0]["score"] == 1.0 and not second.claims()
-    dead, claim = dead_owner(tmp_path, 1)
-    assert second.finish(second.take_over(), record(1, score=5.0))
-    assert not dead.finish(claim, record(1, score=7.0)), "a late result"
-    assert Ledger(tmp_path).results()[1]["score"] == 5.0
-    assert second.claim()["trial"] == 2
-
-
-def test_other_machines_are_judged_by_their_sign_of_life(tmp_path):
-    far, ours = Ledger(tmp_path), Ledger(tmp_path)
-    far.owner = {**far.owner, "host": "elsewhere"}
-    path = far._path(far.claim(settings={"x": 1}))
-    assert ours.take_over() is None
-    age(path, 70)
-    far.beat()
-    assert ours.take_over() is None
-    age(path, 50)
-    assert ours.take_over() is None
-    age(path, 70)
-    assert ours.take_over()["settings"] == {"x": 1}
-
-
-def test_death_between_result_and_claim_and_in_a_takeover(tmp_path):
-    dead, claim = dead_owner(tmp_path, 0)
-    sweep_trials.write_json(tmp_path / "trials" / "00000.json", record(0))
-    ours = Ledger(tmp_path)
-    assert ours.take_over() is None and ours.claims() == {}
-    assert not dead._path(claim).exists()
-    dead, claim = dead_owner(tmp_path, 1)
-    lost = tmp_path / "trials" / "00001.lost-abc"
-    os.rename(dead._path(claim), lost)
-    assert ours.take_over() is None, "who takes it over may still be at it"
-    age(lost, 70)
-    assert ours.take_over()["settings"] == {"x": 1}
-    assert dead.claim()["trial"] == 2, "it dies before it knows what to run"
-    assert ours.take_over() is None and ours.claim()["trial"] == 2
-
-
-def test_a_number_that_is_being_taken_over_is_nobody_elses(tmp_path, monkeypatch):
-    dead_owner(tmp_path, 0)
-    ours, other, seen = Ledger(tmp_path), Ledger(tmp_path), []
-    appear = ours._appear
-
-    def slowly(path, content):
-        seen.extend([list(other.claims()), other.claim()["trial"]])
-        return appear(path, content)
-
-    monkeypatch.setattr(ours, "_appear", slowly)
-    claim = ours.take_over()
-    assert (claim["trial"], claim["settings"]) == (0, {"x": 0})
-    assert json.loads(ours._path(claim).read_text()) == claim
-    assert seen == [[0], 1], "a sweep must not end while it is left"
-    monkeypatch.setattr(ours, "_appear", lambda path, content: False)  # another holds the name
-    dead_owner(tmp_path, 2)
-    assert ours.take_over() is None and list(ours.claims()) == [0, 1, 2]
-    assert ours.claim(2, below=3) is None
-
-
-def test_who_lost_a_claim_leaves_it_alone(tmp_path):
-    lost, claim = dead_owner(tmp_path, 0)
-    ours = Ledger(tmp_path)
-    mine = ours.take_over()
-    os.utime(ours._path(mine), (1, 1))
-    lost.update({**claim, "child": [1, 2]})
-    lost.give_back(claim)
-    lost.beat()
-    lost.drop(claim)
-    assert json.loads(ours._path(mine).read_text()) == mine
-    assert ours._path(mine).stat().st_mtime == 1
-    ours.give_back(mine)
-    claim = lost.take_over()
-    assert (claim["settings"], claim["attempts"]) == ({"x": 0}, 1), "giving back is no attempt"
-
-
-def test_signs_of_life_continue_while_the_owner_waits(tmp_path, monkeypatch):
-    monkeypatch.setattr(Ledger, "LEASE", 0.3)
+def test_a_trial_has_one_number_and_one_file(tmp_path):
     ledger = Ledger(tmp_path)
-    path = ledger._path(ledger.claim(settings={"x": 1}))
-    with ledger.alive():
-        os.utime(path, (1, 1))
-        wait_for(lambda: path.stat().st_mtime > 1, 10)
-    time.sleep(0.2)
-    os.utime(path, (1, 1))
-    time.sleep(0.2)
-    assert path.stat().st_mtime == 1
+    for number in range(3):
+        assert ledger.free_number() == number
+        ledger.update({"trial": number, "settings": {"x": number}, "attempts": 1})
+    ledger.finish(record(1))
+    assert list(ledger.results()) == [1] and list(Ledger(tmp_path).claims()) == [0, 2]
+    assert sorted(path.name for path in ledger.trials.iterdir()) == [
+        "00000.running", "00001.json", "00002.running"]
+
+
+def test_one_process_at_a_time_runs_a_sweep(tmp_path, fake):
+    (tmp_path / "sweep_squared").mkdir()
+    with sweep.lock_folder(tmp_path / "sweep_squared"), pytest.raises(ConfigError, match="sweep_squared"):
+        run_sweep(tmp_path, 1)
+    assert list(run_sweep(tmp_path, 1).results()) == [0]
 
 
 def test_a_damaged_file_of_the_ledger_is_named(tmp_path):
@@ -186,7 +78,7 @@ def test_a_damaged_file_of_the_ledger_is_named(tmp_path):
 # -- curves
 
 
-def test_curve_of_a_run_and_of_a_resumed_one(tmp_path):
+def test_curve_of_a_run(tmp_path):
     def read(*entries):
         path = tmp_path / "metrics.jsonl"
         path.write_text("".join(json.dumps({"step": step, "score": score,
@@ -197,9 +89,6 @@ def test_curve_of_a_run_and_of_a_resumed_one(tmp_path):
 
     assert read((10, 1.0, 1.0), (20, None, 2.0), (30, 3.0, 3.0), (40, math.nan, 4.0)) == (
         [10, 30], [1, 3], [1, 3])
-    # resumed at 20 with the clock where it stood: what came after it is replaced
-    assert read((10, 1.0, 1.0), (20, 2.0, 2.0), (30, 9.0, 3.0), (30, 3.0, 3.5), (40, 4.0, 4.5)) == (
-        [10, 20, 30, 40], [1, 2, 3, 4], [1, 2, 3.5, 4.5])
     assert len(Curve.read(tmp_path / "nothing", "score").step) == 0
 
 
@@ -326,7 +215,7 @@ def test_a_trial_is_stopped_or_lost_or_fails(tmp_path, monkeypatch):
         wait_for(lambda: list(tmp_path.glob("runs/e/*/metrics.jsonl")))
         stop.set()
         assert interrupted.result()["status"] == "interrupted"
-        assert not sweep_trials.is_alive(*children[0])
+        assert not psutil.pid_exists(children[0][0])
         (state,) = tmp_path.glob("runs/e/*/trainer_state.pt")
         assert int(state.read_text()) < 20, "it saves where it is"
     assert hopeless.result()["status"] == "stopped" and dear.result()["status"] == "stopped"
@@ -412,7 +301,7 @@ def start_sweep(folder, count, workers=2, seconds=1.0):
     """The sweep in a process of its own."""
     code = (f"import sys; sys.path.insert(0, {str(sweep_trials.ROOT)!r})\n"
             f"from tools.sweep import command; command.TRAINER = {str(FAKE)!r}\n"
-            "command.main(sys.argv[1:])")
+            "import processes; processes.run_command(lambda: command.main(sys.argv[1:]))")
     space = [f"--sweep.{name}.{field}={value}" for name, entry in FAKE_SPACE.items()
              for field, value in entry.items()]
     others = {*sweep.searched_settings("squared", None)} - {*FAKE_SPACE}
@@ -482,7 +371,7 @@ def test_a_second_interrupt_leaves_at_once(tmp_path):
         output = process.communicate(timeout=5)[0]
         assert process.returncode == -signal.SIGINT and "Traceback" not in output
     finally:
-        if sweep_trials.is_alive(*child):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(child[0], signal.SIGKILL)
 
 

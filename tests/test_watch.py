@@ -320,8 +320,6 @@ def test_a_picture_of_python_environments(tmp_path):
         watch.main([name, "--eval.episodes", "1", "--eval.video", str(path), *SERIAL])
         assert path.read_bytes()[:4] == b"\x89PNG"
         path.unlink()
-    text = watch.picture_of_text("\x1b[41mS\x1b[0mFFF\nFHFH")
-    assert text.shape[2] == 3 and np.ptp(text) > 100
 
 
 @pytest.mark.parametrize(("make", "settings", "draws"), [
@@ -609,15 +607,6 @@ def test_states_and_orders(server):
     wait_for_state(port, agent=5)
     order(port, environment="pendulum", policy="untrained")
     assert wait_for_state(port, environment="pendulum")["heads"][0]["spread"][0] > 0
-    # scores that are there before an episode has ended on the page
-    order(port, environment="cartpole", pause=False)
-    order(port, speed=1)
-    wait_for_state(port, environment="cartpole")
-    now = wait_for(lambda: (now := state(port)) and len(now["ahead"]) == watch.Page.AHEAD and now)
-    assert now["count"] == 0 and now["mean"] == pytest.approx(np.mean(now["ahead"]))
-    score = configuration.read_baseline("cartpole")[1]["score"]
-    assert now["mean"] == pytest.approx(score, rel=0.1)
-    assert now["error"] == pytest.approx(np.std(now["ahead"], ddof=1) / watch.Page.AHEAD**0.5)
     order(port, environment="squared")
     wait_for_state(port, environment="squared")
     status, _, text = ask(port, "GET", "/still?target")
@@ -675,7 +664,7 @@ def test_the_page_in_a_browser(server):
         curve = picture("scores")
         wait_for(lambda: picture("scores") != curve)
         wait("scores.length > 5")
-        assert page.inner_text("#mean").startswith(("0.9", "1.0"))
+        wait("state.mean > 0.8")
         assert page.locator(".bar").count() == 5 and page.locator(".bar.chosen").count() == 1
         page.fill("#seed", "42")
         page.press("#seed", "Enter")

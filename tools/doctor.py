@@ -30,8 +30,6 @@ from errors import ConfigError  # noqa: E402
 SECONDS = 10.0
 PYTHON = (3, 11), (3, 13)  # the first and the last that it is tried with
 LEAST_MEMORY, LEAST_DISK = 2 * 2**30, 2**30
-WIDTHS = {"__AVX512F__": "16 float32 at once", "__AVX2__": "8 float32 at once"}
-FEATURES = "__AVX2__", "__FMA__", "__AVX512F__", "__AVX512BF16__", "__AMX_BF16__", "__ARM_NEON", "__ARM_FEATURE_BF16"
 PACKAGES = "torch", "numba", "numpy", "scipy", "gymnasium", "rich", "tyro", "plotly", "pillow", "raylib_software"
 
 
@@ -97,19 +95,6 @@ def look_compiler():
     return f"{compiler}: {output(compiler, '--version').splitlines()[0]}"
 
 
-def look_features():
-    """What the compiler finds in this processor, and what the matrix product makes of it."""
-    import ocean
-
-    macros = ocean._macros(ocean.find_compiler(), "-march=native").decode().split()
-    found = [name.strip("_").lower() for name in FEATURES if name in macros]
-    widest = next((what for name, what in WIDTHS.items() if name in macros),
-                  "the compiler's own vectors")
-    half = (", and AMX for bfloat16" if "__AMX_BF16__" in macros else
-            ", and bfloat16 products of the processor" if "__AVX512BF16__" in macros else "")
-    return f"{', '.join(found) or 'none that matter'}; the products of fast/tile.c take {widest}{half}"
-
-
 def look_packages():
     """Their versions; a ConfigError for those that are not installed."""
     versions, missing = [], []
@@ -171,7 +156,7 @@ def look_drawing():
 
 
 LOOKS = (look_project, look_system, look_processor, look_memory, look_disk, look_compiler,
-         look_features, look_packages, look_torch, look_numba, look_gpu, look_drawing)
+         look_packages, look_torch, look_numba, look_gpu, look_drawing)
 
 
 def train(seconds):

@@ -5,7 +5,7 @@
     python pufferl.py runs rm breakout_20260101-120000-a1b2c3        # asks first; --yes does not
     python pufferl.py plot latest                         # the score over the steps, in the terminal
     python pufferl.py diagnose squared                  # why it did not learn, and a page of its curves
-    python pufferl.py plot RUN RUN --metric entropy --x seconds --output curves.html      # or .png, .svg, .pdf
+    python pufferl.py plot RUN RUN --metric entropy --x seconds --output curves.html
 
 `--data-dir FOLDER` is where the runs lie if it is not experiments. A run that a process writes to
 is running: its folder is locked for as long as that lives.
@@ -17,7 +17,6 @@ import functools
 import json
 import math
 import shutil
-import string
 import sys
 import time
 from pathlib import Path
@@ -75,15 +74,9 @@ def read(folder):
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{folder}: not a run's folder, or its config.json is damaged "
                           f"({type(error).__name__}: {error}).") from None
-    last = {}
-    with contextlib.suppress(OSError), open(folder / "metrics.jsonl", "rb") as file:
-        file.seek(max(0, file.seek(0, 2) - TAIL))
-        for line in reversed(file.read().splitlines()):
-            # cut off by a crash, or by the seek
-            with contextlib.suppress(ValueError, TypeError, RecursionError):
-                last = {**json.loads(line), **last}
-                if "environment/score" in last:
-                    break
+    entries, last = diagnostics.read_metrics(folder / "metrics.jsonl", TAIL), {}
+    while entries and "environment/score" not in last:
+        last = {**entries.pop(), **last}
     return Past(folder, saved, last)
 
 
@@ -233,7 +226,7 @@ def unsolved(run, rises):
 
 def remove(found, yes):
     """Remove runs' folders, each after a question unless `yes`. ConfigError, and nothing is
-    removed, if one of them is running or no folder of its own."""
+    removed, if one of them is running."""
     found = list({run.folder.resolve(): run for run in found}.values())
     for run in found:
         if run.folder.is_symlink():
@@ -241,10 +234,6 @@ def remove(found, yes):
         if is_running(run.folder):
             raise ConfigError(f"{run.folder}: this run is running. Stop it first (Ctrl-C "
                               "where it runs).")
-        others = [path.parent.name for path in run.folder.glob("*/config.json")]
-        if others:
-            raise ConfigError(f"{run.folder}: other runs lie in it "
-                              f"({', '.join(others[:3])}); name these.")
     for run in found:
         what = f"{run.folder}: {run.last.get('step', 0):,} steps, score {figure(run.score)}"
         if not yes:
@@ -261,13 +250,6 @@ def remove(found, yes):
 
 # --------------------------------------------------------------------------------------------------
 # plot
-
-COLORS = "cyan", "magenta", "yellow", "green", "red", "blue", "white"
-LETTERS = string.ascii_lowercase  # at the end of each curve
-# of a Braille character, 4 × 2
-DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
-SIZE = 72, 16  # characters of the picture, if the terminal is not smaller
-
 
 class Curve(NamedTuple):
     """A metric of a run."""
@@ -294,9 +276,6 @@ def metric_name(entries, metric):
 def curves(found, metric=None, x="steps"):
     """(the metric's logged name, [Curve]) of some runs, labelled with the
     settings in which they differ."""
-    for run in found:
-        if not (run.folder / "metrics.jsonl").exists():
-            raise ConfigError(f"{run.folder}: nothing was logged yet.")
     logs = [diagnostics.read(run.folder)[1] for run in found]
     name = metric_name([entry for entries in logs for entry in entries], metric)
     over, result = {"steps": "step", "seconds": "performance/uptime"}[x], []
@@ -315,94 +294,22 @@ def curves(found, metric=None, x="steps"):
     return name, result
 
 
-def draw(drawn, width, height):
-    """Curves in Braille: (rows of (character, number of the curve or None), low y,
-    high y, low x, high x)."""
-    x = np.concatenate([curve.x for curve in drawn])
-    y = np.concatenate([curve.y for curve in drawn])
-    (left, right), (low, high) = (x.min(), x.max()), (y.min(), y.max())
-    dots, owner, ends = np.zeros((height, width), int), np.full((height, width), -1), []
-    columns = np.linspace(left, right, 2 * width)
-    for number, curve in enumerate(drawn):
-        inside = (columns >= curve.x[0]) & (columns <= curve.x[-1])
-        inside[np.searchsorted(columns, curve.x).clip(0, 2 * width - 1)] = True
-        values = np.interp(columns, curve.x, curve.y)
-        rows = np.round((4 * height - 1) * (high - values) / ((high - low) or 1)).astype(int)
-        before = None
-        for column in np.flatnonzero(inside):
-            first, last = sorted((rows[column], rows[column] if before is None else before))
-            for row in range(first, last + 1):
-                dots[row // 4, column // 2] |= DOTS[row % 4, column % 2]
-                owner[row // 4, column // 2] = number
-            before = rows[column]
-        ends.append((rows[column] // 4, column // 2))
-    lines = [[(chr(0x2800 + bits) if bits else " ", None if number < 0 else number)
-              for bits, number in zip(*line, strict=True)]
-             for line in zip(dots.tolist(), owner.tolist(), strict=True)]
-    if len(drawn) > 1:  # which is which, if there are no colours
-        for number, (row, column) in enumerate(ends):
-            lines[row][column] = LETTERS[number % len(LETTERS)], number
-    return lines, low, high, left, right
-
-
-def print_curves(name, drawn, x):
-    """The curves in the terminal, a colour each."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False, soft_wrap=True)
-    width, height = min(SIZE[0], max(20, shutil.get_terminal_size().columns - 13)), SIZE[1]
-    lines, low, high, left, right = draw(drawn, width, height)
-    ticks = {0: figure(high), height // 2: figure((low + high) / 2), height - 1: figure(low)}
-    console.print(f"{name} over {x}")
-    for number, line in enumerate(lines):
-        text = Text(f"{ticks.get(number, ''):>10} │")
-        for character, curve in line:
-            text.append(character, None if curve is None else COLORS[curve % len(COLORS)])
-        console.print(text)
-    console.print(f"{'':>10} └{'─' * width}\n{'':>12}{figure(left)}{figure(right):>{width - len(figure(left))}}")
-    for number, curve in enumerate(drawn):
-        letter = LETTERS[number % len(LETTERS)] if len(drawn) > 1 else "━"
-        console.print(Text(f"  {letter} {curve.label}   (last {figure(curve.y[-1])}, most "
-                           f"{figure(curve.y.max())})", COLORS[number % len(COLORS)]))
-
-
-def write_curves(name, drawn, x, path):
-    """The curves as a picture, or as an .html that a browser shows."""
-    if path.suffix == ".html":
+def plot(found, metric=None, x="steps", output=None):
+    """Print a metric's curve for each of some runs; write a page of them to `output`."""
+    if output is not None and Path(output).suffix != ".html":
+        raise ConfigError(f"--output {output}: must end in .html.")
+    name, drawn = curves(found, metric, x)
+    width = min(60, max(20, shutil.get_terminal_size().columns - 50))
+    print(f"{name} over {x}")
+    for curve in drawn:
+        print(f"{sparkline(curve.y, width)}  first {figure(curve.y[0])}, last {figure(curve.y[-1])} at "
+              f"{figure(curve.x[-1])} {x}, most {figure(curve.y.max())}   {curve.label}")
+    if output is not None:
         import plotly.graph_objects as go
 
-        figure = go.Figure([go.Scatter(x=curve.x, y=curve.y, name=curve.label) for curve in drawn])
-        figure.update_layout(**diagnostics.DARK, xaxis_title=x, yaxis_title=name, legend={"y": -0.2})
-        figure.write_html(path)
-        return
-    try:
-        import matplotlib
-    except ImportError:
-        raise ConfigError(f"--output {path}: a picture needs the package matplotlib: pip install matplotlib "
-                          "(.html needs nothing).") from None
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    picture, axes = pyplot.subplots(figsize=(9, 5))
-    for curve in drawn:
-        axes.plot(curve.x, curve.y, label=curve.label)
-    axes.set(xlabel=x, ylabel=name)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    picture.savefig(path, dpi=150, bbox_inches="tight")
-    pyplot.close(picture)
-
-
-def plot(found, metric=None, x="steps", output=None):
-    """Draw a metric of some runs in the terminal, and to a file."""
-    endings = ".html", ".png", ".svg", ".pdf"
-    if output is not None and Path(output).suffix not in endings:
-        raise ConfigError(f"--output {output}: must end in {', '.join(endings)}.")
-    name, drawn = curves(found, metric, x)
-    print_curves(name, drawn, x)
-    if output is not None:
-        write_curves(name, drawn, x, Path(output))
+        page = go.Figure([go.Scatter(x=curve.x, y=curve.y, name=curve.label) for curve in drawn])
+        page.update_layout(**diagnostics.DARK, xaxis_title=x, yaxis_title=name, legend={"y": -0.2})
+        page.write_html(output)
         print(f"wrote {output}")
 
 
@@ -424,8 +331,7 @@ def parse(verb, argv, program):
         parser.add_argument("--metric",
                             help="a name of docs/metrics.md, with or without its first part")
         parser.add_argument("--x", choices=("steps", "seconds"), default="steps")
-        parser.add_argument("--output", help="write a picture as well: .html, or .png, .svg and "
-                            ".pdf with matplotlib")
+        parser.add_argument("--output", help="write a page as well, FILE.html")
     return parser.parse_intermixed_args(argv)  # rm --yes RUN, rm RUN --yes
 
 

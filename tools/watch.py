@@ -374,8 +374,6 @@ class View(Play):
             drawn = self.vecenv.render(0)
         if isinstance(drawn, list):
             drawn = drawn[-1] if drawn else None
-        if isinstance(drawn, str):
-            return picture_of_text(drawn)
         if drawn is None or np.ndim(drawn) not in (2, 3):
             what = "nothing" if drawn is None else f"a {type(drawn).__name__}"
             raise ConfigError(f"{self.vecenv.name} cannot be shown: its render() gave "
@@ -385,18 +383,6 @@ class View(Play):
         drawn = np.asarray(drawn)
         drawn = drawn[..., None].repeat(3, -1) if drawn.ndim == 2 else drawn[..., :3]
         return np.ascontiguousarray(drawn, np.uint8)
-
-
-def picture_of_text(text):
-    """What an environment prints, without its colours, as a picture."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    text = re.sub("\x1b\\[[0-9;]*m", "", text).strip("\n")
-    font = ImageFont.load_default(24)
-    box = ImageDraw.Draw(Image.new("RGB", (1, 1))).multiline_textbbox((24, 24), text, font)
-    image = Image.new("RGB", (math.ceil(box[2]) + 24, math.ceil(box[3]) + 24), (12, 20, 28))
-    ImageDraw.Draw(image).multiline_text((24, 24), text, (236, 242, 246), font)
-    return np.asarray(image)
 
 
 def episode_pictures(view, seconds):
@@ -435,8 +421,8 @@ def check_window():
 
 
 def write_video(pictures, path, fps):
-    """Pictures (height, width, 3) uint8 of one size to an .mp4 (H.264) or .gif, or the middle one
-    to a .png; returns how many there were."""
+    """Pictures (height, width, 3) uint8 of one size to an .mp4 (H.264) or .gif, or one of their
+    second half to a .png; returns how many there were."""
     from PIL import Image
 
     pictures = iter(pictures)
@@ -462,14 +448,10 @@ def write_video(pictures, path, fps):
                       duration=round(1000 / fps), loop=0)
         count = len(small)
     else:
-        kept, count, stride = [first], 1, 1
-        for picture in pictures:
-            if count % stride == 0:
-                kept.append(picture)
-            if len(kept) == 64:
-                kept, stride = kept[::2], 2 * stride
-            count += 1
-        Image.fromarray(kept[len(kept) // 2]).save(path)
+        for count, picture in enumerate(itertools.chain([first], pictures), 1):
+            if count & (count - 1) == 0:  # 1, 2, 4, ...: the last of them is in the second half
+                middle = picture
+        Image.fromarray(middle).save(path)
     print(f"wrote {path}: {'one of ' if path.endswith('.png') else ''}{count} pictures of "
           f"{first.shape[1]} × {first.shape[0]}")
     return count
@@ -611,13 +593,10 @@ class Page:
 
     One thread plays and draws, that of `run`: raylib is bound to one. Requests come in threads of
     their own; they read the last state that was published, and put orders ({"pause": true},
-    {"seed": 3}) into a queue. Nothing is played while no page asks for it. Between two steps that are
-    shown, some episodes are played ahead at full speed, because one that is watched may take minutes.
+    {"seed": 3}) into a queue. Nothing is played while no page asks for it.
     """
 
     PICTURES = 40  # states a second that are published at most
-    AHEAD, AHEAD_AGENTS = 16, 256  # the most environments in which an episode is played ahead, and their agents
-    SPARE = 0.005  # seconds until the next step that suffice for one of those
     PATIENCE = 10.0  # seconds that a request waits for a new state
     LARGEST = 960  # pixels of a picture's longer side
 
@@ -627,7 +606,7 @@ class Page:
         self.number, self.runs, self.token = 0, 0, f"{random.SystemRandom().getrandbits(32):08x}"
         self.state, self.scores = {}, []
         self.paused, self.steps, self.agent, self.problem = False, 0, 0, None
-        self.asked, self.closing, self.view, self.ahead = 0.0, False, None, None
+        self.asked, self.closing, self.view = 0.0, False, None
         shipped = {path.parent.name for path in ocean.FOLDER.glob("*/baseline.safetensors")}
         names = dict.fromkeys([*ocean.names(), env_name])
         self.trained = [name for name in names if name in shipped]
@@ -646,16 +625,13 @@ class Page:
             while not self.closing:
                 now = time.perf_counter()
                 idle = (self.paused and not self.steps) or now - self.asked > self.PATIENCE + 2
-                spare = bool(self.ahead and self.counted.open) and not idle and now < due - self.SPARE
                 try:
-                    order = self.orders.get(timeout=0.25 if idle else 0 if spare else max(0.0, due - now))
+                    order = self.orders.get(timeout=0.25 if idle else max(0.0, due - now))
                 except queue.Empty:
                     order = None
                 if order is not None:
                     self._obey(order)
                     self._publish()
-                elif spare:
-                    self.counted.play(self.ahead, self.ahead.vecenv.log)
                 elif not idle:
                     stepped = bool(self.steps)
                     self.steps = max(0, self.steps - 1)
@@ -673,11 +649,7 @@ class Page:
         finally:
             self.server.shutdown()
             self.server.server_close()
-            self._close()
-
-    def _close(self):
-        for one in filter(None, (self.view, self.ahead)):
-            one.close()
+            self.view.close()
 
     def close(self):
         """End `run`; may be called by a signal's handler."""
@@ -744,10 +716,8 @@ class Page:
         except ConfigError:
             view.close()
             raise
-        self._close()
-        count = min(self.AHEAD, self.AHEAD_AGENTS // view.agents) if view.native else 0
-        self.ahead = Play(name, args, count, seed + 1) if count else None
-        self.counted = Episodes([1] * count, view.agents, always_report=True)
+        if self.view:
+            self.view.close()
         self.view, self.environment, self.policy, self.policies = view, name, policy, policies
         self.speed, self.agent = view.fps, 0
         self._begin()
@@ -782,8 +752,7 @@ class Page:
         """Publish the present state for the page."""
         self._decide()
         view, scores = self.view, self.view.scores
-        ahead = [float(loggers.score_of(log)) for _, _, log in self.counted.samples()]
-        count, every = len(scores), ahead + scores
+        count = len(scores)
         state = {
             "run": f"{self.token}-{self.runs}", "environment": self.environment,
             "policy": self.policy, "environments": {"trained": self.trained, "others": self.others},
@@ -791,8 +760,8 @@ class Page:
             "seed": view.seed - EVAL_SEED, "deterministic": view.deterministic,
             "agents": view.agents, "agent": self.agent, "steps": self.total,
             "length": int(view.lengths[self.agent]), "return": float(view.returns[self.agent]),
-            "ahead": ahead, "count": count, "mean": float(np.mean(every)) if every else None,
-            "error": float(np.std(every, ddof=1) / math.sqrt(len(every))) if len(every) > 1 else None,
+            "count": count, "mean": float(np.mean(scores)) if scores else None,
+            "error": float(np.std(scores, ddof=1) / math.sqrt(count)) if count > 1 else None,
             "problem": self.problem, "picture": png(view.picture(), self.LARGEST),
             **view.thoughts(self.agent),
         }
@@ -1070,7 +1039,7 @@ def steps_of(model):
     if not path.exists():
         raise ConfigError(f"ship: {path} is missing, which says for how many steps "
                                   f"{model.name} was trained.")
-    state = checkpoints.load(path, checkpoints.WHOLE_RUN)
+    state = checkpoints.load(path, checkpoints.whole_run)
     epoch = re.search(r"_(\d+)$", model.stem)
     return (state["global_step"] if epoch is None
             else int(epoch[1]) * state["global_step"] // max(1, state["epoch"]))

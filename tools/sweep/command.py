@@ -7,8 +7,7 @@
     python protein.py report experiments/sweep_breakout            # the page of tools/sweep/report.py
 
 A tuner of protein.py chooses the settings of each trial. A trial runs `pufferl.py train`; its curve tells the tuner
-(cost, score). trials.py has the trials and the sweep's folder: any machine that can read it can continue the
-sweep, or help.
+(cost, score). trials.py has the trials and the sweep's folder, from which the same command goes on.
 """
 
 import contextlib
@@ -17,7 +16,6 @@ import importlib.util
 import json
 import math
 import os
-import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from typing import Literal
 
 import numpy as np
 
+import processes
 import protein
 from errors import ConfigError
 from protein import Protein, front_of
@@ -37,10 +36,12 @@ from tools.sweep.trials import (
     LocalPool,
     RayPool,
     as_options,
+    end_orphan,
     observe_record,
     read_whole,
     short,
     used,
+    write_json,
 )
 
 # Our other files are imported within functions, because most import torch.
@@ -59,7 +60,7 @@ class Sweep:
     method: Literal[*METHODS] = "protein"
     """How settings are chosen: protein (a model of score and cost), random, genetic (children of the front) or grid."""
     num_trials: int = 100
-    """Trials in all, those of earlier starts and other machines included."""
+    """Trials in all, those of earlier starts included."""
     metric: str = "environment/score"
     """What is searched for: any name in metrics.jsonl."""
     goal: Literal["maximize", "minimize"] = "maximize"
@@ -231,7 +232,7 @@ class Runner:
         import pufferl
 
         self.tuner, self.settings, self.options = tuner, settings, list(options)
-        self.config, self.interrupts = pufferl.load_config(tuner.env_name, self.options), pufferl.Interrupts()
+        self.config, self.interrupts = pufferl.load_config(tuner.env_name, self.options), processes.Interrupts()
         if self.config["data_dir"] is None:
             raise ConfigError("a sweep keeps its trials in --data-dir, which must not be none.")
         if self.config["train"]["device"] == "cuda" and not settings.ray and torch.cuda.device_count() < settings.gpus:
@@ -243,12 +244,20 @@ class Runner:
         self.ledger = Ledger(self.folder)
         begin(self.ledger, tuner, settings, self.options, self.config)
         self.log = make_logger(settings.logger, self.folder, self.config)
-        self.status, self.quiet = StatusLine(sys.stdout.isatty() and not quiet), quiet
+        self.quiet = quiet
         self.known = set()  # numbers of the trials that the tuner has observed
 
     def run(self):
         """Returns the Ledger. At Ctrl-C (or SIGTERM) the running trials save, and the next start
-        resumes them; a second Ctrl-C ends at once. RuntimeError if the first trials all fail."""
+        resumes them; a second Ctrl-C ends at once. RuntimeError if the first trials all fail,
+        ConfigError if another process runs this sweep."""
+        with lock_folder(self.folder):
+            self._run_trials()
+        self.learn()
+        self.conclude()
+        return self.ledger
+
+    def _run_trials(self):
         settings, ledger = self.settings, self.ledger
         self.pool = (RayPool(settings.ray, settings.workers, settings.cpus, settings.gpus) if settings.ray else
                      LocalPool(settings.workers or 1, settings.gpus))
@@ -260,7 +269,8 @@ class Runner:
             self.say("sweep.gpus without --train.device cuda: the trials train on the CPU")
         if server:
             self.say(f"report: http://127.0.0.1:{server.server_address[1]}")
-        with self.interrupts, ledger.alive():
+        self.waiting = [*ledger.claims().values()]  # of a sweep that was stopped or killed
+        with self.interrupts, processes.progress() as show:
             try:
                 while not self.interrupts.requested:
                     while len(self.pool.claims) < self.pool.slots and not self.interrupts.requested:
@@ -269,28 +279,22 @@ class Runner:
                             break
                         self.submit(claim)
                     if not self.pool.claims:
-                        if not ledger.claims():
-                            break
-                        time.sleep(0.5)  # other processes run the rest; if one dies, we do
+                        break
                     for claim, outcome in self.pool.finished(0.5):
                         self.settle(claim, outcome)
-                    self.status.show(self.pool.claims)
+                    if not self.quiet:
+                        show(status_line(self.pool.claims))
                     refuse_if_all_fail(ledger)
             finally:
-                self.status.clear()
                 for claim, outcome in self.pool.close():
                     self.settle(claim, outcome if outcome["status"] != "lost" else {"status": "interrupted"})
                 if server:
                     server.shutdown()
                     server.server_close()
-        self.learn()
-        self.conclude()
-        return ledger
 
     def say(self, text):
         if not self.quiet:
-            self.status.clear()
-            print(text, flush=True)
+            processes.say(f"\r\033[K{text}" if sys.stdout.isatty() else text)
 
     def learn(self):
         """Tell the tuner what is new in the ledger."""
@@ -300,29 +304,28 @@ class Runner:
                 observe_record(self.tuner, record)
 
     def next_claim(self):
-        """The next trial to run, a claim of ours with settings: an abandoned one, else a new one; or None."""
-        claim = self.ledger.take_over()
-        if claim is not None:
+        """The next trial to run: a dict with its number and settings; None if there is none left."""
+        if self.waiting:
+            claim = self.waiting.pop(0)
+            end_orphan(claim)
             return claim
         self.learn()
-        others = self.ledger.claims()
-        claim = self.ledger.claim(below=self.settings.num_trials)
-        if claim is None:
+        number = self.ledger.free_number()
+        if number >= self.settings.num_trials:
             return None
-        self.tuner.pending = [self.tuner.space.encode(c["settings"]) for c in others.values() if c["settings"]]
-        claim["settings"] = self.tuner.suggest(claim["trial"])
-        if claim["settings"] is None:  # the grid is finished
-            self.ledger.drop(claim)
+        self.tuner.pending = [self.tuner.space.encode(claim["settings"]) for claim in self.pool.claims]
+        settings = self.tuner.suggest(number)
+        if settings is None:  # the grid is finished
             return None
-        claim["predicted"] = self.tuner.prediction
-        self.ledger.update(claim)
-        return claim
+        return {"trial": number, "settings": settings, "attempts": 0, "predicted": self.tuner.prediction}
 
     def submit(self, claim):
-        """Start a claimed trial."""
+        """Start a trial."""
         from vector import physical_cores
 
         settings = self.settings
+        claim["attempts"] += 1
+        self.ledger.update({key: value for key, value in claim.items() if key != "at"})
         command = ["train", self.tuner.env_name, *self.options, "--logger", "none", "--train.keep", "1"]
         if self.config["vec"]["num_threads"] is None and (settings.ray or self.pool.slots > 1):
             threads = int(settings.cpus) if settings.ray else physical_cores() // self.pool.slots
@@ -334,18 +337,16 @@ class Runner:
                "folder": str(self.folder / "runs" / f"{claim['trial']:05d}"), "at": claim["at"],
                "metric": settings.metric, "cost": settings.cost, "downsample": settings.downsample,
                "limit": 2 * self.tuner.max_suggestion_cost, "rule": stopping_rule(self.tuner, settings)}
-        self.pool.submit(claim, job, lambda child: self.ledger.update({**claim, "child": child}))
+        self.pool.submit(claim, job, lambda child: self.ledger.update({**claim, "at": None, "child": child}))
 
     def settle(self, claim, outcome):
         """Write down a trial's outcome; a lost trial is run again."""
-        attempts = claim["attempts"] + 1
+        attempts = claim["attempts"]
         if outcome["status"] == "interrupted":
-            self.ledger.give_back(claim)
+            self.ledger.update({**claim, "at": None, "attempts": attempts - 1})
             return
         if outcome["status"] == "lost" and attempts < self.settings.attempts:
             self.say(f"trial {claim['trial']}: lost ({outcome['error']}); it is run again")
-            claim["attempts"] = attempts
-            self.ledger.update(claim)
             self.submit(claim)
             return
         if outcome["status"] == "lost":
@@ -355,10 +356,10 @@ class Runner:
             outcome["run"] = os.path.relpath(outcome["run"], self.folder)
         record = {"trial": claim["trial"], "settings": claim["settings"], **outcome,
                   "predicted": claim.get("predicted", {}), "attempts": attempts}
-        if self.ledger.finish(claim, record):
-            self.learn()
-            self.log(record)
-            self.say(describe(record, self.tuner, self.settings))
+        self.ledger.finish(record)
+        self.learn()
+        self.log(record)
+        self.say(describe(record, self.tuner, self.settings))
 
     def conclude(self):
         """Print the front and how to train with the best settings; write the report."""
@@ -377,22 +378,31 @@ class Runner:
             self.say("stopped; the same command goes on from here")
 
 
-class StatusLine:
-    """Shows the running trials on the last line of a terminal."""
+@contextlib.contextmanager
+def lock_folder(folder):
+    """Hold a sweep's folder. ConfigError if another process does."""
+    import runs
 
-    def __init__(self, wanted):
-        self.wanted, self.began = wanted, time.monotonic()
+    number = None
+    try:
+        number = runs.lock(folder)
+    except BlockingIOError:
+        raise ConfigError(f"{folder}: another process runs this sweep. Wait until it ends, or stop it, or give this one "
+                         "a name of its own, --sweep.name NAME.") from None
+    except OSError:  # this disk knows no locks
+        pass
+    try:
+        yield
+    finally:
+        if number is not None:
+            os.close(number)
 
-    def show(self, claims):
-        if self.wanted:
-            at = [(c["trial"], c["at"].get("progress", 0), c["at"].get("score", math.nan)) for c in claims]
-            line = f"{time.monotonic() - self.began:.0f} s, running: "
-            line += ", ".join(f"{trial} {100 * progress:.0f}% score {score:.4g}" for trial, progress, score in at)
-            print("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1], end="", flush=True)
 
-    def clear(self):
-        if self.wanted:
-            print("\r\x1b[K", end="", flush=True)
+def status_line(claims):
+    """The running trials in a line."""
+    return "running: " + ", ".join(
+        f"{claim['trial']} {100 * claim['at'].get('progress', 0):.0f}% score {claim['at'].get('score', math.nan):.4g}"
+        for claim in claims)
 
 
 def begin(ledger, tuner, settings, options, config):
@@ -406,7 +416,8 @@ def begin(ledger, tuner, settings, options, config):
     asked |= {key: config[key] for key in ("load_model_path", "baseline") if config[key]}
     asked = json.loads(json.dumps(asked, default=str))
     whole = {"asked": asked, "options": list(options), "space": tuner.search_space, "created": time.time()}
-    if ledger._appear(path, whole):
+    if not path.exists():
+        write_json(path, whole)
         return
     held = read_whole(path, TOLD)["asked"]
     different = [f"{key}: {held.get(key, 'nothing')} there, {asked.get(key, 'nothing')} now"
@@ -503,7 +514,7 @@ USAGE = """usage: python protein.py ENV [--sweep.key value ...] [--section.key v
        python protein.py report PATH [--output FILE] [--metric NAME] [--tag TAG]
 
   ENV         search the settings of [sweep.*] in config/default.ini and config/ENV.ini; the same command goes on
-              where it was stopped, also on several machines that share the folder
+              where it was stopped
   report      the page of a sweep's folder, or of a folder of runs
 
   --sweep.num-trials 50 --sweep.workers 2       how it is searched; python protein.py ENV --help lists all

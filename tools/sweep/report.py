@@ -10,7 +10,6 @@ import contextlib
 import functools
 import html
 import json
-import math
 import re
 import threading
 from pathlib import Path
@@ -54,39 +53,12 @@ def marginal_effects(tuner, points=24, samples=48):
     return effects
 
 
-def tsne(X, perplexity=15.0, steps=300, seed=0):
-    """(n, 2) places: similar rows of X come near each other (van der Maaten and Hinton 2008); n < 1,000."""
-    n = len(X)
-    squared = ((X[:, None] - X[None]) ** 2).sum(-1)
-    P = np.zeros((n, n))
-    for i in range(n):  # bisect its kernel's inverse width, until it has about `perplexity` neighbours
-        low, high, distance = 1e-6, 1e6, np.delete(squared[i], i)
-        for _ in range(40):
-            precision = math.sqrt(low * high)
-            p = np.exp(-(distance - distance.min()) * precision)
-            p /= p.sum()
-            wide = -(p * np.log(np.maximum(p, 1e-300))).sum() > math.log(min(perplexity, (n - 1) / 3))
-            low, high = (precision, high) if wide else (low, precision)
-        P[i, np.arange(n) != i] = p
-    P = np.maximum((P + P.T) / (2 * n), 1e-12)
-    Y = 1e-2 * np.random.default_rng(seed).standard_normal((n, 2))
-    speed = np.zeros_like(Y)
-    for step in range(steps):
-        difference = Y[:, None] - Y[None]
-        near = 1 / (1 + (difference**2).sum(-1))
-        np.fill_diagonal(near, 0)
-        pull = (P * (4 if step < 80 else 1) - near / near.sum()) * near
-        speed = (0.5 if step < 80 else 0.8) * speed - n / 3 * (pull[..., None] * difference).sum(1)
-        Y = Y + speed - Y.mean(0)
-    return Y
-
-
 def sweep_figures(told, records, tuner):
     """[(title, text, figure)] of a sweep."""
     good = [r for r in records if r["status"] != "failed"]
     if not good:
         return []
-    text, cost, score = [hover_text(r) for r in good], [r["cost"] for r in good], [r["score"] for r in good]
+    text = [hover_text(r) for r in good]
     figures = [against_cost(told["asked"], good, text, tuner), curves_of_trials(told["asked"], good, text)]
     if len(good) >= 4:
         figures.append(stars(told["asked"], good, text, tuner))
@@ -94,13 +66,6 @@ def sweep_figures(told, records, tuner):
         tuner.fit()
         effects = marginal_effects(tuner)
         figures += [importance(effects), effects_of_settings(effects, good, text, tuner)]
-    columns = {name: [r["settings"][name] for r in good] for name in tuner.space.names}
-    logarithmic = {s.name for s in tuner.space.settings if s.row.axis == "log"} | {"cost"}
-    figures.append(("Parallel coordinates", "Drag along an axis to keep a range.",
-                    parallel(columns | {"cost": cost, "score": score}, logarithmic, score)))
-    if len(good) >= 8:
-        units = tuner.space.features(np.array([tuner.space.encode(r["settings"]) for r in good[:600]]))
-        figures.append(similarity(units, score[:600], text[:600]))
     return figures
 
 
@@ -204,33 +169,6 @@ def effects_of_settings(effects, good, text, tuner, columns=3):
             "± 1 sd; points are trials.", figure)
 
 
-def parallel(columns, logarithmic, score):
-    """Parallel coordinates of {name: values}, coloured by score."""
-    dimensions = []
-    for name, values in columns.items():
-        label = name.partition(".")[2] or name
-        if any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
-            kinds = sorted(set(map(str, values)))
-            dimensions.append({"label": label, "values": [kinds.index(str(v)) for v in values],
-                               "tickvals": list(range(len(kinds))), "ticktext": kinds})
-        elif name in logarithmic and min(values) > 0:
-            ticks = np.unique(np.round(np.linspace(math.log10(min(values)), math.log10(max(values)), 5), 2))
-            dimensions.append({"label": f"{label} (log)", "values": np.log10(values), "tickvals": ticks,
-                               "ticktext": [short(float(10**t)) for t in ticks]})
-        else:
-            dimensions.append({"label": label, "values": values})
-    line = {"color": score, "colorscale": "Viridis", "showscale": True}
-    return new_figure().add_parcoords(dimensions=dimensions, line=line)
-
-
-def similarity(features, score, text):
-    spot = tsne(np.asarray(features, dtype=float))
-    figure = new_figure(xaxis_showticklabels=False, yaxis_showticklabels=False)
-    figure.add_scatter(x=spot[:, 0], y=spot[:, 1], mode="markers", text=text, hoverinfo="text",
-                       marker={"color": score, "colorscale": "Viridis", "showscale": True})
-    return "Similar settings", "t-SNE of the settings, coloured by score: near points have like settings.", figure
-
-
 def load_runs(folder, metric, tag=None):
     """[{name, env, settings, step, score, cost, ...}] of all runs in a folder, or in its sweeps."""
     runs = []
@@ -261,8 +199,8 @@ def varied_settings(runs):
 
 
 def run_figures(runs, metric):
-    """[(title, text, figure)] of ordinary runs, for each environment: curves, score against each
-    setting, and a map of similar settings."""
+    """[(title, text, figure)] of ordinary runs, for each environment: curves and score against
+    each setting."""
     figures = []
     for env in sorted({run["env"] for run in runs}):
         mine = [run for run in runs if run["env"] == env]
@@ -289,13 +227,6 @@ def run_figures(runs, metric):
             figure.add_scatter(x=axes["seconds"], y=[run["score"] for run in mine], mode="markers", text=text,
                                hoverinfo="text")
             figures.append((f"{env}: score by setting", "Choose the setting in the menu.", figure))
-            numeric = [name for name in varied if not isinstance(column(name)[0], str)]
-            if len(mine) >= 8 and numeric:
-                X = np.array([column(name) for name in numeric], dtype=float).T[:600]
-                X = np.where((X > 0).all(0), np.log(np.maximum(X, 1e-30)), X)
-                X = (X - X.mean(0)) / np.maximum(X.std(0), 1e-12)
-                title, note, figure = similarity(X, [run["score"] for run in mine][:600], text[:600])
-                figures.append((f"{env}: {title.lower()}", note, figure))
     return figures
 
 
@@ -310,15 +241,6 @@ def table(rows):
     cells = ["".join(f"<td>{html.escape(short(row.get(name, '')))}</td>" for name in columns) for row in rows]
     return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>" + "".join(
         f"<tr>{row}</tr>" for row in cells) + "</tbody></table></div>"
-
-
-def as_ini(settings):
-    """{"train.learning_rate": 0.01} -> the text of an ini file."""
-    sections = {}
-    for name, value in settings.items():
-        section, _, key = name.partition(".")
-        sections.setdefault(section, []).append(f"{key} = {value}")
-    return "\n\n".join(f"[{section}]\n" + "\n".join(lines) for section, lines in sections.items()) + "\n"
 
 
 def page(folder, metric="environment/score", tag=None, refresh=None):
@@ -341,7 +263,7 @@ def page(folder, metric="environment/score", tag=None, refresh=None):
                 best = used(best, configuration.load_config(told["asked"]["env"], told["options"]))
             command = " ".join(["python pufferl.py train", told["asked"]["env"], *told["options"], *as_options(best)])
             parts.append(f"<h2>Best settings: {short(tuner.best()[1])} for {short(tuner.best()[2])}</h2>"
-                         f"<pre>{html.escape(command)}</pre><pre>{html.escape(as_ini(best))}</pre>")
+                         f"<pre>{html.escape(command)}</pre>")
         figures = sweep_figures(told, records, tuner)
         rows = [{**{key: r[key] for key in ("trial", "status", "score", "cost", "steps")}, **r["settings"],
                  "error": r["error"] or ""} for r in records]

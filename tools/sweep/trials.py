@@ -2,8 +2,8 @@
 
     ledger = Ledger("experiments/sweep_breakout"); ledger.results()    # {number: record} of the finished trials
 
-command.py decides what is tried, report.py makes a page of what is known. A sweep's whole state is its folder, so a
-process on any machine that can read the folder may take part.
+command.py decides what is tried, report.py makes a page of what is known. A sweep's whole state is its folder, so the
+same command goes on where one was stopped or killed.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+import diagnostics
 import processes
 from errors import ConfigError
 
@@ -39,27 +40,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Ledger:
-    """Trials of a sweep on disk, shared by all processes and machines that work on it.
+    """Trials of a sweep on disk. One process at a time works on it (runs.lock).
 
         FOLDER/sweep.json             what is searched; a later start must ask for the same
-        FOLDER/trials/00007.running   a claim: settings, owner, who touches the file while alive
+        FOLDER/trials/00007.running   settings, attempts and process of a trial that runs, or is to be run again
         FOLDER/trials/00007.json      finished: settings, score, cost, curve; never changes
         FOLDER/runs/00007/            what `pufferl.py train` wrote, and its output
-
-    Claims and results are made by link(2), which fails if the name exists. So a number has one owner, and its first
-    result stays. If an owner died (seen at once on its own machine, elsewhere when its claim is LEASE seconds old), one
-    process takes the claim over by renaming it to 00007.lost-TOKEN, and runs the trial again. Only one process can
-    rename it, and meanwhile no other claims the number. An owner that finds another's claim leaves that alone.
     """
-
-    LEASE = 60.0  # seconds without a touch after which a claim's owner counts as dead
 
     def __init__(self, folder):
         self.folder = Path(folder)
         self.trials = self.folder / "trials"
         self.trials.mkdir(parents=True, exist_ok=True)
-        self.owner = {"host": host_identity(), "pid": os.getpid(), "born": processes.born(os.getpid())}
-        self.token = f"{os.getpid():x}-{os.urandom(4).hex()}"  # unique; pids are used again
         self._results = {}
 
     def results(self):
@@ -71,142 +63,28 @@ class Ledger:
 
     def claims(self):
         """{number: claim} of all trials that are running or wait to be run again."""
-        found = {}
-        for path in self._claimed():
-            number = int(path.name[:5])
-            if not (self.trials / f"{number:05d}.json").exists():
-                with contextlib.suppress(OSError, ValueError):  # the file may vanish just now
-                    found[number] = json.loads(path.read_text())
-        return found
+        return {int(path.stem): read_whole(path, CLAIM) for path in sorted(self.trials.glob("*.running"))
+                if not path.with_suffix(".json").exists()}
 
-    def claim(self, number=0, below=None, **fields):
-        """Claim the lowest free number from `number` on; returns the claim, a dict, or None if none is free `below`."""
-        for at in itertools.count(number):
-            if below is not None and at >= below:
-                return None
-            claim = {"attempts": 0, "settings": None, **fields, "trial": at, **self.owner, "token": self.token}
-            result = self.trials / f"{at:05d}.json"
-            if not result.exists() and self._appear(self._path(claim), claim):
-                # The claim's file may be missing only because another process has just finished
-                # this trial (it writes the result, then removes the claim) or is taking it over (it has
-                # renamed the claim to .lost-...).
-                free = not result.exists() and not any(self.trials.glob(f"{at:05d}.lost-*"))
-                if free and self._ours(claim):
-                    return claim
-                self.drop(claim)
+    def free_number(self):
+        """The lowest number that no trial has."""
+        return next(number for number in itertools.count()
+                    if not any(self.trials.glob(f"{number:05d}.*")))
 
     def update(self, claim):
-        """Write a changed claim to its file, if the file is still ours."""
-        if self._ours(claim):
-            write_json(self._path(claim), claim)
+        """Write a new or changed claim to its file."""
+        write_json(self.trials / f"{claim['trial']:05d}.running", claim)
 
-    def finish(self, claim, record):
-        """Make `record` the trial's result; False, and nothing changes, if it has one already."""
-        first = self._appear(self.trials / f"{claim['trial']:05d}.json", record)
-        self.drop(claim)
-        return first
-
-    def drop(self, claim):
-        """Remove a claim's file, if it is still ours."""
-        if self._ours(claim):
-            self._path(claim).unlink(missing_ok=True)
-
-    def give_back(self, claim):
-        """Make a claim of ours look abandoned, so that the next process takes it over."""
-        self.update({**claim, "host": None})
-
-    def take_over(self):
-        """Take over a claim whose owner died: returns the claim, with one more attempt, or None."""
-        for path in self._claimed():
-            result = self.trials / f"{int(path.name[:5]):05d}.json"
-            try:
-                claim = json.loads(path.read_text())
-                if result.exists():  # its owner died between the result and the claim's removal
-                    if self._lost(path, claim):
-                        path.unlink()
-                    continue
-                if not self._lost(path, claim):
-                    continue
-                mine = self.trials / f"{claim['trial']:05d}.lost-{self.token}"
-                os.utime(path)  # its age tells others if we die before the new claim
-                os.rename(path, mine)
-                if json.loads(mine.read_text()) != claim:  # another took it over meanwhile
-                    os.rename(mine, path)
-                    continue
-                if claim["settings"] is None:  # its owner died before it chose the settings
-                    mine.unlink()
-                    continue
-                ours = {key: value for key, value in claim.items() if key != "at"}
-                ours |= {**self.owner, "token": self.token, "attempts": claim["attempts"] + (claim["host"] is not None)}
-                if not self._appear(self._path(claim), ours):
-                    continue  # another process holds the name for a moment; LEASE decides
-                mine.unlink(missing_ok=True)
-            except (OSError, ValueError, KeyError):
-                continue  # another process was faster
-            kill_orphan(claim)
-            return ours
-        return None
-
-    def beat(self):
-        """Touch the files of our claims, to show that their owner is alive."""
-        for claim in self.claims().values():
-            if claim["token"] == self.token:
-                with contextlib.suppress(OSError):
-                    os.utime(self._path(claim))
-
-    @contextlib.contextmanager
-    def alive(self):
-        """Within, a thread calls `beat`, because the main thread may have to wait for a minute, for
-        example until runs have saved."""
-        over = threading.Event()
-
-        def beat():
-            while not over.wait(self.LEASE / 6):
-                self.beat()
-
-        threading.Thread(target=beat, daemon=True).start()
-        try:
-            yield
-        finally:
-            over.set()
-
-    def _path(self, claim):
-        return self.trials / f"{claim['trial']:05d}.running"
-
-    def _claimed(self):
-        return sorted([*self.trials.glob("*.running"), *self.trials.glob("*.lost-*")])
-
-    def _ours(self, claim):
-        """Whether the claim's file is still ours: not gone, and not another's."""
-        with contextlib.suppress(OSError, ValueError):
-            return json.loads(self._path(claim).read_text())["token"] == self.token
-        return False
-
-    def _lost(self, path, claim):
-        waits, ours = claim["host"] is None, claim["host"] == self.owner["host"]
-        if path.suffix == ".running" and (waits or ours):
-            return waits or (claim["token"] != self.token and not is_alive(claim["pid"], claim["born"]))
-        probe = self.trials / f".clock-{self.token}"  # a new file's time is the file system's clock
-        probe.touch()
-        age = probe.stat().st_mtime - path.stat().st_mtime
-        probe.unlink()
-        return age > self.LEASE
-
-    def _appear(self, path, content):
-        """Write a whole file under a name that must be free; False if it is not."""
-        part = path.with_name(f"{path.name}.{self.token}.{threading.get_ident()}.part")
-        write_json(part, content)
-        try:
-            os.link(part, path)
-        except FileExistsError:
-            return False
-        finally:
-            part.unlink()
-        return True
+    def finish(self, record):
+        """Make `record` its trial's result."""
+        path = self.trials / f"{record['trial']:05d}.json"
+        write_json(path, record)
+        path.with_suffix(".running").unlink(missing_ok=True)
 
 
 RECORD = {"trial": int, "status": str, "settings": dict, "curve": list, "score": float | int | None,
           "cost": float | int | None, "steps": float | int, "error": str | None}
+CLAIM = {"trial": int, "settings": dict, "attempts": int}
 TOLD = {"asked": dict, "options": list, "space": dict}
 
 
@@ -224,41 +102,20 @@ def read_whole(path, kinds):
     return found
 
 
-def host_identity():
-    """A name for this machine, or for a container with process numbers of its own."""
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):
-        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
-    return "/".join(parts)
-
-
-def is_alive(pid, born):
-    """Whether the process `pid` that was started at `born` still runs; pids are used again."""
+def end_orphan(claim, patience=60.0):
+    """End the training process that a dead sweep left; at that death it was told to save."""
+    pid, created = claim.get("child") or (None, None)
     with contextlib.suppress(psutil.Error):
-        return abs(processes.born(pid) - born) < 1.0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def kill_orphan(claim, patience=60.0):
-    """End a dead owner's training process on this machine; at that death it was told to save."""
-    child = claim.get("child")
-    if not child or claim["host"] not in (None, host_identity()):
-        return
-    deadline = time.monotonic() + patience
-    while is_alive(*child) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    if is_alive(*child):
-        psutil.Process(child[0]).kill()
+        if pid is None or abs(psutil.Process(pid).create_time() - created) > 5:  # numbers are used again
+            return
+        if psutil.wait_procs([psutil.Process(pid)], timeout=patience)[1]:
+            psutil.Process(pid).kill()
 
 
 def write_json(path, content):
-    """Write a file under another name, sync and rename it, so that no one ever reads half of it."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
-    with open(part, "w") as file:
-        file.write(json.dumps(content, indent=1, default=str) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    """Write a JSON file, whole."""
+    text = json.dumps(content, indent=1, default=str) + "\n"
+    processes.write_whole(path, lambda file: file.write(text.encode()))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -278,26 +135,13 @@ class Curve:
 
     @classmethod
     def read(cls, path, metric, cost="performance/uptime"):
-        """Read metrics.jsonl, whose last line may be half written. A resumed run starts at its
-        checkpoint's steps and seconds, so its entries replace those after that."""
-        rows, names = [], {}
-        text = Path(path).read_text(errors="replace") if Path(path).exists() else ""
-        for line in text.splitlines():
-            try:
-                entry = json.loads(line)
-                values = (entry["step"], entry.get(metric), entry.get(cost))
-                row = [float(value) if isinstance(value, int | float) else math.nan for value in values]
-            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-                continue
-            if not math.isfinite(row[0]):
-                continue
-            names |= dict.fromkeys(entry)
-            while rows and rows[-1][0] >= row[0]:
-                rows.pop()
-            rows.append(row)
+        """Read metrics.jsonl."""
+        entries = diagnostics.read_metrics(path)
+        rows = [[entry["step"], entry.get(metric, math.nan), entry.get(cost, math.nan)] for entry in entries]
         columns = np.array(rows, dtype=float).reshape(-1, 3)
         known = np.isfinite(columns)
         costs = columns[known[:, 2], 2]
+        names = dict.fromkeys(name for entry in entries for name in entry)
         return cls(*columns[known.all(1)].T, names=tuple(names), last=rows[-1][0] if rows else 0.0,
                    last_cost=costs[-1] if len(costs) else 0.0)
 
@@ -353,7 +197,7 @@ def run_trial(job, stop=None, started=None):
         try:
             if started:
                 with contextlib.suppress(psutil.Error):
-                    started((process.pid, processes.born(process.pid)))
+                    started((process.pid, psutil.Process(process.pid).create_time()))
             status = attend(process, folder, job, stop)
         except BaseException:
             end(process)
