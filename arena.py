@@ -270,7 +270,7 @@ class Arena:
 
 
 # --------------------------------------------------------------------------------------------------
-# Threads: plain ones, each with a range of lanes; docs/LOG.md says why not numba's prange
+# Threads: plain ones, each with a range of lanes; docs/findings.md says why not numba's prange
 
 _local = threading.local()
 _pools = {}  # number of threads -> pool

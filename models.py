@@ -304,7 +304,7 @@ class RewardScale:
     """
 
     WINDOW = 25  # horizons; a shorter one has few episodes, each of which changes the scale
-    # below it a mean that follows the policy only moves the target of the values (docs/LOG.md)
+    # below it a mean that follows the policy only moves the target of the values (docs/findings.md)
     FAR = 10.0
 
     def __init__(self, agents, gamma, window=WINDOW):
@@ -531,7 +531,7 @@ class MinGRU(nn.Module):
                 nn.init.orthogonal_(block, 1.0)
             # A quarter of the channels begins with time scales of 2 to LONGEST_MEMORY steps (chrono
             # initialisation, Tallec and Ollivier 2018): without it every channel halves its state
-            # at each blank step, and nothing learns to remember (docs/LOG.md).
+            # at each blank step, and nothing learns to remember (docs/findings.md).
             nn.init.zeros_(layer.bias)
             slow = layer.bias.data[hidden_size : hidden_size + hidden_size // 4]
             slow.uniform_(1, LONGEST_MEMORY - 1).log_().neg_()
@@ -664,7 +664,7 @@ class _SummedLinear(nn.Module):
     """A linear map for each group of features, and their sum.
 
     One map for all would let the thousands of features of an image drown a few numbers
-    (docs/LOG.md). has_norm: the groups whose results get a LayerNorm; not numbers, because a norm
+    (docs/findings.md). has_norm: the groups whose results get a LayerNorm; not numbers, because a norm
     of a single number keeps only its sign.
     """
 
@@ -719,7 +719,7 @@ class Encoded(nn.Module):
         first = (_SummedLinear(widths, has_norm, hidden_size) if len(widths) > 1
                  else orthogonal(nn.Linear(widths[0], hidden_size)))
         # A picture's background is the same in every observation, so without norms one update can
-        # push a unit below zero for good: nine in ten of Pong's units died (docs/LOG.md).
+        # push a unit below zero for good: nine in ten of Pong's units died (docs/findings.md).
         picture = any(kind == "image" and shorter_side(leaf) >= PICTURE for _, leaf, kind in self.leaves)
         norm = nn.LayerNorm(hidden_size) if picture else nn.Identity()
         self.encoder = nn.Sequential(first, norm, nn.ReLU())

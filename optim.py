@@ -119,7 +119,7 @@ class Muon:
     # Bounds of rows² · columns (rows <= columns). Batched matrices up to SMALL are padded to one
     # shape. On a CPU one call takes those up to MOST with at most LONG columns, each on one thread:
     # larger ones need torch's products, which have several threads. These are faster with few rows
-    # and many columns, too (docs/LOG.md).
+    # and many columns, too (docs/findings.md).
     SMALL, MOST, LONG = 2**23, 2**24, 2**12
 
     def __init__(self, arena, momentum=0.95, weight_decay=0.0, max_grad_norm=1.5, batched=False):

@@ -142,7 +142,7 @@ def check_memory(size, what):
 def keep_memory():
     """Have glibc keep what is freed, up to half a gigabyte, in place of giving it back to the system. torch frees and
     asks again all the time, and each page that comes back is a fault: 2,000 in a pass through a network of images,
-    a fifth of its time (docs/LOG.md). If MALLOC_TRIM_THRESHOLD_ is set, or the C library is another, nothing
+    a fifth of its time (docs/findings.md). If MALLOC_TRIM_THRESHOLD_ is set, or the C library is another, nothing
     is changed."""
     import ctypes
 

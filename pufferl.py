@@ -45,7 +45,7 @@ if __name__ == "__main__":
         print("loading torch and numba", file=sys.stderr)
 
 # torch's threads spin for 0.2 to 0.5 ms after an operation, because to wake one takes 0.1 ms. Then they
-# sleep, because those that spin keep the cores from the threads that they wait for. (docs/LOG.md)
+# sleep, because those that spin keep the cores from the threads that they wait for. (docs/findings.md)
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000")}
 # All queues that a GPU has, in place of 8: streams that share one wait for each other. CUDA reads
@@ -716,7 +716,7 @@ class PuffeRL:
 RATE_STEPS = 0.5, 1.2
 SMALL_ADVANTAGES = 0.2  # the advantages' deviation, as a share of the return's
 # how far target_kl may move the schedule, either way, and how many times the setting the learning rate may be: with
-# more, solved policies were lost whose few decisive steps weigh little in the mean divergence (docs/LOG.md)
+# more, solved policies were lost whose few decisive steps weigh little in the mean divergence (docs/findings.md)
 RATE_FACTORS, RATE_MOST = (0.1, 10.0), 4.0
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
 

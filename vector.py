@@ -402,7 +402,7 @@ class Native(Vector):
     threads of its own.
     """
 
-    # Few enough for a core's caches, enough that the calls of a step cost little beside its work (docs/LOG.md).
+    # Few enough for a core's caches, enough that the calls of a step cost little beside its work (docs/findings.md).
     AGENTS_PER_BUFFER = 2048
     first_env = 0
 

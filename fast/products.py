@@ -8,7 +8,7 @@
 The C compiler builds fast/tile.c for the processor at hand, and numba calls it: `multiply_rows` and
 `accumulate_rows`. fast/compiled.py makes a whole network of these. Any other network reaches them
 through `Tiles`: torch's products use no AVX-512 on some processors, and its threads spin after each
-operation on the cores that kernels need. docs/LOG.md has the figures.
+operation on the cores that kernels need. docs/findings.md has the figures.
 """
 
 import ctypes

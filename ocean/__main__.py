@@ -30,6 +30,7 @@ import warnings
 import numpy as np
 
 import diagnostics
+import errors
 import ocean
 import processes
 
@@ -298,7 +299,6 @@ def check_python(creator, settings, steps, seed=0, seconds=15.0, show=lambda tex
     import emulation
     import flat_spaces
     import vector
-    import workers
 
     try:
         problems, notes = _check_interface(creator(**settings))
@@ -306,10 +306,10 @@ def check_python(creator, settings, steps, seed=0, seconds=15.0, show=lambda tex
             flat = flat_spaces.FlatObservation(emulation.seen_space(vecenv.driver_env))
             _play(vecenv, flat, steps, seconds, show, problems, notes)
     except Exception as error:
-        text, own = workers.own_part(error)
-        if not own and not isinstance(error, (ValueError, TypeError, ImportError)):
+        text = errors.error_text(error)
+        if text is None:
             raise
-        return [f"it raised this in its own code:\n{text}".rstrip() if own else str(error)], []
+        return [text], []
     return problems, notes
 
 

@@ -5,7 +5,7 @@ is translated to C, and its threads run one after another.
     launch(driver, lanes, arguments)                    # the effect that the launch has on a GPU
     launch.counts                                       # driver -> instructions executed a thread, of its last launch
 
-numba's simulator runs the Python source; this finds what the compiler does to it (docs/LOG.md), and what
+numba's simulator runs the Python source; this finds what the compiler does to it (docs/findings.md), and what
 compute-sanitizer looks for: AssertionError for an access outside of the arrays that were handed over, and for memory
 that one thread writes and another one reads or writes otherwise.
 

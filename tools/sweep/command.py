@@ -387,8 +387,8 @@ def lock_folder(folder):
     try:
         number = runs.lock(folder)
     except BlockingIOError:
-        raise ConfigError(f"{folder}: another process runs this sweep. Wait until it ends, or stop it, or give this one "
-                         "a name of its own, --sweep.name NAME.") from None
+        raise ConfigError(f"{folder}: another process runs this sweep. Wait until it ends, or stop it, or give "
+                          "another name, --sweep.name NAME.") from None
     except OSError:  # this disk knows no locks
         pass
     try:
