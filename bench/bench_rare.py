@@ -1,6 +1,6 @@
 """How well runs learn where reward is rare: the games of rare_rewards.py, with nothing set but the steps and the seed.
 
-    python bench/bench_rare.py                                       # all games, five seeds: an hour and a half of one core
+    python bench/bench_rare.py                                       # all games, five seeds
     python bench/bench_rare.py --only push_box lock --seeds 0 1 --steps 300_000
     python bench/bench_rare.py --set train.ent_coef=0.05             # screens a setting
     python bench/bench_rare.py --only gym/FrozenLake8x8-v1 --jobs 2  # a public environment; two runs at once
@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 BINS = 20
 # the public ones, with what a good policy earns; None: computed
 PUBLIC = {"gym/FrozenLake8x8-v1": None, "gym/MiniGrid-DoorKey-6x6-v0": 0.96, "gym/MiniGrid-FourRooms-v0": 0.8,
-          "gym/MiniGrid-LavaGapS6-v0": 0.95, "gym/MiniGrid-KeyCorridorS3R1-v0": 0.95, "gym/MiniGrid-UnlockPickup-v0": 0.95}
+          "gym/MiniGrid-LavaGapS6-v0": 0.95, "gym/MiniGrid-KeyCorridorS3R1-v0": 0.95,
+          "gym/MiniGrid-UnlockPickup-v0": 0.95}
 
 
 def frozen_lake():
@@ -123,7 +124,8 @@ def main():
         for name, found in runs.items():
             facts, results = facts_of(name), [future.result() for future in found]
             each = [normalise(result["score"], facts) for result in results]
-            average = {key: statistics.mean(result[key] for result in results) for key in ("score", "entropy", "seconds")}
+            average = {key: statistics.mean(result[key] for result in results)
+                       for key in ("score", "entropy", "seconds")}
             print(row.format(name, f"{facts['success']:.2%}", f"{facts['random']:.3f}", f"{facts['best']:.3f}",
                              f"{average['score']:.3f}", f"{statistics.mean(each):.2f}", f"{average['entropy']:.2f}",
                              f"{average['seconds']:.0f}", " ".join(f"{x:.2f}" for x in each)), flush=True)

@@ -11,7 +11,6 @@ board of small integers, or a few numbers with names.
 
 import functools
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -236,7 +235,8 @@ def tables_of(name):
 
 
 GAMES: dict[str, Callable[[], Tables]] = {
-    "push_box": push_box, "key_and_door": key_and_door, "key_and_door_far": functools.partial(key_and_door, 6, 4), "maze": maze, "corridor": corridor, "lock": lock,
+    "push_box": push_box, "key_and_door": key_and_door, "key_and_door_far": functools.partial(key_and_door, 6, 4),
+    "maze": maze, "corridor": corridor, "lock": lock,
     **{f"deep_sea_{depth}": functools.partial(deep_sea, depth) for depth in range(5, 9)}}
 
 
