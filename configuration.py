@@ -184,6 +184,9 @@ class Train:
     """How far a value may leave its old one in an update; inf for no clipping."""
     ent_coef: float | Auto = "auto"
     """Weight of the entropy bonus."""
+    advantage_floor: float = 0.0
+    """Advantages are divided by their deviation in the minibatch, or by this if it is less: else a minibatch without a
+    reward has the errors of the value in place of a success. With norm_reward 1 is a deviation of the return."""
     anneal_ent_coef: bool = False
     """Let ent_coef fall to zero linearly over the training."""
     max_grad_norm: float = 1.5
@@ -350,7 +353,7 @@ RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", 
 OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch", "defaults", "turn", "sources")
 
 # What a run did, if its file is so old that it lacks these settings.
-OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None, "draw": "segments"}
+OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None, "draw": "segments", "advantage_floor": 0.0}
 
 
 # What a script may read of `load_config`'s settings though it is none: {name there: how it follows from all settings}.
@@ -1205,7 +1208,7 @@ BOUNDS = (  # settings of the train section, what they must be, and that in word
     (("momentum", "beta2"), lambda x: 0 <= x < 1, "must lie within 0 and 1, without 1"),
     (("reward_clip", "target_kl"), lambda x: x is None or x > 0, "must be above 0, or none"),
     (("cudagraphs",), lambda x: x == -1 or x >= 1, "must be 1 or more, or -1 for none"),
-    (("prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "log_interval"), lambda x: x >= 0,
+    (("prio_alpha", "ent_coef", "eps", "weight_decay", "vf_coef", "advantage_floor", "log_interval"), lambda x: x >= 0,
      "must be 0 or more"))
 
 

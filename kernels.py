@@ -967,11 +967,13 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
 # PPO loss: forward, gradient and statistics in one pass
 
 # Settings that may change between updates lie in one array, which a captured CUDA graph can read.
-LOSS_SETTINGS = ("advantage_mean", "advantage_scale", "row_scale", "clip_coef", "vf_coef", "vf_clip_coef", "ent_coef")
+LOSS_SETTINGS = ("advantage_mean", "advantage_scale", "row_scale", "clip_coef", "vf_coef", "vf_clip_coef", "ent_coef",
+                 "advantage_floor")
 LOSS_SUMS = ("policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "importance",
              "return", "return_squared", "residual", "residual_squared", "valid")
 SUMS = len(LOSS_SUMS)
-ADVANTAGE_MEAN, ADVANTAGE_SCALE, ROW_SCALE, CLIP_COEF, VF_COEF, VF_CLIP_COEF, ENT_COEF = range(len(LOSS_SETTINGS))
+(ADVANTAGE_MEAN, ADVANTAGE_SCALE, ROW_SCALE, CLIP_COEF, VF_COEF, VF_CLIP_COEF, ENT_COEF,
+ ADVANTAGE_FLOOR) = range(len(LOSS_SETTINGS))
 (POLICY_LOSS, VALUE_LOSS, ENTROPY, OLD_APPROX_KL, APPROX_KL, CLIPFRAC, IMPORTANCE, RETURN, RETURN_SQUARED, RESIDUAL,
  RESIDUAL_SQUARED, VALID) = range(SUMS)
 
@@ -1033,13 +1035,14 @@ def _normalisation(begin, end, moments, settings):
         count = max(moments[0], 1.0)
         mean = moments[1] / count
         variance = moments[2] / count - mean * mean
-        spread = math.sqrt(0.0 if variance < 0.0 else variance)
+        spread, floor = math.sqrt(0.0 if variance < 0.0 else variance), settings[ADVANTAGE_FLOOR]
+        spread = floor if spread < floor else spread  # NaN stays NaN
         settings[0], settings[1], settings[2] = mean, 1.0 / (spread + 1e-8), 1.0 / count
 
 
 def normalisation(moments, settings):
     """advantage_moments' (count, sum, squares) -> the first three of settings (LOSS_SETTINGS,): the
-    mean, 1/(std + 1e-8) and 1/count."""
+    mean, 1/(max(std, advantage_floor) + 1e-8) and 1/count."""
     run(_normalisation, 1, 1, checked("normalisation", "moments", moments, (3,), np.float64),
         checked("normalisation", "settings", settings, (len(LOSS_SETTINGS),)))
 
