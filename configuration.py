@@ -178,15 +178,16 @@ class Train:
     """How often each step is learnt from on average: minibatches an epoch = replay_ratio · batch / minibatch_size."""
     clip_coef: float = 0.2
     """PPO: how far the probability ratio may leave 1."""
-    vf_coef: float = 2.0
+    vf_coef: float | Auto = "auto"
     """Weight of the value loss."""
     vf_clip_coef: float = 0.2
     """How far a value may leave its old one in an update; inf for no clipping."""
     ent_coef: float | Auto = "auto"
     """Weight of the entropy bonus."""
-    advantage_floor: float = 0.0
+    advantage_floor: float | Auto = "auto"
     """Advantages are divided by their deviation in the minibatch, or by this if it is less: else a minibatch without a
-    reward has the errors of the value in place of a success. With norm_reward 1 is a deviation of the return."""
+    reward has the errors of the value in place of a success. auto: 1, a deviation of the return, with norm_reward and
+    discrete actions, if learning_rate is auto, else 0."""
     anneal_ent_coef: bool = False
     """Let ent_coef fall to zero linearly over the training."""
     max_grad_norm: float = 1.5
