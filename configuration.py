@@ -167,12 +167,16 @@ class Train:
     """How often each step is learnt from on average: minibatches an epoch = replay_ratio · batch / minibatch_size."""
     clip_coef: float = 0.2
     """PPO: how far the probability ratio may leave 1."""
-    vf_coef: float = 2.0
+    vf_coef: float | Auto = "auto"
     """Weight of the value loss."""
     vf_clip_coef: float = 0.2
     """How far a value may leave its old one in an update; inf for no clipping."""
     ent_coef: float | Auto = "auto"
     """Weight of the entropy bonus."""
+    advantage_floor: float | Auto = "auto"
+    """Advantages are divided by their deviation in the minibatch, or by this if it is less: else a minibatch without a
+    reward has the errors of the value in place of a success. auto: 1, a deviation of the return, with norm_reward and
+    discrete actions, if learning_rate is auto, else 0."""
     anneal_ent_coef: bool = False
     """Let ent_coef fall to zero linearly over the training."""
     max_grad_norm: float = 1.5
@@ -291,7 +295,8 @@ RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", 
 # What config.json has besides settings.
 OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch", "defaults", "turn", "sources")
 # What a run did, if its file is so old that it lacks these settings.
-OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None, "draw": "segments"}
+OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None, "draw": "segments",
+       "advantage_floor": 0.0}
 SIZES = {"batch_size": "horizon", "num_iterations": "total_timesteps"}  # may be given in their place
 FLAG = object()  # the text of an option that stands alone
 
@@ -304,7 +309,8 @@ BOUNDS = {
                         "train.minibatch_size vec.timeout"),
     "must be above 0, and not inf": (lambda x: 0 < x < math.inf, "train.replay_ratio eval.seconds eval.fps"),
     "must be above 0, or none": (lambda x: x > 0, "train.reward_clip train.target_kl"),
-    "must be 0 or more": (lambda x: x >= 0, "train.bonus_coef train.prio_alpha train.ent_coef train.eps "
+    "must be 0 or more": (lambda x: x >= 0, "train.bonus_coef train.prio_alpha train.ent_coef "
+                          "train.advantage_floor train.eps "
                           "train.weight_decay train.vf_coef train.log_interval"),
     "must lie within 0 and 1": (lambda x: 0 <= x <= 1,
                                 "train.gamma train.gae_lambda train.prio_beta0 train.min_lr_ratio"),

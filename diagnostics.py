@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 PATIENCE = 5  # a state must last so many entries before it is said
+RANDOM_EPISODES = 100  # a run's first ones, which are about random play's
 BEGUN = 0.1  # share of the run after which a policy could have moved
 # so many numbers of a rollout's observations are sampled, at least one agent's in a step
 SAMPLE = 1 << 12
@@ -204,6 +205,34 @@ class Signs:
         return len(returns) == 2 * PATIENCE and np.mean(returns[PATIENCE:]) > np.mean(returns[:PATIENCE])
 
     @property
+    def random_play(self):
+        """Mean return of a run's first RANDOM_EPISODES episodes, or three an agent, while all actions are about equally
+        likely; None without them, in a resumed run, or if the entropy fell meanwhile."""
+        counts, returns = self.values("environment/n"), self.values("environment/episode_return")
+        entropies, total, episodes = self.values("losses/entropy"), 0.0, 0.0
+        enough = max(RANDOM_EPISODES, 3 * (self.agents or 0))  # the first to end are the shortest
+        if (self.first or 0) > BEGUN * self.settings.get("total_timesteps", math.inf):
+            return None
+        for i, (count, mean) in enumerate(zip(counts, returns, strict=False)):
+            total, episodes = total + count * mean, episodes + count
+            if episodes >= enough:
+                uniform = entropies and min(entropies[: i + 1]) >= 0.8 * entropies[0] > 0
+                return total / episodes if uniform else None
+        return None
+
+    def chance_of_mean(self, count):
+        """Standard error of the mean of the last `count` logged returns, from how much they differ."""
+        return float(np.std(self.values("environment/episode_return")[-count:])) / count**0.5
+
+    def below_random_play(self):
+        """Random play's mean return if the last returns are below it by more than chance, else None."""
+        last = self.values("environment/episode_return")[-2 * PATIENCE :]
+        level = self.random_play
+        if level is None or len(last) < 2 * PATIENCE:
+            return None
+        return level if np.mean(last) < level - 3 * self.chance_of_mean(2 * PATIENCE) - 0.02 * abs(level) else None
+
+    @property
     def minibatches(self):
         """Updates an epoch, or None."""
         c = self.settings
@@ -250,6 +279,20 @@ class Signs:
             return (f"The policy has stopped trying: its entropy fell from {entropies[0]:.2g} to "
                     f"{entropies[-1]:.2g} while the score stayed. Try a larger "
                     "--train.ent-coef (0.01 to 0.05) or a smaller --train.learning-rate.")
+
+    def sign_settled_at_random(self):
+        """The entropy fell by half, and no returns have been better than random play's."""
+        entropies, returns = self.values("losses/entropy"), self.values("environment/episode_return")
+        level = self.random_play
+        if level is None or len(returns) < 4 * PATIENCE or self.progress < 2 * BEGUN or not np.ptp(returns):
+            return None
+        smooth = np.convolve(returns, np.ones(2 * PATIENCE) / (2 * PATIENCE), "valid")
+        unmoved = max(smooth[-2 * PATIENCE :]) < level + 3 * self.chance_of_mean(2 * PATIENCE) + 0.02 * abs(level)
+        if unmoved and self.lasting("losses/entropy", lambda entropy: entropy < 0.5 * entropies[0], 2 * PATIENCE):
+            larger = 5 * self.settings.get("ent_coef", 0.01) or 0.05
+            return (f"The policy settles at what random play earns ({level:.3g}): its entropy fell from "
+                    f"{entropies[0]:.2g} to {entropies[-1]:.2g}. Try --train.ent-coef {larger:.2g}, a smaller "
+                    "--train.gamma, or rewards on the way (docs/recipes.md).")
 
     def lost(self, name):
         """(first, best, last) of the values under a name if they stayed far above the first ones for long and are
@@ -465,18 +508,20 @@ def diagnose(folder):
     said = sorted(signs.said.values())
     for step, sentence in said:
         print(f"step {step:,}: {sentence}")
+    if (level := signs.below_random_play()) is not None:
+        print(f"the last returns are below random play ({level:.3g})")
     if not said:
         but = "" if signs.has_ended else ", but no episode has ended, so there is no score"
         print(f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}, no sign of "
               f"trouble{but}.")
     page = Path(folder, "diagnosis.html")
-    page.write_text(draw(Path(folder).name, entries, said))
+    page.write_text(draw(Path(folder).name, entries, said, signs.random_play))
     print(f"curves: {page}")
     return signs
 
 
-def draw(name, entries, said):
-    """The page: a curve for each metric, and a line at each sentence."""
+def draw(name, entries, said, random_play=None):
+    """The page: a curve for each metric, a line at each sentence, and one at the return of random play."""
     import html
 
     import plotly.graph_objects as go
@@ -489,6 +534,9 @@ def draw(name, entries, said):
         x, y = zip(*points, strict=True)
         figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=metric), row=i // 3 + 1,
                          col=i % 3 + 1)
+        if metric == "environment/episode_return" and random_play is not None:
+            figure.add_hline(y=random_play, line={"dash": "dash", "color": "#fabe3c"}, row=i // 3 + 1, col=i % 3 + 1,
+                             annotation_text="random play")
         for step, sentence in said:
             figure.add_vline(x=step, line={"dash": "dot", "color": "#e25454"}, row=i // 3 + 1,
                              col=i % 3 + 1, name=sentence)

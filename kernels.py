@@ -1107,12 +1107,12 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
 
 # Settings that may change between updates are one array, which a captured CUDA graph reads.
 LOSS_SETTINGS = ("advantage_mean", "advantage_scale", "row_scale", "clip_coef", "vf_coef",
-                 "vf_clip_coef", "ent_coef")
+                 "vf_clip_coef", "ent_coef", "advantage_floor")
 LOSS_SUMS = ("policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac",
              "importance", "return", "return_squared", "residual", "residual_squared", "valid")
 SUMS = len(LOSS_SUMS)
 (ADVANTAGE_MEAN, ADVANTAGE_SCALE, ROW_SCALE, CLIP_COEF, VF_COEF, VF_CLIP_COEF,
- ENT_COEF) = range(len(LOSS_SETTINGS))
+ ENT_COEF, ADVANTAGE_FLOOR) = range(len(LOSS_SETTINGS))
 (POLICY_LOSS, VALUE_LOSS, ENTROPY, OLD_APPROX_KL, APPROX_KL, CLIPFRAC, IMPORTANCE, RETURN,
  RETURN_SQUARED, RESIDUAL, RESIDUAL_SQUARED, VALID) = range(SUMS)
 
@@ -1184,13 +1184,16 @@ def _normalisation(begin, end, moments, settings):
         mean = moments[1] / count
         variance = moments[2] / count - mean * mean
         std = math.sqrt(0.0 if variance < 0.0 else variance)
+        floor = settings[ADVANTAGE_FLOOR]
+        std = floor if std < floor else std  # NaN stays NaN
         settings[0], settings[1], settings[2] = mean, 1.0 / (std + 1e-8), 1.0 / count
 
 
 def normalisation(moments, settings):
-    """Write mean, 1/(std + 1e-8) and 1/count of advantage_moments into settings.
+    """Write what normalises advantages into settings.
 
-    They are the first three of settings (LOSS_SETTINGS,).
+    moments: advantage_moments' (count, sum, squares). The first three of settings (LOSS_SETTINGS,)
+    become the mean, 1/(max(std, advantage_floor) + 1e-8) and 1/count.
     """
     run(_normalisation, 1, 1, check_array("normalisation", "moments", moments, (3,), np.float64),
         check_array("normalisation", "settings", settings, (len(LOSS_SETTINGS),)))

@@ -396,6 +396,8 @@ class Dashboard:
             reached = "solved" if least is not None and value >= least else "not solved yet"
             how = "" if least is None else f": {reached} ({figure(least)} counts as solved)"
             yield f"{metric or 'score':12} {figure(value)} {episodes}{how}"
+            if (level := trainer.signs.below_random_play()) is not None:
+                yield f"{'':12} below random play ({figure(level)})"
         elif not trainer.signs.has_ended:
             steps = trainer.global_step // trainer.signs.agents
             yield f"score        none: no episode has ended in {steps:,} steps of each agent"

@@ -88,6 +88,8 @@ class Args:
     """How far a value may leave its old one in an update."""
     ent_coef: float = 0.003
     """Weight of the entropy bonus."""
+    advantage_floor: float = 0.0
+    """Advantages are divided by their standard deviation in the minibatch, or by this if it is less."""
     target_kl: float | None = None
     """Adapt the learning rate each epoch so that the policy moves by this KL divergence (try 0.01);
     None leaves the rate to the cosine."""
@@ -297,7 +299,7 @@ def ppo_loss(args, policy, y, v, batch, weights):
     log_ratio = torch.where(alive, logprob - batch.logprobs, 0.0).clamp(-20, 20)
     ratio = log_ratio.exp()
     seen = batch.advantages[alive]
-    a = weights * (batch.advantages - seen.mean()) / (seen.std(correction=0) + 1e-8)
+    a = weights * (batch.advantages - seen.mean()) / (seen.std(correction=0).clamp(min=args.advantage_floor) + 1e-8)
     pg = torch.maximum(-a * ratio, -a * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef))
     returns = batch.advantages + batch.values
     clipped = batch.values + (v - batch.values).clamp(-args.vf_clip_coef, args.vf_clip_coef)

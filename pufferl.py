@@ -970,8 +970,8 @@ def schedule(config, step):
 # graphs of a GPU have these
 CAPTURED = ("gamma", "gae_lambda", "vtrace_rho_clip", "vtrace_c_clip", "prio_alpha", "reward_clip")
 MOVING = ("total_timesteps", "learning_rate", "anneal_lr", "min_lr_ratio", "target_kl", "clip_coef", "vf_coef",
-          "vf_clip_coef", "ent_coef", "anneal_ent_coef", "bonus_coef", *CAPTURED, "prio_beta0", "state", "log_interval",
-          "checkpoint_interval")
+          "vf_clip_coef", "ent_coef", "advantage_floor", "anneal_ent_coef", "bonus_coef", *CAPTURED,
+          "prio_beta0", "state", "log_interval", "checkpoint_interval")
 
 
 class Settings(dict):

@@ -537,19 +537,21 @@ def advantage_moments(T=9, N=5, M=12):
     return Call("advantage_moments", [], compare, advantages=advantages, valid=valid, index=index)
 
 
-def normalisation(N=5):
+def normalisation(N=5, floor=0.0):
     x = 3 * torch.randn(N, generator=generator(N), dtype=torch.float64) + 100
     moments = torch.stack([x.new_tensor(N), x.sum(), x.square().sum()])
 
     def compare(settings):
         yield "mean", settings[0], x.mean(), 1e-7
         yield "1/count", settings[2], 1 / N, 1e-7
-        if N > 1:
-            yield "1/scale", 1 / settings[1].double(), x.std(correction=0), 1e-7
-        yield "others", settings[3:], torch.full((4,), 7.0), 0
+        if N > 1 or floor:
+            yield "1/scale", 1 / settings[1].double(), x.std(correction=0).clamp(min=floor), 1e-7
+        yield "others", settings[3:], others, 0
 
-    return Call("normalisation", ["settings"], compare, moments=moments,
-                settings=torch.full((len(kernels.LOSS_SETTINGS),), 7.0))
+    settings = torch.full((len(kernels.LOSS_SETTINGS),), 7.0)
+    settings[kernels.ADVANTAGE_FLOOR] = floor
+    others = settings[3:].clone()
+    return Call("normalisation", ["settings"], compare, moments=moments, settings=settings)
 
 
 def gradient_norm(n=9):
@@ -645,9 +647,10 @@ TABLE = {
     mingru_scan: [*SCANS, {"T": 4, "M": 3, "H": 5, "scale": 1e4}],
     mingru_scan_grad: SCANS,
     ppo_loss: [*(kind | KIND for kind in KINDS for KIND in (*WHOLE, *DRAWN)),
-               *(kind | EQUAL for kind in KINDS)],
+               *(kind | EQUAL for kind in KINDS),
+               *(kind | {"coefficients": {"advantage_floor": 3.0}} for kind in KINDS)],
     advantage_moments: [{"N": N} for N in (1, 3, 17, 257)],
-    normalisation: [{"N": N} for N in (1, 3, 257)],
+    normalisation: [{"N": N, "floor": floor} for N in (1, 3, 257) for floor in (0.0, 0.5, 50.0)],
     gradient_norm: [{"n": n} for n in (1, 3, 4095, 4096, 4097, 100_001)],
     add_bias_gradients: [{"n": n, "columns": columns, "dtype": dtype, "add": n % 2 == 0}
                          for n, columns in ((1, 1), (5, 3), (1000, 64), (7, 192), (70, 300), (5000, 33))

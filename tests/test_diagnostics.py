@@ -94,6 +94,8 @@ FAILURES = {
     "rate_too_high": {"learning_rate": 0.3, "replay_ratio": 4, "clip_coef": 10, "max_grad_norm": 100, "ent_coef": 0.3,
                       "epochs": 90},
     "entropy_gone": {"world": {"reward": 0.0}, "metrics": {"losses__entropy": lambda n: 1.0 / n**2}},
+    "settled_at_random": {"metrics": {"losses__entropy": lambda n: 1.1 if n < 9 else 0.5,
+                                      "environment__episode_return": lambda n: 1.0 + n % 2 / 10}},
     "score_lost": {"metrics": {"environment__episode_return": lambda n: 9.0 + n % 2 if 3 < n < 12 else n % 2,
                                "environment__score": lambda n: float(3 < n < 12)}},
     "value_dwarfs": {"world": {"reward": 1000.0}, "vf_clip_coef": math.inf},
@@ -183,6 +185,29 @@ def test_a_lost_score_was_there_for_long_and_is_gone(returns, expected):
 ])
 def test_a_return_that_fell(returns, expected):
     assert ("return_fell" in entries(environment__episode_return=returns)) == expected
+
+
+@pytest.mark.parametrize(("returns", "entropy", "settled", "level"), [
+    (lambda n: -0.36 - 0.04 * (n > 8) + 0.01 * (n % 2), 0.5, True, -0.358),  # the box that is pushed nowhere
+    (lambda n: -0.36 + 0.01 * (n % 2), 0.5, True, None), (lambda n: -0.36 + 0.01 * (n % 2), 0.8, False, None),
+    (lambda n: -0.36 + 0.01 * n, 0.2, False, None),  # it learns
+    (lambda n: -0.36 + (n > 30), 0.5, True, None),  # said before it learns
+    (lambda n: 0.0, 0.2, False, None),  # two players: what one wins the other loses
+])
+def test_a_policy_that_settles_where_random_play_is(returns, entropy, settled, level):
+    signs = diagnostics.Signs({**SETTINGS, "total_timesteps": 40 * 256}, AGENTS)
+    for n in range(40):
+        signs.see(256 * (n + 1), {"environment/episode_return": returns(n), "environment/n": 30.0,
+                                  "losses/entropy": 1.4 if n < 5 else 1.4 * entropy - 0.1})
+    assert ("settled_at_random" in names_of(signs)) == settled
+    assert signs.below_random_play() == (None if level is None else pytest.approx(level, abs=0.01))
+
+
+def test_random_play_is_that_of_a_run_from_its_begin():
+    for first, count, expected in ((256, 100.0, 0.5), (256 * 30, 100.0, None), (256, 20.0, None)):
+        signs = diagnostics.Signs({**SETTINGS, "total_timesteps": 40 * 256}, AGENTS)
+        signs.see(first, {"environment/episode_return": 0.5, "environment/n": count, "losses/entropy": 1.0})
+        assert signs.random_play == expected
 
 
 def test_a_resumed_run_has_no_untrained_returns_and_counts_its_own_steps():
