@@ -137,7 +137,6 @@ def decide(train, facts):
     why = None if not adapts or not c["norm_reward"] else f"{'discrete' if scaled else 'continuous'} actions"
     choose("advantage_floor", lambda: (1.0 if scaled else 0.0, why))
     choose("vf_coef", lambda: (0.2 if scaled else 2.0, why))
-    choose("anneal_ent_coef", lambda: (scaled, why))  # beside a floor the bonus of small advantages grows
     return chosen
 
 

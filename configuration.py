@@ -188,7 +188,7 @@ class Train:
     """Advantages are divided by their deviation in the minibatch, or by this if it is less: else a minibatch without a
     reward has the errors of the value in place of a success. auto: 1, a deviation of the return, with norm_reward and
     discrete actions, if learning_rate is auto, else 0."""
-    anneal_ent_coef: bool | Auto = "auto"
+    anneal_ent_coef: bool = False
     """Let ent_coef fall to zero linearly over the training."""
     max_grad_norm: float = 1.5
     """Global gradient norm above which gradients are scaled down."""

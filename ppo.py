@@ -88,8 +88,6 @@ class Args:
     """How far a value may leave its old one in an update."""
     ent_coef: float = 0.003
     """Weight of the entropy bonus."""
-    anneal_ent_coef: bool = False
-    """Let ent_coef fall to zero linearly."""
     advantage_floor: float = 0.0
     """Advantages are divided by their standard deviation in the minibatch, or by this if it is less."""
     target_kl: float | None = None
@@ -293,7 +291,7 @@ def log_slope(policy, u):
     return (policy.squash[2] + of_tanh * (policy.squash[1] > 0)).sum(-1)
 
 
-def ppo_loss(args, policy, y, v, batch, weights, ent_coef):
+def ppo_loss(args, policy, y, v, batch, weights):
     """(loss, ratios (T, M), statistics): the clipped policy and value losses (Schulman et al. 2017)
     and the entropy bonus, over the valid steps of M segments."""
     alive = batch.valid != 0
@@ -311,7 +309,7 @@ def ppo_loss(args, policy, y, v, batch, weights, ent_coef):
     clipfrac = ((ratio - 1).abs() > args.clip_coef)[alive].float().mean()
     losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
               "approx_kl": kl, "clipfrac": clipfrac}
-    return policy_loss + args.vf_coef * value_loss - ent_coef * entropy, ratio.detach(), losses
+    return policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy, ratio.detach(), losses
 
 
 NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
@@ -362,7 +360,6 @@ def learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, pro
     index, weights = torch.zeros(M, dtype=torch.int64), torch.zeros(M)
     scratch = torch.zeros(N, dtype=torch.float64)
     beta = args.prio_beta0 + (1 - args.prio_beta0) * progress
-    ent_coef = args.ent_coef * (1 - progress if args.anneal_ent_coef else 1)
     means, steps = {}, 0
     for minibatch in range(count):
         # Each minibatch computes all advantages anew, with the newest values and ratios. Segments
@@ -381,7 +378,7 @@ def learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, pro
             action_masks=None if storage.action_masks is None else storage.action_masks[:T, index])
         y, v, _ = policy(storage.observations[:T, index], data.state[:, index],
                          storage.resets[:T, index], batch.valid)
-        loss, ratios[:, index], losses = ppo_loss(args, policy, y, v, batch, weights, ent_coef)
+        loss, ratios[:, index], losses = ppo_loss(args, policy, y, v, batch, weights)
         loss.backward()
         losses["grad_norm"] = muon(args, policy, momenta, learning_rate)
         data.values[:T, index] = torch.where(batch.valid != 0, v.detach(), batch.values)

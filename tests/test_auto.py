@@ -33,8 +33,7 @@ BROUGHT = f"{ROOT}/tests/user_envs.py"
 CART, CATCH = f"{BROUGHT}:cartpole", f"{BROUGHT}:Catch"
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 AUTOS = {"horizon", "replay_ratio", "minibatch_size", "learning_rate", "target_kl", "gamma",
-         "ent_coef", "prio_alpha", "norm_obs", "norm_reward", "vf_coef", "advantage_floor",
-         "anneal_ent_coef"}
+         "ent_coef", "prio_alpha", "norm_obs", "norm_reward", "vf_coef", "advantage_floor"}
 
 
 def box(low, high, shape, dtype):
@@ -119,10 +118,7 @@ def test_the_shipped_settings_are_what_they_were(monkeypatch):
     for name in names:
         args = pufferl.load_config(name)
         automatic = {key for key in AUTOS if args["train"][key] == "auto"}
-        assert automatic <= {"target_kl", "advantage_floor", "anneal_ent_coef"}, name
-        assert args["policy"]["name"] != "auto", name
-        if args["train"]["anneal_ent_coef"] == "auto" and args["train"]["learning_rate"] != "auto":
-            args["train"]["anneal_ent_coef"] = False  # what `decide` chooses beside a learning rate
+        assert automatic <= {"target_kl", "advantage_floor"} and args["policy"]["name"] != "auto", name
         for section, values in shipped.get(name, {}).items():
             assert args[section] == {**args[section], **values}, name
         if name in shipped:
@@ -155,9 +151,8 @@ MACHINES = [  # facts, what is set -> what is chosen
         "target_kl": 0.02, "gamma": 0.99, "ent_coef": 0.0, "prio_alpha": 0.0, "advantage_floor": 0.0, "vf_coef": 2.0}),
     ((1024, 20_000_000, True, [BOX], True), {}, {
         "horizon": 64, "replay_ratio": 2.0, "minibatch_size": 8192, "learning_rate": 0.02,
-        "target_kl": 0.01, "advantage_floor": 1.0, "vf_coef": 0.2, "anneal_ent_coef": True}),
-    ((64, 300_000, True, [BOX]), {"norm_reward": False},
-     {"advantage_floor": 0.0, "vf_coef": 2.0, "anneal_ent_coef": False}),
+        "target_kl": 0.01, "advantage_floor": 1.0, "vf_coef": 0.2}),
+    ((64, 300_000, True, [BOX]), {"norm_reward": False}, {"advantage_floor": 0.0, "vf_coef": 2.0}),
     ((1, 64, True, []), {"replay_ratio": 1.0}, {"horizon": 32, "minibatch_size": 32}),
     ((1000, 1_000_000, True, [BOX]), {}, {"horizon": 16}), ((256, 60, True, [BOX]), {},
                                                            {"horizon": 32}),
