@@ -161,7 +161,7 @@ def decide(train, facts):
     choose("prio_alpha", lambda: (0.4, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
     choose("norm_obs", lambda: wants_normalising(facts))
     choose("norm_reward", lambda: (True, "so that values are near 1 whatever an environment pays"))
-    scaled = adapts and c["norm_reward"] and facts.discrete
+    scaled = adapts and c["norm_reward"] is True and facts.discrete
     why = None if not adapts or not c["norm_reward"] else f"{'discrete' if scaled else 'continuous'} actions"
     choose("advantage_floor", lambda: (1.0 if scaled else 0.0, why))
     choose("vf_coef", lambda: (0.2 if scaled else 2.0, why))
