@@ -11,8 +11,9 @@ advantage, priorities, gather, MinGRU, loss, optimizer (optim.py). A kernel has 
                 a CPU computes them for many agents or steps at once: `_choose_rows`, `_head_rows`
     _*_lanes    the driver: a numba loop without the GIL over a range of lanes (agents, segments
                 or steps). The contiguous axis is innermost, so that the loop vectorises. A driver
-                gets all arrays as arguments; one that allocates fails with "NRT required but not
-                enabled". A GPU runs it too, unless the kernel has one of the next two parts
+                gets all arrays as arguments; one that allocates fails with
+                "NRT required but not enabled". A GPU runs it too, unless the kernel has one of the
+                next two parts
     _*_cuda     the driver for a GPU: one lane per thread, neighbouring lanes contiguous in memory
     kernels.cu  the kernel in C++ for a GPU; fast/cuda_cpp.py translates the cells that it names
     function    the public name. It checks shapes and types, then runs the driver for the tensors'

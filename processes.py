@@ -20,8 +20,6 @@ import threading
 import time
 from pathlib import Path
 
-from errors import ConfigError
-
 # --------------------------------------------------------------------------------------------------
 # Nothing is left behind, nothing is half written
 
@@ -127,6 +125,8 @@ def available_memory():
 def check_count(name, count, most, why):
     """ConfigError if a setting asks for more than `most`, or for less than one."""
     if count is not None and not 1 <= count <= most:
+        from errors import ConfigError  # not above: `guarded` runs this file where no other is found
+
         raise ConfigError(f"{name} = {count}: {why}; the most is {most}." if count > 0 else
                          f"{name} = {count}: must be above 0.")
 
@@ -203,7 +203,8 @@ def progress():
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + 0.5
-            text = text[: os.get_terminal_size(sys.stderr.fileno()).columns - 1]
+            with contextlib.suppress(OSError, ValueError):  # stderr has no file
+                text = text[: os.get_terminal_size(sys.stderr.fileno()).columns - 1]
             print(f"\r{text}", end="\033[K", file=sys.stderr, flush=True)
 
     try:

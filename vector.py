@@ -132,6 +132,7 @@ class Vector:
         storage [None until `allocate`]: the arrays that `new_storage` makes
         device [None]: the torch.device that the environments' own tensors lie on; see Tensors
         in_graphs [False]: whether a CUDA graph can step them; see OnGpu
+        library [absent]: the ocean.Library of environments in C
         can_step_in_kernels [False]: see Native; if it is True `addresses` and `finish` are duties too
     and these methods:
         allocate(horizon): set `storage` to what new_storage(horizon, zeros) makes for so many steps, `restart`, `begin`

@@ -429,7 +429,7 @@ def test_an_error_in_an_environment_is_shown_by_its_own_lines(tmp_path, backend,
                       *(["--env.where", where] if where != "import" else [])])
     text = str(error.value)
     assert text.startswith("pufferl.py: ")
-    assert ("(environment 0 of " in text) == ("step" in where or where == "shape")
+    assert ("(environment 0)" in text) == ("step" in where or where == "shape")
     assert ("wrong.py" in text) == (where != "shape")
     assert ("vec." in text) == ("full" in where)  # what to lower
     if where == "shape":

@@ -262,10 +262,12 @@ def test_an_episode_that_is_not_logged_has_ended():
 
         def reset(self, seed=None):
             self.steps = 0
+            self.observations[:] = 0
             return self.observations, []
 
         def step(self, actions):
             self.steps += 1
+            self.observations[:] = 0
             self.rewards[:], self.terminals[:] = 1, self.steps % 5 == 3
             return self.observations, self.rewards, self.terminals, self.truncations, []
 

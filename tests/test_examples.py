@@ -261,8 +261,7 @@ def test_fronts_of_several_sweeps(example, tmp_path, monkeypatch):
                    {"asked": asked, "options": [], "space": FAKE_SPACE})
         tuner = Random(search_space=FAKE_SPACE)
         for number, (score, cost) in enumerate([(0.2, 1.0), (0.1, 2.0), (0.6, 4.0)]):
-            claim = ledger.claim(settings=tuner.suggest())
-            ledger.finish(claim, record(number, factor * score, cost, **claim["settings"]))
+            ledger.finish(record(number, factor * score, cost, **tuner.suggest()))
     monkeypatch.setattr(sys, "argv", ["compare_sweeps.py", "a", "b"])
     names = example("compare_sweeps")
     assert Path("fronts.html").exists()

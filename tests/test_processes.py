@@ -174,6 +174,7 @@ def test_a_process_that_ignores_ctrl_c_continues_to():
 
 
 def test_a_second_signal_leaves_at_once():
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup's would stay ignored
     with processes.Interrupts() as interrupts:
         for number in (signal.SIGHUP, signal.SIGHUP):  # as of a terminal that closes
             os.kill(os.getpid(), number)

@@ -153,10 +153,12 @@ class Inner(emulation.PufferEnv):
         self.left = self.LENGTHS.copy()
 
     def reset(self, seed=None):
+        self.observations[:] = 0
         return self.observations, []
 
     def step(self, actions):
         self.left -= 1
+        self.observations[:] = 0
         self.terminals[:] = self.left == 0
         self.rewards[:] = np.where(self.terminals, np.arange(self.num_agents), 0)
         infos = [{"score": float(i), "n": 1} for i in np.flatnonzero(self.terminals)]

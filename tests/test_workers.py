@@ -277,7 +277,7 @@ def test_an_error_of_this_process_names_its_environment():
     assert raised.value.__notes__ == ["(environment 2)"]
     text, own = user_traceback(raised.value)
     assert own and text.count("  File ") == 2 and "in step" in text
-    assert text.endswith("(environment 2)\n")
+    assert text.endswith("\n(environment 2)")
     with pytest.raises(ValueError, match=r"environment 1 .*environment 0"):
         fails(lambda trouble: Steps(observation_space=spaces.Box(0, 9, trouble or (2, 3))), (1, 3),
               Serial, number=2)

@@ -83,6 +83,8 @@ def flat_policy(policy, env):
     high = np.where(high > action.high, np.nextafter(high, np.float32(-np.inf)), high)
     limits = np.float32([*action.starts, *low, *high])
     bounded = bool(action.starts.any() or np.isfinite([*low, *high]).any())
+    if (limits[: len(heads)] != action.starts).any():
+        raise ConfigError(f"An action of {action.space} is no float32. Take --export.onnx.")
     magic = np.frombuffer(b"PUFR", "<f4")[0]
     sizes = [TYPES.index(dtype), policy.encoder.in_features, policy.hidden_size, policy.num_layers,
              len(heads), dims]
