@@ -165,12 +165,12 @@ def squash(policy, space):
     scale. Returns the policy. Raises NetworkError for discrete actions, or if no number would change.
     """
     if not isinstance(space, gymnasium.spaces.Box):
-        raise NetworkError(f"the actions are not a Box, but {space}. Take --policy.squash none.")
+        raise NetworkError(f"policy.squash = tanh: the actions are not a Box, but {space}. Take none.")
     low, high = map(torch.from_numpy, action_bounds(space))
     half, start = (high - low) / 2, torch.zeros_like(low).clamp(low, high)
     is_bounded = half.isfinite() & (half > 0)
     if not is_bounded.any() and not start.any():
-        raise NetworkError(f"no number of {space} has two finite bounds. Take --policy.squash none.")
+        raise NetworkError(f"policy.squash = tanh: no number of {space} has two finite bounds. Take none.")
     scale = torch.where(is_bounded, half, start.abs().clamp(min=1.0))
     bounds = torch.stack([torch.where(is_bounded, low + half, start),
                           torch.where(is_bounded, half, -scale), scale.log()]).float()

@@ -161,7 +161,7 @@ def test_a_file_that_is_imported_by_the_name_of_ours_is_refused(code, file, tmp_
     (tmp_path / "ocean/__init__.py").touch()
     (tmp_path / "script.py").write_text(code)
     last = run_python(tmp_path / "script.py", fails=True)
-    assert last.startswith("ImportError")
+    assert last.startswith("errors.ConfigError")
     assert str(tmp_path / file) in last and str(ROOT / file) in last
 
 

@@ -429,7 +429,7 @@ def fields(space):
     (lambda: models.Board(seen(spaces.Box(0, 1, (3, 6, 7), np.uint8), BOX)), "Board"),
     (lambda: models.Normalized(fields(spaces.Dict({"a": DISCRETE})), None), "norm_obs")])
 def test_spaces_that_a_network_cannot_read_are_named(make, word):
-    with pytest.raises(TypeError, match=word):
+    with pytest.raises(NetworkError, match=word):
         make()
 
 
@@ -597,7 +597,7 @@ FAULTS = [*[(name, lambda env, f=function: Returns(env, f), "Returns") for name,
 def test_a_network_with_a_fault_is_named_in_a_line(network, word):
     with pytest.raises((ConfigError, NetworkError), match=word) as error:
         make_trainer(policy=network).evaluate()
-    assert error_text(error.value) == str(error.value)
+    assert error_text(error.value).startswith(str(error.value))
 
 
 @pytest.mark.parametrize("normalize", ["false", "true"])

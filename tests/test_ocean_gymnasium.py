@@ -71,7 +71,7 @@ def test_settings_are_keywords():
             make("puffer/Target-v0")
     with pytest.raises(ValueError, match="goal"):
         ocean.gymnasium.parallel_env("target", goal=4)
-    with pytest.raises(TypeError, match="frameskip"):
+    with pytest.raises(ValueError, match="frameskip"):
         gymnasium.make("puffer/Breakout-v0", frameskip=4.5)
     env = gymnasium.make("puffer/Target-v0", num_agents=1)
     env.reset(seed=0)

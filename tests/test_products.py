@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 from arena import threads
+from errors import ConfigError
 from fast import products
 
 assert products.find_problem() is None
@@ -297,7 +298,7 @@ def test_many_rows_take_a_bounded_number_of_lanes(monkeypatch):
 
 def test_no_rows_wrong_sizes_and_no_compiler(monkeypatch):
     def fails(*_):
-        raise RuntimeError("no compiler\nat all")
+        raise ConfigError("no compiler\nat all")
 
     of_weight, of_bias = products.gradients(torch.ones(0, 3), torch.ones(0, 2))
     assert not of_weight.any() and not of_bias.any() and of_weight.shape == (3, 2)

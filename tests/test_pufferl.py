@@ -22,7 +22,7 @@ import models
 import ppo
 import pufferl
 import runs
-from errors import ConfigError, error_text
+from errors import ConfigError, NetworkError, error_text
 from tools import watch
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -113,9 +113,8 @@ def test_settings_that_changed_count_after_a_resume(tmp_path, optimizer):
 @pytest.mark.usefixtures("quick")
 def test_resume_auto_is_the_latest_run_or_a_new_one(tmp_path, capsys):
     options = ["--resume", "auto", "--data-dir", str(tmp_path)]
-    assert pufferl.named_run("squared", options)[-2:] == ["--resume", "None"]
-    assert pufferl.load_config("squared", pufferl.named_run("squared", options))["resume"] is None
-    assert pufferl.named_run("squared", ["--resume", "auto", "--data-dir", "none"])[-1] == "None"
+    for folder in (str(tmp_path), "none"):
+        assert pufferl.load_config("squared", ["--resume", "auto", "--data-dir", folder])["resume"] is None
     for start in range(2):
         pufferl.main(["train", "squared", *options, *SMALL, "--env.num-envs", "64", "--train.total-timesteps",
                       str(1024 * (start + 1))])
@@ -131,8 +130,8 @@ def test_a_run_of_an_ini_file_is_found_by_that_files_name(tmp_path):
     (run / "config.json").write_text(json.dumps({"config_name": "drone_race", "env_name": "drone"}))
     options = ["--data-dir", str(tmp_path)]
     assert pufferl.load_config("drone_race", ["--resume", "latest", *options])["resume"] == "latest"
-    assert pufferl.named_run("drone_race", ["--resume", "auto", *options])[-1] == str(run)
-    assert pufferl.named_run("drone", ["--resume", "auto", *options])[-1] == "None"
+    assert pufferl.load_config("drone_race", ["--resume", "auto", *options])["resume"] == str(run)
+    assert pufferl.load_config("drone", ["--resume", "auto", *options])["resume"] is None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -647,7 +646,7 @@ def test_continuous_actions_begin_with_the_deviation_that_is_set(options):
     ("cartpole", "--policy.name=board", "Board"), ("cartpole", "--policy.name=impala", "Impala"),
     ("cartpole", "--policy.squash=tanh", "squash")])
 def test_a_network_that_cannot_be_made_is_refused(name, option, word):
-    with pytest.raises(ConfigError, match=word), loaded(name, option):
+    with pytest.raises((ConfigError, NetworkError), match=word), loaded(name, option):
         pass
 
 
@@ -699,7 +698,7 @@ def box(low, high):
 @pytest.mark.parametrize("space", [box([-np.inf, -np.inf], [1, np.inf]), gymnasium.spaces.Discrete(3), box([0], [0])])
 def test_a_tanh_wants_a_number_with_finite_bounds(space):
     env = mock.Mock(single_observation_space=box([-1], [1]), single_action_space=space)
-    with pytest.raises(TypeError):
+    with pytest.raises(NetworkError):
         models.squash(models.FeedForward(env), space)
     with pytest.raises(SystemExit, match="--squash"):
         ppo.squash_rows(space)
