@@ -27,7 +27,8 @@ class Fake:
         self.engine = SimpleNamespace(name="compiled")
         self.buffers = SimpleNamespace(usage=dict)
         self.statistics = SimpleNamespace(stages={"environment": 1.0, "learn": 3.0})
-        self.signs = SimpleNamespace(said={"kl": (5, "Updates are too large.")}, has_ended=True)
+        self.signs = SimpleNamespace(said={"kl": (5, "Updates are too large.")}, has_ended=True,
+                                     below_random_play=lambda: None)
         self.policy = SimpleNamespace(parameters=list)
         self.run_folder = None
 
@@ -138,6 +139,9 @@ def test_the_end_tells_how_far_it_is_from_solved_and_what_to_type(tmp_path):
     assert score[:2] == ["score", "0.9"] and "12" in score and "not" in score and "(0.95" in score
     assert sign[:3] == ["sign", "step", "5:"] and checkpoint == ["checkpoint", "model.pt"]
     assert "--resume" in resume, "it was stopped"
+    trainer.signs.below_random_play = lambda: 0.91
+    assert lines()[2] == ["below", "random", "play", "(0.91)"]
+    trainer.signs.below_random_play = lambda: None
     trainer.environment, trainer.epoch = {"score": 0.96, "n": 1.0}, trainer.total_epochs
     score, *_, watch, tune, own = lines()[1:]
     assert "1 episode: solved" in " ".join(score) and "(0.95" in score
