@@ -636,6 +636,7 @@ def browser():
 
 def test_the_page_in_a_browser(server):
     _, port = server
+    order(port, pause=False)  # the tests before share this server
     with browser() as page:
         requests, problems = [], []
         page.on("request", lambda request: requests.append(request.url))
