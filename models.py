@@ -1391,6 +1391,8 @@ def _note_shapes(policy, form, observations):
     """Add the network's input to an error about shapes."""
     try:
         yield
+    except NetworkError:  # says so itself
+        raise
     except (RuntimeError, IndexError, ValueError) as error:
         if any(word in str(error) for word in ("shape", "size", "dimension", "dim ")):
             error.add_note(
