@@ -185,66 +185,53 @@ CELL void mingru_scan_grad_lane(i64 T, i64 M, i64 N, i64 H, Real *hgp, const Rea
 // Return whether a thread has one channel; kernels._launch_scan counts threads in the same way.
 CELL bool one_channel(i64 M, i64 H) { return H % 2 || M * H < MIN_CHANNELS_FOR_PAIRS; }
 
+// Run a scan's lane with one or two channels a thread.
+template <class... Arrays>
+CELL void mingru_scan_lanes(i64 T, i64 M, i64 N, i64 H, Arrays... arrays) {
+    if (one_channel(M, H)) mingru_scan_lane<1>(T, M, N, H, arrays...);
+    else mingru_scan_lane<2>(T, M, N, H, arrays...);
+}
+template <class... Arrays>
+CELL void mingru_scan_grad_lanes(i64 T, i64 M, i64 N, i64 H, Arrays... arrays) {
+    if (one_channel(M, H)) mingru_scan_grad_lane<1>(T, M, N, H, arrays...);
+    else mingru_scan_grad_lane<2>(T, M, N, H, arrays...);
+}
+
 // Gates, inputs and outputs are float32, bfloat16, or bfloat16 with a float32 output (last layer).
 
 extern "C" __global__ void mingru_scan(i64 T, i64 M, i64 N, i64 H, const float *hgp, const float *x,
                                        float *states, const u8 *resets, const u8 *valid,
                                        const i64 *index, i64 start, const float *initial,
                                        bool drawn, float *out) {
-    if (one_channel(M, H))
-        mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn,
-                            out);
-    else
-        mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn,
-                            out);
+    mingru_scan_lanes(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
 }
 
 extern "C" __global__ void mingru_scan_half(i64 T, i64 M, i64 N, i64 H, const u16 *hgp,
                                             const u16 *x, float *states, const u8 *resets,
                                             const u8 *valid, const i64 *index, i64 start,
                                             const float *initial, bool drawn, u16 *out) {
-    if (one_channel(M, H))
-        mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn,
-                            out);
-    else
-        mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn,
-                            out);
+    mingru_scan_lanes(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
 }
 
 extern "C" __global__ void mingru_scan_half_last(i64 T, i64 M, i64 N, i64 H, const u16 *hgp,
                                                  const u16 *x, float *states, const u8 *resets,
                                                  const u8 *valid, const i64 *index, i64 start,
                                                  const float *initial, bool drawn, float *out) {
-    if (one_channel(M, H))
-        mingru_scan_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn,
-                            out);
-    else
-        mingru_scan_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn,
-                            out);
+    mingru_scan_lanes(T, M, N, H, hgp, x, states, resets, valid, index, start, initial, drawn, out);
 }
 
 extern "C" __global__ void mingru_scan_grad(i64 T, i64 M, i64 N, i64 H, float *hgp, const float *x,
                                             const float *states, const u8 *resets, const u8 *valid,
                                             const i64 *index, i64 start, float *grad_out,
                                             float *sums) {
-    if (one_channel(M, H))
-        mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out,
-                                 sums);
-    else
-        mingru_scan_grad_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out,
-                                 sums);
+    mingru_scan_grad_lanes(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
 }
 
 extern "C" __global__ void mingru_scan_grad_half(i64 T, i64 M, i64 N, i64 H, u16 *hgp, const u16 *x,
                                                  const float *states, const u8 *resets,
                                                  const u8 *valid, const i64 *index, i64 start,
                                                  u16 *grad_out, float *sums) {
-    if (one_channel(M, H))
-        mingru_scan_grad_lane<1>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out,
-                                 sums);
-    else
-        mingru_scan_grad_lane<2>(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out,
-                                 sums);
+    mingru_scan_grad_lanes(T, M, N, H, hgp, x, states, resets, valid, index, start, grad_out, sums);
 }
 
 // -------------------------------------------------------------------------------------------------
