@@ -362,6 +362,7 @@ class RND(nn.Module):
         super().__init__()
         self.target = Encoded(env, hidden_size, boards=True, normalize=True).requires_grad_(False)
         self.encoder = Encoded(env, hidden_size, boards=True, normalize=True)
+        self.target.normalizer = self.encoder.normalizer
         self.head = nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.ReLU(),
                                   nn.Linear(hidden_size, hidden_size))
         self.to(device)
@@ -375,9 +376,8 @@ class RND(nn.Module):
 
     def update(self, observations, valid):
         """Return the novelty (B,) of observations (B, *observation), then learn the valid ones."""
-        for network in (self.target, self.encoder):
-            if network.normalizer is not None:
-                network.normalizer.merge([network.normalizer.moments(observations, valid)])
+        if (normalizer := self.encoder.normalizer) is not None:
+            normalizer.merge([normalizer.moments(observations, valid)])
         with torch.no_grad():
             novelty = torch.cat([self(chunk) for chunk in observations.split(self.CHUNK)])
         for chunk in filter(len, observations[valid != 0].split(self.CHUNK)):
@@ -1332,7 +1332,7 @@ def check_logits(policy, outputs, log_std, heads, dims):
 
 
 def are_probabilities(outputs, heads):
-    """Return whether outputs (..., A + 1) hold probabilities in the place of logits.
+    """Return whether outputs (..., A + 1) hold probabilities instead of logits.
 
     Those of each head are within 0 and 1, and add up to 1.
     """

@@ -162,11 +162,9 @@ class PuffeRL:
         self._layout = flat_spaces.FlatObservation(emulation.seen_space(vecenv.driver_env))
         self.reward_scale = models.RewardScale(self.num_agents, c["gamma"]) if c["norm_reward"] else None
         check_policy(policy, vecenv, c)
-        self.bonus = None
         self._allocate(*choose_engine(policy, vecenv, c), sum(agents[: self.ranks.rank]))
         self.statistics.best = runs.copies(policy.state_dict())
-        if c["bonus"] != "none":
-            self.bonus = self._make_bonus()
+        self.bonus = None if c["bonus"] == "none" else self._make_bonus()
 
     def _allocate(self, engine, reason, first_agent):
         """Make the engine, and all tensors that live as long as the trainer, in one arena (docs/design.md)."""
