@@ -298,7 +298,7 @@ OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch", "de
 OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None, "draw": "segments",
        "advantage_floor": 0.0}
 SIZES = {"batch_size": "horizon", "num_iterations": "total_timesteps"}  # may be given in their place
-FLAG = object()  # the text of an option that stands alone
+FLAG = object()  # the text of an option without a value
 
 # What a number must be, in words: the settings; None and auto are always allowed.
 BOUNDS = {
@@ -659,9 +659,10 @@ def policy_section(name):
 
 
 def resolve(env_name, argv=()):
-    """(schema, values, given): each section's dataclass, its settings, and the names that the command
-    line gives. A later source changes an earlier one: the dataclasses, config/default.ini, the
-    environment's .ini, the run that a base setting names, the command line."""
+    """(schema, values, given, maker): each section's dataclass, its settings, the names that the command
+    line gives, and what load_maker gave (None for "default"). A later source changes an earlier one: the
+    dataclasses, config/default.ini, the environment's .ini, the run that a base setting names, the command
+    line."""
     name, ini = find_config(env_name)
     maker = None if name == "default" else load_maker(name)
     schema = {"base": Base, "env": env_section(name, maker), **SECTIONS}
@@ -707,7 +708,7 @@ def resolve(env_name, argv=()):
     for found in (values, defaults):
         found["policy"] = dataclasses.asdict(network()) | {
             key: value for key, value in found["policy"].items() if key in types_of(network)}
-    return schema, {**values, "defaults": defaults}, set(given)
+    return schema, {**values, "env_name": name, "defaults": defaults}, set(given), maker
 
 
 def load_config(env_name, argv=()):
@@ -718,15 +719,13 @@ def load_config(env_name, argv=()):
     exist or has the wrong type; --help prints and exits.
     """
     wants_help = {"-h", "--help"} & {*argv}
-    schema, values, given = resolve(env_name, [word for word in argv if word not in ("-h", "--help")])
+    schema, values, given, maker = resolve(env_name, [word for word in argv if word not in ("-h", "--help")])
     if wants_help:
         show_help(env_name, schema, values)
-    name = find_config(env_name)[0]
-    maker = None if name == "default" else load_maker(name)
     train = values["train"]
     sizes = {key: train.pop(key) for key in SIZES if key in train}
     reasons = auto.choose_copies(maker, values["env"], values["vec"], train["total_timesteps"])
-    base, defaults = values.pop("base"), values.pop("defaults")
+    base, name, defaults = (values.pop(key) for key in ("base", "env_name", "defaults"))
     args = Section({"config_name": env_name, "env_name": name, **base, "auto": reasons, "defaults": defaults})
     args |= {section: Section(settings, section, args) for section, settings in values.items()}
     check_used(args, given)
@@ -829,7 +828,7 @@ def solved(env_name, path=None):
 
 
 def recurrent_layer(args):
-    """The rnn.name that "auto" stands for."""
+    """The rnn.name that "auto" means."""
     name = args["rnn"]["name"]
     return name if name != "auto" else "mingru" if args["policy"]["name"] in ("default", "auto") else "none"
 

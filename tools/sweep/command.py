@@ -139,7 +139,7 @@ def searched_settings(env_name, given, options=()):
         return given or {}
     import configuration
 
-    schema, _, names = configuration.resolve(env_name, options)
+    schema, _, names, _ = configuration.resolve(env_name, options)
     args = configuration.load_config(env_name, list(options))
     if given is None:
         given = {name.partition(".")[2]: dict(what) for name, what in args["sweep"].items() if name != "sweep"}
