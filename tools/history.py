@@ -226,7 +226,7 @@ def unsolved(run, rises):
 
 def remove(found, yes):
     """Remove runs' folders, each after a question unless `yes`. ConfigError, and nothing is
-    removed, if one of them is running."""
+    removed, if one of them is running or has other runs in it."""
     found = list({run.folder.resolve(): run for run in found}.values())
     for run in found:
         if run.folder.is_symlink():
@@ -234,6 +234,8 @@ def remove(found, yes):
         if is_running(run.folder):
             raise ConfigError(f"{run.folder}: this run is running. Stop it first (Ctrl-C "
                               "where it runs).")
+        if others := [path.parent.name for path in run.folder.glob("*/config.json")]:
+            raise ConfigError(f"{run.folder}: other runs are in it ({', '.join(others[:3])}). Name these.")
     for run in found:
         what = f"{run.folder}: {run.last.get('step', 0):,} steps, score {figure(run.score)}"
         if not yes:
