@@ -675,6 +675,9 @@ class GymnasiumVectorPufferEnv(Checked):
             returned = self.env.reset()
             self.check_first("reset", returned)
             self._mask_needed = "action_mask" in returned[1]
+            if not self._mask_needed and any(map(mask_method, getattr(self.env, "envs", ()))):
+                raise EnvError(f"{self.env}: the method action_masks() is called of single environments only. "
+                               "Give what makes one of them, and --vec.num-envs.")
         return self._mask_needed
 
     def views(self, rows, first):

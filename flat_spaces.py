@@ -451,6 +451,8 @@ def check_returned(env, call, returned, space, shape=()):
         elif name == "info":
             if not hasattr(value, "keys"):
                 raise EnvError(f"{what} must be a dict, got {describe(value)}; {{}} if it is empty.")
+            if "action_masks" in value:
+                raise EnvError(f'{what} has "action_masks". Name the mask "action_mask".')
         elif (array.shape != shape and (shape or name != "reward" or array.shape != (1,))
               ) or array.dtype.kind not in "biuf":
             expected = f"numbers of shape {shape}" if shape else "a number" if name == "reward" else "a bool"

@@ -499,7 +499,9 @@ def first_mask(info):
 @pytest.mark.parametrize(("creator", "name"), [
     (lambda: Nested(mask=np.ones(3, np.int8)), "entries"),
     (lambda: Around(gymnasium.make("Taxi-v4")), "6"),
+    (lambda: first_mask({"action_masks": np.ones(4)}), "action_mask"),
     (lambda: first_mask({"action_mask": np.array([0, -1e9, 0, 0])}), "-1000000000.0"),
+    (lambda: gymnasium.vector.SyncVectorEnv([Masked] * 2), "action_masks"),
     (at(1, info={"action_mask": np.ones(2)}), "reset")])
 def test_a_wrong_or_late_mask_is_an_error(creator, name):
     with pytest.raises(ValueError, match=name):
