@@ -68,6 +68,7 @@ import processes
 import tensors
 import workers
 from arena import default_stream, driver, run, threads
+from auto import plural
 from errors import ConfigError, EnvError, WorkerError
 from fast import cuda_cpp
 
@@ -1468,7 +1469,7 @@ def load_env(env_name, args):
             agents = emulation.slots(probe)
         num_envs, rest = divmod(total, agents)
         if rest or not num_envs:
-            raise ConfigError(f"vec.total_agents = {total}: one {maker.name} has {agents} agent{'s' * (agents > 1)}; "
+            raise ConfigError(f"vec.total_agents = {total}: one {maker.name} has {plural(agents, 'agent')}; "
                               "take a multiple of that.")
     if num_envs < 1:
         raise ConfigError(f"vec.num_envs × env.num_envs = {num_envs}: there must be 1 environment or more.")
