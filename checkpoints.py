@@ -38,7 +38,7 @@ def save(state, path):
 NUMBERS = {"epoch": int, "_rollouts": int | None, "_minibatches_owed": int | float | None,
            "_rate_factor": int | float | None, "_override_lr": int | float | None,
            "best_score": int | float | None, "_recent": tuple | list | None}
-# {name: type, or what a dict there holds}. A type with None may be missing; ... stands for all names.
+# {name: type, or what a dict there holds}. A type with None may be missing; ... means every name.
 WHOLE_RUN = {"model": {...: object}, "tensors": {...: torch.Tensor}, "environments": torch.Tensor,
              "others": list, "numbers": NUMBERS, "epoch": int, "global_step": int,
              "uptime": int | float, "config": str, "adam": dict | None,
