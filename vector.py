@@ -103,7 +103,7 @@ def _divide(num_envs, num_workers, batch_size):
 
 
 PAGE = 4096  # bytes
-SEEN = ("observations", "resets", "valid", "action_masks")  # of the rollout's arrays, those with a row more than steps
+POLICY_INPUTS = ("observations", "resets", "valid", "action_masks")  # of the rollout's arrays, those with a row more than steps
 
 
 def aligned_zeros(shape, dtype):
@@ -262,7 +262,7 @@ class Vector:
     def begin(self):
         """The last row becomes the next rollout's first; every buffer stands at t = 0."""
         arrays = self._arrays or vars(self.storage)
-        for name in SEEN:
+        for name in POLICY_INPUTS:
             if arrays[name] is not None:
                 arrays[name][0] = arrays[name][-1]
         self._rewind()
@@ -607,7 +607,7 @@ class OnGpu(Native):
     def write_to(self, arrays):
         """From now on step into {name: tensor}, shaped as the rollout's arrays; copies our last row
         there."""
-        for name in SEEN:
+        for name in POLICY_INPUTS:
             if arrays[name] is not None:
                 arrays[name][-1].copy_(self._bound[name][-1])
         self._arrays = arrays
@@ -634,7 +634,7 @@ class OnGpu(Native):
         self._launch("reset", self._step_rows[-1])
         self._bound["resets"][-1] = 1
         if self._arrays is None:
-            self._tell(SEEN, -1, -1)
+            self._tell(POLICY_INPUTS, -1, -1)
 
     def launch(self, t):
         """Step all environments with row t's actions on torch's current
@@ -650,7 +650,7 @@ class OnGpu(Native):
             self._bound["actions"][0].copy_(self._host["actions"][t])
             self.launch(0)
             self._tell(("rewards", "terminals", "truncations"), 0, t)
-            self._tell(SEEN, 1, t + 1)
+            self._tell(POLICY_INPUTS, 1, t + 1)
             self._tell(("final_observations",), slice(None), slice(None))
         self._t[0] = t + 1
 
@@ -1231,7 +1231,7 @@ class Tensors(Vector):
                       "final_observations": arrays["final_observations"]}
             now = {name: arrays[name][t]
                    for name in ("actions", "rewards", "terminals", "truncations")}
-            after = {name: None if arrays[name] is None else arrays[name][t + 1] for name in SEEN}
+            after = {name: None if arrays[name] is None else arrays[name][t + 1] for name in POLICY_INPUTS}
             return self._env.view({**before, **now, **after})
 
         self._rows = [row(t) for t in range(len(arrays["actions"]))]
