@@ -761,8 +761,8 @@ def test_the_last_values_come_before_what_follows(place):
 def test_environments_of_tensors_step_on_the_default_stream():
     """By which simulators order what they do themselves."""
     trainer = make_trainer(**there("tensors"), cudagraphs=-1)
-    streams, step = set(), trainer.vecenv._env.step_into
-    trainer.vecenv._env.step_into = lambda row: (streams.add(torch.cuda.current_stream()), step(row))
+    streams, step = set(), trainer.vecenv._driver.step_into
+    trainer.vecenv._driver.step_into = lambda row: (streams.add(torch.cuda.current_stream()), step(row))
     trainer.evaluate()
     assert streams == {torch.cuda.default_stream()}
 

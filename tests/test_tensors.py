@@ -290,7 +290,7 @@ def test_nothing_waits_for_a_device(mode):
     env = Unmoved(mode)
     with vector.make(lambda: env) as vecenv:
         storage = vecenv.allocate(2)
-        vecenv._env._quick_to_ask = False  # as on a GPU
+        vecenv._driver._is_on_host = False  # as on a GPU
         vecenv.advance(0)
         storage.actions[1] = 5
         with Watched() as watched:
