@@ -658,16 +658,20 @@ class GymnasiumVectorPufferEnv(Checked):
         )
         self.obs_dtype = self._observation.dtype
         self.single_observation_space, self.single_action_space = self._observation.flat_space, self._action.flat_space
-        self._flat = np.zeros((self.num_agents, *self._observation.shape),
-                              self._observation.flat_dtype)
-        self._fields = self._observation.fields(self._flat)
-        self._returns, self._lengths = np.zeros(self.num_agents), np.zeros(self.num_agents, np.int64)
-        self._ending = np.zeros(self.num_agents, bool)  # NEXT_STEP: ended at the last step
         self._mask_needed = None
         self.returned_space = gymnasium.vector.utils.batch_space(env.single_observation_space, self.num_agents)
         self.returned_shape = (self.num_agents,)
+        self._make_arrays()
+
+    def _make_arrays(self):
+        """Make the arrays of observations and of the episodes that are going on."""
+        self._flat = np.zeros((self.num_agents, *self._observation.shape), self._observation.flat_dtype)
+        self._fields = self._observation.fields(self._flat)
+        self._returns, self._lengths = np.zeros(self.num_agents), np.zeros(self.num_agents, np.int64)
+        self._ending = np.zeros(self.num_agents, bool)  # NEXT_STEP: ended at the last step
 
     last_info = GymnasiumPufferEnv.last_info
+    _where = staticmethod(np.where)
 
     @property
     def has_action_masks(self):
@@ -716,12 +720,7 @@ class GymnasiumVectorPufferEnv(Checked):
         returned = self.env.step(actions)
         self.check_first("step", returned)
         observations, rewards, terminated, truncated, info = returned
-        done = terminated | truncated
-        inactive, self._ending = self._ending, done if self.mode == "next_step" else self._ending
-        rewards = np.where(inactive, 0, rewards)
-        self._returns += rewards
-        self._lengths += ~inactive
-        view.rewards[:], view.terminals[:], view.truncations[:] = rewards * self.reward_scale, terminated, truncated
+        done = self._count_step(view, rewards, terminated, truncated)
         ended, self.ended = [], np.flatnonzero(done).tolist()
         if self.ended:
             # Under same_step the info is the next episode's, but for what RecordEpisodeStatistics adds.
@@ -739,12 +738,24 @@ class GymnasiumVectorPufferEnv(Checked):
             if self.mode != "same_step":
                 self._write(view, observations, info)
                 view.final_observations[truncated] = view.observations[truncated]
-            if self.mode == "next_step":  # this observation is the old episode's last: nothing to act on
-                view.valid[done] = 0
             if self.mode == "disabled":
                 observations, info = self.env.reset(options={"reset_mask": done})
             self._returns[done], self._lengths[done] = 0, 0
         self._write(view, observations, info)
+        return ended
+
+    def _count_step(self, view, rewards, terminated, truncated):
+        """Write rewards and ends, and add to the episodes' sums; returns who has ended."""
+        ended = terminated | truncated
+        if self.mode == "next_step":
+            rewards = self._where(self._ending, 0, rewards)
+        self._returns += rewards
+        self._lengths += ~self._ending
+        view.rewards[:] = rewards if self.reward_scale == 1 else rewards * self.reward_scale
+        view.terminals[:], view.truncations[:] = terminated, truncated
+        if self.mode == "next_step":  # this observation is the old episode's last: nothing to act on
+            self._ending = ended
+            view.valid[:] = ~ended
         return ended
 
     def render(self):

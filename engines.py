@@ -35,7 +35,7 @@ from configuration import load_attribute, named
 from errors import ConfigError
 from fast import products
 from flat_spaces import warn_once
-from vector import SEEN
+from vector import POLICY_INPUTS
 
 # FLOPs of a forward pass above which threads share each matrix product.
 MIN_FLOPS_FOR_THREADS = 1e8
@@ -224,7 +224,7 @@ class Buffers:
         self.final_flags = zeros, zeros + 1  # resets and valid of episodes' last observations
         self.rows = [[self._make_row(agents, t) for t in range(self.horizon + 1)]
                      for agents in self.vecenv.ranges]
-        columns = {name: self.storage[name] for name in SEEN}
+        columns = {name: self.storage[name] for name in POLICY_INPUTS}
         columns |= {"samples": self.samples, "logprobs": self.logprobs, "values": self.values,
                     "advantages": self.advantages}
         self.columns = SimpleNamespace(
@@ -249,7 +249,8 @@ class Buffers:
         They are made once: a step slices nothing.
         """
         storage, host = self.storage, self.host
-        row = {name: None if storage[name] is None else storage[name][t, agents] for name in SEEN}
+        row = {name: None if storage[name] is None else storage[name][t, agents]
+               for name in POLICY_INPUTS}
         row["values"] = self.values[t, agents]
         if t == self.horizon:
             return row

@@ -38,7 +38,7 @@ from errors import ConfigError
 from loggers import JsonLines
 from models import check_weights
 from processes import say, write_whole
-from vector import SEEN, Native
+from vector import POLICY_INPUTS, Native
 
 # --------------------------------------------------------------------------------------------------
 # The folder of a run
@@ -205,7 +205,7 @@ class Snapshot:
         """{name: the tensor itself} of what a checkpoint keeps beside the model."""
         buffers, scale = self.trainer.buffers, self.trainer.reward_scale
         host = buffers.host
-        tensors = {name: host[name][-1] for name in SEEN if host[name] is not None}
+        tensors = {name: host[name][-1] for name in POLICY_INPUTS if host[name] is not None}
         tensors |= {f"state/{name}": tensor for name, tensor in buffers.state.items()}
         tensors |= self.trainer.optimizer.tensors()
         if scale is not None:

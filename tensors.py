@@ -1,14 +1,13 @@
-"""Environments whose arrays are tensors of torch, JAX or others: one object steps many on its
-device.
+"""Environments of torch, JAX and others: one object steps many as tensors.
 
     vecenv = vector.make("examples/torch_cartpole.py:make", env_kwargs={"num_envs": 1024})
-    vecenv = vector.make("gymnax/CartPole-v1", num_envs=1024)           # by families/adapters.py
-    vecenv = vector.make(tensors.IsaacLab(env))                         # and by those at the end of this file
+    vecenv = vector.make("gymnax/CartPole-v1", num_envs=1024)   # by families/adapters.py
+    vecenv = vector.make(tensors.IsaacLab(env))                 # by those at the end of this file
 
 Such an environment has what Gymnasium's vector environments have:
 
     num_envs, single_observation_space, single_action_space
-    metadata["autoreset_mode"]: "next_step", "same_step" or "disabled", or Gymnasium's AutoresetMode
+    metadata["autoreset_mode"]: "next_step", "same_step", "disabled", or Gymnasium's AutoresetMode
     reset(seed=None) -> (observations, info)
     step(actions) -> (observations, rewards, terminated, truncated, info)
     close() and render(), if it has something to close or to draw
@@ -20,22 +19,23 @@ that the observations are, on their device, in the dtype and the shape of single
 (num_envs,) for a Discrete. An info may hold "action_mask" (num_envs, options).
 
 The modes of autoreset, for episodes that end:
-    same_step: the observation that is returned is the next episode's first. info["final_obs"] has the last one of those
-        that ended, (num_envs, ...), and info["final_info"] their numbers. Without "final_obs" the observation before
-        stands for it, so that a truncated episode is valued by the state from which its last action was taken.
-    next_step: it is the last one; the step after that ignores the action and returns the next episode's first.
-    disabled: it is the last one, and reset(options={"reset_mask": ended}) is called for those that ended.
+    same_step: the returned observation is the next episode's first. info["final_obs"] has the last
+        one of those that ended, (num_envs, ...), and info["final_info"] their numbers. Without
+        "final_obs" a truncated episode is valued by the observation before its last action.
+    next_step: the returned observation is the last one. The next step ignores the action and
+        returns the next episode's first.
+    disabled: it is the last one, and reset(options={"reset_mask": ended}) begins the next ones.
 
-What is copied: each observation, reward and flag once, into its row of the rollout, which is kept
-to learn from. An array of JAX is seen as a tensor where it lies (dlpack). Actions are copied too,
-so that an environment may write into them: the rollout keeps those that the policy chose. Only JAX,
-whose arrays cannot be written to, is given the row itself, if their dtype is int32 or float32,
-nothing is added (Discrete's start) and nothing is clipped to bounds.
+Each observation, reward and flag is copied once, into its row of the rollout. An array of JAX is
+read where it lies (dlpack). Actions are copied, too, so that an environment may write into them.
+Only JAX, whose arrays are read-only, gets the row itself, if its dtype is int32 or float32 and
+nothing is added (Discrete's start) or clipped to bounds.
 """
 
+import functools
+import operator
 from types import SimpleNamespace
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -46,17 +46,21 @@ from errors import EnvError
 
 
 def as_tensor(array):
-    """The array as a torch tensor, not copied if it has `__dlpack__`. Raises a EnvError if it is no
-    array."""
+    """Return an array as a torch tensor, not copied if it has `__dlpack__`."""
     if isinstance(array, torch.Tensor):
         return array
     if isinstance(array, np.ndarray | np.generic):
         return torch.as_tensor(array)
     if not hasattr(array, "__dlpack__"):
-        raise EnvError(
-            "expected a torch tensor or an array with __dlpack__, got "
-            f"{type(array).__name__}.")
+        raise EnvError("expected a torch tensor or an array with __dlpack__, got "
+                       f"{type(array).__name__}.")
     return torch.from_dlpack(array)
+
+
+def as_tensors(storage):
+    """Return {name: tensor or None} of a namespace's numpy arrays, not copied."""
+    return {name: None if array is None else torch.from_numpy(array)
+            for name, array in vars(storage).items()}
 
 
 def _first_leaf(tree):
@@ -66,58 +70,51 @@ def _first_leaf(tree):
 
 
 def look(env, seed):
-    """The TensorEnv of an environment, if its `reset` returns tensors, else None. It is reset to
-    find out, but only if it has num_envs and single_observation_space."""
+    """Return the TensorEnv of an environment, None if its `reset` returns no tensors.
+
+    It is reset to find out, but only if it has num_envs and single_observation_space.
+    """
     if isinstance(env, TensorEnv):
         return env
     if hasattr(env, "step_into") or not all(hasattr(env, name)
                                             for name in ("num_envs", "single_observation_space")):
         return None
-    result = env.reset(seed=seed)
-    leaf = _first_leaf(result[0] if isinstance(result, tuple) else result)
+    first = env.reset(seed=seed)
+    leaf = _first_leaf(first)
     if isinstance(leaf, np.ndarray | np.generic) or not hasattr(leaf, "__dlpack__"):
         return None
-    return TensorEnv(env, result)
+    return TensorEnv(env, first)
 
 
-class TensorEnv(emulation.Checked):
+class TensorEnv(emulation.GymnasiumVectorPufferEnv):
     """Such an environment, as flat tensors; vector.Tensors steps it.
 
-    env: the environment. begun: what its reset returned; it shows the kind of array and the device.
-    Attributes: num_agents, one an environment; device; mode, of autoreset; single_observation_space
-    and single_action_space, flat; env_single_observation_space, env_single_action_space and
-    obs_dtype as those of emulation.GymnasiumPufferEnv;
-    has_action_masks; has_valid, whether agents may be dead. Raises TypeError for spaces that cannot
-    be made flat, a EnvError for an unknown mode of autoreset and for what breaks its space or shape at
-    the first reset or the first step.
+    env: the environment. first: what its reset returned; it shows the kind of array and the device.
+    Attributes, beside those of GymnasiumVectorPufferEnv: device; has_valid, whether agents may be
+    inactive. Raises TypeError for spaces that cannot be made flat, and EnvError for an unknown mode
+    of autoreset and for what breaks its space or shape at the first reset or the first step.
     """
 
     gives_tensors = True
+    _where = staticmethod(torch.where)
 
-    def __init__(self, env, begun):
-        self.env, self.num_agents, self.mode = env, int(env.num_envs), emulation.autoreset_mode(env)
-        self.env_single_observation_space = env.single_observation_space
+    def __init__(self, env, first):
+        leaf = _first_leaf(first)
+        self.device = as_tensor(leaf).device
+        super().__init__(env)
         self.env_single_action_space = env.single_action_space
-        self._observation = flat_spaces.FlatObservation(env.single_observation_space)
-        self._action = flat_spaces.FlatAction(env.single_action_space)
-        if isinstance(env.single_action_space, spaces.Dict | spaces.Tuple):
-            raise EnvError(
-                f"{env}: its actions are {env.single_action_space}; an environment of "
-                "tensors acts in a Discrete, MultiDiscrete, MultiBinary or Box. "
-                "Take its parts from one of these.")
-        if any(isinstance(leaf, spaces.Text) for _, _, leaf in self._observation.leaves):
-            raise EnvError(f"{env}: its observations hold Text, which no tensor has.")
-        self.obs_dtype = self._observation.dtype
-        self.single_observation_space, self.single_action_space = self._observation.flat_space, self._action.flat_space
-        self.returned_space = gymnasium.vector.utils.batch_space(env.single_observation_space, self.num_agents)
-        self.returned_shape = (self.num_agents,)
-        self.check_first("reset", begun)
-        leaf, info = _first_leaf(begun[0]), begun[1]
-        self.device, self.has_action_masks = as_tensor(leaf).device, "action_mask" in info
+        if isinstance(env.single_action_space, spaces.Dict | spaces.Tuple) or any(
+                isinstance(part, spaces.Text) for *_, part in self._observation.leaves):
+            raise EnvError(f"{env}: environments of tensors act in a Discrete, MultiDiscrete, "
+                           "MultiBinary or Box, and have no Text. Take other spaces.")
+        self.check_first("reset", first)
+        self._mask_needed = "action_mask" in first[1]
         self.has_valid = self.mode == "next_step"
         self._plan_actions(leaf)
         # only for ended episodes: reading it waits for a GPU
-        self._quick_to_ask = self.device.type == "cpu"
+        self._is_on_host = self.device.type == "cpu"
+
+    def _make_arrays(self):
         zeros = torch.zeros(self.num_agents, dtype=torch.float64, device=self.device)
         self._returns, self._lengths, self._ending = zeros, zeros.clone(), zeros.bool()
         self._sums = {}  # {name: (2, num_agents)}: sums over episodes, and how many of them
@@ -141,45 +138,41 @@ class TensorEnv(emulation.Checked):
     # -----------------------------------------------------------------------------------------
 
     def view(self, row):
-        """What `reset_into` and `step_into` want of a row, {name: tensor (num_agents, ...)}:
-        before (the observations that are acted on), actions, rewards, terminals,
-        truncations, final_observations; and, of the row after it, observations, resets,
-        valid and action_masks."""
+        """Return a view of a row, {name: tensor (num_agents, ...)}, for `step_into`.
+
+        The row has before (the observations that are acted on), actions, rewards, terminals,
+        truncations and final_observations, and of the row after it observations, resets, valid and
+        action_masks.
+        """
         view = SimpleNamespace(**row)
         view.fields, view.final_fields = (self._fields(row[name])
                                           for name in ("observations", "final_observations"))
         return view
 
     def _fields(self, flat):
-        """Views of the leaves of flat observations, (num_agents, *shape of the leaf)."""
+        """Return views of the leaves of flat observations, (num_agents, *leaf's shape)."""
         if not self._observation.structured:
             return [flat.view(self.num_agents, *(self.env_single_observation_space.shape or ()))]
-        tree, views = flat_spaces.nativize_tensor(flat, flat_spaces.nativize_dtype(self)), []
-        for _, names, _ in self._observation.leaves:
-            part = tree
-            for name in names:
-                part = part[name]
-            views.append(part)
-        return views
+        tree = flat_spaces.nativize_tensor(flat, flat_spaces.nativize_dtype(self))
+        return [functools.reduce(operator.getitem, names, tree)
+                for _, names, _ in self._observation.leaves]
 
-    def _write(self, observations, fields):
+    def _copy(self, observations, fields):
         """Copy an observation into its row, the only copy."""
         for (keys, _, _), field in zip(self._observation.leaves, fields, strict=True):
-            part = observations
-            for key in keys:
-                part = part[key]
-            field.copy_(as_tensor(part))
+            field.copy_(as_tensor(functools.reduce(operator.getitem, keys, observations)))
 
-    def _write_masks(self, target, info):
-        """Write action masks. One that forbids a whole head allows all of it, as in
-        flat_spaces.FlatAction.write_mask."""
+    def _write(self, view, observations, info):
+        """Write observations and action masks.
+
+        A mask that forbids a whole head allows all of it, as in flat_spaces.FlatAction.write_mask.
+        """
+        self._copy(observations, view.fields)
+        target, mask = view.action_masks, info.get("action_mask")
         if target is None:
             return
-        mask = info.get("action_mask")
-        if mask is None:
-            target.fill_(1)
-            return
-        target.copy_(as_tensor(mask).reshape(target.shape) != 0)
+        target.copy_(torch.ones_like(target) if mask is None else
+                     as_tensor(mask).reshape(target.shape) != 0)
         for first, last in self._firsts:
             part = target[:, first:last]
             part.bitwise_or_((part.amax(1, keepdim=True) == 0).to(part.dtype))
@@ -187,53 +180,39 @@ class TensorEnv(emulation.Checked):
     @torch.no_grad()
     def reset_into(self, view, seed=None):
         """Begin new episodes in all environments."""
-        observations, info = self.env.reset(seed=seed)
-        self._write(observations, view.fields)
-        self._write_masks(view.action_masks, info)
-        view.resets.fill_(1)
-        view.valid.fill_(1)
-        for tensor in (self._returns, self._lengths, self._ending):
-            tensor.zero_()
+        super().reset_into(view, seed)
+        view.resets[:], view.valid[:] = 1, 1
 
     @torch.no_grad()
     def step_into(self, view):
-        """Step all environments with the actions there, and write everything else."""
+        """Step all environments with a row's actions, and write everything else."""
         returned = self.env.step(self._actions(view.actions))
         self.check_first("step", returned)
         observations, rewards, terminated, truncated, info = returned
         terminated, truncated = (as_tensor(flag).bool() for flag in (terminated, truncated))
-        rewards, ended = as_tensor(rewards), terminated | truncated
-        view.terminals.copy_(terminated)
-        view.truncations.copy_(truncated)
-        view.resets.copy_(ended)
-        # those that had ended before do not act now and see a first observation
-        if self.mode == "next_step":
-            rewards = rewards.masked_fill(self._ending, 0)
-            view.resets.bitwise_or_(self._ending.to(view.resets.dtype))
-            view.valid.copy_(~ended)
-        view.rewards.copy_(rewards)
-        self._returns += rewards
-        self._lengths += ~self._ending
-        if self.mode == "next_step":
-            self._ending = ended
-        counts = not self._quick_to_ask or bool(ended.any())
-        # under same_step the info itself belongs to the next episodes
-        numbers = self._numbers((info.get("final_info") or {}) if self.mode == "same_step" else info) if counts else {}
-        if not self._quick_to_ask or truncated.any():
+        began = self._ending
+        ended = self._count_step(view, as_tensor(rewards), terminated, truncated)
+        view.resets[:] = ended | began if self.has_valid else ended
+        is_counted = not self._is_on_host or bool(ended.any())
+        if is_counted:  # under same_step the info itself belongs to the next episodes
+            last = (info.get("final_info") or {}) if self.mode == "same_step" else info
+            numbers = self._numbers(last)
+        if not self._is_on_host or truncated.any():
             self._write_final(view, observations, info)
         if self.mode == "disabled" and ended.any():
             mask = ended if self._from_dlpack is None else self._from_dlpack(ended)
             observations, info = self.env.reset(options={"reset_mask": mask})
-        if counts:  # "log" is of those that ended at this step, in Isaac Lab and mjlab, which write it at the reset
+        if is_counted:  # Isaac Lab and mjlab write "log" at the reset, of those that have ended
             log = info.get("log")
             self._count(ended, numbers | self._numbers(log if isinstance(log, dict) else {}))
-        self._write(observations, view.fields)
-        self._write_masks(view.action_masks, info)
+        self._write(view, observations, info)
 
     def _actions(self, actions):
-        """Actions (num_agents, columns) of the policy as the environment takes them. A torch
-        environment gets its own copy: if it clamps them in place, the network still learns from
-        what the policy chose."""
+        """Return the policy's actions (num_agents, columns) as the environment takes them.
+
+        A torch environment gets a copy: if it clamps them in place, the network still learns from
+        what the policy chose.
+        """
         row, actions = actions, actions.to(self.device)
         if self._starts is not None:
             actions = actions + self._starts
@@ -246,14 +225,14 @@ class TensorEnv(emulation.Checked):
         return actions.clone() if actions.data_ptr() == row.data_ptr() else actions
 
     def _write_final(self, view, observations, info):
-        """The last observations of the episodes that ended."""
+        """Write the last observations of the episodes that ended."""
         final = observations
         if self.mode == "same_step":
             final = info.get("final_obs", info.get("final_observation"))
         if final is None:
             view.final_observations.copy_(view.before)
         else:
-            self._write(final, view.final_fields)
+            self._copy(final, view.final_fields)
 
     # -- statistics
     # ----------------------------------------------------------------------------------------------
@@ -264,17 +243,15 @@ class TensorEnv(emulation.Checked):
         numbers = {"episode_return": self._returns, "episode_length": self._lengths} | numbers
         for name, value in numbers.items():
             if name not in self._sums:
-                self._sums[name] = torch.zeros(2, self.num_agents, dtype=torch.float64,
-                                               device=self.device)
+                self._sums[name] = torch.zeros_like(count).repeat(2, 1)
             total, episodes = self._sums[name]
-            total += torch.where(ended, value, 0.0)  # the numbers of episodes that go on may be NaN
+            total += torch.where(ended, value, 0.0)  # the numbers of other episodes may be NaN
             episodes += count
         self._returns.masked_fill_(ended, 0)
         self._lengths.masked_fill_(ended, 0)
 
     def _numbers(self, info, prefix=""):
-        """{"a/b": number, or tensor (num_agents,)} of those in an info and
-        in the dicts within it."""
+        """Return {"a/b": number, or tensor (num_agents,)} of an info and its dicts."""
         numbers = {}
         for key, value in info.items():
             if key.startswith("_") or (key in ("log", "action_mask", "final_info") and not prefix):
@@ -283,16 +260,17 @@ class TensorEnv(emulation.Checked):
                 numbers |= self._numbers(value, f"{prefix}{key}/")
             elif isinstance(value, bool | int | float):
                 numbers[prefix + key] = float(value)
-            elif (hasattr(value, "__dlpack__")
-                  and tuple(value.shape) in ((), (1,), (self.num_agents,))):
+            elif hasattr(value, "__dlpack__") and value.shape in ((), (1,), (self.num_agents,)):
                 value = as_tensor(value)
                 if not value.is_complex():
                     numbers[prefix + key] = value.to(self.device, torch.float64)
         return numbers
 
     def log(self, env=None):
-        """Means of the numbers of the episodes that ended since the last call, and "n" of them, of
-        all environments or of one; {} if none ended. It waits for the device, once."""
+        """Return {name: mean} over the episodes since the last call, and n.
+
+        n: their number, of all environments or of one; {} if none ended. Waits for the device once.
+        """
         if not self._sums:
             return {}
         part = slice(None) if env is None else slice(env, env + 1)
@@ -302,21 +280,22 @@ class TensorEnv(emulation.Checked):
         return flat_spaces.episode_means(dict(zip(self._sums, sums, strict=True)), sums[0][1])
 
     def check_returned(self, call, returned):
-        """As Checked's, of the arrays on the host."""
-        def on_host(tree):
+        """Raise an EnvError as Checked's does, of the arrays on the host."""
+        def copy_to_host(tree):
             if isinstance(tree, dict):
-                return {key: on_host(part) for key, part in tree.items()}
-            return tuple(map(on_host, tree)) if isinstance(tree, tuple) else as_tensor(tree).detach().cpu().numpy()
+                return {key: copy_to_host(part) for key, part in tree.items()}
+            return (tuple(map(copy_to_host, tree)) if isinstance(tree, tuple)
+                    else as_tensor(tree).detach().cpu().numpy())
 
         if isinstance(returned, tuple):
-            returned = *map(on_host, returned[:-1]), returned[-1]
+            returned = *map(copy_to_host, returned[:-1]), returned[-1]
         super().check_returned(call, returned)
 
     # -- the rest
     # ----------------------------------------------------------------------------------------------
 
     def render(self):
-        """What the environment draws, on the host; None if it cannot."""
+        """Return what the environment draws, on the host; None if it cannot."""
         frames = self.env.render() if hasattr(self.env, "render") else None
         return frames.detach().cpu().numpy() if isinstance(frames, torch.Tensor) else frames
 
@@ -330,7 +309,7 @@ class TensorEnv(emulation.Checked):
 
 
 def gymnasium_space(space):
-    """A Box or Dict of mjlab as Gymnasium's."""
+    """Convert a Box or Dict of mjlab to Gymnasium's."""
     if isinstance(space, spaces.Space):
         return space
     if hasattr(space, "spaces"):
@@ -339,13 +318,12 @@ def gymnasium_space(space):
 
 
 class IsaacLab:
-    """An environment of Isaac Lab or mjlab: a dict of groups of observations, of
-    which the policy sees one.
+    """An environment of Isaac Lab or mjlab, with one of its groups of observations.
 
-    env: as gymnasium.make("Isaac-...", cfg=cfg) gives it, or mjlab's ManagerBasedRlEnv. group:
-    "policy" in Isaac Lab, "actor" in mjlab; None: all groups, as a Dict. It begins ended episodes
-    anew within the step and does not give their last observation, unless it is mjlab's with
-    auto_reset=False in its configuration. What extras["log"] holds is logged.
+    env: what gymnasium.make("Isaac-...", cfg=cfg) returns, or mjlab's ManagerBasedRlEnv. group:
+    "policy" in Isaac Lab, "actor" in mjlab; None: all groups, as a Dict. It resets ended episodes
+    within the step and does not return their last observation, unless it is mjlab's with
+    auto_reset=False in its configuration. extras["log"] is logged.
     """
 
     def __init__(self, env, group="policy"):
@@ -361,17 +339,17 @@ class IsaacLab:
         self.single_observation_space = space if group is None else space[group]
         self.single_action_space = gymnasium_space(env.single_action_space)
 
-    def _seen(self, observations):
+    def _select(self, observations):
         return observations if self.group is None else observations[self.group]
 
     def reset(self, seed=None, options=None):
-        some = {"env_ids": options["reset_mask"].nonzero()[:, 0]} if options else {}
-        observations, extras = self.env.reset(seed=seed, **some)
-        return self._seen(observations), extras
+        which = {"env_ids": options["reset_mask"].nonzero()[:, 0]} if options else {}
+        observations, extras = self.env.reset(seed=seed, **which)
+        return self._select(observations), extras
 
     def step(self, actions):
         observations, rewards, terminated, truncated, extras = self.env.step(actions)
-        return self._seen(observations), rewards, terminated, truncated, extras
+        return self._select(observations), rewards, terminated, truncated, extras
 
     def render(self):
         return self.env.render()
@@ -381,12 +359,15 @@ class IsaacLab:
 
 
 class ManiSkill:
-    """mani_skill's ManiSkillVectorEnv. With its record_metrics,
-    episode/success_once and so on are logged."""
+    """mani_skill's ManiSkillVectorEnv.
+
+    With its record_metrics, episode/success_once and so on are logged.
+    """
 
     metadata = {"autoreset_mode": "same_step"}  # noqa: RUF012
 
     def __init__(self, env):
         self.env, self.num_envs = env, env.num_envs
-        self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
+        self.single_observation_space = env.single_observation_space
+        self.single_action_space = env.single_action_space
         self.reset, self.step, self.render, self.close = env.reset, env.step, env.render, env.close

@@ -54,7 +54,15 @@ from arena import (
     threads,
 )
 from errors import ConfigError
-from vector import LONG, SEEN, WORD, aligned_zeros, call_address, cycles, step_environments
+from vector import (
+    LONG,
+    POLICY_INPUTS,
+    WORD,
+    aligned_zeros,
+    call_address,
+    cycles,
+    step_environments,
+)
 
 
 class Gpu:
@@ -284,7 +292,8 @@ class GpuBuffers(engines.Buffers):
         row["copied"] = row["copied_back"] = []  # [(target, source), ...]
         if self.envs_on_gpu:
             return row
-        row["copied"] = [(row[name], self.host[name][t, agents]) for name in SEEN
+        row["copied"] = [(row[name], self.host[name][t, agents])
+                         for name in POLICY_INPUTS
                          if row[name] is not None and (name != "valid" or self.vecenv.has_valid)]
         if t < self.horizon:
             row["copied_back"] = [(self.host["actions"][t, agents], row["actions"])]

@@ -2,11 +2,12 @@
 
     problem = device.why_not(library)               # None, or in one line why it steps on the host
     text = device.source(library)                   # CUDA C++, for NVRTC with device.OPTIONS
-    kernels = device.Kernels(library)               # compiled by CuPy, for the GPU that torch has chosen
-    kernels.launch("step", num_envs, (envs, rows, resets))  # addresses there; on the stream that CuPy has at present
+    kernels = device.Kernels(library)               # compiled by CuPy, for torch's GPU
+    kernels.launch("step", num_envs, (envs, rows, resets))  # addresses there; on CuPy's stream
 
-C++ is not C. env.h has what a GPU's compiler lacks, and `source` writes `(Type){...}` as `Type{...}`; the rest of a
-header stays as it is. A struct that holds nothing but plain data is copied to the GPU as c_init left it on the host.
+C++ is not C. env.h has what a GPU's compiler lacks, and `source` writes `(Type){...}` as
+`Type{...}`; the rest of a header stays as it is. A struct of plain data is copied to the GPU as
+c_init left it on the host.
 """
 
 import importlib.util
@@ -18,46 +19,55 @@ import numpy as np
 from errors import EnvError
 from ocean import FOLDER
 
-# As the C compiler's results, but for the last bit of sinf, expf and their like: products and sums stay apart.
+# Products and sums stay apart, so results are the C compiler's but for the last bit of sinf, expf
+# and their like.
 OPTIONS = ("-std=c++20", "-default-device", "--fmad=false", "-w")
-THREADS = 32  # a block: 4,096 environments are then 128 blocks, for an H100's 132 multiprocessors
-STANDARD = {f"{name}.h" for name in ("float", "limits", "math", "stdarg", "stdbool", "stddef", "stdint", "stdio",
-                                     "stdlib", "string")}
+THREADS = 32  # per block: 4,096 environments are 128 blocks, for an H100's 132 multiprocessors
+STANDARD = {f"{name}.h" for name in ("float", "limits", "math", "stdarg", "stdbool", "stddef",
+                                     "stdint", "stdio", "stdlib", "string")}
 
-INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"]+)"|<([^>]+)>|(ENV_HEADER)).*$', re.MULTILINE)
-# (Type){ where a value may stand: after an operator, a bracket, a comma or return.
-LITERAL = re.compile(r"(?<=[-=(,{?:&|+*/;<>!~^%])(\s*)\(\s*(?:struct\s+)?([A-Za-z_]\w*)\s*\)\s*\{|"
-                     r"\breturn(\s*)\(\s*(?:struct\s+)?([A-Za-z_]\w*)\s*\)\s*\{")
-FUNCTION = re.compile(r"^\w[\w \t*]*?\b(\w+)\s*\([^;{}()]*\)\s*\{", re.MULTILINE)  # a definition, at a line's begin
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"]+)"|<([^>]+)>|(ENV_HEADER)).*$',
+                     re.MULTILINE)
+# (Type){ where a value may be: after an operator, a bracket, a comma or return
+TYPE = r"\(\s*(?:struct\s+)?([A-Za-z_]\w*)\s*\)\s*\{"
+LITERAL = re.compile(rf"(?<=[-=(,{{?:&|+*/;<>!~^%])(\s*){TYPE}|\breturn(\s*){TYPE}")
+# a definition, at the beginning of a line
+FUNCTION = re.compile(r"^\w[\w \t*]*?\b(\w+)\s*\([^;{}()]*\)\s*\{", re.MULTILINE)
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
 def why_not(library):
-    """Why an environment cannot step on a GPU here, as the end of a sentence; None if nothing is known against it."""
+    """Return why an environment cannot step on a GPU, as a sentence's end, or None."""
     if library.has_heap:
         return "its struct points to memory of its own (HEAP)"
     if any("*" in _struct(path.read_text()) for path in _files(library.header)):
         return "its struct holds a pointer, which a copy of it would keep"
-    for path in _files(library.header):
-        for _, name, _ in INCLUDE.findall(path.read_text()):
-            if name and name not in STANDARD and path.parent != FOLDER:
-                return f"it includes <{name}>, which a GPU does not have"
-    if name := _recursion("".join(path.read_text() for path in _files(library.header) if path.parent != FOLDER)):
-        return f"its function {name} calls itself, for which a GPU's thread has too little memory: write it as a loop"
+    text = _user_text(library)
+    for _, name, _ in INCLUDE.findall(text):
+        if name and name not in STANDARD:
+            return f"it includes <{name}>, which a GPU does not have"
+    if name := _recursion(text):
+        return (f"its function {name} calls itself, for which a GPU's thread has no memory: "
+                "write it as a loop")
     if "cupy" not in sys.modules and importlib.util.find_spec("cupy") is None:
         return "there is no CuPy: pip install -r requirements/cuda.txt"
     return None
 
 
+def _user_text(library):
+    """Return the text of a header and of what it includes, but for ocean/'s files."""
+    return "".join(path.read_text() for path in _files(library.header) if path.parent != FOLDER)
+
+
 def _struct(text):
-    """What stands between the braces of `struct Env`, without comments and arrays' sizes; "" if it is not there."""
+    """Return the fields of `struct Env` without comments and arrays' sizes, or ""."""
     text = re.sub(r"\[[^]]*\]", "", COMMENT.sub(" ", text))
-    begun = re.search(r"\bstruct\s+Env\s*\{", text)
-    return "" if begun is None else _braces(text, begun.end())
+    match = re.search(r"\bstruct\s+Env\s*\{", text)
+    return "" if match is None else _braces(text, match.end())
 
 
 def _braces(text, begin):
-    """What follows up to the brace that closes the one before `begin`."""
+    """Return the text up to the brace that closes the one before `begin`."""
     depth, end = 1, begin
     while depth and end < len(text):
         depth += {"{": 1, "}": -1}.get(text[end], 0)
@@ -66,80 +76,89 @@ def _braces(text, begin):
 
 
 def _recursion(text):
-    """The name of a function that calls itself, also by way of others; None if there is none. How deep it goes no
-    compiler knows, and a GPU's threads have 1,024 bytes each for calls whose depth is unknown."""
+    """Return the name of a function that calls itself, also by way of others, or None.
+
+    A GPU's threads have 1,024 bytes each for calls whose depth the compiler does not know.
+    """
     text = COMMENT.sub(" ", text)
     bodies = {match[1]: _braces(text, match.end()) for match in FUNCTION.finditer(text)}
-    calls = {name: bodies.keys() & set(re.findall(r"\b(\w+)\s*\(", body)) for name, body in bodies.items()}
-    for _ in calls:  # each round reaches one call further at least
-        calls = {name: reached.union(*map(calls.get, reached)) for name, reached in calls.items()}
-    return next((name for name, reached in calls.items() if name in reached), None)
+    calls = {name: bodies.keys() & set(re.findall(r"\b(\w+)\s*\(", body))
+             for name, body in bodies.items()}
+    for _ in calls:  # each round follows one call more at least
+        calls = {name: callees.union(*map(calls.get, callees)) for name, callees in calls.items()}
+    return next((name for name, callees in calls.items() if name in callees), None)
 
 
 def truncates(library):
-    """Whether an environment may cut episodes off: unless its header writes nothing but 0 into the truncations."""
-    text = "".join(path.read_text() for path in _files(library.header) if path.parent != FOLDER)
-    text = COMMENT.sub(" ", text)
-    never = r"truncations(?:\[[^]]*\])?\s*=\s*(?:0|false)\s*;|memset\(env->truncations, 0,"
-    return "truncations" in re.sub(never, "", text)
+    """Return whether an environment may write anything but 0 into the truncations."""
+    zeros = r"truncations(?:\[[^]]*\])?\s*=\s*(?:0|false)\s*;|memset\(env->truncations, 0,"
+    return "truncations" in re.sub(zeros, "", COMMENT.sub(" ", _user_text(library)))
 
 
 def source(library):
-    """The text of an environment's kernels: device_step, device_reset and device_log of binding.c."""
-    described = {"OCEAN_DEVICE": 1, "STRUCT_SIZE": library.struct_size, "PLAIN_START": library.plain_start,
-                 "LOG_OFFSET": library.log_offset}
-    lines = [f"#define {name} {value}\n" for name, value in described.items()]
+    """Return the text of the kernels device_step, device_reset and device_log."""
+    constants = {"OCEAN_DEVICE": 1, "STRUCT_SIZE": library.struct_size,
+                 "PLAIN_START": library.plain_start, "LOG_OFFSET": library.log_offset}
+    lines = [f"#define {name} {value}\n" for name, value in constants.items()]
     text = _flat(FOLDER / "binding.c", library.header, set())
-    return "".join(lines) + LITERAL.sub(lambda m: f"{m[1]}{m[2]}{{" if m[2] else f"return {m[4]}{{", text)
+    return "".join(lines) + LITERAL.sub(
+        lambda m: f"{m[1]}{m[2]}{{" if m[2] else f"return {m[4]}{{", text)
 
 
-def _flat(path, header, seen):
-    """A file with what it includes in its place, each file once; of system headers those of which env.h has a part
-    are left out."""
-    seen.add(path)
+def _flat(path, header, included):
+    """Return a file's text with what it includes in its place, each file once.
 
-    def included(match):
-        own, system, _ = match.groups()
+    System headers of which env.h has a part are left out.
+    """
+    included.add(path)
+
+    def replace(match):
+        name, system, _ = match.groups()
         if system:
             return "" if system in STANDARD else match[0]
-        other = header if own is None else _find(own, path)
-        if other in seen:
+        other = header if name is None else _find(name, path)
+        if other in included:
             return ""
         line = path.read_text()[: match.start()].count("\n") + 2
-        return f'#line 1 "{other.name}"\n{_flat(other, header, seen)}\n#line {line} "{path.name}"'
+        text = _flat(other, header, included)
+        return f'#line 1 "{other.name}"\n{text}\n#line {line} "{path.name}"'
 
-    return INCLUDE.sub(included, path.read_text().replace("#pragma once", ""))
+    return INCLUDE.sub(replace, path.read_text().replace("#pragma once", ""))
 
 
 def _find(name, path):
-    """The file that `path` includes as "name"."""
+    """Return the file that `path` includes as "name"."""
     beside = path.parent / name
     return beside if beside.exists() else FOLDER / name
 
 
-def _files(path, seen=None):
-    """A header and all that it includes by name."""
-    seen = {path} if seen is None else seen | {path}
-    for own, _, _ in INCLUDE.findall(path.read_text()):
-        if own and _find(own, path) not in seen:
-            seen = _files(_find(own, path), seen)
-    return seen
+def _files(path, files=frozenset()):
+    """Return the set of a header and all that it includes by name."""
+    files |= {path}
+    for name, _, _ in INCLUDE.findall(path.read_text()):
+        if name and _find(name, path) not in files:
+            files = _files(_find(name, path), files)
+    return files
 
 
 class Kernels:
-    """An environment's kernels on the current GPU. Raises EnvError if the header is not C++ enough."""
+    """An environment's kernels on the current GPU. Raises EnvError if it is no C++."""
 
     def __init__(self, library):
         import cupy
 
         try:
             module = cupy.RawModule(code=source(library), options=OPTIONS)
-            self._functions = {name: module.get_function(f"device_{name}") for name in ("step", "reset", "log")}
+            self._functions = {name: module.get_function(f"device_{name}")
+                               for name in ("step", "reset", "log")}
         except Exception as error:  # CuPy's CompileException is nothing but an Exception
             raise EnvError(f"{library.header} does not compile for a GPU:\n{error}") from error
 
     def launch(self, name, num_envs, addresses):
-        """Run a kernel on CuPy's current stream, with a thread for each of num_envs environments. addresses there: of
-        the environments, and of the rows or the logs; for a step of the resets, too."""
+        """Run a kernel on CuPy's current stream, with a thread per environment.
+
+        addresses on the GPU: of the environments, and of the rows or the logs; for a step of the
+        resets, too.
+        """
         arguments = tuple(np.int64(number) for number in (addresses[0], num_envs, *addresses[1:]))
         self._functions[name]((-(-num_envs // THREADS),), (THREADS,), arguments)

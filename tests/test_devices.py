@@ -1,9 +1,10 @@
-"""Training on a GPU: on one (`pytest -m gpu`), and in any process on a recorder that stands for it.
+"""Training on a GPU (`pytest -m gpu`), and on a recorder in its place.
 
-The recorder keeps tensors apart from the environments' arrays, runs the CUDA drivers on the CPU, and captures as a GPU
-does: it notes each torch operation and each kernel with its tensors and numbers, and a replay repeats exactly those. So
-it finds a number of Python's that a graph bakes in, and memory that does not stay in its place. With `Streams` it finds
-work that does not wait for another stream's. It cannot find what only real memory does.
+The recorder keeps tensors apart from the environments' arrays, runs the CUDA drivers on the CPU,
+and captures as a GPU does: it notes each torch operation and each kernel with its tensors and
+numbers, and a replay repeats exactly those. So it finds a number of Python's that a graph bakes in,
+and memory that moves. With `Streams` it finds work that does not wait for another stream's. It
+cannot find what only real memory does.
 """
 
 import contextlib
@@ -30,8 +31,9 @@ import pufferl
 from fast import fused
 from vector import make
 
-# What a graph cannot hold: waits, and numbers of Python that become a tensor, for on a GPU they are copied there.
-WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::item", "aten::lift_fresh"}
+# A graph cannot hold waits, nor numbers of Python that become a tensor: they are copied to a GPU.
+WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::item",
+         "aten::lift_fresh"}
 
 
 class Recording(TorchDispatchMode):
@@ -89,9 +91,11 @@ class Recorder:
             function(*arguments)
 
     def capture(self, worker, calls):
-        owners = [function.__self__ for _, function, _ in calls]  # the buffers, what has them, or the trainer
+        # the buffers, what has them, or the trainer
+        owners = [function.__self__ for _, function, _ in calls]
         buffers = getattr(owners[0], "buffers", owners[0])
-        memory = [buffers.arena.memory, *(tensor for tensor in buffers.host.values() if tensor is not None)]
+        memory = [buffers.arena.memory,
+                  *(tensor for tensor in buffers.host.values() if tensor is not None)]
         memory.append(buffers.running_returns)
         optimizer = getattr(getattr(owners[-1], "optimizer", None), "optimizer", None)
         if optimizer is not None:
@@ -109,7 +113,7 @@ class Recorder:
                     tensor.copy_(old)
 
     def graph_handles(self, worker, calls):
-        """Graphs by their number, and what calls back into Python for them."""
+        """Return numbers for graphs, and functions that call back into Python."""
         graphs = [self.graphs.get(key) for key, *_ in calls]
         if not all(graphs):
             return None
@@ -124,8 +128,9 @@ class Recorder:
                 return 1
             return 0
 
-        kinds = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 2), ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
-        functions = kinds[0](launch), kinds[1](lambda stream: int(stream != worker))
+        functions = (ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 2)(launch),
+                     ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)(
+                         lambda stream: int(stream != worker)))
         self.kept.append(functions)
         addresses = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
         return *addresses, worker, np.arange(len(graphs))
@@ -138,7 +143,10 @@ class Recorder:
 
 
 def install(monkeypatch, execute):
-    """The recorder in the place of a GPU; `execute` runs numba's drivers, tests/cuda_on_a_cpu.py the CUDA C++."""
+    """Put the recorder in the place of a GPU.
+
+    `execute` runs numba's drivers, tests/cuda_on_a_cpu.py the CUDA C++.
+    """
     monkeypatch.setattr(arena, "SIMULATOR", True)
     monkeypatch.setattr(arena, "_launch", recorded(execute))
     monkeypatch.setattr(fused, "find_gpu", lambda workers: Recorder())
@@ -151,7 +159,7 @@ def on_a_cpu(function, lanes, arguments):
 
 
 def recorded(execute):
-    """A launch by the recorder, for which `execute` runs the kernels."""
+    """Return a launch by the recorder, for which `execute` runs the kernels."""
 
     def launch(*call):
         if Recorder.capturing is not None:
@@ -185,10 +193,13 @@ def released(monkeypatch):  # which ends later
         TRAINERS.pop().release()
 
 
-def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None, squash=False, vec=None, **settings):
+def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None, squash=False,
+                 vec=None, **settings):
     torch.manual_seed(1)
-    buffers = {"num_buffers": 4, "num_threads": 2} if not env.startswith("gym/") else {"backend": "serial"}
-    vecenv = make(env, num_envs=num_envs, seed=1, env_kwargs=env_kwargs, **(buffers if vec is None else vec))
+    if vec is None:
+        vec = ({"backend": "serial"} if env.startswith("gym/")
+               else {"num_buffers": 4, "num_threads": 2})
+    vecenv = make(env, num_envs=num_envs, seed=1, env_kwargs=env_kwargs, **vec)
     if network == "mingru":
         policy = models.MinGRUPolicy(vecenv, hidden_size=16, num_layers=2)
     elif network == "lstm":
@@ -197,14 +208,15 @@ def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None,
         policy = network(vecenv)
     if squash:
         models.squash(policy, vecenv.single_action_space)
-    settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5, "device": "cuda",
-                "log_interval": 1e9, "data_dir": None, "ent_coef": 0.01, "anneal_ent_coef": True, **settings}
+    settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5,
+                "device": "cuda", "log_interval": 1e9, "data_dir": None, "ent_coef": 0.01,
+                "anneal_ent_coef": True, **settings}
     TRAINERS.append(pufferl.PuffeRL(settings, vecenv, policy))
     return TRAINERS[-1]
 
 
 def train(trainer, epochs):
-    """The losses of the last of so many epochs."""
+    """Train some epochs; return the losses of the last one."""
     for _ in range(epochs):
         trainer.evaluate()
         losses = trainer.train()
@@ -212,105 +224,123 @@ def train(trainer, epochs):
 
 
 def run(epochs, tf32=True, **settings):
-    """([weights, values, actions, bootstraps], losses, replays of graphs) after some epochs."""
+    """Train; return [weights, values, actions, bootstraps], losses and replays."""
     trainer = make_trainer(**settings)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     device, losses = getattr(trainer.buffers, "device", None), train(trainer, epochs)
     buffers = trainer.buffers
-    tensors = trainer.arena.flat("weights"), buffers.values, buffers.storage["actions"], buffers.bootstraps
-    return [tensor.to("cpu", copy=True) for tensor in tensors], losses, getattr(device, "replays", None)
+    tensors = (trainer.arena.flat("weights"), buffers.values, buffers.storage["actions"],
+               buffers.bootstraps)
+    copies = [tensor.to("cpu", copy=True) for tensor in tensors]
+    return copies, losses, getattr(device, "replays", None)
 
 
 def all_equal(ones, others):
     return all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
 
 
+SHORT = {"env": "cartpole", "env_kwargs": {"max_steps": 7}}
 PLACES = {  # where environments step
-    "tensors": {"env": "examples/torch_cartpole.py:make", "num_envs": 1, "env_kwargs": {"num_envs": 64}, "vec": {}},
-    "plain": {"env": "cartpole", "env_kwargs": {"max_steps": 7}, "vec": {"device": "cpu"}},
-    "graphs": {"env": "cartpole", "env_kwargs": {"max_steps": 7}, "vec": {"device": "cpu"}},
-    "host": {"env": "cartpole", "env_kwargs": {"max_steps": 7}, "vec": {"num_buffers": 1, "num_threads": 1}},
+    "tensors": {"env": "examples/torch_cartpole.py:make", "num_envs": 1,
+                "env_kwargs": {"num_envs": 64}, "vec": {}},
+    "plain": {**SHORT, "vec": {"device": "cpu"}},
+    "host": {**SHORT, "vec": {"num_buffers": 1, "num_threads": 1}},
 }
 
 CASES = {
     "breakout": {},
-    "continuous, truncated": {"env": "cartpole", "env_kwargs": {"continuous": True, "max_steps": 11}},
+    "continuous, truncated": {"env": "cartpole",
+                              "env_kwargs": {"continuous": True, "max_steps": 11}},
     "masks": {"env": "masked"},
     "several heads": {"env": "spaces"},
     "state zero, clipped": {"state": "zero", "reward_clip": 0.5, "weight_decay": 0.01},
     "adam": {"optimizer": "adam", "learning_rate": 0.001},
     "pieces of a minibatch": {"max_minibatch_size": 64},
     "lstm": {"network": "lstm"},
-    "lstm, truncated, in pieces": {"network": "lstm", "env": "cartpole", "env_kwargs": {"max_steps": 11},
-                                   "max_minibatch_size": 64},
-    "feed-forward, adam": {"network": models.FeedForward, "optimizer": "adam", "learning_rate": 0.001},
+    "lstm, truncated, in pieces": {"network": "lstm", "env": "cartpole",
+                                   "env_kwargs": {"max_steps": 11}, "max_minibatch_size": 64},
+    "feed-forward, adam": {"network": models.FeedForward, "optimizer": "adam",
+                           "learning_rate": 0.001},
     "encoded": {"network": models.Encoded, "env": "gym/FrozenLake-v1"},
-    "feed-forward, continuous": {"network": models.FeedForward, "env": "cartpole", "env_kwargs": {"continuous": True}},
+    "feed-forward, continuous": {"network": models.FeedForward, "env": "cartpole",
+                                 "env_kwargs": {"continuous": True}},
     "squashed": {"env": "pendulum", "env_kwargs": {"max_steps": 11}, "squash": True},
     "squashed, lstm": {"network": "lstm", "env": "pendulum", "squash": True},
 }
-FAST = "breakout", "continuous, truncated", "masks", "several heads", "lstm", "encoded", "squashed, lstm"
+FAST = ("breakout", "continuous, truncated", "masks", "several heads", "lstm", "encoded",
+        "squashed, lstm")
 
 
 def as_if_it_did_not_fit(monkeypatch):
-    """The default network's step product by product, as if a block had too little shared memory for it."""
-    monkeypatch.setattr(fused.PolicyStep, "is_supported", lambda *what: False)
+    """Step the default network product by product, as with too little shared memory."""
+    monkeypatch.setattr(fused.PolicyStep, "is_supported", lambda *sizes: False)
 
 
 @pytest.mark.filterwarnings("ignore:TF32")
 @pytest.mark.parametrize("case", slow_but(CASES, *FAST))
 def test_graphs_change_no_result(device, case, monkeypatch):
-    """An epoch from graphs is bit for bit one without, with schedules that change meanwhile."""
+    """Compare an epoch from graphs with one without, as schedules change."""
     if case in ("several heads", "continuous, truncated"):
         as_if_it_did_not_fit(monkeypatch)
     if "lstm" in case:  # which looks for resets where that is no wait, as on the recorder
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    # oneDNN's LSTM is one operation with memory of its own, cuDNN's adds up in whatever order is fastest
     rollouts, in_graphs = [], fused.replay_rollout
-    monkeypatch.setattr(fused, "replay_rollout", lambda *call: rollouts.append(0) or in_graphs(*call))
-    with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=True, deterministic=True):
+    monkeypatch.setattr(fused, "replay_rollout",
+                        lambda *call: rollouts.append(0) or in_graphs(*call))
+    # oneDNN's LSTM is one operation with its memory, cuDNN's adds up in the fastest order
+    with (torch.backends.mkldnn.flags(enabled=False),
+          torch.backends.cudnn.flags(enabled=True, deterministic=True)):
         eager, eager_losses, replays = run(4, **CASES[case], cudagraphs=-1)
         assert not replays
         graphs, losses, replays = run(4, **CASES[case], cudagraphs=2)
     buffers, pieces = 1 if case == "encoded" else 4, 5 if "network" in CASES[case] else 1
     assert replays is None or replays > 2 * (buffers * 9 + 1 + pieces * 4) - 1
-    assert len(rollouts) == (0 if "network" in CASES[case] else 2 * buffers)  # without the interpreter
+    assert len(rollouts) == (0 if "network" in CASES[case] else 2 * buffers)
     assert all_equal(graphs, eager) and losses == eager_losses
     assert not np.isnan(list(losses.values())).any()
 
 
 def launches(trainer, key):
-    """What a graph launches: not what makes a view or takes memory."""
+    """List what a graph launches, without views and allocations."""
     calls = trainer.buffers.gpu.graphs[key].calls
     return [call[0] for call in calls if not hasattr(call[0], "_schema") or (
         "empty" not in str(call[0]) and (call[3] is not None or call[0]._schema.is_mutable))]
 
 
 @ON_RECORDER
-@pytest.mark.parametrize("fits, step, final", [(True, 4, 5), (False, 10, 15)], ids=["in one kernel", "by products"])
+@pytest.mark.parametrize("fits, step, final", [(True, 4, 5), (False, 10, 15)],
+                         ids=["in one kernel", "by products"])
 def test_a_rollouts_step_is_few_launches(device, fits, step, final, monkeypatch):
-    """Two copies from the host, the policy's step and a copy of the actions; and the values of final observations."""
+    """Count two copies from the host, the policy's step and a copy of the actions.
+
+    And the values of final observations.
+    """
     if not fits:
         as_if_it_did_not_fit(monkeypatch)
     trainer = make_trainer(cudagraphs=1)
     train(trainer, 3)
     for key, count in ((("step", 0, 1), step), (("final", 0), final)):
         assert len(launches(trainer, key)) == count, launches(trainer, key)
-    assert 27 < len(launches(trainer, trainer._minibatch)) <= 29, launches(trainer, trainer._minibatch)
+    minibatch = launches(trainer, trainer._minibatch)
+    assert 27 < len(minibatch) <= 29, minibatch
 
 
 @ON_RECORDER
-@pytest.mark.parametrize("case, precision, near", [("masks", "float32", 1e-5), ("squashed", "bfloat16", 0.02)])
+@pytest.mark.parametrize("case, precision, near",
+                         [("masks", "float32", 1e-5), ("squashed", "bfloat16", 0.02)])
 def test_the_first_ratios_are_one(device, case, precision, near):
-    """The rollout's step and learning's forward round alike, but for the order of sums."""
-    trainer = make_trainer(**{**CASES[case], "precision": precision, "replay_ratio": 0.25, "learning_rate": 1e-9})
+    """Round alike in the rollout and in learning, but for the order of sums."""
+    settings = {"precision": precision, "replay_ratio": 0.25, "learning_rate": 1e-9}
+    trainer = make_trainer(**{**CASES[case], **settings})
     train(trainer, 1)
-    assert (trainer.buffers.new_ratios - 1).abs().max() < near and trainer.buffers.new_ratios.min() > 0
+    ratios = trainer.buffers.new_ratios
+    assert (ratios - 1).abs().max() < near and ratios.min() > 0
 
 
 def test_nothing_is_captured_before_it_has_run(device):
-    """Where most epochs have no minibatch; the moments of Adam are made by the first one."""
-    settings = {"optimizer": "adam", "learning_rate": 0.001, "replay_ratio": 0.25, "minibatch_size": 512}
+    """Train with few minibatches; the first one makes the moments of Adam."""
+    settings = {"optimizer": "adam", "learning_rate": 0.001, "replay_ratio": 0.25,
+                "minibatch_size": 512}
     eager, _, _ = run(12, **settings, cudagraphs=-1)
     graphs, _, replays = run(12, **settings, cudagraphs=2)
     assert (replays is None or replays > 0) and all_equal(graphs, eager)
@@ -318,9 +348,9 @@ def test_nothing_is_captured_before_it_has_run(device):
 
 @pytest.mark.parametrize("case", slow_but(CASES, *FAST))
 def test_the_first_epochs_are_those_of_a_cpu(device, case, monkeypatch):
-    """The same environments, draws and formulas: the first rollout and the first updates agree but for rounding."""
+    """Compare the first rollout and updates with a CPU's; they agree but for rounding."""
     with monkeypatch.context() as patch:
-        patch.setattr(arena, "SIMULATOR", False)  # or the recorder would take the CPU's arrays for a GPU's
+        patch.setattr(arena, "SIMULATOR", False)  # else the CPU's arrays count as a GPU's
         here, losses, _ = run(2, **CASES[case], device="cpu")
     there, other, _ = run(2, **CASES[case], tf32=False)
     assert torch.isfinite(there[0]).all()
@@ -329,15 +359,17 @@ def test_the_first_epochs_are_those_of_a_cpu(device, case, monkeypatch):
         assert other[name] == pytest.approx(value, rel=2e-2, abs=2e-3), name
 
 
-@pytest.mark.parametrize("case", slow_but(["breakout", "continuous, truncated", "squashed"], "squashed"))
+@pytest.mark.parametrize("case", slow_but(["breakout", "continuous, truncated", "squashed"],
+                                          "squashed"))
 @ON_RECORDER
 def test_what_the_compiler_for_a_gpu_made_trains_as_well(device, case, launcher, monkeypatch):
-    """Through graphs, every kernel of numba.cuda by its PTX, and the others by what the compiler reads."""
+    """Run every kernel of numba.cuda by its PTX, and the others by their source."""
     if case == "breakout":
         as_if_it_did_not_fit(monkeypatch)
     here, losses, _ = run(4, **CASES[case], cudagraphs=2)
     monkeypatch.setattr(arena, "_launch", recorded(  # environments step on the CPU there, too
-        lambda function, *call: (launcher if hasattr(function, "py_func") else on_a_cpu)(function, *call)))
+        lambda function, *call: (launcher if hasattr(function, "py_func") else on_a_cpu)(
+            function, *call)))
     launcher.counts.clear()
     there, other, _ = run(4, **CASES[case], cudagraphs=2)
     torch.testing.assert_close(there[0], here[0], rtol=1e-2, atol=1e-3)
@@ -347,11 +379,12 @@ def test_what_the_compiler_for_a_gpu_made_trains_as_well(device, case, launcher,
 
 
 def test_bootstraps_are_set_where_an_episode_was_cut(device):
-    """Truncated at different steps: V of the final observation there, and 0 elsewhere, also from graphs."""
+    """Set V of the final observation where it is truncated, and 0 elsewhere."""
     trainer = make_trainer("cartpole", env_kwargs={"max_steps": 7}, cudagraphs=1)
     for _ in range(4):
         trainer.evaluate()
-        cut = (trainer.buffers.host["truncations"] != 0) & (trainer.buffers.host["terminals"] == 0)
+        host = trainer.buffers.host
+        cut = (host["truncations"] != 0) & (host["terminals"] == 0)
         assert cut.any() and torch.equal(trainer.buffers.bootstraps.cpu() != 0, cut)
         trainer.train()
 
@@ -407,30 +440,34 @@ def test_what_is_not_finite_is_named_and_changes_no_weight(device):
 
 @pytest.mark.parametrize("optimizer", ["muon", "adam"])
 def test_resume_goes_on_bit_for_bit(device, tmp_path, optimizer):
-    """In another trainer, and in one whose graphs were made before."""
+    """Resume in another trainer, and in one that has graphs."""
     settings = {"cudagraphs": 1, "optimizer": optimizer, "learning_rate": 0.002}
-    whole, path, found = make_trainer(**settings), tmp_path / "state.pt", []
+    whole, path, results = make_trainer(**settings), tmp_path / "state.pt", []
     train(whole, 3)
     whole.save_checkpoint(path)
     saved = torch.load(path, weights_only=True)
-    assert all(tensor.device.type == "cpu" for tensor in [*saved["model"].values(), *saved["tensors"].values()])
+    tensors = [*saved["model"].values(), *saved["tensors"].values()]
+    assert all(tensor.device.type == "cpu" for tensor in tensors)
     for trainer in (whole, make_trainer(**settings), whole):
-        if found:
+        if results:
             trainer.load_checkpoint(path)
         train(trainer, 2)
-        found.append([trainer.arena.flat("weights").clone(), trainer.arena.flat("gradients").clone(),
-                      trainer.storage["actions"].clone()])
-    assert all_equal(found[1], found[0]) and all_equal(found[2], found[0])
+        weights, gradients = map(trainer.arena.flat, ("weights", "gradients"))
+        results.append([weights.clone(), gradients.clone(), trainer.storage["actions"].clone()])
+    assert all_equal(results[1], results[0]) and all_equal(results[2], results[0])
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adam"])
-@pytest.mark.parametrize("network", slow_but(["mingru", models.FeedForward], "mingru"), ids=["fused", "feed-forward"])
+@pytest.mark.parametrize("network", slow_but(["mingru", models.FeedForward], "mingru"),
+                         ids=["fused", "feed-forward"])
 def test_what_is_frozen_after_graphs_were_made_stays(device, network, optimizer):
-    trainer = make_trainer(network=network, cudagraphs=1, optimizer=optimizer, learning_rate=0.002, weight_decay=0.1)
+    trainer = make_trainer(network=network, cudagraphs=1, optimizer=optimizer, learning_rate=0.002,
+                           weight_decay=0.1)
 
     def weights(epochs):
         train(trainer, epochs)
-        return {name: parameter.detach().clone() for name, parameter in trainer.policy.named_parameters()}
+        return {name: parameter.detach().clone()
+                for name, parameter in trainer.policy.named_parameters()}
 
     before = weights(3)
     assert trainer.engine.captures._is_done
@@ -438,7 +475,8 @@ def test_what_is_frozen_after_graphs_were_made_stays(device, network, optimizer)
         parameter.requires_grad_(not name.startswith("encoder"))
     after = weights(4)
     assert trainer.engine.captures._is_done, "again"
-    assert all(torch.equal(before[name], after[name]) == name.startswith("encoder") for name in before)
+    assert all(torch.equal(before[name], after[name]) == name.startswith("encoder")
+               for name in before)
     trainer.policy.requires_grad_(True)
     thawed = weights(4)
     assert not any(torch.equal(after[name], thawed[name]) for name in after)
@@ -446,10 +484,11 @@ def test_what_is_frozen_after_graphs_were_made_stays(device, network, optimizer)
 
 @pytest.mark.slow
 def test_it_learns(device):
-    """CartPole to 475 of 500, through graphs, as six seeds of six do."""
-    trainer = make_trainer("cartpole", env_kwargs={"reward_scale": 0.1}, num_envs=256, horizon=32, minibatch_size=2048,
-                           learning_rate=0.008, gamma=0.98, vf_clip_coef=math.inf, vf_coef=0.5, prio_alpha=0.0,
-                           ent_coef=0.001, replay_ratio=1.0, total_timesteps=3_000_000, cudagraphs=2)
+    """Learn CartPole to 475 of 500 through graphs, as six seeds of six do."""
+    trainer = make_trainer("cartpole", env_kwargs={"reward_scale": 0.1}, num_envs=256, horizon=32,
+                           minibatch_size=2048, learning_rate=0.008, gamma=0.98,
+                           vf_clip_coef=math.inf, vf_coef=0.5, prio_alpha=0.0, ent_coef=0.001,
+                           replay_ratio=1.0, total_timesteps=3_000_000, cudagraphs=2)
     best = 0.0
     while trainer.epoch < trainer.total_epochs and best < 475:
         score = trainer.evaluate().get("episode_length", 0.0)
@@ -462,8 +501,9 @@ def test_it_learns(device):
 @pytest.mark.slow
 @pytest.mark.parametrize("network", ["feed-forward", "mingru", "lstm"])
 @pytest.mark.parametrize("where", [
-    {"device": "cpu"}, *(pytest.param({"device": "cuda", "cudagraphs": graphs}, marks=pytest.mark.gpu)
-                         for graphs in (-1, 2))], ids=["cpu", "eager", "graphs"])
+    {"device": "cpu"},
+    *(pytest.param({"device": "cuda", "cudagraphs": graphs}, marks=pytest.mark.gpu)
+      for graphs in (-1, 2))], ids=["cpu", "eager", "graphs"])
 def test_torch_compile_changes_no_result(network, where):
     if where["device"] == "cuda":
         skip_without_gpu()
@@ -471,7 +511,8 @@ def test_torch_compile_changes_no_result(network, where):
         pytest.skip("torch.compile wants a C++ compiler")
     wrapper = {"feed-forward": lambda vecenv, inner, size: inner, "mingru": models.MinGRUWrapper,
                "lstm": models.LSTMWrapper}[network]
-    settings = {"network": lambda vecenv: wrapper(vecenv, models.FeedForward(vecenv, 16), 16), "env": "cartpole"}
+    settings = {"network": lambda vecenv: wrapper(vecenv, models.FeedForward(vecenv, 16), 16),
+                "env": "cartpole"}
     plain, losses, _ = run(4, **settings, **where)
     traced, others, _ = run(4, **settings, compile=True, **where)
     torch.testing.assert_close(traced[0], plain[0], rtol=1e-3, atol=1e-4)
@@ -484,38 +525,46 @@ int64_t called[16], count, fails_at = -1;
 static int call(int64_t what) { called[count++] = what; return count - 1 == fails_at ? 700 : 0; }
 int cuGraphLaunch(int64_t graph, int64_t stream) { return call(1000 * stream + graph); }
 int cuStreamSynchronize(int64_t stream) { return call(-stream); }
-void step(int64_t environments, int64_t first, int64_t last, uint8_t *truncated) { *truncated = 1; call(environments); }
+void step(int64_t environments, int64_t first, int64_t last, uint8_t *truncated) {
+    *truncated = 1;
+    call(environments);
+}
 """
 
 
 def test_graphs_are_replayed_by_the_driver(tmp_path, monkeypatch):
-    """Two steps and the last values, with a library that only notes what it was asked in the place of CUDA's."""
+    """Replay two steps and the last values by a library that only notes its calls."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
     (tmp_path / "driver.c").write_text(DRIVER)
-    subprocess.run(["cc", "-shared", "-fPIC", tmp_path / "driver.c", "-o", tmp_path / "driver.so"], check=True)
+    subprocess.run(["cc", "-shared", "-fPIC", tmp_path / "driver.c", "-o", tmp_path / "driver.so"],
+                   check=True)
     driver = ctypes.CDLL(tmp_path / "driver.so")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     gpu = object.__new__(fused.Gpu)
     gpu.streams = [None, types.SimpleNamespace(cuda_stream=7)]
-    gpu._graphs = {key: types.SimpleNamespace(raw_cuda_graph_exec=lambda key=key: key) for key in range(4)}
+    gpu._graphs = {key: types.SimpleNamespace(raw_cuda_graph_exec=lambda key=key: key)
+                   for key in range(4)}
     calls = [(key, None, ()) for key in range(4)]
     assert gpu.graph_handles(1, [*calls, ("another", None, ())]) is None
     zeros = lambda *shape: torch.zeros(shape, dtype=torch.uint8)  # noqa: E731
-    storage, cut, cut_step = (zeros(2, 5), zeros(2, 5), zeros(3, 5)), zeros(5), torch.zeros(1, dtype=torch.int64)
+    storage, cut = (zeros(2, 5), zeros(2, 5), zeros(3, 5)), zeros(5)
+    cut_step = torch.zeros(1, dtype=torch.int64)
     step = ctypes.cast(driver.step, ctypes.c_void_p).value
-    rows = np.array([storage[1][t, 3].data_ptr() for t in range(2)])  # agent 3 is truncated each time
+    # agent 3 is truncated each time
+    rows = np.array([storage[1][t, 3].data_ptr() for t in range(2)])
 
     def rollout():
-        return fused.replay_rollout(slice(2, 4), (step, 500, 0, 2, rows), gpu.graph_handles(1, calls), storage, cut,
-                                          cut_step)
+        return fused.replay_rollout(slice(2, 4), (step, 500, 0, 2, rows),
+                                    gpu.graph_handles(1, calls), storage, cut, cut_step)
 
     assert 0 <= rollout() <= 1
     noted = (ctypes.c_int64 * 16).in_dll(driver, "called")
     assert noted[:ctypes.c_int64.in_dll(driver, "count").value] == [
         7000, -7, 500, 7003, 7001, -7, 500, 7003, 7002, -7]
-    assert cut_step == 1 and cut.tolist() == [0, 0, 0, 1, 0] and storage[2][1:, 3].all() and storage[2].sum() == 2
+    assert cut_step == 1 and cut.tolist() == [0, 0, 0, 1, 0]
+    assert storage[2][1:, 3].all() and storage[2].sum() == 2
     for call in (3, 4, 5):
         ctypes.c_int64.in_dll(driver, "count").value = 0
         ctypes.c_int64.in_dll(driver, "fails_at").value = call
@@ -525,7 +574,7 @@ def test_graphs_are_replayed_by_the_driver(tmp_path, monkeypatch):
 
 
 def test_a_capture_that_fails_leaves_the_allocator_as_it_was(monkeypatch):
-    """Which torch 2.11 forgets when its own capture_end fails; the next capture has a pool of its own."""
+    """End the allocator's pool, which torch 2.11 forgets if its capture_end fails."""
     called, pools = [], iter(range(9))
 
     class Graph:
@@ -542,11 +591,13 @@ def test_a_capture_that_fails_leaves_the_allocator_as_it_was(monkeypatch):
     stream = types.SimpleNamespace(device=torch.device("cuda", 3))
     gpu = object.__new__(fused.Gpu)
     gpu.torch_device, gpu.main_stream, gpu._graphs = stream.device, stream, {}
-    for name, function in {"synchronize": lambda device: None, "stream": lambda stream: contextlib.nullcontext(),
+    for name, function in {"synchronize": lambda device: None,
+                           "stream": lambda stream: contextlib.nullcontext(),
                            "graph_pool_handle": lambda: next(pools), "CUDAGraph": Graph}.items():
         monkeypatch.setattr(torch.cuda, name, function)
     monkeypatch.setattr("numba.cuda.defer_cleanup", contextlib.nullcontext)
-    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *call: called.append(call), raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *call: called.append(call),
+                        raising=False)
     for _ in range(2):
         with pytest.raises(ValueError, match="cannot be captured"):
             gpu.capture(None, [("minibatch", fails, ())])
@@ -560,7 +611,8 @@ def pin_where_no_memory_is_locked():
     gpu = object.__new__(fused.Gpu)
     gpu._pinned, gpu._is_refused = [], False
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "cudart", lambda: types.SimpleNamespace(cudaHostRegister=lambda *call: 801))
+        cudart = types.SimpleNamespace(cudaHostRegister=lambda *call: 801)
+        patch.setattr(torch.cuda, "cudart", lambda: cudart)
         patch.setattr(torch.cuda, "check_error", refuse)
         for _ in range(3):
             gpu.pin(np.zeros(4096, np.uint8))
@@ -589,7 +641,7 @@ def test_settings_of_another_device_are_refused():
         make_trainer(cudagraphs=0, device="cpu")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Streams
 
 
@@ -597,7 +649,8 @@ class Stream:
     """A stream that knows how much of the others' work comes before its own next."""
 
     cuda_stream = cuda_on_a_cpu.STREAM
-    every, here, host = [], [], {}  # all streams; those that are entered; what the host has waited for
+    # all streams; those that are entered; the work that the host has waited for
+    every, here, host = [], [], {}
 
     def __init__(self, device=None):
         self.given, self.seen = 0, {}
@@ -613,10 +666,10 @@ class Stream:
         Stream.host = merged(self.host, self.before())
 
     def take(self):
-        """This stream is given some work, which must come after all that the others have."""
+        """Give this stream work, which must come after all that the others have."""
         for other in self.every:
             done = max(self.seen.get(other, 0), self.host.get(other, 0))
-            assert other is self or done == other.given, "work on a stream does not wait for another's"
+            assert other is self or done == other.given, "work does not wait for another stream's"
         self.given += 1
 
 
@@ -655,21 +708,23 @@ class Streams(Recorder):
         self.main_stream, self.streams = Stream(), [Stream()]
 
 
-@pytest.mark.parametrize("place", ["tensors", "plain", "graphs", "host"])
+@pytest.mark.parametrize("place", PLACES)
 @ON_RECORDER
 def test_streams_wait_for_each_other(device, place, monkeypatch):
-    """All of a run in order, also two rollouts in a row, wherever the environments are."""
+    """Run in order, also two rollouts in a row, wherever the environments are."""
     monkeypatch.setattr(Stream, "every", [])
     monkeypatch.setattr(Stream, "here", [Stream()])
     monkeypatch.setattr(Stream, "host", {})
-    nothing = lambda *what: contextlib.nullcontext()  # noqa: E731
-    for name, value in {"current_stream": lambda device=None: Stream.here[-1], "stream": entered, "device": nothing,
+    nothing = lambda *arguments: contextlib.nullcontext()  # noqa: E731
+    for name, value in {"current_stream": lambda device=None: Stream.here[-1],
+                        "stream": entered, "device": nothing,
                         "nvtx": types.SimpleNamespace(range=nothing)}.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(fused, "find_gpu", lambda workers: Streams())
     trainer = make_trainer(**PLACES[place], cudagraphs=-1)
     run_kernel = sys.modules["cupy"].execute
-    monkeypatch.setattr(sys.modules["cupy"], "execute", lambda *call: (Stream.here[-1].take(), run_kernel(*call)))
+    monkeypatch.setattr(sys.modules["cupy"], "execute",
+                        lambda *call: (Stream.here[-1].take(), run_kernel(*call)))
     with InOrder(trainer.arena):
         for rollouts in (1, 2, 1):
             for _ in range(rollouts):
@@ -680,10 +735,11 @@ def test_streams_wait_for_each_other(device, place, monkeypatch):
 
 @ON_RECORDER
 def test_what_the_host_does_not_read_is_neither_pinned_nor_copied(device):
-    """Of environments that live where the policy does: no observations, but those of the agents that a log looks at."""
+    """Copy no observations of environments on the GPU but those that a log reads."""
     trainer, copied = make_trainer(**PLACES["tensors"]), {}
     pinned = {array.ctypes.data for array in trainer.buffers.gpu.pinned}
-    used = {name for name, tensor in trainer.buffers.host.items() if tensor is not None and tensor.data_ptr() in pinned}
+    used = {name for name, tensor in trainer.buffers.host.items()
+            if tensor is not None and tensor.data_ptr() in pinned}
     assert used == {"rewards", "resets", "valid", "terminals", "truncations"}
     on_host = trainer.buffers.on_host
 
@@ -695,7 +751,8 @@ def test_what_the_host_does_not_read_is_neither_pinned_nor_copied(device):
     trainer.evaluate()
     trainer.train()
     trainer.mean_and_log()
-    assert max(part.numel() for part in copied["observations"]) <= trainer.storage["observations"].numel() / 2
+    largest = max(part.numel() for part in copied["observations"])
+    assert largest <= trainer.storage["observations"].numel() / 2
     assert copied["actions"][0].shape[1] == 16 and copied["rewards"][0].shape[1] == 64
 
 
@@ -711,7 +768,7 @@ def test_torch_has_its_precision_back_after_a_run(monkeypatch):
         assert chosen.allow_tf32 == before
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What only a GPU can show
 
 
@@ -724,15 +781,17 @@ def test_after_warm_up_nothing_is_allocated_and_nothing_waits_but_for_the_action
     before, reserved = torch.cuda.memory_stats()["num_device_alloc"], torch.cuda.memory_reserved()
     with torch.profiler.profile() as profile:
         train(trainer, 1)
-    assert torch.cuda.memory_stats()["num_device_alloc"] == before and torch.cuda.memory_reserved() == reserved
+    assert torch.cuda.memory_stats()["num_device_alloc"] == before
+    assert torch.cuda.memory_reserved() == reserved
     # Those for the actions are the driver's, not the runtime's: no interpreter makes them.
     events = {event.key: event.count for event in profile.key_averages()}
-    waits = sum(count for key, count in events.items() if key.startswith("cuda") and "Synchronize" in key)
+    waits = sum(count for key, count in events.items()
+                if key.startswith("cuda") and "Synchronize" in key)
     assert waits <= trainer.vecenv.num_buffers + 16, events
 
 
 def there(place):
-    """One of PLACES on this GPU."""
+    """Return one of PLACES on this GPU."""
     skip_without_gpu()
     gpu = {"device": torch.device("cuda", torch.cuda.current_device())}
     options = "env_kwargs" if place == "tensors" else "vec"
@@ -742,27 +801,29 @@ def there(place):
 @pytest.mark.gpu
 @pytest.mark.parametrize("place", ["tensors", "plain"])
 def test_the_last_values_come_before_what_follows(place):
-    """Though the network takes long, and nobody waits for it."""
+    """Order them, though the network takes long and nothing waits for it."""
     class Slow(models.FeedForward):
         def encode_observations(self, observations, state=None):
             torch.cuda._sleep(50_000_000)  # cycles
             return super().encode_observations(observations)
 
-    trainer = make_trainer(**there(place), network=Slow, horizon=2, minibatch_size=64, cudagraphs=-1)
+    trainer = make_trainer(**there(place), network=Slow, horizon=2, minibatch_size=64,
+                           cudagraphs=-1)
     for _ in range(2):
         trainer.evaluate()
-        seen = trainer.buffers.values.clone()
+        values = trainer.buffers.values.clone()
         torch.cuda.synchronize()
-        assert torch.equal(seen, trainer.buffers.values) and seen[-1].any()
+        assert torch.equal(values, trainer.buffers.values) and values[-1].any()
         trainer.train()
 
 
 @pytest.mark.gpu
 def test_environments_of_tensors_step_on_the_default_stream():
-    """By which simulators order what they do themselves."""
+    """Use the default stream, by which simulators order their work."""
     trainer = make_trainer(**there("tensors"), cudagraphs=-1)
-    streams, step = set(), trainer.vecenv._env.step_into
-    trainer.vecenv._env.step_into = lambda row: (streams.add(torch.cuda.current_stream()), step(row))
+    env, streams = trainer.vecenv.driver_env, set()
+    step = env.step_into
+    env.step_into = lambda row: (streams.add(torch.cuda.current_stream()), step(row))
     trainer.evaluate()
     assert streams == {torch.cuda.default_stream()}
 
@@ -777,6 +838,6 @@ def test_bfloat16_stays_finite(network):
 
 
 def test_a_minibatch_is_one_part_on_a_gpu(device, monkeypatch):
-    monkeypatch.setattr(engines, "MAX_NUMBERS_IN_PASS", 1)  # where a CPU's minibatch would be cut into single segments
+    monkeypatch.setattr(engines, "MAX_NUMBERS_IN_PASS", 1)  # a CPU's has single segments then
     trainer = make_trainer()
     assert trainer.engine.at_once == 128

@@ -375,13 +375,13 @@ class OldStep(small_envs.Steps):
 
 LOCK = threading.Lock()
 ENVIRONMENTS = [
-    ("vec.num_workers", ValueError, "vec.num_workers can be 1, 2, 3, 6",
+    ("vec.num_workers", ValueError, "evenly. It can be 1, 2, 3, 6",
      lambda: vector.make(small_envs.Walk, 6, "multiprocessing", num_workers=4)),
-    ("vec.batch_size", ValueError, "vec.batch_size can be 2, 4, 8", lambda: vector.make(
+    ("vec.batch_size", ValueError, "It can be 2, 4, 8", lambda: vector.make(
         small_envs.Walk, 8, "multiprocessing", num_workers=4, batch_size=3)),
-    ("serial", ValueError, "for more workers take multiprocessing",
+    ("serial", ValueError, "For more workers take multiprocessing",
      lambda: vector.make(small_envs.Walk, 4, "serial", num_workers=2)),
-    ("num_workers", ValueError, "vec.num_threads says how many threads step them",
+    ("num_workers", ValueError, "Set vec.num_threads",
      lambda: vector.make("squared", 4, num_workers=2)),
     ("vec.num_buffers", ValueError, "is for backend native, not for multiprocessing",
      lambda: vector.make(small_envs.Walk, 4, "multiprocessing", num_buffers=2)),
@@ -484,7 +484,7 @@ OCEAN = [
      lambda: (envs := ocean.load("snake").create(2), envs.close(), envs.save())),
     ("snake", ValueError, "was not saved from 2 environments",
      lambda: ocean.load("snake").create(2).load(ocean.load("snake").create(3).save())),
-    ("num_buffers", ValueError, "can be 1, 3", lambda: vector.Native("snake", 3, num_buffers=2)),
+    ("vec.num_buffers", ValueError, "It can be 1, 3", lambda: vector.Native("snake", 3, num_buffers=2)),
     (".num_agents", ValueError, "c_spaces gives no .num_agents", compile_small(".num_agents = 1", ".num_agents = 0")),
     ("small.h", ConfigError, "does not compile", compile_small("env->tick++;", "env->tock++;")),
     ("breakout", ValueError, "actions lie within 0 and 2, got 3", step_gym("breakout", 3)),

@@ -464,7 +464,7 @@ def test_a_header_that_is_no_cpp_steps_on_the_host(tmp_path, monkeypatch, capsys
     text = capsys.readouterr().err
     assert "broken" in text and text.count("\n") == 1
     settings["vec"]["device"] = "cuda"
-    with pytest.raises(ConfigError, match="broken"):
+    with pytest.raises(EnvError, match="broken"):
         vector.make_from(library, 2, settings, {})
 
 

@@ -1,12 +1,10 @@
-"""Environments of torch and JAX: the episodes of other backends, one copy only, no waiting for a
-device, and the shapes that simulators return."""
+"""Environments of torch and JAX: episodes, copies, waits, simulators and errors."""
 
 import importlib.util
 import math
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,15 +34,18 @@ MODES = ["SameStep", "NextStep", "Disabled"]
 
 
 def convert(array, kind):
-    """A copy as numpy's, torch's or JAX's array."""
+    """Copy an array as numpy's, torch's or JAX's."""
     if kind == "torch":
         return torch.from_numpy(array.copy())
     return array.copy() if kind == "numpy" else importlib.import_module("jax").numpy.array(array)
 
 
 class Walks(gymnasium.vector.VectorEnv):
-    """Walkers that begin where their number and the episode's say, for any kind of array and any
-    mode of autoreset. A walk ends far out, and is cut after `limit` steps."""
+    """Walkers for any kind of array and any mode of autoreset.
+
+    They begin where their number and the episode's say. A walk ends far out, and is cut after
+    `limit` steps.
+    """
 
     single_observation_space = spaces.Dict({"x": spaces.Box(-100, 100, (2,), np.float32),
                                             "t": spaces.Discrete(50)})
@@ -111,20 +112,20 @@ class Walk(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         again = self.walks.episode[0] and seed is None
-        seen, info = self.walks.reset(options={"reset_mask": np.ones(1, bool)} if again else None)
-        return tuple({key: array[0] for key, array in part.items()} for part in (seen, info))
+        parts = self.walks.reset(options={"reset_mask": np.ones(1, bool)} if again else None)
+        return tuple({key: array[0] for key, array in part.items()} for part in parts)
 
     def step(self, action):
-        seen, *numbers, info = self.walks.step(np.array([action]))
-        seen, info = ({key: array[0] for key, array in part.items()} for part in (seen, info))
-        return seen, *(array[0].item() for array in numbers), info
+        observed, *numbers, info = self.walks.step(np.array([action]))
+        observed, info = ({key: array[0] for key, array in part.items()}
+                          for part in (observed, info))
+        return observed, *(array[0].item() for array in numbers), info
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_rollout_is_that_of_the_same_environment_in_numpy(kind, mode):
-    """Dict observations of two dtypes, masks, an action space that begins at -1,
-    statistics of the last info."""
+    """Compare Dict observations, masks, actions from -1, and the last info's numbers."""
     ours = rollout(vector.make(lambda: Walks(kind=kind, mode=mode)))
     theirs = rollout(vector.make(lambda: Walks(kind="numpy", mode=mode), backend="serial"))
     assert_same(ours, theirs)
@@ -138,7 +139,7 @@ def test_the_rollout_is_that_of_the_same_environment_in_numpy(kind, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_synchronous_form(kind, mode):
-    """An end is counted once."""
+    """Count an end once."""
     with vector.make(lambda: Walks(kind=kind, mode=mode)) as vecenv:
         assert type(vecenv) is vector.Tensors and vecenv.num_envs == 5
         assert vecenv.device == torch.device("cpu")
@@ -192,8 +193,8 @@ class Kept(Walks):
     single_action_space = spaces.Discrete(3, dtype=np.int32)
 
     def _see(self):
-        self.seen = convert(self.x, self.kind)
-        return self.seen
+        self.observed = convert(self.x, self.kind)
+        return self.observed
 
     def _masks(self):
         return {}
@@ -204,8 +205,7 @@ class Kept(Walks):
 
 
 def test_what_is_copied():
-    """An observation once, from the environment's tensor into the rollout's row, which the policy
-    reads; actions, which it may change, once."""
+    """Copy an observation once, into the row that the policy reads, and actions once."""
     env = Kept(64, limit=100)
     with vector.make(lambda: env) as vecenv:
         storage = vecenv.allocate(4)
@@ -214,11 +214,11 @@ def test_what_is_copied():
                 vecenv.advance(0)
             assert env.given.data_ptr() != storage.actions[t].ctypes.data
             assert env.given.dtype == torch.int32 and "aten::clone" in watched.names
-            assert watched.of_size(2 * 64) == [(env.seen.data_ptr(),
+            assert watched.of_size(2 * 64) == [(env.observed.data_ptr(),
                                                 storage.observations[t + 1].ctypes.data)]
             # reward, two flags and resets
             assert sum(size for _, _, size in watched.copies) == 64 * (2 + 4)
-        np.testing.assert_array_equal(storage.observations[4], env.seen.numpy())
+        np.testing.assert_array_equal(storage.observations[4], env.observed.numpy())
     trainer = make_trainer(vecenv := vector.make(lambda: Kept(64)))
     assert trainer.storage["observations"].data_ptr() == vecenv.storage.observations.ctypes.data
     trainer.release()
@@ -236,7 +236,7 @@ def test_arrays_of_jax_are_read_where_they_lie():
             assert isinstance(env.given, jax.Array)
             assert env.given.unsafe_buffer_pointer() == storage.actions[t].ctypes.data
             copied, = watched.of_size(2 * 64)
-            assert copied[0] == env.seen.unsafe_buffer_pointer()
+            assert copied[0] == env.observed.unsafe_buffer_pointer()
 
 
 @pytest.mark.parametrize("space", [spaces.Box(-np.inf, np.inf, (3,), np.float32),
@@ -261,8 +261,10 @@ def test_an_environment_that_changes_its_actions_changes_none_of_the_rollout(spa
 
 
 class Unmoved:
-    """Environments whose arrays cost nothing to make: what is seen then are the backend's own
-    operations. Keywords replace its attributes and methods, a number a part of a step's arrays."""
+    """Environments whose arrays cost nothing: all operations are the backend's.
+
+    Keywords replace its attributes and methods; `part` is the number of a step's array to replace.
+    """
 
     num_envs = 8
     single_observation_space = spaces.Box(-1, 1, (2,), np.float32)
@@ -286,11 +288,11 @@ class Unmoved:
 
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
 def test_nothing_waits_for_a_device(mode):
-    """Not even to learn if an episode has ended; only the log does, once."""
+    """Learn without a wait if an episode has ended; only the log waits, once."""
     env = Unmoved(mode)
     with vector.make(lambda: env) as vecenv:
         storage = vecenv.allocate(2)
-        vecenv._env._quick_to_ask = False  # as on a GPU
+        vecenv._driver._is_on_host = False  # as on a GPU
         vecenv.advance(0)
         storage.actions[1] = 5
         with Watched() as watched:
@@ -318,7 +320,7 @@ def run_epochs(trainer, epochs):
 
 
 def train(epochs, mode, **settings):
-    """(the rollout, weights, losses, logged entry) of a run."""
+    """Return (the rollout, weights, losses, logged entry) of a run."""
     trainer = make_trainer(vector.make(lambda: Walks(32, mode=mode, limit=3)), **settings)
     losses, entry = run_epochs(trainer, epochs), trainer.mean_and_log()
     names = ("observations", "actions", "rewards", "terminals", "truncations", "resets", "valid")
@@ -334,8 +336,10 @@ def train(epochs, mode, **settings):
 @pytest.mark.parametrize("network", slow_but([models.MinGRUPolicy, models.FeedForward],
                                              models.MinGRUPolicy))
 def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
-    """On what stands for a GPU in tests/test_devices.py: environments write the policy's arrays,
-    and the run is that of environments that write the host's, graphs or not."""
+    """Compare environments that write the policy's arrays with the host's.
+
+    The GPU is the recorder of tests/test_devices.py, with graphs and without.
+    """
     from test_devices import install, on_a_cpu
 
     install(monkeypatch, on_a_cpu)
@@ -361,9 +365,11 @@ def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
 
 
 class IsaacLabStandIn(gymnasium.Env):
-    """The types of Isaac Lab's ManagerBasedRLEnv: dicts of groups, float rewards, bool flags,
-    extras that live on with a "log" of the last reset; ended episodes begin anew within the step,
-    and their last observation is lost."""
+    """The types of Isaac Lab's ManagerBasedRLEnv.
+
+    Dicts of groups, float rewards, bool flags, lasting extras with a "log" of the last reset; ended
+    episodes begin again within the step, and their last observation is lost.
+    """
 
     metadata = {"render_modes": [None]}  # noqa: RUF012
     num_envs, device, max_episode_length = 4, "cpu", 5
@@ -405,8 +411,7 @@ class IsaacLabStandIn(gymnasium.Env):
 
 
 class MjlabStandIn(IsaacLabStandIn):
-    """mjlab's differences: other spaces, groups by other names, and resets that are the
-    caller's if it wants."""
+    """mjlab's differences: other spaces and names of groups, resets by the caller."""
 
     cfg = SimpleNamespace(auto_reset=False)
 
@@ -454,9 +459,11 @@ def test_isaac_lab_and_mjlab(kind):
 
 
 class ManiSkillStandIn(gymnasium.vector.VectorEnv):
-    """The types of ManiSkillVectorEnv with record_metrics: no autoreset in its metadata; the final
-    observation and info of all environments, with masks of those that ended; partial resets by
-    env_idx."""
+    """The types of ManiSkillVectorEnv with record_metrics.
+
+    No autoreset in its metadata; the final observation and info of all environments, with masks of
+    those that ended; partial resets by env_idx.
+    """
 
     auto_reset, metadata, num_envs, device = True, {"render_modes": []}, 4, torch.device("cpu")
     single_observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -485,7 +492,8 @@ class ManiSkillStandIn(gymnasium.vector.VectorEnv):
         truncations, observations = self.elapsed_steps >= 4, self._observe()
         episode = {"success_once": self.success_once.clone(), "return": self.returns.clone(),
                    "episode_len": self.elapsed_steps.clone()}
-        infos = {"elapsed_steps": self.elapsed_steps.clone(), "success": success, "episode": episode}
+        infos = {"elapsed_steps": self.elapsed_steps.clone(), "success": success,
+                 "episode": episode}
         ended = success | truncations
         if ended.any():
             last = {"final_observation": observations, "final_info": infos, "_final_info": ended,
@@ -509,7 +517,8 @@ def test_maniskill():
         np.testing.assert_array_equal(storage.final_observations[:2], [[0, 4], [2, 4]])
         np.testing.assert_array_equal(storage.observations[4], [[0, 0], [0, 0], [1, 1], [1, 1]])
         log = vecenv.log()
-        assert (log["n"], log["success"], log["episode/success_once"], log["episode/episode_len"]) == (4, 0.5, 0.5, 3.5)
+        names = "n", "success", "episode/success_once", "episode/episode_len"
+        assert [log[name] for name in names] == [4, 0.5, 0.5, 3.5]
         assert log["episode_return"] == log["episode/return"] == (0 + 5 + 6 + 6) / 4
 
 
@@ -545,27 +554,29 @@ def test_gymnasiums_environments_in_jax():
 
 
 def test_gymnax():
-    """Ends told from time limits, with the true last observation, which has no
-    place among the first ones."""
+    """Tell ends from time limits, with the true last observation."""
     pytest.importorskip("gymnax")
-    with vector.make("gymnax/CartPole-v1", 64, env_kwargs={"max_steps_in_episode": 30}, seed=3) as vecenv:
+    options = {"env_kwargs": {"max_steps_in_episode": 30}, "seed": 3}
+    with vector.make("gymnax/CartPole-v1", 64, **options) as vecenv:
         assert type(vecenv) is vector.Tensors and vecenv.num_envs == 64
         rng, cut, ended, log = np.random.default_rng(0), 0, 0, {}
         first = vecenv.reset(seed=3)[0].copy()
         assert len(np.unique(first, axis=0)) == 64
         for _ in range(120):
-            observations, rewards, terminals, truncations, infos = vecenv.step(rng.integers(0, 2, 64))
+            observations, rewards, terminals, truncations, infos = vecenv.step(
+                rng.integers(0, 2, 64))
             final, done = vecenv.storage.final_observations, terminals | truncations
             assert (rewards == 1).all() and (abs(observations[done]) <= 0.05).all()
             alone = truncations & ~terminals
             assert (abs(final[alone]).max(1) > 0.05).all() and (abs(final[alone, 2]) < 0.2095).all()
-            cut, ended, log = cut + alone.sum(), ended + terminals.sum(), infos[0] if infos else log
+            cut, ended = cut + alone.sum(), ended + terminals.sum()
+            log = infos[0] if infos else log
         assert cut > 0 and ended > 50 and log["episode_length"] <= 30
         np.testing.assert_array_equal(vecenv.reset(seed=3)[0], first)
 
 
 def test_brax():
-    """Its environment for tests: 5 steps, then the time limit."""
+    """Step its environment for tests: 5 steps, then the time limit."""
     pytest.importorskip("brax")
     with vector.make("brax/fast", 4, env_kwargs={"episode_length": 5}) as vecenv:
         storage = vecenv.allocate(12)
@@ -610,7 +621,7 @@ def test_only_what_returns_tensors_is_taken_for_it():
 
 @pytest.mark.parametrize("backend", ["tensors", None])
 def test_env_num_envs_multiplies_that_of_the_vector(backend):
-    """Also if nothing says that it is one of tensors; there are no workers."""
+    """Multiply also if nothing names it one of tensors; there are no workers."""
     with vector.make(CARTPOLE, 8, backend, env_kwargs={"num_envs": 4}) as vecenv:
         assert type(vecenv) is vector.Tensors and vecenv.num_agents == 32
     with pytest.raises(ValueError, match="env_kwargs"):
@@ -624,19 +635,6 @@ def test_env_num_envs_multiplies_that_of_the_vector(backend):
             *(["--vec.backend", backend] if backend else [])])
         with pufferl.load_env(CARTPOLE, args) as vecenv:
             assert vecenv.num_agents == configuration.count_agents(args) == 12
-
-
-def test_environments_that_hang_are_shown(capfd):
-    class Sleeps(Unmoved):
-        def step(self, actions):
-            time.sleep(0.8)
-            return super().step(actions)
-
-    with vector.make(lambda: Sleeps("same_step"), timeout=0.3) as vecenv:
-        vecenv.allocate(2)
-        vecenv.advance(0)
-        vecenv.advance(0)
-    assert "in step" in capfd.readouterr().err
 
 
 def test_an_error_is_shown_by_the_environments_own_lines():
@@ -690,15 +688,15 @@ def test_other_backends_are_refused(call, name):
 
 
 def test_a_later_nan_ends_the_run_before_it_is_learned_from():
-    """Only the first reset and step are checked."""
+    """End it, though only the first reset and step are checked."""
     class Late(Kept):
         calls = 0
 
         def _see(self):
-            seen = super()._see()
+            observed = super()._see()
             self.calls += 1
-            seen[1, 0] = math.nan if self.calls == 20 else seen[1, 0]
-            return seen
+            observed[1, 0] = math.nan if self.calls == 20 else observed[1, 0]
+            return observed
 
     trainer = make_trainer(vector.make(lambda: Late(64, limit=100)))
     with pytest.raises(FloatingPointError, match="observations"):
@@ -707,8 +705,7 @@ def test_a_later_nan_ends_the_run_before_it_is_learned_from():
 
 
 def test_a_run_resumes_with_new_episodes(tmp_path, capsys):
-    """Weights, optimizer and step count are the run's; episodes begin anew, from
-    the same seed each time."""
+    """Keep weights, optimizer and step count; begin episodes from the same seed."""
     def run(path, **settings):
         vecenv = vector.make(CARTPOLE, env_kwargs={"num_envs": 32}, seed=1)
         trainer = make_trainer(vecenv, total_timesteps=2048, data_dir=str(tmp_path), **settings)
@@ -727,23 +724,27 @@ def test_a_run_resumes_with_new_episodes(tmp_path, capsys):
 
 
 def test_train_and_eval_by_the_command_line(tmp_path, monkeypatch, capsys):
-    """A short run, and the mean of one episode in each of 16 of them."""
+    """Train shortly, and evaluate one episode in each of 16 environments."""
     monkeypatch.chdir(ROOT)
     options = ["--env.num-envs", "16", "--data-dir", str(tmp_path)]
     pufferl.main(["train", CARTPOLE, *options, "--train.total-timesteps", "4000"])
-    pufferl.main(["eval", CARTPOLE, *options, "--load-model-path", "latest", "--eval.episodes", "16"])
+    pufferl.main(["eval", CARTPOLE, *options, "--load-model-path", "latest",
+                  "--eval.episodes", "16"])
     output = capsys.readouterr().out
     assert "16 episodes" in output and "episode_return" in output, output
 
 
 @pytest.mark.slow
 def test_the_example_learns(tmp_path):
-    """Mean return of 256 fresh episodes with the best weights of each run, the middle one of three
-    seeds; 500 is the most, a random policy has about 22. The last weights may be worse."""
+    """Reach a mean return of 400 in 256 episodes, in the middle one of three seeds.
+
+    With the best weights of each run; 500 is the most, a random policy has about 22.
+    """
     scores = []
     for seed in "0", "1", "42":
         options = [CARTPOLE, "--env.num-envs", "256", "--data-dir", str(tmp_path / seed)]
-        for command in (["train", *options, "--train.total-timesteps", "400000", "--train.seed", seed],
+        for command in (["train", *options, "--train.total-timesteps", "400000",
+                         "--train.seed", seed],
                         ["eval", *options, "--load-model-path", "best", "--eval.episodes", "256"]):
             done = subprocess.run([sys.executable, "pufferl.py", *command], cwd=ROOT, check=True,
                                   capture_output=True, text=True, timeout=900)

@@ -73,7 +73,8 @@ class PointMass(gymnasium.Env):
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
-        self.position, self.velocity, self.steps = self.np_random.uniform(-10, 10, 2), np.zeros(2), 0
+        self.position, self.velocity = self.np_random.uniform(-10, 10, 2), np.zeros(2)
+        self.steps = 0
         return self._see(), {}
 
     def _see(self):
@@ -141,7 +142,7 @@ class Colour(gymnasium.Env):
 class Sokoban(gymnasium.Env):
     """A box is pushed to a goal on a 6 × 6 board of integers.
 
-    0 floor, 1 wall, 2 goal, 3 box, 4 player. +1 at the goal, -0.01 a step, 40 steps.
+    0 empty, 1 wall, 2 goal, 3 box, 4 player. +1 at the goal, -0.01 a step, 40 steps.
     """
 
     MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
@@ -282,7 +283,8 @@ class Dying(pettingzoo.ParallelEnv):
         leaves = self.agents[0] if self.steps % 3 == 0 else None
         rewards = {agent: float((self.seen[agent][0] > 0) == actions[agent])
                    for agent in self.agents}
-        ends, cuts = {agent: agent == leaves for agent in self.agents}, dict.fromkeys(self.agents, False)
-        seen, infos = self.see(), {agent: {} for agent in self.agents}
+        ends = {agent: agent == leaves for agent in self.agents}
+        cuts = dict.fromkeys(self.agents, False)
+        observations, infos = self.see(), {agent: {} for agent in self.agents}
         self.agents = [agent for agent in self.agents if agent != leaves]
-        return seen, rewards, ends, cuts, infos
+        return observations, rewards, ends, cuts, infos
