@@ -170,7 +170,7 @@ class FlatObservation:
                                              for array in arrays]).astype(self.flat_dtype)
                              for i in (2, 3))
             self.flat_space = spaces.Box(low, high, self.shape, self.flat_dtype.type)
-        self._needs_encoding = self.structured or isinstance(space, spaces.Text)
+        self.needs_encoding = self.structured or isinstance(space, spaces.Text)
         self._flat = np.zeros(self.shape, self.flat_dtype)
         self._views = [view[0, ...] for view in self.fields(self._flat[None])]
 
@@ -223,7 +223,7 @@ class FlatObservation:
         """Write one observation to a flat array, by default a new one, and return it."""
         if out is None:
             out = np.zeros(self.shape, self.flat_dtype)
-        if self._needs_encoding:
+        if self.needs_encoding:
             self.write(value, self._views)
             value = self._flat
         store(out, value)
@@ -493,8 +493,10 @@ def check_value(space, value, name):
 
 
 def describe(value):
-    shape = f" of shape {value.shape} and {value.dtype}" if isinstance(value, np.ndarray) else ""
-    return f"{value!r} ({type(value).__name__}{shape})"[:200]
+    """Write a value and its type, or an array's shape and dtype, for an error."""
+    if isinstance(value, np.ndarray) and value.shape:
+        return f"an array of shape {value.shape} and dtype {value.dtype}"
+    return f"{value!r} ({type(value).__name__})"[:200]
 
 
 def numeric_scalars(info, prefix=""):

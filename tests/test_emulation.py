@@ -612,7 +612,7 @@ def test_stepping_past_pettingzoos_checks_changes_nothing():
                               reason="requirements/extras.txt")
     options = {"max_cycles": 300, "spawn_delay": 4, "line_death": True, "render_mode": "rgb_array"}
     slow, quick = kaz.parallel_env(**options), PettingZooPufferEnv(kaz.parallel_env(**options))
-    assert type(quick._quick.aec_env) is kaz.raw_env and type(quick.env.aec_env) is not kaz.raw_env
+    assert type(quick._unguarded_env.aec_env) is kaz.raw_env and type(quick.env.aec_env) is not kaz.raw_env
     rows, rng, rewarded, died = new_rows(quick, 4), np.random.default_rng(0), 0, False
     view = quick.views(rows, 0)
     observations, _ = slow.reset(seed=3)
