@@ -398,7 +398,7 @@ ENVIRONMENTS = [
      lambda: vector.make("pettingzoo/knights")),
     ("nothing_v0", ConfigError, "install line",
      lambda: vector.make("pettingzoo/butterfly/nothing_v0")),
-    ("pyboy", ValueError, "a ROM of your own", lambda: vector.make("pyboy/pokemon_red")),
+    ("pyboy", ValueError, "needs a ROM, which is not shipped", lambda: vector.make("pyboy/pokemon_red")),
     ("mine.py", ValueError, "say what in it makes the environment", name_a_file),
     ("nowhere.py", ValueError, "no such file", lambda: vector.make("nowhere.py:Env")),
     ("environments", MemoryError, "environments would take",
