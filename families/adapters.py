@@ -296,8 +296,8 @@ def brax(name, num_envs=1024, episode_length=1000, backend=""):
 class MicroRTS(gymnasium.Env):
     """microrts/16x16/basesWorkers16x16: real-time strategy (Huang et al. 2021).
 
-    The opponent is a script. Each cell of the map has an action. ai: a name in gym_microrts.microrts_ai. It needs Java; a
-    process has one Java machine until it ends.
+    The opponent is a script. Each cell of the map has an action. ai: a name in
+    gym_microrts.microrts_ai. It needs Java; a process has one Java machine until it ends.
     """
 
     # kind of action, four directions, what to produce, where to attack
@@ -354,7 +354,7 @@ class PokemonRed(gymnasium.Env):
     """pyboy/pokemon_red: Pokémon Red in the emulator PyBoy.
 
     rom: a ROM file, which is not shipped. state: a PyBoy save state to begin episodes from
-    (default: the machine's start, before the title screen). An episode is max_steps button presses of
+    (default: the machine's start, before the title). An episode is max_steps button presses of
     frame_skip frames each. The reward is 0.02 for a new tile, 0.5 for a level of the party, and 5
     for a badge. Addresses of the game's memory: github.com/pret/pokered.
     """
@@ -439,7 +439,7 @@ def retro(name, state="", frame_skip=4, screen_size=84, frame_stack=4):
 
 
 def open_spiel(name):
-    """Make open_spiel/GAME: each player is an agent, with one choice while others move."""
+    """Make open_spiel/GAME: an agent for each player; one choice while others move."""
     from shimmy.openspiel_compatibility import OpenSpielCompatibilityV0
 
     return OpenSpielCompatibilityV0(game_name=name)
