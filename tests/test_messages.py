@@ -474,7 +474,7 @@ OCEAN = [
     ("ball_speed", ConfigError, "must be a finite number of 32 bits", create("breakout", ball_speed=1e300)),
     ("max_ball_speed", ValueError, "must be at most 512", create("breakout", max_ball_speed=2000.0)),
     ("komi", ValueError, "no integer", create("go", komi=7.0)),
-    ("settings", ValueError, "is a list of 1, but there are 2 environments",
+    ("num_envs", ValueError, "and the length of settings if that is a list",
      lambda: ocean.load("cartpole").create(2, settings=[{}])),
     ("cartpole", ValueError, "must have the same spaces",
      lambda: ocean.load("cartpole").create(2, settings=[{}, {"continuous": True}])),
