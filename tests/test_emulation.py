@@ -195,19 +195,6 @@ def test_a_space_without_numbers_is_refused(kind, name, space):
         vector.make(lambda: type("Empty", (kind,), attributes)())
 
 
-@pytest.mark.parametrize("name", ["single_observation_space", "single_action_space", "num_agents"])
-def test_a_puffer_env_names_what_it_lacks(name):
-    class Lacking(PufferEnv):
-        def __init__(self):
-            values = {"single_observation_space": spaces.Box(0, 1, (1,)), "num_agents": 1,
-                      "single_action_space": spaces.Discrete(2)}
-            vars(self).update({key: value for key, value in values.items() if key != name})
-            super().__init__()
-
-    with pytest.raises(AttributeError, match=name):
-        Lacking()
-
-
 # -- What an environment returns that it may not ---------------------------------------------------
 
 TREE = spaces.Dict({"a": spaces.Tuple([spaces.Box(0, 1, (2,), np.float32)]),
