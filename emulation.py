@@ -1,18 +1,17 @@
-"""Environments as flat arrays: your own in numpy, Gymnasium's and PettingZoo's.
+"""Step environments of numpy, Gymnasium and PettingZoo as flat arrays.
 
-    class Squares(PufferEnv):                                   # a vector of environments of your own, in place
-    env = GymnasiumPufferEnv(gymnasium.make("CartPole-v1"))     # any Gymnasium environment, flat
+    class Squares(PufferEnv): ...                               # many custom environments in one
+    env = GymnasiumPufferEnv(gymnasium.make("CartPole-v1"))
     env = PettingZooPufferEnv(env_creator=knights_archers_zombies_v10.parallel_env)
-    env = wrap(anything)                                        # the one of these that fits
+    env = wrap(env)                                             # the wrapper that fits
 
-    structure = observation.view(env.obs_dtype)                 # the fields of a Dict or Tuple space again, as views
-    fields = nativize_tensor(observations, nativize_dtype(env)) # the same fields as torch tensors
+    structure = observation.view(env.obs_dtype)                 # the fields of a Dict or Tuple
+    fields = nativize_tensor(observations, nativize_dtype(env)) # the same as torch tensors
 
-flat_spaces.py says what becomes of spaces and observations.
-
-workers.py steps all of them through three methods: `views(rows, first)` takes the environment's part of one row of the
-rollout's arrays; `reset_into(view, seed)` and `step_into(view)` read the actions there and write everything else.
-Episodes restart by themselves. Both return a list of dicts, one for each episode that ended.
+workers.py steps each of them by three methods: `views(rows, first)` takes the environment's part of
+one row of the rollout's arrays; `reset_into(view, seed)` and `step_into(view)` read the actions
+there and write everything else. Episodes restart by themselves. Both return a list of dicts, one
+for each episode that ended. flat_spaces.py converts the spaces.
 """
 
 import ast
@@ -50,50 +49,77 @@ from flat_spaces import (
 
 
 class Checked:
-    """An environment whose first reset and first step are checked; a later one after an error.
+    """An environment whose first reset and first step are checked.
 
     Attributes: env; returned_space, of the observations that `reset` and `step` return, None for
     those that are not checked; returned_shape, () or (num_envs,), of rewards and flags. A method
-    that handles what they returned calls it `returned`, for `explain`.
+    that reads a result names it `returned`, for `explain`, which checks later ones after an error.
     """
 
     returned_space, returned_shape = None, ()
     _unchecked = frozenset(("reset", "step"))
 
     def check_first(self, call, returned):
-        """Check what the first call of `reset` or of `step` returned."""
+        """Check what the first call of `reset` or `step` returned."""
         if call in self._unchecked:
             self._unchecked = self._unchecked - {call}
             self.check_returned(call, returned)
 
     def check_returned(self, call, returned):
-        """Raise a EnvError if what a reset or step returned is not what it must be."""
+        """Raise an EnvError if a reset or step returned something else than declared."""
         check_returned(self.env, call, returned, self.returned_space, self.returned_shape)
 
 
 def explain(error):
-    """The EnvError for an error in this file or flat_spaces.py that an environment's return value caused; None for
-    another error. Only the first step and reset are checked beforehand."""
+    """Return the EnvError for an error that a returned value caused, else None.
+
+    Such an error is raised in this file or in flat_spaces.py.
+    """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
     inner = next((frame for frame in frames if "numpy" not in frame.f_code.co_filename), None)
-    if inner is None or inner.f_code.co_filename not in (__file__, flat_spaces.__file__):  # the environment's own
+    if inner is None or inner.f_code.co_filename not in (__file__, flat_spaces.__file__):
         return None
     try:
         for frame in frames:
             env = frame.f_locals.get("self")
             if hasattr(env, "check_returned") and "returned" in frame.f_locals:
-                env.check_returned("reset" if "reset" in frame.f_code.co_name else "step", frame.f_locals["returned"])
+                call = "reset" if "reset" in frame.f_code.co_name else "step"
+                env.check_returned(call, frame.f_locals["returned"])
     except EnvError as fault:
         return fault
     return None
 
 
+def slice_rows(rows, first, count):
+    """View the part of `count` agents of a row's arrays."""
+    return SimpleNamespace(**{name: None if array is None else array[first : first + count]
+                              for name, array in vars(rows).items()})
+
+
+def new_rows(env, num_agents=None):
+    """Make arrays for `num_agents` agents, as an environment's `views` takes them."""
+    n = env.num_agents if num_agents is None else num_agents
+    space, action = env.single_observation_space, FlatAction(env.single_action_space)
+    return SimpleNamespace(
+        observations=np.zeros((n, *space.shape), space.dtype),
+        rewards=np.zeros(n, np.float32),
+        actions=np.zeros((n, action.columns), np.int32 if action.heads else np.float32),
+        terminals=np.zeros(n, np.uint8),
+        truncations=np.zeros(n, np.uint8),
+        valid=np.ones(n, np.uint8),
+        final_observations=np.zeros((n, *space.shape), space.dtype),
+        action_masks=np.ones((n, sum(action.heads)), np.uint8) if env.has_action_masks else None,
+    )
+
+
 # --------------------------------------------------------------------------------------------------
 # Custom environments in numpy, many in one object
 
+UNWRITTEN = 0xA5  # each byte of the observations before the first reset and step
+
 
 class PufferEnv(Checked):
-    """Base class of environments that write their arrays in place; copy this one to begin:
+    """Base class of environments that write their arrays in place.
 
         class Guess(PufferEnv):
             def __init__(self, num_agents=8, buf=None, seed=0):
@@ -113,95 +139,92 @@ class PufferEnv(Checked):
                 infos = [{"score": self.rewards.mean()}]
                 return self.observations, self.rewards, self.terminals, self.truncations, infos
 
-    `step` resets ended episodes by itself. Before each call a vectorizer hands over other rows of
-    its arrays, so write all of `self.observations` every step, and keep no view of it. Rewards,
-    terminals and truncations are 0 and masks are True before each step. Infos: a list of dicts
-    whose numbers are averaged and logged; return [] when there are none, and let a key "n" say for
-    how many episodes a dict speaks.
+    `step` resets ended episodes itself. Each call gets other rows of the vectorizer's arrays, so
+    write all of `self.observations` every step, and keep no view of it. Rewards, terminals and
+    truncations are 0 and masks are True before each step. infos: a list of dicts whose numbers are
+    averaged and logged, [] for none; a key "n" is the number of episodes in a dict.
 
     Arrays: observations (num_agents, *shape), actions (num_agents,) for Discrete, (num_agents,
     heads) or (num_agents, *shape); rewards, terminals, truncations (num_agents,); masks
-    (num_agents,), False for a dead agent; final_observations like observations: of an agent that
-    you truncate, written before it is reset; action_masks (num_agents, options of all heads), or
+    (num_agents,), False for an inactive agent; final_observations, like observations, of agents
+    that are truncated, written before their reset; action_masks (num_agents, options of all heads),
     None unless the class sets `has_action_masks = True`.
     """
 
     has_action_masks = False
-    closed = False
 
     def __init__(self, buf=None):
-        for name in ("single_observation_space", "single_action_space", "num_agents"):
-            if not hasattr(self, name):
-                raise AttributeError(f"{self} must set self.{name} before super().__init__(buf).")
         if not isinstance(self.single_observation_space, spaces.Box):
-            raise TypeError(f"{self}: single_observation_space = {self.single_observation_space}: must be a Box.")
+            raise TypeError(f"{self}: single_observation_space = {self.single_observation_space}: "
+                            "must be a Box.")
         self.obs_dtype = FlatObservation(self.single_observation_space).dtype
         self._action = FlatAction(self.single_action_space)
         self._raw_actions = not self._action.starts.any() and self._action.heads
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_agents)
-        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_agents)
-        if buf is None:
-            buf = new_rows(self)
-        elif isinstance(buf, dict):
-            buf = SimpleNamespace(**buf)
+        batch_space = gymnasium.vector.utils.batch_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_agents)
+        self.action_space = batch_space(self.single_action_space, self.num_agents)
         self.returned_shape = (self.num_agents,)
-        self.__dict__.update(self.views(buf, 0))
+        if isinstance(buf, dict):
+            buf = SimpleNamespace(**buf)
+        self.__dict__.update(self.views(new_rows(self) if buf is None else buf, 0))
 
     def reset(self, seed=None):
-        """Begin all episodes: (observations, infos)."""
+        """Begin all episodes; return (observations, infos)."""
         raise NotImplementedError(f"{self} must define reset(self, seed=None).")
 
     def step(self, actions):
-        """(observations, rewards, terminals, truncations, infos) after these actions."""
+        """Step all; return (observations, rewards, terminals, truncations, infos)."""
         raise NotImplementedError(f"{self} must define step(self, actions).")
 
     def views(self, rows, first):
-        part = slice(first, first + self.num_agents)
-        names = ("observations", "rewards", "terminals", "truncations", "final_observations", "action_masks")
-        views = {name: None if getattr(rows, name, None) is None else getattr(rows, name)[part] for name in names}
-        for name in ("terminals", "truncations"):
-            views[name] = views[name].view(bool)
-        valid = getattr(rows, "valid", getattr(rows, "masks", None))
-        views["masks"] = (np.ones(self.num_agents, np.uint8) if valid is None else valid[part]).view(bool)
-        actions = getattr(rows, "actions", None)
+        arrays = vars(slice_rows(rows, first, self.num_agents))
+        valid = arrays.get("valid", arrays.get("masks"))
+        if valid is None:
+            valid = np.ones(self.num_agents, np.uint8)
+        actions = arrays.get("actions")
         if actions is not None:
-            actions = actions[part].reshape(self.num_agents, *self.single_action_space.shape)
-        return {**views, "actions": actions}
+            actions = actions.reshape(self.num_agents, *self.single_action_space.shape)
+        names = "observations", "rewards", "final_observations", "action_masks"
+        flags = {"terminals": arrays["terminals"], "truncations": arrays["truncations"],
+                 "masks": valid}
+        return {**{name: arrays.get(name) for name in names}, "actions": actions,
+                **{name: array.view(bool) for name, array in flags.items()}}
 
     def reset_into(self, view, seed=None):
-        return self._call("reset", view, lambda: self.reset(seed))[-1]
+        self._take_arrays("reset", view)
+        returned = self.reset(seed)
+        self.check_first("reset", returned)
+        return returned[-1]
 
     def step_into(self, view):
-        if "step" in self._unchecked:
-            return self._call("step", view, lambda: self.step(self._env_actions(self.actions)))[-1]
-        self.__dict__.update(view)
-        return self.step(self._env_actions(self.actions))[4]
+        self._take_arrays("step", view)
+        returned = self.step(self._env_actions(self.actions))
+        self.check_first("step", returned)
+        return returned[-1]
 
-    def _call(self, call, view, function):
-        """What `function` returned. Raises a EnvError if the first one writes elsewhere than into the arrays given."""
+    def _take_arrays(self, call, view):
         self.__dict__.update(view)
-        octets = view["observations"].reshape(-1).view(np.uint8)
         if call in self._unchecked:
-            octets[:] = UNWRITTEN
-        returned, unchecked = function(), call in self._unchecked
-        self.check_first(call, returned)
-        if unchecked and (octets == UNWRITTEN).all():
-            raise EnvError(
-                f"{self}: {call}() did not write its observations: write into self.observations[:] as it is at "
-                "each call, and keep no view of it. Under pufferlib.PufferEnv these arrays stay the same.")
-        return returned
+            self._octets = self.observations.reshape(-1).view(np.uint8)
+            self._octets[:] = UNWRITTEN
 
     def check_returned(self, call, returned):
-        """As Checked's; the infos are a list of dicts, and the observations lie in place."""
+        """Check as Checked does; infos are a list of dicts, and observations lie in place."""
         infos = returned[-1] if isinstance(returned, tuple | list) and returned else None
-        fine = isinstance(infos, tuple | list) and all(isinstance(info, dict) for info in infos)
-        check_returned(self, call, [*returned[:-1], {}] if fine else returned, None, self.returned_shape)
+        if isinstance(infos, tuple | list) and all(isinstance(info, dict) for info in infos):
+            check_returned(self, call, [*returned[:-1], {}], None, self.returned_shape)
+        else:
+            check_returned(self, call, returned, None, self.returned_shape)
+        if (self._octets == UNWRITTEN).all():
+            raise EnvError(
+                f"{self}: {call}() did not write its observations. Write to self.observations[:] "
+                "at each call and keep no view of it, or derive from pufferlib.PufferEnv.")
 
     def __str__(self):
         return type(self).__name__
 
     def _env_actions(self, actions):
-        """Discrete numbers counted from the space's start; floats clipped to its bounds."""
+        """Count Discrete numbers from the space's start; clip floats to its bounds."""
         if self._raw_actions:
             return actions
         if self._action.heads:
@@ -220,65 +243,23 @@ class PufferEnv(Checked):
         return self
 
 
-UNWRITTEN = 0xA5  # each byte of the observations before the first reset and step
-
-
-def new_rows(env, num_agents=None):
-    """Arrays for `num_agents` agents of an environment, as its `views` takes them."""
-    n = env.num_agents if num_agents is None else num_agents
-    space, action = env.single_observation_space, FlatAction(env.single_action_space)
-    return SimpleNamespace(
-        observations=np.zeros((n, *space.shape), space.dtype),
-        rewards=np.zeros(n, np.float32),
-        actions=np.zeros((n, action.columns), np.int32 if action.heads else np.float32),
-        terminals=np.zeros(n, np.uint8),
-        truncations=np.zeros(n, np.uint8),
-        valid=np.ones(n, np.uint8),
-        final_observations=np.zeros((n, *space.shape), space.dtype),
-        action_masks=np.ones((n, sum(action.heads)), np.uint8) if env.has_action_masks else None,
-    )
-
-
 # --------------------------------------------------------------------------------------------------
-# Gymnasium
+# What the wrappers share
 
 
 def takes(function, keyword):
-    """Whether a function, or a class when it is called, takes a keyword, also as one of its **keywords."""
+    """Tell whether a function or class takes a keyword, also in its **keywords."""
     parameters = inspect.signature(function).parameters.values()
     return any(p.name == keyword or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def seen_space(env):
-    """The observation space that an environment declares, before it was made flat."""
-    own = getattr(env, "env_single_observation_space", None)
-    return env.single_observation_space if own is None else own
-
-
-def gymnasium_form(env):
-    """The environment, one of Gymnasium; one of old Gym by Shimmy. Raises a EnvError for another."""
-    gym = sys.modules.get("gym")
-    if gym is not None and isinstance(env, gym.Env):
-        try:
-            import shimmy
-        except ImportError:
-            raise EnvError(f"{env} is an environment of old Gym, which needs Shimmy: pip install shimmy.") from None
-        kind = shimmy.GymV26CompatibilityV0 if takes(env.reset, "seed") else shimmy.GymV21CompatibilityV0
-        env = kind(env=env)
-    if not isinstance(env, gymnasium.Env):
-        raise EnvError(f"{describe(env)} is no gymnasium.Env; derive its class from that.")
-    if missing := [name for name in ("observation_space", "action_space") if getattr(env, name, None) is None]:
-        raise EnvError(
-            f"{describe(env)} has no {' and no '.join(missing)}; declare both in __init__, as in "
-            "self.observation_space = gymnasium.spaces.Box(...).")
-    if not takes(env.reset, "seed"):
-        raise EnvError(
-            f"{describe(env)}: its reset takes no seed; write `def reset(self, *, seed=None, options=None)`.")
-    return env
+    """Return the observation space that an environment declares, which may be nested."""
+    return getattr(env, "env_single_observation_space", None) or env.single_observation_space
 
 
 def within(env):
-    """An environment and those within its wrappers, from the outermost to the innermost."""
+    """Yield an environment and those within its wrappers, the outermost first."""
     known = []
     while hasattr(env, "step") and not any(env is one for one in known):
         known.append(env)
@@ -286,163 +267,191 @@ def within(env):
         env = getattr(env, "env", None)
 
 
-def check_late_masks(env, masks):
-    """EnvError if there is a mask at the first step of an environment that gave none at its first reset."""
-    if any(mask is not None for mask in masks):
+def episode_info(info, episode_return, episode_length):
+    """Add the episode's return and length to the info of its last step."""
+    info = {**info, "episode_return": episode_return, "episode_length": episode_length}
+    # RecordEpisodeStatistics may be below a wrapper that changes rewards, as ScaledReward does.
+    if isinstance(info.get("episode"), dict) and "r" in info["episode"]:
+        info["episode_return"] = float(np.ravel(info["episode"]["r"])[0])
+    info["episode_return"] = info.pop("_unscaled_return", info["episode_return"])
+    return info
+
+
+class Wrapper(Checked):
+    """Base class of the wrappers below: flat spaces, action masks.
+
+    Attributes: single_observation_space, single_action_space, the flat ones; obs_dtype, so that
+    `observation.view(env.obs_dtype)` has the fields; env_single_observation_space and
+    env_single_action_space, the environment's spaces.
+    """
+
+    _has_masks = None
+
+    def _set_spaces(self, observation_space, action_space):
+        self.env_single_observation_space = observation_space
+        self.env_single_action_space = action_space
+        self._observation = FlatObservation(observation_space)
+        self._action = FlatAction(action_space)
+        self.obs_dtype = self._observation.dtype
+        self.single_observation_space = self._observation.flat_space
+        self.single_action_space = self._action.flat_space
+
+    @property
+    def emulated(self):
+        """Return what `nativize_dtype` takes, under PufferLib's name."""
+        return self
+
+    @property
+    def has_action_masks(self):
+        """Tell whether the environment gives action masks; the first call resets it."""
+        if self._has_masks is None:
+            self._reset_env(0)
+        return self._has_masks
+
+    def check_first(self, call, returned):
+        """Check as Checked does, and that the first reset and step agree on masks."""
+        if call not in self._unchecked:
+            return
+        super().check_first(call, returned)
+        has_masks = self._action.check_masks(self.env, self._masks(returned[0], returned[-1]))
+        if call == "reset":
+            self._has_masks = has_masks
+        elif has_masks and not self._has_masks:
+            raise EnvError(
+                f"{self.env}: step() gives an action mask, and the first reset() gave none. Give "
+                'one at both: reset returns observation, {"action_mask": ...}.')
+
+    def _masks(self, observation, info):
+        """List the action masks that a reset or step gives, None for none."""
+        return [find_mask(observation, info)]
+
+    def render(self):
+        return self.env.render()
+
+    def close(self):
+        if hasattr(self.env, "close"):  # hand-made environments may have none
+            self.env.close()
+
+
+# --------------------------------------------------------------------------------------------------
+# Gymnasium
+
+
+def gymnasium_form(env):
+    """Return an environment of Gymnasium; Shimmy converts one of old Gym."""
+    gym = sys.modules.get("gym")
+    if gym is not None and isinstance(env, gym.Env):
+        try:
+            import shimmy
+        except ImportError:
+            raise EnvError(f"{env} is an environment of old Gym, which needs Shimmy: "
+                           "pip install shimmy.") from None
+        has_seed = takes(env.reset, "seed")
+        env = (shimmy.GymV26CompatibilityV0 if has_seed else shimmy.GymV21CompatibilityV0)(env=env)
+    problem = ("is no gymnasium.Env" if not isinstance(env, gymnasium.Env)
+               else "has no observation_space" if getattr(env, "observation_space", None) is None
+               else "has no action_space" if getattr(env, "action_space", None) is None
+               else "has a reset without seed" if not takes(env.reset, "seed") else None)
+    if problem:
         raise EnvError(
-            f"{env}: step() gives an action mask, and the first reset() gave none, so it would be ignored. "
-            'Give one at both: reset returns observation, {"action_mask": ...}.')
+            f"{describe(env)} {problem}. Derive from gymnasium.Env, set both spaces in __init__, "
+            "and define reset(self, *, seed=None, options=None).")
+    return env
 
 
-def mask_method(env):
-    """The method `action_masks` of an environment, or of one within its wrappers; None if there is none."""
-    for layer in within(env):
-        if callable(method := getattr(layer, "action_masks", None)):
-            return method
-    return None
+class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
+    """A Gymnasium environment with flat observation and action spaces.
 
-
-def _create(env, env_creator, env_args, env_kwargs):
-    if (env is None) == (env_creator is None):
-        raise TypeError("give either env, an instance, or env_creator, a class or function that makes one.")
-    return env if env is not None else env_creator(*env_args, **(env_kwargs or {}))
-
-
-class GymnasiumPufferEnv(Checked, gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
-    """A Gymnasium environment with a flat observation and action space; a
-    Gymnasium environment itself.
-
-    env: an instance; or env_creator with env_args and env_kwargs. Old Gym's are converted by
-    Shimmy. The info of an episode's last step holds episode_return and episode_length too.
-    Attributes: obs_dtype, so that `observation.view(env.obs_dtype)` has the fields;
-    env_single_observation_space and env_single_action_space, the environment's own spaces.
-    Raises TypeError for spaces that cannot be made flat, and ValueError at the first reset or step
-    whose observation, reward or flags break what the environment declares.
+    It is a Gymnasium environment itself. env: an instance; or env_creator with env_args and
+    env_kwargs. The info of an episode's last step holds episode_return and episode_length too.
+    Raises TypeError for spaces that cannot be made flat, and EnvError at the first reset or step
+    that breaks what the environment declares.
     """
 
     num_agents = 1
 
     def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0):
-        env = _create(env, env_creator, env_args, env_kwargs)
-        gymnasium.utils.RecordConstructorArgs.__init__(self)  # its spec can be made anew from the environment's
-        super().__init__(gymnasium_form(env))
-        self._observation, self._action = FlatObservation(self.env.observation_space), FlatAction(self.env.action_space)
-        self.env_single_observation_space, self.env_single_action_space = (
-            self.env.observation_space, self.env.action_space)
-        self.obs_dtype = self._observation.dtype
-        self.observation_space = self.single_observation_space = self._observation.flat_space
-        self.action_space = self.single_action_space = self._action.flat_space
-        self._structured = self._observation.structured or isinstance(self.env.observation_space, spaces.Text)
-        self._flat = np.zeros((1, *self._observation.shape), self._observation.flat_dtype)
-        self._fields = [view[0] if view.ndim > 1 else view.reshape(()) for view in self._observation.fields(self._flat)]
+        env = env_creator(*env_args, **(env_kwargs or {})) if env is None else env
+        gymnasium.utils.RecordConstructorArgs.__init__(self)  # so that its spec can be made again
+        gymnasium.Wrapper.__init__(self, gymnasium_form(env))
+        self._set_spaces(self.env.observation_space, self.env.action_space)
         self.returned_space = self.env.observation_space
+        self.observation_space = self.single_observation_space
+        self.action_space = self.single_action_space
         self._episode_return, self._episode_length = 0.0, 0
-        self._mask_needed, self._ask = None, mask_method(self.env)
+        self._mask_method = (self.env.get_wrapper_attr("action_masks")
+                             if self.env.has_wrapper_attr("action_masks") else None)
 
-    @property
-    def emulated(self):
-        """PufferLib's name for what `nativize_dtype` takes."""
-        return self
-
-    @property
-    def has_action_masks(self):
-        """Whether the environment gives action masks; the first question costs one reset."""
-        if self._mask_needed is None:
-            self._reset_env(0, None)
-        return self._mask_needed
-
-    def _mask(self, observation, info):
-        """The action mask that goes with an observation; None if there is none. A method goes first. It is asked only
-        here, so never after an episode's last step."""
-        return find_mask(observation, info) if self._ask is None else self._ask()
-
-    def _reset_env(self, seed, options):
-        # Without options the call is one that hand-made environments know too.
-        returned = self.env.reset(seed=seed) if options is None else self.env.reset(seed=seed, options=options)
-        if self._unchecked:
-            self.check_first("reset", returned)
-        self._episode_return, self._episode_length = 0.0, 0
-        if self._mask_needed is None:
-            self._mask_needed = self._action.check_masks(self.env, [self._mask(*returned)])
-        return returned
-
-    def _step_env(self, row):
-        returned = self.env.step(self._action.unflatten(row))
-        if self._unchecked:
-            self.check_first("step", returned)
-            if not self._mask_needed:
-                check_late_masks(self.env, [find_mask(returned[0], returned[4])])
-        observation, reward, terminated, truncated, info = returned
-        if isinstance(reward, np.ndarray):
-            reward = reward.item()
-        self._episode_return += float(reward)
-        self._episode_length += 1
-        if terminated or truncated:
-            info = self.last_info(info, self._episode_return, self._episode_length)
-        return observation, reward, terminated, truncated, info
-
-    def last_info(self, info, episode_return, episode_length):
-        """The info of an episode's last step, with the episode's return and length."""
-        info = {**info, "episode_return": episode_return, "episode_length": episode_length}
-        # RecordEpisodeStatistics, which may be below a wrapper that changes rewards
-        if isinstance(info.get("episode"), dict) and "r" in info["episode"]:
-            info["episode_return"] = float(np.ravel(info["episode"]["r"])[0])
-        info["episode_return"] = info.pop("_unscaled_return", info["episode_return"])  # ScaledReward's, likewise
-        return info
-
-    def _write(self, target, i, observation):
-        """Row i of `target` becomes the flat observation."""
-        if self._structured:
-            self._observation.write(observation, self._fields)
-            observation = self._flat[0]
-        store(target[i], observation)
-
-    def _flat_copy(self, observation):
-        flat = np.zeros((1, *self._observation.shape), self._observation.flat_dtype)
-        self._write(flat, 0, observation)
-        return flat[0]
-
-    def reset(self, *, seed=None, options=None):
-        observation, info = self._reset_env(seed, options)
-        return self._flat_copy(observation), info
-
-    def step(self, action):
-        """Gymnasium's five values; the observation is a new flat array."""
-        action = np.reshape(action, self._action.columns)
-        observation, reward, terminated, truncated, info = self._step_env(action)
-        return self._flat_copy(observation), float(reward), bool(terminated), bool(truncated), info
+    # A vectorizer's step: the row's action, the environment's step, the flat observation
 
     def views(self, rows, first):
         return rows.observations, rows.actions, rows.rewards, rows.action_masks, first, rows
 
-    def reset_into(self, view, seed=None):
-        observations, _, _, masks, i, _ = view
-        returned = self._reset_env(seed, None)
-        observation, info = returned
-        self._write(observations, i, observation)
-        if masks is not None:
-            self._action.write_mask(masks[i], self._mask(observation, info))
-        return []
-
     def step_into(self, view):
-        observations, actions, rewards, masks, i, rows = view
+        _, actions, rewards, _, i, rows = view
         returned = self._step_env(actions[i])
         observation, reward, terminated, truncated, info = returned
         rewards[i] = reward
         if terminated or truncated:
             rows.terminals[i], rows.truncations[i] = bool(terminated), bool(truncated)
             if truncated:
-                self._write(rows.final_observations, i, observation)
+                self._observation.flatten(observation, rows.final_observations[i])
             self.reset_into(view)
             return [numeric_scalars(info)]
-        self._write(observations, i, observation)
+        self._write(view, observation, info)
+        return ()
+
+    def _step_env(self, row):
+        returned = self.env.step(self._action.unflatten(row))
+        self.check_first("step", returned)
+        observation, reward, terminated, truncated, info = returned
+        if isinstance(reward, np.ndarray):
+            reward = reward.item()
+        self._episode_return += float(reward)
+        self._episode_length += 1
+        if terminated or truncated:
+            info = episode_info(info, self._episode_return, self._episode_length)
+        return observation, reward, terminated, truncated, info
+
+    def _write(self, view, observation, info):
+        observations, _, _, masks, i, _ = view
+        self._observation.flatten(observation, observations[i])
         if masks is not None:
             self._action.write_mask(masks[i], self._mask(observation, info))
-        return ()
+
+    def _mask(self, observation, info):
+        """Return an observation's mask; a method action_masks() comes first."""
+        return self._mask_method() if self._mask_method else find_mask(observation, info)
+
+    def reset_into(self, view, seed=None):
+        returned = self._reset_env(seed)
+        self._write(view, *returned)
+        return []
+
+    def _reset_env(self, seed, options=None):
+        # Hand-made environments may take no options.
+        returned = self.env.reset(seed=seed, **({} if options is None else {"options": options}))
+        self.check_first("reset", returned)
+        self._has_masks = self._has_masks or self._mask_method is not None
+        self._episode_return, self._episode_length = 0.0, 0
+        return returned
+
+    # Gymnasium's methods
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = self._reset_env(seed, options)
+        return self._observation.flatten(observation), info
+
+    def step(self, action):
+        """Return Gymnasium's five values; the observation is a new flat array."""
+        observation, reward, terminated, truncated, info = self._step_env(
+            np.reshape(action, self._action.columns))
+        return (self._observation.flatten(observation), float(reward), bool(terminated),
+                bool(truncated), info)
 
 
 class ScaledReward(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
-    """scale · the environment's rewards. The info of an episode's last step has the _unscaled_return."""
+    """Scale rewards; the info of an episode's last step has the _unscaled_return."""
 
     def __init__(self, env, scale):
         gymnasium.utils.RecordConstructorArgs.__init__(self, scale=scale)
@@ -461,142 +470,172 @@ class ScaledReward(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
         return observation, self.scale * float(reward), terminated, truncated, info
 
 
-def _quickest_step(env):
-    """(step, steps to the time limit, what its rewards must be multiplied by) of a Gymnasium
-    environment that has been stepped: the outermost wrappers that gymnasium.make adds check what
-    is checked here, and count what is counted here."""
-    wrappers, left, scale = gymnasium.wrappers, math.inf, 1.0
-    while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker, ScaledReward):
+def note_moments(env):
+    """Warn of a wrapper whose running moments are lost when the run ends."""
+    advice = {"NormalizeObservation": "--train.norm-obs True (models.Normalized around a network)",
+              "NormalizeReward": "--train.norm-reward True"}
+    for layer, (name, replacement) in itertools.product(within(env), advice.items()):
+        if isinstance(layer, (getattr(gymnasium.wrappers, name),
+                              getattr(gymnasium.wrappers.vector, name))):
+            warn_once(f"{name}: a resume, an evaluation and an export begin without its moments. "
+                      f"Replace it by {replacement}, which is shared and saved with the run.")
+
+
+# --------------------------------------------------------------------------------------------------
+# Many GymnasiumPufferEnvs of one process, stepped in one loop
+
+
+def _unwrap_step(env):
+    """Return (step, steps to the time limit, reward scale) of an environment in use.
+
+    The outermost wrappers of gymnasium.make check and count what GymnasiumTogether does too.
+    """
+    wrappers, limit, scale = gymnasium.wrappers, math.inf, 1.0
+    while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker,
+                        ScaledReward):
         if type(env) is wrappers.TimeLimit:
-            left = min(left, env._max_episode_steps - env._elapsed_steps)
+            limit = min(limit, env._max_episode_steps - env._elapsed_steps)
         scale *= env.scale if type(env) is ScaledReward else 1.0
         env = env.env
-    return env.step, left, scale
-
-
-def note_moments(env):
-    """Say that what a wrapper measures of its environment is forgotten, if one does."""
-    ours = {"NormalizeObservation": "--train.norm-obs True (models.Normalized around a network of your own)",
-            "NormalizeReward": "--train.norm-reward True"}
-    kinds = {getattr(module, name): name for module in (gymnasium.wrappers, gymnasium.wrappers.vector) for name in ours}
-    for layer, kind in itertools.product(within(env), kinds):
-        if isinstance(layer, kind):
-            for_itself = "" if kind.__module__.startswith("gymnasium.wrappers.vector") else (
-                "each environment measures for itself, and ")
-            warn_once(f"{type(layer).__name__}: {for_itself}a resume, an evaluation and an export begin anew. Leave it "
-                      f"out: {ours[kinds[kind]]} measures for all of them, and is saved with the run.")
+    return env.step, limit, scale
 
 
 class GymnasiumTogether:
-    """GymnasiumPufferEnvs of one vector, stepped together: it does to each what step_into does,
-    without the calls and attributes that are a third of the 5 us of a CartPole's step.
+    """Step the GymnasiumPufferEnvs of one process in one loop.
 
-    It states a second time what the methods in RESTATED say. So it is taken only as long as their
-    source has the digest CHECKED, and a test holds both to the same results. After an edit of one
-    of them each environment is stepped by its own step_into. To have both again, make the same edit
-    here, run tests/test_workers.py, and write the digest that it names.
+    It reimplements METHODS without the calls and attributes that are a third of the 5 us of a
+    CartPole's step. It runs only while their source has the digest DIGEST; after an edit each
+    environment is stepped by its step_into. To have both again, make the same edit here, run
+    tests/test_workers.py, which compares them, and write the digest that it prints.
     """
 
-    RESTATED = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write")
-    CHECKED = "5d887d53956cf741"
+    METHODS = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write", "_mask")
+    DIGEST = "d2c6ec0835a6f2ba"
 
     @classmethod
     def of(cls, envs, numbers, rows):
-        """Of environments that have been reset and stepped, or None if they must be stepped one by one: if one is no
-        plain GymnasiumPufferEnv, does not return just what Gymnasium's should, or steps in an edited way. numbers: of
-        the environments, for infos and errors; rows: those that step takes, each with the views' arrays."""
+        """Return one for environments that have been reset and stepped.
+
+        Returns None if one is no plain GymnasiumPufferEnv or was edited. numbers: of the
+        environments, for infos; rows: each row that `step` takes, with the arrays of the views.
+        """
         if not all(type(env) is GymnasiumPufferEnv and not env._unchecked
-                   and not vars(env).keys() & set(cls.RESTATED) for env in envs):
+                   and not vars(env).keys() & set(cls.METHODS) for env in envs):
             return None
-        if cls.digest() != cls.CHECKED:
-            if numbers[0] == 0:  # one process says it for all workers
-                warnings.warn("GymnasiumPufferEnv was edited, so each environment is stepped by its own step_into, "
-                              "which takes longer: see emulation.GymnasiumTogether.", stacklevel=2)
+        if cls.digest() != cls.DIGEST:
+            if numbers[0] == 0:  # one process warns for all workers
+                warnings.warn("GymnasiumPufferEnv was edited, so each environment is stepped by "
+                              "its step_into, which takes longer: see "
+                              "emulation.GymnasiumTogether.",
+                              stacklevel=2)
             return None
         return cls(envs, numbers, rows)
 
     @classmethod
     def digest(cls):
-        """The digest of the methods that `step` restates."""
-        return digest(*(getattr(GymnasiumPufferEnv, name) for name in cls.RESTATED), FlatAction.unflatten)
+        """Return the digest of the methods that `step` reimplements."""
+        methods = (getattr(GymnasiumPufferEnv, name) for name in cls.METHODS)
+        return digest(*methods, FlatAction.unflatten)
 
     def __init__(self, envs, numbers, rows):
-        self._envs, self._numbers, first = envs, numbers, envs[0]
+        first = envs[0]
         shape = first._observation.space.shape
-        self._start, self._structured, self._scalar = first._action.start, first._structured, shape == ()
+        self._envs, self._numbers = envs, numbers
+        self._start = first._action.start
+        self._needs_encoding, self._is_scalar = first._observation.needs_encoding, shape == ()
         for row in rows:
-            row.valid[:], row.flagged = 1, True
-            row.joined = row.observations[:, 0] if self._scalar or self._structured \
-                else row.observations.reshape(len(row.observations) * shape[0], *shape[1:])
+            row.valid[:] = 1
+            row.has_flags = True
+            row.joined = (row.observations[:, 0] if self._is_scalar or self._needs_encoding
+                          else row.observations.reshape(-1, *shape[1:]))
         self._casting = "same_kind"
-        self._steps, left, scales = zip(*(_quickest_step(env.env) for env in envs), strict=True)
-        self._resets, self._scales = [env.env.reset for env in envs], np.array(scales)
-        self._returns = np.array([env.env.true_return if type(env.env) is ScaledReward else env._episode_return
-                                  for env in envs], np.float64)
-        self._steps_taken, self._begun, self._next_limit = 0, [-env._episode_length for env in envs], min(left)
-        self._limits = [env._episode_length + more for env, more in zip(envs, left, strict=True)]
+        self._steps, limits, scales = zip(*(_unwrap_step(env.env) for env in envs), strict=True)
+        self._resets = [env.env.reset for env in envs]
+        self._scales = np.array(scales)
+        self._returns = np.array([env.env.true_return if type(env.env) is ScaledReward
+                                  else env._episode_return for env in envs], np.float64)
+        self._num_steps = 0
+        self._starts = [-env._episode_length for env in envs]  # in steps, of each episode
+        self._limits = [env._episode_length + limit
+                        for env, limit in zip(envs, limits, strict=True)]
+        self._next_limit = min(limits)
 
     def step(self, row):
-        """Step all with the actions of a row, and write all else there: [(number, info)] of the episodes that ended."""
-        if self._start is not None:
+        """Step all with the actions of a row, and write the results there.
+
+        Returns [(number, info)] of the episodes that ended.
+        """
+        if self._start is None:
+            actions = [env._action.unflatten(action)
+                       for env, action in zip(self._envs, row.actions, strict=True)]
+        else:
             actions = row.actions[:, 0].astype(np.int64)
             if self._start:
                 actions += self._start
-        else:
-            actions = [env._action.unflatten(action) for env, action in zip(self._envs, row.actions, strict=True)]
         returned = [step(action) for step, action in zip(self._steps, actions)]  # noqa: B905
-        seen, rewards, terminated, truncated, infos = map(list, zip(*returned))  # noqa: B905
+        columns = map(list, zip(*returned))  # noqa: B905
+        observations, rewards, terminated, truncated, infos = columns
         try:
-            rewards = np.array(rewards, np.float64)
-            self._returns += rewards
-        except ValueError:  # arrays of one, which the first step may return as well
+            rewards = np.array(rewards, np.float64).reshape(len(rewards))
+        except ValueError:  # some are arrays of one, which the first step may return too
             rewards = np.array([np.reshape(reward, ()) for reward in rewards], np.float64)
-            self._returns += rewards
+        self._returns += rewards
         row.rewards[:] = self._scales * rewards
-        self._steps_taken += 1
-        if self._steps_taken >= self._next_limit:
-            truncated = [cut or self._steps_taken >= begun + limit
-                         for cut, begun, limit in zip(truncated, self._begun, self._limits, strict=True)]
-        if row.flagged:  # left from the last time that this row was written
+        self._num_steps += 1
+        if self._num_steps >= self._next_limit:
+            truncated = [flag or self._num_steps >= start + limit for flag, start, limit
+                         in zip(truncated, self._starts, self._limits, strict=True)]
+        if row.has_flags:  # of the step that wrote this row in the last rollout
             row.terminals[:], row.truncations[:], row.resets[:] = 0, 0, 0
-        row.flagged, ended = any(terminated) or any(truncated), []
-        if row.flagged:
-            for i in [i for i, over in enumerate(map(any, zip(terminated, truncated, strict=True))) if over]:
-                row.terminals[i], row.truncations[i], row.resets[i] = bool(terminated[i]), bool(truncated[i]), 1
+        row.has_flags = any(terminated) or any(truncated)
+        ended = []
+        if row.has_flags:
+            for i in range(len(returned)):
+                if not (terminated[i] or truncated[i]):
+                    continue
+                env = self._envs[i]
+                row.terminals[i], row.truncations[i] = bool(terminated[i]), bool(truncated[i])
+                row.resets[i] = 1
                 if truncated[i]:
-                    self._envs[i]._write(row.final_observations, i, seen[i])
-                info = self._envs[i].last_info(infos[i], self._returns.item(i), self._steps_taken - self._begun[i])
+                    env._observation.flatten(observations[i], row.final_observations[i])
+                info = episode_info(infos[i], self._returns.item(i),
+                                    self._num_steps - self._starts[i])
                 ended.append((self._numbers[i], numeric_scalars(info)))
-                self._returns[i], self._begun[i] = 0, self._steps_taken
-                seen[i], infos[i] = self._resets[i]()
-                returned[i] = seen[i], *returned[i][1:]
-            self._next_limit = min(map(sum, zip(self._begun, self._limits, strict=True)))
-        if self._structured:
-            for i, (env, observation) in enumerate(zip(self._envs, seen, strict=True)):
-                env._write(row.observations, i, observation)
-        elif self._scalar:
-            store(row.joined, seen)
+                self._returns[i], self._starts[i] = 0, self._num_steps
+                observations[i], infos[i] = self._resets[i]()
+                returned[i] = observations[i], *returned[i][1:]
+            self._next_limit = min(map(sum, zip(self._starts, self._limits, strict=True)))
+        if self._needs_encoding:
+            for env, target, observation in zip(self._envs, row.observations, observations,
+                                                strict=True):
+                env._observation.flatten(observation, target)
+        elif self._is_scalar:
+            store(row.joined, observations)
         else:
             try:
-                np.concatenate(seen, out=row.joined, casting=self._casting)
-            except TypeError:  # of another kind than the space's, which is said once
+                np.concatenate(observations, out=row.joined, casting=self._casting)
+            except TypeError:  # another kind of dtype than the space's, of which `store` warns
                 self._casting = "unsafe"
-                for target, observation in zip(row.observations, seen, strict=True):
+                for target, observation in zip(row.observations, observations, strict=True):
                     store(target, observation)
         if row.action_masks is not None:
-            for env, target, observation, info in zip(self._envs, row.action_masks, seen, infos, strict=True):
+            for env, target, observation, info in zip(self._envs, row.action_masks, observations,
+                                                      infos, strict=True):
                 env._action.write_mask(target, env._mask(observation, info))
         return ended
 
     def check_returned(self, call, returned):
-        """Raise a EnvError if what one of the steps returned is not what it must be."""
-        for env, one in zip(self._envs, returned, strict=True):
-            env.check_returned(call, one)
+        """Raise an EnvError if one of the steps returned something else than declared."""
+        for env, result in zip(self._envs, returned, strict=True):
+            env.check_returned(call, result)
 
 
 @functools.cache
 def digest(*functions):
-    """A digest of functions without docstrings and comments; None without their source."""
+    """Return a digest of functions without docstrings and comments.
+
+    Returns None without source.
+   """
     trees = []
     for function in functions:
         try:
@@ -605,89 +644,77 @@ def digest(*functions):
             return None
         if isinstance(tree, ast.FunctionDef) and ast.get_docstring(tree) is not None:
             del tree.body[0]
-        trees.append(_plain(tree))
+        trees.append(_to_lists(tree))
     return hashlib.sha256(repr(trees).encode()).hexdigest()[:16]
 
 
-def _plain(node):
-    """A syntax tree as lists and strings that are equal in all versions of Python."""
+def _to_lists(node):
+    """Convert a syntax tree to lists that are equal in all versions of Python."""
     if isinstance(node, list):
-        return [_plain(child) for child in node]
+        return [_to_lists(child) for child in node]
     if not isinstance(node, ast.AST):
         return repr(node)
-    fields = [(name, _plain(value)) for name, value in ast.iter_fields(node) if value is not None and value != []]
+    fields = [(name, _to_lists(value)) for name, value in ast.iter_fields(node)
+              if value is not None and value != []]
     return [type(node).__name__, *fields]
 
+
+# --------------------------------------------------------------------------------------------------
+# Gymnasium's vector environments
 
 MODES = {"nextstep": "next_step", "samestep": "same_step", "disabled": "disabled"}
 
 
 def autoreset_mode(env):
-    """A vector environment's "next_step", "same_step" or "disabled". Raises a EnvError if its metadata does not say."""
+    """Return an autoreset mode: "next_step", "same_step" or "disabled"."""
     mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
     name = str(getattr(mode, "value", mode)).lower().replace("_", "")
     if name not in MODES:
         raise EnvError(
-            f'{env}: metadata["autoreset_mode"] = {mode!r}: must be "same_step" (a step that ends an episode '
-            'returns the next one\'s first observation), "next_step" (the step after it does) or "disabled" '
-            '(reset(options={"reset_mask": ended}) does). For Isaac Lab and ManiSkill there are '
+            f'{env}: metadata["autoreset_mode"] = {mode!r}: must be "next_step", "same_step" or '
+            '"disabled", as Gymnasium defines them. For Isaac Lab and ManiSkill there are '
             "tensors.IsaacLab and tensors.ManiSkill.")
     return MODES[name]
 
 
-class GymnasiumVectorPufferEnv(Checked):
-    """A gymnasium.vector.VectorEnv as one environment of num_envs agents,
-    whatever its autoreset mode.
+class GymnasiumVectorPufferEnv(Wrapper):
+    """A gymnasium.vector.VectorEnv of any autoreset mode, as num_envs agents.
 
-    NEXT_STEP (after a step that ends an episode comes one whose action is ignored): the agent is
-    dead for that step. SAME_STEP: the final observation comes from the info. DISABLED: ended
-    episodes are reset here. reward_scale multiplies the rewards that are learnt from;
-    episode_return stays the true one.
+    NEXT_STEP (the step after an episode's end ignores the action): the agent is inactive for that
+    step. SAME_STEP: the final observation comes from the info. DISABLED: ended episodes are reset
+    here. reward_scale multiplies the rewards that are learned from, not episode_return.
     Attributes: copies, the environments in it; ended, the numbers of those that the last step's
     infos are about.
     """
 
     def __init__(self, env, reward_scale=1.0):
         note_moments(env)
-        self.env, self.num_agents, self.copies, self.reward_scale = env, env.num_envs, env.num_envs, reward_scale
+        self.env, self.reward_scale = env, reward_scale
+        self.num_agents = self.copies = env.num_envs
         self.mode = autoreset_mode(env)
-        self.env_single_observation_space = env.single_observation_space
-        self._observation, self._action = (
-            FlatObservation(env.single_observation_space),
-            FlatAction(env.single_action_space),
-        )
-        self.obs_dtype = self._observation.dtype
-        self.single_observation_space, self.single_action_space = self._observation.flat_space, self._action.flat_space
-        self._mask_needed = None
-        self.returned_space = gymnasium.vector.utils.batch_space(env.single_observation_space, self.num_agents)
+        self._set_spaces(env.single_observation_space, env.single_action_space)
+        self.returned_space = gymnasium.vector.utils.batch_space(env.single_observation_space,
+                                                                 self.num_agents)
         self.returned_shape = (self.num_agents,)
         self._make_arrays()
 
-    def _make_arrays(self):
-        """Make the arrays of observations and of the episodes that are going on."""
-        self._flat = np.zeros((self.num_agents, *self._observation.shape), self._observation.flat_dtype)
-        self._fields = self._observation.fields(self._flat)
-        self._returns, self._lengths = np.zeros(self.num_agents), np.zeros(self.num_agents, np.int64)
-        self._ending = np.zeros(self.num_agents, bool)  # NEXT_STEP: ended at the last step
-
-    last_info = GymnasiumPufferEnv.last_info
     _where = staticmethod(np.where)
 
-    @property
-    def has_action_masks(self):
-        if self._mask_needed is None:
-            returned = self.env.reset()
-            self.check_first("reset", returned)
-            self._mask_needed = "action_mask" in returned[1]
-            if not self._mask_needed and any(map(mask_method, getattr(self.env, "envs", ()))):
-                raise EnvError(f"{self.env}: the method action_masks() is called of single environments only. "
-                               "Give what makes one of them, and --vec.num-envs.")
-        return self._mask_needed
+    def _make_arrays(self):
+        """Make the arrays of flat observations and of the episodes' sums."""
+        self._flat = np.zeros((self.num_agents, *self._observation.shape),
+                              self._observation.flat_dtype)
+        self._fields = self._observation.fields(self._flat)
+        self._returns = np.zeros(self.num_agents)
+        self._lengths = np.zeros(self.num_agents, np.int64)
+        self._is_inactive = np.zeros(self.num_agents, bool)  # NEXT_STEP: ended at the last step
+
+    def _masks(self, observation, info):
+        masks = info.get("action_mask")
+        return [None if masks is None else _at(masks, i) for i in range(self.num_agents)]
 
     def views(self, rows, first):
-        part = slice(first, first + self.num_agents)
-        return SimpleNamespace(**{name: None if array is None else array[part]
-                                  for name, array in vars(rows).items()})
+        return slice_rows(rows, first, self.num_agents)
 
     def _write(self, view, observations, info):
         if self._observation.structured:
@@ -695,85 +722,97 @@ class GymnasiumVectorPufferEnv(Checked):
             observations = self._flat
         store(view.observations, observations.reshape(view.observations.shape))
         if view.action_masks is not None:
-            masks = info.get("action_mask")
-            for i, target in enumerate(view.action_masks):
-                self._action.write_mask(target, None if masks is None else _at(masks, i))
+            for target, mask in zip(view.action_masks, self._masks(None, info), strict=True):
+                self._action.write_mask(target, mask)
+
+    def _reset_env(self, seed):
+        returned = self.env.reset(seed=seed)
+        self.check_first("reset", returned)
+        if not self._has_masks and any(env.has_wrapper_attr("action_masks")
+                                       for env in getattr(self.env, "envs", ())):
+            raise EnvError(f"{self.env}: action_masks() is called of single environments only. "
+                           "Give what makes one of them, and --vec.num-envs.")
+        return returned
 
     def reset_into(self, view, seed=None):
-        returned = self.env.reset(seed=seed)
-        observations, info = returned
-        self.check_first("reset", returned)
-        self._write(view, observations, info)
-        self._returns[:], self._lengths[:], self._ending[:] = 0, 0, False
+        returned = self._reset_env(seed)
+        self._write(view, *returned)
+        self._returns[:], self._lengths[:], self._is_inactive[:] = 0, 0, False
         return []
 
     def step_into(self, view):
-        space = self.env.single_action_space
+        space, utils = self.env.single_action_space, gymnasium.vector.utils
         if self._action.start is not None:
             actions = view.actions[:, 0].astype(space.dtype) + self._action.start
         else:
-            actions = gymnasium.vector.utils.concatenate(
-                space,
-                [self._action.unflatten(row) for row in view.actions],
-                gymnasium.vector.utils.create_empty_array(space, self.num_agents),
-            )
+            actions = [self._action.unflatten(row) for row in view.actions]
+            actions = utils.concatenate(space, actions,
+                                        utils.create_empty_array(space, self.num_agents))
         returned = self.env.step(actions)
         self.check_first("step", returned)
         observations, rewards, terminated, truncated, info = returned
         done = self._count_step(view, rewards, terminated, truncated)
-        ended, self.ended = [], np.flatnonzero(done).tolist()
-        if self.ended:
-            # Under same_step the info is the next episode's, but for what RecordEpisodeStatistics adds.
-            recorded = {key: info[key] for key in ("episode", "_episode") if key in info}
-            final = recorded | info.get("final_info", {}) if self.mode == "same_step" else info
-            for i in self.ended:
-                ended.append(numeric_scalars(
-                    self.last_info(_of_copy(final, i, done), float(self._returns[i]), int(self._lengths[i]))))
-                if self.mode == "same_step" and truncated[i]:
-                    if "final_obs" not in info:
-                        raise EnvError(
-                            f"{self.env}: its mode of autoreset is same_step, so the info of a step that ends "
-                            'an episode must have the last observations: info["final_obs"][i], of copy i.')
-                    self._observation.flatten(_at(info["final_obs"], i), view.final_observations[i])
-            if self.mode != "same_step":
-                self._write(view, observations, info)
-                view.final_observations[truncated] = view.observations[truncated]
-            if self.mode == "disabled":
-                observations, info = self.env.reset(options={"reset_mask": done})
-            self._returns[done], self._lengths[done] = 0, 0
+        self.ended = np.flatnonzero(done).tolist()
+        if not self.ended:
+            self._write(view, observations, info)
+            return []
+        infos = self._end_episodes(view, observations, truncated, info, done)
+        if self.mode == "disabled":
+            observations, info = self.env.reset(options={"reset_mask": done})
         self._write(view, observations, info)
-        return ended
+        return infos
 
     def _count_step(self, view, rewards, terminated, truncated):
-        """Write rewards and ends, and add to the episodes' sums; returns who has ended."""
-        ended = terminated | truncated
+        """Write rewards and ends, and add to the episodes' sums; return who ended (copies,)."""
+        done = terminated | truncated
         if self.mode == "next_step":
-            rewards = self._where(self._ending, 0, rewards)
+            rewards = self._where(self._is_inactive, 0, rewards)
         self._returns += rewards
-        self._lengths += ~self._ending
+        self._lengths += ~self._is_inactive
         view.rewards[:] = rewards if self.reward_scale == 1 else rewards * self.reward_scale
         view.terminals[:], view.truncations[:] = terminated, truncated
-        if self.mode == "next_step":  # this observation is the old episode's last: nothing to act on
-            self._ending = ended
-            view.valid[:] = ~ended
-        return ended
+        if self.mode == "next_step":  # an old episode's last observation is not acted on
+            self._is_inactive = done
+            view.valid[:] = ~done
+        return done
 
-    def render(self):
-        return self.env.render()
+    def _end_episodes(self, view, observations, truncated, info, done):
+        """Write the final observations; return the infos of the episodes that ended."""
+        final = info
+        if self.mode == "same_step":
+            # The info is the next episode's, but for what RecordEpisodeStatistics adds.
+            final = {key: info[key] for key in ("episode", "_episode") if key in info}
+            final |= info.get("final_info", {})
+            if truncated.any() and "final_obs" not in info:
+                raise EnvError(
+                    f"{self.env}: its mode of autoreset is same_step, so the info of a step that "
+                    'ends an episode must have the last observations, info["final_obs"][i].')
+            for i in np.flatnonzero(truncated):
+                self._observation.flatten(_at(info["final_obs"], i), view.final_observations[i])
+        else:
+            self._write(view, observations, info)
+            view.final_observations[truncated] = view.observations[truncated]
+        infos = [numeric_scalars(episode_info(
+            _info_at(final, i, done), float(self._returns[i]), int(self._lengths[i])))
+            for i in self.ended]
+        self._returns[done], self._lengths[done] = 0, 0
+        return infos
 
-    def close(self):
-        self.env.close()
 
+def _info_at(info, i, is_known):
+    """Return the entries of copy i in a vector's info.
 
-def _of_copy(info, i, given):
-    """What a dict of arrays, one entry a copy, has of copy i; given (copies,): where it has a key without a mask."""
-    return {key: _of_copy(value, i, given) if isinstance(value, dict) else value[i] for key, value in info.items()
-            if isinstance(value, dict) or (isinstance(value, np.ndarray) and len(value) == len(given))
-            if not key.startswith("_") and info.get(f"_{key}", given)[i]}
+    is_known (copies,): for keys without a mask.
+   """
+    return {key: _info_at(value, i, is_known) if isinstance(value, dict) else value[i]
+            for key, value in info.items()
+            if isinstance(value, dict) or (isinstance(value, np.ndarray)
+                                           and len(value) == len(is_known))
+            if not key.startswith("_") and info.get(f"_{key}", is_known)[i]}
 
 
 def _at(batch, i):
-    """Entry i of a batch, which may be a dict or tuple of batches."""
+    """Return entry i of a batch, which may be a dict or tuple of batches."""
     if isinstance(batch, dict):
         return {key: _at(part, i) for key, part in batch.items()}
     return tuple(_at(part, i) for part in batch) if isinstance(batch, tuple) else batch[i]
@@ -782,47 +821,43 @@ def _at(batch, i):
 # --------------------------------------------------------------------------------------------------
 # PettingZoo
 
+PARALLEL = "observations", "rewards", "terminations", "truncations", "infos"
 
-class PettingZooPufferEnv(Checked):
-    """A PettingZoo environment with flat spaces; a PettingZoo parallel environment itself.
 
-    env: an instance, parallel or AEC (which is converted); or env_creator with env_args and
-    env_kwargs. Under a vectorizer each of `possible_agents` has a fixed slot; one that does not act
-    is not valid. obs_dtype as for GymnasiumPufferEnv.
-    Raises TypeError if agents have different spaces, and as GymnasiumPufferEnv does.
+class PettingZooPufferEnv(Wrapper):
+    """A PettingZoo environment with flat spaces.
+
+    It is a PettingZoo parallel environment itself. env: an instance, parallel or AEC (which is
+    converted); or env_creator with env_args and env_kwargs. Under a vectorizer each of
+    `possible_agents` has a fixed slot; one that does not act is not valid. Raises TypeError if
+    agents have different spaces, else as GymnasiumPufferEnv.
     """
 
     def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0):
-        env = _create(env, env_creator, env_args, env_kwargs)
+        env = env_creator(*env_args, **(env_kwargs or {})) if env is None else env
         self.env = env = _parallel(env)
-        self._quick = _quickest_parallel(env)
+        self._unguarded_env = _without_checks(env)
         self.possible_agents = list(env.possible_agents)
         self.agents = list(self.possible_agents)
-        self.metadata, self.render_mode = getattr(env, "metadata", {}), getattr(env, "render_mode", None)
-        first = self.possible_agents[0]
-        expected = env.observation_space(first), env.action_space(first)
-        self.env_single_observation_space, self.env_single_action_space = expected
-        for agent in self.possible_agents:
-            got = env.observation_space(agent), env.action_space(agent)
-            if got != expected:
+        self.metadata = getattr(env, "metadata", {})
+        self.render_mode = getattr(env, "render_mode", None)
+        pairs = {agent: (env.observation_space(agent), env.action_space(agent))
+                 for agent in self.possible_agents}
+        first, expected = next(iter(pairs.items()))
+        for agent, pair in pairs.items():
+            if pair != expected:
                 raise TypeError(
-                    f"{env}: {agent} has the spaces {got}, {first} has {expected}; one policy "
-                    "needs one space: pad them with supersuit.pad_observations_v0 and "
-                    "supersuit.pad_action_space_v0."
-                )
-        self._observation = FlatObservation(self.env_single_observation_space)
-        self._action = FlatAction(self.env_single_action_space)
-        self.obs_dtype = self._observation.dtype
-        self.single_observation_space, self.single_action_space = self._observation.flat_space, self._action.flat_space
+                    f"{env}: {agent} has the spaces {pair}, {first} has {expected}. Pad them with "
+                    "supersuit.pad_observations_v0 and pad_action_space_v0.")
+        self._set_spaces(*expected)
+        self._action_spaces = {agent: FlatAction(expected[1]).flat_space
+                               for agent in self.possible_agents}  # each has its random generator
         self._slots = {agent: i for i, agent in enumerate(self.possible_agents)}
-        self._mask_needed = None
         self._valid = []
-
-    emulated = GymnasiumPufferEnv.emulated
 
     @property
     def num_agents(self):
-        """Agents that act, as PettingZoo has it; max_num_agents is the number of slots."""
+        """Return the number of agents that act; max_num_agents is the number of slots."""
         return len(self.agents)
 
     @property
@@ -833,163 +868,140 @@ class PettingZooPufferEnv(Checked):
     def unwrapped(self):
         return self.env.unwrapped
 
-    @property
-    def has_action_masks(self):
-        """Whether the environment gives action masks; the first question costs one reset."""
-        if self._mask_needed is None:
-            self._reset_env(None, None)
-        return self._mask_needed
-
     def observation_space(self, agent):
         return self.single_observation_space
 
     def action_space(self, agent):
-        """The flat action space; each agent has one, and its random generator, of its own."""
-        if agent not in self.__dict__.setdefault("_action_spaces", {}):
-            self._action_spaces[agent] = FlatAction(self.env_single_action_space).flat_space
         return self._action_spaces[agent]
 
     def state(self):
         return self.env.state()
 
-    def render(self):
-        return self.env.render()
+    def _masks(self, observations, infos):
+        return [find_mask(observation, infos.get(agent, {}))
+                for agent, observation in observations.items()]
 
-    def close(self):
-        getattr(self.env, "close", lambda: None)()  # hand-made ones may have none
-
-    def _reset_env(self, seed, options):
-        # Without options the call is one that hand-made environments know too.
-        more = {} if options is None else {"options": options}
-        returned = self.env.reset(seed=seed, **more)
+    def _reset_env(self, seed, options=None):
+        # Hand-made environments may take no options.
+        returned = self.env.reset(seed=seed, **({} if options is None else {"options": options}))
         self.check_first("reset", returned)
         self.agents = list(self.env.agents)
         self._returns = dict.fromkeys(self.agents, 0.0)
         self._length = 0
-        if self._mask_needed is None:
-            self._mask_needed = self._action.check_masks(self.env, _masks(*returned))
         return returned
 
     def _step_env(self, env, actions):
         returned = env.step(actions)
-        if "step" in self._unchecked:
-            self.check_first("step", returned)
-            if not self._mask_needed:
-                check_late_masks(self.env, _masks(returned[0], returned[-1]))
+        self.check_first("step", returned)
         self.agents = list(env.agents)
         return returned
 
     def check_returned(self, call, returned):
-        """As Checked's, of each agent that has an observation, or an entry in another dict."""
+        """Check as Checked does, for each agent that is in one of the dicts."""
         names = PARALLEL if call == "step" else ("observations", "infos")
         if (not isinstance(returned, tuple | list) or len(returned) != len(names)
                 or not all(isinstance(part, dict) for part in returned)):
             raise EnvError(
-                f"{self.env}: {call}() of a parallel environment must return {len(names)} dicts with an entry "
-                f"for each agent: {', '.join(names)}, got {describe(returned)}.")
+                f"{self.env}: {call}() must return {len(names)} dicts of agents: "
+                f"{', '.join(names)}, got {describe(returned)}.")
         defaults = (None, 0.0, False, False, {}) if call == "step" else (None, {})
         for agent in dict.fromkeys(itertools.chain(*returned)):
             if agent not in self._slots:
-                raise EnvError(
-                    f"{self.env}: {call}() returned something of {agent}, which is not in possible_agents "
-                    f"({', '.join(map(str, self._slots))}); name all that may ever act there.")
-            parts = [part.get(agent, default) for part, default in zip(returned, defaults, strict=True)]
+                raise EnvError(f"{self.env}: {call}() returned {agent}, which is not in "
+                               f"possible_agents {self.possible_agents}. Add it there.")
+            parts = [part.get(agent, default)
+                     for part, default in zip(returned, defaults, strict=True)]
             space = self.env_single_observation_space if agent in returned[0] else None
             check_returned(f"{self.env}, {agent}", call, parts, space)
 
     def reset(self, seed=None, options=None):
         observations, infos = self._reset_env(seed, options)
-        return {agent: self._observation.flatten(observation) for agent, observation in observations.items()}, infos
+        return self._flatten(observations), infos
 
     def step(self, actions):
-        """PettingZoo's five dicts; observations are new flat arrays."""
-        returned = self._step_env(self.env, {
+        """Return PettingZoo's five dicts; observations are new flat arrays."""
+        observations, *others = self._step_env(self.env, {
             agent: self._action.unflatten(np.reshape(action, self._action.columns))
             for agent, action in actions.items()})
-        observations, *rest = returned
-        return {agent: self._observation.flatten(observation) for agent, observation in observations.items()}, *rest
+        return self._flatten(observations), *others
+
+    def _flatten(self, observations):
+        return {agent: self._observation.flatten(observation)
+                for agent, observation in observations.items()}
 
     def views(self, rows, first):
-        part = slice(first, first + self.max_num_agents)
-        return SimpleNamespace(**{name: None if array is None else array[part]
-                                  for name, array in vars(rows).items()})
+        return slice_rows(rows, first, self.max_num_agents)
 
-    def _write(self, view, observations, infos, valid):
-        """The observations of the valid agents into their slots."""
-        view.valid[:] = 0
-        self._valid = [agent for agent in valid if agent in observations]
+    def _write(self, view, observations, infos, agents):
+        """Write the observations and masks of these agents; the others are not valid."""
+        view.valid[:], view.observations[:] = 0, 0
+        if view.action_masks is not None:
+            view.action_masks[:] = 1
+        self._valid = [agent for agent in agents if agent in observations]
         for agent in self._valid:
             slot, observation = self._slots[agent], observations[agent]
-            self._observation.flatten(observation, view.observations[slot])
             view.valid[slot] = 1
+            self._observation.flatten(observation, view.observations[slot])
             if view.action_masks is not None:
-                self._action.write_mask(view.action_masks[slot], find_mask(observation, infos.get(agent, {})))
-        for slot in np.flatnonzero(view.valid == 0):
-            view.observations[slot] = 0
-            if view.action_masks is not None:
-                view.action_masks[slot] = 1
+                mask = find_mask(observation, infos.get(agent, {}))
+                self._action.write_mask(view.action_masks[slot], mask)
 
     def reset_into(self, view, seed=None):
-        returned = self._reset_env(seed, None)
+        returned = self._reset_env(seed)
         observations, infos = returned
         self._write(view, observations, infos, self.agents)
         if not self._valid:
             raise EnvError(
-                f"{self.env}: no agent acts after reset(): its `agents` are {describe(self.agents)}, and there "
-                f"are observations of {describe(list(observations))}; one at least must be in both.")
+                f"{self.env}: no agent acts after reset(). One at least must be in `agents` "
+                f"{self.agents} and in the observations {list(observations)}.")
         return []
 
     def step_into(self, view):
         slots = self._slots
-        actions = {agent: self._action.unflatten(view.actions[slots[agent]])
-                   for agent in self._valid}
-        returned = self._step_env(self._quick, actions)
+        returned = self._step_env(self._unguarded_env, {
+            agent: self._action.unflatten(view.actions[slots[agent]]) for agent in self._valid})
         observations, rewards, terminated, truncated, infos = returned
         self._length += 1
         for agent in self._valid:
             slot, reward = slots[agent], float(rewards.get(agent, 0.0))
             view.rewards[slot] = reward
             self._returns[agent] = self._returns.get(agent, 0.0) + reward
-            view.terminals[slot], view.truncations[slot] = terminated.get(agent, False), truncated.get(agent, False)
+            view.terminals[slot] = terminated.get(agent, False)
+            view.truncations[slot] = truncated.get(agent, False)
             if view.truncations[slot] and agent in observations:
                 self._observation.flatten(observations[agent], view.final_observations[slot])
-        valid = [agent for agent in self.agents
-                 if not (terminated.get(agent) or truncated.get(agent))]
-        if valid:
-            self._write(view, observations, infos, valid)
+        acting = [agent for agent in self.agents
+                  if not (terminated.get(agent) or truncated.get(agent))]
+        if acting:
+            self._write(view, observations, infos, acting)
             return ()
-        numbers = {}
+        values = {}
         for info in infos.values():
             for name, value in numeric_scalars(info).items():
-                numbers.setdefault(name, []).append(value)
-        ended = {name: float(np.mean(values)) for name, values in numbers.items()}
-        ended |= {"episode_return": float(np.mean(list(self._returns.values()))),
-                  "episode_length": self._length}
+                values.setdefault(name, []).append(value)
+        values["episode_return"] = list(self._returns.values())
+        values["episode_length"] = [self._length]
         self.reset_into(view)
-        return [ended]
-
-
-PARALLEL = "observations", "rewards", "terminations", "truncations", "infos"
-
-
-def _masks(observations, infos):
-    """The agents' action masks, None for none."""
-    return [find_mask(observation, infos.get(agent, {})) for agent, observation in observations.items()]
+        return [{name: float(np.mean(numbers)) for name, numbers in values.items()}]
 
 
 def _parallel(env):
-    """A PettingZoo environment in its parallel form."""
+    """Return a PettingZoo environment in its parallel form."""
     if not hasattr(env, "agent_iter"):
         return env
-    from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
+    from pettingzoo.utils import conversions
 
-    # In a game of turns all act at every step, and only the choice of the player to move counts.
-    return (aec_to_parallel if env.metadata.get("is_parallelizable") else turn_based_aec_to_parallel)(env)
+    # In a game of turns all act at each step, and only the choice of the player to move counts.
+    return (conversions.aec_to_parallel if env.metadata.get("is_parallelizable")
+            else conversions.turn_based_aec_to_parallel)(env)
 
 
-def _quickest_parallel(env):
-    """The same parallel environment without the wrappers that check order and actions, which a vectorizer keeps; they
-    are a third of simple_spread's step. Use it for steps only: reset and draw `env` itself."""
+def _without_checks(env):
+    """Return a parallel environment without the wrappers that check calls.
+
+    They check the order and the actions, which a vectorizer keeps, and take a third of
+    simple_spread's step. For steps only: reset and draw `env` itself.
+    """
     conversions = sys.modules.get("pettingzoo.utils.conversions")
     if conversions is None or type(env) is not conversions.aec_to_parallel_wrapper:
         return env
@@ -1002,76 +1014,78 @@ def _quickest_parallel(env):
 
 
 # --------------------------------------------------------------------------------------------------
-# Whatever it is
+# Any environment
+
+WRAPPERS = GymnasiumPufferEnv, GymnasiumVectorPufferEnv, PettingZooPufferEnv
 
 
 def wrap(env):
-    """An environment as workers.py steps it: PufferEnvs and wrapped ones as they are, Gymnasium's (single, vector, and
-    old Gym's) and PettingZoo's (parallel, AEC) wrapped. Raises TypeError for anything else."""
+    """Return an environment as workers.py steps it; TypeError if it is none.
+
+    PufferEnvs and wrapped ones are returned as they are, Gymnasium's (single, vector, old Gym's)
+    and PettingZoo's (parallel, AEC) wrapped.
+    """
     if hasattr(env, "step_into"):
         return env
     if isinstance(env, gymnasium.vector.VectorEnv):
         return GymnasiumVectorPufferEnv(env)
     inner = getattr(env, "unwrapped", env)
     if hasattr(inner, "num_envs") and hasattr(inner, "single_observation_space"):
-        raise TypeError(f"{describe(env)} holds {inner.num_envs} environments itself; vec.backend "
-                        "tensors takes such ones, if their arrays are tensors (for Isaac Lab: "
-                        "tensors.IsaacLab).")
+        raise TypeError(f"{describe(env)} holds {inner.num_envs} environments. vec.backend tensors "
+                        "takes it if its arrays are tensors (for Isaac Lab: tensors.IsaacLab).")
     if hasattr(env, "possible_agents"):
         return PettingZooPufferEnv(env)
     if hasattr(env, "step"):
         return GymnasiumPufferEnv(env)
-    raise TypeError(f"{describe(env)} is no environment: expected a PufferEnv, a Gymnasium environment "
-                    "(observation_space, action_space, reset, step) or a PettingZoo one (possible_agents).")
+    raise TypeError(f"{describe(env)} is no environment. Expected a PufferEnv, a gymnasium.Env or "
+                    "a PettingZoo environment.")
 
 
 def slots(env):
-    """The number of agents that an environment has room for."""
+    """Return the most agents that an environment may have."""
     return getattr(env, "max_num_agents", None) or env.num_agents
 
 
 def copies(env):
-    """The number of environments in it: more than 1 for a vector environment of Gymnasium."""
+    """Return the number of environments in it: over 1 for a vector environment."""
     return env.copies if isinstance(env, GymnasiumVectorPufferEnv) else 1
 
 
 def signature(env):
-    """What all environments of a vector have in common: observation space, action space, number of agents."""
-    return seen_space(env), getattr(env, "env_single_action_space", env.single_action_space), slots(env)
-
-
-WRAPPERS = GymnasiumPufferEnv, GymnasiumVectorPufferEnv, PettingZooPufferEnv
+    """Return what the environments of a vector must share: spaces, number of agents."""
+    action_space = getattr(env, "env_single_action_space", env.single_action_space)
+    return seen_space(env), action_space, slots(env)
 
 
 def create(creator, args, kwargs, seed):
-    """One wrapped environment; see build."""
+    """Make one wrapped environment; see build."""
     return wrap(build(creator, args, kwargs, seed))
 
 
 def build(creator, args, kwargs, seed):
-    """Call a creator, with the seed if it has such a parameter; an instance is returned as it is."""
+    """Call a creator, with the seed if it takes one; an instance is returned as it is."""
     if not callable(creator):
         return creator
     try:
         takes_seed = "seed" in inspect.signature(creator).parameters
-    except (TypeError, ValueError):  # a class written in C
+    except (TypeError, ValueError):  # a class in C
         takes_seed = False
     if takes_seed and "seed" not in kwargs:
         kwargs = {**kwargs, "seed": seed}
     try:
         return creator(*args, **kwargs)
     except TypeError as error:
-        if error.__traceback__.tb_next is not None or "required" not in str(error):  # in its code
-            raise
-        raise ConfigError(f"{error}; arguments with a plain default are settings (--env.NAME), others a function of "
-                          "yours must give") from None
+        if error.__traceback__.tb_next is not None or "required" not in str(error):
+            raise  # in its code
+        raise ConfigError(f"{error}. Give the argument a plain default, which --env.NAME sets, or "
+                          "write a function that gives it.") from None
 
 
 def seen_spaces(vecenv):
-    """The spaces of the fields that an agent of a vectorized environment sees."""
+    """List the spaces of the fields that an agent observes."""
     return [leaf for _, _, leaf in FlatObservation(seen_space(vecenv.driver_env)).leaves]
 
 
 def sees_choices(vecenv):
-    """Whether an agent sees choices."""
+    """Tell whether an agent observes choices."""
     return any(leaf_kind(space) == "choices" for space in seen_spaces(vecenv))

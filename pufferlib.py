@@ -1,14 +1,14 @@
-"""PufferLib's import names, so that what its users already wrote runs here.
+"""PufferLib's import names, so that its users' code runs here.
 
     from pufferlib import pufferl, PuffeRL, PufferEnv, make
     import pufferlib.vector, pufferlib.emulation, pufferlib.ocean
     from pufferlib.environments import atari
-    python -m pufferlib.pufferl train breakout                  # the same as python pufferl.py train breakout
+    python -m pufferlib.pufferl train breakout                  # as python pufferl.py train
 
-Each of PufferLib's names leads to its equivalent here (ALIASES, ROOMS, NAMES). A name without an
-equivalent raises an AttributeError that says what took its place (GONE). A file is imported only
-when one of its names is used, so `import pufferlib` does not load torch. The classes and functions
-in this file adapt PufferLib's conventions; edit them if your version has others.
+Each of PufferLib's names leads to its equivalent here (ALIASES, MODULES, NAMES). A name without an
+equivalent raises an AttributeError that names its replacement (GONE). A file is imported when one
+of its names is used, so `import pufferlib` does not load torch. The classes and functions in this
+file adapt PufferLib's conventions; edit them if your version has others.
 docs/from_pufferlib.md has the table of names.
 """
 
@@ -25,19 +25,20 @@ import gymnasium
 
 import absolute_imports  # noqa: F401  first
 
-__path__ = []  # makes this file count as a package; the Finder below finds what is in it
+__path__ = []  # makes this file a package, whose modules the Finder below finds
 ROOT = Path(__file__).resolve().parent
 
-
-# Under other names, because `import pufferlib.ocean` sets the name `ocean` in here to a Room.
-our_emulation, our_environments, our_ocean = map(importlib.import_module, ("emulation", "environments", "ocean"))
+# Under other names, because `import pufferlib.ocean` sets the name `ocean` in here to a Module.
+our_emulation = importlib.import_module("emulation")
+our_environments = importlib.import_module("environments")
+our_ocean = importlib.import_module("ocean")
 
 # --------------------------------------------------------------------------------------------------
 # Where names lead
 
 ALIASES = {"vector": "vector", "emulation": "emulation", "models": "models", "pufferl": "pufferl",
            "sweep": "protein"}
-ROOMS = {  # PufferLib's other modules: the modules here in which their names are looked up
+MODULES = {  # PufferLib's other modules: the modules here that have their names
     "pytorch": ["flat_spaces", "models"], "cleanrl": ["models"],
     "spaces": ["gymnasium.spaces"], "wrappers": [], "postprocess": [], "exceptions": [],
     "utils": [],
@@ -67,7 +68,7 @@ NAMES = {  # one name of PufferLib: its equivalent here
     "ocean.squared.cy_squared.CySquared": "pufferlib.CySquared",
     "ocean.torch.Policy": "models.Default", "ocean.torch.Recurrent": "models.LSTMWrapper",
 }
-GONE = {  # what took the place of a name that has no equivalent
+GONE = {  # a name without an equivalent: its replacement
     "__version__": "this project has no numbered versions; a run's folder keeps those "
     "of its libraries", "set_buffers": "PufferEnv.__init__(buf) makes the arrays",
     "PettingZooWrapper": "write a class with the same methods that holds the environment",
@@ -75,7 +76,7 @@ GONE = {  # what took the place of a name that has no equivalent
     "vector.reset": "vecenv.reset()", "vector.step": "vecenv.step(actions)",
     "vector.make_seeds": "environment i gets seed + i",
     "vector.autotune": "python pufferl.py autotune ENV",
-    "emulation.GymnaxPufferEnv": "vector.make('gymnax/NAME'), whose environment is families.adapters.gymnax, to copy",
+    "emulation.GymnaxPufferEnv": "vector.make('gymnax/NAME'); families.adapters.gymnax makes it",
     "emulation.nativize": "emulation.FlatObservation(space).unflatten",
     "emulation.emulate": "emulation.FlatObservation(space).flatten",
     "emulation.dtype_from_space": "flat_spaces.space_dtype",
@@ -118,7 +119,7 @@ FAMILIES = {
     "stable_retro": ("Airstriker-Genesis-v0", "retro/{}", {}),
     "vizdoom": ("doom", "gym/{}", {"doom": "VizdoomHealthGatheringSupreme-v0"}),
 }
-ROOMS |= {f"environments.{family}": [] for family in FAMILIES}
+MODULES |= {f"environments.{family}": [] for family in FAMILIES}
 OTHER_FAMILIES = ("bsuite", "dm_lab", "gpudrive", "gvgai", "kinetix", "links_awaken",
                   "metta", "minerl", "nmmo", "slimevolley", "smac", "trade_sim")
 GONE |= dict.fromkeys([f"environments.{family}" for family in OTHER_FAMILIES],
@@ -126,45 +127,46 @@ GONE |= dict.fromkeys([f"environments.{family}" for family in OTHER_FAMILIES],
                       "environment needs none: vector.make(a function that makes it)")
 
 
-def find(room, name):
-    """What pufferlib.ROOM.NAME is here. Raises AttributeError, which says what took its place or
-    which names are near."""
-    full = f"{room}.{name}" if room else name
-    if full in ROOMS or full in ALIASES:
+def find(path, name):
+    """Return the equivalent of pufferlib.PATH.NAME.
+
+    Raises AttributeError, which names a replacement or similar names.
+    """
+    full = f"{path}.{name}" if path else name
+    if full in MODULES or full in ALIASES:
         return importlib.import_module(f"pufferlib.{full}")
     if full in NAMES:
         module, _, attribute = NAMES[full].rpartition(".")
         return getattr(importlib.import_module(module), attribute)
     # PufferLib 2 had these names in modules of their own; here they are defined in this file.
-    if room in ("wrappers", "postprocess", "exceptions", "utils"):
+    if path in ("wrappers", "postprocess", "exceptions", "utils"):
         return getattr(sys.modules[__name__], name)
-    if room.startswith("environments.") and name == "env_creator":
-        return functools.partial(environment_creator, room.partition(".")[2])
-    if room.startswith("ocean") and not name.startswith("_"):
-        environment = ocean_name(name)
-        if environment and not name[0].isupper():
-            return importlib.import_module(f"pufferlib.{full}")
-        if environment:
-            return our_environments.OceanPufferEnv.of(environment)
-    modules = [importlib.import_module(module) for module in ROOMS.get(room, ALIASES.get(room, "").split())]
+    if path.startswith("environments.") and name == "env_creator":
+        return functools.partial(environment_creator, path.partition(".")[2])
+    if path.startswith("ocean") and not name.startswith("_") and (known := ocean_name(name)):
+        if name[0].isupper():
+            return our_environments.OceanPufferEnv.of(known)
+        return importlib.import_module(f"pufferlib.{full}")
+    modules = [importlib.import_module(module)
+               for module in MODULES.get(path, ALIASES.get(path, "").split())]
     for module in modules:
         if name in vars(module):
             return vars(module)[name]
     if full in GONE:
         raise AttributeError(f"pufferlib.{full} has no equivalent here: {GONE[full]}.")
     known = [*(key for module in modules for key in vars(module)),
-             *(key.rpartition(".")[2] for key in {**NAMES, **ROOMS}
-               if key.rpartition(".")[0] == room)]
-    raise AttributeError(f"pufferlib.{full}: there is no such name, {our_ocean.nearest(name, known, ())} "
-                         "(docs/from_pufferlib.md)")
+             *(key.rpartition(".")[2] for key in {**NAMES, **MODULES}
+               if key.rpartition(".")[0] == path)]
+    raise AttributeError(f"pufferlib.{full}: there is no such name, "
+                         f"{our_ocean.nearest(name, known, ())} (docs/from_pufferlib.md)")
 
 
 def __getattr__(name):
     return find("", name)
 
 
-class Room(types.ModuleType):
-    """A module of PufferLib whose names lie in several modules here."""
+class Module(types.ModuleType):
+    """A module of PufferLib whose names are in several modules here."""
 
     def __getattr__(self, name):
         if name in ("__path__", "__file__", "__all__", "__wrapped__"):
@@ -172,11 +174,8 @@ class Room(types.ModuleType):
         return find(self.__name__.partition(".")[2], name)
 
 
-TRAINER = {"stats": "environment", "last_stats": "environment"}  # names of PuffeRL there, and ours
-
-
 class Alias:
-    """Another name of an attribute, until something is assigned to it."""
+    """A second name of an attribute, until a value is assigned to it."""
 
     def __init__(self, name):
         self.name = name
@@ -186,44 +185,43 @@ class Alias:
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Lets `import pufferlib.NAME` give our module or a Room, and `python -m pufferlib.NAME` run
-    our file."""
+    """Import a module of this project or a Module as `pufferlib.NAME`."""
 
     def find_spec(self, fullname, path=None, target=None):
-        package, _, room = fullname.partition(".")
+        package, _, name = fullname.partition(".")
         if package != "pufferlib":
             return None
-        if room in GONE:
-            raise ModuleNotFoundError(f"{fullname} has no equivalent here: {GONE[room]}.",
+        if name in GONE:
+            raise ModuleNotFoundError(f"{fullname} has no equivalent here: {GONE[name]}.",
                                       name=fullname)
-        parts = room.split(".")
-        known = room in ROOMS or room in ALIASES
-        if not known and not (parts[0] == "ocean" and all(map(ocean_name, parts[1:]))):
+        first, *others = name.split(".")
+        is_ocean = first == "ocean" and all(map(ocean_name, others))
+        if name not in MODULES and name not in ALIASES and not is_ocean:
             return None
-        origin = str(ROOT / f"{ALIASES[room]}.py") if room in ALIASES else None
+        origin = str(ROOT / f"{ALIASES[name]}.py") if name in ALIASES else None
         spec = importlib.machinery.ModuleSpec(fullname, self, origin=origin)
-        if parts[0] == "ocean" or room == "environments":
+        if first == "ocean" or name == "environments":
             spec.submodule_search_locations = []
         return spec
 
     def create_module(self, spec):
-        room = spec.name.partition(".")[2]
-        if room not in ALIASES:
-            return Room(spec.name)
-        module = importlib.import_module(ALIASES[room])
+        name = spec.name.partition(".")[2]
+        if name not in ALIASES:
+            return Module(spec.name)
+        module = importlib.import_module(ALIASES[name])
         spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module):
-        """A Room looks its names up. A module of ours is already loaded; it only gets a __getattr__
-        that says what took the place of PufferLib's old names."""
-        if isinstance(module, Room):
+        """Add PufferLib's names to a module of this project, which is already loaded."""
+        if isinstance(module, Module):
             return
-        room, module.__spec__ = module.__spec__.name.partition(".")[2], module.__spec__.loader_state
-        for old, ours in TRAINER.items() if ALIASES[room] == "pufferl" else ():
-            setattr(module.PuffeRL, old, Alias(ours))
+        name = module.__spec__.name.partition(".")[2]
+        module.__spec__ = module.__spec__.loader_state
+        if name == "pufferl":
+            module.PuffeRL.stats = module.PuffeRL.last_stats = Alias("environment")
         if "__getattr__" not in vars(module):
-            module.__getattr__ = functools.partial(find, room)
+            module.__getattr__ = functools.partial(find, name)
 
     def get_source(self, fullname):
         return Path(importlib.util.find_spec(fullname).origin).read_text()
@@ -240,14 +238,15 @@ sys.meta_path.append(Finder())
 
 
 class PufferEnv(our_emulation.PufferEnv):
-    """emulation.PufferEnv with PufferLib's contract. `observations`, `rewards` and all other arrays
-    stay the same from __init__ on, so code in C may keep their addresses. Nothing is set to 0
-    before a step. The values that `step` returns count, five or old Gym's four, even if the arrays
-    differ from them. A truncation for which `final_observations` was not written counts as a
-    terminal. Each step copies these arrays, which emulation.PufferEnv does not need to do.
+    """emulation.PufferEnv with PufferLib's contract.
+
+    `observations`, `rewards` and all other arrays stay the same from __init__ on, so C may keep
+    their addresses. Nothing is set to 0 before a step. The values that `step` returns count, five
+    or old Gym's four, even if the arrays differ. A truncation without a `final_observations` counts
+    as a terminal. Each step copies the arrays, which emulation.PufferEnv does not.
 
     `buf` may also be another environment, as an instance or the name of one in C. A subclass then
-    changes what its steps do:
+    changes its steps:
 
         class Shaped(pufferlib.PufferEnv):
             def step(self, actions):
@@ -264,30 +263,31 @@ class PufferEnv(our_emulation.PufferEnv):
         if isinstance(buf, str):
             buf = our_environments.OceanPufferEnv(buf.removeprefix("puffer_"), **settings)
         elif settings:
-            raise TypeError(f"PufferEnv got {', '.join(settings)}: settings are for an environment "
-                            "that is named.")
+            raise TypeError(f"PufferEnv got {', '.join(settings)}: settings need the name of an "
+                            "environment in C.")
         if hasattr(buf, "single_observation_space"):
             self.inner, buf = our_emulation.wrap(buf), None
             self.single_observation_space = self.inner.single_observation_space
             self.single_action_space = self.inner.single_action_space
-            self.num_agents, self.has_action_masks = our_emulation.slots(self.inner), self.inner.has_action_masks
+            self.num_agents = our_emulation.slots(self.inner)
+            self.has_action_masks = self.inner.has_action_masks
         super().__init__(buf)
         self.agent_ids = range(self.num_agents)
-        vars(self).update(self._given)  # these first arrays are kept as self.observations and so on
+        vars(self).update(self._row)  # the first arrays become self.observations and so on
         self._inner_view = None if self.inner is None else self.inner.views(self._rows, 0)
 
     def views(self, rows, first):
-        return {"_rows": rows, "_given": super().views(rows, first)}
+        return {"_rows": rows, "_row": super().views(rows, first)}
 
     def reset(self, seed=None):
-        """(observations, infos) of the environment inside."""
+        """Reset the inner environment; return (observations, infos)."""
         if self.inner is None:
             return super().reset(seed)
         self._clear()
         return self.observations, list(self.inner.reset_into(self._inner_view, seed))
 
     def step(self, actions):
-        """(observations, rewards, dones, infos) of the environment inside."""
+        """Step the inner environment; return (observations, rewards, dones, infos)."""
         if self.inner is None:
             return super().step(actions)
         self._clear()
@@ -296,34 +296,38 @@ class PufferEnv(our_emulation.PufferEnv):
         return self.observations, self.rewards, self.terminals | self.truncations, list(infos)
 
     def _clear(self):
-        self.rewards[:], self.terminals[:], self.truncations[:], self.masks[:] = 0, False, False, True
+        self.rewards[:], self.masks[:] = 0, True
+        self.terminals[:], self.truncations[:] = False, False
 
     def reset_into(self, view, seed=None):
         observations, infos = self.reset(seed)
-        self._hand_over(view["_given"], observations)
+        self._copy_to(view["_row"], observations)
         return infos
 
     def step_into(self, view):
-        observations, rewards, *ends, infos = self.step(self._env_actions(view["_given"]["actions"]))
+        row = view["_row"]
+        observations, rewards, *ends, infos = self.step(self._env_actions(row["actions"]))
         if len(ends) == 1:  # old Gym's `done` is true for a truncated step too
             ends = [ends[0] & ~self.truncations, self.truncations]
         terminals, truncations = ends
-        # The rest of a truncated episode is estimated from its last observation. Without that
-        # observation there is no estimate, so the step counts as a terminal.
+        # The rest of a truncated episode is estimated from its last observation; without one the
+        # step counts as a terminal.
         if truncations.any():
-            known = self.final_observations.reshape(self.num_agents, -1).any(1)
-            terminals, truncations = terminals | (truncations & ~known), truncations & known
-        self._hand_over(view["_given"], observations, rewards=rewards, terminals=terminals,
-                        truncations=truncations)
+            is_written = self.final_observations.reshape(self.num_agents, -1).any(1)
+            terminals = terminals | (truncations & ~is_written)
+            truncations = truncations & is_written
+        self._copy_to(row, observations, rewards=rewards, terminals=terminals,
+                      truncations=truncations)
         self.final_observations[truncations] = 0
         return infos
 
-    def _hand_over(self, given, observations, **others):
-        mine = {"masks": self.masks, "final_observations": self.final_observations,
-                "action_masks": self.action_masks}
-        for name, array in {"observations": observations, **mine, **others}.items():
-            if given[name] is not None and array is not None:
-                given[name][:] = array
+    def _copy_to(self, row, observations, **others):
+        arrays = {"observations": observations, "masks": self.masks,
+                  "final_observations": self.final_observations,
+                  "action_masks": self.action_masks, **others}
+        for name, array in arrays.items():
+            if row[name] is not None and array is not None:
+                row[name][:] = array
 
     def render(self):
         return None if self.inner is None else self.inner.render()
@@ -339,21 +343,22 @@ class PufferEnv(our_emulation.PufferEnv):
         self.infos = self.step(actions)[-1]
 
     def recv(self):
-        """(observations, rewards, terminals, truncations, infos, agent_ids, masks)."""
+        """Return (observations, rewards, terminals, truncations, infos, agent_ids, masks)."""
         return (self.observations, self.rewards, self.terminals, self.truncations, self.infos,
                 self.agent_ids, self.masks)
 
 
 class CySquared:
-    """The binding that PufferLib's template for environments in C shows, over arrays that the
-    environment keeps: observations (num_envs, size · size) uint8, actions int32, rewards float32
-    and terminals bool (num_envs,). For one of your own,
-    `ocean.load("my_header.h").create(num_envs)` and `ocean.rows` do the same."""
+    """The binding in PufferLib's template for environments in C.
+
+    It steps in the environment's arrays: observations (num_envs, size · size) uint8, actions int32,
+    rewards float32 and terminals bool (num_envs,). For a custom header
+    `ocean.load("my_header.h").create(num_envs)` and `ocean.rows` do the same.
+    """
 
     def __init__(self, observations, actions, rewards, terminals, num_envs, size):
         if size % 2 == 0:
-            raise ValueError(f"size is {size}; it must be odd, with the agent's start "
-                             "in the middle.")
+            raise ValueError(f"size = {size}: must be odd, with the agent's start in the middle.")
         truncations = terminals.view("uint8") * 0
         self.arrays = observations, actions, rewards, terminals.view("uint8"), truncations
         self.envs = our_ocean.load("squared").create(num_envs, settings={"distance": size // 2})
@@ -373,28 +378,35 @@ class CySquared:
 
 
 class EpisodeStats(gymnasium.Wrapper):
-    """Puts the sums of the numbers in all infos of an episode into its last info. The episode's
-    return and length are logged without this wrapper."""
+    """Add the sums of the numbers in all infos of an episode to its last info.
+
+    The episode's return and length are logged without this wrapper.
+    """
 
     def __init__(self, env):
         super().__init__(env)
         self.sums = {}
 
     def reset(self, *, seed=None, options=None):
-        self.sums, given = {}, {"seed": seed, "options": options}  # PufferLib's examples take neither
-        return self.env.reset(**{name: value for name, value in given.items()
+        self.sums = {}
+        arguments = {"seed": seed, "options": options}  # PufferLib's examples take neither
+        return self.env.reset(**{name: value for name, value in arguments.items()
                                  if our_emulation.takes(self.env.reset, name)})
 
     def step(self, action):
         observation, reward, terminated, truncated, info = self.env.step(action)
         for name, value in importlib.import_module("flat_spaces").numeric_scalars(info).items():
             self.sums[name] = self.sums.get(name, 0.0) + value
-        return observation, reward, terminated, truncated, {**info, **self.sums} if terminated or truncated else info
+        if terminated or truncated:
+            info = {**info, **self.sums}
+        return observation, reward, terminated, truncated, info
 
 
 def _as_it_is(env):
-    """The environment itself, because PettingZooPufferEnv already does what these wrappers did: it
-    masks agents that are gone, averages infos over agents, and logs return and length."""
+    """Return the environment: PettingZooPufferEnv does what these wrappers do.
+
+    It masks agents that have left, averages infos over agents, and logs return and length.
+    """
     return env
 
 
@@ -402,17 +414,17 @@ PettingZooTruncatedWrapper = MeanOverAgents = MultiagentEpisodeStats = _as_it_is
 
 
 def ResizeObservation(env, downscale=2):
-    """The environment with every `downscale`-th row and column of its pictures (height, width)."""
+    """Take every `downscale`-th row and column of pictures (height, width)."""
     space = env.observation_space
     small = gymnasium.spaces.Box(space.low[::downscale, ::downscale],
                                  space.high[::downscale, ::downscale],
                                  dtype=space.dtype.type)
-    return gymnasium.wrappers.TransformObservation(env, lambda seen: seen[::downscale, ::downscale],
-                                                   small)
+    return gymnasium.wrappers.TransformObservation(
+        env, lambda picture: picture[::downscale, ::downscale], small)
 
 
 def unroll_nested_dict(nested):
-    """("a/b", value) of all leaves."""
+    """Yield ("a/b", value) of all leaves."""
     for key, value in nested.items():
         if isinstance(value, dict):
             yield from ((f"{key}/{inner}", leaf) for inner, leaf in unroll_nested_dict(value))
@@ -421,21 +433,22 @@ def unroll_nested_dict(nested):
 
 
 def ocean_name(name):
-    """The environment in C of a class or a module of PufferLib's: NMMO3, TrashPickupEnv,
-    puffer_breakout; else None."""
+    """Return the environment in C of PufferLib's class or module, else None.
+
+    Such names are NMMO3, TrashPickupEnv and puffer_breakout.
+    """
     flat = name.lower().removeprefix("puffer_").replace("_", "")
     known = {known.replace("_", ""): known for known in our_ocean.names()}
     return known.get(flat) or known.get(flat.removesuffix("env"))
 
 
 def ocean_creator(name="squared"):
-    """The class of an environment in C, for an unknown name too: making one then raises an error
-    that says which names are near."""
+    """Return the class of an environment in C, which raises for an unknown name."""
     return our_environments.OceanPufferEnv.of(ocean_name(name) or name)
 
 
 def environment_creator(family, name=None):
-    """The creator (as vector.make takes it) of an environment of one of FAMILIES."""
+    """Return the creator of an environment of one of FAMILIES, for vector.make."""
     default, form, special = FAMILIES[family]
     name = name or default
     if family == "atari":
@@ -457,9 +470,11 @@ def layer_init(layer, std=2**0.5, bias_const=0.0):
 
 def compute_puff_advantage(values, rewards, terminals, ratio, advantages, gamma, gae_lambda,
                            vtrace_rho_clip, vtrace_c_clip):
-    """kernels.advantage in PufferLib's layout: arrays (segments, T), rewards[:, t + 1] and
-    terminals[:, t + 1] follow the action at t, and the last step has no advantage. Writes into
-    `advantages` and returns it."""
+    """Compute kernels.advantage in PufferLib's layout.
+
+    Arrays are (segments, T); rewards[:, t + 1] and terminals[:, t + 1] follow the action at t, and
+    the last step has no advantage. Writes to `advantages` and returns it.
+    """
     import torch
 
     def steps(tensor, dtype=torch.float32, first=0):

@@ -102,13 +102,11 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
         leaf = _first_leaf(first)
         self.device = as_tensor(leaf).device
         super().__init__(env)
-        self.env_single_action_space = env.single_action_space
         if isinstance(env.single_action_space, spaces.Dict | spaces.Tuple) or any(
                 isinstance(part, spaces.Text) for *_, part in self._observation.leaves):
             raise EnvError(f"{env}: environments of tensors act in a Discrete, MultiDiscrete, "
                            "MultiBinary or Box, and have no Text. Take other spaces.")
         self.check_first("reset", first)
-        self._mask_needed = "action_mask" in first[1]
         self.has_valid = self.mode == "next_step"
         self._plan_actions(leaf)
         # only for ended episodes: reading it waits for a GPU
@@ -116,7 +114,7 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
 
     def _make_arrays(self):
         zeros = torch.zeros(self.num_agents, dtype=torch.float64, device=self.device)
-        self._returns, self._lengths, self._ending = zeros, zeros.clone(), zeros.bool()
+        self._returns, self._lengths, self._is_inactive = zeros, zeros.clone(), zeros.bool()
         self._sums = {}  # {name: (2, num_agents)}: sums over episodes, and how many of them
 
     def _plan_actions(self, leaf):
@@ -162,6 +160,11 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
         for (keys, _, _), field in zip(self._observation.leaves, fields, strict=True):
             field.copy_(as_tensor(functools.reduce(operator.getitem, keys, observations)))
 
+    def _masks(self, observation, info):
+        mask = info.get("action_mask")
+        mask = None if mask is None else as_tensor(mask).cpu().numpy()
+        return super()._masks(observation, {"action_mask": mask})
+
     def _write(self, view, observations, info):
         """Write observations and action masks.
 
@@ -190,7 +193,7 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
         self.check_first("step", returned)
         observations, rewards, terminated, truncated, info = returned
         terminated, truncated = (as_tensor(flag).bool() for flag in (terminated, truncated))
-        began = self._ending
+        began = self._is_inactive
         ended = self._count_step(view, as_tensor(rewards), terminated, truncated)
         view.resets[:] = ended | began if self.has_valid else ended
         is_counted = not self._is_on_host or bool(ended.any())

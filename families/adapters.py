@@ -1,11 +1,11 @@
-"""Adapters of third-party families: what `crafter/NAME`, `procgen/NAME`, `gymnax/NAME`, ... make.
+"""Make environments of third-party families: `crafter/NAME`, `gymnax/NAME`, ...
 
     python pufferl.py train crafter/reward
     vecenv = vector.make("gymnax/CartPole-v1", num_envs=1024)
 
-A package is imported when one of its environments is made. To change an adapter, copy it into a file
-of yours and train that: `python pufferl.py train my_file.py:Crafter`. docs/environments.md says what
-each needs.
+A package is imported when one of its environments is made. To change an adapter, copy it to a file
+and train that: `python pufferl.py train my_file.py:Crafter`. docs/environments.md lists what each
+one needs.
 """
 
 import importlib
@@ -22,8 +22,10 @@ from errors import ConfigError
 
 
 class Crafter(gymnasium.Env):
-    """crafter/reward, crafter/noreward: open-world survival from pixels (Hafner 2021). Its logs
-    hold the success rate of each achievement; the paper's score is their geometric mean."""
+    """crafter/reward, crafter/noreward: open-world survival from pixels (Hafner 2021).
+
+    Its logs have the success rate of each achievement; the paper's score is their geometric mean.
+    """
 
     def __init__(self, name, size=64, length=10_000):
         import crafter
@@ -41,18 +43,36 @@ class Crafter(gymnasium.Env):
 
     def step(self, action):
         observation, reward, done, info = self.env.step(action)
-        dead = info["discount"] == 0
+        is_dead = info["discount"] == 0
         achievements = {name: count > 0 for name, count in info["achievements"].items()}
-        return observation, reward, dead, done and not dead, {"achievements": achievements}
+        return observation, reward, is_dead, done and not is_dead, {"achievements": achievements}
 
     def render(self):
         return self.env.render((512, 512))
 
 
+class EpisodeSums:
+    """The returns and lengths of the running episodes of many agents."""
+
+    def __init__(self, num_agents):
+        self.returns, self.lengths = np.zeros(num_agents), np.zeros(num_agents, int)
+
+    def add(self, rewards, ended):
+        """Add a step (num_agents,); return {agent: info} of the episodes that ended."""
+        self.returns += rewards
+        self.lengths += 1
+        infos = {i: {"episode_return": self.returns[i], "episode_length": self.lengths[i]}
+                 for i in np.flatnonzero(ended)}
+        self.returns[ended], self.lengths[ended] = 0, 0
+        return infos
+
+
 class Procgen(PufferEnv):
-    """procgen/coinrun and the other fifteen games (Cobbe et al. 2020). num_levels 0
-    draws a new level each episode. Its time limit is reported as an end, because the package does
-    not tell them apart."""
+    """procgen/coinrun and the other fifteen games (Cobbe et al. 2020).
+
+    num_levels 0 draws a new level each episode. A time limit counts as an end, because the package
+    reports them alike.
+    """
 
     def __init__(self, name, num_envs=1, num_levels=0, start_level=0, distribution_mode="hard",
                  buf=None, seed=0):
@@ -72,20 +92,16 @@ class Procgen(PufferEnv):
         if seed is not None:
             self.env.close()
             self.env = self._make(seed % 2**31)
-        self._returns, self._lengths = np.zeros(self.num_agents), np.zeros(self.num_agents, int)
+        self._sums = EpisodeSums(self.num_agents)
         self.observations[:] = self.env.observe()[1]["rgb"]
         return self.observations, []
 
     def step(self, actions):
         self.env.act(np.ascontiguousarray(actions, np.int32))
         rewards, observations, first = self.env.observe()
-        self.observations[:], self.rewards[:], self.terminals[:] = observations["rgb"], rewards, first
-        self._returns += rewards
-        self._lengths += 1
-        infos = []
-        for i in np.flatnonzero(first):
-            infos.append({"episode_return": self._returns[i], "episode_length": self._lengths[i]})
-            self._returns[i] = self._lengths[i] = 0
+        self.observations[:] = observations["rgb"]
+        self.rewards[:], self.terminals[:] = rewards, first
+        infos = list(self._sums.add(rewards, self.terminals).values())
         return self.observations, self.rewards, self.terminals, self.truncations, infos
 
     def close(self):
@@ -93,9 +109,10 @@ class Procgen(PufferEnv):
 
 
 class Craftax(PufferEnv):
-    """craftax/Craftax-Symbolic-v1, craftax/Craftax-Classic-Symbolic-v1 (Matthews et al.
-    2024): num_envs at once in JAX, which compiles for minutes first. Only ended episodes get a new
-    world."""
+    """craftax/Craftax-Symbolic-v1, Craftax-Classic-Symbolic-v1 (Matthews et al. 2024).
+
+    num_envs at once in JAX, which compiles for minutes first. Only ended episodes get a new world.
+    """
 
     def __init__(self, name, num_envs=64, buf=None, seed=0):
         import jax
@@ -104,17 +121,25 @@ class Craftax(PufferEnv):
         env = make_craftax_env_from_name(name, auto_reset=False)
         params, self._jax = env.default_params, jax
         space = env.observation_space(params)
-        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf,
-                                                             space.shape, np.float32)
+        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, space.shape,
+                                                             np.float32)
         self.single_action_space = gymnasium.spaces.Discrete(int(env.action_space(params).n))
         self.num_agents = num_envs
-        # Fixed dtypes: else the step is compiled twice, for the state of a reset and for its own.
-        firm = lambda tree: jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), tree)  # noqa: E731
-        self._reset_one = jax.jit(lambda key: firm(env.reset(key, params)))
-        self._reset_all = jax.jit(jax.vmap(lambda key: firm(env.reset(key, params))))
-        self._step_all = jax.jit(jax.vmap(lambda key, state, action: firm(env.step(key, state, action, params))))
-        self._put = jax.jit(lambda tree, one, i: jax.tree.map(lambda a, b: a.at[i].set(b), tree,
-                                                              one))
+
+        def fix_dtypes(tree):  # else the step is compiled twice, for the states of reset and step
+            return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), tree)
+
+        def reset(key):
+            return fix_dtypes(env.reset(key, params))
+
+        def step(key, state, action):
+            return fix_dtypes(env.step(key, state, action, params))
+
+        def put(states, state, i):
+            return jax.tree.map(lambda a, b: a.at[i].set(b), states, state)
+
+        self._reset_one, self._reset_all = jax.jit(reset), jax.jit(jax.vmap(reset))
+        self._step_all, self._put = jax.jit(jax.vmap(step)), jax.jit(put)
         self._key = jax.random.PRNGKey(seed)
         super().__init__(buf)
 
@@ -127,7 +152,7 @@ class Craftax(PufferEnv):
             self._key = self._jax.random.PRNGKey(seed)
         observations, self._state = self._reset_all(self._keys(self.num_agents))
         self.observations[:] = observations
-        self._returns, self._lengths = np.zeros(self.num_agents), np.zeros(self.num_agents, int)
+        self._sums = EpisodeSums(self.num_agents)
         return self.observations, []
 
     def step(self, actions):
@@ -135,27 +160,22 @@ class Craftax(PufferEnv):
                                 self._jax.numpy.asarray(actions))
         observations, self._state, rewards, done, info = result
         self.observations[:], self.rewards[:], self.terminals[:] = observations, rewards, done
-        self._returns += self.rewards
-        self._lengths += 1
-        infos = []
-        for i in np.flatnonzero(self.terminals):
-            infos.append({name: float(values[i]) for name, values in info.items()
-                          if values.ndim == 1}
-                         | {"episode_return": self._returns[i], "episode_length": self._lengths[i]})
+        infos = self._sums.add(self.rewards, self.terminals)
+        for i in infos:
+            infos[i] |= {name: float(values[i]) for name, values in info.items()
+                         if values.ndim == 1}
             observation, state = self._reset_one(self._keys(1)[0])
             self.observations[i], self._state = observation, self._put(self._state, state, i)
-            self._returns[i] = self._lengths[i] = 0
-        return self.observations, self.rewards, self.terminals, self.truncations, infos
+        return (self.observations, self.rewards, self.terminals, self.truncations,
+                list(infos.values()))
 
 
 class JaxEnvs:
-    """num_envs environments of a functional JAX package at once, compiled together, as
-    tensors.py wants them.
+    """Environments of a functional JAX package, compiled together for tensors.py.
 
     reset(key) -> (observation, state) and step(key, state, action) -> (observation, state, reward,
-    terminated, truncated) of one environment, the observation being the last one of an episode that
-    ends there. New episodes are begun here, with random numbers of their own. If one episode has
-    ended, a reset is computed for all.
+    terminated, truncated) are of one environment; step returns the last observation of an episode
+    that ends. New episodes begin here. If one episode has ended, a reset is computed for all.
     """
 
     metadata: ClassVar = {"autoreset_mode": "same_step"}
@@ -206,43 +226,49 @@ class JaxEnvs:
 
 
 def gymnax(name, num_envs=1024, max_steps_in_episode=0):
-    """gymnax/CartPole-v1, gymnax/Breakout-MinAtar, ... (Lange 2022): classic control, MinAtar and
-    bsuite in JAX. max_steps_in_episode: 0 leaves the time limit as the package has it."""
+    """Make gymnax/CartPole-v1, gymnax/Breakout-MinAtar, ... (Lange 2022) in JAX.
+
+    The package has classic control, MinAtar and bsuite. max_steps_in_episode: 0 keeps its limit.
+    """
     import jax
     from gymnax import make
     from gymnax.environments.spaces import gymnax_space_to_gym_space
 
     env, params = make(name)
     if not hasattr(env, "is_truncated"):
-        raise ConfigError("this gymnax does not tell ends from time limits; gymnax 1.0 does")
+        raise ConfigError("gymnax does not tell ends from time limits here. Install gymnax 1.0.")
     if max_steps_in_episode:
         params = params.replace(max_steps_in_episode=max_steps_in_episode)
-    seen, acts = (gymnax_space_to_gym_space(space(params))
-                  for space in (env.observation_space, env.action_space))
-    if isinstance(acts, gymnasium.spaces.Discrete):
-        acts = gymnasium.spaces.Discrete(int(acts.n), dtype=np.int32)
+    observation_space, action_space = (gymnax_space_to_gym_space(space(params))
+                                       for space in (env.observation_space, env.action_space))
+    if isinstance(action_space, gymnasium.spaces.Discrete):
+        action_space = gymnasium.spaces.Discrete(int(action_space.n), dtype=np.int32)
 
-    def see(observation):  # MinAtar's are flags, though its space has floats
-        return (observation.astype(seen.dtype) if isinstance(seen, gymnasium.spaces.Box)
-                else observation)
+    def cast(observation):  # MinAtar's are flags, though its space has floats
+        is_box = isinstance(observation_space, gymnasium.spaces.Box)
+        return observation.astype(observation_space.dtype) if is_box else observation
 
     def reset(key):
         observation, state = env.reset(key, params)
-        return see(observation), state
+        return cast(observation), state
 
     def step(key, state, action):
-        # step() resets by itself
+        # env.step would also reset
         observation, state, reward, terminated, _ = env.step_env(key, state, action, params)
-        ends = jax.numpy.asarray(terminated, bool), jax.numpy.asarray(env.is_truncated(state, params), bool)
-        return see(observation), state, jax.numpy.asarray(reward, np.float32).reshape(()), *ends
+        reward = jax.numpy.asarray(reward, np.float32).reshape(())
+        ends = [jax.numpy.asarray(flag, bool)
+                for flag in (terminated, env.is_truncated(state, params))]
+        return cast(observation), state, reward, *ends
 
-    return JaxEnvs(f"gymnax/{name}", reset, step, seen, acts, num_envs)
+    return JaxEnvs(f"gymnax/{name}", reset, step, observation_space, action_space, num_envs)
 
 
 def brax(name, num_envs=1024, episode_length=1000, backend=""):
-    """brax/ant, brax/halfcheetah, ... (Freeman et al. 2021): robots in JAX, with a time limit of
-    episode_length. backend: of its physics, generalized, positional, spring or mjx; "" as the
-    environment has it."""
+    """Make brax/ant, brax/halfcheetah, ... (Freeman et al. 2021): robots in JAX.
+
+    episode_length: the time limit. backend: of its physics, generalized, positional, spring or
+    mjx; "" is the environment's default.
+    """
     import jax
     from brax import envs
 
@@ -250,10 +276,10 @@ def brax(name, num_envs=1024, episode_length=1000, backend=""):
                       **({"backend": backend} if backend else {}))
     sample = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
     if isinstance(sample, dict):
-        raise ConfigError(f"brax/{name}: its observations are a dict of {', '.join(sample)}; write "
-                          "an adapter like families.adapters.brax that takes one of them.")
-    seen = gymnasium.spaces.Box(-np.inf, np.inf, sample.shape, sample.dtype)
-    acts = gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,), np.float32)
+        raise ConfigError(f"brax/{name}: observations are a dict of {', '.join(sample)}. Write an "
+                          "adapter like families.adapters.brax that takes one of them.")
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, sample.shape, sample.dtype)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,), np.float32)
 
     def reset(key):
         state = env.reset(key)
@@ -264,13 +290,15 @@ def brax(name, num_envs=1024, episode_length=1000, backend=""):
         ended, truncated = state.done > 0, state.info["truncation"] > 0
         return state.obs, state, state.reward, ended & ~truncated, truncated
 
-    return JaxEnvs(f"brax/{name}", reset, step, seen, acts, num_envs)
+    return JaxEnvs(f"brax/{name}", reset, step, observation_space, action_space, num_envs)
 
 
 class MicroRTS(gymnasium.Env):
-    """microrts/16x16/basesWorkers16x16: a real-time strategy map against a scripted player (Huang
-    et al. 2021). Each cell has an action. ai: a name in gym_microrts.microrts_ai. Needs Java; a
-    process keeps its Java machine until it ends."""
+    """microrts/16x16/basesWorkers16x16: real-time strategy (Huang et al. 2021).
+
+    The opponent is a script. Each cell of the map has an action. ai: a name in
+    gym_microrts.microrts_ai. It needs Java; a process has one Java machine until it ends.
+    """
 
     # kind of action, four directions, what to produce, where to attack
     CELL = (6, 4, 4, 4, 4, 7, 49)
@@ -281,15 +309,15 @@ class MicroRTS(gymnasium.Env):
         from gym_microrts import microrts_ai
         from gym_microrts.envs import vec_env
 
-        # the package is older than numpy 1.24, which removed np.int
+        # numpy 1.24 removed np.int, which the package uses
         vec_env.np = SimpleNamespace(**vars(np), int=int)
         self.env = vec_env.MicroRTSGridModeVecEnv(
             num_selfplay_envs=0, num_bot_envs=1, max_steps=max_steps,
             ai2s=[getattr(microrts_ai, ai)],
             map_path=f"maps/{name}.xml", reward_weight=np.array([10.0, 1.0, 1.0, 0.2, 1.0, 4.0]))
         self.cells = self.env.height * self.env.width
-        self.observation_space = gymnasium.spaces.Box(0, 1,
-                                                      self.env.observation_space.shape, np.uint8)
+        self.observation_space = gymnasium.spaces.Box(0, 1, self.env.observation_space.shape,
+                                                      np.uint8)
         self.action_space = gymnasium.spaces.MultiDiscrete(self.CELL * self.cells)
         self._firsts = np.cumsum((0, *self.CELL[:-1]))
 
@@ -297,8 +325,8 @@ class MicroRTS(gymnasium.Env):
         masks = np.array(self.env.vec_client.getMasks(0)).reshape(self.cells, 1 + sum(self.CELL))
         self._movable, masks = masks[:, 0] != 0, masks[:, 1:].astype(bool)
         masks[~self._movable] = False
-        # A head without options gets one, the first: a forced choice changes neither probability
-        # nor entropy.
+        # A head without options gets the first: a forced choice changes neither probability nor
+        # entropy.
         for first, size in zip(self._firsts, self.CELL, strict=True):
             masks[~masks[:, first : first + size].any(1), first] = True
         return {"action_mask": masks.ravel()}
@@ -318,18 +346,17 @@ class MicroRTS(gymnasium.Env):
         return observations[0].astype(np.uint8), float(rewards[0]), bool(done[0]), False, info
 
     def close(self):
-        """Closes the game only: env.close() would end the process's Java machine, which cannot
-        restart."""
+        """Close the game only: a Java machine that env.close() ends cannot restart."""
         self.env.vec_client.close()
 
 
 class PokemonRed(gymnasium.Env):
-    """pyboy/pokemon_red: Pokémon Red in the emulator PyBoy. You bring the ROM: nobody may ship it.
+    """pyboy/pokemon_red: Pokémon Red in the emulator PyBoy.
 
-    rom: its file. state: a PyBoy save state to begin episodes from (default: the machine's start,
-    with the title screen to get through). An episode is max_steps button presses of frame_skip
-    frames each. The reward is exploration (0.02 a new tile), 0.5 a level of the party, and 5 a
-    badge; addresses of the game's memory: github.com/pret/pokered.
+    rom: a ROM file, which is not shipped. state: a PyBoy save state to begin episodes from
+    (default: the machine's start, before the title). An episode is max_steps button presses of
+    frame_skip frames each. The reward is 0.02 for a new tile, 0.5 for a level of the party, and 5
+    for a badge. Addresses of the game's memory: github.com/pret/pokered.
     """
 
     BUTTONS = ("down", "left", "right", "up", "a", "b", "start")
@@ -337,12 +364,9 @@ class PokemonRed(gymnasium.Env):
     BADGES, MAP, Y, X = 0xD356, 0xD35E, 0xD361, 0xD362
 
     def __init__(self, name, rom="", state="", max_steps=4096, frame_skip=24):
-        if name != "pokemon_red":
-            raise ConfigError(f"pyboy/{name}: there is pyboy/pokemon_red, a template "
-                              "for other games.")
         if not os.path.isfile(rom):
-            raise ConfigError("pyboy/pokemon_red needs a ROM of your own, which is not "
-                              f"shipped: --env.rom path/to/pokemon_red.gb (it is {rom!r}, no file).")
+            raise ConfigError(f"env.rom = {rom!r}: no such file. pyboy/pokemon_red needs a ROM, "
+                              "which is not shipped: --env.rom pokemon_red.gb.")
         from pyboy import PyBoy
 
         self.game = PyBoy(rom, window="null", sound_emulated=False)
@@ -364,10 +388,11 @@ class PokemonRed(gymnasium.Env):
         return self.game.screen.ndarray[::2, ::2, :1].copy()  # the screen has four greys
 
     def _progress(self):
-        """(tiles seen, sum of levels, badges)."""
+        """Return (number of tiles visited, sum of levels, number of badges)."""
         memory = self.game.memory
         self.tiles.add((memory[self.MAP], memory[self.X], memory[self.Y]))
-        return len(self.tiles), sum(memory[address] for address in self.LEVELS), memory[self.BADGES].bit_count()
+        levels = sum(memory[address] for address in self.LEVELS)
+        return len(self.tiles), levels, memory[self.BADGES].bit_count()
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -381,10 +406,10 @@ class PokemonRed(gymnasium.Env):
         self.game.tick(self.frame_skip, True)
         self.steps += 1
         before, self.progress = self.progress, self._progress()
-        tiles, levels, badges = (now - then
-                                 for now, then in zip(self.progress, before, strict=True))
+        tiles, levels, badges = np.subtract(self.progress, before).tolist()
+        reward = 0.02 * tiles + 0.5 * levels + 5.0 * badges
         info = dict(zip(("tiles", "levels", "badges"), self.progress, strict=True))
-        return self._observe(), 0.02 * tiles + 0.5 * levels + 5.0 * badges, False, self.steps >= self.max_steps, info
+        return self._observe(), reward, False, self.steps >= self.max_steps, info
 
     def render(self):
         return self.game.screen.ndarray[:, :, :3].copy()
@@ -394,22 +419,18 @@ class PokemonRed(gymnasium.Env):
 
 
 def retro(name, state="", frame_skip=4, screen_size=84, frame_stack=4):
-    """retro/GAME: console games through stable-retro, preprocessed as Atari's. All but
-    Airstriker-Genesis-v0 need a ROM of yours, imported with
-    `python -m stable_retro.import FOLDER`."""
+    """Make retro/GAME: console games through stable-retro, preprocessed as Atari's.
+
+    All but Airstriker-Genesis-v0 need a ROM: `python -m stable_retro.import FOLDER` imports them.
+    """
     import stable_retro
 
     try:
         env = stable_retro.make(name, render_mode="rgb_array",
                                 **({"state": state} if state else {}))
-    except FileNotFoundError as error:
-        hint = "ROMs are not shipped; import yours with python -m stable_retro.import FOLDER"
-        raise ConfigError(f"retro/{name}: {error} ({hint}).") from None
-    except RuntimeError as error:
-        if "multiple emulator" in str(error):
-            raise ConfigError("stable-retro has one emulator a process: set vec.backend multiprocessing and "
-                              "vec.num_workers to vec.num_envs.") from None
-        raise
+    except RuntimeError as error:  # a second emulator in the process
+        raise ConfigError(f"retro/{name}: {error} Give vec.backend multiprocessing and "
+                          "vec.num_workers = vec.num_envs.") from None
     env = gymnasium.wrappers.MaxAndSkipObservation(env, frame_skip)
     env = gymnasium.wrappers.ResizeObservation(
         gymnasium.wrappers.GrayscaleObservation(env), (screen_size, screen_size)
@@ -418,31 +439,34 @@ def retro(name, state="", frame_skip=4, screen_size=84, frame_stack=4):
 
 
 def open_spiel(name):
-    """open_spiel/GAME: each player is an agent; while others move, it has one choice only."""
+    """Make open_spiel/GAME: an agent for each player; one choice while others move."""
     from shimmy.openspiel_compatibility import OpenSpielCompatibilityV0
 
     return OpenSpielCompatibilityV0(game_name=name)
 
 
 def dm_control(name, time_limit=0.0, render_mode=None):
-    """dm_control/DOMAIN/TASK of the DeepMind Control Suite (Tassa et al. 2018), seen as one vector
-    of all its fields in the order of their names. time_limit is in seconds (0: the task's own); at
-    the limit an episode is truncated."""
+    """Make a task of the DeepMind Control Suite (Tassa et al. 2018).
+
+    Observations are one vector of all fields in the order of their names. time_limit: in seconds
+    (0: the task's), after which an episode is truncated.
+    """
     from dm_control import suite
     from shimmy.dm_control_compatibility import DmControlCompatibilityV0
 
     tasks = {f"{domain}/{task}": (domain, task) for domain, task in suite.ALL_TASKS}
     if name not in tasks:
-        raise ConfigError(f"dm_control/{name}: expected dm_control/DOMAIN/TASK; {ocean.nearest(name, tasks)}.")
+        raise ConfigError(f"dm_control/{name}: expected dm_control/DOMAIN/TASK; "
+                          f"{ocean.nearest(name, tasks)}.")
     env = suite.load(*tasks[name], task_kwargs={"time_limit": time_limit} if time_limit else None)
     env = gymnasium.wrappers.FlattenObservation(DmControlCompatibilityV0(env, render_mode))
     space = gymnasium.spaces.Box(-np.inf, np.inf, env.observation_space.shape, np.float32)
-    return gymnasium.wrappers.TransformObservation(env, lambda observation: observation.astype(np.float32), space)
+    return gymnasium.wrappers.TransformObservation(
+        env, lambda observation: observation.astype(np.float32), space)
 
 
 def griddly(name, level=0, max_episode_steps=1000):
-    """griddly/Single-Player/GVGAI/sokoban: a single-player game of the package, observed
-    as its grid of objects."""
+    """Make griddly/Single-Player/GVGAI/sokoban, ..., observed as its grid of objects."""
     from griddly import gd
     from griddly.GymWrapper import GymWrapper
 
@@ -454,14 +478,13 @@ def griddly(name, level=0, max_episode_steps=1000):
 
 
 def magent2(name, map_size=45, max_cycles=1000):
-    """magent2/battle_v4: armies of agents on a grid."""
+    """Make magent2/battle_v4, ...: armies of agents on a grid."""
     module = importlib.import_module(f"magent2.environments.{name}")
     return module.parallel_env(map_size=map_size, max_cycles=max_cycles)
 
 
 FAMILIES = {"crafter": Crafter, "procgen": Procgen, "craftax": Craftax, "microrts": MicroRTS,
-            "pyboy": PokemonRed,
-            "retro": retro, "open_spiel": open_spiel, "griddly": griddly, "magent2": magent2,
-            "dm_control": dm_control, "gymnax": gymnax, "brax": brax}
+            "pyboy": PokemonRed, "retro": retro, "open_spiel": open_spiel, "griddly": griddly,
+            "magent2": magent2, "dm_control": dm_control, "gymnax": gymnax, "brax": brax}
 
 gymnax.gives_tensors = brax.gives_tensors = True

@@ -1,18 +1,18 @@
 """Ocean: environments in C, compiled on first use.
 
     import ocean
-    library = ocean.load("breakout")                       # compiles ocean/breakout/breakout.h, once
+    library = ocean.load("breakout")                # compiles ocean/breakout/breakout.h, once
     envs = library.create(num_envs=4096, seed=0, settings={"frameskip": 4})
-    rows = ocean.rows(observations, actions, rewards, terminals, truncations, final_observations, None, None)
+    rows = ocean.rows(observations, actions, rewards, terminals, truncations, final_observations)
     envs.reset(rows)
-    envs.step(rows)                                        # reads actions, writes all the others
+    envs.step(rows)                                 # reads actions, writes all the others
 
-`names()` lists all environments. `load` also takes the path of a header (.h) of your own. `env.h`
-says how to write one; begin with a copy of `squared` (one agent) or `target` (several).
+`names()` lists all environments. `load` also takes the path of a header (.h). `env.h` explains how
+to write one; begin with a copy of `squared` (one agent) or `target` (several).
 
-`Library.step_address` and `Library.reset_address` are the addresses of C functions `void (char*
-envs, int64 start, int64 end, const int64* rows)`. Any thread may call them, without the GIL; two
-calls at the same time must have disjoint ranges of environments.
+`Library.step_address` and `Library.reset_address` are addresses of C functions `void (char* envs,
+int64 start, int64 end, const int64* rows)`. Any thread may call them, without the GIL; two calls at
+the same time must have disjoint ranges of environments.
 """
 
 import contextlib
@@ -28,7 +28,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,13 +39,12 @@ import processes
 from errors import ConfigError
 
 FOLDER = Path(__file__).resolve().parent
-# No -ffast-math, because a NaN has to stay one, and all builds of one machine have to give
-# the same trajectories.
+# No -ffast-math: a NaN must stay one, and all builds of one machine give the same trajectories.
 FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fno-math-errno"]
 DEBUG_FLAGS = ["-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
 PROFILE_FLAGS = [*FLAGS, "-g", "-fno-omit-frame-pointer"]
 SHARED_FLAGS = ["-shared", "-fPIC", "-Wall", "-Wextra", "-DRAYLIB_POINTERS",
-                "-Werror=implicit-function-declaration"]  # else a misspelt name shows only when the library is loaded
+                "-Werror=implicit-function-declaration"]  # else a misspelt name fails at loading
 FLOAT_MAX = float(np.finfo(np.float32).max)  # the largest value of a float setting
 
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
@@ -69,40 +67,41 @@ SIGNATURES = {
 
 
 def names():
-    """The environments that `load` knows, sorted."""
+    """List the environments that `load` knows, sorted."""
     return sorted(path.parent.name for path in FOLDER.glob("*/*.h")
                   if path.stem == path.parent.name)
 
 
 def load(name, debug=False):
-    """The `Library` of an environment: one of `names()`, or the path of a header of your own.
+    """Return the `Library` of one of `names()`, or of the path of a header.
 
-    Compiles it if it or the compiler changed. `debug` builds with address and undefined-behaviour
-    sanitizers. Raises RuntimeError if Python was started without them, and says how to do it.
+    Compiles it if it or the compiler changed. `debug` builds with the address and the
+    undefined-behaviour sanitizers, with which Python must have been started.
     """
     if debug and "asan" not in os.environ.get("LD_PRELOAD", ""):
-        raise ConfigError('a debug build needs the sanitizers before all else; start Python '
-                           'with LD_PRELOAD="'
-                           '$(gcc -print-file-name=libasan.so) $(gcc '
-                           '-print-file-name=libubsan.so)" '
-                           "ASAN_OPTIONS=detect_leaks=0")
-    if not str(name).endswith(".h") and name not in names():
+        raise ConfigError(
+            'a debug build needs the sanitizers. Start Python with LD_PRELOAD="'
+            "$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)\" "
+            "ASAN_OPTIONS=detect_leaks=0.")
+    if str(name).endswith(".h"):
+        header = Path(name).resolve()
+    elif name in names():
+        header = FOLDER / name / f"{name}.h"
+    else:
         other = (f"Gymnasium's is gym/{name}" if re.search(r"-v\d+$", str(name)) else
-                 "Gymnasium's are gym/ID, your own FILE.py:NAME or FILE.h")
-        raise ConfigError(f"there is no environment {name!r} in {FOLDER.name}/: {nearest(name, names())}. "
-                         f"{other} (docs/environments.md).")
-    header = Path(name).resolve() if str(name).endswith(".h") else FOLDER / name / f"{name}.h"
+                 "Gymnasium's are gym/ID, custom ones FILE.py:NAME or FILE.h")
+        raise ConfigError(f"there is no environment {name!r} in {FOLDER.name}/: "
+                          f"{nearest(name, names())}. {other} (docs/environments.md).")
     return _load(header, build(header, debug))
 
 
-def rows(observations, actions, rewards, terminals, truncations,
-         final_observations=None, valid=None,
-         action_masks=None):
-    """The eight addresses that `step` and `reset` take, (8,) int64, from arrays whose first axis
-    goes over all agents; 0 for an array that is None.
+def rows(observations, actions, rewards, terminals, truncations, final_observations=None,
+         valid=None, action_masks=None):
+    """Return the eight addresses that `step` and `reset` take, (8,) int64.
 
-    The first five arrays are required, and `valid` if the environment has it (has_valid). Keep the
-    arrays alive, because only their addresses are kept. ValueError if one is not contiguous.
+    The arrays' first axis goes over all agents; an array that is None has address 0. The first five
+    are required, and `valid` if the environment has_valid. Keep the arrays alive, because only
+    their addresses are kept. Raises ValueError if one is not contiguous.
     """
     arrays = (observations, actions, rewards, terminals, truncations, final_observations, valid,
               action_masks)
@@ -114,8 +113,10 @@ def rows(observations, actions, rewards, terminals, truncations,
 
 
 class Key(NamedTuple):
-    """A key that a player can press: while it is down, the action's `head` (or dimension, if it is
-    continuous) is `value`. The name REST, with code 0, says what it is while no key is down."""
+    """A key of a player: while it is down, the action's `head` is `value`.
+
+    head: a dimension, if actions are continuous. The key REST, code 0, is for no key down.
+    """
 
     head: int
     code: int  # raylib's number
@@ -124,11 +125,11 @@ class Key(NamedTuple):
 
 
 class Library:
-    """One compiled environment. header: its path; path: the shared library's, from `build`.
+    """One compiled environment, of a header and its shared library at `path`.
 
     Attributes: name, header, path; settings {name: default}; settings_help {name: text};
-    log_fields; fps, the steps a second at which it looks natural; by_turns, whether the game waits
-    for a player's key; step_address, reset_address.
+    log_fields; fps, the natural number of steps a second; by_turns, whether the game waits for a
+    player's key; step_address, reset_address.
     """
 
     def __init__(self, header, path):
@@ -157,17 +158,18 @@ class Library:
         return f"<ocean environment {self.name}>"
 
     def create(self, num_envs, seed=0, settings=None, first_env=0):
-        """An `Envs` of `num_envs` environments. Environment i has random numbers of its own, which
-        depend on `seed` and on `first_env + i`.
+        """Make an `Envs` of `num_envs` environments.
 
-        settings: one dict for all, or a list of dicts, one for each environment. ValueError or
-        TypeError if a setting is wrong.
+        The random numbers of environment i depend on `seed` and `first_env + i`. settings: one dict
+        for all, or a list with one for each. Raises ConfigError for a wrong setting.
         """
         return Envs(self, num_envs, seed, settings, first_env)
 
     def parse_settings(self, settings):
-        """All settings as float64 in the header's order. settings: those that differ from the
-        defaults, a dict or None."""
+        """Return all settings as float64 in the header's order.
+
+        settings: those that differ from the defaults, a dict or None.
+        """
         values = dict(self.settings)
         for name, value in (settings or {}).items():
             if name not in values:
@@ -177,20 +179,16 @@ class Library:
         return np.array(list(values.values()), dtype=np.float64)
 
     def _parse(self, name, value):
-        wanted = type(self.settings[name])
-        if wanted is float:
-            right = (isinstance(value, (int, float, np.integer, np.floating))
-                     and abs(value) <= FLOAT_MAX)
-        elif wanted is int:
-            right = isinstance(value, (int, np.integer)) and -(2**31) <= value < 2**31
-        else:
-            right = isinstance(value, (bool, np.bool_, int, np.integer)) and value in (0, 1)
-        if not right:
-            kind = {float: "a finite number of 32 bits", int: "an integer of 32 bits",
-                    bool: "true or false"}[wanted]
-            raise ConfigError(f"{self.name}: setting {name} must be {kind}, got {value!r} "
-                            f"({type(value).__name__})")
-        return wanted(value)
+        kind = type(self.settings[name])
+        description, types, low, high = {
+            float: ("a finite number of 32 bits", (int, float, np.integer, np.floating),
+                    -FLOAT_MAX, FLOAT_MAX),
+            int: ("an integer of 32 bits", (int, np.integer), -(2**31), 2**31 - 1),
+            bool: ("true or false", (bool, np.bool_, int, np.integer), 0, 1)}[kind]
+        if not isinstance(value, types) or not low <= value <= high:
+            raise ConfigError(f"{self.name}: setting {name} must be {description}, got {value!r} "
+                              f"({type(value).__name__})")
+        return kind(value)
 
     def _read_json(self, function, *arguments):
         size = 1 << 12
@@ -204,22 +202,20 @@ class Library:
 class Envs:
     """Environments of one kind in one block of memory.
 
-    Attributes: num_envs; num_agents, all environments' together; agent_offsets (num_envs + 1,)
-    int64, each environment's first agent; memory (uint8) and its address; observation_shape,
-    observation_dtype; action_heads, how many choices each discrete action has, or None if actions
-    are continuous; action_dims, the numbers in an action; action_dtype; single_observation_space,
-    single_action_space; has_valid, has_action_masks; logs (num_envs, log fields) float32, a view of
-    the sums that `log` reads and clears. Arrays of a step have one row for each agent: observations
+    Attributes: num_envs; num_agents, of all environments; agent_offsets (num_envs + 1,) int64, each
+    environment's first agent; memory (uint8) and its address; observation_shape, observation_dtype;
+    action_heads, the choices of each discrete action, None if actions are continuous; action_dims,
+    the numbers in an action; action_dtype; single_observation_space, single_action_space;
+    has_valid, has_action_masks; logs (num_envs, log fields) float32, a view of the sums that `log`
+    reads and clears. Arrays of a step have one row for each agent: observations
     (agents, *shape), actions (agents, action_dims), masks (agents, sum of heads), others (agents,).
     """
 
     def __init__(self, library, num_envs, seed, settings, first_env):
-        if num_envs < 1:
-            raise ConfigError(f"num_envs must be 1 or more, got {num_envs}")
         several = isinstance(settings, (list, tuple))
-        if several and len(settings) != num_envs:
-            raise ConfigError(f"settings is a list of {len(settings)}, but there are "
-                             f"{num_envs} environments")
+        if num_envs < 1 or (several and len(settings) != num_envs):
+            raise ConfigError(f"num_envs = {num_envs}: must be 1 or more, and the length of "
+                              "settings if that is a list.")
         self.library, self.functions = library, library.functions
         self.num_envs = num_envs
         self.has_valid, self.has_action_masks = library.has_valid, library.has_action_masks
@@ -233,7 +229,7 @@ class Envs:
         self.agent_offsets = np.zeros(num_envs + 1, dtype=np.int64)
         self._open = 0  # environments that close() must free
 
-        parsed = [library.parse_settings(one) for one in (settings if several else [settings])]
+        parsed = list(map(library.parse_settings, settings if several else [settings]))
         for i, values in enumerate(parsed):
             last = i + 1 if several else num_envs
             problem = self.functions.ocean_init(self.address, i, last, first_env, int(seed) % 2**64,
@@ -254,8 +250,8 @@ class Envs:
             other = library._read_json(self.functions.ocean_spaces, self.address, i)
             if other != spaces:
                 self.close()
-                raise ConfigError(f"{library.name}: all environments of a vector must have "
-                                 f"the same spaces, but 0 has {spaces} and {i} has {other}")
+                raise ConfigError(f"{library.name}: all environments of a vector must have the "
+                                  f"same spaces, but 0 has {spaces} and {i} has {other}.")
         self.observation_shape = tuple(spaces["observation_shape"])
         self.observation_dtype = library.observation_dtype
         self.action_heads = spaces["action_heads"] or None
@@ -275,52 +271,56 @@ class Envs:
             self.single_action_space = MultiDiscrete(self.action_heads)
 
     def reset(self, rows, start=0, end=None):
-        """Begins an episode in environments [start, end): writes observations, and 0 to rewards,
-        terminals and truncations."""
+        """Begin an episode in environments [start, end).
+
+        Writes observations, and 0 to rewards, terminals and truncations.
+        """
         self._call(self.functions.ocean_reset, rows, start, end)
 
     def step(self, rows, start=0, end=None):
-        """Steps environments [start, end) without the GIL. Actions must lie within their space,
-        because C does not check them.
+        """Step environments [start, end) without the GIL.
 
-        rows: the array that `rows()` gave, or its address, which saves a microsecond a call.
+        Actions must lie within their space, because C does not check them. rows: the array of
+        `rows()`, or its address, which saves a microsecond a call.
         """
         self._call(self.functions.ocean_step, rows, start, end)
 
     def log(self, start=0, end=None):
-        """{field: mean} over the episodes that environments [start, end) finished since the last
-        call, with "n", the number of these episodes; {} if there are none."""
+        """Return {field: mean} over the episodes that ended since the last call.
+
+        Of environments [start, end); "n" is the number of episodes. {} if there are none.
+        """
         sums = np.zeros(len(self.library.log_fields))
         self._call(self.functions.ocean_log, sums, start, end)
         return self.means(sums.tolist())
 
     def means(self, sums):
-        """The result of `log`, from the sums of the log fields."""
+        """Return what `log` returns, from the sums of the log fields."""
         fields = dict(zip(self.library.log_fields, sums, strict=True))
         n = fields.pop("n")
         return {**{name: value / n for name, value in fields.items()}, "n": n} if n else {}
 
     def rows_for_a_gpu(self, addresses):
-        """The form of the step's arrays that device.py's kernels read (uint8). addresses: the eight
-        arrays' addresses on the GPU, in the order of `rows`."""
+        """Return the table of a step's arrays that device.py's kernels read (uint8).
+
+        addresses: the eight arrays' addresses on the GPU, in the order of `rows`.
+        """
         rows = np.empty(self.library.rows_size, np.uint8)
         self.functions.ocean_rows(self.address, addresses.ctypes.data, rows.ctypes.data)
         return rows
 
     def every_final(self):
-        """From now on terminated agents get a final observation too, and not only truncated ones."""
+        """Write final observations of terminated agents too, not only of truncated ones."""
         self.functions.ocean_every_final(self.address, 0, self._open)
 
     def keys(self):
-        """How a person plays the first environment: (a list of `Key`, the columns of the board on
-        which a mouse click is an action, or 0)."""
+        """Return how a person plays: ([`Key`], columns of a board for clicks, or 0)."""
         self._must_be_open()
         described = self.library._read_json(self.functions.ocean_keys, self.address, 0)
         return [Key(*entry) for entry in described["keys"]], described["click_columns"]
 
     def save(self):
-        """The state of all environments as a uint8 array. After `load` of it they go on exactly as
-        they would have from here."""
+        """Return the state of all environments as a uint8 array, which `load` restores."""
         self._must_be_open()
         sizes = [self.functions.ocean_save(self.address, i, None) for i in range(self.num_envs)]
         ends = len(self._identity) + np.cumsum(sizes)
@@ -331,38 +331,36 @@ class Envs:
         return saved
 
     def load(self, saved):
-        """Restores the state that `save` gave. ValueError if it is not from as many environments,
-        with the same settings and source."""
+        """Restore a state of as many environments with the same settings and source."""
         self._must_be_open()
         saved = np.ascontiguousarray(np.frombuffer(saved, dtype=np.uint8))
-        if not np.array_equal(saved[: len(self._identity)], self._identity):
+        is_ours = np.array_equal(saved[: len(self._identity)], self._identity)
+        if not is_ours or len(saved) != len(self.save()):
             raise ValueError(f"this state was not saved from {self.num_envs} environments of "
-                             f"{self.library.name} with these settings and this build")
-        if len(saved) != len(self.save()):
-            raise ValueError(f"this state has {len(saved):,} bytes, "
-                             f"{len(self.save()):,} are expected")
+                             f"{self.library.name} with these settings and this build.")
         position = saved.ctypes.data + len(self._identity)
         for i in range(self.num_envs):
             self.functions.ocean_load(self.address, i, position)
             position += self.functions.ocean_save(self.address, i, None)
 
     def render(self, index=0):
-        """Draws environment `index` and returns the picture, (height, width, 3) uint8, RGB. It
-        needs no display. ImportError if raylib_software is not installed."""
+        """Draw environment `index`; return the picture, (height, width, 3) uint8, RGB.
+
+        It needs no display, but the package raylib_software.
+        """
         self._must_be_open()
-        if not 0 <= index < self.num_envs:
-            raise IndexError(f"environment {index} of {self.num_envs}")
+        index = range(self.num_envs)[index]
         raylib = _raylib()
         missing = self.functions.ocean_raylib(raylib._handle)
         if missing:
-            raise RuntimeError(f"raylib has no function {missing.decode()}: does ocean/draw.h "
-                               "declare it rightly?")
+            raise RuntimeError(f"raylib has no function {missing.decode()}. Correct its "
+                               "declaration in ocean/draw.h.")
         with contextlib.nullcontext() if raylib.IsWindowReady() else _without_greeting():
             self.functions.ocean_render(self.address, index)
         return _read_screen(raylib)
 
     def close(self):
-        """Frees what the environments allocated. They cannot be used afterwards."""
+        """Free what the environments allocated. They cannot be used afterwards."""
         self.functions.ocean_close(self.address, 0, self._open)
         self._open = 0
 
@@ -372,40 +370,29 @@ class Envs:
 
     def _must_be_open(self):
         if not self._open:
-            raise RuntimeError(f"{self.library.name}: these environments are closed")
+            raise RuntimeError(f"{self.library.name}: these environments are closed.")
 
     def _call(self, function, rows, start, end):
         end = self.num_envs if end is None else end
         if not 0 <= start <= end <= self._open:
             self._must_be_open()
-            raise IndexError(f"environments {start} to {end} of {self._open}")
+            raise IndexError(f"environments {start} to {end} of {self._open}.")
         function(self.address, start, end, rows if isinstance(rows, int) else rows.ctypes.data)
 
 
 def find_compiler():
-    """The path of $CC, if that is set, else of the first that exists of gcc, clang and cc. RuntimeError if there is
-    none."""
-    own = os.environ.get("CC")
-    if own and len(own.split()) > 1 and not shutil.which(own):
-        warnings.warn(f"CC = {own!r} is not used, because it is more than a program's name. Name a script that runs "
-                      "the compiler with these words.", stacklevel=2)
-        own = None
-    compiler = next(filter(None, map(shutil.which, [own] if own else ["gcc", "clang", "cc"])), None)
-    if own and compiler is None:
-        raise ConfigError(f"CC = {own!r}: there is no such program; name a C compiler, or unset CC")
+    """Return the path of $CC, or of the first that exists of gcc, clang and cc."""
+    name = os.environ.get("CC")
+    candidates = [name] if name else ["gcc", "clang", "cc"]
+    compiler = next(filter(None, map(shutil.which, candidates)), None)
     if compiler is None:
-        raise ConfigError("no C compiler found: install gcc or clang, or set CC to one")
+        raise ConfigError(f"CC = {name!r}: no such program. Name a C compiler, or unset CC." if name
+                          else "no C compiler found. Install gcc or clang, or set CC.")
     return compiler
 
 
 def build(header, debug=False, extra_flags=()):
-    """The path of a header's shared library. It is compiled unless an equal one exists.
-
-    The file's name has a hash of the sources, the flags and all that the compiler says about itself
-    and this machine's processor. It is written under another name and then renamed, so that
-    processes that start at the same time never read half of it. RuntimeError if there is no
-    compiler, or with the compiler's own message.
-    """
+    """Compile a header to a shared library, unless it exists; return its path."""
     flags = [*SHARED_FLAGS, *extra_flags, "-I", str(FOLDER), f'-DENV_HEADER="{header}"']
     sources = [FOLDER / "env.h", FOLDER / "draw.h", FOLDER / "binding.c",
                *sorted(header.parent.glob("*.[ch]"))]
@@ -414,10 +401,13 @@ def build(header, debug=False, extra_flags=()):
                            sources, header)
 
 
-def compile_library(source, name, target_flags, flags, sources, what=None):
-    """The path of the shared library that `source` compiles to. Its name is `name` and a hash of
-    `sources`, the flags and the compiler. RuntimeError with the compiler's message if it does not
-    compile; what: the file that this error names."""
+def compile_library(source, name, target_flags, flags, sources, culprit=None):
+    """Return the path of the shared library that `source` compiles to.
+
+    Its name is `name` and a hash of `sources`, the flags, the compiler and the processor. It is
+    written under another name and renamed, so that processes that start together never read half
+    of it. Raises ConfigError with the compiler's message; culprit: the file that this error names.
+    """
     compiler, flags = find_compiler(), [*target_flags, *flags]
     contents = b"\0".join([compiler.encode(), repr(flags).encode(),
                            _macros(compiler, *target_flags), *(f.read_bytes() for f in sources)])
@@ -429,15 +419,15 @@ def compile_library(source, name, target_flags, flags, sources, what=None):
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
             os.remove(temporary)
-            raise ConfigError(f"{what or source} does not "
-                               f"compile:\n{' '.join(command)}\n{result.stderr}")
+            raise ConfigError(f"{culprit or source} does not compile:\n{' '.join(command)}\n"
+                              f"{result.stderr}")
         os.chmod(temporary, 0o755)  # mkstemp gives others no right to read
         os.replace(temporary, folder / name)
     return folder / name
 
 
 def __getattr__(name):
-    """`from ocean import Breakout` is `load("breakout")`."""
+    """Return `load("breakout")` for `from ocean import Breakout`."""
     if name[:1].isupper() and name.lower() in names():
         return load(name.lower())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -445,18 +435,17 @@ def __getattr__(name):
 
 @functools.cache
 def _macros(compiler, *flags):
-    """A compiler's predefined macros: its version and every feature of the processor that
-    -march=native found."""
+    """Return a compiler's macros: its version and the processor's features."""
     command = [compiler, *flags, "-dM", "-E", "-x", "c", os.devnull]
     return subprocess.run(command, capture_output=True, check=True).stdout
 
 
-_load = functools.cache(Library)  # a changed source has another path, so it is loaded anew
+_load = functools.cache(Library)  # a changed source has another path
 
 
 @functools.cache
 def _cache_folder():
-    """ocean/.build; if that cannot be written, the user's cache folder; else a temporary one."""
+    """Return ocean/.build, or the user's cache or a temporary folder."""
     user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "ocean"
     for folder in (FOLDER / ".build", user):
         try:
@@ -469,8 +458,10 @@ def _cache_folder():
 
 
 def nearest(name, known, listed=None):
-    """The end of an error about a name that is not among `known`: the nearest ones, and all of
-    them, or only those in `listed` if that is given."""
+    """Write the end of an error about an unknown name: the nearest ones, and all.
+
+    listed: the names to list in the place of `known`; () for none.
+    """
     near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else ""
     if listed == ():
@@ -488,18 +479,18 @@ class _Color(ctypes.Structure):
 
 
 def has_display():
-    """Whether a window can be seen here."""
+    """Tell whether there is a display for a window."""
     return (bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
             or sys.platform in ("darwin", "win32"))
 
 
 @functools.cache
 def _raylib():
-    """The raylib_software wheel's C functions. They are loaded with RTLD_LOCAL, because the wheel
-    contains a whole SDL, which pygame's modules would otherwise use in place of their own.
+    """Load the C functions of raylib_software.
 
-    In version 6.2 pictures that are read back from the screen are upside down and BGR. So a red
-    mark is drawn and read once, to see which order this version has; `raylib.order` keeps it.
+    With RTLD_LOCAL, because it contains an SDL, which pygame's modules would use in place of
+    theirs. Pictures of version 6.2 are upside down and BGR: a red mark, drawn and read once, gives
+    the order of this version, `raylib.order`.
     """
     if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
@@ -512,7 +503,8 @@ def _raylib():
     raylib = ctypes.CDLL(_raylib_cffi.__file__, mode=ctypes.RTLD_LOCAL)
     raylib.LoadImageFromScreen.restype = _Image
     raylib.UnloadImage.argtypes, raylib.UnloadImage.restype = [_Image], None
-    raylib.DrawRectangle.argtypes, raylib.DrawRectangle.restype = [ctypes.c_int] * 4 + [_Color], None
+    raylib.DrawRectangle.argtypes = [ctypes.c_int] * 4 + [_Color]
+    raylib.DrawRectangle.restype = None
     raylib.ClearBackground.argtypes, raylib.ClearBackground.restype = [_Color], None
 
     raylib.order = (slice(None), slice(0, 3))
@@ -534,23 +526,18 @@ def _raylib():
 
 @contextlib.contextmanager
 def _without_greeting():
-    """Holds back the line that raylib's software renderer prints when it begins, at any log level.
-    What else C prints to standard output meanwhile is handed on."""
+    """Drop what C prints meanwhile: raylib prints a line when it begins."""
     libc = ctypes.CDLL(None)
     libc.fflush(None)
-    with tempfile.TemporaryFile() as said:
-        output = os.dup(1)
-        os.dup2(said.fileno(), 1)
-        try:
-            yield
-        finally:
-            libc.fflush(None)
-            os.dup2(output, 1)
-            os.close(output)
-            said.seek(0)
-            for line in said:
-                if b"RLSW" not in line:
-                    os.write(1, line)
+    output = os.dup(1)
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), 1)
+    try:
+        yield
+    finally:
+        libc.fflush(None)
+        os.dup2(output, 1)
+        os.close(output)
 
 
 def _read_screen(raylib):

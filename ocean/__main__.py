@@ -1,14 +1,14 @@
 """Play, watch, draw or check an environment, without any training code.
 
     python -m ocean                                  # the names of all environments
-    python -m ocean breakout                         # a window; you play with its KEYS, else an agent acts at random
+    python -m ocean breakout                    # a window; play with its KEYS, if it has some
     python -m ocean breakout --random --set frameskip=2 balls=0
-    python -m ocean breakout --png breakout.png --steps 200      # no window: the picture after some random steps
-    python -m ocean path/to/own.h --check            # looks for the usual bugs in a million steps, with sanitizers
-    python -m ocean my_file.py:make_env --check      # one in Python, also gym/CartPole-v1: 10,000 steps
-    python -m ocean breakout --standalone            # builds a program without Python; also for --debug, --profile
+    python -m ocean breakout --png breakout.png --steps 200     # the picture after random steps
+    python -m ocean path/to/my.h --check        # a million steps with sanitizers, to find bugs
+    python -m ocean my_file.py:make_env --check # one in Python, also gym/CartPole-v1: 10,000 steps
+    python -m ocean breakout --standalone       # builds a program; also --debug, --profile
 
-In the window: F12 saves a picture, Ctrl+F12 starts and stops a GIF, R begins anew, Escape ends. The
+In the window: F12 saves a picture, Ctrl+F12 starts and stops a GIF, R restarts, Escape ends. The
 first agent is the player; all others act at random. `--debug` builds with sanitizers.
 """
 
@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -34,16 +35,16 @@ import errors
 import ocean
 import processes
 
-# Raylib's codes of the keys that the window itself uses.
+# raylib's codes of the keys that the window uses
 ESCAPE, F12, CONTROL, R = 256, 301, 341, ord("R")
-NO_REWARD = "no reward but 0 was ever given. Can a random agent find one at all?"
+NO_REWARD = "no reward but 0 was ever given. Can a random agent find one?"
 GUARD = 64  # bytes before and after each buffer, in which a check finds writes out of bounds
 
 
 class Agents:
     """Environments, the arrays of one step for them, and random actions.
 
-    apart: each environment has buffers of its own. Then an array is (environments, agents of each,
+    apart: each environment has its own buffers. Then an array is (environments, agents of each,
     ...), else (agents, ...).
     """
 
@@ -86,8 +87,11 @@ class Agents:
         return arrays if self.apart else arrays[0]
 
     def act(self, rng):
-        """Random actions. With a mask nine of ten are legal: a policy never takes the others, but
-        an agent at random does, so environments must survive them."""
+        """Draw random actions.
+
+        With a mask nine of ten are legal. A policy never takes the others, but an agent at random
+        does, so environments must survive them.
+        """
         if not self.envs.action_heads:
             self.actions[:] = rng.uniform(-1.2, 1.2, self.actions.shape)
             return
@@ -115,7 +119,7 @@ class Agents:
 
 
 def allocated():
-    """Bytes that this process has allocated in C; 0 without the sanitizers."""
+    """Return the bytes allocated in C by this process; 0 without the sanitizers."""
     count = getattr(ctypes.CDLL(None), "__sanitizer_get_current_allocated_bytes", None)
     if count is None:
         return 0
@@ -124,30 +128,34 @@ def allocated():
 
 
 def check(library, settings, steps=1_000_000, num_envs=8, seed=0, show=lambda text: None):
-    """Steps environments at random and returns (problems, notes), each a list of sentences.
+    """Step environments at random; return (problems, notes), each a list of sentences.
 
-    Two copies run side by side: one as a vector, the other as single environments, stepped from the last to the first.
-    Their buffers hold different garbage before each step. So an output that differs between them was not written, or
-    depends on something else than the environment's state and generator. show: is called with how far it is.
+    Two copies run side by side: one as a vector, the other as single environments, stepped from the
+    last to the first. Their buffers hold different garbage before each step. So an output that
+    differs was not written, or depends on something else than the environment's state and
+    generator. show: is called with the progress.
     """
-    rng, problems, notes = np.random.default_rng(seed), {}, []
-    whole, twin = Agents(library, num_envs, settings, seed), Agents(library, num_envs, settings, seed, apart=True)
-    backwards = [(part, rows.ctypes.data) for part, rows in zip(twin.parts, twin.rows, strict=True)][::-1]
-    for part in twin.parts:  # writing more final observations must not change anything else
+    rng, problems = np.random.default_rng(seed), {}
+    whole = Agents(library, num_envs, settings, seed)
+    twin = Agents(library, num_envs, settings, seed, apart=True)
+    backwards = [(part, rows.ctypes.data)
+                 for part, rows in zip(twin.parts, twin.rows, strict=True)][::-1]
+    for part in twin.parts:  # more final observations must not change anything else
         part.every_final()
     other = Agents(library, num_envs, settings, seed + 1)
     space, agents = whole.envs.single_observation_space, whole.envs.num_agents
-    low, high = np.full(space.shape, np.inf), np.full(space.shape, -np.inf)
-    ended, together, same_seed, unfinished = np.zeros(agents, int), True, True, False
-    begun_low, begun_high = low.copy(), high.copy()  # bounds of episodes' first observations
-    played, largest_reward, held = diagnostics.RandomPlay(num_envs), 0.0, 0
+    play = SimpleNamespace(
+        low=np.full(space.shape, np.inf), high=np.full(space.shape, -np.inf),
+        first_low=np.full(space.shape, np.inf), first_high=np.full(space.shape, -np.inf),
+        ended=np.zeros(agents, int), end_together=True, same_as_other_seed=True,
+        lacks_finals=False, largest_reward=0.0, allocated=0, rounds=max(200, steps // agents),
+        random=diagnostics.RandomPlay(num_envs))
+    for t in range(1, play.rounds + 1):
+        show(f"step {t:,} of {play.rounds:,} of {agents} agents")
 
-    def problem(key, text):
-        problems.setdefault(key, text)
+        def problem(key, text, t=t):
+            problems.setdefault(key, f"step {t}: {text}")
 
-    rounds = max(200, steps // agents)
-    for t in range(1, rounds + 1):
-        show(f"step {t:,} of {rounds:,} of {agents} agents")
         whole.act(rng)
         twin.actions[:] = whole.actions.reshape(twin.actions.shape)
         compare = t <= 3000 or t % 16 == 0  # comparing takes longer than stepping
@@ -157,145 +165,181 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0, show=lambda te
         whole.envs.step(whole.rows)
         for part, rows in backwards:
             part.step(rows)
-        if same_seed:
+        if play.same_as_other_seed:
             other.actions[:] = whole.actions
             other.envs.step(other.rows)
-        over = (twin.terminals | twin.truncations) == 1
-        if over.any():
-            ends = twin.final_observations[over]
-            if (ends.reshape(len(ends), -1).view(np.uint8) == 0x7F).all(axis=1).any():
-                unfinished = True
-            elif not ((ends >= space.low) & (ends <= space.high)).all():
-                problem("final_range", f"step {t}: a final observation lies outside {space.low.min()} .. "
+        finals = twin.final_observations[(twin.terminals | twin.truncations) == 1]
+        if len(finals):
+            octets = finals.reshape(len(finals), -1).view(np.uint8)
+            if (octets == 0x7F).all(axis=1).any():
+                play.lacks_finals = True
+            elif not ((finals >= space.low) & (finals <= space.high)).all():
+                problem("final_range", f"a final observation lies outside {space.low.min()} .. "
                                        f"{space.high.max()}.")
-        for name, array in twin.outputs.items() if compare else ():
-            mine = whole.outputs[name].reshape(array.shape)
-            if np.array_equal(mine, array, equal_nan=array.dtype.kind == "f"):
-                continue
-            ours, its = mine.view(np.uint8), twin.bytes[name]
-            differ = np.argwhere(ours != its)[0]
-            where = f"{name} of agent {differ[1]}, from byte {differ[-1]}" if array.ndim > 2 else name
-            if ours[tuple(differ)] == 0xFF and its[tuple(differ)] == 0x7F:
-                problem("unwritten", f"step {t}: c_step does not write {where}. Rows move on every step, so that "
-                                     "all of an output is written on each one, also if nothing changed.")
-            else:
-                problem("differs", f"step {t}: {where} differs between two environments of one seed. Something "
-                                   "else than the struct and its generator is used: a static variable, rand(), "
-                                   "the time, another environment, or memory that c_reset leaves as it is.")
+        if compare:
+            _compare_copies(whole, twin, problem)
         done = (whole.terminals | whole.truncations) == 1
-        ended += done
-        together &= done.all() or not done.any()
-        played.add(whole.rewards, done)
-        largest_reward = max(largest_reward, reach := np.abs(whole.rewards).max())
-        if not math.isfinite(reach):
-            problem("reward", f"step {t}: a reward is {whole.rewards[~np.isfinite(whole.rewards)][0]}.")
+        play.ended += done
+        play.end_together &= done.all() or not done.any()
+        play.random.add(whole.rewards, done)
+        largest = np.abs(whole.rewards).max()
+        play.largest_reward = max(play.largest_reward, largest)
+        if not math.isfinite(largest):
+            problem("reward", f"a reward is {whole.rewards[~np.isfinite(whole.rewards)][0]}.")
             break
-        if t == rounds // 2:
-            held = allocated()
-        if not compare:
-            continue
-        seen = whole.observations
-        outside = ~((seen >= space.low) & (seen <= space.high))
-        if outside.any() and "unwritten" not in problems:
-            at = np.argwhere(outside)[0]
-            problem("range", f"step {t}: observation {at[1:].tolist()} of agent {at[0]} is {seen[tuple(at)]}, outside "
-                             f"{space.low.min()} .. {space.high.max()}. Correct c_spaces, or scale and cut it.")
-        for name in ("terminals", "truncations"):
-            if (whole.outputs[name] > 1).any() and "unwritten" not in problems:
-                problem(name, f"step {t}: {name} holds {whole.outputs[name].max()}; it must be 0 or 1.")
-        cut = whole.truncations == 1
-        untouched = (whole.bytes["final_observations"] == 0xFF).reshape(agents, -1)
-        if untouched[cut].all(axis=1).any():
-            problem("final", f"step {t}: an agent is truncated, but its final observation is not written. The trainer "
-                             "values what would have come next by it: write it before the reset.")
-        if not untouched[~cut].all():
-            problem("final", f"step {t}: a final observation is written for an agent that is not truncated.")
-        if whole.masks is not None:
-            first = 0
-            for n in whole.envs.action_heads:
-                if not whole.masks[:, first : first + n].any(axis=1).all():
-                    problem("mask", f"step {t}: an agent has no legal action.")
-                first += n
-        low, high = np.minimum(low, seen.min(axis=0)), np.maximum(high, seen.max(axis=0))
-        if done.any():
-            begun_low, begun_high = (np.minimum(begun_low, seen[done].min(axis=0)),
-                                     np.maximum(begun_high, seen[done].max(axis=0)))
-        same_seed = same_seed and (np.array_equal(seen, other.observations)
-                                   and np.array_equal(whole.rewards, other.rewards))
-        if problems:
-            break
-    grown = allocated() - held
+        if t == play.rounds // 2:
+            play.allocated = allocated()
+        if compare:
+            _check_outputs(whole, problem, problems)
+            observations = whole.observations
+            play.low = np.minimum(play.low, observations.min(axis=0))
+            play.high = np.maximum(play.high, observations.max(axis=0))
+            if done.any():
+                play.first_low = np.minimum(play.first_low, observations[done].min(axis=0))
+                play.first_high = np.maximum(play.first_high, observations[done].max(axis=0))
+            play.same_as_other_seed &= (np.array_equal(observations, other.observations)
+                                        and np.array_equal(whole.rewards, other.rewards))
+            if problems:
+                break
+    grown = allocated() - play.allocated
     if not (whole.guards_are_whole() and twin.guards_are_whole()):
-        problem("guard", "c_step or c_reset writes outside its own part of a buffer.")
+        problems["guard"] = "c_step or c_reset writes outside its part of a buffer."
+    notes = []
     if not problems:
         log = whole.envs.log()
-        if not ended.any():
-            problem("end", f"no episode ended in {rounds:,} steps: terminals and truncations are always 0. Is there a "
-                           "limit of steps?")
-        elif not log:
-            problem("log", "episodes end, but log.n stays 0: call LOG_EPISODE when an episode ends.")
-        elif not 0 <= log["perf"] <= 1:
-            problem("perf", f"log.perf is {log['perf']:.3g} in the mean; it must lie within 0..1.")
-        elif not all(map(math.isfinite, log.values())):
-            problem("log", f"not finite in the log: {', '.join(k for k, v in log.items() if not math.isfinite(v))}.")
-        saved, first = whole.envs.save(), []
-        for trial in range(2):
-            replay = np.random.default_rng(1)
-            whole.envs.load(saved)
-            for k in range(50):
-                for n, dim in zip(whole.envs.action_heads or [], range(99), strict=False):
-                    whole.actions[:, dim] = replay.integers(0, n, agents)
-                whole.envs.step(whole.rows)
-                if trial == 0:
-                    first.append(whole.observations.copy())
-                elif not np.array_equal(first[k], whole.observations):
-                    problem("save", "after save and load it goes on otherwise: state lives outside the struct, or "
-                                    "c_save and c_load leave something out.")
-        if unfinished:
-            notes.append("a terminated agent gets no final observation, which ocean.gymnasium wants: write it when an "
-                         "episode ends, `if (WANTS_FINAL(env, truncated))` (env.h).")
-        if largest_reward == 0:
-            notes.append(NO_REWARD)
-        notes += filter(None, [played.moved(), played.logged_otherwise(log) if log else None])
-        constant = np.flatnonzero((low == high).ravel())
-        if len(constant):
-            shown = ", ".join(map(str, constant[:12])) + (" ..." if len(constant) > 12 else "")
-            notes.append(f"{len(constant)} of {low.size} elements of the observation never change (number {shown}): "
-                         "are they stale, or of no use?")
-        finite = np.isfinite(high) & np.isfinite(low)
-        largest = max(np.abs(high[finite]).max(initial=0), np.abs(low[finite]).max(initial=0))
-        if largest > 20:
-            notes.append(f"observations reach {largest:.4g}; networks learn best from numbers of about 1.")
-        if largest_reward > 1000:
-            notes.append(f"rewards reach {largest_reward:.4g}; scale them so that returns are below ten or so.")
-        if grown > max(2**16, 4 * rounds):
-            notes.append(f"memory grows: {grown:,} bytes more after {rounds - rounds // 2:,} steps. Does c_step or "
-                         "c_reset allocate what nobody frees?")
-        if ended.sum() > 10 and agents == num_envs:
-            fresh = Agents(library, 1024, settings, seed + 2)
-            reach = 0.25 * (high.astype(float) - low)  # as floats: unsigned numbers would wrap around
-            unlike = (begun_high > fresh.observations.max(axis=0) + reach) & (reach > 0)
-            unlike |= (begun_low < fresh.observations.min(axis=0) - reach) & (reach > 0)
-            if unlike.any():
-                shown = ", ".join(map(str, np.flatnonzero(unlike.ravel())[:12]))
-                notes.append(f"after an episode the first observation is unlike those of new environments (number "
-                             f"{shown}): does c_reset begin everything anew?")
-            fresh.envs.close()
-        if num_envs > 1 and ended.any() and together and ended.max() > 3:
-            notes.append("all episodes end on the same steps, so that batches hold one phase of an episode only: "
-                         "stagger their starts if their length is fixed.")
-        if same_seed:
-            notes.append("another seed changes nothing: does the environment use its generator?")
-        if largest > 0 and not np.any(low < high):
-            notes.append("the observation is the same at all times.")
-    for one in (whole.envs, other.envs, *twin.parts):
-        one.close()
+        problems |= _check_log(log, play)
+        if not _continues_after_load(whole):
+            problems["save"] = ("after save and load it continues otherwise: state is outside the "
+                                "struct, or c_save and c_load leave something out.")
+        notes = _list_notes(library, settings, seed, whole, play, log, grown)
+    for envs in (whole.envs, other.envs, *twin.parts):
+        envs.close()
     return list(problems.values()), notes
 
 
+def _compare_copies(whole, twin, problem):
+    """Compare all outputs of the vector with those of the single environments."""
+    for name, single in twin.outputs.items():
+        vector = whole.outputs[name].reshape(single.shape)
+        if np.array_equal(vector, single, equal_nan=single.dtype.kind == "f"):
+            continue
+        vector, single = vector.view(np.uint8), twin.bytes[name]
+        index = tuple(np.argwhere(vector != single)[0])
+        where = f"{name} of agent {index[1]}, from byte {index[-1]}" if single.ndim > 2 else name
+        if vector[index] == 0xFF and single[index] == 0x7F:
+            problem("unwritten", f"c_step does not write {where}. Rows move on every step, so "
+                                 "write all of an output each time, also if nothing changed.")
+        else:
+            problem("differs", f"{where} differs between two environments of one seed. Something "
+                               "else than the struct and its generator is used: a static variable, "
+                               "rand(), the time, another environment, or memory that c_reset does "
+                               "not set.")
+
+
+def _check_outputs(whole, problem, problems):
+    """Check one step's observations, flags, final observations and masks."""
+    space, observations = whole.envs.single_observation_space, whole.observations
+    outside = ~((observations >= space.low) & (observations <= space.high))
+    if outside.any() and "unwritten" not in problems:
+        agent, *index = np.argwhere(outside)[0].tolist()
+        problem("range", f"observation {index} of agent {agent} is "
+                         f"{observations[(agent, *index)]}, outside {space.low.min()} .. "
+                         f"{space.high.max()}. Correct c_spaces, or scale and clip it.")
+    for name in ("terminals", "truncations"):
+        if (whole.outputs[name] > 1).any() and "unwritten" not in problems:
+            problem(name, f"{name} holds {whole.outputs[name].max()}; it must be 0 or 1.")
+    truncated = whole.truncations == 1
+    untouched = (whole.bytes["final_observations"] == 0xFF).reshape(len(observations), -1)
+    if untouched[truncated].all(axis=1).any():
+        problem("final", "an agent is truncated, but its final observation is not written. The "
+                         "trainer bootstraps from it: write it before the reset.")
+    if not untouched[~truncated].all():
+        problem("final", "a final observation is written for an agent that is not truncated.")
+    if whole.masks is not None:
+        firsts = np.cumsum([0, *whole.envs.action_heads[:-1]])
+        if not np.bitwise_or.reduceat(whole.masks, firsts, axis=1).all():
+            problem("mask", "an agent has no legal action.")
+
+
+def _check_log(log, play):
+    """Return {key: problem} of the log after a game without other problems."""
+    if not play.ended.any():
+        return {"end": f"no episode ended in {play.rounds:,} steps: terminals and truncations are "
+                       "always 0. Is there a limit of steps?"}
+    if not log:
+        return {"log": "episodes end, but log.n stays 0: call LOG_EPISODE when an episode ends."}
+    if not 0 <= log["perf"] <= 1:
+        return {"perf": f"log.perf is {log['perf']:.3g} in the mean; it must lie within 0..1."}
+    infinite = [name for name, value in log.items() if not math.isfinite(value)]
+    return {"log": f"not finite in the log: {', '.join(infinite)}."} if infinite else {}
+
+
+def _continues_after_load(whole):
+    """Tell whether the same actions after a load lead to the same observations twice."""
+    saved, trials = whole.envs.save(), []
+    for _ in range(2):
+        rng, observations = np.random.default_rng(1), []
+        whole.envs.load(saved)
+        for _ in range(50):
+            for dim, n in enumerate(whole.envs.action_heads or []):
+                whole.actions[:, dim] = rng.integers(0, n, len(whole.actions))
+            whole.envs.step(whole.rows)
+            observations.append(whole.observations.copy())
+        trials.append(observations)
+    return np.array_equal(*trials)
+
+
+def _list_notes(library, settings, seed, whole, play, log, grown):
+    """List what may be a mistake in an environment without problems."""
+    num_envs, notes = whole.envs.num_envs, []
+    low, high = play.low, play.high
+    if play.lacks_finals:
+        notes.append("a terminated agent gets no final observation, which ocean.gymnasium needs: "
+                     "write it when an episode ends, `if (WANTS_FINAL(env, truncated))` (env.h).")
+    if play.largest_reward == 0:
+        notes.append(NO_REWARD)
+    notes += filter(None, [play.random.moved(),
+                           play.random.logged_otherwise(log) if log else None])
+    constant = np.flatnonzero((low == high).ravel())
+    if len(constant):
+        shown = ", ".join(map(str, constant[:12])) + (" ..." if len(constant) > 12 else "")
+        notes.append(f"{len(constant)} of {low.size} elements of the observation never change "
+                     f"(number {shown}): are they stale, or of no use?")
+    finite = np.isfinite(high) & np.isfinite(low)
+    largest = np.abs([low[finite], high[finite]]).max(initial=0)
+    if largest > 20:
+        notes.append(f"observations reach {largest:.4g}; networks learn best from numbers "
+                     "of about 1.")
+    if play.largest_reward > 1000:
+        notes.append(f"rewards reach {play.largest_reward:.4g}; scale them so that returns are "
+                     "below ten or so.")
+    if grown > max(2**16, 4 * play.rounds):
+        notes.append(f"memory grows: {grown:,} bytes more after "
+                     f"{play.rounds - play.rounds // 2:,} steps. Does c_step or c_reset allocate "
+                     "what is never freed?")
+    if play.ended.sum() > 10 and whole.envs.num_agents == num_envs:
+        fresh = Agents(library, 1024, settings, seed + 2)
+        margin = 0.25 * (high.astype(float) - low)  # as floats: unsigned numbers would wrap around
+        differs = (play.first_high > fresh.observations.max(axis=0) + margin) & (margin > 0)
+        differs |= (play.first_low < fresh.observations.min(axis=0) - margin) & (margin > 0)
+        if differs.any():
+            shown = ", ".join(map(str, np.flatnonzero(differs.ravel())[:12]))
+            notes.append("after an episode the first observation is unlike those of new "
+                         f"environments (number {shown}): does c_reset set everything again?")
+        fresh.envs.close()
+    if num_envs > 1 and play.end_together and play.ended.max() > 3:
+        notes.append("all episodes end on the same steps, so that batches hold one phase of an "
+                     "episode only: stagger their starts if their length is fixed.")
+    if play.same_as_other_seed:
+        notes.append("another seed changes nothing: does the environment use its generator?")
+    return notes
+
+
 def check_python(creator, settings, steps, seed=0, seconds=15.0, show=lambda text: None):
-    """The same for an environment in Python, which is stepped as the trainer does, for so many steps or seconds.
-    Gymnasium's and PettingZoo's own checks come first."""
+    """Check an environment in Python as `check` does, for so many steps or seconds.
+
+    Gymnasium's or PettingZoo's check comes first. Then the trainer's vector steps it.
+    """
     import emulation
     import flat_spaces
     import vector
@@ -314,7 +358,7 @@ def check_python(creator, settings, steps, seed=0, seconds=15.0, show=lambda tex
 
 
 def _play(vecenv, flat, steps, seconds, show, problems, notes):
-    """Step a vector of environments in Python at random, until there is a problem more."""
+    """Step a vector of environments at random, until there is a new problem."""
     import gymnasium
 
     from flat_spaces import name_field, outside
@@ -324,41 +368,47 @@ def _play(vecenv, flat, steps, seconds, show, problems, notes):
         return f"{[int(i) for i in index] or ''} of agent {agent} is {values[(agent, *index)]}"
 
     deadline, ends, rewarded = time.monotonic() + seconds, 0, False
-    known, played, rng = len(problems), diagnostics.RandomPlay(vecenv.num_envs), np.random.default_rng(0)
-    seen, rewards = vecenv.reset(seed=0)[0], np.zeros(vecenv.num_agents)
+    known, rng = len(problems), np.random.default_rng(0)
+    random_play = diagnostics.RandomPlay(vecenv.num_envs)
+    observations, rewards = vecenv.reset(seed=0)[0], np.zeros(vecenv.num_agents)
     vecenv.single_action_space.seed(0)
     for t in range(steps):
         show(f"step {t:,} of {steps:,}")
-        for (_, names, leaf), values in zip(flat.leaves, flat.fields(seen), strict=True):
+        fields = flat.fields(observations)
+        for (_, names, leaf), values in zip(flat.leaves, fields, strict=True):
             where = f"step {t}: {name_field(names)}"
-            with np.errstate(over="ignore"):
-                narrow = values.astype(np.float32) if values.dtype.kind == "f" else values  # as a network sees it
+            with np.errstate(over="ignore"):  # a network computes in float32
+                narrow = values.astype(np.float32) if values.dtype.kind == "f" else values
             if not np.isfinite(narrow).all():
-                what = "is not finite" if not np.isfinite(values).all() else "is too large for a float32"
-                problems.append(f"{where}{place(~np.isfinite(narrow), values)}, which {what}.")
+                fault = "not finite" if not np.isfinite(values).all() else "too large for a float32"
+                problems.append(f"{where}{place(~np.isfinite(narrow), values)}, which is {fault}.")
             elif (wrong := outside(leaf, values, vecenv.storage.valid[-1])).any():
                 if not isinstance(leaf, gymnasium.spaces.Box):
                     problems.append(f"{where}{place(wrong, values)}, which is not in {leaf}.")
                 elif not any("lies outside" in note for note in notes):
                     notes.append(f"{where}{place(wrong, values)}, which lies outside {leaf}.")
         if not np.isfinite(rewards).all():
-            problems.append(f"step {t}: the reward{place(~np.isfinite(rewards), rewards)}, which is not finite.")
+            problems.append(f"step {t}: the reward{place(~np.isfinite(rewards), rewards)}, "
+                            "which is not finite.")
         if len(problems) > known or time.monotonic() > deadline:
             break
         heads = vecenv.action_heads
-        actions = rng.integers(0, heads, (vecenv.num_agents, len(heads))) if heads else \
-            np.stack([vecenv.single_action_space.sample() for _ in range(vecenv.num_agents)])
-        seen, rewards, terminals, truncations = vecenv.step(actions)[:4]
-        ends, rewarded = ends + int((terminals | truncations).sum()), rewarded or bool(rewards.any())
-        played.add(rewards, terminals | truncations)
+        if heads:
+            actions = rng.integers(0, heads, (vecenv.num_agents, len(heads)))
+        else:
+            actions = [vecenv.single_action_space.sample() for _ in range(vecenv.num_agents)]
+        observations, rewards, terminals, truncations = vecenv.step(np.stack(actions))[:4]
+        ends += int((terminals | truncations).sum())
+        rewarded |= bool(rewards.any())
+        random_play.add(rewards, terminals | truncations)
     if not problems:
         notes += [f"no episode ended in {t:,} steps. Is there a limit of steps?"] * (not ends)
         notes += [NO_REWARD] * (not rewarded)
-        notes += filter(None, [played.moved()])
+        notes += filter(None, [random_play.moved()])
 
 
 def _check_interface(env):
-    """(problems, notes) of the package's own check of one environment."""
+    """Return (problems, notes) of Gymnasium's or PettingZoo's check."""
     import gymnasium
 
     problems, notes = [], []
@@ -375,7 +425,7 @@ def _check_interface(env):
                 with contextlib.redirect_stdout(io.StringIO()):
                     parallel_api_test(env, num_cycles=100)
         except AssertionError as error:
-            problems.append(str(error).strip() or "its package's own check fails without a word")
+            problems.append(str(error).strip() or "its package's check fails without a message")
     for warning in warned:
         text = re.sub("\x1b\\[[0-9;]*m", "", str(warning.message)).removeprefix("WARN: ").strip()
         if "unwrapped version" not in text and text not in notes:
@@ -384,7 +434,7 @@ def _check_interface(env):
 
 
 def run_check(name, back_end, *arguments):
-    """Print what a back end, `check` or `check_python`, finds; 1 if that is a problem, else 0."""
+    """Print what `check` or `check_python` finds; return 1 for a problem, else 0."""
     start = time.perf_counter()
     with processes.progress() as show:
         problems, notes = back_end(*arguments, show=show)
@@ -398,28 +448,29 @@ def run_check(name, back_end, *arguments):
 
 
 def main_python(creator, arguments):
-    """The command for an environment in Python, which is only checked here."""
+    """Check an environment in Python, which this command does not draw."""
     if not arguments.check:
-        raise SystemExit(f"{arguments.name} is an environment in Python: --check looks at it; "
-                         f"`python pufferl.py eval {arguments.name} --eval.video "
-                         "out.mp4` draws it.")
-    known = creator.settings  # or the error of an unknown name
+        raise SystemExit(f"{arguments.name} is an environment in Python. --check checks it; "
+                         "`python pufferl.py eval` with --eval.video draws it.")
+    known = creator.settings  # raises for an unknown name
     settings = dict(parse_setting(creator.name, known, text) for text in arguments.set)
     steps = arguments.steps or 10_000
-    print(f"{creator.name}: playing {steps:,} random steps, each looked at; 15 s at most", file=sys.stderr)
+    print(f"{creator.name}: playing {steps:,} random steps, 15 s at most", file=sys.stderr)
     return run_check(creator.name, check_python, creator, settings, steps, arguments.seed)
 
 
 def restart_with_sanitizers():
-    """Starts this same command anew with the sanitizers preloaded, the only way to have them in
-    Python. Returns False if the compiler has none."""
+    """Restart this command with the sanitizers preloaded, as Python needs it.
+
+    Returns False if the compiler has none.
+    """
     compiler = ocean.find_compiler()
-    found = [subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
-             for name in ("libasan.so", "libubsan.so")]
-    if not all(os.path.isabs(path) for path in found):
+    paths = [subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True,
+                            text=True).stdout.strip() for name in ("libasan.so", "libubsan.so")]
+    if not all(map(os.path.isabs, paths)):
         print("no sanitizers found beside the compiler: checking without them", file=sys.stderr)
         return False
-    environment = {**os.environ, "LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": "detect_leaks=0",
+    environment = {**os.environ, "LD_PRELOAD": " ".join(paths), "ASAN_OPTIONS": "detect_leaks=0",
                    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
     os.execve(sys.executable, [sys.executable, "-m", "ocean", *sys.argv[1:]], environment)
 
@@ -435,8 +486,10 @@ def save_png(path, picture):
 
 
 def keyed_action(envs, keys, is_down, cell):
-    """The player's action, from the `keys` that are down or the `cell` that was clicked. None if
-    there is neither and the game waits for a key."""
+    """Return the player's action, of the `keys` that are down or the clicked `cell`.
+
+    Returns None if there is neither and the game waits for a key.
+    """
     action, pressed = np.zeros(envs.action_dims), False
     for key in keys:
         if key.name == "REST" or is_down(key.code):
@@ -448,8 +501,10 @@ def keyed_action(envs, keys, is_down, cell):
 
 
 def clicked_cell(envs, raylib, columns, width):
-    """The number of the cell that was clicked just now, or None, on a board of `columns` columns
-    that is `width` pixels wide."""
+    """Return the number of the cell that is clicked now, or None.
+
+    The board has `columns` columns and is `width` pixels wide.
+    """
     if not columns or not raylib.IsMouseButtonPressed(0) & 0xFF:
         return None
     side = width // columns
@@ -459,26 +514,29 @@ def clicked_cell(envs, raylib, columns, width):
 
 
 def find_raylib(compiler):
-    """The compiler's options that link the system's raylib, a list, or None without a raylib."""
+    """List the compiler's options that link the system's raylib; None without raylib."""
     static = ["-lraylib", "-lGL", "-lm", "-lpthread", "-ldl", "-lrt", "-lX11"]
     candidates = [["-lraylib", "-lm"], static]
     if shutil.which("pkg-config"):
-        found = subprocess.run(["pkg-config", "--cflags", "--libs", "raylib"],
-                               capture_output=True, text=True)
-        candidates = [found.stdout.split()] * (found.returncode == 0) + candidates
+        result = subprocess.run(["pkg-config", "--cflags", "--libs", "raylib"],
+                                capture_output=True, text=True)
+        candidates = [result.stdout.split()] * (result.returncode == 0) + candidates
     program = "int GetScreenWidth(void); int main(void) { return GetScreenWidth(); }"
     with tempfile.TemporaryDirectory() as folder:
         for options in candidates:
             command = [compiler, "-x", "c", "-", "-o", os.path.join(folder, "probe"), *options]
-            if subprocess.run(command, input=program, capture_output=True, text=True).returncode == 0:
+            result = subprocess.run(command, input=program, capture_output=True, text=True)
+            if result.returncode == 0:
                 return options
     return None
 
 
 def standalone(library, settings, path, kind="fast"):
-    """Builds the environment as a program without Python (main.c) at `path`: with a window if the
-    system has raylib, except for a profile. `kind`: fast (optimised), debug (with sanitizers) or
-    profile (optimised, with symbols)."""
+    """Build the environment as a program without Python (main.c) at `path`.
+
+    It has a window if the system has raylib, except for a profile. `kind`: fast (optimised), debug
+    (with sanitizers) or profile (optimised, with symbols).
+    """
     compiler = ocean.find_compiler()
     flags = {"fast": ocean.FLAGS, "debug": ocean.DEBUG_FLAGS, "profile": ocean.PROFILE_FLAGS}[kind]
     raylib = None if kind == "profile" else find_raylib(compiler)
@@ -488,8 +546,8 @@ def standalone(library, settings, path, kind="fast"):
                str(ocean.FOLDER / "main.c"), "-o", str(path), *(raylib or []), "-lm"]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
-        raise RuntimeError(f"{library.header} does not "
-                           f"compile:\n{' '.join(command)}\n{result.stderr}")
+        raise RuntimeError(f"{library.header} does not compile:\n{' '.join(command)}\n"
+                           f"{result.stderr}")
     run = " ".join([str(path) if os.path.dirname(path) else f"./{path}",
                     *(f"{name}={float(value):.10g}" for name, value in settings.items())])
     print(f"built {path} {'with a window' if window else 'without a window'}"
@@ -516,12 +574,12 @@ def play(library, settings, at_random, seed):
         print("an agent at random" + ("" if keyed else f"; {name} has no keys"))
     while not raylib.WindowShouldClose() & 0xFF:
         start = time.perf_counter()
-        held = raylib.IsKeyPressed if turns else raylib.IsKeyDown
+        is_down = raylib.IsKeyPressed if turns else raylib.IsKeyDown
         agents.act(rng)
         if not at_random:
             cell = clicked_cell(agents.envs, raylib, columns, picture.shape[1])
             action = keyed_action(agents.envs, keys,
-                                  lambda code, held=held: held(code) & 0xFF, cell)
+                                  lambda code, is_down=is_down: is_down(code) & 0xFF, cell)
             if action is not None:
                 agents.actions[0] = action
         if at_random or action is not None:
@@ -561,7 +619,7 @@ def save_gif(path, frames, fps):
 
 
 def parse_setting(name, settings, text):
-    """(setting, value) of NAME=VALUE. settings: {name: default} of an environment."""
+    """Parse NAME=VALUE to (setting, value); settings: {name: default}."""
     key, _, value = text.partition("=")
     if key not in settings:
         raise SystemExit(f"{name} has no setting {key!r}: {ocean.nearest(key, settings)}")
@@ -570,28 +628,28 @@ def parse_setting(name, settings, text):
     try:
         return key, json.loads(value.lower() if re.fullmatch("(?i)true|false", value) else value)
     except json.JSONDecodeError:
-        raise SystemExit(f"--set {key} wants a number, true or false, got {value!r}") from None
+        raise SystemExit(f"--set {key}={value}: must be a number, true or false.") from None
 
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m ocean", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", help="an environment, or the path of a header of your own; with "
-                        "--check any that pufferl.py takes")
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings that are not the default")
-    parser.add_argument("--random", action="store_true", help="watch an agent at random")
-    parser.add_argument("--check", action="store_true", help="look for the usual bugs, then end with status 0 or 1")
-    parser.add_argument("--png", metavar="FILE", help="save the picture after some random steps, without a window")
-    parser.add_argument("--gif", metavar="FILE", help="the same for all of these steps")
-    parser.add_argument("--steps", type=int, help="of --png and --gif (100), agent steps of --check (1,000,000)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--standalone", nargs="?", const="", metavar="FILE",
-                        help="build a program that needs no Python (FILE: its path, by default the environment's name)")
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--debug", action="store_true", help="build with address and undefined-behaviour sanitizers")
-    kind.add_argument("--fast", action="store_true", help="build optimised: what --check does not do by itself")
-    kind.add_argument("--profile", action="store_true",
-                      help="build the standalone program optimised with symbols, to be run under perf")
+    add = parser.add_argument
+    add("name", nargs="?", help="an environment, or the path of a header; with --check any that "
+        "pufferl.py takes")
+    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the environment")
+    add("--random", action="store_true", help="watch an agent at random")
+    add("--check", action="store_true", help="find common bugs; exits with status 0 or 1")
+    add("--png", metavar="FILE", help="save the picture after random steps, without a window")
+    add("--gif", metavar="FILE", help="save a film of these steps")
+    add("--steps", type=int, help="of --png and --gif (100), agent steps of --check (1,000,000)")
+    add("--seed", type=int, default=0)
+    add("--standalone", nargs="?", const="", metavar="FILE", help="build a program that needs no "
+        "Python (FILE: its path, by default the environment's name)")
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--debug", action="store_true", help="build with sanitizers")
+    add("--fast", action="store_true", help="build optimised; --check does not by default")
+    add("--profile", action="store_true", help="build the program optimised with symbols, for perf")
     arguments = parser.parse_args()
     if arguments.name is None:
         print("\n".join(ocean.names()))
@@ -610,12 +668,13 @@ def main():
         if debug and "asan" not in os.environ.get("LD_PRELOAD", ""):
             debug = restart_with_sanitizers()
         library = ocean.load(arguments.name, debug=debug)
-        settings = dict(parse_setting(library.name, library.settings, text) for text in arguments.set)
-        library.create(1, settings=settings).close()  # it says what is wrong with the settings or the spaces
+        settings = dict(parse_setting(library.name, library.settings, text)
+                        for text in arguments.set)
+        library.create(1, settings=settings).close()  # raises for wrong settings or spaces
         if build_program:
-            built = "debug" if arguments.debug else "profile" if arguments.profile else "fast"
-            path = arguments.standalone or (f"{library.name}_{built}" if built != "fast" else library.name)
-            standalone(library, settings, path, built)
+            kind = "debug" if arguments.debug else "profile" if arguments.profile else "fast"
+            suffix = "" if kind == "fast" else f"_{kind}"
+            standalone(library, settings, arguments.standalone or library.name + suffix, kind)
             return 0
     except (ValueError, TypeError, RuntimeError) as error:
         raise SystemExit(str(error)) from None
@@ -625,7 +684,8 @@ def main():
         return run_check(library.name, check, library, settings, steps)
     if arguments.png or arguments.gif:
         os.environ["SDL_VIDEODRIVER"] = "dummy"
-        agents, rng, frames = Agents(library, 1, settings, arguments.seed), np.random.default_rng(arguments.seed), []
+        agents, frames = Agents(library, 1, settings, arguments.seed), []
+        rng = np.random.default_rng(arguments.seed)
         for _ in range(100 if arguments.steps is None else arguments.steps):
             agents.act(rng)
             agents.envs.step(agents.rows)
@@ -637,8 +697,8 @@ def main():
             save_png(arguments.png, agents.envs.render())
         return 0
     if not ocean.has_display():
-        raise SystemExit("there is no display here (neither DISPLAY nor WAYLAND_DISPLAY is set): --png FILE and "
-                         "--gif FILE draw without one")
+        raise SystemExit("there is no display (neither DISPLAY nor WAYLAND_DISPLAY is set). "
+                         "--png FILE and --gif FILE draw without one.")
     with contextlib.suppress(KeyboardInterrupt):
         play(library, settings, arguments.random, arguments.seed)
     return 0

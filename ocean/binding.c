@@ -162,7 +162,7 @@ void ocean_step(char* envs, int64_t start, int64_t end, const int64_t* addresses
     }
 }
 
-/* Begins an episode in each environment. This does not seed the random numbers; they go on. */
+/* Begins an episode in each environment. This does not seed the random numbers; they continue. */
 void ocean_reset(char* envs, int64_t start, int64_t end, const int64_t* addresses) {
     Rows rows = read_rows((Env*)envs + start, addresses);
     for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)
@@ -300,7 +300,7 @@ enum { by_turns = 0 };
 #define CLICK_COLUMNS 0
 #endif
 
-/* The keys that KEYS may name, with raylib's numbers. REST stands for no key. */
+/* The keys that KEYS may name, with raylib's numbers. REST is for no key. */
 enum {
     OCEAN_KEY_REST = 0, OCEAN_KEY_SPACE = 32, OCEAN_KEY_RIGHT = 262, OCEAN_KEY_LEFT, OCEAN_KEY_DOWN, OCEAN_KEY_UP, OCEAN_KEY_SHIFT = 340, OCEAN_KEY_CONTROL,
     OCEAN_KEY_0 = '0', OCEAN_KEY_1, OCEAN_KEY_2, OCEAN_KEY_3, OCEAN_KEY_4, OCEAN_KEY_5, OCEAN_KEY_6, OCEAN_KEY_7, OCEAN_KEY_8, OCEAN_KEY_9,

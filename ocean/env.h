@@ -5,7 +5,7 @@
  *     #define OBSERVATION float          float, double, (u)int8_t, (u)int16_t or (u)int32_t
  *     #define OWN_LOG(X) X(hits)         optional: statistics besides those of LOG
  *     #define SETTINGS(X) X(int, size, 8, "what it means")     optional; int, float or bool
- *     #define KEYS(KEY) KEY(0, LEFT, 1) KEY(0, RIGHT, 2)       optional keys for a person, see below
+ *     #define KEYS(KEY) KEY(0, LEFT, 1) KEY(0, RIGHT, 2)       keys for a person, see below
  *     #include "env.h"
  *     struct Env { ENV_COMMON  ...its own plain data... };
  *
@@ -147,7 +147,8 @@ static inline int device_memcmp(const void* one, const void* other, size_t size)
 template <typename T>
 static inline T* device_memchr(T* at, int byte, size_t size) {
     for (size_t i = 0; i < size; i++)
-        if (((const unsigned char*)at)[i] == (unsigned char)byte) return (T*)((unsigned char*)at + i);
+        if (((const unsigned char*)at)[i] == (unsigned char)byte)
+            return (T*)((unsigned char*)at + i);
     return NULL;
 }
 

@@ -1,24 +1,24 @@
 """The environments in C for other libraries, as Gymnasium's and PettingZoo's.
 
     import gymnasium
-    import ocean.gymnasium                                                  # registers their ids
+    import ocean.gymnasium                                          # registers their ids
 
-    env = gymnasium.make("puffer/Breakout-v0", frameskip=2)                 # settings are keywords
-    envs = gymnasium.make_vec("puffer/Breakout-v0", num_envs=1024)          # one call in C steps all
-    world = ocean.gymnasium.parallel_env("target")                          # several agents: PettingZoo's ParallelEnv
+    env = gymnasium.make("puffer/Breakout-v0", frameskip=2)         # settings are keywords
+    envs = gymnasium.make_vec("puffer/Breakout-v0", num_envs=1024)  # one call in C steps all
+    world = ocean.gymnasium.parallel_env("target")                  # PettingZoo's ParallelEnv
 
 The id of `double_pendulum` is puffer/DoublePendulum-v0. If a library takes only an id, give it
-"ocean.gymnasium:puffer/Breakout-v0": Gymnasium then imports this file by itself.
+"ocean.gymnasium:puffer/Breakout-v0": Gymnasium then imports this file.
 
 Environments in C begin the next episode within the step that ends one, and write the old episode's
 last observation beside the new one's first (env.h). An Env's last step returns the old one, and its
 reset() the new one. A VectorEnv (SAME_STEP) returns the new one at once and has the old one in
-infos["final_obs"]. Pictures show the state in C: after an episode's last step that is the beginning
-of the next episode.
+infos["final_obs"]. Pictures show the state in C: after an episode's last step, the next episode's
+beginning.
 
-The info of an episode's last step has the environment's statistics: perf, score, episode_return,
-episode_length and its own. info["action_mask"] has the legal actions (1), one head after another,
-in environments that have a mask.
+The info of an episode's last step has the environment's log: perf, score, episode_return,
+episode_length and its other fields. info["action_mask"] has the legal actions (1), one head after
+another, in environments that have a mask.
 """
 
 import copy
@@ -38,20 +38,20 @@ UNWRITTEN = 0xA5  # each byte of a final observation before C writes it
 
 
 class Envs:
-    """Environments of one kind and the arrays of one step: what the classes below share.
+    """Environments of one kind and the arrays of one step, for the classes below.
 
-    Attributes: library; envs; num_agents, all environments' together; heads (1, action dims), how
-    many choices each action has, or None if actions are continuous; state: "new", "running" or
-    "over" (the next episodes wait for reset). The last step's: observations and action_masks (or
-    None), new arrays each time; rewards (num_agents,) float32, terminals and truncations
-    (num_agents,) bool, which the next step overwrites.
+    Attributes: library; envs; num_agents, of all environments; heads (1, action dims), the choices
+    of each action, None if actions are continuous; state: "new", "running" or "over" (the next
+    episodes wait for reset). Of the last step: observations and action_masks (or None), new arrays
+    each time; rewards (num_agents,) float32, terminals and truncations (num_agents,) bool, which
+    the next step overwrites.
     """
 
     def __init__(self, name, num_envs, settings):
         self.library, self.num_envs, self.settings = ocean.load(name), num_envs, settings
         if self.library.has_valid:
-            raise NotImplementedError(f"{name} has agents that may be dead (HAS_VALID), for which "
-                                      "neither Gymnasium nor PettingZoo has a place")
+            raise NotImplementedError(f"{name} has inactive agents (HAS_VALID), which neither "
+                                      "Gymnasium nor PettingZoo has.")
         self.envs = envs = self.library.create(num_envs, 0, settings)
         self.state = "new"
         self.num_agents = agents = envs.num_agents
@@ -76,11 +76,13 @@ class Envs:
             rows[7] = self.action_masks.__array_interface__["data"][0]
 
     def reset(self, seed=None, options=None):
-        """Begins an episode everywhere, unless one has just begun ("over"); with a seed, from the
-        start of its random numbers. ValueError for options."""
+        """Begin an episode everywhere, unless one has just begun ("over").
+
+        A seed restarts the random numbers. Raises ValueError for options.
+        """
         if options:
-            raise ValueError(f"reset has no options here, got {options}; settings are "
-                             "keywords of make")
+            raise ValueError(f"reset(options={options}): there are none. Settings are keywords of "
+                             "make.")
         if seed is not None or self.state == "new":
             seed = np.random.SeedSequence().entropy if seed is None else seed
             self.envs.close()
@@ -94,20 +96,20 @@ class Envs:
         self.state = "running"
 
     def step(self, actions):
-        """Steps with actions (num_agents, dims). Returns which agents' episodes ended,
-        (num_agents,) bool, or None if none did. ValueError for a choice that does not exist and for
-        NaN, TypeError for floats instead of integers, gymnasium.error.ResetNeeded if no episode is
-        running. Floats out of bounds are not checked: the environment clamps them.
+        """Step with actions (num_agents, dims); return (num_agents,) bool: ended, or None.
+
+        None if no episode ended. Raises ValueError for a choice that does not exist and for NaN,
+        TypeError for floats instead of integers, gymnasium.error.ResetNeeded if no episode is
+        running. The environment clips floats to their bounds.
         """
         if self.state != "running":
-            raise gymnasium.error.ResetNeeded("reset() comes first: no episode is running")
+            raise gymnasium.error.ResetNeeded("reset() comes first: no episode is running.")
         if self.heads is not None and ((actions < 0) | (actions >= self.heads)).any():
-            most = (self.heads[0] - 1).tolist()
-            got = " to ".join(str(one) for one in dict.fromkeys((actions.min(), actions.max())))
-            raise ValueError(f"{self.library.name}: actions lie within 0 and "
-                             f"{most[0] if len(most) == 1 else most}, got {got}")
+            highest = (self.heads[0] - 1).tolist()
+            raise ValueError(f"{self.library.name}: actions lie within 0 and {highest}, "
+                             f"got {actions.min()} to {actions.max()}.")
         if self.heads is None and (actions != actions).any():  # only a NaN differs from itself
-            raise ValueError(f"{self.library.name}: an action is NaN; actions must be numbers")
+            raise ValueError(f"{self.library.name}: an action is NaN.")
         np.copyto(self.actions, actions, "same_kind")
         self._new_arrays()
         self.envs.step(self._rows)
@@ -115,18 +117,22 @@ class Envs:
         return done if done.any() else None
 
     def final_observations(self, agents):
-        """The last observations (len(agents), ...) of these agents' episodes, which ended in this
-        step. Call it once: it clears them. RuntimeError if the header writes none."""
+        """Return and clear the last observations (len(agents), ...) of ended episodes.
+
+        Raises RuntimeError if the header writes none.
+        """
         if (self._final_bytes[agents] == UNWRITTEN).all(axis=1).any():
             raise RuntimeError(f"{self.library.header.name} writes no final observation when an "
-                               "episode ends; `if (WANTS_FINAL(env, truncated))` it has to (env.h)")
+                               "episode ends. Write it `if (WANTS_FINAL(env, truncated))` (env.h).")
         last = self._finals[agents]
         self._final_bytes[agents] = UNWRITTEN
         return last
 
     def statistics(self, envs):
-        """{field: means (len(envs),)} over the episodes that ended since the last call, and which
-        environments had any, (len(envs),) bool."""
+        """Return ({field: means (len(envs),)} of ended episodes, whether there are any).
+
+        Of the episodes since the last call; (len(envs),) bool.
+        """
         fields = self.library.log_fields
         sums = self.envs.logs[envs]
         self.envs.logs[envs] = 0
@@ -135,13 +141,12 @@ class Envs:
         return {field: means[:, i] for i, field in enumerate(fields) if field != "n"}, n > 0
 
     def means(self):
-        """The first environment's statistics, {field: float}, or {} if no episode ended."""
-        means, known = self.statistics([0])
-        return {field: float(values[0]) for field, values in means.items()} if known[0] else {}
+        """Return the first environment's statistics; {} if no episode ended."""
+        means, has_ended = self.statistics([0])
+        return {field: float(values[0]) for field, values in means.items() if has_ended[0]}
 
     def render(self, mode):
-        """The pictures of all environments, each (height, width, 3) uint8; None without a render
-        mode."""
+        """Draw all environments, (height, width, 3) uint8; None without a render mode."""
         if mode is not None:
             return tuple(self.envs.render(i) for i in range(self.num_envs))
         gymnasium.logger.warn('render() draws nothing unless the environment is made with '
@@ -151,32 +156,32 @@ class Envs:
 
 def _metadata(name, render_mode):
     if render_mode not in (None, "rgb_array"):
-        raise ValueError(f'render_mode is {render_mode!r}; it can be None or "rgb_array"')
+        raise ValueError(f'render_mode = {render_mode!r}: must be None or "rgb_array".')
     return {"render_modes": ["rgb_array"], "render_fps": ocean.load(name).fps}
 
 
-def _alone(name, envs):
-    if envs.num_agents != envs.num_envs:
-        raise ValueError(f"{name} has {envs.num_agents // envs.num_envs} agents with these "
-                         "settings, and Gymnasium's environments one: "
-                         f"ocean.gymnasium.parallel_env({str(name)!r}) makes a PettingZoo "
-                         "ParallelEnv of it")
+def _single_agents(name, num_envs, settings):
+    """Make Envs with one agent each, as Gymnasium's environments have."""
+    envs = Envs(name, num_envs, settings)
+    if envs.num_agents != num_envs:
+        raise ValueError(f"{name} has {envs.num_agents // num_envs} agents, a Gymnasium "
+                         f"environment one. ocean.gymnasium.parallel_env({str(name)!r}) "
+                         "is for PettingZoo.")
     return envs
 
 
 class OceanEnv(gymnasium.Env):
-    """One environment in C with one agent, as gymnasium.make returns it. `name` is one of
-    ocean.names(), or the path of a header.
+    """One environment in C with one agent, as gymnasium.make returns it.
 
-    ValueError if it has several agents, or for a setting that it does not have; TypeError for a
-    value of a wrong kind.
+    `name` is one of ocean.names(), or the path of a header. Raises ValueError if it has several
+    agents, and for a wrong setting.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012  as gymnasium.Env has it
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
 
     def __init__(self, name, render_mode=None, **settings):
         self.metadata, self.render_mode = _metadata(name, render_mode), render_mode
-        self._envs = _alone(name, Envs(name, 1, settings))
+        self._envs = _single_agents(name, 1, settings)
         self.observation_space = self._envs.envs.single_observation_space
         self.action_space = self._envs.envs.single_action_space
 
@@ -186,22 +191,21 @@ class OceanEnv(gymnasium.Env):
         return self._envs.observations[0], self._info()
 
     def _info(self):
-        return ({} if self._envs.action_masks is None
-                else {"action_mask": self._envs.action_masks[0]})
+        masks = self._envs.action_masks
+        return {} if masks is None else {"action_mask": masks[0]}
 
     def step(self, action):
-        """ValueError for an action of another shape than the action space, a choice that does not
-        exist, or NaN; gymnasium.error.ResetNeeded after an episode's end. The environment clamps
-        floats that are out of bounds."""
+        """Step; raises as Envs.step, and ValueError for an action of another shape."""
         envs, action = self._envs, np.asarray(action)
         if action.shape != self.action_space.shape:
-            raise ValueError(f"an action has shape {self.action_space.shape}, got {action.shape}")
+            raise ValueError(f"an action has shape {self.action_space.shape}, got {action.shape}.")
         done = envs.step(action.reshape(1, -1))
-        reward, terminated, truncated = float(envs.rewards[0]), bool(envs.terminals[0]), bool(envs.truncations[0])
+        reward = float(envs.rewards[0])
         if done is None:
             return envs.observations[0], reward, False, False, self._info()
         envs.state = "over"
-        return envs.final_observations([0])[0], reward, terminated, truncated, envs.means()
+        ends = bool(envs.terminals[0]), bool(envs.truncations[0])
+        return envs.final_observations([0])[0], reward, *ends, envs.means()
 
     def render(self):
         pictures = self._envs.render(self.render_mode)
@@ -212,21 +216,23 @@ class OceanEnv(gymnasium.Env):
 
 
 class OceanVectorEnv(gymnasium.vector.VectorEnv):
-    """Many environments, stepped by one call, as gymnasium.make_vec returns them. Environment i has
-    random numbers of its own; those of the first are an OceanEnv's with the same seed. Arguments
-    and errors are OceanEnv's."""
+    """Many environments, stepped by one call, as gymnasium.make_vec returns them.
+
+    The first has the random numbers of an OceanEnv with the same seed, each other one different
+    ones. Arguments and errors are OceanEnv's.
+    """
 
     metadata = {**OceanEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
     def __init__(self, name, num_envs=1, render_mode=None, **settings):
         self.metadata = {**self.metadata, **_metadata(name, render_mode)}
         self.num_envs, self.render_mode = num_envs, render_mode
-        self._envs = _alone(name, Envs(name, num_envs, settings))
+        self._envs = _single_agents(name, num_envs, settings)
         self.single_observation_space = self._envs.envs.single_observation_space
         self.single_action_space = self._envs.envs.single_action_space
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space,
-                                                                    num_envs)
-        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+        batch_space = gymnasium.vector.utils.batch_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -239,27 +245,27 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
                                          "_action_mask": np.ones(self.num_envs, bool)}
 
     def step(self, actions):
-        """ValueError for actions of another shape than the action space, a choice that does not
-        exist, or NaN. The environment clamps floats that are out of bounds."""
+        """Step all; raises as Envs.step, and ValueError for actions of another shape."""
         envs, actions = self._envs, np.asarray(actions)
         if actions.shape != self.action_space.shape:
-            raise ValueError(f"actions have shape {self.action_space.shape}, got {actions.shape}")
+            raise ValueError(f"actions have shape {self.action_space.shape}, got {actions.shape}.")
         done, infos = envs.step(actions.reshape(self.num_envs, -1)), self._info()
         if done is not None:
             infos |= self._last_infos(done)
-        return envs.observations, envs.rewards.copy(), envs.terminals.copy(), envs.truncations.copy(), infos
+        flags = envs.terminals.copy(), envs.truncations.copy()
+        return envs.observations, envs.rewards.copy(), *flags, infos
 
     def _last_infos(self, done):
-        which = np.flatnonzero(done)
+        indices = np.flatnonzero(done)
         last = np.full(self.num_envs, None, object)
-        for i, observation in zip(which.tolist(), self._envs.final_observations(which),
-                                  strict=True):
+        for i, observation in zip(indices, self._envs.final_observations(indices), strict=True):
             last[i] = observation
-        means, known = self._envs.statistics(which)
+        means, has_ended = self._envs.statistics(indices)
         final_info = {}
         for field, values in means.items():
-            final_info[field], final_info[f"_{field}"] = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
-            final_info[field][which], final_info[f"_{field}"][which] = values, known
+            final_info[field] = np.zeros(self.num_envs)
+            final_info[f"_{field}"] = np.zeros(self.num_envs, bool)
+            final_info[field][indices], final_info[f"_{field}"][indices] = values, has_ended
         return {"final_obs": last, "_final_obs": done, "final_info": final_info,
                 "_final_info": done.copy()}
 
@@ -271,10 +277,10 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
 
 
 class OceanParallelEnv(ParallelEnv or object):
-    """An environment in C as PettingZoo's ParallelEnv; its agents are agent_0, agent_1 and so on.
+    """An environment in C as PettingZoo's ParallelEnv of agent_0, agent_1, ...
 
     An agent whose episode ends leaves `agents` until reset(), as PettingZoo demands. In C its next
-    episode begins at once; while the others play on, its action is 0 (0.0). When all have left,
+    episode begins at once; while the others continue, its action is 0 (0.0). When all have left,
     reset() continues these next episodes if all agents ended in the same step; if not, it begins
     new ones. reset() has no options.
     """
@@ -297,7 +303,7 @@ class OceanParallelEnv(ParallelEnv or object):
         return self.action_spaces[agent]
 
     def _each(self, values):
-        """{agent: value} of the agents that have not left."""
+        """Return {agent: value} of the agents that have not left."""
         return {agent: values[self._numbers[agent]] for agent in self.agents}
 
     def _infos(self):
@@ -311,17 +317,17 @@ class OceanParallelEnv(ParallelEnv or object):
         return self._each(self._envs.observations), self._infos()
 
     def step(self, actions):
-        """Steps with {agent: action} of all that are in `agents`. Agents whose episodes end in the
-        same step get the same statistics in their last infos: the means over these episodes.
-        ValueError for an agent without an action, a choice that does not exist, or NaN;
-        gymnasium.error.ResetNeeded if all have left."""
+        """Step with {agent: action} of all `agents`.
+
+        Agents whose episodes end in the same step get the means over these episodes in their last
+        infos. Raises as Envs.step, and ValueError for an agent without an action.
+        """
         envs = self._envs
         missing = [agent for agent in self.agents if agent not in actions]
         if missing:
-            raise ValueError("step needs an action of each agent that is there; there is "
-                             f"none of {missing}")
+            raise ValueError(f"step needs an action of each agent. There is none of {missing}.")
         if not self.agents:
-            raise gymnasium.error.ResetNeeded("reset() comes first: no agent is there")
+            raise gymnasium.error.ResetNeeded("reset() comes first: all agents have left.")
         rows = np.zeros(envs.actions.shape, np.float32 if envs.heads is None else np.int64)
         for agent in self.agents:
             rows[self._numbers[agent]] = actions[agent]
@@ -331,8 +337,8 @@ class OceanParallelEnv(ParallelEnv or object):
             self._each(array.tolist()) for array in (envs.rewards, envs.terminals, envs.truncations)
         )
         if done is not None:
-            which, info = np.flatnonzero(done), envs.means()
-            for i, observation in zip(which.tolist(), envs.final_observations(which), strict=True):
+            indices, info = np.flatnonzero(done), envs.means()
+            for i, observation in zip(indices, envs.final_observations(indices), strict=True):
                 agent = self.possible_agents[i]
                 if agent in observations:
                     observations[agent], infos[agent] = observation, dict(info)
@@ -350,14 +356,14 @@ class OceanParallelEnv(ParallelEnv or object):
 
 
 def parallel_env(name, render_mode=None, **settings):
-    """An OceanParallelEnv. ImportError without PettingZoo; other errors are OceanEnv's."""
+    """Make an OceanParallelEnv; raises ImportError without PettingZoo."""
     if ParallelEnv is None:
-        raise ImportError("ocean.gymnasium.parallel_env needs PettingZoo: pip install pettingzoo")
+        raise ImportError("ocean.gymnasium.parallel_env needs PettingZoo: pip install pettingzoo.")
     return OceanParallelEnv(name, render_mode, **settings)
 
 
 def environment_id(name):
-    """The Gymnasium id of an environment: puffer/DoublePendulum-v0 for double_pendulum."""
+    """Return a Gymnasium id: puffer/DoublePendulum-v0 for double_pendulum."""
     return f"puffer/{''.join(word.capitalize() for word in name.split('_'))}-v0"
 
 

@@ -108,7 +108,7 @@ static void demo_act(void) {
         int32_t* action = (int32_t*)demo.actions + i * demo.heads;
         const char* observation = (char*)(intptr_t)demo.rows[0] + (size_t)i * demo.observation_bytes;
         const uint8_t* mask = has_action_masks ? (uint8_t*)(intptr_t)demo.rows[7] + (size_t)i * demo.mask_bytes : NULL;
-        if (has_valid && !((uint8_t*)(intptr_t)demo.rows[6])[i]) continue; /* a dead agent keeps its state and its action */
+        if (has_valid && !((uint8_t*)(intptr_t)demo.rows[6])[i]) continue; /* an inactive agent keeps its state and its action */
         if (demo.state) {
             policy_forward(&demo.policy, observation, demo.ended[i], demo.state + i * demo.policy.state_size);
             policy_act(&demo.policy, mask, demo.seed, (uint32_t)i, demo.step, demo.deterministic, action);

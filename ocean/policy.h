@@ -19,8 +19,8 @@
  *     each layer: weight (3 * hidden, hidden), bias (3 * hidden), in the order h, g, p
  *     decoder: weight (actions + 1, hidden), bias (actions + 1); the last row is the value
  *     log_std (dims)
- *     in formats 3, 4, 7 and 8 only: middle (dims), half (dims): an action is middle + half * tanh(sample), or
- *         middle - half * sample where half is below 0
+ *     in formats 3, 4, 7 and 8 only: middle (dims), half (dims): an action is
+ *         middle + half * tanh(sample), or middle - half * sample where half is below 0
  *     in formats 5 to 8 only: the first action of each head, or low (dims), high (dims), to which
  *         actions are clipped
  * with actions = the sum of the heads' sizes (discrete), or dims (continuous). Matrices are row by

@@ -88,8 +88,8 @@ def test_names_lead_to_ours():
     assert pufferlib.ocean.NMMO3.ocean_name == "nmmo3"
     for name in pufferlib.NAMES:
         assert pufferlib.find(name.rpartition(".")[0], name.rpartition(".")[2]) is not None
-    for room in {**pufferlib.ROOMS, **pufferlib.ALIASES}:
-        assert importlib.util.find_spec(f"pufferlib.{room}") is not None, room
+    for module in {**pufferlib.MODULES, **pufferlib.ALIASES}:
+        assert importlib.util.find_spec(f"pufferlib.{module}") is not None, module
 
 
 def test_environments_of_families_have_names_here():

@@ -67,7 +67,7 @@ static void c_step(Env* env) {
 /* A column for each arm shows how often it was pulled, as a share of the most, and how often that
  * paid. */
 static void c_render(Env* env) {
-    enum { WIDTH = 720, HEIGHT = 400, LEFT = 40, FLOOR = 320, TALL = 260 };
+    enum { WIDTH = 720, HEIGHT = 400, LEFT = 40, BOTTOM = 320, TALL = 260 };
     float width = (float)(WIDTH - 2 * LEFT) / (float)env->arms, all = 1;
     for (int i = 0; i < env->arms; i++)
         all = maxf(all, (float)env->pulls[i]);
@@ -76,14 +76,14 @@ static void c_render(Env* env) {
         float x = LEFT + width * (float)i + width * 0.15f;
         float pulled = TALL * (float)env->pulls[i] / all;
         float paid = TALL * (float)env->paid[i] / all;
-        DrawRectangleRec((Rectangle){x, FLOOR - TALL, width * 0.7f, TALL}, DRAW_PANEL);
-        DrawRectangleRec((Rectangle){x, FLOOR - pulled, width * 0.7f, pulled}, DRAW_GREY);
-        DrawRectangleRec((Rectangle){x, FLOOR - paid, width * 0.7f, paid}, DRAW_GOLD);
+        DrawRectangleRec((Rectangle){x, BOTTOM - TALL, width * 0.7f, TALL}, DRAW_PANEL);
+        DrawRectangleRec((Rectangle){x, BOTTOM - pulled, width * 0.7f, pulled}, DRAW_GREY);
+        DrawRectangleRec((Rectangle){x, BOTTOM - paid, width * 0.7f, paid}, DRAW_GOLD);
         float radius = minf(width * 0.2f, 18);
-        DrawCircleV((Vector2){x + width * 0.35f, FLOOR + 36}, radius,
+        DrawCircleV((Vector2){x + width * 0.35f, BOTTOM + 36}, radius,
                     i == env->good_arm ? DRAW_GREEN : DRAW_PANEL);
         if (i == env->last)
-            DrawCircleV((Vector2){x + width * 0.35f, FLOOR + 36}, radius * 0.5f, DRAW_CYAN);
+            DrawCircleV((Vector2){x + width * 0.35f, BOTTOM + 36}, radius * 0.5f, DRAW_CYAN);
     }
     draw_end();
 }

@@ -289,7 +289,7 @@ static void c_step(Env* env) {
     }
     bool over = ++env->tick >= env->max_steps;
     /* The last state of an episode is paid too. It is written as the final observation, or, if
-     * nobody wants that, to the row that is overwritten next. */
+     * no caller wants that, to the row that is overwritten next. */
     float* seen = over && env->final_observations ? env->final_observations : env->observations;
     observe_all(env, seen, env->rewards);
     memset(env->terminals, 0, (size_t)env->num_agents);

@@ -29,7 +29,7 @@
  *     7        score over 864
  *     8        share of the balls that are in reserve
  *     9        width of the paddle: 1, or 0.5 while it is halved
- *     10 ..    1 for each brick that stands, row after row from the top */
+ *     10 ..    1 for each brick that is left, row after row from the top */
 #pragma once
 
 #define OBSERVATION float
@@ -78,7 +78,7 @@ struct Env {
     bool in_play;
     bool missed; /* the ball is past the paddle and can only fall */
     int score, reserve, tick;
-    uint32_t bricks[BRICK_WORDS]; /* bit row * COLUMNS + column: that brick stands */
+    uint32_t bricks[BRICK_WORDS]; /* bit row * COLUMNS + column: that brick is left */
 };
 
 static const char* c_init(Env* env) {
@@ -149,7 +149,7 @@ static void c_reset(Env* env) {
 
 /* What the ball meets next. The back wall is the upper edge; the line is the height of the paddle.
  */
-typedef enum { NOTHING, SIDE, BACK, LINE, FLOOR, BRICK } Obstacle;
+typedef enum { NOTHING, SIDE, BACK, LINE, GROUND, BRICK } Obstacle;
 typedef struct {
     Obstacle obstacle;
     float time; /* seconds from now */
@@ -223,7 +223,8 @@ static inline Collision find_collision(const Env* env, float time) {
     float stop = env->missed ? HEIGHT - BALL : PADDLE_Y - BALL;
     if (end_y >= stop && vy > 0) {
         float arrival = maxf((stop - y) / vy, 0);
-        if (arrival <= next.time) next = (Collision){env->missed ? FLOOR : LINE, arrival, 0, false};
+        if (arrival <= next.time)
+            next = (Collision){env->missed ? GROUND : LINE, arrival, 0, false};
     }
     if (end_y < WALL_BOTTOM || y < WALL_BOTTOM) {
         if (end_y < 0 && -y / vy < next.time) next = (Collision){BACK, -y / vy, 0, false};
@@ -285,7 +286,7 @@ static bool advance(Env* env, float time, float paddle_velocity) {
         time -= next.time;
         switch (next.obstacle) {
             case NOTHING: return true;
-            case FLOOR: return false;
+            case GROUND: return false;
             case SIDE: env->ball_vx = -env->ball_vx; break;
             case LINE: strike(env); break;
             case BRICK:

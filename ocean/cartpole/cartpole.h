@@ -100,7 +100,7 @@ static void c_step(Env* env) {
         write_observation(env, env->observations);
         return;
     }
-    /* The pole still stands, so the trainer values this observation. */
+    /* The pole is still upright, so the trainer values this observation. */
     if (WANTS_FINAL(env, late)) write_observation(env, env->final_observations);
     LOG_EPISODE(env, (float)env->tick / (float)env->max_steps, env->tick, env->tick, env->tick);
     c_reset(env);

@@ -82,9 +82,10 @@ typedef struct {
 } Node;
 
 /* Looks at a position from which the mover looks `depth` moves ahead. Returns whether its value is
- * known at once. A win is WIN + moves left, so that a sooner one counts more. `lines` are the mover's
- * line_cells; the other player's stone has not changed them. The last two moves need no search: the
- * mover wins if it can, and loses only if each move leaves the other player a cell to win at. */
+ * known at once. A win is WIN + moves left, so that a sooner one counts more. `lines` are the
+ * mover's line_cells; the other player's stone has not changed them. The last two moves need no
+ * search: the mover wins if it can, and loses only if each move leaves the other player a cell to
+ * win at. */
 static inline bool settled(Node* node, Stones own, Stones other, Stones lines, int depth,
                            int alpha, int beta, int* value) {
     Stones free = next_cells(own | other);
@@ -96,7 +97,7 @@ static inline bool settled(Node* node, Stones own, Stones other, Stones lines, i
     if (depth == 1) return true;
     Stones threats = line_cells(other), must = threats & free;
     *value = -(WIN + depth - 1);
-    if (must & (must - 1)) return true; /* nobody can stop two at once */
+    if (must & (must - 1)) return true; /* two cannot be stopped at once */
     /* a stone below a threat lets the other player use it */
     Stones moves = (must ? must : free) & ~(threats >> 1);
     if (!moves) return true;
@@ -106,7 +107,7 @@ static inline bool settled(Node* node, Stones own, Stones other, Stones lines, i
     return false;
 }
 
-/* The value for the player to move, who looks `depth` moves ahead: alpha-beta. The nodes stand in for
+/* The value for the player to move, who looks `depth` moves ahead: alpha-beta. The nodes replace
  * calls of itself, because a GPU's thread has little memory for calls. */
 static int search(Stones own, Stones other, Stones lines, int depth, int alpha, int beta) {
     Node nodes[DEEPEST], *top = nodes, now, next;

@@ -8,7 +8,7 @@
  *   - race: fly through a course of rings in order, each from the right side. A ring pays 1, and
  *     each metre towards its centre 0.1. The last ring ends the episode. perf is the share of the
  *     rings.
- * After an episode a drone starts at a random place, and the others go on. The course stays.
+ * After an episode a drone starts at a random place, and the others continue. The course stays.
  *
  *     observation in the drone's axes (x forward, y left, z up), within -1..1
  *     0 .. 2    way to the goal or the ring, over 10 m
@@ -226,7 +226,7 @@ static void place_drone(Env* env, int i) {
 static void c_reset(Env* env) {
     make_course(env);
     for (int i = 0; i < env->num_agents; i++)
-        env->drones[i].at = (Vec){INFINITY, 0, 0}; /* its old place is in nobody's way */
+        env->drones[i].at = (Vec){INFINITY, 0, 0}; /* its old place is free */
     for (int i = 0; i < env->num_agents; i++)
         place_drone(env, i);
     for (int i = 0; i < env->num_agents; i++)

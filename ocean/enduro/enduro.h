@@ -43,7 +43,7 @@
     X(float, steering, 1.4, "across half of the road at full speed, 1/s") \
     X(float, bend_force, 0.9, "outwards in the sharpest bend at full speed, half roads a second") \
     X(float, reward_speed, 0.0, \
-      "for a second at full speed, a share of it below: random play overtakes nobody")
+      "for a second at full speed, a share of it below: random play overtakes no car")
 #define FPS 15
 #define KEYS(KEY) KEY(0, LEFT, 1) KEY(0, RIGHT, 2) KEY(1, UP, 1) KEY(1, DOWN, 2)
 #include "env.h"

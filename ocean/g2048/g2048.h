@@ -3,7 +3,7 @@
  * appears in a random free cell. A move that changes nothing is illegal: the mask says so, and
  * nothing happens. The game is over when no move is left. The score is the sum of all merged tiles.
  * The reward for a merge to 2^k is k / 11, because points would span three powers of ten.
- * perf is the share of games that reach 2048; the game goes on then.
+ * perf is the share of games that reach 2048; the game then continues.
  * Actions: up, down, left, right.
  * Observation: 648 bytes of 0 and 1,
  *     0 .. 287    (16, 18) the tile in each cell, one-hot: empty, 2, 4 ... 131072
@@ -13,7 +13,7 @@
  *                 of what each action leaves, before the new tile appears. All 0 if the action is
  *                 illegal.
  * The comparisons are there because from the cells alone a network has to learn for each place and
- * each tile anew what equal tiles are and what a move does. */
+ * each tile again what equal tiles are and what a move does. */
 #pragma once
 
 #define OBSERVATION uint8_t

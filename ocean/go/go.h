@@ -1,9 +1,9 @@
 /* Go, on boards of 5 x 5 to 19 x 19, against a script. Black moves first; chance decides who is
  * Black. A group without liberties is taken off. Suicide is not allowed, nor is taking back a
  * single stone at once (ko). Two passes in a row, or max_moves moves, end the game. It is counted
- * by area: stones, and empty points that reach one colour only. White gets komi. Nobody agrees on
- * dead stones, so they have to be taken. The reward is 1 for a win, -1 for a loss. An illegal move
- * loses at once; the action mask says which are legal.
+ * by area: stones, and empty points that reach one colour only. White gets komi. Players do not
+ * agree on dead stones, so they have to be taken. The reward is 1 for a win, -1 for a loss. An
+ * illegal move loses at once; the action mask says which are legal.
  *
  * The script takes the largest group that it can take at once. Else it saves its largest group that
  * could be taken, if a stone gives it two liberties or joins it to a safe group. Else it plays near

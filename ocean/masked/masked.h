@@ -1,4 +1,4 @@
-/* Masked: every step shows what each action is worth. Half of the actions, drawn anew, are illegal,
+/* Masked: each step shows what each action is worth. Half of the actions, drawn again, are illegal,
  * and only the action mask says which. A legal action pays its worth. An illegal one pays -1 and
  * ends the episode. So does the last of `length` steps, without the -1. A trainer that forgets the
  * mask in the rollout ends its episodes at once. One that forgets it in the update learns from
@@ -95,17 +95,17 @@ static void c_step(Env* env) {
 /* A column for each action, as high as its worth: gold is legal, grey is not. The bar shows the
  * time. */
 static void c_render(Env* env) {
-    enum { WIDTH = 720, HEIGHT = 380, LEFT = 40, FLOOR = 300, TALL = 250 };
+    enum { WIDTH = 720, HEIGHT = 380, LEFT = 40, BOTTOM = 300, TALL = 250 };
     float width = (float)(WIDTH - 2 * LEFT) / (float)env->choices;
     draw_begin(WIDTH, HEIGHT, "masked");
     for (int i = 0; i < env->choices; i++) {
         float x = LEFT + width * (float)i + width * 0.1f, high = TALL * env->worth[i];
-        DrawRectangleRec((Rectangle){x, FLOOR - TALL, width * 0.8f, TALL}, DRAW_PANEL);
-        DrawRectangleRec((Rectangle){x, FLOOR - high, width * 0.8f, high},
+        DrawRectangleRec((Rectangle){x, BOTTOM - TALL, width * 0.8f, TALL}, DRAW_PANEL);
+        DrawRectangleRec((Rectangle){x, BOTTOM - high, width * 0.8f, high},
                          env->legal[i] ? DRAW_GOLD : DRAW_GREY);
-        if (!env->legal[i]) DrawRectangleRec((Rectangle){x, FLOOR + 6, width * 0.8f, 8}, DRAW_RED);
+        if (!env->legal[i]) DrawRectangleRec((Rectangle){x, BOTTOM + 6, width * 0.8f, 8}, DRAW_RED);
         if (i == env->last)
-            DrawRectangleRec((Rectangle){x, FLOOR + 20, width * 0.8f, 8}, DRAW_CYAN);
+            DrawRectangleRec((Rectangle){x, BOTTOM + 20, width * 0.8f, 8}, DRAW_CYAN);
     }
     DrawRectangle(LEFT, 345, WIDTH - 2 * LEFT, 12, DRAW_PANEL);
     DrawRectangle(LEFT, 345, (int)((int64_t)(WIDTH - 2 * LEFT) * env->tick / env->length), 12,

@@ -1,5 +1,5 @@
 /* Maze: find the goal in a maze that is new in each episode, while seeing only what is near. size x
- * size rooms are joined by a random walk. It goes on from the newest room that has an unseen
+ * size rooms are joined by a random walk. It continues from the newest room that has an unseen
  * neighbour (depth first), so there is exactly one way between two rooms. Then `loops` opens that
  * share of the walls that are left. The agent starts in a random room. The goal is in another, at
  * least half of the size away. Each step the agent moves a cell, which is half a way to the next

@@ -50,7 +50,7 @@
     X(bool, demo, false, "the script acts for the agents too") \
     X(float, bot_skill, 1.0, "share of ticks in which a scripted hero acts") \
     X(float, bot_range, 0.0, \
-      "the script's skill is drawn anew for each game, from bot_skill - bot_range .. bot_skill") \
+      "the script's skill is drawn for each game, from bot_skill - bot_range .. bot_skill") \
     X(int, bot_push, 1200, "tick at which scripted heroes gather in the middle lane") \
     X(int, frameskip, 1, "ticks of the game in a step") \
     X(int, max_ticks, 3000, "ticks after which a game is truncated") \
@@ -143,21 +143,38 @@ typedef struct {
 } Skill;
 
 static const Skill SKILLS[HEROES][SKILLS_EACH] = {
-    {{.kind = AROUND, .radius = 3, .damage = 60, .stun = 6, .mana = 80, .cooldown = 60},           /* slam */
-     {.kind = SELF, .shield = 180, .mana = 60, .cooldown = 75},                                    /* bulwark */
-     {.kind = ENEMY, .range = 6, .damage = 40, .slow = 10, .leap = true, .mana = 70, .cooldown = 60}}, /* charge */
-    {{.kind = ALLY, .range = 7, .heal = 140, .mana = 70, .cooldown = 40},                          /* mend */
-     {.kind = ENEMY, .range = 6, .radius = 2.5f, .damage = 50, .slow = 15, .mana = 80, .cooldown = 50}, /* frost */
-     {.kind = ALLY, .range = 7, .shield = 100, .haste = 20, .mana = 80, .cooldown = 80}},          /* blessing */
-    {{.kind = ENEMY, .range = 6, .damage = 110, .leap = true, .mana = 70, .cooldown = 50},         /* ambush */
-     {.kind = AROUND, .radius = 2.5f, .damage = 80, .mana = 60, .cooldown = 35},                   /* blades */
-     {.kind = SELF, .heal = 40, .haste = 25, .mana = 50, .cooldown = 90}},                         /* sprint */
-    {{.kind = ENEMY, .range = 7, .damage = 150, .mana = 80, .cooldown = 40},                       /* bolt */
-     {.kind = ENEMY, .range = 6, .radius = 3, .damage = 90, .mana = 100, .cooldown = 50},          /* blaze */
-     {.kind = ENEMY, .range = 6, .damage = 30, .stun = 10, .mana = 90, .cooldown = 70}},           /* snare */
-    {{.kind = ENEMY, .range = 7, .radius = 2, .damage = 60, .mana = 60, .cooldown = 35},           /* volley */
-     {.kind = SELF, .haste = 40, .mana = 60, .cooldown = 90},                                      /* focus */
-     {.kind = ENEMY, .range = 6, .damage = 40, .slow = 20, .mana = 50, .cooldown = 50}},           /* trap */
+    /* slam */
+    {{.kind = AROUND, .radius = 3, .damage = 60, .stun = 6, .mana = 80, .cooldown = 60},
+     /* bulwark */
+     {.kind = SELF, .shield = 180, .mana = 60, .cooldown = 75},
+     /* charge */
+     {.kind = ENEMY, .range = 6, .damage = 40, .slow = 10, .leap = true, .mana = 70,
+      .cooldown = 60}},
+    /* repair */
+    {{.kind = ALLY, .range = 7, .heal = 140, .mana = 70, .cooldown = 40},
+     /* frost */
+     {.kind = ENEMY, .range = 6, .radius = 2.5f, .damage = 50, .slow = 15, .mana = 80,
+      .cooldown = 50},
+     /* blessing */
+     {.kind = ALLY, .range = 7, .shield = 100, .haste = 20, .mana = 80, .cooldown = 80}},
+    /* ambush */
+    {{.kind = ENEMY, .range = 6, .damage = 110, .leap = true, .mana = 70, .cooldown = 50},
+     /* blades */
+     {.kind = AROUND, .radius = 2.5f, .damage = 80, .mana = 60, .cooldown = 35},
+     /* sprint */
+     {.kind = SELF, .heal = 40, .haste = 25, .mana = 50, .cooldown = 90}},
+    /* bolt */
+    {{.kind = ENEMY, .range = 7, .damage = 150, .mana = 80, .cooldown = 40},
+     /* blaze */
+     {.kind = ENEMY, .range = 6, .radius = 3, .damage = 90, .mana = 100, .cooldown = 50},
+     /* snare */
+     {.kind = ENEMY, .range = 6, .damage = 30, .stun = 10, .mana = 90, .cooldown = 70}},
+    /* volley */
+    {{.kind = ENEMY, .range = 7, .radius = 2, .damage = 60, .mana = 60, .cooldown = 35},
+     /* focus */
+     {.kind = SELF, .haste = 40, .mana = 60, .cooldown = 90},
+     /* trap */
+     {.kind = ENEMY, .range = 6, .damage = 40, .slow = 20, .mana = 50, .cooldown = 50}},
 };
 
 static const int BOT_LANES[HEROES] = {0, 2, 1, 1, 2};
@@ -174,7 +191,7 @@ typedef struct {
 struct Env {
     ENV_COMMON
     bool begun, whole; /* whole: the game began with its first tick */
-    int tick, steps, waves, winner; /* winner: NONE while the game goes on, 2 if both fell */
+    int tick, steps, waves, winner; /* winner: NONE while the game continues, 2 if both fell */
     int kills[2], deaths[2], last_hits[2], standing[2]; /* standing: buildings */
     float skill; /* of the script in this game */
     Hero heroes[2 * HEROES];
@@ -341,28 +358,28 @@ typedef union {
 } Bits;
 
 enum { SLOT_BITS = TEAM - 1 };
-#define NOBODY 0x7F800000u /* above every distance and health */
+#define NO_KEY 0x7F800000u /* above every distance and health */
 
 /* Finds the nearest of `count` slots from `first` on, within reach, whose key is above `after` (0:
- * the very nearest). `places` is env->aim_x or env->x. Returns the key, or NOBODY; its lower bits
+ * the very nearest). `places` is env->aim_x or env->x. Returns the key, or NO_KEY; its lower bits
  * are the slot's number from `first`. */
 static inline uint32_t nearest_at(const Env* env, const float* places, int first, int count,
                                   float x, float y, float reach, uint32_t after) {
     const float *aim_x = places + first, *aim_y = env->y + first;
     float most = reach * reach;
-    uint32_t best = NOBODY;
+    uint32_t best = NO_KEY;
     for (int k = 0; k < count; k++) {
         float dx = aim_x[k] - x, dy = aim_y[k] - y;
         Bits squared = {dx * dx + dy * dy};
         uint32_t key = ((squared.bits & ~(uint32_t)SLOT_BITS) + TEAM) | (uint32_t)k; /* above 0 */
-        key = (squared.number <= most) & (key > after) ? key : NOBODY;
+        key = (squared.number <= most) & (key > after) ? key : NO_KEY;
         best = key < best ? key : best;
     }
     return best;
 }
 
 static inline int slot(uint32_t key, int first) {
-    return key == NOBODY ? NONE : first + (int)(key & SLOT_BITS);
+    return key == NO_KEY ? NONE : first + (int)(key & SLOT_BITS);
 }
 
 /* The nearest slot that can be aimed at within reach, or NONE. */
@@ -374,12 +391,12 @@ static inline int nearest(const Env* env, int first, int count, float x, float y
 static inline int weakest(const Env* env, int first, int count, float x, float y, float reach) {
     const float *aim_x = env->aim_x + first, *aim_y = env->y + first, *health = env->health + first;
     float most = reach * reach;
-    uint32_t best = NOBODY;
+    uint32_t best = NO_KEY;
     for (int k = 0; k < count; k++) {
         float dx = aim_x[k] - x, dy = aim_y[k] - y;
         Bits weight = {health[k]};
         uint32_t key =
-            dx * dx + dy * dy <= most ? (weight.bits & ~(uint32_t)SLOT_BITS) | (uint32_t)k : NOBODY;
+            dx * dx + dy * dy <= most ? (weight.bits & ~(uint32_t)SLOT_BITS) | (uint32_t)k : NO_KEY;
         best = key < best ? key : best;
     }
     return slot(best, first);
@@ -1018,7 +1035,7 @@ static inline float cut(float x) {
     return clampf(x, -1, 1);
 }
 
-/* Writes 1 and the way, or zeros if there is nobody. */
+/* Writes 1 and the way, or zeros if there is no one. */
 static float* write_way(const Env* env, float* out, int unit, int other, float sign) {
     bool there = other != NONE;
     out[0] = there;
@@ -1038,7 +1055,7 @@ static float* write_nearest(const Env* env, float* out, int unit, const float* p
                             int slots, float reach, int count, float blows, float sign) {
     uint32_t key = 0;
     for (int k = 0; k < count; k++) {
-        if (key != NOBODY)
+        if (key != NO_KEY)
             key = nearest_at(env, places, first, slots, env->x[unit], env->y[unit], reach, key);
         int found = slot(key, first);
         out = write_way(env, out, unit, found, sign);
@@ -1086,13 +1103,13 @@ static void write_observation(const Env* env, int h, float* out) {
     }
     int building =
         slot(nearest_at(env, env->x, own + BUILDING, BUILDINGS, x, y, SIDE * 2, 0), own + BUILDING);
-    bool stands = building != NONE; /* the ancient at least, but for what a lost game ends with */
-    *out++ = stands ? cut(sign * (env->x[building] - x) / 12) : 0;
-    *out++ = stands ? cut(sign * (env->y[building] - y) / 12) : 0;
-    *out++ = stands ? env->health[building] / env->max_health[building] : 0;
+    bool is_left = building != NONE; /* the ancient at least, but for what a lost game ends with */
+    *out++ = is_left ? cut(sign * (env->x[building] - x) / 12) : 0;
+    *out++ = is_left ? cut(sign * (env->y[building] - y) / 12) : 0;
+    *out++ = is_left ? env->health[building] / env->max_health[building] : 0;
     uint32_t key = 0;
     for (int k = 0; k < 2; k++) {
-        if (key != NOBODY)
+        if (key != NO_KEY)
             key = nearest_at(env, env->x, base + BUILDING, BUILDINGS, x, y, SIDE * 2, key);
         int found = slot(key, base + BUILDING);
         out = write_way(env, out, unit, found, sign);

@@ -1,7 +1,7 @@
 /* nmmo3: a massively multi-agent world. Agents forage for food and water, harvest, craft, fight
  * foes and each other, rise in eight skills, wear what they made or won, and trade in one market.
  * The land is random. It is more dangerous and more fruitful far from the villages. The world has
- * no end: an agent that dies is born anew. docs/nmmo3.md has the rules, the market, the formulas
+ * no end: an agent that dies is born again. docs/nmmo3.md has the rules, the market, the formulas
  * and the log.
  *
  *     observation: bytes; (2 vision + 1)^2 tiles of the window, row after row, 12 bytes each ...
@@ -1080,7 +1080,7 @@ static void write_observation(const Env* env, int i, uint8_t* out, uint8_t* mask
     }
     others = others > 1 && tier_at(env, cell) >= env->pvp_tier && find_target(env, agent, false);
 
-    int health = agent->health > 0 ? agent->health : 0; /* a slain agent's final one may be below 0 */
+    int health = agent->health > 0 ? agent->health : 0; /* a slain agent's may be below 0 */
     *out++ = (uint8_t)((health * 5 + FULL - 1) / FULL);
     *out++ = (uint8_t)((agent->food * 5 + FULL - 1) / FULL);
     *out++ = (uint8_t)((agent->water * 5 + FULL - 1) / FULL);

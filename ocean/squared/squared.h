@@ -1,4 +1,4 @@
-/* Squared: the smallest complete environment. Copy this file to begin one of your own with one
+/* Squared: the smallest complete environment. Copy this file to begin a custom one with one
  * agent.
  *
  * The agent starts in the middle of a square grid. The target lies somewhere on the grid's edge.

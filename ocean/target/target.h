@@ -1,5 +1,5 @@
-/* Target: the smallest complete environment with several agents. Copy this file to begin one of
- * your own with several. squared.h lists what a header holds.
+/* Target: the smallest complete environment with several agents. Copy this file to begin a
+ * custom one with several. squared.h lists what a header holds.
  *
  * Agents fly about a plane and collect goals. Each step an agent chooses a turn (9 of them, up to
  * 0.2 rad to either side) and a speed (0, 1/4 ... 4/4 of `max_speed`). Within `radius` of a goal it

@@ -1,7 +1,7 @@
 /* Tetris: a marathon of 150 lines by the guideline's rules. Seven pieces come from a shuffled bag.
  * They turn and kick by the Super Rotation System. They fall faster on each level; a level is ten
  * lines, and a row takes (0.8 - 0.007 (level - 1))^(level - 1) seconds. A piece locks half a second
- * after it came to rest. A move or a turn begins that half second anew, up to 15 times. The player
+ * after it came to rest. A move or a turn restarts that half second, up to 15 times. The player
  * may hold one piece, once for each that falls. The next five are shown.
  *
  *     points, times the level         1 line: 100, 2: 300, 3: 500, 4: 800, and half as much again
@@ -92,7 +92,7 @@ struct Env {
     bool can_hold;
     float fall;   /* part of a row that it has yet to fall */
     float speed;  /* rows a step */
-    int rested, resets; /* rested: ticks at rest; resets: how often that began anew */
+    int rested, resets; /* rested: ticks at rest; resets: how often that restarted */
     int lowest; /* row that the piece has reached */
     int level, cleared, combo, points, tetrises, tick;
     bool after_tetris;
@@ -371,7 +371,7 @@ static int lock_piece(Env* env) {
     return count;
 }
 
-/* A row down. The half second begins anew only at a new lowest row, or up and down turns would last
+/* A row down. The half second restarts only at a new lowest row, or up and down turns would last
  * for ever. */
 static bool sink(Env* env) {
     if (!shift(env, 0, 1)) return false;
