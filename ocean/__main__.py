@@ -256,7 +256,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0, show=lambda te
                          "episode ends, `if (WANTS_FINAL(env, truncated))` (env.h).")
         if largest_reward == 0:
             notes.append(NO_REWARD)
-        notes += filter(None, [played.moved(), played.logged_otherwise(log) if log else None])
+        notes += filter(None, [played.find_drift(), played.find_log_error(log) if log else None])
         constant = np.flatnonzero((low == high).ravel())
         if len(constant):
             shown = ", ".join(map(str, constant[:12])) + (" ..." if len(constant) > 12 else "")
@@ -354,7 +354,7 @@ def _play(vecenv, flat, steps, seconds, show, problems, notes):
     if not problems:
         notes += [f"no episode ended in {t:,} steps. Is there a limit of steps?"] * (not ends)
         notes += [NO_REWARD] * (not rewarded)
-        notes += filter(None, [played.moved()])
+        notes += filter(None, [played.find_drift()])
 
 
 def _check_interface(env):
