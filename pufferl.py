@@ -917,7 +917,7 @@ def check_train(config, vecenv, policy, agents, group):
             f"use_rnn = {c['use_rnn']}: it is {is_recurrent} for this policy, whether it has an "
             "initial_state. models.LSTMWrapper makes one recurrent.")
     require(c["gpus"] in (1, group.local_count), f"train.gpus = {c['gpus']}: there are "
-            f"{group.local_count} ranks on this machine. Leave it out under torchrun.")
+            f"{group.local_count} ranks on this machine. pufferl.py train or torchrun starts them.")
     require(c["bonus"] == "none" or group.count == 1, f"train.bonus = {c['bonus']}: with several "
             "ranks each would count other observations as new. Take one process.")
     require(c["minibatch_size"] % span == 0, f"{size}: {multiple}, whole segments are drawn.")
@@ -1192,7 +1192,7 @@ def train(env_name, args=None):
     """
     args, group = load_config(env_name) if args is None else args, data_parallel.connect()
     check_names(args)
-    if data_parallel.started() and args["train"]["gpus"] == 1:
+    if data_parallel.started():
         args["train"]["gpus"] = group.local_count
     if not args["resume"] and args["data_dir"] is not None:
         resume_interrupted(group, args)
@@ -1307,8 +1307,12 @@ def main(argv=None):
         sys.exit(f"pufferl.py train: which environment? There are: {', '.join(ocean.names())}")
     with exit_on_error("pufferl.py"):
         args = data_parallel.connect().first(lambda: load_config(argv[1], argv[2:]))
-        if args["train"]["gpus"] > 1 and not data_parallel.started():
-            sys.exit(data_parallel.launch(args["train"]["gpus"], [__file__, *argv]))
+        gpus, count = args["train"]["gpus"], data_parallel.connect().local_count
+        if gpus > 1 and not data_parallel.started():
+            sys.exit(data_parallel.launch(gpus, [__file__, *argv]))
+        has_option = any(option.startswith("--train.gpus") for option in argv)
+        require(gpus == count or not has_option, f"train.gpus = {gpus}: torchrun has started "
+                f"{count} ranks on this machine. Leave it out.")
         train(argv[1], args)
 
 
