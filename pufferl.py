@@ -565,9 +565,13 @@ class PuffeRL:
         name, library = self.config["env"], getattr(self.vecenv, "library", None)
         if library is not None and library.header.parent.parent != ocean.FOLDER:
             name = str(library.header)
-        if library is None and environments.load_creator(name) is None:
+        maker = library or environments.load_creator(name)
+        if maker is None:
             return "its reset() or step() returned it"
-        return f"the environment writes it: python -m ocean {shlex.quote(name)} --check"
+        changed = [f"{key}={value}" for key, value in self.args.get("env", {}).items()
+                   if maker.settings.get(key, value) != value]
+        options = [name, "--check", *(["--set", *changed] if changed else [])]
+        return f"the environment writes it: python -m ocean {shlex.join(options)}"
 
     def _find_nan(self):
         """Return (how early, description) of this epoch's first number that is not finite."""
@@ -677,6 +681,8 @@ class PuffeRL:
         another name, synced and renamed, so it is never incomplete. All ranks call this. Returns
         the model's path. Raises OSError.
         """
+        require(path or self.run_folder, "save_checkpoint(): data_dir = None, so there is no folder. "
+                "Give a path.")
         state, statistics = runs.Snapshot(self).take(metadata), self.statistics
         model = path or self.run.model(self.epoch)
         if self.ranks.rank == 0 and path is not None:
@@ -830,8 +836,8 @@ class Statistics:
             self._totals[name] = total + value * count, weight + count
         self.environment = {name: total / weight for name, (total, weight) in self._totals.items()}
         self.environment["n"] = self._totals["n"][1]
-        total = self._recent[0] + loggers.score_of(log) * count
-        episodes = self._recent[1] + count
+        score = log.get("score", log.get("episode_return", math.nan))
+        total, episodes = self._recent[0] + score * count, self._recent[1] + count
         self._recent = total, episodes
         if episodes >= BEST_EPISODES:
             # the newest of equals: in self-play all may be 0
