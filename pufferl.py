@@ -681,8 +681,8 @@ class PuffeRL:
         another name, synced and renamed, so it is never incomplete. All ranks call this. Returns
         the model's path. Raises OSError.
         """
-        require(path or self.run_folder, "save_checkpoint(): data_dir = None, so there is no folder. "
-                "Give a path.")
+        require(path or self.run_folder, "save_checkpoint(): data_dir = None, so there is no "
+                "folder. Give a path.")
         state, statistics = runs.Snapshot(self).take(metadata), self.statistics
         model = path or self.run.model(self.epoch)
         if self.ranks.rank == 0 and path is not None:
