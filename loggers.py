@@ -1,19 +1,19 @@
-"""Where metrics go: TensorBoard, Weights & Biases, Neptune, metrics.jsonl, and the progress on the
-terminal.
+"""Log metrics to TensorBoard, Weights & Biases, Neptune, a file and the terminal.
 
-    python pufferl.py train breakout                                  # TensorBoard, and metrics.jsonl always
-    python pufferl.py train breakout --wandb --tag baseline           # both and Weights & Biases
+    python pufferl.py train breakout                             # TensorBoard and metrics.jsonl
+    python pufferl.py train breakout --wandb --tag baseline      # and Weights & Biases
     python pufferl.py train breakout --neptune --entity me --logger none
 
-    from pufferl import PuffeRL, WandbLogger                          # or from a script
+    from pufferl import PuffeRL, WandbLogger                     # or from a script
     trainer = PuffeRL(config, vecenv, policy, WandbLogger(project="pufferl", name="first try"))
 
-A custom logger is a class with NoLogger's four methods. docs/metrics.md says what each number means.
-Tokens are read by wandb and neptune themselves, from WANDB_API_KEY and NEPTUNE_API_TOKEN, and written
-nowhere. WANDB_MODE=offline and NEPTUNE_MODE=offline keep a run on this machine, for `wandb sync` and
-`neptune sync` later.
+A custom logger is a class with NoLogger's four methods. docs/metrics.md describes the metrics. The
+packages wandb and neptune read their tokens from WANDB_API_KEY and NEPTUNE_API_TOKEN; no file
+contains them. With WANDB_MODE=offline or NEPTUNE_MODE=offline a run stays on this machine until
+`wandb sync` or `neptune sync`.
 """
 
+import importlib
 import json
 import math
 import os
@@ -41,101 +41,82 @@ from configuration import Base, command, resolve, solved
 from errors import ConfigError
 
 # --------------------------------------------------------------------------------------------------
-# Loggers: log(metrics, step), config, artifact, close
+# Loggers
 
 
 class NoLogger:
-    """Keeps nothing; the interface of the others."""
+    """Log nothing; the interface of the other loggers."""
 
     def log(self, metrics, step):
-        """metrics: {"losses/entropy": 1.3, ...}, floats; step: environment
-        steps of all agents so far."""
+        """Log {"losses/entropy": 1.3, ...} at an environment step of all agents."""
 
     def config(self, settings):
-        """The resolved configuration, nested dicts, once before the first log."""
+        """Log the resolved configuration, nested dicts, once before the first metrics."""
 
     def artifact(self, path):
-        """A model file was written to `path`; it may be removed when newer ones come."""
+        """Log a model file, which may be removed when there are newer ones."""
 
     def close(self): ...
 
 
 def check_logger(logger):
-    """The logger. ConfigError if it lacks one of the methods that are called in a run."""
-    methods = [name for name in vars(NoLogger) if not name.startswith("_")]
-    missing = [name for name in methods if not callable(getattr(logger, name, None))]
+    """Return the logger. Raises ConfigError if it lacks one of NoLogger's methods."""
+    missing = [name for name in vars(NoLogger)
+               if not name.startswith("_") and not callable(getattr(logger, name, None))]
     if missing:
-        raise ConfigError(f"logger: {type(logger).__name__} has no {' and no '.join(missing)}. Make it a subclass of "
-                          "pufferl.NoLogger, which has all four methods, and override those that you need.")
+        raise ConfigError(f"logger: {type(logger).__name__} has no {' and no '.join(missing)}. "
+                          "Derive it from pufferl.NoLogger, which has all four methods.")
     return logger
 
 
-class Several(NoLogger):
-    """Passes every call on to each of `loggers`."""
+class LoggerList(list):
+    """Several loggers as one."""
 
-    def __init__(self, loggers):
-        self.loggers = loggers
-
-    def log(self, metrics, step):
-        for logger in self.loggers:
-            logger.log(metrics, step)
-
-    def config(self, settings):
-        for logger in self.loggers:
-            logger.config(settings)
-
-    def artifact(self, path):
-        for logger in self.loggers:
-            logger.artifact(path)
-
-    def close(self):
-        for logger in self.loggers:
-            logger.close()
+    def __getattr__(self, method):
+        return lambda *arguments: [getattr(logger, method)(*arguments) for logger in self]
 
 
 class JsonLines(NoLogger):
-    """One line of JSON an entry, {"step": ..., name: value, ...}, appended to `path`.
+    """One line of JSON per entry, {"step": ..., name: value, ...}, appended to a file.
 
-    first_step: the step at which a resumed run goes on. Later entries and half lines, which a crash
-    left, are removed, so no step stands there twice. While the disk is full, entries are lost, but
-    never half a line is written.
+    first_step: the step at which a resumed run continues. Later entries and torn lines, which a
+    crash left, are removed. While the disk is full, entries are lost, but no line is torn.
     """
 
     def __init__(self, path, first_step=0):
-        self.path, self.warned = Path(path), False
+        self.path = Path(path)
+        self.has_warned = False
         if self.path.exists():
-            before = [entry for entry in diagnostics.read_metrics(self.path) if entry["step"] <= first_step]
-            text = "".join(json.dumps(entry) + "\n" for entry in before)
+            text = "".join(json.dumps(entry) + "\n"
+                           for entry in diagnostics.read_metrics(self.path)
+                           if entry["step"] <= first_step)
             processes.write_whole(self.path, lambda file: file.write(text.encode()))
 
     def log(self, metrics, step):
-        line = (json.dumps({"step": step, **metrics}) + "\n").encode()
+        line, error = (json.dumps({"step": step, **metrics}) + "\n").encode(), "the disk is full"
         try:
             with open(self.path, "ab", buffering=0) as file:
                 size = file.tell()
-                try:
-                    if file.write(line) < len(line):
-                        raise OSError("no space for the whole line")
-                except OSError:
-                    file.truncate(size)
-                    raise
-        except OSError as error:
-            self.warned = self.warned or warn(f"{self.path}: an entry could not be "
-                                              f"written ({error})")
+                if file.write(line) == len(line):
+                    return
+                file.truncate(size)
+        except OSError as problem:
+            error = problem
+        self.has_warned = self.has_warned or warn(f"{self.path}: an entry is lost ({error})")
 
 
 class TensorBoardLogger(NoLogger):
-    """TensorBoard event files in `folder`: tensorboard --logdir experiments."""
+    """TensorBoard event files in a folder: tensorboard --logdir experiments."""
 
     def __init__(self, folder, first_step=0):
         from torch.utils.tensorboard import SummaryWriter
 
-        threading.excepthook = _thread_failed
-        # a crash left it
+        threading.excepthook = _ignore_writer_errors
+        # purges what a crash left
         self.writer = SummaryWriter(str(folder), purge_step=first_step and first_step + 1)
 
     def _call(self, method, *arguments):
-        """The writer's thread reports its errors, such as a full disk, at a later call."""
+        """Call the writer, which reports errors of its thread, such as a full disk, later."""
         try:
             if self.writer is not None:
                 getattr(self.writer, method)(*arguments)
@@ -148,48 +129,52 @@ class TensorBoardLogger(NoLogger):
             self._call("add_scalar", name, value, step)
 
     def config(self, settings):
-        self._call("add_text", "config",
-                   f"```json\n{json.dumps(settings, indent=2, default=str)}\n```")
+        text = json.dumps(settings, indent=2, default=str)
+        self._call("add_text", "config", f"```json\n{text}\n```")
 
     def close(self):
         self._call("close")
 
 
-def _thread_failed(uncaught, otherwise=threading.excepthook):
-    """Keep quiet about an error of TensorBoard's thread: the writer's next call reports it."""
-    if not (isinstance(uncaught.exc_value, OSError)
-            and type(uncaught.thread).__module__.startswith("tensorboard")):
-        otherwise(uncaught)
+def _ignore_writer_errors(info, hook=threading.excepthook):
+    """Ignore errors of TensorBoard's thread, which the writer's next call reports."""
+    is_writer = type(info.thread).__module__.startswith("tensorboard")
+    if not (is_writer and isinstance(info.exc_value, OSError)):
+        hook(info)
+
+
+def import_package(name):
+    """Import a logger's package. Raises ConfigError without it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ConfigError(f"--{name}: needs the package {name}. pip install {name}") from None
 
 
 class WandbLogger(NoLogger):
-    """Weights & Biases (pip install wandb). The x axis is the step of all agents, `global_step`.
+    """Weights & Biases (pip install wandb); the x axis is `global_step`.
 
-    project: its name; or all settings, as load_config gives them, which hold project, entity, group
-    and tag. run_id: if a run has that id, go on with it. folder: where wandb keeps its
-    files (default: ./wandb). Raises ImportError without the package and ValueError if it refuses to
-    start, as it does without a key.
+    project: its name, or all settings from load_config, with project, entity, group and tag.
+    run_id: continue the run with that id, if there is one. folder: of wandb's files (default:
+    ./wandb). Raises ConfigError without the package, or if it does not start, as without a key.
     """
 
     def __init__(self, project="pufferl", entity=None, name=None, config=None, *, group=None,
                  tag=None, run_id=None, folder=None):
-        try:
-            import wandb
-        except ImportError:
-            raise ConfigError("logging to Weights & Biases needs the package wandb: pip install wandb") from None
+        self.wandb = import_package("wandb")
         if isinstance(project, dict):
-            args, project, config = project, project["project"], project if config is None else config
-            entity, name, group, tag = (entity or args["entity"], name or args["env_name"],
-                                        group or args["group"], tag or args["tag"])
-        self.wandb = wandb
+            args = project
+            config = args if config is None else config
+            project, entity = args["project"], entity or args["entity"]
+            name, group, tag = name or args["env_name"], group or args["group"], tag or args["tag"]
         try:
-            self.run = wandb.init(project=project, entity=entity, name=name, config=config,
-                                  group=group, id=run_id, tags=[tag] if tag else None, dir=folder,
-                                  resume="allow" if run_id else None)
-        except wandb.errors.Error as error:
-            raise ConfigError(f"Weights & Biases: {error} (WANDB_MODE=offline needs no account)") from None
-        # A resumed run may log steps again that a crash had lost; wandb's own
-        # counter cannot go back.
+            self.run = self.wandb.init(
+                project=project, entity=entity, name=name, config=config, group=group, id=run_id,
+                tags=[tag] if tag else None, dir=folder, resume="allow" if run_id else None)
+        except self.wandb.errors.Error as error:
+            raise ConfigError(f"Weights & Biases: {error} (WANDB_MODE=offline needs no "
+                              "account)") from None
+        # A resumed run may log steps again, but wandb's own counter cannot go back.
         self.run.define_metric("*", step_metric="global_step")
 
     def log(self, metrics, step):
@@ -208,36 +193,33 @@ class WandbLogger(NoLogger):
 
 
 class NeptuneLogger(NoLogger):
-    """Neptune (pip install neptune), project "workspace/project", or all settings, as load_config
-    gives them; without api_token it is NEPTUNE_API_TOKEN.
+    """Neptune (pip install neptune).
 
-    run_id: goes on with the run of that custom id if there is one. Raises ImportError without the
-    package and ValueError if it refuses to start. The hosted service was announced to end in
-    March 2026; servers of one's own and the offline mode go on.
+    project: "workspace/project", or all settings from load_config. api_token: by default
+    NEPTUNE_API_TOKEN. run_id: continue the run with that custom id, if there is one. Raises
+    ConfigError without the package, or if it does not start. The hosted service was announced to
+    end in March 2026; other servers and the offline mode remain.
     """
 
     def __init__(self, project=None, name=None, api_token=None, *, group=None, tag=None,
                  run_id=None):
-        try:
-            import neptune
-        except ImportError:
-            raise ConfigError("logging to Neptune needs the package neptune: pip install neptune") from None
+        neptune = import_package("neptune")
         if isinstance(project, dict):
-            args, project = project, f"{project['entity']}/{project['project']}" if project["entity"] else None
+            args = project
+            project = f"{args['entity']}/{args['project']}" if args["entity"] else None
             name, group, tag = name or args["env_name"], group or args["group"], tag or args["tag"]
-        tags = [text for text in (tag, group) if text]
-        # an offline run of Neptune takes no custom_run_id
-        offline = os.environ.get("NEPTUNE_MODE") == "offline"
+        is_offline = os.environ.get("NEPTUNE_MODE") == "offline"  # which takes no custom_run_id
         try:
-            self.run = neptune.init_run(project=project, name=name, api_token=api_token, tags=tags,
-                                        source_files=[], capture_stdout=False, capture_stderr=False,
-                                        capture_traceback=False,
-                                        custom_run_id=None if offline else run_id)
+            self.run = neptune.init_run(
+                project=project, name=name, api_token=api_token,
+                tags=[text for text in (tag, group) if text], source_files=[], capture_stdout=False,
+                capture_stderr=False, capture_traceback=False,
+                custom_run_id=None if is_offline else run_id)
         except neptune.exceptions.NeptuneException as error:
-            text = re.sub(r"\x1b\[\d+m|^-.*$", "", str(error), flags=re.MULTILINE).strip()  # no colours, no headings
-            raise ConfigError(
-                f"Neptune: {text.partition(chr(10))[0]} (NEPTUNE_API_TOKEN; NEPTUNE_MODE=offline needs no "
-                "account)") from None
+            # without colours and headings
+            text = re.sub(r"\x1b\[\d+m|^-.*$", "", str(error), flags=re.MULTILINE).strip()
+            raise ConfigError(f"Neptune: {text.partition(chr(10))[0]} (NEPTUNE_API_TOKEN; "
+                              "NEPTUNE_MODE=offline needs no account)") from None
         self.model = None
 
     def log(self, metrics, step):
@@ -251,7 +233,7 @@ class NeptuneLogger(NoLogger):
         self.run["config"] = stringify_unsupported(settings)
 
     def artifact(self, path):
-        # uploaded at the end: an upload takes time, and older files are removed meanwhile
+        # uploaded by close: an upload takes time, and older files are removed meanwhile
         self.model = path
 
     def close(self):
@@ -261,79 +243,84 @@ class NeptuneLogger(NoLogger):
 
 
 def make_logger(args, folder, first_step=0):
-    """The loggers that the base section asks for, as one. folder: the run's, whose name ends in the
-    run's id; None: nothing is written there. Raises ImportError and ValueError as the loggers
-    do."""
-    loggers, name = [], folder and Path(folder).name
+    """Return the loggers of the base section as one.
+
+    folder: the run's, whose name ends in the run's id; None: no files. Raises ConfigError.
+    """
+    loggers, name = LoggerList(), folder and Path(folder).name
     common = {"name": name, "group": args["group"], "tag": args["tag"], "run_id": name}
     if args["wandb"]:
-        loggers.append(WandbLogger(args["project"], args["entity"],
-                                   folder=folder and str(folder), **common))
+        loggers.append(WandbLogger(args["project"], args["entity"], folder=folder and str(folder),
+                                   **common))
     if args["neptune"]:
-        loggers.append(NeptuneLogger(f"{args['entity']}/{args['project']}" if args["entity"]
-                                     else None, **common))
-    if args["logger"] == "tensorboard" and folder is not None:  # last: it leaves a folder if another one fails
-        loggers.insert(0, TensorBoardLogger(Path(folder) / "tensorboard", first_step))
-    return Several(loggers)
+        project = f"{args['entity']}/{args['project']}" if args["entity"] else None
+        loggers.append(NeptuneLogger(project, **common))
+    if args["logger"] == "tensorboard" and folder is not None:
+        # made last, because it leaves a folder if another one fails
+        try:
+            loggers.append(TensorBoardLogger(Path(folder) / "tensorboard", first_step))
+        except OSError as error:
+            raise ConfigError(f"cannot write {folder}: {error}. Set --data-dir to a folder on a "
+                              "disk with room for checkpoints.") from None
+    return loggers
 
 
 def warn(text):
-    """Say on the error stream what is lost while the training goes on; returns True."""
-    processes.say(f"{text}. Training goes on.", sys.stderr)
+    """Print to the error stream what is lost; return True."""
+    processes.say(f"{text}. Training continues.", sys.stderr)
     return True
 
 
 # --------------------------------------------------------------------------------------------------
-# What a terminal shows: compiling, training, and what to do next
+# The terminal: compilation, progress, results
 
-
-COMPILING = "compiling kernels, once for each kind of network: up to a minute or two; the next start takes seconds"
+COMPILING = ("compiling kernels, once for each kind of network: up to a minute or two; the next "
+             "start takes seconds")
 
 
 class Dashboard:
-    """Shows a training's progress, as a live panel on a terminal and as one line a call elsewhere, and
-    at last what it reached."""
+    """Show progress, as a live panel or lines, and the result.
+
+    solved_at: from the function `solved_at`.
+    """
 
     def __init__(self, solved_at=(None, None)):
-        """solved_at: what `solved_at` gives."""
         self.console = Console()
         self.live = None
-        self.first = None  # seconds and steps at the first call; what came before includes the start
-        self.scores = []  # one for each call
+        self.first = None  # seconds and steps at the first call, which leaves out the start
+        self.scores = []  # one per call
         self.solved_at = solved_at
-        self.means = None  # of the last call
 
     def show(self, trainer):
+        """Show a trainer's progress."""
         if self.first is None:
             self.first = trainer.uptime, trainer.global_step
             if compile_timer.seconds > 1:
-                processes.say(f"kernels were compiled for {duration(compile_timer.seconds)}, which counts as "
-                              "no time of training")
+                processes.say(f"kernels were compiled for {duration(compile_timer.seconds)}, which "
+                              "does not count as training time")
         self.scores.append(score_of(trainer.environment, self.solved_at[0]))
         if not self.console.is_terminal:
             done = 100 * trainer.epoch / max(1, trainer.total_epochs)
-            sps = getattr(trainer, "last_sps", trainer.sps)
-            again = " (no episode has ended since)" if trainer.environment is self.means else ""
-            score = f"score {self.scores[-1]:.3f}{again}  " if math.isfinite(self.scores[-1]) else ""
-            self.means = trainer.environment
-            processes.say(f"{done:5.1f}% steps {trainer.global_step:,}  sps {sps:,.0f}  {score}"
-                          f"{self.time_left(trainer)}")
+            score = f"score {self.scores[-1]:.3f}  " if math.isfinite(self.scores[-1]) else ""
+            processes.say(f"{done:5.1f}% steps {trainer.global_step:,}  "
+                          f"sps {last_sps(trainer):,.0f}  {score}{self.time_left(trainer)}")
             return
-        if self.live is None:
-            self.live = Live(console=self.console, auto_refresh=False, vertical_overflow="crop")
-            self.live.start()
         try:
+            if self.live is None:
+                self.live = Live(console=self.console, auto_refresh=False, vertical_overflow="crop")
+                self.live.start()
             self.live.update(self.panel(trainer), refresh=True)
         except OSError:  # the terminal was closed
             processes.discard_output()
 
     def close(self):
+        """Leave the live panel as it is."""
         if self.live is not None:
             self.live.stop()
             self.live = None
 
     def time_left(self, trainer):
-        """The time gone and left, in words. The pace is measured from the first call on."""
+        """Return the time gone and left, in words, at the pace since the first call."""
         seconds, step = self.first
         gone, steps = f"{duration(trainer.uptime)} gone", trainer.global_step - step
         if steps <= 0:
@@ -342,22 +329,25 @@ class Dashboard:
         return f"{gone}, {duration(rest * (trainer.uptime - seconds))} left"
 
     def panel(self, trainer):
-        """The live panel, as a rich renderable for the size of the console. Green is reached, yellow
-        is worth a look."""
+        """Return the live panel, as a rich renderable that fits the console.
 
-        metric, least = self.solved_at
-        name, width, score = metric or "score", self.console.width - 4, self.scores[-1]  # within the frame
-        solved = "" if least is None else f"  {figure(least)} counts as solved"
-        style = "bold green" if least is not None and score >= least else "bold"
-        curve = sparkline(self.scores, max(4, min(40, width - len(f" {name} {'':10} {solved}"))))
+        Green is solved, yellow is unusual.
+        """
+        metric, threshold = self.solved_at
+        name, width, score = metric or "score", self.console.width - 4, self.scores[-1]
+        goal = "" if threshold is None else f"  {figure(threshold)} counts as solved"
+        style = "bold green" if threshold is not None and score >= threshold else "bold"
+        curve = sparkline(self.scores, max(4, min(40, width - len(f" {name} {'':10} {goal}"))))
         grid = Table.grid(expand=True)
-        grid.add_row(Text.assemble(f" {name} ", (f"{figure(score):>10} ", style), (curve, "cyan"), solved))
+        grid.add_row(Text.assemble(f" {name} ", (f"{figure(score):>10} ", style), (curve, "cyan"),
+                                   goal))
         grid.add_row(Text(f" {self.time_left(trainer)}"))
         grid.add_row(ProgressBar(total=max(1, trainer.total_epochs), completed=trainer.epoch))
-        for _, sentence in sorted(trainer.signs.said.values()):
+        for _, sentence in sorted(trainer.warnings.reported.values()):
             grid.add_row(Text(sentence, "yellow"))
-        lines = self.console.height - 2 - len(self.console.render_lines(grid, self.console.options.update(width=width)))
-        tables, columns = [*self._tables(trainer).items()], 4 if width >= 108 else 2 if width >= 54 else 1
+        used = self.console.render_lines(grid, self.console.options.update(width=width))
+        lines = self.console.height - 2 - len(used)
+        tables, columns = tables_of(trainer), 4 if width >= 108 else 2 if width >= 54 else 1
         for first in range(0, 4, columns):
             row, side_by_side = tables[first : first + columns], Table.grid()
             side_by_side.add_row(*(table(title, rows, lines) for title, rows in row))
@@ -367,97 +357,113 @@ class Dashboard:
         return Panel(grid, title=f"[bold]PuffeRL[/] {trainer.env_name}", border_style="cyan",
                      subtitle="[dim]docs/metrics.md explains these words")
 
-    def _tables(self, trainer):
-        """{title: [(name, value)]} of the panel's tables."""
-        stages = trainer.statistics.stages
-        total = max(sum(stages.values()), 1e-9)
-        return {
-            "losses": [(name, float(value)) for name, value in trainer.losses.items()],
-            "environment": [(name, float(value)) for name, value in trainer.environment.items()],
-            "run": [
-                ("engine", trainer.engine.name), ("agents", f"{trainer.num_agents:,}"),
-                ("parameters", f"{sum(p.numel() for p in trainer.policy.parameters()):,}"),
-                ("steps", f"{trainer.global_step:,}"),
-                ("steps/s", f"{getattr(trainer, 'last_sps', trainer.sps):,.0f}"),
-                ("epoch", f"{trainer.epoch} of {trainer.total_epochs}"),
-                ("CPU", f"{psutil.cpu_percent():.0f}%"),
-                ("memory", f"{psutil.Process().memory_info().rss / 2**20:,.0f} MiB"),
-                *trainer.buffers.usage().items()],
-            "time": [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()],
-        }
-
     def closing(self, trainer, args, model):
-        """Lines that say what a training reached and what to type next. model: the path of its last model."""
-        name, folder, (metric, least) = args["config_name"], trainer.run_folder, self.solved_at
-        speed, value = trainer.global_step / max(trainer.uptime, 1e-9), score_of(trainer.environment, metric)
-        yield f"{trainer.global_step:,} steps in {duration(trainer.uptime)} ({speed:,.0f} steps/s)"
-        if math.isfinite(value):
-            episodes = f"in the last {plural(round(trainer.environment.get('n', 0)), 'episode')}"
-            reached = "solved" if least is not None and value >= least else "not solved yet"
-            how = "" if least is None else f": {reached} ({figure(least)} counts as solved)"
-            yield f"{metric or 'score':12} {figure(value)} {episodes}{how}"
-            if (level := trainer.signs.below_random_play()) is not None:
+        """Yield lines with the result of a training and what to type next.
+
+        model: the path of its last model.
+        """
+        name, folder, (metric, threshold) = args["config_name"], trainer.run_folder, self.solved_at
+        score = score_of(trainer.environment, metric)
+        yield (f"{trainer.global_step:,} steps in {duration(trainer.uptime)} "
+               f"({trainer.global_step / max(trainer.uptime, 1e-9):,.0f} steps/s)")
+        if math.isfinite(score):
+            episodes = plural(round(trainer.environment.get("n", 0)), "episode")
+            solved = "solved" if threshold is not None and score >= threshold else "not solved yet"
+            goal = "" if threshold is None else f": {solved} ({figure(threshold)} counts as solved)"
+            yield f"{metric or 'score':12} {figure(score)} in the last {episodes}{goal}"
+            if (level := trainer.warnings.below_random_play()) is not None:
                 yield f"{'':12} below random play ({figure(level)})"
-        elif not trainer.signs.has_ended:
-            steps = trainer.global_step // trainer.signs.agents
+        elif not trainer.warnings.has_ended:
+            steps = trainer.global_step // trainer.warnings.agents
             yield f"score        none: no episode has ended in {steps:,} steps of each agent"
-        for step, sentence in sorted(trainer.signs.said.values()):
-            yield f"sign         step {step:,}: {sentence}"
+        for step, sentence in sorted(trainer.warnings.reported.values()):
+            yield f"warning      step {step:,}: {sentence}"
         if folder is None:
             return
         yield f"checkpoint   {model}"
         if args["logger"] == "tensorboard":
-            yield f"tensorboard  {folder / 'tensorboard'}   (tensorboard --logdir {args['data_dir']})"
+            yield (f"tensorboard  {folder / 'tensorboard'}   "
+                   f"(tensorboard --logdir {args['data_dir']})")
         run = "latest" if args["data_dir"] == Base.data_dir else str(folder)
         if trainer.epoch < trainer.total_epochs:
-            yield f"go on        {command('train', name, '--resume', run)}"
+            yield f"resume       {command('train', name, '--resume', run)}"
         creator = environments.load_creator(args["env_name"])
-        draws = creator is None or environments.can_draw(trainer.vecenv.driver_env, creator.picture_settings)
-        yield (f"{'watch it' if draws else 'play it':12} "
-               + command("eval", name, "--load-model-path", run, *["--eval.web"] * draws))
+        draws = creator is None or environments.can_draw(trainer.vecenv.driver_env,
+                                                         creator.picture_settings)
+        words = command("eval", name, "--load-model-path", run, *["--eval.web"] * draws)
+        yield f"{'watch it' if draws else 'play it':12} {words}"
         yield f"tune it      {command(name, script='protein.py')}"
-        if not Path(name.partition(":")[0]).suffix:  # else it is
-            yield (f"your own     {command('train', 'my_file.py:make_env')}   (or one in C: "
+        if not Path(name.partition(":")[0]).suffix:  # an environment of this project
+            yield (f"custom       {command('train', 'my_file.py:make_env')}   (or one in C: "
                    "docs/write_an_environment.md)")
 
 
+def last_sps(trainer):
+    """Return the steps per second of the last log entry, or so far."""
+    return trainer.statistics.entry.get("performance/sps", trainer.sps)
+
+
+def tables_of(trainer):
+    """Return [(title, [(name, value)])] of the panel's tables."""
+    stages = trainer.statistics.stages
+    total = max(sum(stages.values()), 1e-9)
+    return [
+        ("losses", [(name, float(value)) for name, value in trainer.losses.items()]),
+        ("environment", [(name, float(value)) for name, value in trainer.environment.items()]),
+        ("run", [
+            ("engine", trainer.engine.name), ("agents", f"{trainer.num_agents:,}"),
+            ("parameters", f"{sum(p.numel() for p in trainer.policy.parameters()):,}"),
+            ("steps", f"{trainer.global_step:,}"), ("steps/s", f"{last_sps(trainer):,.0f}"),
+            ("epoch", f"{trainer.epoch} of {trainer.total_epochs}"),
+            ("CPU", f"{psutil.cpu_percent():.0f}%"),
+            ("memory", f"{psutil.Process().memory_info().rss / 2**20:,.0f} MiB"),
+            *trainer.buffers.usage().items()]),
+        ("time", [(name, f"{100 * seconds / total:.0f}%") for name, seconds in stages.items()])]
+
+
 def solved_at(args):
-    """(metric, how much of it counts as solved) from config/ENV.ini; (None, None) if it has none,
-    or if the environment's settings are not those that ship: it was measured with these."""
-    known = solved(args["config_name"]) if "config_name" in args else None  # a trainer in a script has none
+    """Return (metric, threshold) from config/ENV.ini; (None, None) if it has none.
+
+    Also if the environment's settings are not the shipped ones, for which it was measured.
+    """
+    known = solved(args["config_name"]) if "config_name" in args else None  # not in a script
     if known is None:
         return None, None
     shipped = resolve(args["config_name"])[1]["env"]
-    same = all(args["env"].get(key) == value for key, value in shipped.items() if key != "num_envs")
-    return known.metric if same else (None, None)
+    is_shipped = all(args["env"].get(key) == value for key, value in shipped.items()
+                     if key != "num_envs")
+    return known.metric if is_shipped else (None, None)
 
 
 def score_of(environment, metric=None):
-    """What counts as doing well: `metric`, else the score, or the return if there is none; NaN
-    before an episode has ended."""
-    return environment.get(metric,
-                           environment.get("score", environment.get("episode_return", math.nan)))
+    """Return `metric`, or the score, or the return; NaN before an episode has ended."""
+    score = environment.get("score", environment.get("episode_return", math.nan))
+    return environment.get(metric, score)
 
 
 def duration(seconds):
+    """Return seconds in words, such as 2m 05s."""
     if not math.isfinite(seconds):
         return "?"
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return (f"{hours}h {minutes:02d}m" if hours
-            else f"{minutes}m {seconds:02d}s" if minutes else f"{seconds}s")
+    if hours:
+        return f"{hours}h {minutes:02d}m"
+    return f"{minutes}m {seconds:02d}s" if minutes else f"{seconds}s"
 
 
 def figure(value):
-    """A number for people: 4,096 and not 4.1e+03."""
+    """Format a number for people: 4,096 and not 4.1e+03."""
     if not 1000 <= abs(value) < 1e15:  # or not finite
         return f"{value:.2g}" if 0 < abs(value) < 0.001 else f"{value:.4g}"
     return f"{value:,.0f}"
 
 
 def aligned(rows, right=()):
-    """Lines of a table, the first of `rows` its titles, cut where a terminal ends. right: the
-    titles of those columns that end together."""
+    """Yield the lines of a table, cut where the terminal ends.
+
+    rows: the first has the titles. right: the titles of right-aligned columns.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row in rows:
@@ -468,7 +474,7 @@ def aligned(rows, right=()):
 
 
 def sparkline(values, width):
-    """A curve of at most `width` characters; each is a mean of neighbouring values."""
+    """Return a curve of up to `width` characters, means of neighbouring values."""
     values = np.array([value for value in values if math.isfinite(value)])
     if not len(values):
         return ""
@@ -479,21 +485,21 @@ def sparkline(values, width):
 
 
 # docs/troubleshooting.md
-WORTH_A_LOOK = {"approx_kl": (0, 0.05), "clipfrac": (0, 0.3), "explained_variance": (0, 1)}
+USUAL = {"approx_kl": (0, 0.05), "clipfrac": (0, 0.3), "explained_variance": (0, 1)}
 
 
 def table(title, rows, lines):
-    """A table of the panel, as a rich renderable of at most `lines` lines, the title's among them."""
-
+    """Return a table of the panel, a rich renderable of at most `lines` lines."""
     grid = Table(title=title, title_style="bold cyan", box=None, show_header=False,
                  title_justify="left", padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True, justify="right", min_width=9)
-    fitting = len(rows) if len(rows) < lines else max(0, lines - 2)
-    for name, value in rows[:fitting]:
-        low, high = WORTH_A_LOOK.get(name, (-math.inf, math.inf))
+    count = len(rows) if len(rows) < lines else max(0, lines - 2)
+    for name, value in rows[:count]:
+        low, high = USUAL.get(name, (-math.inf, math.inf))
         is_odd = isinstance(value, float) and not low <= value <= high
-        grid.add_row(name, Text(figure(value) if isinstance(value, float) else value, "yellow" if is_odd else "bold"))
-    if len(rows) > fitting:
-        grid.add_row(f"and {len(rows) - fitting} more", "")
+        grid.add_row(name, Text(figure(value) if isinstance(value, float) else value,
+                                "yellow" if is_odd else "bold"))
+    if len(rows) > count:
+        grid.add_row(f"and {len(rows) - count} more", "")
     return grid

@@ -396,15 +396,15 @@ class RND(nn.Module):
 class Counts(nn.Module):
     """Count-based novelty, 1 / sqrt(visits) (Strehl and Littman 2008), of observations of integers.
 
-    Observations that differ in one bit are different. Raises TypeError for floats.
+    Observations that differ in one bit are different. Raises ConfigError for floats.
     """
 
     def __init__(self, env, device):
         super().__init__()
         dtype = np.dtype(emulation.FlatObservation(emulation.seen_space(env)).dtype)
         if dtype.kind not in "iub":
-            raise TypeError(f"observations of {dtype} are hardly ever equal, so they cannot be "
-                            "counted; take rnd")
+            raise ConfigError(f"train.bonus = count: observations of {dtype} are hardly ever "
+                              "equal. Take rnd.")
         self.visits = {}  # digest of an observation -> how often it was met
 
     def update(self, observations, valid):
@@ -430,7 +430,7 @@ class Bonus(nn.Module):
 
     Bonuses are divided by the deviation of their discounted returns over the whole run, which no
     end of an episode cuts (Burda et al. 2018). The observation after an episode's end is another
-    episode's, so that step has no bonus. name: rnd or count. Raises TypeError as these do.
+    episode's, so that step has no bonus. name: rnd or count.
     """
 
     GAMMA = 0.99

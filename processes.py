@@ -1,12 +1,11 @@
-"""Processes: none outlives the one that started it, none is started that this machine cannot hold,
-none leaves half a file.
+"""Handle child processes, signals, the limits of a machine, and whole files.
 
-    subprocess.Popen(guarded([sys.executable, "train.py"]))     # gets SIGTERM when this process is gone
-    check_count("train.gpus", 50, *processes_at_most())         # ValueError: the most is 16
-    say("progress")                                             # a closed pipe or terminal ends no run
+    subprocess.Popen(guarded([sys.executable, "train.py"]))  # gets SIGTERM when this process ends
+    check_count("train.gpus", 50, *processes_at_most())      # ConfigError: the most is 16
+    say("progress")                                          # survives a closed pipe or terminal
 
-All files that start processes use these functions. This one imports Python's own library only,
-because each process begins with it.
+Each process that this project starts begins with this file, so it imports the standard library
+only.
 """
 
 import contextlib
@@ -21,24 +20,26 @@ import time
 from pathlib import Path
 
 # --------------------------------------------------------------------------------------------------
-# Nothing is left behind, nothing is half written
+# Child processes and files
 
-# seconds that a worker's environments have to close after its parent process was killed
-ALONE = 2.0
+ALONE = 2.0  # seconds that a worker's environments have to close after their parent was killed
 
 
 def guarded(command, number=signal.SIGTERM):
-    """A command line that runs `command` and has it get the signal `number` when this process is
-    gone, also by `kill -9`."""
+    """Return a command line for `command` that gets a signal when this process ends.
+
+    Also after `kill -9`.
+    """
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(int(number)), *command]
 
 
 def die_with(parent, number):
-    """Have Linux send this process a signal when its parent, the process number `parent`, is
-    gone, or now if it is gone already. An exec does not change that. The parent is the thread
-    that started this process, so that thread must live as long. Other systems cannot do it: a
-    rank or a trial there goes on if its parent is killed. Workers of Multiprocessing end on all
-    systems (see leave_with)."""
+    """Have Linux send this process a signal when its parent, a process number, ends.
+
+    Now, if it is gone already. An exec does not change that. The parent is the thread that started
+    this process, so that thread must live as long. On other systems a rank or a trial outlives a
+    killed parent; workers of Multiprocessing do not (see leave_with).
+    """
     if sys.platform == "linux":
         import ctypes
 
@@ -48,16 +49,18 @@ def die_with(parent, number):
 
 
 def leave_with(fd, parent, closing):
-    """End this process when the other side of the socket `fd` is gone, even in the middle of a
-    step. The main thread sees it too and closes what it has: for that it has `closing` seconds, or
-    ALONE if `parent`, a process number, is gone as well."""
+    """End this process when the other side of a socket is gone, even within a step.
+
+    Before that the main thread, which notices it too, has `closing` seconds to close what it has,
+    or ALONE if `parent`, a process number, is gone as well.
+    """
 
     def watch():
         poller = select.poll()
         poller.register(fd, 0)  # only hang-ups
         poller.poll()
-        begun = time.monotonic()
-        while time.monotonic() - begun < (closing if os.getppid() == parent else ALONE):
+        start = time.monotonic()
+        while time.monotonic() - start < (closing if os.getppid() == parent else ALONE):
             time.sleep(0.1)
         os._exit(1)
 
@@ -65,20 +68,22 @@ def leave_with(fd, parent, closing):
 
 
 def end_children(seconds=5.0):
-    """End all processes that this one started, and theirs: SIGTERM, and SIGKILL `seconds` later."""
+    """End all descendants of this process: SIGTERM, and SIGKILL `seconds` later."""
     import psutil
 
     children = psutil.Process().children(recursive=True)
-    for how in ("terminate", "kill"):
+    for end in (psutil.Process.terminate, psutil.Process.kill):
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
-                getattr(child, how)()
+                end(child)
         children = psutil.wait_procs(children, timeout=seconds)[1]
 
 
 def write_whole(path, write):
-    """Have `write(file)` write a file under another name, sync and rename it: it is whole or not
-    there at all."""
+    """Have `write(file)` write a file that is complete or does not exist.
+
+    It is written under another name, synced and renamed.
+    """
     part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
         with open(part, "wb") as file:
@@ -95,18 +100,17 @@ def write_whole(path, write):
 
 
 def cores():
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processes_at_most():
-    """(how many processes or threads may be asked for, why). More would
-    only wait for each other."""
+    """Return (the largest useful number of processes or threads, why)."""
     return max(16, 4 * cores()), f"this machine has {cores()} core{'s' * (cores() > 1)}"
 
 
 def available_memory():
-    """Bytes that this process may still take, by what the machine and its container have left."""
+    """Return the bytes that are free on the machine and in its container."""
     import psutil
 
     free = psutil.virtual_memory().available
@@ -115,35 +119,39 @@ def available_memory():
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
              "total_inactive_file")):
         with contextlib.suppress(OSError, ValueError):  # "max" is no limit
-            bound, taken = (int(Path(folder, name).read_text()) for name in (limit, used))
-            stat = dict(line.split()
-                        for line in Path(folder, "memory.stat").read_text().splitlines())
-            free = min(free, bound - taken + int(stat.get(cache, 0)))
+            limit, used = (int(Path(folder, name).read_text()) for name in (limit, used))
+            lines = Path(folder, "memory.stat").read_text().splitlines()
+            free = min(free, limit - used + int(dict(map(str.split, lines)).get(cache, 0)))
     return max(0, free)
 
 
 def check_count(name, count, most, why):
-    """ConfigError if a setting asks for more than `most`, or for less than one."""
+    """Raise ConfigError if a setting asks for more than `most`, or less than one."""
     if count is not None and not 1 <= count <= most:
-        from errors import ConfigError  # not above: `guarded` runs this file where no other is found
+        from errors import ConfigError  # here, because `guarded` runs this file alone
 
         raise ConfigError(f"{name} = {count}: {why}; the most is {most}." if count > 0 else
-                         f"{name} = {count}: must be above 0.")
+                          f"{name} = {count}: must be above 0.")
 
 
-def check_memory(size, what):
-    """MemoryError if `size` bytes are not free. Linux would promise them and
-    end the process later."""
+def check_memory(size, name):
+    """Raise MemoryError if `size` bytes are not free.
+
+    Linux would promise them and end the process later.
+    """
     free = available_memory()
     if size > free:
-        raise MemoryError(f"{what} would take {size / 1e9:,.3g} GB, and {free / 1e9:,.3g} GB are free; take less")
+        raise MemoryError(f"{name} would take {size / 1e9:,.3g} GB, and {free / 1e9:,.3g} GB are "
+                          "free; take less")
 
 
 def keep_memory():
-    """Have glibc keep what is freed, up to half a gigabyte, in place of giving it back to the system. torch frees and
-    asks again all the time, and each page that comes back is a fault: 2,000 in a pass through a network of images,
-    a fifth of its time (docs/findings.md). If MALLOC_TRIM_THRESHOLD_ is set, or the C library is another, nothing
-    is changed."""
+    """Have glibc keep up to half a gigabyte of freed memory for the next allocation.
+
+    torch frees and allocates all the time, and each page that returns from the system is a fault:
+    2,000 in a pass through an image network, a fifth of its time (docs/findings.md). Does nothing
+    if MALLOC_TRIM_THRESHOLD_ is set, or with another C library.
+    """
     import ctypes
 
     if "MALLOC_TRIM_THRESHOLD_" not in os.environ:
@@ -153,21 +161,20 @@ def keep_memory():
             mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD: smaller blocks are not mapped one by one
 
 
-def spare_folder(what):
-    """A folder for what is kept if neither the project's nor the home folder
-    can be written; says so."""
+def spare_folder(name):
+    """Return a folder to use when the project's and the home folder are read-only."""
     import stat
     import tempfile
 
     folder = Path(tempfile.gettempdir(), f"kept-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()  # of a link itself, which somebody else may have put there
-    others_write = stat.S_IMODE(found.st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
-    # Code is loaded from it, so nobody else may write there.
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or others_write:
+    status = folder.lstat()  # of a link itself, which another user may have made
+    # Code is loaded from the folder, so no other user may write there.
+    is_private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not (stat.S_ISDIR(status.st_mode) and is_private):
         folder = Path(tempfile.mkdtemp())
-    print(f"{what} kept in {folder}, because neither {Path(__file__).parent} nor the home folder "
+    print(f"{name} kept in {folder}, because neither {Path(__file__).parent} nor the home folder "
           "can be written", file=sys.stderr)
     return folder
 
@@ -177,8 +184,7 @@ def spare_folder(what):
 
 
 def say(text, file=None):
-    """Print a line, on stdout if there is no `file`. If that fails, because a terminal or a pipe was
-    closed, the null device takes all later output and the process runs on."""
+    """Print a line to stdout or `file`; if it is closed, discard all later output."""
     try:
         print(text, file=file or sys.stdout, flush=True)
     except OSError:
@@ -187,16 +193,17 @@ def say(text, file=None):
 
 def discard_output():
     """Send what is written to stdout and stderr to the null device."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    os.close(null)
+    with open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), 1)
+        os.dup2(null.fileno(), 2)
 
 
 @contextlib.contextmanager
 def progress():
-    """A function that shows a text in the last line of a terminal, at most twice a second; elsewhere
-    it shows nothing."""
+    """Yield a function that shows a text in a terminal's last line.
+
+    It shows two a second at most. Without a terminal it does nothing.
+    """
     due = time.monotonic() if sys.stderr.isatty() else math.inf
 
     def show(text):
@@ -215,51 +222,61 @@ def progress():
 
 
 class Interrupts:
-    """Within it, the first SIGINT, SIGTERM or SIGHUP asks for a stop at the epoch's end. A second
-    SIGINT or SIGTERM raises KeyboardInterrupt at once; a second SIGHUP does not, because a terminal
-    that closes may send several. With nohup SIGHUP stays ignored. A call into C that does not return
-    lets no handler run: only SIGQUIT (Ctrl-\\) or SIGKILL ends it. is_silent: prints nothing."""
+    """Stop at the epoch's end after a first SIGINT, SIGTERM or SIGHUP.
+
+    A second SIGINT or SIGTERM raises KeyboardInterrupt at once. A second SIGHUP does not, because a
+    closed terminal may send several. With nohup SIGHUP stays ignored. In a call into C that does
+    not return no handler runs: only SIGQUIT (Ctrl-\\) or SIGKILL ends it. is_silent: print nothing.
+    """
 
     def __init__(self, is_silent=False):
         self.is_silent = is_silent
         self.requested = False
-        self.closed = False  # the terminal
-        self._before = {}
+        self._is_hung_up = False
+        self._handlers = {}
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._handle)
+                    self._handlers[number] = signal.signal(number, self._handle)
         return self
 
     def _handle(self, number, frame):
-        self.closed |= number == signal.SIGHUP
+        self._is_hung_up |= number == signal.SIGHUP
         if self.requested and number != signal.SIGHUP:
             raise KeyboardInterrupt
         if not self.requested and not self.is_silent:
-            say("\nstopping after this epoch, with a checkpoint; once more to leave at once, without one "
-                "(Ctrl-\\ where that does nothing)", sys.stderr)
+            say("\nstopping after this epoch, with a checkpoint; once more to leave at once, "
+                "without one (Ctrl-\\ where that does nothing)", sys.stderr)
         self.requested = True
 
     def __exit__(self, *_):
-        for number, handler in self._before.items():
-            if number != signal.SIGHUP or not self.closed:  # else the next would end the last checkpoint
-                signal.signal(number, handler)
+        if self._is_hung_up:  # another SIGHUP must not interrupt the last checkpoint
+            self._handlers.pop(signal.SIGHUP, None)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
 
 def stop_at_once():
-    """Have Ctrl-C end this process without a traceback, as it does while packages are imported. A
-    process that ignores Ctrl-C, because it was started in the background, goes on ignoring it."""
+    """Have Ctrl-C end this process without a traceback.
+
+    For the time in which packages are imported. A process that ignores Ctrl-C, because it was
+    started in the background, continues to.
+    """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run_command(function):
-    """Run the main function of a command line. Within it Ctrl-C raises KeyboardInterrupt; after it
-    no traceback is printed. A crash in C, of an environment for example, prints where it was."""
+    """Run the main function of a command line.
+
+    Within it Ctrl-C raises KeyboardInterrupt; after it no traceback is printed. A crash in C, for
+    example of an environment, prints its place.
+    """
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115  as some daemons start jobs
+        # Some daemons start jobs without them.
+        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115
         stream.reconfigure(errors="replace")  # a locale may lack × and ▁
         setattr(sys, name, stream)
     with contextlib.suppress(OSError, ValueError):  # stderr has no file
@@ -282,12 +299,6 @@ def run_command(function):
         stop_at_once()  # a Ctrl-C while Python shuts down must show no traceback either
 
 
-def main():
-    """processes.py PARENT SIGNAL COMMAND...: become the command, guarded."""
-    parent, number, *command = sys.argv[1:]
-    die_with(int(parent), int(number))
-    os.execv(command[0], command)
-
-
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # processes.py PARENT SIGNAL COMMAND...: become the command, guarded
+    die_with(int(sys.argv[1]), int(sys.argv[2]))
+    os.execv(sys.argv[3], sys.argv[3:])

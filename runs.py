@@ -2,7 +2,7 @@
 
     experiments/breakout_20260101-120000-a1b2c3/
         config.json             the resolved settings
-        metrics.jsonl           an entry a second or so; signs.txt: what was said about them
+        metrics.jsonl           an entry a second or so; warnings.txt: warnings about them
         trainer_state.pt        all that a resume needs
         model_breakout_000100.pt, best_breakout.pt
 
@@ -72,7 +72,7 @@ def is_running(folder):
 
 
 class Run:
-    """A run's folder: config.json, metrics.jsonl, signs.txt, trainer_state.pt (all that a resume
+    """A run's folder: config.json, metrics.jsonl, warnings.txt, trainer_state.pt (all that a resume
     needs), the last `keep` models and the best one. folder: None writes nothing."""
 
     def __init__(self, folder, env_name, keep):
@@ -122,13 +122,13 @@ class Run:
         if self._metrics is not None:
             self._metrics.log(metrics, step)
         for sentence in sentences:
-            say(f"sign: {sentence}", sys.stderr)
+            say(f"warning: {sentence}", sys.stderr)
             self.note(sentence, step)
 
     def note(self, sentence, step):
-        """A line of signs.txt; None."""
+        """Write a line of warnings.txt."""
         if self._metrics is not None:
-            with contextlib.suppress(OSError), open(self.folder / "signs.txt", "a") as file:
+            with contextlib.suppress(OSError), open(self.folder / "warnings.txt", "a") as file:
                 file.write(f"step {step:,}: {sentence}\n")
 
     def model(self, epoch):

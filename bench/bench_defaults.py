@@ -126,7 +126,7 @@ def ours(name, steps, seed, options):
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
         entries = diagnostics.read_metrics(next(Path(folder).glob("runs/*/metrics.jsonl")))
         chosen = [line for line in done.stdout.splitlines() if line.startswith("auto: ")]
-        said = [line for line in done.stderr.splitlines() if line.startswith("sign: ")]
+        said = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     before = seconds - entries[-1]["performance/uptime"]
     episodes = [(entry["step"], before + entry["performance/uptime"], entry["environment/episode_return"],
                  entry["environment/n"]) for entry in entries if "environment/n" in entry]

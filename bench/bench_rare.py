@@ -94,7 +94,7 @@ def run(name, seed, steps, settings):
             for b in range(BINS)]
     curve = [round(mean(part), 4) if part else None for part in bins]
     last = [entry for entry in entries if entry["step"] > 0.9 * entries[-1]["step"]]
-    warnings = [line for line in done.stderr.splitlines() if line.startswith("sign: ")]
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     return {"score": mean(last), "entropy": last[-1].get("losses/entropy"), "curve": curve,
             "seconds": round(seconds, 1), "warnings": warnings}
 

@@ -298,7 +298,7 @@ def _list_notes(library, settings, seed, whole, play, log, grown):
                      "write it when an episode ends, `if (WANTS_FINAL(env, truncated))` (env.h).")
     if play.largest_reward == 0:
         notes.append(NO_REWARD)
-    notes += filter(None, [play.random.moved(),
+    notes += filter(None, [play.random.find_drift(),
                            play.random.logged_otherwise(log) if log else None])
     constant = np.flatnonzero((low == high).ravel())
     if len(constant):
@@ -404,7 +404,7 @@ def _play(vecenv, flat, steps, seconds, show, problems, notes):
     if not problems:
         notes += [f"no episode ended in {t:,} steps. Is there a limit of steps?"] * (not ends)
         notes += [NO_REWARD] * (not rewarded)
-        notes += filter(None, [random_play.moved()])
+        notes += filter(None, [random_play.find_drift()])
 
 
 def _check_interface(env):

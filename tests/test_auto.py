@@ -280,7 +280,7 @@ def test_episodes_that_are_all_cut_off_soon_shorten_the_view(name, option, gamma
 def test_environments_that_are_quicker_than_messages_stay_in_this_process(
         monkeypatch, exchange, options, backend):
     monkeypatch.setattr(vector, "physical_cores", lambda: 2)
-    monkeypatch.setattr(pufferl, "EXCHANGE", exchange)
+    monkeypatch.setattr(pufferl, "MESSAGE_SECONDS", exchange)
     trainer = train(CATCH, "--vec.num-envs", "8", *options, steps=256)
     kind = vector.Serial if backend == "serial" else vector.Multiprocessing
     assert type(trainer.vecenv) is kind and trainer.args["vec"]["backend"] == backend
@@ -295,12 +295,9 @@ def test_how_episodes_end(lengths, ended, agents):
     truncations[np.cumsum(lengths) - 1] = 1
     terminals = np.zeros_like(truncations)
     terminals[-1, -1] = ended
-    ends = pufferl.EpisodeEnds(agents)
-    for rollout in range(0, steps, 5):
-        part = slice(rollout, rollout + 5)
-        ends.add(SimpleNamespace(truncations=truncations[part], terminals=terminals[part]))
     enough = len(lengths) * agents >= pufferl.MEASURED_EPISODES
-    assert ends.cut == (lengths[0] if enough and len(set(lengths)) == 1 and not ended else None)
+    expected = lengths[0] if enough and len(set(lengths)) == 1 and not ended else None
+    assert pufferl.find_cutoff(terminals, truncations) == expected
 
 
 # -- normalisation

@@ -10,6 +10,7 @@ from trainers import make_trainer
 
 import models
 import pufferl
+from errors import ConfigError
 
 BOARD = spaces.Box(0, 3, (4, 5), np.int8)
 NUMBERS = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -32,7 +33,7 @@ def test_counts_are_of_whole_observations():
     again = models.Counts(env_of(BOARD), CPU)
     again.load_state_dict(counts.state_dict())
     np.testing.assert_allclose(again.update(boards[2:3], valid[:1]), [2**-0.5])
-    with pytest.raises(TypeError, match="float32"):
+    with pytest.raises(ConfigError, match="float32"):
         models.Counts(env_of(NUMBERS), CPU)
 
 

@@ -296,7 +296,7 @@ def test_the_forms_of_a_command_line(monkeypatch):
                      ("--mode=sweep-carbs --env=puffer_pong", "sweep puffer_pong"),
                      ("--help --env snake", "train snake --help"),
                      ("train snake --env.vision 3", "train snake --env.vision 3")):
-        assert pufferl.verb_first(old.split()) == new.split()
+        assert pufferl.put_verb_first(old.split()) == new.split()
     calls = []
     monkeypatch.setattr(pufferl, "train", lambda *arguments: calls.append(arguments))
     pufferl.main(["--env", "puffer_snake", "--mode", "train", "--env.vision", "3"])

@@ -321,8 +321,8 @@ def test_a_rollouts_step_is_few_launches(device, fits, step, final, monkeypatch)
     train(trainer, 3)
     for key, count in ((("step", 0, 1), step), (("final", 0), final)):
         assert len(launches(trainer, key)) == count, launches(trainer, key)
-    minibatch = launches(trainer, trainer._minibatch)
-    assert 27 < len(minibatch) <= 29, minibatch
+    step = type(trainer)._minibatch_step.__get__(trainer)
+    assert 27 < len(launches(trainer, step)) <= 29, launches(trainer, step)
 
 
 @ON_RECORDER

@@ -51,12 +51,12 @@ class World(gymnasium.Env):
         return self._observe(), self.reward * float(right), over and not self.cut, over and self.cut, {}
 
 
-def names_of(signs):
-    return {name.removeprefix("sign_") for name in signs.said}
+def names_of(warnings):
+    return {name.removeprefix("warn_") for name in warnings.reported}
 
 
 def run_world(world=None, epochs=EPOCHS, agents=AGENTS, policy=None, metrics=None, **settings):
-    """The names of the signs that a run of the trainer gave. metrics: the values of some metrics, by the
+    """The names of the warnings that a run of the trainer gave. metrics: the values of some metrics, by the
     entry's number, for what no small run does by itself."""
     vecenv = vector.make(lambda **_: World(**(world or {})), num_envs=agents, backend="serial")
     config = {**SETTINGS, **settings, "data_dir": None}
@@ -64,7 +64,7 @@ def run_world(world=None, epochs=EPOCHS, agents=AGENTS, policy=None, metrics=Non
     torch.manual_seed(0)
     network = policy(vecenv.driver_env) if policy else models.MinGRUPolicy(vecenv.driver_env, 32)
     trainer = pufferl.PuffeRL(config, vecenv, network)
-    see, count = trainer.signs.see, [0]
+    see, count = trainer.warnings.update, [0]
 
     def change(step, entry):
         count[0] += 1
@@ -72,12 +72,12 @@ def run_world(world=None, epochs=EPOCHS, agents=AGENTS, policy=None, metrics=Non
         entry.update({name: value for name, value in changed.items() if name in entry})
         return see(step, entry)
 
-    trainer.signs.see = change
+    trainer.warnings.update = change
     while trainer.epoch < trainer.total_epochs:
         trainer.evaluate()
         trainer.train()
     trainer.release()
-    return names_of(trainer.signs)
+    return names_of(trainer.warnings)
 
 
 def squashed(env):
@@ -90,7 +90,7 @@ FAILURES = {
     "one_update": {"minibatch_size": 256, "replay_ratio": 1},
     "nothing_moves": {"learning_rate": 1e-9},
     # For any seed and processor: 200 of 200 first weights. With the usual ent_coef and 30
-    # epochs, some policies were certain, and moved no more, before the sign could see it.
+    # epochs, some policies were certain, and moved no more, before the detector could see it.
     "rate_too_high": {"learning_rate": 0.3, "replay_ratio": 4, "clip_coef": 10, "max_grad_norm": 100, "ent_coef": 0.3,
                       "epochs": 90},
     "entropy_gone": {"world": {"reward": 0.0}, "metrics": {"losses__entropy": lambda n: 1.0 / n**2}},
@@ -122,7 +122,8 @@ FAILURES = {
 
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_planted_failure_is_named(name):
-    assert {sign.removeprefix("sign_") for sign in dir(diagnostics.Signs) if sign.startswith("sign_")} == set(FAILURES)
+    assert set(FAILURES) == {
+        name.removeprefix("warn_") for name in dir(diagnostics.Warnings) if name.startswith("warn_")}
     assert name in run_world(**FAILURES[name])
 
 
@@ -144,10 +145,10 @@ def test_a_healthy_run_is_left_alone(case):
 
 
 def entries(first=1, number=40, total=40, settings=SETTINGS, **metrics):
-    """The names of the signs in entries of 256 steps; metrics: the value of each, by the entry's number."""
-    found = diagnostics.Signs({**settings, "total_timesteps": total * 256}, AGENTS)
+    """The names of the warnings in entries of 256 steps; metrics: the value of each, by the entry's number."""
+    found = diagnostics.Warnings({**settings, "total_timesteps": total * 256}, AGENTS)
     for n in range(number):
-        found.see(256 * (n + first), {key.replace("__", "/"): value(n) for key, value in metrics.items()})
+        found.update(256 * (n + first), {key.replace("__", "/"): value(n) for key, value in metrics.items()})
     return names_of(found)
 
 
@@ -195,19 +196,19 @@ def test_a_return_that_fell(returns, expected):
     (lambda n: 0.0, 0.2, False, None),  # two players: what one wins the other loses
 ])
 def test_a_policy_that_settles_where_random_play_is(returns, entropy, settled, level):
-    signs = diagnostics.Signs({**SETTINGS, "total_timesteps": 40 * 256}, AGENTS)
+    warnings = diagnostics.Warnings({**SETTINGS, "total_timesteps": 40 * 256}, AGENTS)
     for n in range(40):
-        signs.see(256 * (n + 1), {"environment/episode_return": returns(n), "environment/n": 30.0,
+        warnings.update(256 * (n + 1), {"environment/episode_return": returns(n), "environment/n": 30.0,
                                   "losses/entropy": 1.4 if n < 5 else 1.4 * entropy - 0.1})
-    assert ("settled_at_random" in names_of(signs)) == settled
-    assert signs.below_random_play() == (None if level is None else pytest.approx(level, abs=0.01))
+    assert ("settled_at_random" in names_of(warnings)) == settled
+    assert warnings.below_random_play() == (None if level is None else pytest.approx(level, abs=0.01))
 
 
 def test_random_play_is_that_of_a_run_from_its_begin():
     for first, count, expected in ((256, 100.0, 0.5), (256 * 30, 100.0, None), (256, 20.0, None)):
-        signs = diagnostics.Signs({**SETTINGS, "total_timesteps": 40 * 256}, AGENTS)
-        signs.see(first, {"environment/episode_return": 0.5, "environment/n": count, "losses/entropy": 1.0})
-        assert signs.random_play == expected
+        warnings = diagnostics.Warnings({**SETTINGS, "total_timesteps": 40 * 256}, AGENTS)
+        warnings.update(first, {"environment/episode_return": 0.5, "environment/n": count, "losses/entropy": 1.0})
+        assert warnings.random_play == expected
 
 
 def test_a_resumed_run_has_no_untrained_returns_and_counts_its_own_steps():
@@ -234,10 +235,10 @@ def test_steps_that_all_end_episodes(returns, cut, expected):
     (0.99, 6_000, "vital/terminated", False), (0.99, 6_000, "environment/episode_return_max", False)])
 def test_episodes_that_never_end(gamma, steps, ends, expected):
     """Two entries are enough; an end without a log is one."""
-    found = diagnostics.Signs({"gamma": gamma}, AGENTS)
+    found = diagnostics.Warnings({"gamma": gamma}, AGENTS)
     metrics = {"vital/terminated": 0.0, "vital/truncated": 0.0} | ({ends: 1.0} if ends else {})
     for n in range(2):
-        found.see(256 + n * steps * AGENTS, metrics)
+        found.update(256 + n * steps * AGENTS, metrics)
     assert ("episodes_never_end" in names_of(found)) is expected and found.has_ended is (ends is not None)
 
 
@@ -251,8 +252,8 @@ def test_returns_of_random_play(drift, expected):
             rewards = np.repeat(rng.normal(drift * episode, 1, 2), 20)
             played.add(rewards, np.zeros(40, bool))
             played.add(rewards, np.ones(40, bool))
-        found += played.moved() is not None
-    assert found == expected and diagnostics.RandomPlay(3).moved() is None
+        found += played.find_drift() is not None
+    assert found == expected and diagnostics.RandomPlay(3).find_drift() is None
 
 
 def test_an_episode_that_is_not_logged_has_ended():
@@ -276,15 +277,15 @@ def test_an_episode_that_is_not_logged_has_ended():
     trainer = pufferl.PuffeRL(config, env, models.MinGRUPolicy(env.driver_env, 8))
     trainer.evaluate()
     trainer.train()
-    assert trainer.signs.has_ended and not trainer.environment
+    assert trainer.warnings.has_ended and not trainer.environment
     trainer.close()
 
 
 def test_a_sentence_comes_once_and_names_what_to_try():
-    found = diagnostics.Signs({"horizon": 16, "minibatch_size": 256, "replay_ratio": 1.0}, agents=16)
-    first = found.see(256, {"losses/entropy": 1.0})
+    found = diagnostics.Warnings({"horizon": 16, "minibatch_size": 256, "replay_ratio": 1.0}, agents=16)
+    first = found.update(256, {"losses/entropy": 1.0})
     assert len(first) == 1 and "--train.minibatch-size" in first[0]
-    assert found.see(512, {"losses/entropy": 1.0}) == []
+    assert found.update(512, {"losses/entropy": 1.0}) == []
 
 
 # --------------------------------------------------------------------------------------------------
@@ -328,7 +329,7 @@ def test_vital_sees_large_observations_change():
     assert metrics["observation_constant"] < 1 and metrics["observation_max"] > 200
 
 
-def test_the_size_of_an_index_is_no_sign():
+def test_the_size_of_an_index_is_no_warning():
     metrics = vital(np.random.default_rng(0).integers(0, 10**5, (9, 4, 1)), choices=True)
     assert metrics["observation_constant"] == 0 and "observation_max" not in metrics
     for space, choices in ((spaces.Discrete(10), True), (spaces.Box(0, 1, (2,)), False),
@@ -354,9 +355,9 @@ def test_the_end_of_a_run_and_diagnose_agree_that_no_episode_ended(tmp_path, cap
     write_run(tmp_path, lines, train={"gamma": 0.99})
     pufferl.main(["diagnose", str(tmp_path)])
     trainer = types.SimpleNamespace(global_step=4 * steps, uptime=1.0, environment={}, run_folder=None,
-                                    signs=diagnostics.read(tmp_path)[0])
+                                    warnings=diagnostics.read(tmp_path)[0])
     for entry in lines:
-        trainer.signs.see(entry["step"], entry)
+        trainer.warnings.update(entry["step"], entry)
     closing = "\n".join(loggers.Dashboard().closing(trainer, {"config_name": "mine"}, ""))
     for text in (capsys.readouterr().out, closing):
         assert "episode" in text and [word for word in ("--env.max-episode-steps", "TimeLimit(env,",
@@ -370,7 +371,7 @@ def test_diagnose_a_finished_run(tmp_path, capsys):
     config = {"env_name": "squared", "config_name": "squared", "train": {"total_timesteps": 100},
               "env": {"distance": 5}}
     write_run(run, entries, **config)
-    sentences = diagnostics.diagnose(run).said.values()
+    sentences = diagnostics.diagnose(run).reported.values()
     for name in (str(run), "latest", "squared"):
         pufferl.main(["diagnose", name, "--data-dir", str(tmp_path / "runs")])
         text, page = capsys.readouterr().out, (run / "diagnosis.html").read_text()

@@ -469,7 +469,7 @@ def test_an_edit_in_the_middle_of_a_run_is_followed_and_noted_once(network, edit
         check_values(trainer)
         trainer.train()
     assert trainer.engine.name == "autograd"
-    note = (trainer.run_folder / "signs.txt").read_text()
+    note = (trainer.run_folder / "warnings.txt").read_text()
     assert "192" in note and "engine:" in note and note.count("\n") == 1
     assert note.partition(": ")[2].strip() in capsys.readouterr().err
     trainer.release()

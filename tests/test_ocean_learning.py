@@ -25,7 +25,7 @@ class Keep(pufferl.NoLogger):
 
 
 def learn(name, folder, *options):
-    """(statistics of the last epochs of a training, {detector: (step, sentence)} of its signs)."""
+    """(statistics of the last epochs of a training, {detector: (step, sentence)} of its warnings)."""
     args = pufferl.load_config(name, options)
     vecenv = pufferl.load_env(name, args)
     policy = pufferl.load_policy(args, vecenv, name)
@@ -41,7 +41,7 @@ def learn(name, folder, *options):
         trainer.train()
     trainer.mean_and_log()
     trainer.close()
-    return logger.metrics, trainer.signs.said
+    return logger.metrics, trainer.warnings.reported
 
 
 def test_the_page_says_what_the_settings_say():

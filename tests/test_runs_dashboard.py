@@ -26,8 +26,8 @@ class Fake:
         self.losses = {"entropy": 1.5, "approx_kl": 0.2, "clipfrac": 0.1}
         self.engine = SimpleNamespace(name="compiled")
         self.buffers = SimpleNamespace(usage=dict)
-        self.statistics = SimpleNamespace(stages={"environment": 1.0, "learn": 3.0})
-        self.signs = SimpleNamespace(said={"kl": (5, "Updates are too large.")}, has_ended=True,
+        self.statistics = SimpleNamespace(stages={"environment": 1.0, "learn": 3.0}, entry={})
+        self.warnings = SimpleNamespace(reported={"kl": (5, "Updates are too large.")}, has_ended=True,
                                      below_random_play=lambda: None)
         self.policy = SimpleNamespace(parameters=list)
         self.run_folder = None
@@ -83,7 +83,7 @@ def test_the_panel_fits_the_terminal(width, height):
                                     "explained_variance", "old_approx_kl", "importance", "grad_norm",
                                     "learning_rate"), 0.01)
     stages = "environment", "policy", "learn", "ranks", "other"
-    trainer.statistics = SimpleNamespace(stages=dict.fromkeys(stages, 1.0))
+    trainer.statistics = SimpleNamespace(stages=dict.fromkeys(stages, 1.0), entry={})
     screen = dashboard(width)
     console = screen.console = terminal(width, height)
     screen.scores, screen.first = [0.1, 0.5, 0.96], (0.0, 0)
@@ -135,18 +135,18 @@ def test_the_end_tells_how_far_it_is_from_solved_and_what_to_type(tmp_path):
     def lines(model="model.pt"):
         return [line.split() for line in loggers.Dashboard(solved_at).closing(trainer, args, model)]
 
-    score, sign, checkpoint, _, resume = lines()[1:6]
+    score, warning, checkpoint, _, resume = lines()[1:6]
     assert score[:2] == ["score", "0.9"] and "12" in score and "not" in score and "(0.95" in score
-    assert sign[:3] == ["sign", "step", "5:"] and checkpoint == ["checkpoint", "model.pt"]
+    assert warning[:3] == ["warning", "step", "5:"] and checkpoint == ["checkpoint", "model.pt"]
     assert "--resume" in resume, "it was stopped"
-    trainer.signs.below_random_play = lambda: 0.91
+    trainer.warnings.below_random_play = lambda: 0.91
     assert lines()[2] == ["below", "random", "play", "(0.91)"]
-    trainer.signs.below_random_play = lambda: None
+    trainer.warnings.below_random_play = lambda: None
     trainer.environment, trainer.epoch = {"score": 0.96, "n": 1.0}, trainer.total_epochs
     score, *_, watch, tune, own = lines()[1:]
     assert "1 episode: solved" in " ".join(score) and "(0.95" in score
     assert [words[:2] for words in (watch, tune, own)] == [["watch", "it"], ["tune", "it"],
-                                                           ["your", "own"]]
+                                                           ["custom", "python"]]
     assert str(trainer.run_folder) in watch and tune[-2].endswith("protein.py")
     # what counts as solved is known of the settings that ship alone
     args["env"]["distance"] = 9

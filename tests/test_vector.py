@@ -686,7 +686,7 @@ def outside(env, /, **config):
         trainer.evaluate()
         trainer.train()
     trainer.close()
-    return trainer.signs.said.get("sign_observations_outside", (0, None))[1]
+    return trainer.warnings.reported.get("warn_observations_outside", (0, None))[1]
 
 
 @pytest.mark.parametrize(("backend", "name", "value", "words"), [

@@ -200,14 +200,14 @@ def show(run):
                       for name, version in run.saved.get("versions", {}).items()))
     print(f"settings     {'-' if other is None else listed(other) or 'as they ship'}")
     for entry in entries:
-        spoken.see(entry["step"], entry)
-    for step, sentence in sorted(spoken.said.values()) if spoken else ():
-        print(f"sign         step {step:,}: {sentence}")
+        spoken.update(entry["step"], entry)
+    for step, sentence in sorted(spoken.reported.values()) if spoken else ():
+        print(f"warning      step {step:,}: {sentence}")
     name, folder = run.saved.get("config_name", run.saved["env_name"]), str(run.folder)
     page = [] if ".py:" in name else ["--eval.web"]  # a user's file, of which it is not known whether it draws
     print(f"\n{'watch it' if page else 'play it':12} {command('eval', name, '--load-model-path', folder, *page)}")
     if run.state == "stopped":
-        print(f"go on        {command('train', name, '--resume', folder)}")
+        print(f"resume       {command('train', name, '--resume', folder)}")
     print(f"its curve    {command('plot', folder)}\nits trouble  {command('diagnose', folder)}")
 
 
