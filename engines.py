@@ -134,7 +134,7 @@ class Buffers:
 
     docs/design.md has their shapes.
 
-    config: PuffeRL's, check_array. segments: of this process's agents, in a minibatch.
+    config: PuffeRL's, checked. segments: of this process's agents, in a minibatch.
     first_agent: number of this process's first agent among all ranks, for the random numbers.
 
     host: the arrays that environments write, as tensors.

@@ -128,8 +128,8 @@ print(trainer.engine.name, float(trainer.arena.flat("weights").double().sum()))"
     first = run()
     assert first.startswith("compiled") and run() == first
     kernels_py = copy / "kernels.py"
-    text, edited = kernels_py.read_text(), "return plain, (ZERO if outside else f32(0.5) * plain), ratio, logratio"
-    kernels_py.write_text(text.replace("return plain, (ZERO if outside else plain), ratio, logratio", edited))
+    text, edited = kernels_py.read_text(), "(ZERO if is_clamped else f32(0.5) * unclipped_loss)"
+    kernels_py.write_text(text.replace("(ZERO if is_clamped else unclipped_loss)", edited))
     assert edited in kernels_py.read_text() and run() != first
 
 
