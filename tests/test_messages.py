@@ -241,8 +241,8 @@ RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
         torch.save([1, 2], path / "a.pt"), checkpoints.load(path / "a.pt"))),
     ("config.json", Error, "damaged or not a run's settings",
      resume(harm=lambda folder: write(folder / "config.json", "{"))),
-    ("trainer_state.pt", Error, "is of another network: encoder.weight is (8, 121) there and "
-     "(16, 121) here. Take back what was changed", resume("--policy.hidden-size", "16")),
+    ("trainer_state.pt", Error, "is of another network: encoder.weight is (8, 121) floats there and "
+     "(16, 121) floats here. Undo the change", resume("--policy.hidden-size", "16")),
     ("train.optimizer", Error, "muon, which cannot be changed at resume",
      resume("--train.optimizer", "adam")),
     ("--resume", Error, "this is a run of squared, and would go on as one of bandit",
