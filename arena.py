@@ -539,8 +539,8 @@ def check_arrays(kernel, **expected):
                                  f"{least}{tuple(map(abs, shape))}.")
             kinds = dtype if dtype is FLOATS else (dtype or array.dtype,)
             if array.dtype not in kinds:
-                wanted = "float32 or bfloat16" if dtype is FLOATS else np.dtype(dtype)
-                raise TypeError(f"kernels.{kernel}: {name} is {array.dtype}, expected {wanted}.")
+                kind = "float32 or bfloat16" if dtype is FLOATS else np.dtype(dtype)
+                raise TypeError(f"kernels.{kernel}: {name} is {array.dtype}, expected {kind}.")
             if not tensor.is_contiguous():
                 raise ValueError(f"kernels.{kernel}: {name} is not contiguous; pass "
                                  f"{name}.contiguous().")

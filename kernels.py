@@ -1007,7 +1007,8 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, s
     arrays.insert(6, start)
     gate_array = arrays[0]
     if gates is not None:
-        gate_array, = check_arrays("mingru_scan", gates=(gates, (T, M, 3 * H), gate_array.dtype.type))
+        kind = gate_array.dtype.type
+        gate_array, = check_arrays("mingru_scan", gates=(gates, (T, M, 3 * H), kind))
     if initial is not None:
         initial, = check_arrays("mingru_scan", initial=(initial, (N, H), f32))
     if not on_gpu(like):
@@ -1177,8 +1178,8 @@ def _normalisation(begin, end, moments, settings):
         mean = moments[1] / count
         variance = moments[2] / count - mean * mean
         std = math.sqrt(0.0 if variance < 0.0 else variance)
-        floor = settings[ADVANTAGE_FLOOR]
-        std = floor if std < floor else std  # NaN stays NaN
+        least = settings[ADVANTAGE_FLOOR]
+        std = least if std < least else std  # NaN stays NaN
         settings[0], settings[1], settings[2] = mean, 1.0 / (std + 1e-8), 1.0 / count
 
 
@@ -1543,7 +1544,8 @@ def add_bias_gradients(pairs, accumulate=True):
         # the last block then has as much to add up
         chunk = -(-max(math.isqrt(n), 1) // side_by_side) * side_by_side
         pieces = max(1, -(-n // chunk))
-        table.append((rows.data_ptr(), rows.dtype == torch.bfloat16, n, columns, chunk, blocks, parts,
+        is_half = rows.dtype == torch.bfloat16
+        table.append((rows.data_ptr(), is_half, n, columns, chunk, blocks, parts,
                       gradient.data_ptr()))
         blocks, parts, like = blocks + -(-columns // 256) * pieces, parts + pieces * columns, rows
     if table:

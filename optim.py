@@ -346,21 +346,17 @@ class Muon:
 
 
 def check_optimizer(cls, weight_decay):
-    """ConfigError if a custom train.optimizer is not made and stepped as TorchOptimizer does it."""
+    """Raise ConfigError unless a custom train.optimizer is one of torch's kind.
+
+    It must take what TorchOptimizer makes it with.
+    """
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
-        raise ConfigError(f"train.optimizer: must be a class of torch.optim.Optimizer's kind, it is a "
-                          f"{type(cls).__name__}; to change what one is made with, give a subclass whose __init__ "
-                          "takes (parameters, lr).")
-    if not emulation.takes(cls, "lr"):
-        raise ConfigError(f"train.optimizer = {cls.__name__}: is made as Class(parameters, lr=learning_rate), but "
-                          "takes no lr.")
-    if weight_decay and not emulation.takes(cls, "weight_decay"):
-        raise ConfigError(f"train.weight_decay = {weight_decay}: is for an optimizer that takes it, and {cls.__name__} "
-                          "does not; leave it at 0.")
-    closure = inspect.signature(cls.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise ConfigError(f"train.optimizer = {cls.__name__}: its step must do without a closure; the gradients are "
-                          "there when it is called.")
+        raise ConfigError(f"train.optimizer: a {type(cls).__name__} is no class of "
+                          "torch.optim.Optimizer's kind. Give a subclass.")
+    for name in ("lr", *(["weight_decay"] if weight_decay else [])):
+        if not emulation.takes(cls, name):
+            raise ConfigError(f"train.optimizer = {cls.__name__}: takes no {name}, which the "
+                              "trainer gives. Add it, or leave train.weight_decay at 0.")
 
 
 class TorchOptimizer:
