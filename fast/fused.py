@@ -707,7 +707,8 @@ class TorchProducts:
 
     def bias_gradients(self, rows, *, add):
         """Write, or add, the sums of {vector's name: rows (n, columns)} to gradients."""
-        kernels.add_bias_gradients([(values, self.gradients[name]) for name, values in rows.items()], add)
+        pairs = [(values, self.gradients[name]) for name, values in rows.items()]
+        kernels.add_bias_gradients(pairs, add)
 
 
 # Numbers of the dtypes of observations, as policy_step of kernels.cu has them.
@@ -801,8 +802,9 @@ class PolicyStep:
         ends, values = flags, outputs  # not read
         if final is not None:
             truncations, terminals, values = final
-            *ends, values = check_arrays(name, truncations=(truncations, (n,), u8),
-                                         terminals=(terminals, (n,), u8), values=(values, (n,), f32))
+            *ends, values = check_arrays(
+                name, truncations=(truncations, (n,), u8), terminals=(terminals, (n,), u8),
+                values=(values, (n,), f32))
         if drawn is None:  # arrays that are not read
             sampling = (0, 0, weights, 0, weights, False, flags[0], outputs, 0,
                         *(outputs for _ in range(4)), values)

@@ -185,8 +185,10 @@ class _NormReLU(torch.autograd.Function):
     def forward(ctx, x, weight, bias, eps):
         x = x.contiguous(memory_format=torch.channels_last)
         out, moments = torch.empty_like(x), torch.empty(len(x), 2)
-        run(_norm_relu_lanes, len(x), x.shape[1:].numel(), *map(as_array, (_pixels(x), weight, bias)),
-                    f32(eps), *map(as_array, (moments, _pixels(out), torch.empty(len(x), x.shape[1]))))
+        work = torch.empty(len(x), x.shape[1])
+        run(_norm_relu_lanes, len(x), x.shape[1:].numel(),
+            *map(as_array, (_pixels(x), weight, bias)), f32(eps),
+            *map(as_array, (moments, _pixels(out), work)))
         ctx.save_for_backward(x, weight, bias, moments)
         return out
 
