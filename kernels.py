@@ -449,7 +449,7 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
     """
     n, width = outputs.shape
     is_discrete, like = heads is not None, outputs
-    parts = len(heads) if is_discrete else width - 1
+    parts = heads.shape[0] if is_discrete else width - 1
     outputs, actions_array, *written, counter = check_arrays(
         "sample", outputs=(outputs, (n, width), f32),
         actions=(actions, (n, parts), i32 if is_discrete else f32),
@@ -562,18 +562,19 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
     clamps r alone. Raises ValueError or TypeError for a wrong shape or dtype.
     """
     T, N = rewards.shape
+    mean = constant(("no mean",), values, lambda: torch.zeros(1)) if mean is None else mean
     *rollout, mean, advantages_array = check_arrays(
         "advantage", values=(values, (T + 1, N), f32), rewards=(rewards, (T, N), f32),
         terminals=(terminals, (T, N), u8), truncations=(truncations, (T, N), u8),
         bootstraps=(bootstraps, (T, N), f32), ratios=(ratios, (T, N), f32),
-        valid=(valid, (T + 1, N), u8), mean=(0.0 if mean is None else mean, (1,), f32),
+        valid=(valid, (T + 1, N), u8), mean=(mean, (1,), f32),
         advantages=(advantages, (T, N), f32))
     arrays = (*rollout, mean, f32(gamma), f32(gae_lambda), f32(rho_clip), f32(c_clip),
               f32(reward_clip), advantages_array)
     is_cuda = on_gpu(values)
     if index is None and is_cuda:
         index = all_columns(N, values)
-    lanes = N if index is None else len(index)
+    lanes = N if index is None else index.shape[0]
     if index is not None:
         index, = check_arrays("advantage", index=(index, (lanes,), i64))
     if is_cuda:
@@ -654,7 +655,7 @@ def priorities(advantages, valid, priorities, *, alpha, index=None):
     """
     T, N = advantages.shape
     index = all_columns(N, advantages) if index is None else index
-    lanes = len(index)
+    lanes = index.shape[0]
     index, advantages, valid, result = check_arrays(
         "priorities", index=(index, (lanes,), i64), advantages=(advantages, (T, N), f32),
         valid=(valid, (-T, N), u8), priorities=(priorities, (N,), f64))
@@ -715,7 +716,7 @@ def draw_segments(priorities, cumulative, index, weights, *, seed, counter, beta
     Philox(key=seed, counter=(first + m, epoch, minibatch · M // N, PURPOSE_SEGMENT)). Indices are
     within bounds even if priorities are NaN.
     """
-    N, M = len(priorities), len(index)
+    N, M = priorities.shape[0], index.shape[0]
     *arrays, index, weights, counter, beta = check_arrays(
         "draw_segments", priorities=(priorities, (N,), f64), cumulative=(cumulative, (N,), f64),
         index=(index, (M,), i64), weights=(weights, (M,), f32), counter=(counter, (2,), i64),
@@ -1158,7 +1159,7 @@ def advantage_moments(advantages, valid, index, moments=None):
     index = all_columns(N, advantages) if index is None else index
     if moments is None:
         moments = torch.empty(3, dtype=torch.float64, device=advantages.device)
-    M = len(index)
+    M = index.shape[0]
     *arrays, result = check_arrays(
         "advantage_moments", advantages=(advantages, (T, N), f32), valid=(valid, (-T, N), u8),
         index=(index, (M,), i64), moments=(moments, (3,), f64))
@@ -1477,9 +1478,9 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     has no closed form: it is the Gaussian's plus log da/du at these u, and its gradient keeps z
     fixed. Raises ValueError or TypeError for a wrong shape or dtype.
     """
-    (T, M, width), N, B = outputs.shape, logprobs.shape[1], len(weights)
+    (T, M, width), N, B = outputs.shape, logprobs.shape[1], weights.shape[0]
     is_discrete, like, is_cuda = heads is not None, outputs, on_gpu(outputs)
-    count = len(heads) if is_discrete else width - 1
+    count = heads.shape[0] if is_discrete else width - 1
     index = all_columns(N, outputs) if index is None else index
     outputs, grad, index, actions, *arrays, sum_array = check_arrays(
         "ppo_loss", outputs=(outputs, (T, M, width), f32), grad=(grad, (T, M, width), f32),
@@ -1590,7 +1591,7 @@ def write_back(index, new_values, new_ratios, counter, values, ratios):
     equal columns. As the minibatch's last kernel it adds 1 to counter[1]; counter (2,) int64 is
     (epoch, minibatch).
     """
-    (T, N), M = ratios.shape, len(index)
+    (T, N), M = ratios.shape, index.shape[0]
     lanes, size = (T * M, 1) if on_gpu(ratios) else (T, M)  # a CPU's lane is a row
     run(_write_back, lanes, 2 * M, size, *check_arrays(
         "write_back", index=(index, (M,), i64), new_values=(new_values, (T, M), f32),

@@ -301,7 +301,7 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
      lambda: faults.train(make_trainer(loss=faults.nan_loss))),
     ("train.loss", UserWarning, "does not depend on the network's outputs",
      lambda: faults.train(make_trainer(loss=lambda minibatch: minibatch.advantages.mean()))),
-    ("train.loss", AttributeError, "no attribute 'rewards'",
+    ("rewards", AttributeError, "no attribute 'rewards'",
      lambda: faults.train(make_trainer(loss=lambda minibatch: minibatch.rewards))),
     ("train.loss", ConfigError, "a file that exists", lambda: make_trainer(loss="missing.py:name")),
     ("train.optimizer", ConfigError, "is no class of torch.optim.Optimizer's kind",
