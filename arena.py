@@ -133,7 +133,8 @@ def clock():
     return time.perf_counter() - compile_timer.seconds
 
 
-f32, i32, u16, u32, u64 = np.float32, np.int32, np.uint16, np.uint32, np.uint64
+f32, f64, i32, i64 = np.float32, np.float64, np.int32, np.int64
+u8, u16, u32, u64 = np.uint8, np.uint16, np.uint32, np.uint64
 ZERO, HALF, ONE = f32(0), f32(0.5), f32(1)
 # A plain 0 as an argument makes numba compile the callee again, for that literal alone.
 INT0 = np.int64(0)
@@ -169,17 +170,14 @@ class Arena:
     def register(self, name, shape, dtype=torch.float32, group="data"):
         """Reserve a tensor.
 
-        Raises ValueError for a registered name, a negative size, or after `allocate`.
+        Raises ValueError for a registered name, or after `allocate`.
         """
         if self.memory is not None:
             raise ValueError(f"arena.register({name!r}) after arena.allocate(): register "
                              "everything first.")
         if name in self._specs:
             raise ValueError(f"arena.register({name!r}): the name is taken. Take another.")
-        if any(int(n) < 0 for n in shape):
-            raise ValueError(f"arena.register({name!r}): shape = {tuple(shape)}: a size is below "
-                             "0.")
-        self._specs[name] = (tuple(int(n) for n in shape), dtype, group)
+        self._specs[name] = (tuple(shape), dtype, group)
 
     def adopt(self, module, prefix="policy"):
         """Move a module's parameters and gradients into the arena.
@@ -439,28 +437,8 @@ def on_gpu(tensor):
     return tensor.is_cuda or SIMULATOR
 
 
-def device_array(tensor):
-    """Return numba's view of a CUDA tensor, cached while it keeps its memory."""
-    from numba import cuda
-
-    return _view(tensor, lambda tensor: cuda.as_cuda_array(_bits(tensor), sync=False))
-
-
 # --------------------------------------------------------------------------------------------------
-# Checks of the arguments of public functions
-
-FLOATS = (np.float32, np.uint16)  # float32, or bfloat16 as its bits
-
-
-def numpy_dtype(tensor):
-    """Return the dtype that numpy sees: uint16 for bfloat16."""
-    return np.dtype(str(_bits(tensor).dtype).removeprefix("torch."))
-
-
-def _bits(tensor):
-    """Return the tensor as numpy and numba see it."""
-    tensor = tensor.detach()
-    return tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+# Prefetching
 
 
 @intrinsic
@@ -495,29 +473,6 @@ def _prefetch_overload(row):
     return ask
 
 
-# id of a tensor -> [weak reference, address, view, (shape, dtype) if checked]
-_views = {}
-
-
-def host_array(tensor):
-    """Return the numpy view of a CPU tensor, cached while it keeps its memory.
-
-    The cache takes 0.3 µs, not 1.5.
-    """
-    return _view(tensor, lambda tensor: _bits(tensor).numpy())
-
-
-def _view(tensor, make):
-    key = id(tensor)
-    entry = _views.get(key)
-    if entry is not None and entry[0]() is tensor and entry[1] == tensor.data_ptr():
-        return entry[2]
-    view = make(tensor)
-    _views[key] = [weakref.ref(tensor, lambda _: _views.pop(key, None)),
-                   tensor.data_ptr(), view, None]
-    return view
-
-
 def without_torch_function(function):
     """Return `function` with torch's function modes switched off.
 
@@ -531,124 +486,110 @@ def without_torch_function(function):
     return call
 
 
-def check_dimensions(kernel, name, tensor, dimensions):
-    """Return the tensor's shape.
+# --------------------------------------------------------------------------------------------------
+# Tensors as the arrays of kernels, and the check of their arguments
 
-    Raises ValueError for another number of dimensions.
+FLOATS = (np.float32, np.uint16)  # float32, or bfloat16 as its bits: numba has no such type
+# id of a tensor -> [weak reference, address, array, (shape, dtype) if checked]
+_arrays = {}
+_constants = {}  # (*key, device) -> tensor: columns in order, an absent mask
+
+
+def as_array(tensor):
+    """Return the array of numpy or numba with a tensor's memory.
+
+    It is cached while the tensor keeps its memory, which takes 0.3 µs, not 1.5.
     """
-    if tensor.dim() != dimensions:
-        raise ValueError(f"kernels.{kernel}: {name} has shape {tuple(tensor.shape)}, expected "
-                         f"{dimensions} dimensions.")
-    return tensor.shape
-
-
-def check_array(kernel, name, tensor, shape, dtype=np.float32):
-    """Return `tensor` as an array of numpy or numba.
-
-    Raises ValueError for a wrong shape, device or layout, TypeError for a wrong dtype.
-    """
-    entry = _views.get(id(tensor))
-    if entry and entry[3] == (shape,
-                              dtype) and entry[0]() is tensor and entry[1] == tensor.data_ptr():
+    key = id(tensor)
+    entry = _arrays.get(key)
+    if entry is not None and entry[0]() is tensor and entry[1] == tensor.data_ptr():
         return entry[2]
-    if tensor.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"kernels.{kernel}: {name} is on {tensor.device}; expected a CPU or "
-                         "a CUDA tensor.")
-    array = device_array(tensor) if tensor.is_cuda else host_array(tensor)
-    if array.shape != shape:
-        raise ValueError(f"kernels.{kernel}: {name} has shape {array.shape}, expected {shape}.")
-    if array.dtype != dtype and not (dtype is FLOATS and array.dtype in FLOATS):
-        expected = "float32 or bfloat16" if dtype is FLOATS else np.dtype(dtype)
-        raise TypeError(f"kernels.{kernel}: {name} is {array.dtype}, expected {expected}.")
-    if not tensor.is_contiguous():
-        raise ValueError(f"kernels.{kernel}: {name} is not contiguous; pass {name}.contiguous().")
-    _views[id(tensor)][3] = shape, dtype
+    bits = tensor.detach()
+    bits = bits.view(torch.uint16) if bits.dtype == torch.bfloat16 else bits
+    if tensor.is_cuda:
+        from numba import cuda
+
+        array = cuda.as_cuda_array(bits, sync=False)
+    else:
+        array = bits.numpy()
+    reference = weakref.ref(tensor, lambda _: _arrays.pop(key, None))
+    _arrays[key] = [reference, tensor.data_ptr(), array, None]
     return array
 
 
-# (*key, device) -> array: columns in order, sizes of the heads, an absent mask
-_constants = {}
+def check_arrays(kernel, **expected):
+    """Return the tensors of a kernel's arguments as arrays.
+
+    expected: name=(tensor, shape, dtype). A first size of -n takes n rows or more, the dtype FLOATS
+    float32 or bfloat16, None any. Numbers instead of a tensor become an array on the first tensor's
+    device; a CUDA graph does not follow them. Raises ValueError for a wrong shape or layout,
+    TypeError for a wrong dtype.
+    """
+    arrays = []
+    for name, (tensor, shape, dtype) in expected.items():
+        entry = _arrays.get(id(tensor))
+        if (entry is None or entry[3] != (shape, dtype) or entry[1] != tensor.data_ptr()
+                or entry[0]() is not tensor):
+            if not isinstance(tensor, torch.Tensor):
+                array = np.array(tensor, dtype).reshape(shape)
+                first = next(iter(expected.values()))[0]
+                arrays.append(as_array(torch.from_numpy(array).to(first.device)) if first.is_cuda
+                              else array)
+                continue
+            array, sizes = as_array(tensor), shape
+            if shape and shape[0] < 0:
+                sizes = (max(len(tensor), -shape[0]), *shape[1:])
+            if array.shape != sizes:
+                least = "at least " if sizes is not shape else ""
+                raise ValueError(f"kernels.{kernel}: {name} has shape {array.shape}, expected "
+                                 f"{least}{tuple(map(abs, shape))}.")
+            kinds = dtype if dtype is FLOATS else (dtype or array.dtype,)
+            if array.dtype not in kinds:
+                kind = "float32 or bfloat16" if dtype is FLOATS else np.dtype(dtype)
+                raise TypeError(f"kernels.{kernel}: {name} is {array.dtype}, expected {kind}.")
+            if not tensor.is_contiguous():
+                raise ValueError(f"kernels.{kernel}: {name} is not contiguous; pass "
+                                 f"{name}.contiguous().")
+            entry = _arrays[id(tensor)]
+            entry[3] = shape, dtype
+        arrays.append(entry[2])
+    return arrays
 
 
 def constant(key, like, make):
-    """Return the array of make(), a CPU tensor, on the device of `like`.
-
-    It is cached by `key`.
-    """
+    """Return the tensor of make() on the device of `like`, cached by `key`."""
     key = (*key, like.device)
     if key not in _constants:
         _constants[key] = make().to(like.device)
-    return (device_array if like.is_cuda else host_array)(_constants[key])
+    return _constants[key]
 
 
-def check_numbers(kernel, name, values, count, dtype, like):
-    """Return numbers, or a tensor of them, as an array on the device of `like`.
+def all_columns(count, like):
+    """Return the index of `count` columns in order."""
+    return constant(("columns", count), like, lambda: torch.arange(count))
 
-    A tensor may change between two replays of a CUDA graph; a plain number may not.
+
+def optional_masks(masks, like, dimensions):
+    """Return (whether there are masks, the masks).
+
+    Absent masks are a tensor of one row, which drivers index but do not read.
     """
-    if isinstance(values, torch.Tensor):
-        return check_array(kernel, name, values, (count,), dtype)
-    array = np.array(values, dtype).reshape(count)
-    return device_array(torch.from_numpy(array).to(like.device)) if like.is_cuda else array
-
-
-def check_index(kernel, index, start, count, columns, like):
-    """Return the segments' columns as an array; all, in order, if `index` is None.
-
-    Raises ValueError if start to start + count exceed it.
-    """
-    if index is None:
-        index = constant(("columns", columns), like, lambda: torch.arange(columns))
-    else:
-        index = check_array(kernel, "index", index,
-                            (check_dimensions(kernel, "index", index, 1)[0],), np.int64)
-    if start < 0 or start + count > len(index):
-        raise ValueError(f"kernels.{kernel}: segments {start} to {start + count} exceed the index "
-                         f"of {len(index)}.")
-    return index
-
-
-def optional_masks(array, like, dimensions):
-    """Return (whether there is a mask, the mask).
-
-    An absent mask is an array of one row, which drivers index but do not read.
-    """
-    if array is not None:
-        return True, array
+    if masks is not None:
+        return True, masks
     return False, constant(("mask", dimensions), like,
                            lambda: torch.zeros((1,) * dimensions, dtype=torch.uint8))
 
 
-def check_rows(kernel, name, tensor, minimum, shape, dtype=np.float32):
-    """Return `tensor` as an array of `minimum` rows or more, each of `shape`."""
-    if len(tensor) < minimum:
-        raise ValueError(f"kernels.{kernel}: {name} has {len(tensor)} rows, expected "
-                         f"{minimum} or more.")
-    return check_array(kernel, name, tensor, (len(tensor), *shape), dtype)
-
-
-def check_heads(kernel, heads, count, width, like):
-    """Return the sizes of the action heads on the device of `like`.
-
-    heads: a CPU tensor. Raises ValueError unless its sizes add up to `width` logits.
-    """
-    sizes = tuple(check_array(kernel, "heads", heads, (count,), np.int64).tolist())
-    if sum(sizes) != width or min(sizes) < 1:
-        raise ValueError(f"kernels.{kernel}: heads {list(sizes)} do not add up to {width} logits.")
-    return constant(("heads", sizes), like, lambda: torch.tensor(sizes))
-
-
-def check_log_std(kernel, log_std, shape):
-    """Return log_std (A,), or one per row, as an array of `shape`, without a copy."""
-    array = check_array(kernel, "log_std", log_std, shape if log_std.dim() > 1 else shape[-1:])
-    return device_array(log_std.expand(shape)) if log_std.is_cuda else np.broadcast_to(array, shape)
-
-
-def check_squash(kernel, squash, dims, like):
-    """Return models.squash's (3, dims) as an array; (3, 1) zeros without one.
+def optional_squash(squash, like):
+    """Return models.squash's (3, dims), or (3, 1) zeros without one.
 
     models.squash has no half width of 0, so a driver reads 0 as no squash.
     """
-    if squash is None:
-        return constant(("squash",), like, lambda: torch.zeros(3, 1))
-    return check_array(kernel, "squash", squash, (3, dims))
+    return constant(("squash",), like, lambda: torch.zeros(3, 1)) if squash is None else squash
+
+
+def expand_log_std(log_std, shape):
+    """Return log_std (A,), or one per row, as an array of `shape`, without a copy."""
+    if log_std.is_cuda:
+        return as_array(log_std.expand(shape))
+    return np.broadcast_to(as_array(log_std), shape)  # takes less time than a view of torch's

@@ -303,7 +303,8 @@ FLAG = object()  # the text of an option without a value
 # What a number must be, in words: the settings; None and auto are always allowed.
 BOUNDS = {
     "must be 1 or more": (lambda x: x >= 1, "train.checkpoint_interval train.keep train.gpus vec.num_envs env.num_envs "
-                          "vec.num_threads vec.num_workers policy.hidden_size rnn.hidden_size rnn.input_size"),
+                          "vec.num_threads vec.num_workers policy.hidden_size rnn.hidden_size rnn.input_size "
+                          "rnn.num_layers"),
     "must be above 0": (lambda x: x > 0, "train.learning_rate train.max_grad_norm train.vtrace_rho_clip "
                         "train.vtrace_c_clip train.clip_coef train.vf_clip_coef train.total_timesteps train.horizon "
                         "train.minibatch_size vec.timeout"),

@@ -134,7 +134,7 @@ class Buffers:
 
     docs/design.md has their shapes.
 
-    config: PuffeRL's, check_array. segments: of this process's agents, in a minibatch.
+    config: PuffeRL's, checked. segments: of this process's agents, in a minibatch.
     first_agent: number of this process's first agent among all ranks, for the random numbers.
 
     host: the arrays that environments write, as tensors.
@@ -287,13 +287,8 @@ class Buffers:
         """Copy the recurrent state, or that of the agents in `index`, to worker's scratch."""
         copies = {}
         for name, tensor in state.items():
-            count = tensor.shape[1] if index is None else len(index)
-            copies[name] = self.scratch[worker][name][:, :count]
-            for layer, copy in zip(tensor, copies[name], strict=True):
-                if index is None:
-                    copy.copy_(layer)
-                else:
-                    torch.index_select(layer, 0, index, out=copy)
+            tensor = tensor if index is None else tensor.index_select(1, index)
+            copies[name] = self.scratch[worker][name][:, : tensor.shape[1]].copy_(tensor)
         return copies
 
     def loss(self, outputs, grad, start, sums, log_std=None, grad_log_std=None):
@@ -515,8 +510,12 @@ class TorchPolicy:
             logits, value = models.over_time(self.policy, observations, state, self.forward)
             outputs, log_std = models.join_outputs(logits, value)
         outputs = outputs.float().contiguous()
-        if not self.is_compared and start == 0:
-            self._warn_of_probabilities(outputs)
+        is_first = not self.is_compared and start == 0
+        if is_first and buffers.has_heads and models.are_probabilities(
+                outputs.detach(), self.vecenv.action_heads):
+            warn_once(f"network: {type(models.inner_policy(self.policy)).__name__} returns "
+                      "probabilities, but logits are expected: little is learnt. Return the input "
+                      "of the softmax, or the log probabilities.")
         grads = [torch.empty_like(outputs), None]
         detached = None
         if log_std is not None:
@@ -533,31 +532,22 @@ class TorchPolicy:
         roots = [(x, grad) for x, grad in pairs if x is not None and x.requires_grad]
         if not roots or self.extra_loss is None:
             warn_of_detached(self.policy, logits, value)
-        losses = [x for x, _ in roots]
-        slopes = [grad for _, grad in roots]
+        losses, slopes = zip(*roots, strict=True) if roots else ((), ())
         if gradients is None:
             torch.autograd.backward(losses, slopes)
             return
-        trained = [(parameter, total) for parameter, total in gradients if parameter.requires_grad]
-        if not trained:
-            return
-        parameters = [parameter for parameter, _ in trained]
-        grads = torch.autograd.grad(losses, parameters, slopes, allow_unused=True)
-        for (_, total), grad in zip(trained, grads, strict=True):
+        trained = {parameter: total for parameter, total in gradients if parameter.requires_grad}
+        grads = ()
+        if trained:
+            grads = torch.autograd.grad(losses, [*trained], slopes, allow_unused=True)
+        for total, grad in zip(trained.values(), grads, strict=True):
             if grad is not None:
                 total.add_(grad)
-
-    def _warn_of_probabilities(self, outputs):
-        if self.buffers.has_heads and models.are_probabilities(
-                outputs.detach(), self.vecenv.action_heads):
-            name = type(models.inner_policy(self.policy)).__name__
-            warn_once(f"network: {name} returns probabilities, but logits are expected: little is "
-                      "learnt. Return the input of the softmax, or the log probabilities.")
 
     def _compute_extra_loss(self, index, observations, logits, value, sums, fields):
         """Return train.loss of segments, scaled by their share of the minibatch.
 
-        The function gets a `Minibatch`: observations (T, M, ...), logits as the network returned
+        The function gets a namespace: observations (T, M, ...), logits as the network returned
         them, values, old_values, logprobs (of the rollout), advantages, returns, resets and valid
         (T, M), actions, state (as models.over_time takes it), and action_masks if the environment
         has them. If a tanh squashes the actions, `actions` are the Gaussian's samples, and
@@ -576,13 +566,10 @@ class TorchPolicy:
             log_slope = 2 * (math.log(2) - u - softplus(-2 * u))
             log_slope = log_slope * (buffers.squash[1] > 0)
             columns["logprobs"] += (buffers.squash[2] + log_slope).sum(-1)
-        if isinstance(logits, list | tuple):
-            logits = [head.float() for head in logits]
-        elif isinstance(logits, torch.Tensor):
-            logits = logits.float()
-        minibatch = Minibatch(observations=observations, logits=logits,
-                              values=value.reshape(T, -1).float(), state=self.state_of(index),
-                              **columns, returns=columns["advantages"] + columns["old_values"])
+        minibatch = SimpleNamespace(
+            observations=observations, values=value.reshape(T, -1).float(),
+            logits=models.map_logits(torch.Tensor.float, logits), state=self.state_of(index),
+            **columns, returns=columns["advantages"] + columns["old_values"])
         extra = self.extra_loss(minibatch)
         setting = f"train.loss = {named(self.config['loss'])}"
         if isinstance(extra, torch.Tensor) and not extra.requires_grad:
@@ -622,20 +609,13 @@ class TorchPolicy:
                   "as dropout; keep memory in the state (docs/scripts.md).", file=sys.stderr)
 
 
-class Minibatch(SimpleNamespace):
-    """Hold what train.loss gets (see TorchPolicy._compute_extra_loss)."""
-
-    def __getattr__(self, name):
-        raise AttributeError(f"a minibatch of train.loss has no {name}; it has "
-                             f"{', '.join(vars(self))}.")
-
-
 def warn_of_detached(policy, logits, value):
     """Warn once if no gradient leads from a network's outputs to its weights.
 
     If some weights are frozen, one of logits and value may be without a gradient.
     """
-    has_grads = grad_of(logits), value.requires_grad
+    tensors = logits if isinstance(logits, list | tuple) else [getattr(logits, "loc", logits)]
+    has_grads = any(tensor.requires_grad for tensor in tensors), value.requires_grad
     if all(has_grads) or not (all if any(has_grads) else any)(
             weights.requires_grad for weights in policy.parameters()):
         return
@@ -644,15 +624,6 @@ def warn_of_detached(policy, logits, value):
         (True, False): "the value is not learnt, because no gradient leads from it",
         (False, False): "nothing is learnt, because no gradient leads from the outputs"}[has_grads]
     warn_once(f"network: {problem} to the weights. Remove torch.no_grad and detach from forward.")
-
-
-def grad_of(logits):
-    """Return whether a gradient leads from logits to weights.
-
-    logits: a tensor, a list of tensors or a Normal.
-    """
-    tensors = logits if isinstance(logits, list | tuple) else [getattr(logits, "loc", logits)]
-    return any(tensor.requires_grad for tensor in tensors)
 
 
 class Autograd:

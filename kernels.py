@@ -41,9 +41,9 @@ from numba.extending import overload
 
 from fast import cuda_cpp
 from arena import (
-    FLOATS, HALF, ONE, ZERO, cell, check_array, check_dimensions, check_heads, check_index,
-    check_log_std, check_numbers, check_rows, check_squash, constant, distinct_driver, driver, f32,
-    i32, numpy_dtype, on_gpu, optional_masks, prefetch, reduction_driver, run, u16, u32, u64,
+    FLOATS, HALF, ONE, ZERO, all_columns, as_array, cell, check_arrays, constant, distinct_driver,
+    driver, expand_log_std, f32, f64, i32, i64, on_gpu, optional_masks, optional_squash, prefetch,
+    reduction_driver, run, u8, u16, u32, u64,
 )
 
 CUDA = cuda_cpp.Module("kernels.cu", globals())  # the GPU kernels that are written in C++
@@ -433,7 +433,7 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
     """Draw one action per agent from the decoder's outputs.
 
     outputs (n, A + 1): A logits (or means), then the value. Discrete: `heads`, int64 (heads,),
-    sizes that add up to A, on the CPU; actions (n, heads) int32; masks (n, A) uint8, 0 forbids.
+    sizes that add up to A; actions (n, heads) int32; masks (n, A) uint8, 0 forbids.
     Continuous: `log_std` (A,) or (n, A); actions (n, A) float32, the unclipped sample. Written:
     actions, logprobs (n,) joint over heads or dimensions, values (n,).
 
@@ -447,33 +447,33 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
     is a number or an int64 tensor (1,), which a CUDA graph reads at each replay. `deterministic`
     takes the most likely action. Raises ValueError or TypeError for a wrong shape or dtype.
     """
-    n, width = check_dimensions("sample", "outputs", outputs, 2)
-    outputs, like = check_array("sample", "outputs", outputs, (n, width)), logprobs
-    logprobs = check_array("sample", "logprobs", logprobs, (n,))
-    values = check_array("sample", "values", values, (n,))
-    random = (u64(seed), u64(first_agent), check_numbers("sample", "step", step, 1, np.int64, like),
-              deterministic)
-    if heads is not None:
-        heads = check_heads("sample", heads, check_dimensions("sample", "actions", actions, 2)[1],
-                            width - 1, like)
-        masks = None if masks is None else check_array("sample", "masks", masks, (n, width - 1),
-                                                       np.uint8)
-        actions = check_array("sample", "actions", actions, (n, len(heads)), np.int32)
-        arrays = (outputs, *optional_masks(masks, like, 2), heads, *random, actions, logprobs,
-                  values)
+    n, width = outputs.shape
+    is_discrete, like = heads is not None, outputs
+    parts = heads.shape[0] if is_discrete else width - 1
+    outputs, actions_array, *written, counter = check_arrays(
+        "sample", outputs=(outputs, (n, width), f32),
+        actions=(actions, (n, parts), i32 if is_discrete else f32),
+        logprobs=(logprobs, (n,), f32), values=(values, (n,), f32), step=(step, (1,), i64))
+    random = u64(seed), u64(first_agent), counter, deterministic
+    if is_discrete:
+        has_masks, masks = optional_masks(masks, like, 2)
+        masks, heads = check_arrays(
+            "sample", masks=(masks, (n, width - 1) if has_masks else (1, 1), u8),
+            heads=(heads, (parts,), i64))
+        arrays = outputs, has_masks, masks, heads, *random, actions_array, *written
         if on_gpu(like):
             run(_sample_discrete_cuda, n, 1, *arrays)
         else:
             run(_sample_discrete_lanes, n, 4 * width, *arrays,
                 np.empty((n, CHOICE_ROWS + 2 * (width - 1)), np.float32))
-    else:
-        log_std = check_log_std("sample", log_std, (n, width - 1))
-        actions = check_array("sample", "actions", actions, (n, width - 1))
-        samples = (actions if squash is None
-                   else check_array("sample", "samples", samples, (n, width - 1)))
-        run(_sample_continuous_lanes, n, 12 * width, outputs, log_std,
-            check_squash("sample", squash, width - 1, like), *random, samples, actions, logprobs,
-            values)
+        return
+    is_squashed, squash = squash is not None, optional_squash(squash, like)
+    squash, samples, _ = check_arrays(
+        "sample", squash=(squash, (3, parts if is_squashed else 1), f32),
+        samples=(samples if is_squashed else actions, (n, parts), f32),
+        log_std=(log_std, (n, parts) if log_std.dim() > 1 else (parts,), f32))
+    run(_sample_continuous_lanes, n, 12 * width, outputs, expand_log_std(log_std, (n, parts)),
+        squash, *random, samples, actions_array, *written)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -561,24 +561,25 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
     invalid step gets 0 and passes the A and V that follow it to the preceding step. `reward_clip`
     clamps r alone. Raises ValueError or TypeError for a wrong shape or dtype.
     """
-    T, N = check_dimensions("advantage", "rewards", rewards, 2)
-    arrays = (
-        check_array("advantage", "values", values, (T + 1, N)),
-        check_array("advantage", "rewards", rewards, (T, N)),
-        check_array("advantage", "terminals", terminals, (T, N), np.uint8),
-        check_array("advantage", "truncations", truncations, (T, N), np.uint8),
-        check_array("advantage", "bootstraps", bootstraps, (T, N)),
-        check_array("advantage", "ratios", ratios, (T, N)),
-        check_array("advantage", "valid", valid, (T + 1, N), np.uint8),
-        check_numbers("advantage", "mean", 0.0 if mean is None else mean, 1, np.float32, values),
-        f32(gamma), f32(gae_lambda), f32(rho_clip), f32(c_clip), f32(reward_clip),
-        check_array("advantage", "advantages", advantages, (T, N)))
-    if on_gpu(values):
-        index = check_index("advantage", index, 0, 0, N, values)
-        CUDA.launch("advantage", -(-len(index) // 8), 256, T, N, len(index), index, *arrays)
+    T, N = rewards.shape
+    mean = constant(("no mean",), values, lambda: torch.zeros(1)) if mean is None else mean
+    *rollout, mean, advantages_array = check_arrays(
+        "advantage", values=(values, (T + 1, N), f32), rewards=(rewards, (T, N), f32),
+        terminals=(terminals, (T, N), u8), truncations=(truncations, (T, N), u8),
+        bootstraps=(bootstraps, (T, N), f32), ratios=(ratios, (T, N), f32),
+        valid=(valid, (T + 1, N), u8), mean=(mean, (1,), f32),
+        advantages=(advantages, (T, N), f32))
+    arrays = (*rollout, mean, f32(gamma), f32(gae_lambda), f32(rho_clip), f32(c_clip),
+              f32(reward_clip), advantages_array)
+    is_cuda = on_gpu(values)
+    if index is None and is_cuda:
+        index = all_columns(N, values)
+    lanes = N if index is None else index.shape[0]
+    if index is not None:
+        index, = check_arrays("advantage", index=(index, (lanes,), i64))
+    if is_cuda:
+        CUDA.launch("advantage", -(-lanes // 8), 256, T, N, lanes, index, *arrays)
         return
-    index = None if index is None else check_index("advantage", index, 0, 0, N, values)
-    lanes = N if index is None else len(index)
     run(_advantage_lanes, lanes, (1 if index is None else 4) * T, index, *arrays,
         np.empty((3, lanes), np.float32))
 
@@ -652,15 +653,17 @@ def priorities(advantages, valid, priorities, *, alpha, index=None):
     advantages (T, N), valid (>= T, N) uint8. Written: priorities (N,) float64, 0 for a segment
     without a valid step.
     """
-    T, N = check_dimensions("priorities", "advantages", advantages, 2)
-    index = check_index("priorities", index, 0, 0, N, priorities)
-    arrays = (check_array("priorities", "advantages", advantages, (T, N)),
-              check_rows("priorities", "valid", valid, T, (N,), np.uint8), float(alpha), index,
-              check_array("priorities", "priorities", priorities, (N,), np.float64))
+    T, N = advantages.shape
+    index = all_columns(N, advantages) if index is None else index
+    lanes = index.shape[0]
+    index, advantages, valid, result = check_arrays(
+        "priorities", index=(index, (lanes,), i64), advantages=(advantages, (T, N), f32),
+        valid=(valid, (-T, N), u8), priorities=(priorities, (N,), f64))
+    arrays = advantages, valid, float(alpha), index, result
     if on_gpu(priorities):
-        CUDA.launch("priorities", -(-len(index) // 8), 256, T, N, len(index), *arrays)
+        CUDA.launch("priorities", -(-lanes // 8), 256, T, N, lanes, *arrays)
     else:
-        run(_priorities_lanes, len(index), T, *arrays, np.empty((2, len(index))))
+        run(_priorities_lanes, lanes, T, *arrays, np.empty((2, lanes)))
 
 
 @cell
@@ -713,21 +716,17 @@ def draw_segments(priorities, cumulative, index, weights, *, seed, counter, beta
     Philox(key=seed, counter=(first + m, epoch, minibatch · M // N, PURPOSE_SEGMENT)). Indices are
     within bounds even if priorities are NaN.
     """
-    N, M = check_dimensions("draw_segments", "priorities", priorities,
-                            1)[0], check_dimensions("draw_segments", "index", index, 1)[0]
-    arrays = (check_array("draw_segments", "priorities", priorities, (N,), np.float64),
-              check_array("draw_segments", "cumulative", cumulative, (N,), np.float64),
-              check_array("draw_segments", "index", index, (M,), np.int64))
-    weights = check_array("draw_segments", "weights", weights, (M,))
-    counter = check_numbers("draw_segments", "counter", counter, 2, np.int64, priorities)
-    beta = check_numbers("draw_segments", "beta", beta, 1, np.float32, priorities)
+    N, M = priorities.shape[0], index.shape[0]
+    *arrays, index, weights, counter, beta = check_arrays(
+        "draw_segments", priorities=(priorities, (N,), f64), cumulative=(cumulative, (N,), f64),
+        index=(index, (M,), i64), weights=(weights, (M,), f32), counter=(counter, (2,), i64),
+        beta=(beta, (1,), f32))
     if on_gpu(priorities):
         CUDA.launch("draw_segments", 1, 1024, N, M, first, u64(seed), counter, beta, *arrays,
-                    weights)
+                    index, weights)
         return
     torch.cumsum(priorities, 0, out=cumulative)
-    run(_draw_segments_lanes, M, 80, *arrays[:2], u64(seed), counter, beta, first, arrays[2],
-        weights)
+    run(_draw_segments_lanes, M, 80, *arrays, u64(seed), counter, beta, first, index, weights)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -794,21 +793,22 @@ def gather(source, index, out, *, start=0, shift=None, scale=None):
     if len(source) < T or source.shape[2:] != out.shape[2:]:
         raise ValueError(f"kernels.gather: source has shape {tuple(source.shape)}, expected "
                          f"one that fills out, {tuple(out.shape)}.")
-    columns = check_index("gather", index, start, M, source.shape[1], source)
-    width = math.prod(out.shape[2:])
-    arrays = [check_array("gather", name, tensor, tuple(tensor.shape), numpy_dtype(tensor))
-              .reshape(*tensor.shape[:2], width)
-              for name, tensor in (("source", source), ("out", out))]
-    moments = [constant(("no normalisation",), source, lambda: torch.zeros(0))] * 2
+    N, tail, width = source.shape[1], tuple(out.shape[2:]), math.prod(out.shape[2:])
+    index = all_columns(N, source) if index is None else index
+    columns, source_array, out_array = check_arrays(
+        "gather", index=(index, (-(start + M),), i64),
+        source=(source, tuple(source.shape), None), out=(out, (T, M, *tail), None))
+    source_array, out_array = source_array.reshape(-1, N, width), out_array.reshape(T, M, width)
+    moments = [as_array(constant(("no normalisation",), source, lambda: torch.zeros(0)))] * 2
     if shift is not None:
-        moments = [check_array("gather", name, tensor, tuple(out.shape[2:]), numpy_dtype(tensor))
-                   .reshape(-1) for name, tensor in (("shift", shift), ("scale", scale))]
+        moments = check_arrays("gather", shift=(shift, tail, None), scale=(scale, tail, None))
+        moments = [moment.reshape(-1) for moment in moments]
     # flat and unsigned, because multidimensional and signed indices are slow on a GPU
     if on_gpu(out):
-        run(_gather_cuda, -(-T // STRIDE) * M * width, 1, *map(u64, (T, M, source.shape[1], width)),
-            arrays[0].reshape(-1), columns, u64(start), *moments, arrays[1].reshape(-1))
+        run(_gather_cuda, -(-T // STRIDE) * M * width, 1, *map(u64, (T, M, N, width)),
+            source_array.reshape(-1), columns, u64(start), *moments, out_array.reshape(-1))
     else:
-        run(_gather_lanes, M, T * width // 3, arrays[0], columns, start, *moments, arrays[1])
+        run(_gather_lanes, M, T * width // 3, source_array, columns, start, *moments, out_array)
 
 
 @distinct_driver
@@ -827,7 +827,7 @@ def observation_moments(observations, valid, center):
     (2, D) float64. observations (rows, D) of any dtype but 16-bit floats, valid (rows,) uint8,
     center (D,) float64, near the mean so that nothing cancels.
     """
-    rows, width = check_dimensions("observation_moments", "observations", observations, 2)
+    rows, width = observations.shape
     if observations.is_cuda:  # a thread per number instead of one per column
         is_valid = valid.bool().unsqueeze(1)
         sums = torch.zeros(2, width, dtype=torch.float64, device=observations.device)
@@ -838,11 +838,9 @@ def observation_moments(observations, valid, center):
             sums[1] += deviation.square().sum(0)
         return sums
     sums = np.zeros((2, width))
-    run(_observation_moments, width, rows, check_array("observation_moments", "observations",
-                                                       observations, (rows, width),
-                                                       numpy_dtype(observations)),
-        check_array("observation_moments", "valid", valid, (rows,), np.uint8),
-        check_array("observation_moments", "center", center, (width,), np.float64), sums)
+    run(_observation_moments, width, rows, *check_arrays(
+        "observation_moments", observations=(observations, (rows, width), None),
+        valid=(valid, (rows,), u8), center=(center, (width,), f64)), sums)
     return torch.as_tensor(sums)
 
 
@@ -920,14 +918,12 @@ def mingru_step(hgp, x, state, resets, valid, out):
     hgp (M, 3H); x, out (M, H), floats; state (M, H); resets, valid (M,) uint8: a reset zeroes the
     state first, an invalid step leaves it as it is.
     """
-    M, H = check_dimensions("mingru_step", "x", x, 2)
+    M, H = x.shape
     driver, lanes = (_mingru_step_cuda, M * H) if on_gpu(x) else (_mingru_step_lanes, M)
-    run(driver, lanes, H, check_array("mingru_step", "hgp", hgp, (M, 3 * H), FLOATS),
-        check_array("mingru_step", "x", x, (M, H), FLOATS),
-        check_array("mingru_step", "state", state, (M, H)),
-        check_array("mingru_step", "resets", resets, (M,), np.uint8),
-        check_array("mingru_step", "valid", valid, (M,), np.uint8),
-        check_array("mingru_step", "out", out, (M, H), FLOATS))
+    run(driver, lanes, H, *check_arrays(
+        "mingru_step", hgp=(hgp, (M, 3 * H), FLOATS), x=(x, (M, H), FLOATS),
+        state=(state, (M, H), f32), resets=(resets, (M,), u8), valid=(valid, (M,), u8),
+        out=(out, (M, H), FLOATS)))
 
 
 def gate_to_save(gate, preactivation):
@@ -1002,22 +998,23 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, s
     gates (h~, z, q) of a float32 hgp; on a GPU hgp, because recomputing gates is faster than
     reading them. Other arrays must be distinct.
     """
-    T, M, H = check_dimensions("mingru_scan", "x", x, 3)
-    N = check_dimensions("mingru_scan", "resets", resets, 2)[1]
-    index = check_index("mingru_scan", index, start, M, N, x)
-    arrays = (check_array("mingru_scan", "hgp", hgp, (T, M, 3 * H), FLOATS),
-              check_array("mingru_scan", "x", x, (T, M, H), FLOATS),
-              check_array("mingru_scan", "states", states, (T + 1, M, H)),
-              check_rows("mingru_scan", "resets", resets, T, (N,), np.uint8),
-              check_rows("mingru_scan", "valid", valid, T, (N,), np.uint8), index, start,
-              check_array("mingru_scan", "out", out, (T, M, H), FLOATS))
-    gate_array = (arrays[0] if gates is None else
-                  check_array("mingru_scan", "gates", gates, (T, M, 3 * H), arrays[0].dtype))
+    (T, M, H), N, like = x.shape, resets.shape[1], x
+    index = all_columns(N, x) if index is None else index
+    arrays = check_arrays(
+        "mingru_scan", hgp=(hgp, (T, M, 3 * H), FLOATS), x=(x, (T, M, H), FLOATS),
+        states=(states, (T + 1, M, H), f32), resets=(resets, (-T, N), u8),
+        valid=(valid, (-T, N), u8), index=(index, (-(start + M),), i64),
+        out=(out, (T, M, H), FLOATS))
+    arrays.insert(6, start)
+    gate_array = arrays[0]
+    if gates is not None:
+        kind = gate_array.dtype.type
+        gate_array, = check_arrays("mingru_scan", gates=(gates, (T, M, 3 * H), kind))
     if initial is not None:
-        initial = check_array("mingru_scan", "initial", initial, (N, H))
-    if not on_gpu(x):
+        initial, = check_arrays("mingru_scan", initial=(initial, (N, H), f32))
+    if not on_gpu(like):
         if initial is not None:
-            np.take(initial, index[start : start + M], axis=0, out=arrays[2][0])
+            np.take(initial, arrays[5][start : start + M], axis=0, out=arrays[2][0])
         run(_mingru_scan_lanes, M, T * H, *arrays, gate_array, np.empty((M, H), np.float32))
         return
     if gates is not None:
@@ -1086,17 +1083,14 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
     propagated. sums (M, 3H) gets each segment's sum of d hgp over t; these add up to the bias's
     gradient.
     """
-    T, M, H = check_dimensions("mingru_scan_grad", "x", x, 3)
-    N = check_dimensions("mingru_scan_grad", "resets", resets, 2)[1]
-    index = check_index("mingru_scan_grad", index, start, M, N, x)
-    arrays = (
-        check_array("mingru_scan_grad", "hgp", hgp, (T, M, 3 * H), FLOATS),
-        check_array("mingru_scan_grad", "x", x, (T, M, H), FLOATS),
-        check_array("mingru_scan_grad", "states", states, (T + 1, M, H)),
-        check_rows("mingru_scan_grad", "resets", resets, T, (N,), np.uint8),
-        check_rows("mingru_scan_grad", "valid", valid, T, (N,), np.uint8), index, start,
-        check_array("mingru_scan_grad", "grad_out", grad_out, (T, M, H), FLOATS),
-        check_array("mingru_scan_grad", "sums", sums, (M, 3 * H)))
+    (T, M, H), N = x.shape, resets.shape[1]
+    index = all_columns(N, x) if index is None else index
+    arrays = check_arrays(
+        "mingru_scan_grad", hgp=(hgp, (T, M, 3 * H), FLOATS), x=(x, (T, M, H), FLOATS),
+        states=(states, (T + 1, M, H), f32), resets=(resets, (-T, N), u8),
+        valid=(valid, (-T, N), u8), index=(index, (-(start + M),), i64),
+        grad_out=(grad_out, (T, M, H), FLOATS), sums=(sums, (M, 3 * H), f32))
+    arrays.insert(6, start)
     if on_gpu(x):
         _launch_scan("mingru_scan_grad", T, M, N, H, arrays, 7)
     else:
@@ -1148,10 +1142,11 @@ def _sums_of_blocks(like, count, tickets=1):
     One per stream, because streams may overlap.
     """
     stream = torch.cuda.current_stream().cuda_stream
-    parts = constant(("sums", stream, 1 << (count - 1).bit_length()), like,
-                     lambda: torch.zeros(1 << (count - 1).bit_length(), dtype=torch.float64))
-    return parts, constant(("tickets", stream, tickets), like,
-                           lambda: torch.zeros(tickets, dtype=torch.int32))
+    size = 1 << (count - 1).bit_length()
+    sums = constant(("sums", stream, size), like, lambda: torch.zeros(size, dtype=torch.float64))
+    tickets = constant(("tickets", stream, tickets), like,
+                       lambda: torch.zeros(tickets, dtype=torch.int32))
+    return as_array(sums), as_array(tickets)
 
 
 def advantage_moments(advantages, valid, index, moments=None):
@@ -1160,17 +1155,16 @@ def advantage_moments(advantages, valid, index, moments=None):
     moments (3,) float64, over the valid steps of the segments `index` (of all if None). The loss
     normalises advantages by them; several ranks add theirs up first.
     """
-    name = "advantage_moments"
-    T, N = check_dimensions(name, "advantages", advantages, 2)
-    index = check_index(name, index, 0, 0, N, advantages)
-    M = len(index)
-    arrays = (check_array(name, "advantages", advantages, (T, N)),
-              check_rows(name, "valid", valid, T, (N,), np.uint8), index)
+    T, N = advantages.shape
+    index = all_columns(N, advantages) if index is None else index
     if moments is None:
         moments = torch.empty(3, dtype=torch.float64, device=advantages.device)
-    result = check_array(name, "moments", moments, (3,), np.float64)
+    M = index.shape[0]
+    *arrays, result = check_arrays(
+        "advantage_moments", advantages=(advantages, (T, N), f32), valid=(valid, (-T, N), u8),
+        index=(index, (M,), i64), moments=(moments, (3,), f64))
     if on_gpu(advantages):
-        _launch_sum(name, T * M, 3, advantages, (T, M, N), (result,), *arrays)
+        _launch_sum("advantage_moments", T * M, 3, advantages, (T, M, N), (result,), *arrays)
         return moments
     row_sums = np.zeros((T, 3))
     run(_advantage_moments, T, 3 * M, *arrays, row_sums)
@@ -1185,8 +1179,8 @@ def _normalisation(begin, end, moments, settings):
         mean = moments[1] / count
         variance = moments[2] / count - mean * mean
         std = math.sqrt(0.0 if variance < 0.0 else variance)
-        floor = settings[ADVANTAGE_FLOOR]
-        std = floor if std < floor else std  # NaN stays NaN
+        least = settings[ADVANTAGE_FLOOR]
+        std = least if std < least else std  # NaN stays NaN
         settings[0], settings[1], settings[2] = mean, 1.0 / (std + 1e-8), 1.0 / count
 
 
@@ -1196,8 +1190,9 @@ def normalisation(moments, settings):
     moments: advantage_moments' (count, sum, squares). The first three of settings (LOSS_SETTINGS,)
     become the mean, 1/(max(std, advantage_floor) + 1e-8) and 1/count.
     """
-    run(_normalisation, 1, 1, check_array("normalisation", "moments", moments, (3,), np.float64),
-        check_array("normalisation", "settings", settings, (len(LOSS_SETTINGS),)))
+    run(_normalisation, 1, 1, *check_arrays(
+        "normalisation", moments=(moments, (3,), f64),
+        settings=(settings, (len(LOSS_SETTINGS),), f32)))
 
 
 @cell
@@ -1483,53 +1478,48 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     has no closed form: it is the Gaussian's plus log da/du at these u, and its gradient keeps z
     fixed. Raises ValueError or TypeError for a wrong shape or dtype.
     """
-    name = "ppo_loss"
-    T, M, width = check_dimensions(name, "outputs", outputs, 3)
-    N = check_dimensions(name, "logprobs", logprobs, 2)[1]
-    B = check_dimensions(name, "weights", weights, 1)[0]
-    index = check_index(name, index, start, M, N, outputs)
-    if start + M > B:
-        raise ValueError(f"kernels.ppo_loss: segments {start} to {start + M} exceed the "
-                         f"minibatch of {B}.")
-    like, gpu = outputs, on_gpu(outputs)
-    parts = None if gpu else np.zeros((T if heads is None else M, SUMS))
-    outputs = check_array(name, "outputs", outputs, (T, M, width))
-    grad = check_array(name, "grad", grad, (T, M, width))
-    rollout = (check_array(name, "logprobs", logprobs, (T, N)),
-               check_rows(name, "values", values, T, (N,)),
-               check_array(name, "advantages", advantages, (T, N)),
-               check_array(name, "weights", weights, (B,)),
-               check_rows(name, "valid", valid, T, (N,), np.uint8),
-               check_array(name, "settings", settings, (len(LOSS_SETTINGS),)))
-    written = (check_array(name, "new_values", new_values, (T, B)),
-               check_array(name, "ratios", ratios, (T, B)))
-    sum_array = check_array(name, "sums", sums, (SUMS,), np.float64)
-    launch = functools.partial(_launch_sum, "ppo_loss_discrete" if heads is not None
+    (T, M, width), N, B = outputs.shape, logprobs.shape[1], weights.shape[0]
+    is_discrete, like, is_cuda = heads is not None, outputs, on_gpu(outputs)
+    count = heads.shape[0] if is_discrete else width - 1
+    index = all_columns(N, outputs) if index is None else index
+    outputs, grad, index, actions, *arrays, sum_array = check_arrays(
+        "ppo_loss", outputs=(outputs, (T, M, width), f32), grad=(grad, (T, M, width), f32),
+        index=(index, (-(start + M),), i64),
+        actions=(actions, (T, N, count), i32 if is_discrete else f32),
+        logprobs=(logprobs, (T, N), f32), values=(values, (-T, N), f32),
+        advantages=(advantages, (T, N), f32), weights=(weights, (-(start + M),), f32),
+        valid=(valid, (-T, N), u8), settings=(settings, (len(LOSS_SETTINGS),), f32),
+        new_values=(new_values, (T, B), f32), ratios=(ratios, (T, B), f32),
+        sums=(sums, (SUMS,), f64))
+    rollout, written = arrays[:6], arrays[6:]
+    parts = None if is_cuda else np.zeros((M if is_discrete else T, SUMS))
+    launch = functools.partial(_launch_sum, "ppo_loss_discrete" if is_discrete
                                else "ppo_loss_continuous", T * M, SUMS, like,
                                (T, M, N, B, width, start), (sum_array,))
-    if heads is not None:
-        heads = check_heads(name, heads, check_dimensions(name, "actions", actions, 3)[2], width
-                            - 1, like)
-        masks = None if masks is None else check_rows(name, "masks", masks, T, (N, width - 1),
-                                                      np.uint8)
-        actions = check_array(name, "actions", actions, (T, N, len(heads)), np.int32)
+    if is_discrete:
         has_masks, masks = optional_masks(masks, like, 3)
-        if gpu:
-            launch(len(heads), has_masks, outputs, index, masks, heads, actions, *rollout, grad,
+        masks, heads = check_arrays(
+            "ppo_loss", masks=(masks, (-T, N, width - 1) if has_masks else (1, 1, 1), u8),
+            heads=(heads, (count,), i64))
+        if is_cuda:
+            launch(count, has_masks, outputs, index, masks, heads, actions, *rollout, grad,
                    *written)
             return
         work = np.empty((M, LOSS_ROWS + 3 * (width - 1), T), np.float32)  # a thread uses one of M
         run(_ppo_loss_discrete_lanes, M, 16 * T * width, outputs, index, start, has_masks, masks,
             heads, actions, *rollout, grad, *written, parts, work)
     else:
-        spread_row = width - 1 if log_std.dim() > 1 else 0
-        log_std = check_log_std(name, log_std, (T, M, width - 1))
-        grad_log_std = check_array(name, "grad_log_std", grad_log_std, (T, M, width - 1))
-        actions = check_array(name, "actions", actions, (T, N, width - 1))
-        squash = check_squash(name, squash, width - 1, like)
-        if gpu:
-            launch(spread_row, squash.shape[1], outputs, index, log_std, squash, actions, *rollout,
-                   grad, grad_log_std, *written)
+        is_wide, is_squashed = log_std.dim() > 1, squash is not None
+        shape = T, M, width - 1
+        squash, grad_log_std, _ = check_arrays(
+            "ppo_loss", squash=(optional_squash(squash, like),
+                                (3, width - 1 if is_squashed else 1), f32),
+            grad_log_std=(grad_log_std, shape, f32),
+            log_std=(log_std, shape if is_wide else shape[-1:], f32))
+        log_std = expand_log_std(log_std, shape)
+        if is_cuda:
+            launch(width - 1 if is_wide else 0, squash.shape[1], outputs, index, log_std, squash,
+                   actions, *rollout, grad, grad_log_std, *written)
             return
         run(_ppo_loss_continuous, T, 30 * M * width, outputs, index, start, log_std, squash,
             actions, *rollout, grad, grad_log_std, *written, parts)
@@ -1544,24 +1534,25 @@ def add_bias_gradients(pairs, accumulate=True):
     """
     table, blocks, parts, like = [], 0, 0, None
     for rows, gradient in pairs:
-        n, columns = check_dimensions("add_bias_gradients", "rows", rows, 2)
+        n, columns = rows.shape
         if not on_gpu(rows):
             total = rows.sum(0, dtype=gradient.dtype)
             gradient.copy_(gradient + total if accumulate else total)
             continue
-        values = check_array("add_bias_gradients", "rows", rows, (n, columns), FLOATS)
-        check_array("add_bias_gradients", "gradient", gradient, (columns,))
+        check_arrays("add_bias_gradients", rows=(rows, (n, columns), FLOATS),
+                     gradient=(gradient, (columns,), f32))
         side_by_side = 256 // min(columns, 256)
         # the last block then has as much to add up
         chunk = -(-max(math.isqrt(n), 1) // side_by_side) * side_by_side
         pieces = max(1, -(-n // chunk))
-        table.append((rows.data_ptr(), values.dtype == u16, n, columns, chunk, blocks, parts,
+        is_half = rows.dtype == torch.bfloat16
+        table.append((rows.data_ptr(), is_half, n, columns, chunk, blocks, parts,
                       gradient.data_ptr()))
         blocks, parts, like = blocks + -(-columns // 256) * pieces, parts + pieces * columns, rows
     if table:
-        sums = constant(("add_bias_gradients", *table), like,
-                        lambda: torch.tensor(table, dtype=torch.int64).view(-1))
-        CUDA.launch("add_bias_gradients", blocks, 256, len(table), sums, accumulate,
+        addresses = constant(("add_bias_gradients", *table), like,
+                             lambda: torch.tensor(table, dtype=torch.int64).view(-1))
+        CUDA.launch("add_bias_gradients", blocks, 256, len(table), as_array(addresses), accumulate,
                     *_sums_of_blocks(like, parts, len(table)))
 
 
@@ -1600,16 +1591,12 @@ def write_back(index, new_values, new_ratios, counter, values, ratios):
     equal columns. As the minibatch's last kernel it adds 1 to counter[1]; counter (2,) int64 is
     (epoch, minibatch).
     """
-    T, N = check_dimensions("write_back", "ratios", ratios, 2)
-    columns = check_index("write_back", index, 0, 0, N, ratios)
-    M = len(columns)
+    (T, N), M = ratios.shape, index.shape[0]
     lanes, size = (T * M, 1) if on_gpu(ratios) else (T, M)  # a CPU's lane is a row
-    run(_write_back, lanes, 2 * M, size, columns,
-        check_array("write_back", "new_values", new_values, (T, M)),
-        check_array("write_back", "new_ratios", new_ratios, (T, M)),
-        check_array("write_back", "counter", counter, (2,), np.int64),
-        check_array("write_back", "values", values, (T + 1, N)),
-        check_array("write_back", "ratios", ratios, (T, N)))
+    run(_write_back, lanes, 2 * M, size, *check_arrays(
+        "write_back", index=(index, (M,), i64), new_values=(new_values, (T, M), f32),
+        new_ratios=(new_ratios, (T, M), f32), counter=(counter, (2,), i64),
+        values=(values, (T + 1, N), f32), ratios=(ratios, (T, N), f32)))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1685,11 +1672,11 @@ def gradient_norm(flat):
 
     On a CPU a float, summed in float64 by fixed blocks in block order; on a GPU a float64 tensor.
     """
-    array = check_array("gradient_norm", "flat", flat, tuple(flat.shape))
+    array, = check_arrays("gradient_norm", flat=(flat, tuple(flat.shape), f32))
     if on_gpu(flat):
         norm = torch.empty((), dtype=torch.float64, device=flat.device)
-        written = check_array("gradient_norm", "norm", norm.view(1), (1,), np.float64)
-        _launch_sum("gradient_norm", -(-len(array) // 8), 1, flat, (len(array),), (written,), array)
+        _launch_sum("gradient_norm", -(-len(array) // 8), 1, flat, (len(array),),
+                    (as_array(norm.view(1)),), array)
         return norm
     block_sums = np.zeros(-(-len(array) // BLOCK))
     run(_squares_lanes, len(block_sums), BLOCK // 5, array, block_sums)

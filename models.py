@@ -119,24 +119,19 @@ class Decoder(nn.Linear):
         logits, value = outputs[..., :-1], outputs[..., -1:]
         if self.log_std is not None:
             std = self.log_std.exp().expand_as(logits)
-            # validate_args would wait for the GPU
             return torch.distributions.Normal(logits, std, validate_args=False), value
         return (logits if len(self.heads) == 1 else list(logits.split(self.heads, dim=-1))), value
 
 
-def set_log_std(policy, log_std):
-    """Set the log-std with which the policy's continuous actions start.
-
-    Raises NetworkError if it has no Decoder with one.
-    """
-    decoders = [module for module in policy.modules()
-                if isinstance(module, Decoder) and module.log_std is not None]
-    if not decoders:
-        raise NetworkError(
-            "the network has no models.Decoder of continuous actions. Take "
-            "--policy.log-std-init 0, and set the log-std in the network.")
-    for decoder in decoders:
-        nn.init.constant_(decoder.log_std, log_std)
+def map_logits(function, logits):
+    """Return logits of any form with `function` of each tensor."""
+    if isinstance(logits, torch.distributions.Normal):
+        # validate_args would wait for the GPU
+        return torch.distributions.Normal(function(logits.loc), function(logits.scale),
+                                          validate_args=False)
+    if isinstance(logits, (list, tuple)):
+        return [function(head) for head in logits]
+    return function(logits)
 
 
 def join_outputs(logits, value):
@@ -162,15 +157,18 @@ def squash(policy, space):
 
     The policy gets a buffer action_squash (3, A), which is saved with its weights: the middle of
     the bounds, half of their distance and its logarithm, or start, -scale and the logarithm of
-    scale. Returns the policy. Raises NetworkError for discrete actions, or if no number would change.
+    scale. Returns the policy. Raises NetworkError for discrete actions, or if no number would
+    change.
     """
     if not isinstance(space, gymnasium.spaces.Box):
-        raise NetworkError(f"policy.squash = tanh: the actions are not a Box, but {space}. Take none.")
+        raise NetworkError(f"policy.squash = tanh: the actions are not a Box, but {space}. Take "
+                           "none.")
     low, high = map(torch.from_numpy, action_bounds(space))
     half, start = (high - low) / 2, torch.zeros_like(low).clamp(low, high)
     is_bounded = half.isfinite() & (half > 0)
     if not is_bounded.any() and not start.any():
-        raise NetworkError(f"policy.squash = tanh: no number of {space} has two finite bounds. Take none.")
+        raise NetworkError(f"policy.squash = tanh: no number of {space} has two finite bounds. "
+                           "Take none.")
     scale = torch.where(is_bounded, half, start.abs().clamp(min=1.0))
     bounds = torch.stack([torch.where(is_bounded, low + half, start),
                           torch.where(is_bounded, half, -scale), scale.log()]).float()
@@ -350,10 +348,11 @@ class RewardScale:
 
 
 class RND(nn.Module):
-    """Random network distillation (Burda et al. 2018): a new observation is predicted badly.
+    """Measure novelty by random network distillation (Burda et al. 2018).
 
-    Its novelty is the mean squared error with which a network predicts the features that another
-    one, which is random and not trained, gives it. env: with any spaces that `Encoded` reads.
+    An observation's novelty is the mean squared error with which a network predicts the features
+    that another one, which is random and not trained, gives it. env: with any spaces that `Encoded`
+    reads.
     """
 
     CHUNK = 512  # observations of a gradient step
@@ -375,7 +374,7 @@ class RND(nn.Module):
         return (prediction - self.target.encode_observations(observations)).square().mean(1)
 
     def update(self, observations, valid):
-        """Return the novelty (B,) of observations (B, *observation), then learn the valid ones."""
+        """Return the novelty (B,), then learn the valid observations (B, *observation)."""
         if (normalizer := self.encoder.normalizer) is not None:
             normalizer.merge([normalizer.moments(observations, valid)])
         with torch.no_grad():
@@ -394,9 +393,10 @@ class RND(nn.Module):
 
 
 class Counts(nn.Module):
-    """Count-based novelty, 1 / sqrt(visits) (Strehl and Littman 2008), of observations of integers.
+    """Measure novelty by counts, 1 / sqrt(visits) (Strehl and Littman 2008).
 
-    Observations that differ in one bit are different. Raises ConfigError for floats.
+    Observations are integers. Those that differ in one bit are different. Raises ConfigError for
+    floats.
     """
 
     def __init__(self, env, device):
@@ -408,15 +408,17 @@ class Counts(nn.Module):
         self.visits = {}  # digest of an observation -> how often it was met
 
     def update(self, observations, valid):
-        """Return the novelty (B,) of observations (B, *observation), and count the valid ones."""
+        """Return the novelty (B,), and count the valid observations (B, *observation)."""
         rows = observations.cpu().numpy().reshape(len(observations), -1)
         distinct, places = np.unique(rows, axis=0, return_inverse=True)
-        counts = np.bincount(places.ravel(), weights=valid.cpu().numpy() != 0, minlength=len(distinct))
+        is_valid = valid.cpu().numpy() != 0
+        counts = np.bincount(places.ravel(), weights=is_valid, minlength=len(distinct))
         keys = [hashlib.blake2b(row, digest_size=8).digest() for row in distinct]
         for key, count in zip(keys, counts.astype(int).tolist(), strict=True):
             self.visits[key] = self.visits.get(key, 0) + count
         visits = np.array([self.visits[key] for key in keys], np.float32)
-        return torch.from_numpy(visits.clip(1) ** -0.5)[places.ravel()].to(observations.device)
+        novelty = torch.from_numpy(visits.clip(1) ** -0.5)
+        return novelty[places.ravel()].to(observations.device)
 
     def get_extra_state(self):
         return {"keys": list(self.visits), "visits": list(self.visits.values())}
@@ -426,7 +428,7 @@ class Counts(nn.Module):
 
 
 class Bonus(nn.Module):
-    """The bonus of a step: how new the observation is that it led to, in its own scale.
+    """Compute a step's bonus: how new the observation is that follows it.
 
     Bonuses are divided by the deviation of their discounted returns over the whole run, which no
     end of an episode cuts (Burda et al. 2018). The observation after an episode's end is another
@@ -443,7 +445,10 @@ class Bonus(nn.Module):
         self.register_buffer("moments", self.scale.moments)
 
     def update(self, observations, resets, valid):
-        """Return bonuses (T, N) of a rollout: observations (T+1, N, ...), resets, valid (T+1, N)."""
+        """Return the bonuses (T, N) of a rollout.
+
+        observations (T+1, N, ...), resets, valid (T+1, N).
+        """
         T, N = len(observations) - 1, observations.shape[1]
         counted = (valid[1:] != 0) & (resets[1:] == 0)
         novelty = self.novelty.update(observations[1:].flatten(0, 1), valid[1:].flatten())
@@ -521,9 +526,6 @@ class MinGRU(nn.Module):
 
     def __init__(self, hidden_size, num_layers=1):
         super().__init__()
-        if num_layers < 1:
-            raise ValueError(f"rnn.num_layers = {num_layers}: must be 1 or more. --rnn.name none "
-                             "has no recurrence.")
         self.layers = nn.ModuleList(nn.Linear(hidden_size, 3 * hidden_size)
                                     for _ in range(num_layers))
         for layer in self.layers:
@@ -664,8 +666,8 @@ class _SummedLinear(nn.Module):
     """A linear map for each group of features, and their sum.
 
     One map for all would let the thousands of features of an image drown a few numbers
-    (docs/findings.md). has_norm: the groups whose results get a LayerNorm; not numbers, because a norm
-    of a single number keeps only its sign.
+    (docs/findings.md). has_norm: the groups whose results get a LayerNorm; not numbers, because a
+    norm of a single number keeps only its sign.
     """
 
     def __init__(self, widths, has_norm, hidden_size):
@@ -688,18 +690,16 @@ class Encoded(nn.Module):
     env: its `env_single_observation_space` is the structured space, as in emulation.py's wrappers.
     boards: small boards of integers or flags become planes, one per kind of piece, and go through
     convolutions as well. normalize: the other numbers go through a `Normalizer` first.
-    image_encoder: makes the convolutions from an image's space. trained: as in `leaf_kinds`.
+    image_encoder: makes the convolutions from an image's space.
     """
 
-    def __init__(self, env, hidden_size=128, boards=False, normalize=False, image_encoder=None,
-                 trained=()):
+    def __init__(self, env, hidden_size=128, boards=False, normalize=False, image_encoder=None):
         super().__init__()
         space = emulation.seen_space(env)
         flat = flat_spaces.FlatObservation(space)
         self.hidden_size = hidden_size
         self.native = flat_spaces.nativize_dtype(flat.dtype)
-        self.leaves = [(names, leaf, kind) for (_, names, leaf), kind in
-                       zip(flat.leaves, leaf_kinds(flat.leaves, boards, trained), strict=True)]
+        self.leaves = [(names, leaf, leaf_kind(leaf, boards)) for _, names, leaf in flat.leaves]
         encoders = {"image": image_encoder or _image_encoder, "board": _board_encoder}
         self.parts = nn.ModuleList(
             encoders[kind](leaf) if kind in encoders else nn.Identity()
@@ -720,8 +720,9 @@ class Encoded(nn.Module):
                  else orthogonal(nn.Linear(widths[0], hidden_size)))
         # A picture's background is the same in every observation, so without norms one update can
         # push a unit below zero for good: nine in ten of Pong's units died (docs/findings.md).
-        picture = any(kind == "image" and shorter_side(leaf) >= PICTURE for _, leaf, kind in self.leaves)
-        norm = nn.LayerNorm(hidden_size) if picture else nn.Identity()
+        has_picture = any(kind == "image" and shorter_side(leaf) >= PICTURE
+                          for _, leaf, kind in self.leaves)
+        norm = nn.LayerNorm(hidden_size) if has_picture else nn.Identity()
         self.encoder = nn.Sequential(first, norm, nn.ReLU())
         self.decoder = Decoder(hidden_size, env.single_action_space)
 
@@ -787,8 +788,8 @@ class Impala(Encoded):
     pictures better, as Procgen's. Raises NetworkError if no observation is an image.
     """
 
-    def __init__(self, env, hidden_size=256, channels=(16, 32, 32), normalize=False, trained=()):
-        super().__init__(env, hidden_size, normalize=normalize, trained=trained,
+    def __init__(self, env, hidden_size=256, channels=(16, 32, 32), normalize=False):
+        super().__init__(env, hidden_size, normalize=normalize,
                          image_encoder=lambda space: _residual_encoder(space, channels))
         if not any(kind == "image" for *_, kind in self.leaves):
             raise NetworkError(
@@ -843,8 +844,8 @@ class Board(nn.Module):
 
     def __init__(self, env, hidden_size=32, num_layers=3):
         super().__init__()
-        shape, (heads,
-                _) = env.single_observation_space.shape, action_layout(env.single_action_space)
+        shape = env.single_observation_space.shape
+        heads, _ = action_layout(env.single_action_space)
         if len(shape) != 3 or heads is None or len(heads) != 1:
             raise NetworkError(
                 "policy.name = Board: reads planes (planes, H, W) and has one Discrete "
@@ -874,18 +875,6 @@ class Board(nn.Module):
     def forward(self, observations, state=None):
         outputs = self.forward_eval(observations.flatten(0, 1))
         return tuple(output.unflatten(0, observations.shape[:2]) for output in outputs)
-
-
-def leaf_kinds(leaves, boards=True, trained=()):
-    """Return leaf_kind of each of the leaves of a FlatObservation.
-
-    trained: the names of the weights that the network will load, if any; an image or board without
-    convolutions among them stays plain numbers.
-    """
-    kinds = [leaf_kind(space, boards) for *_, space in leaves]
-    return ["numbers" if trained and kind in ("image", "board")
-            and not any(f"parts.{i}." in name for name in trained) else kind for i,
-            kind in enumerate(kinds)]
 
 
 def _pieces(space):
@@ -950,15 +939,12 @@ def summarize(policy):
     return f"{description}, {memory or 'no recurrent layer'}; {parameters}"
 
 
-def wants_encoding(env, boards=False, trained=()):
-    """Return whether `Encoded` suits an environment's observations.
-
-    trained: as in `leaf_kinds`.
-    """
+def wants_encoding(env, boards=False):
+    """Return whether `Encoded` suits an environment's observations."""
     space = getattr(env, "env_single_observation_space", None)
     return space is not None and (
         not isinstance(space, gymnasium.spaces.Box)
-        or leaf_kinds([(space,)], boards, trained)[0] in ("image", "board"))
+        or leaf_kind(space, boards) in ("image", "board"))
 
 
 def _image_encoder(space):
@@ -1056,8 +1042,9 @@ def decode(policy, hidden, *lookup):
     if not lookup:
         return policy.decode_actions(hidden)
     # a policy with a lookup (PufferLib 2's) expects rows without a time axis
+    shape = hidden.shape[:2]
     logits, value = policy.decode_actions(hidden.flatten(0, 1), *lookup)
-    return _with_time(logits, *hidden.shape[:2]), value.reshape(*hidden.shape[:2], 1)
+    return map_logits(lambda rows: rows.unflatten(0, shape), logits), value.reshape(*shape, 1)
 
 
 def check_encoder_decoder(policy, wrapper):
@@ -1103,14 +1090,13 @@ class _TorchRecurrent(_Recurrent):
     """A recurrent layer of torch between `encode_observations` and `decode_actions`.
 
     It is reset inside a segment when an episode begins, and keeps its state while an agent is
-    inactive. states: the names of its tensors in `state`.
+    inactive. kind: the layer's class, which names its attribute. states: the names of its tensors
+    in `state`.
 
     With a tuple of those tensors or None as the state, a call is one step of N agents, as in
     PufferLib 2: observations (N, ...), tensors (layers, N, hidden_size) -> logits, value, their
     tuple.
     """
-
-    states = ()
 
     def __init__(self, env, policy, input_size=None, hidden_size=None, num_layers=1):
         super().__init__()
@@ -1118,23 +1104,21 @@ class _TorchRecurrent(_Recurrent):
         self.policy = policy
         self.input_size, self.hidden_size = _widths(input_size, hidden_size)
         self.num_layers = num_layers
-
-    def _layer(self, kind):
-        """Return nn.LSTM or nn.GRU with orthogonal weights."""
-        layer = kind(self.input_size, self.hidden_size, self.num_layers)
+        self.layer_name = self.kind.__name__.lower()
+        layer = self.kind(self.input_size, self.hidden_size, num_layers)
         for name, parameter in layer.named_parameters():
             nn.init.orthogonal_(parameter, 1.0) if "weight" in name else nn.init.zeros_(parameter)
-        return layer
+        setattr(self, self.layer_name, layer)
 
     def initial_state(self, num_agents):
-        shape, device = (self.num_layers, num_agents,
-                         self.hidden_size), next(self.parameters()).device
+        shape = self.num_layers, num_agents, self.hidden_size
+        device = next(self.parameters()).device
         return {name: torch.zeros(shape, device=device) for name in self.states}
 
-    def _run(self, layer, observations, state):
+    def forward(self, observations, state=None):
         if not isinstance(state, dict):
             return self._one_step(observations, state)
-        T, N = observations.shape[:2]
+        (T, N), layer = observations.shape[:2], getattr(self, self.layer_name)
         x, lookup = encode(self.policy, observations)
         resets, valid = self.flags(state, T, N, x.device)
         memory = [state[name] for name in self.states]
@@ -1147,27 +1131,16 @@ class _TorchRecurrent(_Recurrent):
         if x.is_cuda:
             x, precision = x.float(), torch.autocast("cuda", enabled=False)
         keep_state, is_valid = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
-        # One call per stretch without resets and inactive agents; one call per step where finding
-        # the stretches would wait for a GPU or break a traced graph.
-        is_readable = x.device.type == "cpu" and not torch.compiler.is_compiling()
-        events = (resets.any(1) | (valid == 0).any(1)).tolist() if is_readable else [True] * T
-        outputs, t = [], 0
-        while t < T:
-            stop = t + 1
-            is_uninterrupted = not events[t] or (is_readable and bool(is_valid[t].all()))
-            while stop < T and is_uninterrupted and not events[stop]:
-                stop += 1
+        outputs = []
+        for t in range(T):
             memory = [tensor * keep_state[t] for tensor in memory]
             with precision:
-                out, new_memory = layer(x[t:stop], tuple(memory) if len(memory) > 1 else memory[0])
+                _, new_memory = layer(x[t : t + 1], tuple(memory) if len(memory) > 1 else memory[0])
             new_memory = new_memory if len(memory) > 1 else [new_memory]
-            if events[t]:  # an inactive agent keeps its memory and repeats its output
-                new_memory = [torch.where(is_valid[t], new_tensor, old_tensor)
-                              for new_tensor, old_tensor in zip(new_memory, memory, strict=True)]
-                out = new_memory[0][-1:] if stop == t + 1 else out
-            memory = new_memory
-            outputs.append(out)
-            t = stop
+            # an inactive agent keeps its memory and repeats its output
+            memory = [torch.where(is_valid[t], new_tensor, old_tensor)
+                      for new_tensor, old_tensor in zip(new_memory, memory, strict=True)]
+            outputs.append(memory[0][-1:])
         state.update(zip(self.states, memory, strict=True))
         return decode(self.policy, torch.cat(outputs), *lookup)
 
@@ -1181,27 +1154,15 @@ class _TorchRecurrent(_Recurrent):
 class LSTMWrapper(_TorchRecurrent):
     """An LSTM (Hochreiter and Schmidhuber 1997) between a policy's two methods."""
 
+    kind = nn.LSTM
     states = ("lstm_h", "lstm_c")
-
-    def __init__(self, env, policy, input_size=None, hidden_size=None, num_layers=1):
-        super().__init__(env, policy, input_size, hidden_size, num_layers)
-        self.lstm = self._layer(nn.LSTM)
-
-    def forward(self, observations, state=None):
-        return self._run(self.lstm, observations, state)
 
 
 class GRUWrapper(_TorchRecurrent):
     """A GRU (Cho et al. 2014) between a policy's two methods."""
 
+    kind = nn.GRU
     states = ("gru_h",)
-
-    def __init__(self, env, policy, input_size=None, hidden_size=None, num_layers=1):
-        super().__init__(env, policy, input_size, hidden_size, num_layers)
-        self.gru = self._layer(nn.GRU)
-
-    def forward(self, observations, state=None):
-        return self._run(self.gru, observations, state)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1210,11 +1171,7 @@ class GRUWrapper(_TorchRecurrent):
 
 def squeeze_time(logits, value):
     """Remove the time axis from logits and value of one step, (1, N, ...)."""
-    if isinstance(logits, torch.distributions.Normal):
-        return torch.distributions.Normal(logits.loc[0], logits.scale[0],
-                                          validate_args=False), value[0]
-    return ([head[0] for head in logits] if isinstance(logits, (list, tuple))
-            else logits[0]), value[0]
+    return map_logits(lambda tensor: tensor[0], logits), value[0]
 
 
 @functools.lru_cache(maxsize=64)
@@ -1224,15 +1181,13 @@ def _parameters(function):
 
 def is_plain(policy):
     """Return whether a network is forward(observations), without a state."""
-    forward = policy.forward
     # only a method of a class may be cached; any other function may refer to the network
-    if hasattr(forward, "__func__"):
-        parameters = _parameters(forward.__func__)[1:]
-    else:
-        parameters = inspect.signature(forward).parameters.values()
-    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-               for p in parameters) == 1 and (not any(p.kind is p.VAR_POSITIONAL
-                                                      or p.name == "state" for p in parameters))
+    method = getattr(policy.forward, "__func__", None)
+    parameters = (inspect.signature(policy.forward).parameters.values() if method is None
+                  else _parameters(method)[1:])
+    count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    return count == 1 and not any(p.kind is p.VAR_POSITIONAL or p.name == "state"
+                                  for p in parameters)
 
 
 @contextlib.contextmanager
@@ -1306,7 +1261,8 @@ def over_time(policy, observations, state, forward=None):
                                f"{tuple(value.shape)}, expected ({size}, actions) and ({size}, 1). "
                                "See models.py.")
         if is_batch:
-            logits, value = _with_time(logits, T, N), value.reshape(T, N, 1)
+            logits = map_logits(lambda rows: rows.unflatten(0, (T, N)), logits)
+            value = value.reshape(T, N, 1)
             state |= _map_fields(state, lambda field: field.unflatten(0, (T, N)))
     return logits, value
 
@@ -1316,19 +1272,13 @@ def check_logits(policy, outputs, log_std, heads, dims):
 
     outputs (..., A + 1) and log_std: of join_outputs.
     """
-    width, name = outputs.shape[-1] - 1, type(policy).__name__
-    if heads is not None and log_std is not None:
-        raise NetworkError(f"{name} returns a Normal, expected logits: these environments want a "
-                           f"choice of {' and of '.join(map(str, heads))}.")
-    if heads is None and log_std is None:
-        raise NetworkError(f"{name} returns logits, expected a torch.distributions.Normal: these "
-                           f"environments want {dims} continuous numbers.")
+    is_normal, width = log_std is not None, outputs.shape[-1] - 1
     expected = dims if heads is None else sum(heads)
-    if width != expected:
-        kind = "means" if heads is None else "logits"
-        head_sums = f" ({' + '.join(map(str, heads))})" if heads and len(heads) > 1 else ""
-        raise NetworkError(f"{name} returns {width} {kind} per observation, expected "
-                           f"{expected}{head_sums}. Take the number from env.single_action_space.")
+    if (heads is None) != is_normal or width != expected:
+        kinds = [f"{count} {'means of a Normal' if normal else 'logits'}"
+                 for count, normal in ((width, is_normal), (expected, heads is None))]
+        raise NetworkError(f"{type(policy).__name__} returns {kinds[0]} per observation, expected "
+                           f"{kinds[1]}. Take the number from env.single_action_space.")
 
 
 def are_probabilities(outputs, heads):
@@ -1373,17 +1323,6 @@ def output_error(policy, method, outputs):
     expected = f"(logits, value, {{{', '.join(fields)}}})" if fields else "(logits, value)"
     return NetworkError(f"{type(policy).__name__}.{method} must return {expected}, got {received}; "
                         "value is one number per observation. See models.py.")
-
-
-def _with_time(logits, T, N):
-    """Return logits (T · N, ...) as (T, N, ...)."""
-    if isinstance(logits, torch.distributions.Normal):
-        return torch.distributions.Normal(*(x.unflatten(0, (T, N))
-                                            for x in (logits.loc, logits.scale)),
-                                          validate_args=False)
-    if isinstance(logits, (list, tuple)):
-        return [head.unflatten(0, (T, N)) for head in logits]
-    return logits.unflatten(0, (T, N))
 
 
 @contextlib.contextmanager
@@ -1434,7 +1373,7 @@ def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks
     if log_std is None:
         sizes = heads or [head.shape[-1]
                           for head in (logits if isinstance(logits, (list, tuple)) else [logits])]
-        heads = torch.tensor(sizes)
+        heads = torch.tensor(sizes, device=outputs.device)
         actions = outputs.new_empty(n, len(sizes), dtype=torch.int32)
     else:
         heads, log_std = None, log_std.detach().float().contiguous()
@@ -1451,20 +1390,16 @@ def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks
 # CleanRL's two agents over any policy of this file; docs/recipes.md has the whole loop
 
 
-def _distributions(logits):
-    """Return one torch distribution per head (or for all dimensions) of logits."""
-    if isinstance(logits, torch.distributions.Normal):
-        return [torch.distributions.Independent(logits, 1)]
-    heads = logits if isinstance(logits, (list, tuple)) else [logits]
-    return [torch.distributions.Categorical(logits=head) for head in heads]
-
-
 def act(logits, action=None):
     """Return (action, log-probability, entropy) of the joint distribution.
 
     The action is drawn if it is None.
     """
-    distributions = _distributions(logits)
+    if isinstance(logits, torch.distributions.Normal):
+        distributions = [torch.distributions.Independent(logits, 1)]
+    else:
+        heads = logits if isinstance(logits, (list, tuple)) else [logits]
+        distributions = [torch.distributions.Categorical(logits=head) for head in heads]
     is_single = len(distributions) == 1
     if action is None:
         samples = [distribution.sample() for distribution in distributions]
@@ -1476,7 +1411,7 @@ def act(logits, action=None):
 
 
 class CleanRLAgent(nn.Module):
-    """The agent of CleanRL's ppo.py over a feed-forward policy, that of ppo_atari_lstm.py over a recurrent one.
+    """Act in CleanRL's ppo.py, or in ppo_atari_lstm.py with a recurrent policy.
 
     x (B, *observation): get_value(x) -> (B, 1); get_action_and_value(x, action=None) -> action (B,)
     or (B, heads or dims), logprob (B,), entropy (B,), value (B, 1).
@@ -1490,10 +1425,10 @@ class CleanRLAgent(nn.Module):
     def __init__(self, policy):
         super().__init__()
         if squash_of(policy) is not None:
-            raise NetworkError(f"{type(policy).__name__} squashes its actions by a tanh (models.squash), which "
-                               "CleanRL's loops do not do. Make the policy without, or train it with PuffeRL.")
+            raise NetworkError(f"{type(policy).__name__} squashes its actions (models.squash), but "
+                               "CleanRL's loops do not. Train it with PuffeRL.")
         self.policy = policy
-        self.has_memory = bool(policy.initial_state(1)) if hasattr(policy, "initial_state") else False
+        self.has_memory = hasattr(policy, "initial_state") and bool(policy.initial_state(1))
 
     def initial_state(self, num_agents):
         return tuple(self.policy.initial_state(num_agents).values())
@@ -1509,20 +1444,17 @@ class CleanRLAgent(nn.Module):
                        "resets": done.to(x.device, torch.uint8),
                        "valid": torch.ones(T, N, dtype=torch.uint8, device=x.device)}
         logits, value = self.policy(x.reshape(T, N, *x.shape[1:]), named_state)
-        if isinstance(logits, torch.distributions.Normal):
-            logits = torch.distributions.Normal(logits.loc.flatten(0, 1),
-                                                logits.scale.flatten(0, 1))
-        elif isinstance(logits, (list, tuple)):
-            logits = [head.flatten(0, 1) for head in logits]
-        else:
-            logits = logits.flatten(0, 1)
+        logits = map_logits(lambda tensor: tensor.flatten(0, 1), logits)
         return logits, value.reshape(T * N, 1), tuple(named_state[name] for name in names)
 
     def get_value(self, x, state=None, done=None):
         return self._run(x, state, done)[1]
 
     def get_action_and_value(self, x, *arguments, action=None):
-        """arguments: (action,), or of a recurrent policy (state, done, action); each may be left out."""
+        """Return action, logprob, entropy, value, and the new state of a recurrent policy.
+
+        arguments: (action,), or of a recurrent policy (state, done, action); each may be left out.
+        """
         count = 2 if self.has_memory else 0
         logits, value, state = self._run(x, *arguments[:count])
         result = *act(logits, *arguments[count:] or (action,)), value
@@ -1537,11 +1469,15 @@ RecurrentCleanRLAgent = CleanRLAgent
 
 
 def load_policy(args, vecenv, env_name=""):
-    """The network that the policy and rnn sections describe, with weights from load_model_path if that is given."""
+    """Return the network of the policy and rnn sections.
+
+    It has weights if load_model_path or baseline names them.
+    """
     configuration.check_names(args, "policy", "rnn")
     torch.manual_seed(args["train"]["seed"])
     settings, rnn, env = args["policy"], args["rnn"], vecenv.driver_env
-    name, hidden, kind = settings["name"], settings["hidden_size"], configuration.recurrent_layer(args)
+    name, hidden = settings["name"], settings["hidden_size"]
+    kind = configuration.recurrent_layer(args)
     is_ours, (path, weights) = name in configuration.POLICIES, _load_weights(args)
     normalize = args["train"]["norm_obs"]
     if weights is not None:
@@ -1550,135 +1486,128 @@ def load_policy(args, vecenv, env_name=""):
         facts = auto.facts_of(vecenv, vecenv.num_agents, args["train"]["total_timesteps"])
         normalize = is_ours and auto.wants_normalising(facts)[0]
     width, inputs = rnn["hidden_size"] or hidden, rnn["input_size"] or hidden
-    resumed = args.get("resume") and wants_encoding(env, True)
-    trained = _resumed_names(args) if resumed else list(weights or ())
-    encoded = name == "impala" or (
-        name in ("auto", "default", "feed-forward") and wants_encoding(env, name == "auto", trained))
-    if kind != "none":
-        _check_recurrent(name, kind, is_ours, hidden, width, inputs if kind == "mingru" else hidden, rnn["num_layers"])
+    encoded = name == "impala" or (name in ("auto", "default", "feed-forward")
+                                   and wants_encoding(env, name == "auto"))
+    if kind != "none" and is_ours and (width, inputs) != (hidden, hidden):
+        raise ConfigError(f"rnn.hidden_size = {width}, rnn.input_size = {inputs}: must equal "
+                          f"policy.hidden_size = {hidden}.")
     if name in ("default", "auto") and kind == "mingru" and not encoded:
-        policy = MinGRUPolicy(env, hidden_size=hidden, num_layers=rnn["num_layers"], normalize=normalize)
+        policy = MinGRUPolicy(env, hidden, rnn["num_layers"], normalize)
     else:
-        policy = build(settings, env, encoded, normalize, trained)
+        policy = build(settings, env, encoded, normalize)
         if kind != "none":
             wrapper = {"mingru": MinGRUWrapper, "lstm": LSTMWrapper, "gru": GRUWrapper}[kind]
-            policy = wrapper(env, policy, hidden_size=width, num_layers=rnn["num_layers"], input_size=inputs)
+            policy = wrapper(env, policy, inputs, width, rnn["num_layers"])
         find_form(policy, env.single_observation_space)
         if normalize and not encoded and find_normalizer(policy) is None:
             policy = Normalized(env, policy)
     _shape_actions(policy, env.single_action_space, args, weights or {})
     if weights is not None:
-        put_weights(policy, weights, path)
+        check_weights(weights, policy.state_dict(), path)
+        policy.load_state_dict(weights)
     return policy
 
 
-def _check_recurrent(name, kind, is_ours, hidden, width, inputs, layers):
-    """ConfigError for sizes of the rnn section that do not fit policy.hidden_size."""
-    if layers < 1:
-        raise ConfigError(f"rnn.num_layers = {layers}: must be 1 or more, or set rnn.name none.")
-    if name == "board":
-        raise ConfigError(f"rnn.name = {kind}: policy.name board has no recurrent form; set rnn.name none.")
-    if is_ours and (width, inputs) != (hidden, hidden):
-        raise ConfigError(f"rnn.hidden_size {width}, rnn.input_size {inputs}: must equal policy.hidden_size {hidden}, "
-                          "as the decoder reads the recurrent layer, and the MinGRU's highway adds input and output.")
+def build(settings, env, encoded=False, normalize=False):
+    """Return the network of policy.name, without a recurrent layer of models.py.
 
-
-def build(settings, env, encoded=False, normalize=False, trained=()):
-    """What policy.name means, without a recurrent layer of models.py. settings: the policy section;
-    trained: as in leaf_kinds."""
+    settings: the policy section.
+    """
     name, hidden = settings["name"], settings["hidden_size"]
     if name == "impala":
-        return Impala(env, hidden_size=hidden, normalize=normalize, trained=trained)
+        return Impala(env, hidden_size=hidden, normalize=normalize)
     if encoded:
-        return Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize, trained=trained)
+        return Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize)
     if name in configuration.POLICIES:
-        return {"board": Board, "separate": Separate}.get(name, FeedForward)(env, hidden_size=hidden)
+        kind = {"board": Board, "separate": Separate}.get(name, FeedForward)
+        return kind(env, hidden_size=hidden)
     cls = configuration.load_attribute("policy.name", name, configuration.POLICIES)
     options = {"hidden_size": hidden} if emulation.takes(cls, "hidden_size") else {}
-    options |= {key: value for key, value in settings.items() if not hasattr(configuration.Policy, key)}
+    options |= {key: value for key, value in settings.items()
+                if not hasattr(configuration.Policy, key)}
     try:
         inspect.signature(cls).bind(env, **options)
     except TypeError as error:
-        raise ConfigError(f"policy.name = {name}: is called with ({', '.join(['env', *options])}), but takes "
-                          f"{inspect.signature(cls)} ({error}); env has single_observation_space and "
-                          "single_action_space. What has a default is a setting, --policy.NAME.") from None
+        raise ConfigError(
+            f"policy.name = {name}: is called with ({', '.join(['env', *options])}), but takes "
+            f"{inspect.signature(cls)} ({error}). What has a default is a setting, --policy.NAME."
+            ) from None
     network = cls(env, **options)
     if not isinstance(network, nn.Module):
-        raise ConfigError(f"policy.name = {name}: must make a torch.nn.Module, it made a {type(network).__name__}.")
+        raise ConfigError(f"policy.name = {name}: makes a {type(network).__name__}, expected a "
+                          "torch.nn.Module.")
     return network
 
 
 def _shape_actions(policy, space, args, weights):
-    """policy.log_std_init, and `squash` if it is wanted or if these weights were trained so. What
-    "auto" chooses is written into args."""
+    """Set the first log-std, and squash the actions.
+
+    They are squashed if the weights or the settings are for it. The choice for policy.squash = auto
+    is written to args.
+    """
     settings, saved = args["policy"], weights.get("action_squash")
     if settings["squash"] == "auto":
-        why = None if weights else auto.why_squash(space)
-        settings["squash"] = "none" if why is None else "tanh"
-        args.setdefault("auto", {}).update({} if why is None else {"policy.squash": why})
+        reason = None if weights else auto.why_squash(space)
+        settings["squash"] = "none" if reason is None else "tanh"
+        args.setdefault("auto", {}).update({} if reason is None else {"policy.squash": reason})
     if settings["log_std_init"] != 0:
-        set_log_std(policy, settings["log_std_init"])
+        log_stds = [module.log_std for module in policy.modules()
+                    if isinstance(module, Decoder) and module.log_std is not None]
+        if not log_stds:
+            raise NetworkError(
+                "policy.log_std_init: the network has no models.Decoder of continuous actions. "
+                "Take 0, and set the log-std in the network.")
+        for log_std in log_stds:
+            nn.init.constant_(log_std, settings["log_std_init"])
     if settings["squash"] == "tanh" or saved is not None:
         squash(policy, space)
     if saved is not None and not torch.equal(saved, policy.action_squash):
-        raise ConfigError(f"these weights were trained to act between other bounds than {space} has; take the "
+        raise ConfigError(f"these weights act between other bounds than {space} has. Take the "
                           "environment and the settings that they were trained with.")
 
 
 def _load_weights(args):
-    """(path, weights) that the settings name, or (None, None)."""
-    if args.get("load_model_path") and args.get("baseline"):
-        raise ConfigError("--load-model-path and --baseline both name weights to start from; give one of them.")
+    """Return (path, weights) that the settings name, or (None, None)."""
+    model, is_baseline = args.get("load_model_path"), args.get("baseline")
+    if model and is_baseline:
+        raise ConfigError("--load-model-path and --baseline both name weights to start from. Give "
+                          "one of them.")
 
     def read():
-        if args.get("baseline"):
+        if is_baseline:
             name = args["env_name"]
             return configuration.find_baseline(name), configuration.read_baseline(name)[0]
-        path = configuration.find_model(args["load_model_path"], args["data_dir"], args["config_name"])
+        path = configuration.find_model(model, args["data_dir"], args["config_name"])
         return path, checkpoints.load(path)
 
-    return data_parallel.connect().first(read) if args.get("load_model_path") or args.get("baseline") else (None, None)
+    return data_parallel.connect().first(read) if model or is_baseline else (None, None)
 
 
-def _resumed_names(args):
-    """The names of the weights of the run that is resumed."""
-    def read():
-        path = configuration.find_run(args["resume"], args["data_dir"], args["config_name"], "trainer_state.pt")
-        return list(checkpoints.load(path / "trainer_state.pt" if path.is_dir() else path))
+def check_weights(weights, expected, path):
+    """Check the weights of a file against those of a network.
 
-    return data_parallel.connect().first(read)
+    Raises ConfigError that names the first one that the other lacks, or that has another shape or
+    kind of numbers, or that is not finite where the network's is.
+    """
+    def describe(tensor):
+        if not isinstance(tensor, torch.Tensor):
+            return "missing" if tensor is None else type(tensor).__name__
+        return f"{tuple(tensor.shape)} {'floats' if tensor.is_floating_point() else 'integers'}"
 
-
-def put_weights(policy, weights, path):
-    """Weights of the file `path` into a network; raises ConfigError if they do not fit or are not finite."""
-    check_weights(weights, policy.state_dict(), path)
-    try:
-        policy.load_state_dict(weights)
-    except RuntimeError as error:
-        raise ConfigError(f"{path} does not fit this network: {error}") from None
-
-
-def check_weights(theirs, mine, path):
-    """ConfigError that names the first of the weights of a file that the network `mine` lacks, or has in
-    another shape or with another kind of numbers, or that is not finite where that of `mine` is."""
-    shapes = [{name: tuple(getattr(tensor, "shape", ())) for name, tensor in weights.items()}
-              for weights in (theirs, mine)]
-    for name in {**theirs, **mine}:
-        if shapes[0].get(name) != shapes[1].get(name):
-            raise ConfigError(f"{path} is of another network: {name} is {shapes[0].get(name, 'not in it')} there and "
-                              f"{shapes[1].get(name, 'missing')} here. Take back what was changed of its class, or of "
-                              "the env, policy and rnn settings; or begin a new run.")
-        there, here = theirs[name], mine[name]
-        if not isinstance(there, torch.Tensor) or not isinstance(here, torch.Tensor):
-            continue
-        if (there.is_floating_point(), there.is_complex()) != (here.is_floating_point(), here.is_complex()):
-            raise ConfigError(f"{path} does not fit this network: {name} is {there.dtype} there and {here.dtype} here.")
-        check_finite(name, there, path, allow_infinite=bool(here.isinf().any()))  # as a mask may be
+    for name in {**weights, **expected}:
+        tensor, expected_tensor = weights.get(name), expected.get(name)
+        if describe(tensor) != describe(expected_tensor):
+            raise ConfigError(
+                f"{path} is of another network: {name} is {describe(tensor)} there and "
+                f"{describe(expected_tensor)} here. Undo the change of its class or of the env, "
+                "policy and rnn settings, or begin a new run.")
+        if isinstance(tensor, torch.Tensor):  # a mask of the network may be infinite
+            check_finite(name, tensor, path, allow_infinite=bool(expected_tensor.isinf().any()))
 
 
 def check_finite(name, tensor, path, allow_infinite=False):
-    """ConfigError for a tensor of a file that is NaN, or infinite."""
+    """Raise ConfigError for a tensor of a file that is NaN, or infinite."""
     if tensor.isnan().any() or (tensor.isinf().any() and not allow_infinite):
-        bad = int((~tensor.isfinite()).sum())
-        raise ConfigError(f"{path}: {bad:,} of the {tensor.numel():,} numbers in {name} are not finite, so the "
-                          "network can decide nothing. Take an older checkpoint, or the best: --load-model-path best.")
+        count = int((~tensor.isfinite()).sum())
+        raise ConfigError(f"{path}: {count:,} of the {tensor.numel():,} numbers in {name} are not "
+                          "finite. Take an older checkpoint, or --load-model-path best.")

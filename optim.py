@@ -13,7 +13,6 @@ momentum, step) are at the end of kernels.py. tests/reference.py has the whole s
 import inspect
 import math
 
-import numpy as np
 import torch
 
 import emulation
@@ -21,13 +20,12 @@ import kernels
 from arena import (
     ONE,
     ZERO,
-    check_array,
-    check_numbers,
+    as_array,
+    check_arrays,
     constant,
-    device_array,
     driver,
     f32,
-    host_array,
+    f64,
     on_gpu,
     run,
 )
@@ -193,12 +191,12 @@ class Muon:
             self._groups.append((work, matrices))
         groups = "gradients", "momentum", "updates", "weights"
         flats = [self.arena.flat(group) for group in groups]
+        self._gradients, self._scalars = flats[0], self.arena["muon/scalars"]
         flats += self._bind_batched() if self._is_batched else ()
         if self._matrices:
             self._lanes = self._bind_matrices(flats[2])
-        view = device_array if flats[0].is_cuda else host_array
         slices = self.arena.without("weights", self.frozen)
-        self._parts = [[view(flat[part]) for flat in flats] for part in slices]
+        self._parts = [[as_array(flat[part]) for flat in flats] for part in slices]
 
     def _bind_matrices(self, updates):
         """Return the arguments of `run` for _orthogonalise_lanes.
@@ -219,7 +217,7 @@ class Muon:
         nanoseconds = int(len(NEWTON_SCHULZ) * (operations / len(places)) / 100)
         coefficients = torch.tensor(NEWTON_SCHULZ, dtype=torch.float32)
         arrays = updates, torch.tensor(places), scales, memory, coefficients
-        return len(places), nanoseconds, *map(host_array, arrays)
+        return len(places), nanoseconds, *map(as_array, arrays)
 
     def _bind_batched(self):
         """Return (places, results, scales), each with an entry for each weight's number.
@@ -255,23 +253,21 @@ class Muon:
             self._bind()
         for name in self.frozen:
             self.arena[f"gradients/{name}"].zero_()  # an engine may have written to it
-        scalars, gradients = self.arena["muon/scalars"], self.arena.flat("gradients")
-        if on_gpu(gradients):
-            norm = self._clip(gradients, learning_rate, scalars, found_inf)
+        scalars = as_array(self._scalars)
+        if on_gpu(self._gradients):
+            norm = self._clip(learning_rate, found_inf)
         else:
-            norm = kernels.gradient_norm(gradients)
+            norm = kernels.gradient_norm(self._gradients)
             if found_inf is not None:
                 found_inf.fill_(bool(found_inf) or not math.isfinite(norm))
             if not math.isfinite(norm) or found_inf:
                 return norm
             learning_rate = float(learning_rate)
             decay = 1.0 - learning_rate * self.weight_decay
-            host_array(scalars)[:] = (min(1.0, self.max_grad_norm / (norm + 1e-6)), self.momentum, decay,
-                                learning_rate)
-        scalars = check_array("Muon", "scalars", scalars, (4,))
+            scale = min(1.0, self.max_grad_norm / (norm + 1e-6))
+            scalars[:] = scale, self.momentum, decay, learning_rate
         if self._is_batched:
-            flat = self.arena.flat("muon")
-            work = check_array("Muon", "flat", flat, tuple(flat.shape))
+            work = as_array(self.arena.flat("muon"))
             for gradients, momentum, updates, _, places, *_ in self._parts:
                 run(kernels._nesterov_cuda, len(places), 1, gradients, momentum, updates, scalars,
                     places, work)
@@ -296,18 +292,18 @@ class Muon:
             run(kernels._apply_lanes, len(weights), 1, weights, updates, scalars)
         return norm
 
-    def _clip(self, gradients, learning_rate, scalars, found_inf):
-        """Write `scalars`, with the factor that clips, on a GPU; return the norm."""
-        flat = check_array("Muon", "gradients", gradients, tuple(gradients.shape))
+    def _clip(self, learning_rate, found_inf):
+        """Write the scalars, with the factor that clips, on a GPU; return the norm."""
+        gradients, scalars = self._gradients, self._scalars
         norm = torch.empty((), dtype=torch.float64, device=gradients.device)
         if found_inf is None:
             found_inf = torch.zeros_like(scalars[kernels.SCALE])
         is_tensor = isinstance(learning_rate, torch.Tensor)
-        rate = learning_rate.view(1) if is_tensor else learning_rate
-        written = (check_array("Muon", "found_inf", found_inf.view(1), (1,)),
-                   check_array("Muon", "norm", norm.view(1), (1,), np.float64),
-                   check_array("Muon", "scalars", scalars, (4,)))
-        rate = check_numbers("Muon", "learning_rate", rate, 1, np.float32, norm)
+        flat, rate, *written = check_arrays(
+            "Muon", gradients=(gradients, tuple(gradients.shape), f32),
+            learning_rate=(learning_rate.view(1) if is_tensor else learning_rate, (1,), f32),
+            found_inf=(found_inf.view(1), (1,), f32), norm=(norm.view(1), (1,), f64),
+            scalars=(scalars, (4,), f32))
         kernels._launch_sum(
             "clip", -(-len(flat) // 8), 1, gradients, (len(flat),), written, flat,
             float(self.max_grad_norm), self.momentum, self.weight_decay, rate)
@@ -326,15 +322,15 @@ class Muon:
         tiles = count * -(-rows // kernels.STRIP) * -(-columns // kernels.ACROSS)
         properties = torch.cuda.get_device_properties(x.device)
         blocks = min(tiles, properties.multi_processor_count)
-        arrays = [check_array("Muon", "matrices", tensor, tuple(tensor.shape))
-                  for tensor in (x, y, gram)]
+        arrays = [as_array(tensor) for tensor in (x, y, gram)]
         coefficients = constant(("Newton-Schulz",), x,
                                 lambda: torch.tensor(NEWTON_SCHULZ, dtype=torch.float32))
         arrived = constant(("barrier", torch.cuda.current_stream().cuda_stream), x,
                            lambda: torch.zeros(2, dtype=torch.int32))
         # cooperative, because blocks wait for each other
         kernels.CUDA.launch("newton_schulz", blocks, kernels.CREW, count, rows, columns,
-                            len(NEWTON_SCHULZ), coefficients, *arrays, arrived, cooperative=True)
+                            len(NEWTON_SCHULZ), as_array(coefficients), *arrays, as_array(arrived),
+                            cooperative=True)
 
     @staticmethod
     def _orthogonalise(x, y, gram, polynomial):
@@ -350,21 +346,17 @@ class Muon:
 
 
 def check_optimizer(cls, weight_decay):
-    """ConfigError if a custom train.optimizer is not made and stepped as TorchOptimizer does it."""
+    """Raise ConfigError unless a custom train.optimizer is one of torch's kind.
+
+    It must take what TorchOptimizer makes it with.
+    """
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
-        raise ConfigError(f"train.optimizer: must be a class of torch.optim.Optimizer's kind, it is a "
-                          f"{type(cls).__name__}; to change what one is made with, give a subclass whose __init__ "
-                          "takes (parameters, lr).")
-    if not emulation.takes(cls, "lr"):
-        raise ConfigError(f"train.optimizer = {cls.__name__}: is made as Class(parameters, lr=learning_rate), but "
-                          "takes no lr.")
-    if weight_decay and not emulation.takes(cls, "weight_decay"):
-        raise ConfigError(f"train.weight_decay = {weight_decay}: is for an optimizer that takes it, and {cls.__name__} "
-                          "does not; leave it at 0.")
-    closure = inspect.signature(cls.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise ConfigError(f"train.optimizer = {cls.__name__}: its step must do without a closure; the gradients are "
-                          "there when it is called.")
+        raise ConfigError(f"train.optimizer: a {type(cls).__name__} is no class of "
+                          "torch.optim.Optimizer's kind. Give a subclass.")
+    for name in ("lr", *(["weight_decay"] if weight_decay else [])):
+        if not emulation.takes(cls, name):
+            raise ConfigError(f"train.optimizer = {cls.__name__}: takes no {name}, which the "
+                              "trainer gives. Add it, or leave train.weight_decay at 0.")
 
 
 class TorchOptimizer:

@@ -1,6 +1,6 @@
-"""PPO on one page: the whole algorithm, in the order in which it happens. Read this first.
+"""Train by PPO: the whole algorithm on one page, in its order. Read this first.
 
-    python ppo.py breakout                                       # a C environment: a folder of ocean/
+    python ppo.py breakout                                     # a C environment: a folder of ocean/
     python ppo.py cartpole --total-timesteps 4_000_000
     python ppo.py gym/Acrobot-v1 --num-envs 32 --minibatch-size 512 --norm-obs --norm-reward
     tensorboard --logdir runs
@@ -20,7 +20,7 @@ holds a rollout:
 
     observations (T+1, N, ...)     what the policy sees at t; row T is row 0 of the next rollout
     resets (T+1, N)                1 if an episode begins with this observation
-    valid (T+1, N)                 1 if the agent is alive and acts
+    valid (T+1, N)                 1 if the agent acts
     action_masks (T+1, N, A)       0 forbids an action; None if nothing is ever forbidden
     actions (T, N, heads or dims)  taken at t; the next three arrays are what they led to
     rewards, terminals, truncations (T, N)
@@ -89,16 +89,16 @@ class Args:
     ent_coef: float = 0.003
     """Weight of the entropy bonus."""
     advantage_floor: float = 0.0
-    """Advantages are divided by their standard deviation in the minibatch, or by this if it is less."""
+    """Divide advantages by their standard deviation in the minibatch, at least by this."""
     target_kl: float | None = None
     """Adapt the learning rate each epoch so that the policy moves by this KL divergence (try 0.01);
     None leaves the rate to the cosine."""
     norm_obs: bool = False
-    """Subtract the mean of all observations so far and divide by their standard deviation. Nothing is
-    learnt from rollouts that begin within the first 1,024 steps, or the first twentieth if that is less."""
+    """Subtract the mean of all observations so far and divide by their standard deviation. Rollouts
+    that begin within the first 1,024 steps, or a twentieth if that is less, are not learnt."""
     norm_reward: bool = False
-    """Divide rewards by the standard deviation of recent discounted returns; values are learnt relative to their
-    mean if that is far from 0."""
+    """Divide rewards by the standard deviation of recent discounted returns; values are learnt
+    relative to their mean if that is far from 0."""
     reward_clip: float = math.inf
     """Clip rewards to ± this."""
     squash: bool = False
@@ -109,7 +109,10 @@ class Args:
 
 
 class Moments:
-    """Mean and 1 / standard deviation (`scale`) of all rows (n, ...) so far (Chan et al. 1979)."""
+    """Hold mean and 1 / standard deviation (`scale`) of all rows so far.
+
+    Rows (n, ...) are added as in Chan et al. 1979.
+    """
 
     def __init__(self, *shape):
         self.count, self.mean = 0, torch.zeros(shape, dtype=torch.float64)
@@ -184,8 +187,11 @@ class Policy(nn.Module):
 
 @torch.no_grad()
 def rollout(args, envs, storage, policy, state, epoch):
-    """Fill `storage`. Returns a namespace: logprobs (T, N), values (T+1, N), bootstraps (T, N),
-    samples like the actions, and the network's state before (`state`) and after (`following`)."""
+    """Fill `storage`, and return what else learning needs.
+
+    A namespace: logprobs (T, N), values (T+1, N), bootstraps (T, N), samples like the actions, and
+    the network's state before (`state`) and after (`following`).
+    """
     T, N = storage.actions.shape[:2]
     data = SimpleNamespace(logprobs=torch.zeros(T, N), values=torch.zeros(T + 1, N),
                            bootstraps=torch.zeros(T, N), state=state)
@@ -197,7 +203,7 @@ def rollout(args, envs, storage, policy, state, epoch):
     envs.begin()  # row T of the last rollout becomes row 0
     for t in range(T + 1):
         assert envs.wait() == (0, t), "all environments are one buffer"
-        # A truncated episode would have gone on: its last observation's value stands for the rest.
+        # A truncated episode continues: its last observation's value is that of the rest.
         if t > 0:
             cut = (storage.truncations[t - 1] != 0) & (storage.terminals[t - 1] == 0)
             if cut.any():
@@ -224,24 +230,27 @@ def rollout(args, envs, storage, policy, state, epoch):
 
 
 def advantage(args, storage, rewards, mean, values, bootstraps, ratios):
-    """GAE (Schulman et al. 2016) with V-trace's clipped weights (Espeholt et al. 2018), (T, N).
-    Values and bootstraps are relative to `mean`."""
-    advantages, later, next_value = torch.zeros_like(ratios), torch.zeros_like(ratios[0]), values[-1]
+    """Return advantages (T, N) by GAE with V-trace's clipped weights.
+
+    Values and bootstraps are relative to `mean` (Schulman et al. 2016, Espeholt et al. 2018).
+    """
+    advantages, later = torch.zeros_like(ratios), torch.zeros_like(ratios[0])
+    next_value = values[-1]
     terminal, done = storage.terminals.float(), (storage.terminals | storage.truncations).float()
     rewards = rewards.clamp(-args.reward_clip, args.reward_clip)
     follows = torch.ones_like(later)  # 1 if a value follows, 0 after an episode's end
     for t in reversed(range(len(ratios))):
-        alive, going = storage.valid[t] != 0, 1.0 - done[t]
+        valid, going = storage.valid[t] != 0, 1.0 - done[t]
         rho, c = ratios[t].clamp(max=args.vtrace_rho_clip), ratios[t].clamp(max=args.vtrace_c_clip)
         bootstrapped = going * follows + done[t] - terminal[t]
         relative = rewards[t] - mean * (1 - args.gamma * bootstrapped)
         delta = rho * (relative + args.gamma * (going * next_value + bootstraps[t]) - values[t])
         now = delta + args.gamma * args.gae_lambda * c * going * later
-        advantages[t] = torch.where(alive, now, 0.0)
-        # A step at which the agent is not alive passes on what follows it, unchanged.
-        later = torch.where(alive, now, going * later)
-        next_value = torch.where(alive, values[t], going * next_value)
-        follows = torch.where(alive, 1.0, going * follows)
+        advantages[t] = torch.where(valid, now, 0.0)
+        # An invalid step passes on what follows it, unchanged.
+        later = torch.where(valid, now, going * later)
+        next_value = torch.where(valid, values[t], going * next_value)
+        follows = torch.where(valid, 1.0, going * follows)
     return advantages
 
 
@@ -249,8 +258,11 @@ def advantage(args, storage, rewards, mean, values, bootstraps, ratios):
 
 
 def log_probability(policy, y, actions, mask):
-    """Log-probability (...) of actions (..., heads or dims) given the logits or means y
-    (..., A), and the entropy (...). With squash, `actions` are the samples before the tanh."""
+    """Return the log-probability (...) of actions and the entropy (...).
+
+    actions (..., heads or dims); logits or means y (..., A). With squash, `actions` are the samples
+    before the tanh.
+    """
     if policy.log_std is not None:  # a Gaussian, with one standard deviation for each dimension
         normal = torch.distributions.Normal(y, policy.log_std.exp().expand_as(y),
                                             validate_args=False)
@@ -271,13 +283,17 @@ def log_probability(policy, y, actions, mask):
 
 
 def squash_rows(space):
-    """(3, dims): middle, half range and its log of each number with two finite bounds. A number without
-    begins at the point of its bounds that is nearest to 0: this, -scale and the log of the scale."""
+    """Return what squashes each number of an action, (3, dims).
+
+    Middle, half range and its log of a number with two finite bounds. Any other begins at the point
+    of its bounds that is nearest to 0: this, -scale and the log of the scale.
+    """
     if not hasattr(space, "low"):
-        raise SystemExit(f"--squash = True: a tanh is for continuous actions, not {space}. Leave it out.")
+        raise SystemExit(f"--squash = True: a tanh is for continuous actions, not {space}. Leave "
+                         "it out.")
     low, high = (torch.from_numpy(x.ravel()).double() for x in (space.low, space.high))
     half, start = (high - low) / 2, torch.zeros_like(low).clamp(low, high)
-    between = (half > 0) & (half <= 1e9)  # a larger range stands for none
+    between = (half > 0) & (half <= 1e9)  # a larger range means none
     if not between.any() and not start.any():
         raise SystemExit(f"--squash = True: no number of {space} has finite bounds. Leave it out.")
     scale = torch.where(between, half, start.abs().clamp(min=1))
@@ -286,27 +302,33 @@ def squash_rows(space):
 
 
 def log_slope(policy, u):
-    """log da/du of a = middle + half * tanh(u), summed over dims (Haarnoja et al. 2018, app. C)."""
+    """Return log da/du of a = middle + half * tanh(u), summed over dims.
+
+    Haarnoja et al. 2018, appendix C.
+    """
     of_tanh = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
     return (policy.squash[2] + of_tanh * (policy.squash[1] > 0)).sum(-1)
 
 
 def ppo_loss(args, policy, y, v, batch, weights):
-    """(loss, ratios (T, M), statistics): the clipped policy and value losses (Schulman et al. 2017)
-    and the entropy bonus, over the valid steps of M segments."""
-    alive = batch.valid != 0
+    """Return (loss, ratios (T, M), statistics) over the valid steps of M segments.
+
+    The loss has the clipped policy and value losses (Schulman et al. 2017) and the entropy bonus.
+    """
+    valid = batch.valid != 0
     logprob, entropy = log_probability(policy, y, batch.actions, batch.action_masks)
-    log_ratio = torch.where(alive, logprob - batch.logprobs, 0.0).clamp(-20, 20)
+    log_ratio = torch.where(valid, logprob - batch.logprobs, 0.0).clamp(-20, 20)
     ratio = log_ratio.exp()
-    seen = batch.advantages[alive]
-    a = weights * (batch.advantages - seen.mean()) / (seen.std(correction=0).clamp(min=args.advantage_floor) + 1e-8)
+    advantages = batch.advantages[valid]
+    std = advantages.std(correction=0).clamp(min=args.advantage_floor)
+    a = weights * (batch.advantages - advantages.mean()) / (std + 1e-8)
     pg = torch.maximum(-a * ratio, -a * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef))
     returns = batch.advantages + batch.values
     clipped = batch.values + (v - batch.values).clamp(-args.vf_clip_coef, args.vf_clip_coef)
     vf = 0.5 * torch.maximum((v - returns) ** 2, (clipped - returns) ** 2)
-    policy_loss, value_loss, entropy = pg[alive].mean(), vf[alive].mean(), entropy[alive].mean()
-    kl = (ratio - 1 - log_ratio)[alive].mean()
-    clipfrac = ((ratio - 1).abs() > args.clip_coef)[alive].float().mean()
+    policy_loss, value_loss, entropy = pg[valid].mean(), vf[valid].mean(), entropy[valid].mean()
+    kl = (ratio - 1 - log_ratio)[valid].mean()
+    clipfrac = ((ratio - 1).abs() > args.clip_coef)[valid].float().mean()
     losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
               "approx_kl": kl, "clipfrac": clipfrac}
     return policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy, ratio.detach(), losses
@@ -318,9 +340,11 @@ NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, 
 
 @torch.no_grad()
 def muon(args, policy, momenta, learning_rate):
-    """One step of Muon (Jordan et al. 2024): a matrix moves by its Nesterov momentum with all
-    singular values taken to about 1, a vector by its plain Nesterov momentum. Returns the norm of
-    the gradients before they were clipped."""
+    """Take one step of Muon (Jordan et al. 2024); return the gradients' norm.
+
+    A matrix moves by its Nesterov momentum with all singular values taken to about 1, a vector by
+    its plain Nesterov momentum. The norm is that before clipping.
+    """
     norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     if not norm.isfinite():
         raise FloatingPointError("a gradient is not finite: try a smaller --learning-rate.")
@@ -345,28 +369,32 @@ def muon(args, policy, momenta, learning_rate):
 
 
 def far(mean):
-    """What the network's values are relative to: what of the mean of the value targets is beyond ten deviations
-    of the return (the shift of PopArt, van Hasselt et al. 2016)."""
+    """Return what the network's values are relative to.
+
+    It is the part of the value targets' mean beyond ten deviations of the return (the shift of
+    PopArt, van Hasselt et al. 2016).
+    """
     return (mean - mean.clamp(-10, 10)).float()
 
 
 # -- Learning from a rollout, and the run ----------------------------------------------------------
 
 
-def learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, progress, learning_rate):
-    """`count` updates on minibatches of segments; returns their losses' means over valid steps."""
+def learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, progress,
+          learning_rate):
+    """Update `count` times on minibatches of segments; return the losses' means."""
     T, N = data.logprobs.shape
-    alive, ratios, M = storage.valid[:T] != 0, torch.ones(T, N), args.minibatch_size // T
+    valid, ratios, M = storage.valid[:T] != 0, torch.ones(T, N), args.minibatch_size // T
     index, weights = torch.zeros(M, dtype=torch.int64), torch.zeros(M)
     scratch = torch.zeros(N, dtype=torch.float64)
     beta = args.prio_beta0 + (1 - args.prio_beta0) * progress
     means, steps = {}, 0
     for minibatch in range(count):
-        # Each minibatch computes all advantages anew, with the newest values and ratios. Segments
+        # Each minibatch computes all advantages again, with the newest values and ratios. Segments
         # with larger ones are drawn more often (prioritized replay, Schaul et al. 2016).
         advantages = advantage(args, storage, rewards, mean, data.values, data.bootstraps, ratios)
-        priorities = (advantages.abs() * alive).double().sum(0) ** args.prio_alpha + 1e-6
-        priorities = torch.where(alive.any(0), priorities, 0.0)
+        priorities = (advantages.abs() * valid).double().sum(0) ** args.prio_alpha + 1e-6
+        priorities = torch.where(valid.any(0), priorities, 0.0)
         # One segment from each of M equal strata of the priorities, so that a pass meets nearly
         # all of them; weights = (N * priorities[index] / priorities.sum())^-beta.
         kernels.draw_segments(priorities, scratch, index, weights, seed=args.seed,
@@ -382,7 +410,7 @@ def learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, pro
         loss.backward()
         losses["grad_norm"] = muon(args, policy, momenta, learning_rate)
         data.values[:T, index] = torch.where(batch.valid != 0, v.detach(), batch.values)
-        n = int(alive[:, index].sum())
+        n = int(valid[:, index].sum())
         means = {key: means.get(key, 0.0) + (x.item() - means.get(key, 0.0)) * n / (steps + n)
                  for key, x in losses.items()}
         steps += n
@@ -392,7 +420,7 @@ def learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, pro
 
 
 def train(args, envs, policy=None):
-    """Rollouts and learning by turns; each epoch yields (steps, episodes' means, losses, policy)"""
+    """Roll out and learn; yield (steps, episodes' means, losses, policy) per epoch."""
     torch.manual_seed(args.seed)
     T, N = args.horizon, envs.num_agents
     if args.minibatch_size % T or not T <= args.minibatch_size <= T * N:
@@ -417,7 +445,7 @@ def train(args, envs, policy=None):
     updates_owed, rate_factor, losses = 0.0, 1.0, {}
     for epoch in range(-(-args.total_timesteps // (T * N))):
         data = rollout(args, envs, storage, policy, state, epoch)
-        state, alive, rewards = data.following, storage.valid[:T] != 0, storage.rewards
+        state, valid, rewards = data.following, storage.valid[:T] != 0, storage.rewards
         if args.norm_reward:
             # Older returns count less, because an earlier policy earned them.
             for moments in (returns, targets):
@@ -425,12 +453,13 @@ def train(args, envs, policy=None):
                 moments.squares *= math.exp(-T * (1 - args.gamma) / 25)
             for t in range(T):
                 running = running * (1 - storage.resets[t].double())
-                running = torch.where(alive[t], args.gamma * running + rewards[t], running)
-                returns.add(running[alive[t]])
+                running = torch.where(valid[t], args.gamma * running + rewards[t], running)
+                returns.add(running[valid[t]])
             rewards, mean = rewards * returns.scale, far(targets.mean * returns.scale)
             goals = advantage(args, storage, rewards, mean, data.values, data.bootstraps,
                               torch.ones(T, N)) + data.values[:T] + mean
-            targets.add(goals[alive].double() / returns.scale.double())  # in the environment's units
+            # in the environment's units
+            targets.add(goals[valid].double() / returns.scale.double())
             mean = far(targets.mean * returns.scale)
         few = observed.count == 0 or epoch * T * N < min(1024, args.total_timesteps / 20)
         if not (args.norm_obs and few):
@@ -441,16 +470,17 @@ def train(args, envs, policy=None):
         # Until its end is near, the schedule is multiplied by a factor that aims at target_kl.
         if args.target_kl is not None and "approx_kl" in losses and schedule > 0.05:
             target = args.target_kl
-            # Small advantages are mostly noise, and Muon's steps do not shrink with the gradient. A rate of more
-            # than four times the setting loses what few decisive steps have taught.
+            # Small advantages are mostly noise, and Muon's steps do not shrink with the gradient. A
+            # rate of more than four times the setting loses what few decisive steps have taught.
             if args.norm_reward:
                 target *= min(1.0, losses["advantages"] / 0.2)
             step = math.sqrt(target / max(losses["approx_kl"], 1e-12))
-            rate_factor = min(10.0, 4.0 / schedule, max(0.1, rate_factor * min(1.2, max(0.5, step))))
+            rate_factor = max(0.1, rate_factor * min(1.2, max(0.5, step)))
+            rate_factor = min(10.0, 4.0 / schedule, rate_factor)
         losses = learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, progress,
                        args.learning_rate * rate_factor * schedule)
         if args.norm_obs:
-            observed.add(storage.observations[:T].flatten(2)[alive])
+            observed.add(storage.observations[:T].flatten(2)[valid])
             policy.shift, policy.scale = observed.mean.float(), observed.scale
         yield (epoch + 1) * T * N, envs.log(), losses, policy
 

@@ -99,51 +99,46 @@ class Setting:
     integer: bool = False
 
     def __post_init__(self):
-        if self.distribution not in SCALES:
-            problem = (f"distribution = {self.distribution!r}: must be" if self.distribution
-                    else "has no distribution:")
-            self._refuse(f"{problem} one of {', '.join(SCALES)}")
-        if self.row.takes == "values":
-            if len(self.values) < 2 or len(set(map(repr, self.values))) < len(self.values):
-                self._refuse(f"values = {list(self.values)}: there must be two or "
-                             "more, all different")
-        else:
-            if self.values:
-                self._refuse(f"values are for distribution = choice, not {self.distribution}")
-            self._check_range()
-        if self.mean is not None:
-            if self.values and self.mean not in self.values:
-                self._refuse(f"mean = {self.mean}: must be one of {list(self.values)}")
-            if not self.values and not self.min <= self.mean <= self.max:
-                self._refuse(f"mean = {self.mean}: must lie within min = {self.min} and "
-                             f"max = {self.max}")
-        if self.scale is not None and not self.scale > 0:
-            self._refuse(f"scale = {self.scale}: must be above 0")
+        problem = self._find_problem()
+        if problem:
+            raise ConfigError(f"[sweep.{self.name}] {problem}.")
         if self.scale is None and self.mean is not None and not self.categorical:
             self.scale = DEFAULT_SCALE
         self.integer |= self.row.whole
 
-    def _refuse(self, what):
-        raise ConfigError(f"[sweep.{self.name}] {what}.")
-
-    def _check_range(self):
-        for key in ("min", "max"):
-            if not math.isfinite(getattr(self, key)):
-                self._refuse(f"{key} is missing")
-        if not self.min < self.max:
-            self._refuse(f"min = {self.min} must be below max = {self.max}")
-        for value in (self.min, self.max):
-            if not self.row.fits(value):
-                self._refuse(self.row.refusal.format(value=value, min=self.min, max=self.max))
+    def _find_problem(self):
+        """Return why the setting cannot be searched, or None."""
+        if self.distribution not in SCALES:
+            return (f"distribution = {self.distribution!r}: must be one of {', '.join(SCALES)}"
+                    if self.distribution else f"has no distribution: one of {', '.join(SCALES)}")
+        values = list(self.values)
+        if self.row.takes == "values":
+            if len(values) < 2 or len(set(map(repr, values))) < len(values):
+                return f"values = {values}: there must be two or more, all different"
+        elif values:
+            return f"values are for distribution = choice, not {self.distribution}"
+        else:
+            if not -math.inf < self.min < self.max < math.inf:
+                return f"min = {self.min}, max = {self.max}: give both, min below max"
+            for value in (self.min, self.max):
+                if not self.row.fits(value):
+                    return self.row.refusal.format(value=value, min=self.min, max=self.max)
+        if self.mean is not None and values and self.mean not in values:
+            return f"mean = {self.mean}: must be one of {values}"
+        if self.mean is not None and not values and not self.min <= self.mean <= self.max:
+            return f"mean = {self.mean}: must lie within min = {self.min} and max = {self.max}"
+        if self.scale is not None and not self.scale > 0:
+            return f"scale = {self.scale}: must be above 0"
+        return None
 
     @property
     def row(self):
-        """The distribution's row of SCALES."""
+        """Return the distribution's row of SCALES."""
         return SCALES[self.distribution]
 
     @property
     def levels(self):
-        """How many values there are; 0 if they are continuous."""
+        """Return the number of values; 0 if they are continuous."""
         if self.values:
             return len(self.values)
         low, high = self._ends()
@@ -151,9 +146,15 @@ class Setting:
 
     @property
     def categorical(self):
-        """Values without an order: a list with anything in it that is not a number."""
+        """Return whether the values have no order, as some are no numbers."""
         return any(isinstance(value, bool) or not isinstance(value, int | float)
                    for value in self.values)
+
+    @property
+    def unit_mean(self):
+        """Return the mean's coordinate; 0.5 without one."""
+        has_mean = self.mean is not None or None in self.values
+        return self.to_unit(self.mean) if has_mean else 0.5
 
     def _ends(self):
         return self.row.transform(self.min), self.row.transform(self.max)
@@ -188,39 +189,39 @@ class Setting:
 class Space:
     """The searched settings, in order, with their preference as a density.
 
-    The density of `mean` and `scale` is on the unit cube. settings: {"section.key": what}, also
-    nested {"section": {"key": what}}; `what` is a dict with distribution, min, max and optionally
+    The density of `mean` and `scale` is on the unit cube. settings: {"section.key": spec}, also
+    nested {"section": {"key": spec}}; a spec is a dict with distribution, min, max and optionally
     mean and scale (texts from an ini file are read as numbers), or a plain list of values: ordered
     if all are numbers, otherwise categories. distribution none removes a setting.
     """
 
     def __init__(self, settings):
-        read = [self._read(name, what) for name, what in flatten(settings).items()]
-        self.settings = [setting for setting in read if setting is not None]
+        settings = [self._read(name, spec) for name, spec in flatten(settings).items()]
+        self.settings = [setting for setting in settings if setting is not None]
         if not self.settings:
             raise ConfigError("there is nothing to search: there is no [sweep.SECTION.KEY] section "
                               "with a distribution.")
         self.names = [setting.name for setting in self.settings]
 
     @staticmethod
-    def _read(name, what):
-        is_text = isinstance(what, dict) and isinstance(what.get("values"), str)
-        what = described(name, what)
-        for key in what:
+    def _read(name, spec):
+        is_text = isinstance(spec, dict) and isinstance(spec.get("values"), str)
+        spec = described(name, spec)
+        for key in spec:
             if key not in (*FIELDS, "integer"):
                 similar = difflib.get_close_matches(key, FIELDS, n=1)
                 hint = f" Did you mean {similar[0]}?" if similar else ""
                 raise ConfigError(f"[sweep.{name}] {key}: there is no such field.{hint} There are: "
                                  f"{', '.join(FIELDS)}.")
-        if SCALES.get(what["distribution"], Scale()).takes == "nothing":
+        if SCALES.get(spec["distribution"], Scale()).takes == "nothing":
             return None
-        what["values"] = tuple(map(number, what["values"]) if is_text else what.get("values", ()))
-        for key in ("min", "max", "scale", *(() if what["values"] else ("mean",))):
-            if what.get(key) is None:
-                what.pop(key, None)
-            elif not isinstance(what[key], int | float | np.number):
-                raise ConfigError(f"[sweep.{name}] {key} = {what[key]!r}: must be a number.")
-        return Setting(name, **what)
+        spec["values"] = tuple(map(number, spec["values"]) if is_text else spec.get("values", ()))
+        for key in ("min", "max", "scale", *(() if spec["values"] else ("mean",))):
+            if spec.get(key) is None:
+                spec.pop(key, None)
+            elif not isinstance(spec[key], int | float | np.number):
+                raise ConfigError(f"[sweep.{name}] {key} = {spec[key]!r}: must be a number.")
+        return Setting(name, **spec)
 
     def __len__(self):
         return len(self.settings)
@@ -263,8 +264,7 @@ class Space:
         has_mean = [setting.mean is not None or None in setting.values for setting in self.settings]
         if not any(has_mean):
             return None
-        return np.array([s.to_unit(s.mean) if is_known else 0.5
-                         for s, is_known in zip(self.settings, has_mean, strict=True)])
+        return np.array([setting.unit_mean for setting in self.settings])
 
     def warp(self, units):
         """Map evenly distributed coordinates (n, d) to the density of the preference.
@@ -274,7 +274,7 @@ class Space:
         units = units.copy()
         for k, setting in enumerate(self.settings):
             if setting.scale is not None:
-                mean = 0.5 if setting.mean is None else setting.to_unit(setting.mean)
+                mean = setting.unit_mean
                 low, high = special.ndtr((np.array([0.0, 1.0]) - mean) / setting.scale)
                 units[:, k] = np.clip(mean + setting.scale
                                       * special.ndtri(low + units[:, k] * (high - low)), 0, 1)
@@ -285,8 +285,7 @@ class Space:
         total = np.zeros(len(units))
         for k, setting in enumerate(self.settings):
             if setting.scale is not None:
-                mean = 0.5 if setting.mean is None else setting.to_unit(setting.mean)
-                total -= 0.5 * ((units[:, k] - mean) / setting.scale) ** 2
+                total -= 0.5 * ((units[:, k] - setting.unit_mean) / setting.scale) ** 2
         return total
 
 
@@ -302,22 +301,22 @@ def flatten(settings, prefix=""):
     return flat
 
 
-def described(name, what):
+def described(name, spec):
     """Return a searched setting, a dict of FIELDS or a list of values, as a dict.
 
     It always has a distribution ("" if none is given). Texts become numbers, except in `values`:
     the meaning of these depends on the setting, so "a, b" only becomes the list ["a", "b"].
     """
-    if isinstance(what, list | tuple):
-        what = {"values": what}
-    if not isinstance(what, dict):
-        raise ConfigError(f"[sweep.{name}] is {what!r}: must be a list of values, or have "
+    if isinstance(spec, list | tuple):
+        spec = {"values": spec}
+    if not isinstance(spec, dict):
+        raise ConfigError(f"[sweep.{name}] is {spec!r}: must be a list of values, or have "
                           "distribution, min and max.")
-    what = {key: value if key in ("values", "distribution") else number(value)
-            for key, value in what.items()}
-    if isinstance(what.get("values"), str):
-        what["values"] = [value.strip() for value in what["values"].split(",")]
-    return {**what, "distribution": str(what.get("distribution", "choice" if "values" in what
+    spec = {key: value if key in ("values", "distribution") else number(value)
+            for key, value in spec.items()}
+    if isinstance(spec.get("values"), str):
+        spec["values"] = [value.strip() for value in spec["values"].split(",")]
+    return {**spec, "distribution": str(spec.get("distribution", "choice" if "values" in spec
                                                  else "")).lower()}
 
 

@@ -27,14 +27,14 @@ import kernels
 import models
 from arena import (
     INT0,
-    check_log_std,
-    check_squash,
+    as_array,
     clock,
     distinct_driver,
     driver,
+    expand_log_std,
     f32,
-    host_array,
     optional_masks,
+    optional_squash,
     prefetch,
     run,
     threads,
@@ -421,7 +421,7 @@ def find_towers(policy):
 
 def _layers(state):
     """Return the recurrent state (layers, n, H) as a tuple of arrays, or None."""
-    return None if state is None else tuple(map(host_array, state))
+    return None if state is None else tuple(map(as_array, state))
 
 
 def _as_tower(maps):
@@ -475,16 +475,16 @@ class Weights:
         norm = self.policy.normalizer if is_normalized else None
         norm = (torch.zeros(0),) * 2 if norm is None else (norm.shift, norm.scale)
         towers, back, masters = [], [], []
-        parameter = lambda key: host_array(self.policy.get_parameter(key).data)  # noqa: E731
+        parameter = lambda key: as_array(self.policy.get_parameter(key).data)  # noqa: E731
         for t, pairs in enumerate(self.pairs(parameter)):
             weights, biases = zip(*pairs, strict=True)
             place = f"{self.name}/packed/{t}"
-            packed = [host_array(self.arena[f"{place}/{i}"]) for i in range(len(pairs))]
-            turned = [host_array(self.arena[f"{place}/{i}/back"]) for i in range(1, len(pairs))]
+            packed = [as_array(self.arena[f"{place}/{i}"]) for i in range(len(pairs))]
+            turned = [as_array(self.arena[f"{place}/{i}/back"]) for i in range(1, len(pairs))]
             towers.append(_as_tower(zip(packed, biases, strict=True)))
             back.append((tuple(turned[:-1]), turned[-1]))
             masters.append((*_as_tower(weights), *_as_tower(packed), *back[-1]))
-        self.arrays = tuple(towers), *map(host_array, norm), self.activation
+        self.arrays = tuple(towers), *map(as_array, norm), self.activation
         self.back = tuple(back)
         self._masters = tuple(masters)
         self.refresh()
@@ -529,7 +529,7 @@ class Actor:
 
     def bind(self):
         """Take the views out of the allocated arena."""
-        view = lambda key: host_array(self.weights.arena[f"{self.name}/{key}"])  # noqa: E731
+        view = lambda key: as_array(self.weights.arena[f"{self.name}/{key}"])  # noqa: E731
         self.outputs = self.weights.arena[f"{self.name}/outputs"]
         self.scratch = *map(view, self.shapes), tuple(map(view, self.parts)), view("choices")
 
@@ -540,8 +540,8 @@ class Actor:
         place, or None without memory; resets and valid (n,) uint8.
         """
         n = len(observations)
-        run(_policy_step_cpu, n, self.cost, host_array(observations.view(n, -1)), self.weights.arrays,
-            _layers(state), host_array(resets), host_array(valid), self.scratch)
+        run(_policy_step_cpu, n, self.cost, as_array(observations.view(n, -1)), self.weights.arrays,
+            _layers(state), as_array(resets), as_array(valid), self.scratch)
         return self.outputs[:n]
 
 
@@ -574,8 +574,8 @@ class Learner:
     def bind(self):
         """Take the views out of the allocated arena."""
         weights, arena = self.weights, self.weights.arena
-        view = lambda key: host_array(arena[f"{self.name}/{key}"])  # noqa: E731
-        gradient = lambda key: host_array(arena[f"{self.gradients}/policy.{key}"])  # noqa: E731
+        view = lambda key: as_array(arena[f"{self.name}/{key}"])  # noqa: E731
+        gradient = lambda key: as_array(arena[f"{self.gradients}/policy.{key}"])  # noqa: E731
         activations = tuple(
             tuple(tuple(view(f"{key} {t} {i}") for i in range(count))
                   for key, count in self.activations.items())
@@ -599,8 +599,8 @@ class Learner:
         without memory.
         """
         n = observations.shape[1]
-        self.arguments = _layers(initial), host_array(resets), host_array(valid), np.arange(n), 0
-        _forward_cpu(n, self.T, host_array(observations), *self.arguments, self.weights.arrays,
+        self.arguments = _layers(initial), as_array(resets), as_array(valid), np.arange(n), 0
+        _forward_cpu(n, self.T, as_array(observations), *self.arguments, self.weights.arrays,
                      self.scratch)
         return torch.from_numpy(self.outputs[: self.T * n].reshape(self.T, n, -1))
 
@@ -696,11 +696,13 @@ class Compiled:
         self.modules = list(self.policy.named_modules())
         log_std = self.policy.decoder.log_std
         self.log_std = None if log_std is None else log_std.data  # (A,); None for discrete actions
-        shape = buffers.span, self.learners[0].at_once, buffers.width - 1
-        self.loss_log_std = (None if log_std is None
-                             else check_log_std("ppo_loss", self.log_std, shape))
-        self.initial = _layers(buffers.initial_state.get("mingru"))
         self.step_arguments = {}  # (buffer, t) -> arguments of _act_cpu
+        # Views take longer to make than a small step, so calls get those made here.
+        self.heads = None if buffers.heads is None else as_array(buffers.heads)
+        self.squash = as_array(optional_squash(buffers.squash, buffers.values))
+        self.rollout_arguments = [
+            self._make_rollout_arguments(buffer) for buffer in range(self.vecenv.num_buffers)]
+        self.learner_arguments = list(map(self._make_learner_arguments, self.learners))
 
     # -- the engine's four methods
 
@@ -761,74 +763,83 @@ class Compiled:
             actor.scratch)
 
     def _make_step_arguments(self, agents, row, t):
-        """Return the arguments of _act_cpu at step t of a buffer.
-
-        To make these views takes longer than the step, so they are made once. Their arrays live as
-        long as the engine.
-        """
-        buffers, state = self.buffers, self.buffers.state.get("mingru")
-        masked, masks = self._masks(buffers.storage["action_masks"])
-        arrays = (host_array(row[name]) for name in ("samples", "actions", "logprobs", "values"))
-        return (host_array(self.observations[t, agents]), self.products.arrays,
-                _layers(None if state is None else state[:, agents]), host_array(row["resets"]),
-                host_array(row["valid"]), *self._distribution(agents), masked,
-                masks[t, agents] if masked else masks[0], u64(self.config["seed"]),
-                u64(buffers.first_agent + agents.start), host_array(row["step"]), *arrays)
-
-    def _distribution(self, agents):
-        """Return heads, log_std and squash of agents' actions, as kernels take them."""
-        heads, log_std = self.buffers.heads, self.log_std
-        shape = agents.stop - agents.start, self.buffers.width - 1
-        return (None if heads is None else host_array(heads),
-                None if log_std is None else check_log_std("sample", log_std, shape),
-                self._squash())
-
-    def _squash(self):
+        """Return the arguments of _act_cpu at step t of a buffer."""
         buffers = self.buffers
-        return check_squash("sample", buffers.squash, buffers.width - 1, buffers.values)
+        has_masks, masks = self._masks(buffers.storage["action_masks"])
+        arrays = (as_array(row[name]) for name in ("samples", "actions", "logprobs", "values"))
+        return (as_array(self.observations[t, agents]), self.products.arrays,
+                self._state_of(agents), as_array(row["resets"]), as_array(row["valid"]),
+                *self._distribution(agents.stop - agents.start), has_masks,
+                masks[t, agents] if has_masks else masks[0], u64(self.config["seed"]),
+                u64(buffers.first_agent + agents.start), as_array(row["step"]), *arrays)
+
+    def _state_of(self, agents):
+        """Return the recurrent state of a range of agents as a tuple of arrays, or None."""
+        state = self.buffers.state.get("mingru")
+        return _layers(None if state is None else state[:, agents])
+
+    def _distribution(self, *rows):
+        """Return heads, log_std (*rows, A) and squash of actions, as kernels take them."""
+        log_std = self.log_std
+        if log_std is not None:
+            log_std = expand_log_std(log_std, (*rows, len(log_std)))
+        return self.heads, log_std, self.squash
 
     def _masks(self, masks):
-        return optional_masks(None if masks is None else host_array(masks), self.buffers.values, 3)
+        """Return whether there are masks, and their array."""
+        has_masks, masks = optional_masks(masks, self.buffers.values, 3)
+        return has_masks, as_array(masks)
 
     def _run_in_one_call(self, worker):
         """Run all steps of a worker's buffers without the interpreter.
 
         It halves the time of a small step.
         """
-        buffers, seconds = self.buffers, 0.0
-        storage, state = buffers.storage, buffers.state.get("mingru")
-        names = ("resets", "valid", "actions", "terminals", "truncations")
-        arrays = (self.observations, *(storage[name] for name in names),
-                  storage["final_observations"].view(buffers.num_agents, -1))
+        seconds = 0.0
         for buffer in range(worker, self.vecenv.num_buffers, self.vecenv.num_workers):
             begin, agents = clock(), self.vecenv.ranges[buffer]
             environment_share = _rollout_cpu(
-                agents.start, agents.stop, self.vecenv.addresses(buffer), self.products.arrays,
-                tuple(map(host_array, arrays)), _layers(None if state is None else state[:, agents]),
-                _layers(buffers.scratch[worker].get("mingru")), self.actors[worker].scratch,
-                *self._distribution(agents), *self._masks(storage["action_masks"]),
-                u64(self.config["seed"]), buffers.first_agent, host_array(buffers.steps),
-                host_array(buffers.samples), host_array(buffers.logprobs), host_array(buffers.values),
-                host_array(buffers.bootstraps))
+                agents.start, agents.stop, self.vecenv.addresses(buffer),
+                *self.rollout_arguments[buffer])
             self.vecenv.finish(buffer)
             seconds += environment_share * (clock() - begin)
         return seconds
+
+    def _make_rollout_arguments(self, buffer):
+        """Return the arguments of _rollout_cpu for a buffer, from the network on."""
+        buffers, storage = self.buffers, self.buffers.storage
+        agents, worker = self.vecenv.ranges[buffer], buffer % self.vecenv.num_workers
+        names = ("resets", "valid", "actions", "terminals", "truncations")
+        arrays = (self.observations, *(storage[name] for name in names),
+                  storage["final_observations"].view(buffers.num_agents, -1))
+        written = buffers.steps, buffers.samples, buffers.logprobs, buffers.values
+        return (self.products.arrays, tuple(map(as_array, arrays)), self._state_of(agents),
+                _layers(buffers.scratch[worker].get("mingru")), self.actors[worker].scratch,
+                *self._distribution(agents.stop - agents.start),
+                *self._masks(storage["action_masks"]), u64(self.config["seed"]),
+                buffers.first_agent, *map(as_array, (*written, buffers.bootstraps)))
 
     # -- learning
 
     def _backward_share(self, index, worker):
         """Compute one learner's share of a minibatch."""
-        buffers, learner = self.buffers, self.learners[worker]
-        columns = buffers.columns
+        learner = self.learners[worker]
         self.gradients[worker].zero_()
         learner.statistics.fill(0)
+        arguments, others = self.learner_arguments[worker]
+        first, last = engines.share(worker, self.num_learners, len(index))
+        _learn_cpu(first, last, learner.at_once, *arguments, as_array(index), *others)
+        self.buffers.sums[worker, : kernels.SUMS] += torch.from_numpy(learner.statistics.sum(0))
+
+    def _make_learner_arguments(self, learner):
+        """Return the arguments of _learn_cpu before and after the index."""
+        buffers, columns, products = self.buffers, self.buffers.columns, self.products
+        heads, log_std, squash = self._distribution(buffers.span, learner.at_once)
         rollout = (columns.samples, columns.logprobs, columns.values, columns.advantages,
                    buffers.segment_weights, columns.valid, buffers.settings)
-        _learn_cpu(
-            *engines.share(worker, self.num_learners, len(index)), learner.at_once,
-            host_array(self.observation_columns), self.initial, host_array(columns.resets), host_array(index),
-            self.products.arrays, self.products.back, learner.scratch, learner.totals,
-            self.loss_log_std, self._squash(), *self._masks(columns.action_masks),
-            None if buffers.heads is None else host_array(buffers.heads), tuple(map(host_array, rollout)),
-            (host_array(buffers.new_values), host_array(buffers.new_ratios)), learner.statistics)
-        buffers.sums[worker, : kernels.SUMS] += torch.from_numpy(learner.statistics.sum(0))
+        written = buffers.new_values, buffers.new_ratios
+        initial = _layers(buffers.initial_state.get("mingru"))
+        return (as_array(self.observation_columns), initial, as_array(columns.resets)), (
+            products.arrays, products.back, learner.scratch, learner.totals, log_std, squash,
+            *self._masks(columns.action_masks), heads, tuple(map(as_array, rollout)),
+            tuple(map(as_array, written)), learner.statistics)

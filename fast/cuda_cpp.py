@@ -81,7 +81,9 @@ for _number, _name in enumerate(STRUCTS, 1):
 TYPES = {np.float32: "float", np.float64: "double", np.int32: "int", np.int64: "i64",
          np.uint8: "u8", np.uint16: "u16", np.uint32: "u32", np.uint64: "u64", np.bool_: "bool"}
 DTYPES = {name: np.dtype(kind) for kind, name in TYPES.items()} | {"void": None}  # None: any
-OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.LShift: "<<",
+# `//` is `/` in C, as cells divide no negative number
+OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "/",
+             ast.LShift: "<<",
              ast.RShift: ">>", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.And: "&&",
              ast.Or: "||", ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">",
              ast.GtE: ">=", ast.USub: "-", ast.Not: "!", ast.Invert: "~"}
@@ -143,8 +145,8 @@ class _Cell:
             return f"return {self.value(node.value)};"
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             return self.assign(node.targets[0], node.value)
-        if isinstance(node, ast.AugAssign):
-            operator = self.operator(node.op, node)
+        if isinstance(node, ast.AugAssign) and type(node.op) in OPERATORS:
+            operator = OPERATORS[type(node.op)]
             return f"{self.value(node.target)} {operator}= {self.value(node.value)};"
         if isinstance(node, ast.If):
             text = f"if ({self.value(node.test)}) {{\n{self.block(node.body)}}}"
@@ -152,10 +154,8 @@ class _Cell:
         if isinstance(node, ast.While) and not node.orelse:
             return f"while ({self.value(node.test)}) {{\n{self.block(node.body)}}}"
         is_range = isinstance(node, ast.For) and ast.unparse(node.iter).startswith("range(")
-        if is_range and not node.orelse:
+        if is_range and len(node.iter.args) < 3 and not node.orelse:
             first, last = ["0", *map(self.value, node.iter.args)][-2:]
-            if len(node.iter.args) > 2:
-                raise self.make_error(node)
             i = node.target.id
             body = self.block(node.body, [i])
             return f"for (i64 {i} = {first}; {i} < {last}; {i}++) {{\n{body}}}"
@@ -197,33 +197,24 @@ class _Cell:
 
     # -- expressions
 
-    def operator(self, op, node):
-        if type(op) not in OPERATORS:
-            raise self.make_error(node)
-        return OPERATORS[type(op)]
-
     def value(self, node):
+        operators = [OPERATORS.get(type(operator))
+                     for operator in (getattr(node, "op", None), *getattr(node, "ops", ()))]
+        operator = operators[-1]  # None without one, or for one that C lacks
         if isinstance(node, ast.Constant):
             return literal(node.value)
         if isinstance(node, ast.Name):
             return self.name_of(node)
-        if isinstance(node, ast.Tuple):
-            if len(node.elts) > len(STRUCTS):
-                raise self.make_error(
-                    node, f": it returns more than {len(STRUCTS)} numbers; add a name to STRUCTS")
+        if isinstance(node, ast.Tuple) and len(node.elts) <= len(STRUCTS):
             return f"{STRUCTS[len(node.elts) - 1]}{{{', '.join(map(self.value, node.elts))}}}"
-        if isinstance(node, ast.BinOp):
-            # `//` is `/` in C, as cells divide no negative number
-            is_integer = isinstance(node.op, ast.FloorDiv)
-            operator = "/" if is_integer else self.operator(node.op, node)
+        if isinstance(node, ast.BinOp) and operator:
             return f"({self.value(node.left)} {operator} {self.value(node.right)})"
-        if isinstance(node, ast.UnaryOp):
-            return f"({self.operator(node.op, node)}{self.value(node.operand)})"
+        if isinstance(node, ast.UnaryOp) and operator:
+            return f"({operator}{self.value(node.operand)})"
         if isinstance(node, ast.BoolOp):
-            return f"({f' {OPERATORS[type(node.op)]} '.join(map(self.value, node.values))})"
-        if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            operator, right = self.operator(node.ops[0], node), self.value(node.comparators[0])
-            return f"({self.value(node.left)} {operator} {right})"
+            return f"({f' {operator} '.join(map(self.value, node.values))})"
+        if isinstance(node, ast.Compare) and operator and len(node.ops) == 1:
+            return f"({self.value(node.left)} {operator} {self.value(node.comparators[0])})"
         if isinstance(node, ast.IfExp):
             test, body, orelse = map(self.value, (node.test, node.body, node.orelse))
             return f"({test} ? {body} : {orelse})"

@@ -36,22 +36,21 @@ import engines
 import kernels
 import data_parallel
 from arena import (
-    check_heads,
-    check_numbers,
-    check_dimensions,
-    check_squash,
-    check_array,
+    as_array,
+    check_arrays,
     clock,
     constant,
-    device_array,
     driver,
-    host_array,
-    numpy_dtype,
+    f32,
+    i32,
+    i64,
     on_gpu,
     optional_masks,
+    optional_squash,
     run,
     stream_between,
     threads,
+    u8,
 )
 from errors import ConfigError
 from vector import (
@@ -251,6 +250,7 @@ class GpuBuffers(engines.Buffers):
         super().__init__(policy, vecenv, config, segments, first_agent)
         self.gpu = find_gpu(vecenv.num_workers)
         self.torch_device = self.gpu.torch_device
+        self.heads = self.heads.to(self.torch_device) if self.has_heads else None
         self.envs_on_gpu = vecenv.device == self.torch_device
         self.batched = self.envs_on_gpu and vecenv.in_graphs
         policy.to(self.torch_device)
@@ -301,7 +301,7 @@ class GpuBuffers(engines.Buffers):
 
     def begin_rollout(self, number):
         super().begin_rollout(number)
-        self.gpu.wait()  # environments overwrite what is copied from the host_array
+        self.gpu.wait()  # environments overwrite what is copied from the host
 
     def copy_rewards(self):
         """Copy a rollout's rewards and ends to the GPU, or from there."""
@@ -331,8 +331,7 @@ class GpuBuffers(engines.Buffers):
         lows = torch.full_like(running, math.inf)
         highs = torch.full_like(running, -math.inf)
         arrays = [self.storage[name] for name in ("rewards", "valid", "resets")]
-        view = device_array if running.is_cuda else host_array
-        run(_return_range, len(running), 1, *map(view, (*arrays, running, lows, highs)))
+        run(_return_range, len(running), 1, *map(as_array, (*arrays, running, lows, highs)))
         self.arena["returns"].copy_(torch.stack((lows.min(), highs.max())))
 
     def usage(self):
@@ -717,7 +716,8 @@ class TorchProducts:
 
     def bias_gradients(self, rows, *, add):
         """Write, or add, the sums of {vector's name: rows (n, columns)} to gradients."""
-        kernels.add_bias_gradients([(values, self.gradients[name]) for name, values in rows.items()], add)
+        pairs = [(values, self.gradients[name]) for name, values in rows.items()]
+        kernels.add_bias_gradients(pairs, add)
 
 
 # Numbers of the dtypes of observations, as policy_step of kernels.cu has them.
@@ -792,31 +792,28 @@ class PolicyStep:
         dtype.
         """
         name, like, norm = "policy_step", outputs, self.policy.normalizer
-        n, width = check_dimensions(name, "outputs", outputs, 2)
+        n, width = outputs.shape
         policy = self.policy
         inputs, H, L = policy.encoder.in_features, policy.hidden_size, policy.num_layers
         dtype = DTYPES.get(str(observations.dtype).removeprefix("torch."))
         if dtype is None:
             raise TypeError(f"fused.PolicyStep: observations are {observations.dtype}, expected "
                             f"{', '.join(DTYPES)}.")
-        flat = observations.view(n, -1)
-        inputs_array = check_array(name, "observations", flat, (n, inputs), numpy_dtype(observations))
-        moments = [constant(("no normalisation",), like, lambda: torch.zeros(0))] * 2
+        inputs_array, outputs, first, weights, *flags = check_arrays(
+            name, observations=(observations.view(n, -1), (n, inputs), None),
+            outputs=(outputs, (n, width), f32), state=(state[0], (n, H), f32),
+            weights=(self.addresses, (2 * L + 4,), i64), resets=(resets, (n,), u8),
+            valid=(valid, (n,), u8))
+        moments = [as_array(constant(("no normalisation",), like, lambda: torch.zeros(0)))] * 2
         if norm is not None:
-            moments = [check_array(name, key, getattr(norm, key), (inputs,))
-                       for key in ("shift", "scale")]
-        first, *_ = [check_array(name, "state", state[i], (n, H)) for i in range(L)]
-        flags = (check_array(name, "resets", resets, (n,), np.uint8),
-                 check_array(name, "valid", valid, (n,), np.uint8))
-        weights = check_array(name, "weights", self.addresses, (2 * L + 4,), np.int64)
-        outputs = check_array(name, "outputs", outputs, (n, width))
+            moments = check_arrays(name, shift=(norm.shift, (inputs,), f32),
+                                   scale=(norm.scale, (inputs,), f32))
         ends, values = flags, outputs  # not read
         if final is not None:
-            assert drawn is None, "both write values"
-            *ends, values = final
-            ends = [check_array(name, key, end, (n,), np.uint8)
-                    for key, end in zip(ENDS, ends, strict=True)]
-            values = check_array(name, "values", values, (n,))
+            truncations, terminals, values = final
+            *ends, values = check_arrays(
+                name, truncations=(truncations, (n,), u8), terminals=(terminals, (n,), u8),
+                values=(values, (n,), f32))
         if drawn is None:  # arrays that are not read
             sampling = (0, 0, weights, 0, weights, False, flags[0], outputs, 0,
                         *(outputs for _ in range(4)), values)
@@ -839,29 +836,25 @@ class PolicyStep:
     def _sampling_arguments(n, choices, like, actions, logprobs, values, *, seed, step,
                             first_agent=0, heads=None, log_std=None, masks=None, squash=None,
                             samples=None):
-        """Return the kernel's arguments from the seed on, check_array as in `kernels.sample`."""
-        name = "policy_step"
-        nothing = constant(("nothing",), like, lambda: torch.zeros(1))
-        if heads is not None:
-            num_heads = check_dimensions(name, "actions", actions, 2)[1]
-            heads = check_heads(name, heads, num_heads, choices, like)
-            if masks is not None:
-                masks = check_array(name, "masks", masks, (n, choices), np.uint8)
-            actions = check_array(name, "actions", actions, (n, len(heads)), np.int32)
-            distribution = (len(heads), heads, *optional_masks(masks, like, 2), nothing, 0, nothing,
-                            actions, nothing)
+        """Return the kernel's arguments from the seed on, as `kernels.sample` takes them."""
+        is_discrete, is_squashed = heads is not None, squash is not None
+        count = len(heads) if is_discrete else choices
+        has_masks, masks = optional_masks(masks, like, 2)
+        masks, squash, action_array, counter, *written = check_arrays(
+            "policy_step", masks=(masks, (n, choices) if has_masks else (1, 1), u8),
+            squash=(optional_squash(squash, like), (3, choices if is_squashed else 1), f32),
+            actions=(actions, (n, count), i32 if is_discrete else f32), step=(step, (1,), i64),
+            logprobs=(logprobs, (n,), f32), values=(values, (n,), f32))
+        if is_discrete:
+            heads, = check_arrays("policy_step", heads=(heads, (count,), i64))
+            log_std = samples = written[0]  # not read
         else:
-            heads = constant(("no heads",), like, lambda: torch.zeros(1, dtype=torch.int64))
-            log_std = check_array(name, "log_std", log_std, (choices,))
-            bounds = check_squash(name, squash, choices, like)
-            actions = check_array(name, "actions", actions, (n, choices))
-            samples = (actions if squash is None
-                       else check_array(name, "samples", samples, (n, choices)))
-            distribution = (0, heads, *optional_masks(None, like, 2), log_std, bounds.shape[1],
-                            bounds, actions, samples)
-        return (seed, first_agent, check_numbers(name, "step", step, 1, np.int64, like),
-                *distribution, check_array(name, "logprobs", logprobs, (n,)),
-                check_array(name, "values", values, (n,)))
+            heads, count = counter, 0  # not read
+            log_std, samples = check_arrays(
+                "policy_step", log_std=(log_std, (choices,), f32),
+                samples=(samples if is_squashed else actions, (n, choices), f32))
+        return (seed, first_agent, counter, count, heads, has_masks, masks, log_std,
+                squash.shape[1], squash, action_array, samples, *written)
 
 
 class Layers:
@@ -1104,7 +1097,7 @@ def replay_rollout(agents, environments, handles, storage, cut, cut_step):
     the time that the environments took. Raises RuntimeError for what the GPU reports.
     """
     error, share = _rollout_cuda(agents.start, agents.stop, environments, *handles,
-                                 *map(host_array, storage), host_array(cut), host_array(cut_step))
+                                 *map(as_array, (*storage, cut, cut_step)))
     if error:
         torch.cuda.synchronize()  # its error says more
         raise RuntimeError(f"fused.replay_rollout: the GPU's driver reports error {error}.")

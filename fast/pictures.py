@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from arena import distinct_driver, f32, host_array, run, without_torch_function
+from arena import as_array, distinct_driver, f32, run, without_torch_function
 from kernels import narrow, widen
 
 
@@ -185,8 +185,10 @@ class _NormReLU(torch.autograd.Function):
     def forward(ctx, x, weight, bias, eps):
         x = x.contiguous(memory_format=torch.channels_last)
         out, moments = torch.empty_like(x), torch.empty(len(x), 2)
-        run(_norm_relu_lanes, len(x), x.shape[1:].numel(), *map(host_array, (_pixels(x), weight, bias)),
-                    f32(eps), *map(host_array, (moments, _pixels(out), torch.empty(len(x), x.shape[1]))))
+        work = torch.empty(len(x), x.shape[1])
+        run(_norm_relu_lanes, len(x), x.shape[1:].numel(),
+            *map(as_array, (_pixels(x), weight, bias)), f32(eps),
+            *map(as_array, (moments, _pixels(out), work)))
         ctx.save_for_backward(x, weight, bias, moments)
         return out
 
@@ -196,7 +198,7 @@ class _NormReLU(torch.autograd.Function):
         x, weight, bias, moments = ctx.saved_tensors
         grad_out = grad_out.contiguous(memory_format=torch.channels_last)
         grad, sums = torch.empty_like(x), torch.empty(len(x), 2, len(weight))
-        run(_norm_relu_grad_lanes, len(x), x.shape[1:].numel(), *map(host_array, (
+        run(_norm_relu_grad_lanes, len(x), x.shape[1:].numel(), *map(as_array, (
             _pixels(x), weight, bias, moments, _pixels(grad_out), _pixels(grad), sums)))
         return grad, *sums.sum(0), None
 

@@ -75,9 +75,8 @@ def test_errors():
     arena = Arena()
     arena.register("x", (2,))
     arena.register("bytes", (2,), torch.uint8)  # the same group as x: no flat view of both
-    for name, shape in (("x", (2,)), ("y", (2, -1))):
-        with pytest.raises(ValueError, match=name):
-            arena.register(name, shape)
+    with pytest.raises(ValueError, match="x"):
+        arena.register("x", (2,))
     with pytest.raises(TypeError, match="weight"):
         arena.adopt(torch.nn.Linear(2, 2).double())
     arena.adopt(torch.nn.Linear(3, 2), "first")

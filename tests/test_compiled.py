@@ -42,7 +42,7 @@ def count_calls(function):
 
 
 def test_a_minibatch_is_few_calls():
-    """However large it is: no Python goes between its segments. Most of them check arguments of kernels."""
+    """However large it is: no Python goes between its segments."""
     numbers = []
     for segments, minibatch in ((64, 128), (256, 2048)):
         trainer = make_trainer(env="squared", num_envs=segments, num_threads=1, horizon=16, num_layers=1,
@@ -56,7 +56,7 @@ def test_a_minibatch_is_few_calls():
         places = [i for i, name in enumerate(calls) if name == "backward"]
         assert len(places) == segments * 16 * 4 // minibatch
         numbers.append(np.median(np.diff(places)))  # a collection of garbage may call something between two
-    assert numbers[0] == numbers[1] < 160
+    assert numbers[0] == numbers[1] < 90
 
 
 def test_a_step_of_python_environments_is_one_call():
@@ -128,8 +128,8 @@ print(trainer.engine.name, float(trainer.arena.flat("weights").double().sum()))"
     first = run()
     assert first.startswith("compiled") and run() == first
     kernels_py = copy / "kernels.py"
-    text, edited = kernels_py.read_text(), "return plain, (ZERO if outside else f32(0.5) * plain), ratio, logratio"
-    kernels_py.write_text(text.replace("return plain, (ZERO if outside else plain), ratio, logratio", edited))
+    text, edited = kernels_py.read_text(), "(ZERO if is_clamped else f32(0.5) * unclipped_loss)"
+    kernels_py.write_text(text.replace("(ZERO if is_clamped else unclipped_loss)", edited))
     assert edited in kernels_py.read_text() and run() != first
 
 

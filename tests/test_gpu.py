@@ -124,7 +124,7 @@ def numba_kernel(numbers, factor, flags):
     
     if not hasattr(numba_kernel, "driver"):
         numba_kernel.driver = driver(multiply)
-    arena.run(numba_kernel.driver, len(numbers), 1, *map(arena.device_array, (factor, numbers, flags)))
+    arena.run(numba_kernel.driver, len(numbers), 1, *map(arena.as_array, (factor, numbers, flags)))
 
 
 def test_numba_compiles_a_tuple_of_arguments():
@@ -142,8 +142,8 @@ def test_numba_sees_the_bits_of_bfloat16():
     import arena
 
     tensor = torch.tensor([1.0, -2.0], dtype=torch.bfloat16, device="cuda")
-    assert arena.device_array(tensor).dtype == np.uint16
-    assert arena.device_array(tensor).copy_to_host().tolist() == [0x3F80, 0xC000]
+    assert arena.as_array(tensor).dtype == np.uint16
+    assert arena.as_array(tensor).copy_to_host().tolist() == [0x3F80, 0xC000]
 
 
 def test_numba_runs_in_order_on_torchs_stream():

@@ -241,8 +241,8 @@ RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
         torch.save([1, 2], path / "a.pt"), checkpoints.load(path / "a.pt"))),
     ("config.json", Error, "damaged or not a run's settings",
      resume(harm=lambda folder: write(folder / "config.json", "{"))),
-    ("trainer_state.pt", Error, "is of another network: encoder.weight is (8, 121) there and "
-     "(16, 121) here. Take back what was changed", resume("--policy.hidden-size", "16")),
+    ("trainer_state.pt", Error, "is of another network: encoder.weight is (8, 121) floats there and "
+     "(16, 121) floats here. Undo the change", resume("--policy.hidden-size", "16")),
     ("train.optimizer", Error, "muon, which cannot be changed at resume",
      resume("--train.optimizer", "adam")),
     ("--resume", Error, "this is a run of squared, and would go on as one of bandit",
@@ -302,13 +302,13 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
      lambda: faults.train(make_trainer(loss=faults.nan_loss))),
     ("train.loss", UserWarning, "does not depend on the network's outputs",
      lambda: faults.train(make_trainer(loss=lambda minibatch: minibatch.advantages.mean()))),
-    ("train.loss", AttributeError, "has no rewards; it has observations, logits,",
+    ("rewards", AttributeError, "no attribute 'rewards'",
      lambda: faults.train(make_trainer(loss=lambda minibatch: minibatch.rewards))),
     ("train.loss", ConfigError, "a file that exists", lambda: make_trainer(loss="missing.py:name")),
-    ("train.optimizer", ConfigError, "must be a class of torch.optim.Optimizer's kind, it is a",
+    ("train.optimizer", ConfigError, "is no class of torch.optim.Optimizer's kind",
      lambda: make_trainer(optimizer=faults.nan_loss)),
     ("train.optimizer", ConfigError, "is resumed by its", lambda: make_trainer(optimizer="torch.optim.sgd.SGD")),
-    ("train.weight_decay", ConfigError, "is for an optimizer that takes it, and RateOnly does not",
+    ("train.optimizer", ConfigError, "takes no weight_decay, which the trainer gives",
      lambda: make_trainer(optimizer=faults.RateOnly, weight_decay=0.1)),
     ("network: Decodes", UserWarning, "returns probabilities, but logits are expected",
      lambda: faults.decode(lambda logits, value: (logits.softmax(-1), value))),
@@ -505,7 +505,6 @@ def kernel_rows():  # kernels, arena, fast/, devices
     import test_ocean_device
     import torch
 
-    import kernels
     import optim
     import vector
     from fast import fused, pictures, products
@@ -543,18 +542,11 @@ def kernel_rows():  # kernels, arena, fast/, devices
          change("advantage", rewards=zeros(3, 5).double())),
         ("values", ValueError, "is not contiguous; pass values.contiguous()",
          change("advantage", values=zeros(5, 4).t())),
-        ("outputs", ValueError, "expected 2 dimensions", change("sample", outputs=zeros(5))),
-        ("valid", ValueError, "has 2 rows, expected 3 or more", change("priorities", valid=zeros(2, 5))),
+        ("valid", ValueError, "has shape (2, 5), expected at least (3, 5)", change("priorities", valid=zeros(2, 5))),
         ("hgp", TypeError, "expected float32 or bfloat16", change("mingru_step", hgp=zeros(4, 18).double())),
-        ("index", ValueError, "segments 1 to 5 exceed the index of 4", change("mingru_scan", start=1)),
-        ("minibatch", ValueError, "segments 2 to 6 exceed the minibatch of 4",
-         change("ppo_loss", start=2, index=torch.arange(4).repeat(2))),
-        ("heads", ValueError, "heads [2, 2] do not add up to 5 logits", change("sample", heads=torch.tensor([2, 2]))),
         ("source", TypeError, "expected integers, bool, float32 or float64",
          change("gather", source=zeros(4, 5, 2).half())),
         ("out", ValueError, "expected one that fills out", change("gather", out=zeros(9, 4, 2))),
-        ("flat", ValueError, "flat is on meta; expected a CPU or a CUDA tensor",
-         lambda: kernels.gradient_norm(zeros(3, device="meta"))),
         ("twice", ValueError, "the name is taken. Take another.", register("twice", "twice")),
         ("late", ValueError, "after arena.allocate(): register everything first", register("a", "late", allocate=True)),
         ("weight", TypeError, "master weights are float32",
