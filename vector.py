@@ -1307,7 +1307,7 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
         if name not in ("auto", *BACKENDS):
             raise ConfigError(f"vec.backend = {backend}: there is no such backend; there are {', '.join(BACKENDS)}.")
         backend = BACKENDS.get(name)
-    in_c, tensors_given = environments.in_c(env), getattr(one, "gives_tensors", False)
+    in_c, tensors_given = environments.is_in_c(env), getattr(one, "gives_tensors", False)
     if backend is Native and isinstance(one, type) and issubclass(one, emulation.PufferEnv):
         return Serial  # PufferLib's word for a class that steps its agents itself
     if backend is None and (in_c or tensors_given):
@@ -1352,7 +1352,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     workers than this machine can use, and for a setting that the environment does not have;
     MemoryError for more environments than it can hold; TypeError for what is no environment.
     """
-    env, num_workers, batch_size = environments.named(env), _number(num_workers), _number(batch_size)
+    env, num_workers, batch_size = environments.find_maker(env), _number(num_workers), _number(batch_size)
     if device is not None and "device" in (environments.settings_of(env) or ()):  # its own setting
         settings, device = {**settings, "device": device}, None
     env_kwargs = environments.with_settings(env, env_kwargs, settings, KEYWORDS)
@@ -1369,7 +1369,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     if device is not None or backend is Native:
         native = Native if device is None else _on_gpu(env, backend, num_buffers, device)
         return native(env, num_envs, num_buffers=num_buffers, num_threads=num_threads, seed=seed, env_kwargs=env_kwargs)
-    if environments.in_c(env):
+    if environments.is_in_c(env):
         header = str(env.header if isinstance(env, ocean.Library) else env)
         creators, name = environments.ocean_creators(header, num_envs, env_kwargs), Path(header).stem
     else:
@@ -1446,7 +1446,7 @@ def _check_counts(env, backend, num_envs, num_workers, num_threads):
     if backend not in ("ray", Ray):  # a cluster has more cores than this machine
         processes.check_count("vec.num_workers", num_workers, *processes.processes_at_most())
     # An environment in Python has an unknown size before it is made; this is about the least.
-    each = getattr(env, "struct_size", 0 if environments.in_c(env) else ENVIRONMENT)
+    each = getattr(env, "struct_size", 0 if environments.is_in_c(env) else ENVIRONMENT)
     processes.check_memory(num_envs * each, f"{num_envs:,} environments")
 
 
