@@ -381,6 +381,9 @@ BOUND_OF = {name: (is_valid, text) for text, (is_valid, names) in BOUNDS.items()
             for name in names.split()}
 
 
+NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
 class Entry(NamedTuple):
     """Hold a setting as a source gives it; place: where that is, for errors."""
 
@@ -477,10 +480,9 @@ def coerce(value, kind, place):
         if plain not in (None, str) and plain(number) == number and (
                 plain is bool or not isinstance(number, bool)):
             return plain(number)
+    noun = NOUNS.get(plain)
     if words and plain in (None, str):
-        file = ", or path/to/file.py:name" if plain else ""
-        raise ConfigError(f"{place} = {value!r}: must be one of {', '.join(words)}{file}.")
-    noun = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[plain]
+        noun = f"one of {', '.join(words)}" + (", or path/to/file.py:name" if plain else "")
     raise ConfigError(f"{place} = {value!r}: must be {noun}.")
 
 
@@ -553,10 +555,8 @@ def parse_ini(path, word=""):
     try:
         if word in (text := path.read_text(encoding="utf-8")):
             parser.read_string(text, source=str(path))
-    except configparser.Error as error:
-        raise ConfigError(str(error)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as text ({error}).") from None
+    except (configparser.Error, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}).") from None
     return parser
 
 
@@ -565,13 +565,10 @@ def read_ini(path, schema, sweep):
     for section, texts in parse_ini(path).items():
         if section.partition(".")[0] == "sweep":
             sweep.setdefault(section, {}).update(texts)
-        elif section in schema:
+        elif section != "solved":
             yield from (Entry(section, key, text, f"{path} [{section}] {key}")
                         for key, text in texts.items()
                         if (section, key) != ("base", "env_name"))  # find_config reads it
-        elif section not in ("solved", "DEFAULT"):
-            near = ocean.nearest(section, [*schema, "sweep"])
-            raise ConfigError(f"{path} [{section}]: there is no such section: {near}.")
 
 
 def read_options(argv):
@@ -917,8 +914,8 @@ def count_agents(args):
         return vec["total_agents"] * ranks
     maker = load_maker(args["env_name"])
     with environments.sample(maker, args["env"]) as probe:
-        each = probe.num_agents if isinstance(maker, ocean.Library) else emulation.slots(probe)
-    return vec["num_envs"] * environments.split_copies(maker, args["env"])[0] * each * ranks
+        agents = emulation.slots(probe) * ranks
+    return vec["num_envs"] * environments.split_copies(maker, args["env"])[0] * agents
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1020,11 +1017,7 @@ def find_model(path, data_dir, name):
     """Return a model file: `path`, the newest in it, of latest or of best."""
     pattern = MODELS.get(path, MODELS["latest"])
     path = find_run(path, data_dir, name)
-    if path.is_dir():
-        path = max(path.glob(pattern), default=path / pattern)
-    if not path.exists():
-        raise ConfigError(f"{path}: there is no such model file.")
-    return path
+    return max(path.glob(pattern), default=path / pattern) if path.is_dir() else path
 
 
 def find_baseline(env_name):
@@ -1044,15 +1037,12 @@ def read_baseline(env_name):
     from safetensors import SafetensorError, safe_open
 
     path = find_baseline(env_name)
-    if not path.exists():
-        raise ConfigError(f"--baseline: no trained policy ships with {env_name}; train one and use "
-                          "--load-model-path.")
     try:
         with safe_open(path, "pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             texts = file.metadata() or {}
         metadata = {name: json.loads(texts[name]) for name in BASELINE}
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{path}: damaged or not a shipped policy ({error}); git has the whole "
-                          "one.") from None
+        raise ConfigError(f"--baseline: {path} is missing or damaged ({error}). Train a policy and "
+                          "use --load-model-path.") from None
     return weights, metadata

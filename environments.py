@@ -225,13 +225,10 @@ class PettingZooCreator:
     """
 
     def __init__(self, name):
-        self.name, self.path = name, name.split("/")[1:]
-        if len(self.path) != 2:
-            raise ConfigError(f"{name}: expected pettingzoo/FAMILY/NAME, such as "
-                              "pettingzoo/butterfly/knights_archers_zombies_v11.")
+        self.name = name
 
     def _module(self):
-        family, name = self.path
+        family, _, name = self.name.removeprefix("pettingzoo/").partition("/")
         has_mpe2 = family == "mpe" and importlib.util.find_spec("mpe2")
         with _naming(self.name):
             package = importlib.import_module("mpe2" if has_mpe2 else f"pettingzoo.{family}")

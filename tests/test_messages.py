@@ -170,8 +170,8 @@ CONFIGURATION = [
     ("--baseline", Error, "the policy that ships with drone was trained without drone_race.ini",
      lambda: configuration.load_config("drone_race", ["--baseline"])),
     ("squared.ini", Error, "contains no section headers", read_ini("gamma = 1")),
-    ("squared.ini", Error, "[trian]: there is no such section: did you mean train",
-     read_ini("[trian]\n")),
+    ("squared.ini", Error, "[trian] gamma: there is no section 'trian': did you mean train",
+     read_ini("[trian]\ngamma = 1")),
     ("--resume", SystemExit, "is for train. To take a run's weights, network and environment, "
      "give --load-model-path", main("eval squared --resume latest")),
     ("squarde", SystemExit, "did you mean squared", main("train squarde")),
@@ -389,7 +389,7 @@ ENVIRONMENTS = [
     ("batchsize", ValueError, "did you mean batch_size?", lambda: vector.make(
         "gym/CartPole-v1", batchsize=2)),
     ("CartPol-v1", ValueError, "did you mean CartPole-v1", lambda: vector.make("gym/CartPol-v1")),
-    ("knights", ValueError, "expected pettingzoo/FAMILY/NAME",
+    ("knights", ValueError, "docs/environments.md has its install line",
      lambda: vector.make("pettingzoo/knights")),
     ("nothing_v0", ConfigError, "pettingzoo.butterfly has no nothing_v0. There are: cooperative_pong",
      lambda: vector.make("pettingzoo/butterfly/nothing_v0")),
