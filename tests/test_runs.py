@@ -356,15 +356,6 @@ def test_metadata_comes_back(tmp_path):
         assert not path.exists()
 
 
-def test_what_two_configurations_do_not_share():
-    one, other = ({"auto": {"train.gamma": reason}, "train": {"gamma": 0.9, "seed": 1},
-                   "env": {"agents": 2}, "agents": size} for reason, size in (("a", 2), ("b", 8)))
-    assert runs.difference(one, other) == []
-    other |= {"train": {"gamma": 0.8}, "env": {"agents": 8}}
-    changes = runs.difference(one, other)
-    assert changes == ["env.agents: 2 is now 8", "train.gamma: 0.9 is now 0.8"]
-
-
 class Remembers(models.FeedForward):
     """A network that saves something beside its weights, as torch lets it."""
 
@@ -598,16 +589,6 @@ def test_a_nan_says_how_to_find_it_in_any_kind_of_environment(tmp_path, name, ad
     trainer.evaluate()
     trainer.storage["rewards"][2, 1] = math.nan
     with pytest.raises(FloatingPointError, match=rf"step 2 .*agent 1 .*{advice.format(name)}"):
-        trainer.train()
-    trainer.release()
-
-
-def test_outputs_that_overflow_are_named(tmp_path):
-    trainer = make_trainer(tmp_path)
-    run_epochs(trainer, 1)
-    trainer.policy.decoder.weight.data.fill_(3e38)
-    trainer.evaluate()
-    with pytest.raises(FloatingPointError, match=r"(logprobs|values).*train\.learning_rate"):
         trainer.train()
     trainer.release()
 
