@@ -397,10 +397,9 @@ class Entry(NamedTuple):
 def foreign_options():
     """Read the option names of other trainers.
 
-    Returns {"renamed": {name: name here}, "refused": {name: advice}}.
-
-    A name is "section.key", or for the base section the key alone. NAME=VALUE: the other name is a
-    flag, which gives this value to NAME. Among the refused a section's name means all its settings.
+    Returns {"renamed": {name: name here}, "refused": {name: advice}}. A name is "section.key", or
+    for the base section the key alone. NAME=VALUE: the other name is a flag, which gives this value
+    to NAME. Among the refused a section's name means all its settings.
     """
     return json.loads((Path(__file__).parent / "config" / "foreign_options.json").read_text())
 
@@ -560,7 +559,7 @@ def parse_ini(path, word=""):
     return parser
 
 
-def read_ini(path, schema, sweep):
+def read_ini(path, sweep):
     """Yield the entries of an .ini file; [sweep*] goes into `sweep` as text."""
     for section, texts in parse_ini(path).items():
         if section.partition(".")[0] == "sweep":
@@ -651,7 +650,7 @@ def env_section(name, maker):
     fields = [_plain_field(key, value, helps.get(key, f"As {name} has it."))
               for key, value in maker.settings.items()]
     if isinstance(maker, ocean.Library):
-        text = ("Environments side by side. auto: as many as give 90 epochs, 1,024 agents at most.")
+        text = "Environments side by side. auto: as many as give 90 epochs, 1,024 agents at most."
         fields.insert(0, ("num_envs", int | Auto, field(default="auto", metadata={"help": text})))
     elif "num_envs" not in maker.settings:
         fields.insert(0, _plain_field("num_envs", 1, "Environments side by side."))
@@ -717,7 +716,7 @@ def resolve(env_name, argv=()):
 
     for path in (ROOT / "config" / "default.ini", ini):
         if path.exists():
-            apply(read_ini(path, schema, values["sweep"]))
+            apply(read_ini(path, values["sweep"]))
     values["defaults"] = {section: dict(values[section]) for section in ("env", *SECTIONS)}
     options, base = list(read_options(argv)), values["base"]
     names = apply(entry for entry in options if entry.section == "base")

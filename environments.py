@@ -92,10 +92,10 @@ def _picture_settings(function):
 
 @contextlib.contextmanager
 def _naming(name):
-    """Raise an ImportError within as a ConfigError about the environment `name`."""
+    """Raise a missing package within as a ConfigError about the environment `name`."""
     try:
         yield
-    except ImportError as error:
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise ConfigError(f"{name}: {error}. docs/environments.md has its install line.") from error
 
 
@@ -277,7 +277,7 @@ def run_file(path, name):
         specification = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(specification)
         sys.modules[name] = module  # where its dataclasses look for their types
-        folder = str(Path(path).absolute().parent)
+        folder = str(Path(path).resolve().parent)
         if folder not in sys.path:
             sys.path.append(folder)
         try:
@@ -304,8 +304,8 @@ class FileCreator:
 
     def __init__(self, name):
         path, _, self.attribute = name.rpartition(":")
-        self.path = Path(path).absolute()
-        self.name = f"{self.path.stem}_{self.attribute}"
+        self.path = Path(path).resolve()
+        self.name = f"{Path(path).stem}_{self.attribute}"
         # two files may have one name
         self._module = f"{self.name}_{zlib.crc32(bytes(self.path)):08x}"
         self._callable()
@@ -374,8 +374,6 @@ class OceanPufferEnv(PufferEnv):
     def __init__(self, name, num_envs=1, first_env=0, seed=0, buf=None, **settings):
         self._library = ocean.load(name)
         self._arguments = num_envs, settings, first_env
-        self.seed = seed
-        self._is_new = True
         self._build(seed)
         envs = self._envs
         self.single_observation_space = envs.single_observation_space
@@ -416,11 +414,9 @@ class OceanPufferEnv(PufferEnv):
         return views
 
     def reset(self, seed=None):
-        if seed is not None and not (self._is_new and seed == self.seed):
+        if seed is not None:
             self._envs.close()
             self._build(seed)
-            self.seed = seed
-        self._is_new = False
         self._envs.reset(self._rows)
         return self.observations, []
 

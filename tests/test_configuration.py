@@ -153,16 +153,13 @@ def test_an_ini_that_is_wrong_is_named(tmp_path, monkeypatch, env, content, name
 
 
 BAD = [  # settings of a script; others: test_messages.py
-    ({"horizon": 0}, "train.horizon"), ({"learning_rate": 0}, "train.learning_rate"),
-    ({"learning_rat": 0.1}, "learning_rate"), ({"gamma": "abc"}, "train.gamma"),
-    ({"optimizer": "sgd"}, "train.optimizer.*muon.*adam"), ({"batch_size": 3}, "vec.total_agents"),
-    ({"num_iterations": 3, "horizon": "auto"}, "num_iterations.*batch_size"),
+    ({"learning_rate": 0}, "train.learning_rate"), ({"batch_size": 3}, "vec.total_agents"),
     ({"max_minibatch_size": 9}, "train.max_minibatch_size"),
     ({"batch_size": 48, "num_steps": 5}, "batch_size = 48.*24"),
     ({"batch_size": 25}, "batch_size = 25.*24"), ({"batch_size": 0}, "batch_size = 0.*24"),
     ({"beta2": 1.0}, "train.beta2"), ({"gae_lambda": -0.1}, "train.gae_lambda"),
     ({"ent_coef": -0.1}, "train.ent_coef"), ({"cudagraphs": 0}, "train.cudagraphs"),
-    ({"target_kl": -1}, "train.target_kl"), ({"minibatch_size": "many"}, "train.minibatch_size"),
+    ({"target_kl": -1}, "train.target_kl"),
     ({"seed": -1}, "train.seed"), ({"replay_ratio": math.inf}, "train.replay_ratio"),
 ]
 
@@ -201,12 +198,6 @@ def test_a_misspelt_key_in_a_scripts_settings_is_refused(tmp_path, section, key,
     if section in ("policy", "rnn"):
         with vector.make("squared", 4) as vecenv, pytest.raises(ConfigError, match=near):
             pufferl.load_policy(args, vecenv)
-
-
-def test_buffers_must_divide_the_environments():
-    args = load_config("squared", ["--env.num-envs", "10", "--vec.num-buffers", "3"])
-    with pytest.raises(ConfigError, match="1, 2, 5, 10"):
-        pufferl.load_env("squared", args)
 
 
 # -- commands
