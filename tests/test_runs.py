@@ -189,7 +189,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_an_error_and_the_run_can_be
         trainer.config["checkpoint_interval"] = 100
         run_epochs(trainer, 1)
         with pytest.raises(ConfigError, match=rf"3\b.*{folder}/trainer_state.pt.* 2\b.*--resume "
-                                              rf"{folder} .*--data-dir"):
+                                              rf"{folder} "):
             trainer.close()
     assert trainer.vecenv.closed, "all the rest ended"
     assert not list(folder.glob("*.part")) and sorted(folder.glob("model_*.pt")) == models_before
