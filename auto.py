@@ -51,8 +51,10 @@ def facts_of(vecenv, agents, steps):
 
 
 def choose_copies(maker, env, vec, steps):
-    """Replace "auto" in env.num_envs and vec.num_envs, the sections of a configuration; returns
-    {setting: reason}. maker: an ocean.Library, or a creator; None if there is no environment yet."""
+    """Replace "auto" in env.num_envs and vec.num_envs; returns {setting: reason}.
+
+    maker: an ocean.Library or a creator; None without an environment. env, vec: the sections.
+    """
     reasons = {}
     if env.get("num_envs") == "auto":
         with environments.sample(maker, env) as probe:
@@ -60,7 +62,8 @@ def choose_copies(maker, env, vec, steps):
         reasons["env.num_envs"] = f"{steps:,} steps"
     if vec["num_envs"] == "auto":
         vec["num_envs"] = 1
-        if maker is not None and not isinstance(maker, ocean.Library) and vec["total_agents"] is None:
+        is_in_python = maker is not None and not isinstance(maker, ocean.Library)
+        if is_in_python and vec["total_agents"] is None:
             with environments.sample(maker, env) as probe:
                 agents = emulation.slots(probe)
                 if not getattr(probe, "gives_tensors", False):  # one object of tensors holds many
@@ -70,9 +73,9 @@ def choose_copies(maker, env, vec, steps):
     return reasons
 
 
-def plural(count, what):
+def plural(count, noun):
     """Return a count with its noun: 1 epoch, 2 epochs."""
-    return f"{count:,} {what}{'s' * (count != 1)}"
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def power_of_two(x, low, high):
@@ -90,8 +93,8 @@ def agents_in_python(steps, discrete):
 
     Few agents give long rollouts and many epochs; above a thousand epochs there are more agents.
     """
-    wanted = BATCH // LONGEST_HORIZON[discrete]
-    return wanted * power_of_two(steps / (1000 * BATCH), 1, 64 // wanted)
+    fewest = BATCH // LONGEST_HORIZON[discrete]
+    return fewest * power_of_two(steps / (1000 * BATCH), 1, 64 // fewest)
 
 
 def drawn_steps(train):
@@ -113,13 +116,15 @@ def decide(train, facts):
             c[name] = chosen[name][0]
 
     def horizon():
-        value = power_of_two(facts.steps / (EPOCHS * facts.agents), 16 if facts.agents > 256 else 32,
+        shortest = 16 if facts.agents > 256 else 32
+        value = power_of_two(facts.steps / (EPOCHS * facts.agents), shortest,
                              LONGEST_HORIZON[facts.discrete])
         size = c["minibatch_size"]
         if size != "auto" and c["draw"] == "steps":  # a minibatch is at most an epoch
             value = max(value, -(-size // facts.agents))
         elif size != "auto":  # and here it has whole segments
-            divisors = [n for n in range(1, size + 1) if size % n == 0 and n * facts.agents >= size]
+            divisors = [n for n in range(1, size + 1)
+                        if size % n == 0 and n * facts.agents >= size]
             value = min(divisors, key=lambda n: abs(math.log(n / value)))
         epochs = facts.steps / (value * facts.agents)
         return value, (f"{plural(facts.agents, 'agent')}: {plural(round(epochs), 'epoch')} of "
@@ -128,25 +133,30 @@ def decide(train, facts):
     def replay_ratio():
         few = FEW_STEPS / facts.steps
         if facts.learn_seconds is None:
-            value = float(power_of_two(max(few, 2 if facts.native else 4), 1, PASSES[facts.discrete]))
-            return value, f"environments in {'C' if facts.native else 'Python'}"
-        waiting, free = facts.step_seconds / facts.learn_seconds, FREE_SECONDS / (facts.steps * facts.learn_seconds)
-        step, learn = (f"{seconds * 1e6:.3g} us" for seconds in (facts.step_seconds, facts.learn_seconds))
-        most, why = max((few, "each of few steps counts"), (free, "learning is quick"),
-                        (waiting, f"a step takes {step}, learning from it {learn}"))
+            most, why = max(few, 4), "environments in Python"
+            if facts.native:
+                most, why = max(few, 2), "environments in C"
+        else:
+            costs = facts.step_seconds, facts.learn_seconds
+            step, learn = (f"{seconds * 1e6:.3g} us" for seconds in costs)
+            most, why = max(
+                (few, "each of few steps counts"),
+                (FREE_SECONDS / (facts.steps * facts.learn_seconds), "learning is quick"),
+                (costs[0] / costs[1], f"a step takes {step}, learning from it {learn}"))
         return float(power_of_two(most, 1, PASSES[facts.discrete])), why
 
     def minibatch_size():
         batch = facts.agents * c["horizon"]
-        size = power_of_two(min(facts.steps * c["replay_ratio"] / UPDATES, batch / 4), min(512, batch), 8192)
+        size = power_of_two(min(facts.steps * c["replay_ratio"] / UPDATES, batch / 4),
+                            min(512, batch), 8192)
         size = max(drawn_steps(c), size // drawn_steps(c) * drawn_steps(c))
         updates = facts.steps * c["replay_ratio"] / size
         each = float(f"{batch * c['replay_ratio'] / size:.3g}")
         return size, f"{each:g} update{'s' * (each != 1)} an epoch, {updates:,.0f} in all"
 
     def learning_rate():
-        value = 0.005 * math.sqrt(c["minibatch_size"] / 512) * (1 if c["optimizer"] == "muon" else 0.1)
-        value = float(f"{value:.2g}")
+        scale = 0.005 if c["optimizer"] == "muon" else 0.0005
+        value = float(f"{scale * math.sqrt(c['minibatch_size'] / 512):.2g}")
         return value, f"for minibatches of {c['minibatch_size']:,}" + (
             f"; then what moves the policy by {kl} an epoch" if c["target_kl"] == "auto" else "")
 
@@ -157,12 +167,13 @@ def decide(train, facts):
     choose("learning_rate", learning_rate)
     choose("target_kl", lambda: (kl, "learning_rate is auto") if adapts else (None, None))
     choose("gamma", lambda: discount(facts.cut))
-    choose("ent_coef", lambda: (0.01, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
-    choose("prio_alpha", lambda: (0.4, "discrete actions") if facts.discrete else (0.0, "continuous actions"))
+    kind = "discrete actions" if facts.discrete else "continuous actions"
+    choose("ent_coef", lambda: (0.01 if facts.discrete else 0.0, kind))
+    choose("prio_alpha", lambda: (0.4 if facts.discrete else 0.0, kind))
     choose("norm_obs", lambda: wants_normalising(facts))
-    choose("norm_reward", lambda: (True, "so that values are near 1 whatever an environment pays"))
+    choose("norm_reward", lambda: (True, "so that values are near 1 for any rewards"))
     scaled = adapts and c["norm_reward"] is True and facts.discrete
-    why = None if not adapts or not c["norm_reward"] else f"{'discrete' if scaled else 'continuous'} actions"
+    why = kind if adapts and c["norm_reward"] else None
     choose("advantage_floor", lambda: (1.0 if scaled else 0.0, why))
     choose("vf_coef", lambda: (0.2 if scaled else 2.0, why))
     return chosen
@@ -182,8 +193,9 @@ def farthest(space):
 
 def wants_normalising(facts):
     """Return (whether to normalise observations, reason)."""
-    seen = ("numbers", "image") if facts.native else ("numbers",)  # what is seen in C, one linear map reads
-    numbers = [space for space in facts.spaces if leaf_kind(space) in seen]
+    # a linear map reads the images of environments in C
+    kinds = ("numbers", "image") if facts.native else ("numbers",)
+    numbers = [space for space in facts.spaces if leaf_kind(space) in kinds]
     if not numbers:
         return False, "no plain numbers are seen"
     if any(isinstance(space, gymnasium.spaces.Text) for space in numbers):
@@ -206,9 +218,11 @@ def wants_normalising(facts):
 
 
 def why_squash(space):
-    """Why actions in this space want a tanh; None if the clip is as good. A Gaussian begins near 0 with
-    a deviation near 1: clipped to bounds that are far from -1 and 1, its samples reach a small part of
-    the range, or hardly anything but its ends."""
+    """Return why actions in this space want a tanh, None if the clip is as good.
+
+    A Gaussian begins near 0 with a deviation near 1: clipped to bounds that are far from -1 and 1,
+    its samples reach a small part of the range, or hardly anything but its ends.
+    """
     bounds = action_bounds(space)
     if bounds is None:
         return None

@@ -1,12 +1,12 @@
-"""Files of weights, and of a whole run. They are written whole or not at all, and not trusted.
+"""Read and write files of weights and of whole runs.
 
-    checkpoints.save(state, path)                           # a crash at any moment leaves the file before, or this one
-    weights = checkpoints.load(path)                        # {name: tensor}: ours, PufferLib's, any state_dict
-    state = checkpoints.load(path, checkpoints.whole_run)   # trainer_state.pt, or save_checkpoint(path)'s
+    checkpoints.save(state, path)                           # the whole file, or the one before
+    weights = checkpoints.load(path)                        # {name: tensor} of any state_dict
+    state = checkpoints.load(path, checkpoints.whole_run)   # of trainer_state.pt
 
-torch.save writes a zip file, in which each tensor and the list of names have a checksum (CRC-32),
-since torch 1.6. torch.load does not look at them; `load` does. A checkpoint is data: nothing in it
-is run (weights_only), and only the names of WHOLE_RUN are read.
+torch.save writes a zip file, in which each tensor and the list of names have a checksum (CRC-32).
+torch.load does not look at them; `load` does. A checkpoint is data: nothing in it is run
+(weights_only), and only the names of WHOLE_RUN are read.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from processes import write_whole
 
 
 def save(state, path):
-    """torch.save that leaves a whole file or none; raises OSError."""
+    """Write a whole file or none, by torch.save. Raises OSError."""
     try:
         write_whole(path, lambda file: torch.save(state, file))
     except RuntimeError as error:
@@ -45,25 +45,28 @@ WHOLE_RUN = {"model": {...: object}, "tensors": {...: torch.Tensor}, "environmen
              "bonus": dict | None, "metadata": object}
 
 
-def check(items, form, name=""):
-    """ValueError if `items`, which a file holds under `name`, are not what `form` says."""
+def check(items, form, name="it"):
+    """Raise ValueError if what a file holds under `name` does not have a form."""
     if not isinstance(items, dict):
-        raise ValueError(f"{name or 'it'} is a {type(items).__name__} and no dict")
+        raise ValueError(f"{name} is a {type(items).__name__} and no dict")
     for key, kind in dict.fromkeys(items, form[...]).items() if ... in form else form.items():
         if isinstance(kind, dict):
             check(items.get(key), kind, key)
         elif not isinstance(items.get(key), kind):
             is_there = f"holds a {type(items[key]).__name__} as" if key in items else "lacks"
-            raise ValueError(f"{name or 'it'} {is_there} {key}")
+            raise ValueError(f"{name} {is_there} {key}")
 
 
 def weights(items):
-    """The weights of a network: a state_dict, or those of a whole run. What a module's
-    get_extra_state returned need not be a tensor."""
+    """Return the weights in a state_dict or in a whole run.
+
+    What a module's get_extra_state returned need not be a tensor.
+    """
     if isinstance(items, dict) and {"numbers", "model"} <= items.keys():
         items = items["model"]
     check(items, {...: object})
-    tensors = {name: value for name, value in items.items() if not str(name).endswith("_extra_state")}
+    tensors = {name: value for name, value in items.items()
+               if not str(name).endswith("_extra_state")}
     check(tensors, {...: torch.Tensor})
     if not tensors:
         raise ValueError("it holds no weights")
@@ -71,11 +74,12 @@ def weights(items):
 
 
 def whole_run(items):
-    """A trainer's state, as runs.py makes it, with its configuration as a dict."""
+    """Return a trainer's state, of runs.Snapshot, with its configuration as a dict."""
     if isinstance(items, dict) and "numbers" not in items:
         raise ValueError("it holds nothing of a run; weights alone are for --load-model-path")
     check(items, WHOLE_RUN)
-    return {"adam": None, "bonus": None, "metadata": {}, **items, "config": json.loads(items["config"])}
+    return {"adam": None, "bonus": None, "metadata": {}, **items,
+            "config": json.loads(items["config"])}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -83,17 +87,22 @@ def whole_run(items):
 
 
 def load(path, form=weights):
-    """What a file holds, on the CPU, as `form` (`weights` or `whole_run`) gives it. Raises
-    ConfigError for a file that cannot be read, is damaged or holds something else."""
+    """Return what a file holds, on the CPU, in a form: `weights` or `whole_run`.
+
+    Raises ConfigError for a file that is missing, damaged or holds something else.
+    """
     path = Path(path)
+    if not path.exists():
+        raise ConfigError(f"{path}: there is no such checkpoint.")
     try:
         return _read(path, form)
     except ValueError as error:
-        raise ConfigError(f"{path}: damaged ({error}) or not a checkpoint{_newest_whole(path, form)}") from None
+        raise ConfigError(f"{path}: damaged ({error}) or not a checkpoint"
+                          f"{_find_newest(path, form)}") from None
 
 
 def _read(path, form):
-    """As `load`; ValueError says what is wrong."""
+    """Return what `load` does. Raises ValueError that says what is wrong."""
     if not path.is_file():  # opening a pipe would wait for ever
         raise ValueError("it is a folder" if path.is_dir() else "it is no file")
     try:
@@ -108,13 +117,13 @@ def _read(path, form):
         raise ValueError(f"it cannot be read: {error.strerror or error}") from None
     except Exception as error:  # damaged bytes make torch's reader raise almost anything
         foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
-        raise ValueError(f"it holds {foreign[1][:80]}, which is neither a tensor nor a plain value" if foreign
-                         else "torch cannot read it") from None
+        raise ValueError(f"it holds {foreign[1][:80]}, which is neither a tensor nor a plain value"
+                         if foreign else "torch cannot read it") from None
     return form(items)
 
 
 def _check_sums(file):
-    """Hold a zip file against its checksums. Files of before torch 1.6 are none, and have no checksums."""
+    """Compare a zip file with its checksums; files of torch before 1.6 have none."""
     begin = file.read(4)
     if not begin:
         raise ValueError("it is empty")
@@ -125,23 +134,23 @@ def _check_sums(file):
         except OSError:
             raise
         except Exception:  # damaged bytes make zipfile raise almost anything
-            raise ValueError(f"truncated at byte {file.seek(0, os.SEEK_END):,}, or its parts do not fit") from None
+            size = file.seek(0, os.SEEK_END)
+            raise ValueError(f"truncated at byte {size:,}, or its parts do not fit") from None
         if broken is not None:
             raise ValueError(f"{broken.partition('/')[2]} does not match its checksum")
     file.seek(0)
 
 
-MOST_READ = 20  # how many files beside a damaged one are tried
+MAX_READ = 20  # files beside a damaged one that are tried
 
 
-def _newest_whole(path, form):
-    """The end of a message about `path`: the newest file beside it that is whole, if there is one."""
-    beside = {}
+def _find_newest(path, form):
+    """Return the end of a message that names the newest whole file beside `path`."""
+    times = {}
     with contextlib.suppress(OSError):
-        for other in path.parent.glob(f"*{path.suffix}"):
-            if other.name != path.name and other.is_file():
-                beside[other] = other.stat().st_mtime
-    newest = sorted(beside, key=beside.get, reverse=True)[:MOST_READ]
+        times = {other: other.stat().st_mtime for other in path.parent.glob(f"*{path.suffix}")
+                 if other.name != path.name and other.is_file()}
+    newest = sorted(times, key=times.get, reverse=True)[:MAX_READ]
     for kind, text in ((form, "one is {}"), (weights, "weights are {}, for --load-model-path")):
         for other in newest:
             with contextlib.suppress(ValueError):

@@ -1,12 +1,12 @@
-"""Settings: the dataclasses, the .ini files and the command line, and the environment and network that they describe.
+"""Read the settings: dataclasses, .ini files and the command line.
 
-    args = load_config("breakout", ["--train.learning-rate", "0.01"])      # nested dicts: args["train"]["horizon"]
-    vecenv = load_env("breakout", args)
-    policy = load_policy(args, vecenv, "breakout")
+    args = load_config("breakout", ["--train.learning-rate", "0.01"])    # nested dicts
+    args["train"]["horizon"]
 
-The defaults in the dataclasses are changed by config/default.ini, then config/ENV.ini, then the command line. To add a
-setting, add a field with its docstring: it appears in --help and may stand in any .ini. An unknown key or a wrong type
-is a ConfigError that names the file, the key and the nearest right ones.
+The dataclasses have the defaults. config/default.ini, config/ENV.ini and the command line change
+them, in this order. To add a setting, add a field with its docstring: it appears in --help and is
+known in each .ini file. An unknown key or a wrong type is a ConfigError that names the file, the
+key and the nearest known key.
 """
 
 import ast
@@ -37,24 +37,28 @@ ROOT = Path(__file__).resolve().parent
 
 
 # --------------------------------------------------------------------------------------------------
-# Configuration: a dataclass a section; config/default.ini, config/ENV.ini and the command line change the defaults
+# The settings: a dataclass per section
 
 
 Auto = Literal["auto"]
 BACKENDS = "native", "serial", "multiprocessing", "ray", "package", "tensors"  # of vector.py
-POLICIES = "auto", "default", "feed-forward", "separate", "board", "impala"  # of models.py; they need no file
-STEPS_IN_C, STEPS_IN_PYTHON = 20_000_000, 1_000_000  # train.total_timesteps of an environment without an .ini
+# the networks of models.py, which need no file
+POLICIES = "auto", "default", "feed-forward", "separate", "board", "impala"
+# train.total_timesteps of an environment without an .ini
+STEPS_IN_C, STEPS_IN_PYTHON = 20_000_000, 1_000_000
 
 
 @dataclass
 class Base:
     load_model_path: str | None = None
-    """Start from these weights: a model file, a run's folder, latest (the last run here) or best (its best)."""
+    """Start from these weights: a model file, a run's folder, latest (the last run here) or best
+    (its best model)."""
     baseline: bool = False
-    """Start from the small trained policy that ships with the environment, ocean/ENV/baseline.safetensors."""
+    """Start from the small trained policy that ships with the environment,
+    ocean/ENV/baseline.safetensors."""
     resume: str | None = None
-    """Go on with a run, same folder and log: its folder, latest, or, on the command line, auto: the latest if there is
-    one, whatever its settings, else a new one."""
+    """Continue a run in its folder: the folder, latest, or (on the command line) auto, which is
+    latest if there is a run and a new run if not."""
     logger: Literal["tensorboard", "none"] = "tensorboard"
     """Where metrics go besides metrics.jsonl in the run's folder."""
     wandb: bool = False
@@ -64,70 +68,79 @@ class Base:
     project: str = "pufferl"
     """Project of Weights & Biases and Neptune."""
     entity: str | None = None
-    """The project's owner: W&B's entity (default: you), Neptune's workspace (default: the one in NEPTUNE_PROJECT)."""
+    """The project's owner: W&B's entity (default: you), Neptune's workspace (default: the one in
+    NEPTUNE_PROJECT)."""
     group: str | None = None
-    """Runs of one group belong together there."""
+    """Group of the run in Weights & Biases and Neptune."""
     tag: str | None = None
-    """A label of the run there."""
+    """Label of the run in Weights & Biases and Neptune."""
     data_dir: str | None = "experiments"
-    """Folder of the runs: checkpoints, logs, the resolved configuration. none: nothing is written."""
+    """Folder of the runs: checkpoints, logs, resolved settings. none: nothing is written."""
 
 
 @dataclass
 class Vec:
     backend: Literal["auto", *BACKENDS] = "auto"
-    """native is for environments in C. Others: serial (one after the other in this process), multiprocessing, ray,
-    package (the vector environment of a Gymnasium id's own package), or tensors (one object of torch or JAX that
-    holds many). auto is native for C, tensors if a reset returns them, package for ALE and if it gives the same
-    episodes (CartPole), serial if one process would step all, else multiprocessing."""
+    """native: environments in C. serial: one after the other in this process. multiprocessing and
+    ray: in workers. package: the vector environment of a Gymnasium id's own package. tensors: one
+    object of torch or JAX that holds many environments. auto: native for C, tensors if a reset
+    returns them, package for ALE and if it gives the same episodes (CartPole), serial if one
+    process would step all, else multiprocessing."""
     num_envs: int | Auto = "auto"
     """Copies of the env section's num_envs: vec.num_envs × env.num_envs environments run in all.
     auto: 1 if they are in C or one object holds many; otherwise as many as make 32 agents (8 if
     actions are continuous), and more in a long run."""
     num_workers: int | None = None
-    """Processes or Ray actors that step environments in Python (default: the physical cores, or an even divisor)."""
+    """Processes or Ray actors that step environments in Python (default: the physical cores, or a
+    divisor of the environments below that)."""
     batch_size: int | None = None
     """Environments whose workers the policy waits for before it acts on them (default: all)."""
     timeout: float = 60.0
     """Seconds after which an environment in Python that does not answer is an error."""
     total_agents: int | None = None
-    """Agents in all, in place of vec.num_envs × env.num_envs; a multiple of the agents of one environment."""
+    """Agents in all, in place of vec.num_envs × env.num_envs; a multiple of the agents of one
+    environment."""
     num_buffers: int | None = None
-    """native: ranges of environments that step together (default: so many that one's data fit a core's cache)."""
+    """native: ranges of environments that step together (default: as many as make the data of one
+    fit a core's cache)."""
     num_threads: int | None = None
     """Threads that step environments and run the network (default: the physical cores)."""
     device: Literal["auto", "host", "cuda"] = "auto"
-    """native: where environments step. cuda: on the policy's GPU, one thread for each environment; the header's struct
-    must hold plain data. auto is cuda if train.device is cuda and the header allows it; if not, it prints why."""
+    """native: where environments step. cuda: on the policy's GPU, one thread for each environment;
+    the header's struct must hold plain data. auto: cuda if train.device is cuda and the header
+    allows it; if not, the reason is printed."""
 
 
 @dataclass
 class Policy:
     name: str = "auto"
-    """auto: an encoder that fits the observations, then the MinGRU. It is a linear map for plain numbers, convolutions
-    for images and small boards of integers, one-hot for choices; a Dict or Tuple has one for each field
-    (models.Encoded). default: the same without boards. feed-forward: default without a recurrent layer. separate:
-    policy and value apart, for robots (models.Separate). board: 3 × 3 convolutions for games in which each cell is an
-    action (models.Board). impala: residual convolutions for images (models.Impala). path/to/file.py:Class: yours."""
+    """auto: an encoder that fits the observations, then the MinGRU. The encoder is a linear map for
+    plain numbers, convolutions for images and small boards of integers, one-hot for choices; a Dict
+    or Tuple has one for each field (models.Encoded). default: the same without boards.
+    feed-forward: default without a recurrent layer. separate: policy and value apart, for robots
+    (models.Separate). board: 3 × 3 convolutions for games in which each cell is an action
+    (models.Board). impala: residual convolutions for images (models.Impala).
+    path/to/file.py:Class: a custom network."""
     hidden_size: int = 128
     """Width of the network."""
     squash: Literal["auto", "none", "tanh"] = "auto"
-    """How continuous actions are kept within their bounds. none: the environment clips the Gaussian's sample to them.
-    tanh: each number with two finite bounds goes through a tanh scaled to them; any other is clipped, and begins
-    at its bound (models.squash). auto: tanh if the bounds are far from -1 and 1. Weights that were trained with
-    tanh always use it."""
+    """How continuous actions are kept within their bounds. none: the environment clips the
+    Gaussian's sample to them. tanh: each number with two finite bounds goes through a tanh scaled
+    to them; any other is clipped, and begins at its bound (models.squash). auto: tanh if the bounds
+    are far from -1 and 1. Weights that were trained with tanh always use it."""
     log_std_init: float = 0.0
-    """Continuous actions: log of the deviation that the Gaussian begins with; -2 explores gently."""
+    """Continuous actions: log of the initial deviation of the Gaussian; -2 explores gently."""
 
 
 @dataclass
 class Rnn:
     name: Literal["auto", "mingru", "lstm", "gru", "none"] = "auto"
-    """auto is mingru for policy.name auto and default, and none for any other."""
+    """auto: mingru for policy.name auto and default, none for any other."""
     hidden_size: int | None = None
     """Width of the recurrent layers (default: policy.hidden_size)."""
     input_size: int | None = None
-    """Width of the encoder's output, which the recurrent layers read (default: policy.hidden_size)."""
+    """Width of the encoder's output, which the recurrent layers read (default:
+    policy.hidden_size)."""
     num_layers: int = 1
     """Recurrent layers."""
 
@@ -135,36 +148,41 @@ class Rnn:
 @dataclass
 class Train:
     total_timesteps: int = 10_000_000
-    """Environment steps of all agents of all ranks together; rounded up to whole epochs of agents × horizon steps. An
-    environment without an .ini has 20,000,000 if it is in C, 1,000,000 if not."""
+    """Environment steps of all agents of all ranks together; rounded up to whole epochs of agents ×
+    horizon steps. An environment without an .ini has 20,000,000 if it is in C, 1,000,000 if not."""
     learning_rate: float | Auto = "auto"
-    """Step size at the start. Muon's steps have unit scale, so this is about ten times what Adam wants."""
+    """Step size at the start. Muon's steps have unit scale, so this is about ten times Adam's."""
     anneal_lr: bool = True
     """Cosine from learning_rate to min_lr_ratio of it (Loshchilov and Hutter 2017)."""
     min_lr_ratio: float = 0.0
     """Fraction of learning_rate that is left at the end."""
     target_kl: float | Auto | None = "auto"
-    """Multiply the scheduled learning rate by 0.1 to 10, up to four times the setting, so that an epoch's updates move
-    the policy by this KL divergence on average, until the schedule has nearly ended. (By less if norm_reward is on
-    and advantages are small, because they are then mostly noise.) none: the rate is the schedule's. auto: 0.01, or
-    0.02 with continuous actions, if learning_rate is auto, else none."""
+    """Multiply the scheduled learning rate by 0.1 to 10, up to four times the setting, so that an
+    epoch's updates move the policy by this KL divergence on average, until the schedule has nearly
+    ended. (By less if norm_reward is on and advantages are small, because they are then mostly
+    noise.) none: the rate is the schedule's. auto: 0.01, or 0.02 with continuous actions, if
+    learning_rate is auto, else none."""
     gamma: float | Auto = "auto"
     """Discount."""
     gae_lambda: float = 0.95
-    """Lambda of GAE: 0 trusts the value function alone, 1 the returns seen (Schulman et al. 2016)."""
+    """Lambda of GAE: 0 trusts the value function alone, 1 the returns (Schulman et al. 2016)."""
     horizon: int | Auto = "auto"
     """Steps of one rollout; an agent's steps in it are one segment."""
     minibatch_size: int | Auto = "auto"
-    """Steps of one update, a multiple of horizon if draw is segments, divided among the ranks if there are several."""
+    """Steps of one update, a multiple of horizon if draw is segments, divided among the ranks if
+    there are several."""
     draw: Literal["segments", "steps"] = "segments"
-    """What a minibatch is made of. segments: whole rollouts of agents, whose advantages are computed anew after each
-    minibatch. steps: single steps, for a network without memory; advantages stay as the rollout left them, as in
-    CleanRL and Stable-Baselines3, so V-trace has nothing to correct."""
+    """What a minibatch is made of. segments: whole rollouts of agents, whose advantages are
+    recomputed after each minibatch. steps: single steps, for a network without memory; advantages
+    stay as the rollout left them, as in CleanRL and Stable-Baselines3, so V-trace corrects
+    nothing."""
     max_minibatch_size: int | None = None
-    """Steps that go through the network at once (on a CPU: a custom network); gradients add up (default: on a GPU
-    the whole; on a CPU parts that its caches may hold, or the whole if train.loss or a batch norm needs it)."""
+    """Steps that go through the network at once (on a CPU: a custom network); gradients add up
+    (default: on a GPU the whole; on a CPU parts that its caches may hold, or the whole if
+    train.loss or a batch norm needs it)."""
     replay_ratio: float | Auto = "auto"
-    """How often each step is learnt from on average: minibatches an epoch = replay_ratio · batch / minibatch_size."""
+    """How often each step is learnt from on average: minibatches an epoch = replay_ratio · batch /
+    minibatch_size."""
     clip_coef: float = 0.2
     """PPO: how far the probability ratio may leave 1."""
     vf_coef: float | Auto = "auto"
@@ -174,25 +192,27 @@ class Train:
     ent_coef: float | Auto = "auto"
     """Weight of the entropy bonus."""
     advantage_floor: float | Auto = "auto"
-    """Advantages are divided by their deviation in the minibatch, or by this if it is less: else a minibatch without a
-    reward has the errors of the value in place of a success. auto: 1, a deviation of the return, with norm_reward and
-    discrete actions, if learning_rate is auto, else 0."""
+    """Advantages are divided by their deviation in the minibatch, or by this if that is less: else
+    a minibatch without a reward amplifies the errors of the value. auto: 1, a deviation of the
+    return, with norm_reward and discrete actions, if learning_rate is auto, else 0."""
     anneal_ent_coef: bool = False
     """Let ent_coef fall to zero linearly over the training."""
     max_grad_norm: float = 1.5
     """Global gradient norm above which gradients are scaled down."""
     optimizer: Literal["muon", "adam"] | str = "muon"
-    """muon orthogonalises each matrix's momentum (Jordan et al. 2024); adam is torch's AdamW; path/to/file.py:Class is
-    a torch.optim.Optimizer of your own, made as Class(parameters, lr=learning_rate), with weight_decay if it takes it;
-    the schedule sets its rate."""
+    """muon: orthogonalises each matrix's momentum (Jordan et al. 2024). adam: torch's AdamW.
+    path/to/file.py:Class: a custom torch.optim.Optimizer, made as Class(parameters,
+    lr=learning_rate), with weight_decay if it takes it; the schedule sets its rate."""
     loss: str | None = None
-    """path/to/file.py:function of your own. It gets the minibatch, whose fields are a table in docs/recipes.md ("A loss
-    and an optimizer of your own"). Its result, a tensor (), is added to the loss, differentiated by autograd, and
-    logged as losses/own_function_loss. A script may give the function itself here, and a class as optimizer."""
+    """path/to/file.py:function, a custom term of the loss. It gets the minibatch, whose fields are
+    a table in docs/recipes.md. Its result, a tensor (), is added to the loss, differentiated by
+    autograd, and logged as losses/own_function_loss. A script may give the function itself here,
+    and a class as optimizer."""
     advantage: str | None = None
-    """path/to/file.py:function in place of the advantage, with the arguments and result of ppo.py's: (args, storage,
-    rewards, mean, values, bootstraps, ratios), all (T, N), to advantages (T, N). args: the train section; storage:
-    terminals, truncations, valid. Each agent's must depend on that agent alone."""
+    """path/to/file.py:function in place of the advantage, with the arguments and result of
+    ppo.py's: (args, storage, rewards, mean, values, bootstraps, ratios), all (T, N), to advantages
+    (T, N). args: the train section; storage: terminals, truncations, valid. Each agent's must
+    depend on that agent alone."""
     momentum: float = 0.95
     """Muon's Nesterov momentum, and Adam's beta1."""
     beta2: float = 0.999
@@ -200,48 +220,54 @@ class Train:
     eps: float = 1e-8
     """Adam's denominator; only with optimizer adam."""
     weight_decay: float = 0.0
-    """Decoupled weight decay: each update scales the weights by 1 - learning rate · weight_decay."""
+    """Decoupled weight decay: an update scales the weights by 1 - learning rate · weight_decay."""
     vtrace_rho_clip: float = 1.0
-    """V-trace: upper bound of the importance weight of a temporal difference (Espeholt et al. 2018)."""
+    """V-trace: upper bound of the importance weight of a temporal difference (Espeholt et al.
+    2018)."""
     vtrace_c_clip: float = 1.0
     """V-trace: upper bound of the weight with which later differences count for earlier steps."""
     prio_alpha: float | Auto = "auto"
     """How much segments with large advantages are preferred; 0: not at all (Schaul et al. 2016)."""
     prio_beta0: float = 0.2
-    """How much that preference is corrected in the loss at the start; it rises to 1 over the training."""
+    """How much that preference is corrected in the loss at the start; it rises to 1 over the
+    training."""
     norm_obs: bool | Auto = "auto"
-    """Normalise each element of the observations by its moments (models.Normalizer). Rollouts that begin within the
-    first 1,024 steps, or the first twentieth of the run if that is less, are only measured."""
+    """Normalise each element of the observations by its moments (models.Normalizer). Rollouts that
+    begin within the first 1,024 steps, or the first twentieth of the run if that is less, are only
+    measured."""
     norm_reward: bool | Auto = "auto"
-    """Divide rewards by the deviation of recent discounted returns; values are learnt relative to their mean if that
-    is far from 0 (models.RewardScale). Logs keep the true rewards."""
+    """Divide rewards by the deviation of recent discounted returns; values are learnt relative to
+    their mean if that is far from 0 (models.RewardScale). Logs keep the true rewards."""
     reward_clip: float | None = None
     """Clip rewards to ± this in the advantage (the logs keep the true ones); none by default."""
     bonus: Literal["none", "rnd", "count"] = "none"
-    """Reward observations that are new to the run, where reward is rare (docs/metrics.md has losses/bonus). rnd: the
-    error with which a network predicts a random one (Burda et al. 2018). count: 1 / sqrt(visits), for observations of
-    integers (Strehl and Littman 2008)."""
+    """Reward observations that are new to the run, where reward is rare (docs/metrics.md has
+    losses/bonus). rnd: the error with which a network predicts a random one (Burda et al. 2018).
+    count: 1 / sqrt(visits), for observations of integers (Strehl and Littman 2008)."""
     bonus_coef: float = 0.5
     """Weight of the bonus, whose discounted returns have a deviation of 1, beside the rewards."""
     state: Literal["carry", "zero"] = "carry"
-    """Recurrent state at the start of a rollout: carry it over from the last rollout, or zero."""
+    """Recurrent state at the start of a rollout: that of the last rollout (carry), or zero."""
     seed: int = 0
     """Seed of the weights, the environments, the actions and the draws."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the network runs and learns. auto is cpu: on a GPU little was measured yet (docs/gpu.md)."""
+    """Where the network runs and learns. auto: the CPU (docs/gpu.md has what a GPU needs)."""
     engine: Literal["auto", "compiled", "fused", "autograd", "graphs"] = "auto"
-    """How the network acts and learns (engines.py). autograd: any network, by its own forward (on a GPU in CUDA graphs,
-    called graphs). compiled (on a CPU, also feed-forward and separate), fused (on a GPU): the default network by hand.
-    auto takes these if they implement the network as it is."""
+    """How the network acts and learns (engines.py). autograd: any network, by its own forward (on a
+    GPU in CUDA graphs, called graphs). compiled (on a CPU, also feed-forward and separate) and
+    fused (on a GPU): a hand-written implementation of the default network. auto: one of these if
+    it implements the network as it is, else autograd."""
     cudagraphs: int = 2
-    """On a GPU: after how many epochs the rollout's steps and the minibatch are captured as CUDA graphs; -1: never."""
+    """On a GPU: after how many epochs the rollout's steps and the minibatch are captured as CUDA
+    graphs; -1: never."""
     gpus: int = 1
     """Processes that train together on this machine: one a GPU with train.device cuda, else sharing
     the cores; for several machines there is torchrun (docs/scale.md)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Type of the matrix products. All else stays float32; on a GPU float32 products are computed as TF32. bfloat16 is
-    worth it on a processor that has it (AVX-512 BF16, AMX): Breakout trains 1.5 times as fast, Atari twice. On others
-    the default network gives the same results, not faster; most other networks go on in float32, and say so."""
+    """Type of the matrix products. All else stays float32; on a GPU float32 products are computed
+    as TF32. bfloat16 is worth it on a processor that has it (AVX-512 BF16, AMX): Breakout trains
+    1.5 times as fast, Atari twice. On others the default network gives the same results, not
+    faster; most other networks stay in float32, and print so."""
     compile: bool = False
     """torch.compile for a custom network (the default one is fused by hand)."""
     compile_mode: str = "default"
@@ -257,13 +283,15 @@ class Train:
 @dataclass
 class Eval:
     episodes: int = 256
-    """Episodes that count. Each environment plays equally many, so that short episodes are not favoured."""
+    """Episodes that count. Each environment plays equally many, so that short episodes are not
+    favoured."""
     deterministic: bool = False
     """Take the most likely action in place of drawing one."""
     max_steps: int = 100_000
     """Steps after which an episode that does not end is an error."""
     video: str | None = None
-    """Write an episode to out.mp4 or out.gif, or a frame from the middle of it to out.png; needs no display."""
+    """Write an episode to out.mp4 or out.gif, or a frame from the middle of it to out.png; needs no
+    display."""
     terminal: bool = False
     """Show the policy playing in the terminal."""
     web: bool = False
@@ -271,7 +299,8 @@ class Eval:
     open: bool = False
     """Open the page in a browser, if there is a display."""
     window: bool | None = None
-    """Show the policy playing in a window (default: if there is a display and the output is a terminal)."""
+    """Show the policy playing in a window (default: if there is a display and the output is a
+    terminal)."""
     port: int = 8899
     """The page's port; if it is taken, the next free one."""
     fps: float | None = None
@@ -288,76 +317,89 @@ class Profile:
     """File of the trace (default: profile_ENV.json in data_dir)."""
 
 
-SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Eval, "profile": Profile}
-# Belong to one run: --resume does not take them over, and they are no difference between two.
-RUN_SETTINGS = ("config_name", "auto", "agents", "load_model_path", "baseline", "resume", "data_dir",
-                "launch", "defaults", "sources")
-# What config.json has besides settings.
-OF_A_RUN = ("config_name", "auto", "agents", "versions", "engine", "launch", "defaults", "turn", "sources")
-# What a run did, if its file is so old that it lacks these settings.
-OFF = {"norm_obs": False, "norm_reward": False, "target_kl": None, "draw": "segments",
-       "advantage_floor": 0.0}
-SIZES = {"batch_size": "horizon", "num_iterations": "total_timesteps"}  # may be given in their place
-FLAG = object()  # the text of an option without a value
+@dataclass
+class Solved:
+    """Hold what counts as solved: the section [solved] of an .ini.
 
-# What a number must be, in words: the settings; None and auto are always allowed.
+    score or perf: a mean of these that is enough. steps, seconds: after which training got there,
+    with seed 0, the shipped settings and two cores (None: not measured).
+    """
+
+    score: float | None = None
+    perf: float | None = None
+    steps: int | None = None
+    seconds: float | None = None
+
+    @property
+    def metric(self):
+        """Return (statistic, how much of it is enough), e.g. ("score", 800.0)."""
+        return ("score", self.score) if self.perf is None else ("perf", self.perf)
+
+
+SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Eval,
+            "profile": Profile}
+# What config.json has besides settings.
+RUN_FACTS = ("config_name", "auto", "agents", "versions", "engine", "launch", "defaults", "turn",
+             "sources")
+# Settings of one run: --resume does not take them over.
+RUN_SETTINGS = {"load_model_path", "baseline", "resume", "data_dir"}
+# May be given in place of these.
+SIZES = {"batch_size": "horizon", "num_iterations": "total_timesteps"}
+
+# What a number must be: the settings. None and auto are always allowed.
 BOUNDS = {
-    "must be 1 or more": (lambda x: x >= 1, "train.checkpoint_interval train.keep train.gpus vec.num_envs env.num_envs "
-                          "vec.num_threads vec.num_workers policy.hidden_size rnn.hidden_size rnn.input_size "
-                          "rnn.num_layers"),
-    "must be above 0": (lambda x: x > 0, "train.learning_rate train.max_grad_norm train.vtrace_rho_clip "
-                        "train.vtrace_c_clip train.clip_coef train.vf_clip_coef train.total_timesteps train.horizon "
-                        "train.minibatch_size vec.timeout"),
-    "must be above 0, and not inf": (lambda x: 0 < x < math.inf, "train.replay_ratio eval.seconds eval.fps"),
+    "must be 1 or more": (
+        lambda x: x >= 1,
+        "train.checkpoint_interval train.keep train.gpus vec.num_envs env.num_envs "
+        "vec.num_threads vec.num_workers"),
+    "must lie within 1 and 65536": (
+        lambda x: 1 <= x <= 65536, "policy.hidden_size rnn.hidden_size rnn.input_size"),
+    "must lie within 1 and 1000": (lambda x: 1 <= x <= 1000, "rnn.num_layers"),
+    "must be above 0": (
+        lambda x: x > 0,
+        "train.learning_rate train.max_grad_norm train.vtrace_rho_clip train.vtrace_c_clip "
+        "train.clip_coef train.vf_clip_coef train.total_timesteps train.horizon "
+        "train.minibatch_size vec.timeout"),
+    "must be above 0, and not inf": (
+        lambda x: 0 < x < math.inf, "train.replay_ratio eval.seconds eval.fps"),
     "must be above 0, or none": (lambda x: x > 0, "train.reward_clip train.target_kl"),
-    "must be 0 or more": (lambda x: x >= 0, "train.bonus_coef train.prio_alpha train.ent_coef "
-                          "train.advantage_floor train.eps "
-                          "train.weight_decay train.vf_coef train.log_interval"),
-    "must lie within 0 and 1": (lambda x: 0 <= x <= 1,
-                                "train.gamma train.gae_lambda train.prio_beta0 train.min_lr_ratio"),
+    "must be 0 or more": (
+        lambda x: x >= 0,
+        "train.bonus_coef train.prio_alpha train.ent_coef train.advantage_floor train.eps "
+        "train.weight_decay train.vf_coef train.log_interval"),
+    "must lie within 0 and 1": (
+        lambda x: 0 <= x <= 1, "train.gamma train.gae_lambda train.prio_beta0 train.min_lr_ratio"),
     "must lie within 0 and 1, without 1": (lambda x: 0 <= x < 1, "train.momentum train.beta2"),
     "must lie within 0 and 2 ** 62": (lambda x: 0 <= x < 2**62, "train.seed"),
     "must lie within 0 and 65535": (lambda x: 0 <= x < 65536, "eval.port"),
-    "must lie within -10 and 2, deviations of 0.00005 and 7": (lambda x: -10 <= x <= 2, "policy.log_std_init"),
+    "must be 10 million or less": (lambda x: x <= 1e7, "eval.episodes"),
+    "must lie within -10 and 2, deviations of 0.00005 and 7": (
+        lambda x: -10 <= x <= 2, "policy.log_std_init"),
     "must be 1 or more, or -1 for none": (lambda x: x == -1 or x >= 1, "train.cudagraphs"),
 }
-BOUND_OF = {name: (is_right, what) for what, (is_right, names) in BOUNDS.items() for name in names.split()}
+BOUND_OF = {name: (is_valid, text) for text, (is_valid, names) in BOUNDS.items()
+            for name in names.split()}
+
+
+NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 class Entry(NamedTuple):
-    """A setting as a source gives it. place: where that is, for errors."""
+    """Hold a setting as a source gives it; place: where that is, for errors."""
 
     section: str
     key: str
-    text: object
+    value: object
     place: str
-
-
-class Section(dict):
-    """Settings by their names here, which may be read by other trainers' names and train.use_rnn too.
-
-    name: the section's, "" for `args`, which holds all of them. KeyError for any other name."""
-
-    def __init__(self, values, name="", args=None):
-        super().__init__(values)
-        self.name, self.args = name, self if args is None else args
-
-    def __missing__(self, key):
-        name = f"{self.name}.{key}".removeprefix(".")
-        if name == "train.use_rnn":
-            network = self.args["policy"]["name"]
-            return recurrent_layer(self.args) != "none" or (
-                network not in POLICIES and hasattr(load_attribute("policy.name", network), "initial_state"))
-        section, _, new = foreign_options()["renamed"][name].rpartition(".")
-        return (self.args[section] if section else self.args)[new]
 
 
 @functools.cache
 def foreign_options():
-    """Names of other trainers: {"renamed": {name: name here}, "refused": {name: what to do instead}}.
+    """Read the option names of other trainers.
 
-    A name is "section.key", or for the base section the key alone. NAME=VALUE: the other name is a flag,
-    which gives this value to NAME. Among the refused a section's name is for all of its settings.
+    Returns {"renamed": {name: name here}, "refused": {name: advice}}. A name is "section.key", or
+    for the base section the key alone. NAME=VALUE: the other name is a flag, which gives this value
+    to NAME. Among the refused a section's name means all its settings.
     """
     return json.loads((Path(__file__).parent / "config" / "foreign_options.json").read_text())
 
@@ -367,115 +409,118 @@ def foreign_options():
 
 
 def types_of(cls):
-    """{name: type} of a section's settings."""
+    """Return {name: type} of a section's settings."""
     return {f.name: f.type for f in dataclasses.fields(cls)}
 
 
+def full_name(section, key):
+    """Return a setting's name on the command line, without the base section."""
+    return key if section == "base" else f"{section}.{key}"
+
+
 def translate(section, key, schema, place):
-    """(section, key, value) here of a setting that may have another trainer's name; the value is None
-    but for a name that implies one. ConfigError, with nearest names in all sections of `schema`, if
-    there is none."""
-    known = types_of(schema[section]) if section in schema else {}
-    if key in known:
+    """Return (section, key, value) of a setting in this or another trainer's name.
+
+    The value is None except for a name that implies one. Raises ConfigError, with the nearest name
+    in all sections of `schema`, if there is no such setting.
+    """
+    if section in schema and key in types_of(schema[section]):
         return section, key, None
-    name, foreign = key if section == "base" else f"{section}.{key}", foreign_options()
-    if name in foreign["renamed"]:
-        new, _, value = foreign["renamed"][name].partition("=")
-        return new.rpartition(".")[0] or "base", new.rpartition(".")[2], value or None
-    refused = foreign["refused"].get(name) or (section not in schema and foreign["refused"].get(section))
-    if refused:
-        raise ConfigError(f"{place}: {refused}.")
+    name, renamed = full_name(section, key), foreign_options()["renamed"]
+    if name in renamed:
+        new, _, value = renamed[name].partition("=")
+        section, _, key = new.rpartition(".")
+        return section or "base", key, value or None
+    refused = foreign_options()["refused"]
+    if name in refused or (section not in schema and section in refused):
+        raise ConfigError(f"{place}: {refused.get(name, refused.get(section))}.")
     if section not in schema:
-        raise ConfigError(f"{place}: there is no section {section!r}: {ocean.nearest(section, schema)}.")
-    for cutoff in (1.0, 0.8, 0.5):
-        near = difflib.get_close_matches(key, known, 3, cutoff)
-        if section != "env" or cutoff > 0.5:  # an environment's own words resemble anything a little
-            near = near or _in_other_sections(key, schema, cutoff, place.startswith("--"))
-        if near:
-            break
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    raise ConfigError(f"{place}: there is no such setting.{hint} There are: {', '.join(known)}.")
+        near = ocean.nearest(section, schema)
+        raise ConfigError(f"{place}: there is no section {section!r}: {near}.")
+    raise ConfigError(f"{place}: there is no such setting.{_suggest(section, key, schema, place)} "
+                      f"There are: {', '.join(types_of(schema[section]))}.")
 
 
-def _in_other_sections(key, schema, cutoff, is_option):
-    """The names, such as ["train.horizon"], of settings near `key`, which may be another trainer's
-    name; is_option: as the command line has them, ["--train.horizon"]."""
-    names = [("" if section == "base" else f"{section}.") + name
-             for section, cls in schema.items() for name in types_of(cls)]
-    names = [*foreign_options()["renamed"].items(), *((name, name) for name in names),
-             *((f"train.{name}", f"train.{name}") for name in SIZES)]
-    near = difflib.get_close_matches(key, {old.rpartition(".")[2] for old, _ in names}, 1, cutoff)
-    found = {new.partition("=")[0] for old, new in names if old.rpartition(".")[2] in near}
-    return sorted("--" + name.replace("_", "-") if is_option else name for name in found)
-
-
-GIVEN = (" (A run that was given the object itself is resumed by its script: PuffeRL with the same object, then "
-         "load_checkpoint.)")
+def _suggest(section, key, schema, place):
+    """Return a question with the settings nearest to a key, if there are any."""
+    names = {full_name(part, known) for part, cls in schema.items() for known in types_of(cls)}
+    names |= {f"train.{size}" for size in SIZES}
+    meanings = {name: name for name in names} | foreign_options()["renamed"]
+    keys = {name.rpartition(".")[2] for name in meanings}
+    near = difflib.get_close_matches(key, keys, 1)
+    options = {new.partition("=")[0] for name, new in meanings.items()
+               if name.rpartition(".")[2] in near}
+    if near and full_name(section, near[0]) in options:
+        options = {full_name(section, near[0])}
+    if place.startswith("--"):
+        options = {"--" + name.replace("_", "-") for name in options}
+    return f" Did you mean {' or '.join(sorted(options))}?" if options else ""
 
 
 def coerce(value, kind, place):
-    """A text, or a value from Python, as `kind`: a plain type, a Literal, or a union of them.
-    ConfigError that names `place` if it is not one."""
+    """Convert a text, or a value from Python, to a setting's type.
+
+    kind: a plain type, a Literal or a union of them. Raises ConfigError that names `place`.
+    """
     parts = [kind] if get_origin(kind) in (None, Literal) else get_args(kind)
-    names = [name for part in parts if get_origin(part) is Literal for name in get_args(part)]
-    plain = next((part for part in parts if get_origin(part) is None and part is not NoneType), None)
+    words = [word for part in parts for word in get_args(part)]
+    plain = next((part for part in parts if part in (int, float, bool, str)), None)
     lower = value.lower() if isinstance(value, str) else value
     if NoneType in parts and lower in (None, "none", ""):
         return None
-    if lower in names:
+    if lower in words:
         return lower
-    if plain is None or (plain is str and names and ".py:" not in str(value)):
-        file = ", or path/to/file.py:name" if plain else ""
-        raise ConfigError(f"{place} = {value!r}: must be one of {', '.join(names)}{file}.{GIVEN if plain else ''}")
-    if plain is str:
-        return str(value)
-    try:
-        found = {"true": True, "false": False, "inf": math.inf}.get(lower) if isinstance(value, str) else value
-        found = ast.literal_eval(lower) if found is None else found
-        if plain is bool and found in (0, 1):
-            return bool(found)
-        if plain is not bool and not isinstance(found, bool) and plain(found) == found:
-            return plain(found)
-    except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError):
-        pass
-    what = {int: "a whole number", float: "a number", bool: "true or false"}[plain]
-    raise ConfigError(f"{place} = {value!r}: must be {what}.")
+    if plain is str and isinstance(value, str) and (not words or ".py:" in value):
+        return value
+    with contextlib.suppress(ValueError, TypeError, SyntaxError, OverflowError, RecursionError,
+                             MemoryError):
+        number = {"true": True, "false": False, "inf": math.inf}.get(lower, lower)
+        number = ast.literal_eval(number) if isinstance(number, str) else number
+        if plain not in (None, str) and plain(number) == number and (
+                plain is bool or not isinstance(number, bool)):
+            return plain(number)
+    noun = NOUNS.get(plain)
+    if words and plain in (None, str):
+        noun = f"one of {', '.join(words)}" + (", or path/to/file.py:name" if plain else "")
+    raise ConfigError(f"{place} = {value!r}: must be {noun}.")
 
 
 def check_bound(name, value, place):
-    """ConfigError if a setting, "section.key", cannot have this value."""
-    is_right, what = BOUND_OF.get(name, (None, None))
-    if is_right and value not in (None, "auto") and not is_right(value):
-        raise ConfigError(f"{place} = {value}: {what}.")
+    """Raise ConfigError if a setting, "section.key", cannot have this value."""
+    is_valid, text = BOUND_OF.get(name, (None, ""))
+    if is_valid and value not in (None, "auto") and not is_valid(value):
+        raise ConfigError(f"{place} = {value}: {text}.")
 
 
 def convert(entry, schema):
-    """(section, key, value) of an Entry: translated, of the setting's type, within its bounds."""
-    section, key, text, place = entry
+    """Return (section, key, value) of an Entry, translated, converted and checked."""
+    section, key, value, place = entry
     if section == "train" and key in SIZES and place.startswith("--"):
-        return section, key, coerce(text, int, f"train.{key}")
+        return section, key, coerce(value, int, f"train.{key}")
     section, key, implied = translate(section, key, schema, place)
-    kind = types_of(schema[section])[key]
-    text = implied if implied is not None else text
-    if text is FLAG and bool not in (kind, *get_args(kind)):
-        raise ConfigError(f"{place}: needs a value, {place} VALUE.")
-    value = coerce(True if text is FLAG else text, kind, place)
+    value = coerce(implied or value, types_of(schema[section])[key], place)
     check_bound(f"{section}.{key}", value, place)
     return section, key, value
 
 
 def check_names(args, *sections):
-    """ConfigError for a setting in these sections of a script's `args` that does not exist; without
-    sections in all but env and train, which are checked where they are used."""
-    top = [(name, object, None) for name in (*SECTIONS, "env", "sweep", "env_name", *OF_A_RUN)]
-    schema = {**SECTIONS, "policy": policy_section(args.get("policy", {}).get("name", Policy.name)),
-              "base": dataclasses.make_dataclass("Top", top, bases=(Base,))}
-    for section in sections or ("base", *(name for name in SECTIONS if name != "train")):
-        for key in args if section == "base" else args.get(section, {}):
-            place = f"args[{key!r}]" if section == "base" else f"{section}.{key}"
-            new = translate(section, key, schema, place)[:2]
-            if new != (section, key):
-                raise ConfigError(f"{place}: it is {'.'.join(new).removeprefix('base.')} now.")
+    """Raise ConfigError for a setting in a script's `args` that does not exist.
+
+    sections: which are checked; without them all but env and train, which are checked where they
+    are used, and the names at the top.
+    """
+    network = policy_section(args.get("policy", {}).get("name", Policy.name))
+    schema = {"base": Base, **SECTIONS, "policy": network}
+    entries = [(section, key) for section in sections or {*SECTIONS} - {"train"}
+               for key in args.get(section, ())]
+    if not sections:
+        entries += [("base", key) for key in args
+                    if key not in (*SECTIONS, "env", "sweep", "env_name", *RUN_FACTS)]
+    for section, key in entries:
+        place = f"args[{key!r}]" if section == "base" else f"{section}.{key}"
+        new = translate(section, key, schema, place)[:2]
+        if new != (section, key):
+            raise ConfigError(f"{place}: it is {full_name(*new)} now.")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -483,173 +528,149 @@ def check_names(args, *sections):
 
 
 def find_config(env_name):
-    """(environment, ini file) of a name on the command line. An ini file may say which environments it is for:
-    `[base] env_name = gym/CartPole-v1 gym/CartPole-*`. The file's own name then means the first of these."""
+    """Return (environment, .ini file) of a name on the command line.
+
+    An .ini may say which environments it is for: `[base] env_name = gym/CartPole-v1 gym/Cart*`.
+    The file's name then means the first of these. The longest pattern that fits is taken.
+    """
     name = env_name.removeprefix("puffer_")
-    own = ROOT / "config" / (Path(name).with_suffix(".ini").name if name.endswith(".h") else f"{name}.ini")
-    found = []
+    stem = Path(name).stem if name.endswith(".h") else name
+    ini, matches = ROOT / "config" / f"{stem}.ini", []
     for path in sorted((ROOT / "config").glob("*.ini")):
-        names = parse_ini(path, strict=False, word="env_name").get("base", "env_name", fallback="").split()
-        if names and path == own:
+        names = parse_ini(path, "env_name").get("base", "env_name", fallback="").split()
+        if names and path == ini:
             return names[0], path
-        found += [(len(pattern), path) for pattern in names if fnmatch.fnmatchcase(name, pattern)]
-    if own.exists() or not found:
-        return name, own
-    return name, max(found)[1]  # if several patterns fit, the longest, as it is the most specific
+        matches += [(len(pattern), path) for pattern in names if fnmatch.fnmatchcase(name, pattern)]
+    return name, ini if ini.exists() or not matches else max(matches)[1]
 
 
-def parse_ini(path, strict=True, word=""):
-    """A configparser that has read an ini file, or nothing of one without `word`: to parse takes a millisecond. If it
-    cannot be read, a ConfigError with file and line. strict: a section or a key that comes twice is an error too."""
-    parser = configparser.ConfigParser(inline_comment_prefixes="#", interpolation=None, strict=strict)
+def parse_ini(path, word=""):
+    """Parse an .ini file.
+
+    One that does not contain `word` gives an empty parser, which is faster. Raises ConfigError
+    with file and line.
+    """
+    parser = configparser.ConfigParser(inline_comment_prefixes="#", interpolation=None)
     try:
         if word in (text := path.read_text(encoding="utf-8")):
             parser.read_string(text, source=str(path))
-    except configparser.Error as error:
-        raise ConfigError(str(error)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as text ({error}).") from None
+    except (configparser.Error, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}).") from None
     return parser
 
 
-def read_ini(path, schema, sweep):
-    """Yield the entries of an .ini file; its [sweep*] sections are put into `sweep` as text."""
-    parser = parse_ini(path)
-    for section in parser.sections():
+def read_ini(path, sweep):
+    """Yield the entries of an .ini file; [sweep*] goes into `sweep` as text."""
+    for section, texts in parse_ini(path).items():
         if section.partition(".")[0] == "sweep":
-            sweep.setdefault(section, {}).update(parser[section])
-        elif section not in (*schema, "solved"):  # the function solved reads that one
-            raise ConfigError(f"{path} [{section}]: there is no such section: "
-                              f"{ocean.nearest(section, [*schema, 'sweep'])}.")
+            sweep.setdefault(section, {}).update(texts)
         elif section != "solved":
-            yield from (Entry(section, key, text, f"{path} [{section}] {key}") for key, text in parser[section].items()
+            yield from (Entry(section, key, text, f"{path} [{section}] {key}")
+                        for key, text in texts.items()
                         if (section, key) != ("base", "env_name"))  # find_config reads it
 
 
 def read_options(argv):
-    """Yield the entries of a command line. A flag may stand alone; the value is the next word otherwise."""
+    """Yield the entries of a command line; a lone option is a flag, True."""
     words = list(argv)
     while words:
         word = words.pop(0)
-        place, equals, text = word.partition("=")
+        place, equals, value = word.partition("=")
         if not word.startswith("--") or len(place) < 3:
-            raise ConfigError(f"{word!r}: expected an option, --section.key VALUE; --help lists them.")
+            raise ConfigError(f"{word!r}: expected an option, --section.key VALUE; "
+                              "--help lists them.")
         if not equals:
-            text = FLAG if not words or words[0].startswith("--") else words.pop(0)
+            value = True if not words or words[0].startswith("--") else words.pop(0)
         section, _, key = place[2:].replace("-", "_").rpartition(".")
-        yield Entry(section or "base", key, text, place)
+        yield Entry(section or "base", key, value, place)
 
 
-def saved_entries(base, env_name, schema, values):
-    """Yield the entries of the run or the policy that `base` names: of the environment and the network, and for
-    resume of all sections. Settings that no longer exist are left out."""
+def saved_entries(base, env_name):
+    """Yield the entries of the run or the shipped policy that a base setting names.
+
+    These are of the environment and the network, for resume of all sections.
+    """
     name, ini = find_config(env_name)
-    resume, path = base["resume"], base["resume"] or base["load_model_path"]
-    if path is not None:
-        holding = "trainer_state.pt" if resume else "best_*.pt" if path == "best" else "model_*.pt"
-        folder = find_run(path, base["data_dir"], env_name, holding)
-        file = (folder if folder.is_dir() else folder.parent) / "config.json"
-        if not file.exists():
-            return
-        saved = read_settings(file)
-        if resume and not same_environment(saved.get("env_name", name), name):
-            raise ConfigError(f"--resume {file.parent}: this is a run of {saved['env_name']}, and would go on as one "
-                              f"of {name}. Name that environment, or take its weights alone: --load-model-path "
-                              f"{file.parent}.")
+    resume, sections = base["resume"], ["env", "policy", "rnn"]
+    if resume or base["load_model_path"]:
+        path = find_run(resume or base["load_model_path"], base["data_dir"], env_name,
+                        "trainer_state.pt" if resume else None)
+        file = (path if path.is_dir() else path.parent) / "config.json"
+        saved = read_settings(file) if file.exists() else {}
     elif base["baseline"]:
+        if ini.stem != Path(name).stem:
+            raise ConfigError(f"--baseline: the policy that ships with {name} was trained without "
+                              f"{ini.name}. Take {name}, or train one.")
         file, saved = "--baseline", read_baseline(name)[1]
-        for key, value in saved["env"].items() if ini.stem != Path(name).stem else ():
-            if values["env"].get(key) != value:
-                raise ConfigError(f"--baseline: the policy that ships with {name} was trained with env.{key} = "
-                                  f"{value}, {ini.name} has {values['env'].get(key)}. Train one for it, or take "
-                                  f"{name}.")
     else:
         return
-    if resume:
-        saved["train"] = {**OFF, **saved.get("train", {})}
-        native = is_in_c(name) and saved.get("vec", {}).get("backend", "auto") in ("auto", "native")
-        ignored = ("num_workers", "batch_size") if native else ("num_buffers",)  # an older run may have them
-        saved["vec"] = {**saved.get("vec", {}), **dict.fromkeys(ignored)}
-    network = policy_section(saved.get("policy", {}).get("name", Policy.name))
-    for section in ("env", "policy", "rnn", *(("vec", "train", "base") if resume else ())):
-        known = types_of(network if section == "policy" else schema[section])
-        for key, value in (saved if section == "base" else saved.get(section, {})).items():
-            if key in known and (section != "base" or key not in RUN_SETTINGS):
-                yield Entry(section, key, value, f"{file}: {section}.{key}")
-
-
-def same_environment(one, other):
-    """Whether two names mean one environment. A file may have moved, so only its name counts."""
-    one, other = (str(name).removeprefix("puffer_") for name in (one, other))
-    files = all(".py:" in name or name.endswith(".h") for name in (one, other))
-    return Path(one).name == Path(other).name if files else one == other
+    if resume and saved:
+        other = str(saved.get("env_name", name))
+        if identify(other)[0] != identify(name)[0]:
+            raise ConfigError(f"--resume {path}: this is a run of {other}, not of {name}. Name "
+                              f"{other}, or take the weights alone: --load-model-path {path}.")
+        saved["base"] = {key: saved[key] for key in saved.keys() - RUN_SETTINGS}
+        sections += ["vec", "train", "base"]
+    for section in sections:
+        for key, value in saved.get(section, {}).items():
+            yield Entry(section, key, value, f"{file}: {section}.{key}")
 
 
 def read_settings(path):
-    """The sections of a run's config.json, a dict. ConfigError for a file that is damaged."""
+    """Read the sections of a run's config.json. Raises ConfigError for damage."""
     try:
         saved = json.loads(path.read_text())
-        wrong = [section for section in ("env", *SECTIONS) if not isinstance(saved.get(section, {}), dict)]
-        if wrong:
-            raise ValueError(f"its section {wrong[0]} is a {type(saved[wrong[0]]).__name__}")
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path}: damaged or not a run's settings ({error}). Give the settings on the command line, "
-                          "with a copy of the weights in another folder.") from None
-    sources = saved.get("sources") if isinstance(saved.get("sources"), dict) else {}
-    for section in {"policy", "rnn"} & saved.keys():  # a file was named from where the run was started
-        name, colon, what = str(saved[section].get("name")).rpartition(":")
-        parts = tuple(part for part in Path(name).parts if part not in (".", ".."))
-        known = [file for file in sources if Path(file).parts[-len(parts) :] == parts]
-        if name.endswith(".py") and not Path(name).exists() and len(known) == 1:
-            saved[section]["name"] = known[0] + colon + what
-    return saved
+        return saved | {name: dict(saved.get(name, {})) for name in ("env", *SECTIONS)}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path}: damaged or not a run's settings ({error}). Copy the weights to "
+                          "another folder, and give the settings with --load-model-path.") from None
 
 
 # --------------------------------------------------------------------------------------------------
-# The environment and its section
+# The environment, the network and their sections
 
 
 def load_maker(name):
-    """What makes an environment: a creator (gym/ID, pettingzoo/FAMILY/NAME, file.py:callable) or an
-    ocean.Library, for a name in ocean/ or the path of a header."""
-    creator = environments.load_creator(name)
-    if creator is not None:
-        return creator
-    try:
-        return ocean.load(name.removeprefix("puffer_"))
-    except ConfigError as error:
-        ini = find_config(name)[1]
-        if ini.exists() and name not in ocean.names() and not name.endswith(".h"):
-            parse_ini(ini)  # a fault of the whole file comes first
-            raise ConfigError(f"{ini}: its [base] must say env_name = ENVIRONMENT, because {name} itself is none. "
-                              f"({error})") from None
-        raise
+    """Return what makes an environment: a creator or an ocean.Library.
 
-
-def is_in_c(name):
-    """Whether a name is one of an environment in C."""
-    return environments.load_creator(name) is None
+    name: gym/ID, pettingzoo/FAMILY/NAME, file.py:callable, a name in ocean/ or a header's path.
+    """
+    return environments.load_creator(name) or ocean.load(name.removeprefix("puffer_"))
 
 
 def env_section(name, maker):
-    """The env section as a dataclass: num_envs, and the settings that a C environment's header declares or the keyword
-    arguments of one in Python that have plain defaults. No fields without a maker."""
-    helps = getattr(maker, "settings_help", None)  # of one in C
-    what = "Environments side by side. auto: so many that the steps asked for make 90 epochs, 1,024 agents at most."
-    fields = [("num_envs", int | Auto, field(default="auto", metadata={"help": what}))] if helps is not None else []
-    settings = {} if maker is None else maker.settings if fields else {"num_envs": 1, **maker.settings}
-    fields += [(key, type(value), field(default=value, metadata={"help": (helps or {}).get(key, f"As {name} has it.")}))
-               for key, value in settings.items()]
+    """Make the env section's dataclass; no fields without a maker.
+
+    It has num_envs, and the settings that a C header declares or the keyword arguments of an
+    environment in Python that have plain defaults.
+    """
+    if maker is None:
+        return dataclasses.make_dataclass("Env", [])
+    helps = getattr(maker, "settings_help", {})  # of an environment in C
+    fields = [_plain_field(key, value, helps.get(key, f"As {name} has it."))
+              for key, value in maker.settings.items()]
+    if isinstance(maker, ocean.Library):
+        text = "Environments side by side. auto: as many as give 90 epochs, 1,024 agents at most."
+        fields.insert(0, ("num_envs", int | Auto, field(default="auto", metadata={"help": text})))
+    elif "num_envs" not in maker.settings:
+        fields.insert(0, _plain_field("num_envs", 1, "Environments side by side."))
     return dataclasses.make_dataclass("Env", fields)
 
 
+def _plain_field(key, value, text):
+    """Describe a field for make_dataclass by its default and its help."""
+    return key, type(value), field(default=value, metadata={"help": text})
+
+
 def policy_section(name):
-    """The policy section as a dataclass; for a custom network also with the keywords of its class that have plain
-    defaults."""
-    if name in POLICIES or not (callable(name) or ".py" in name):
+    """Make the policy section's dataclass.
+
+    A custom network adds the keywords of its class that have plain defaults.
+    """
+    if not callable(name) and ".py" not in str(name):
         return Policy
     keywords = environments.plain_defaults(load_attribute("policy.name", name, POLICIES))
-    fields = [(key, type(value), field(default=value, metadata={"help": f"As {named(name)} has it."}))
+    fields = [_plain_field(key, value, f"As {named(name)} has it.")
               for key, value in keywords.items()
               if not hasattr(Policy, key) or (key == "hidden_size" and type(value) is int)]
     return dataclasses.make_dataclass("Policy", fields, bases=(Policy,))
@@ -660,81 +681,76 @@ def policy_section(name):
 
 
 def resolve(env_name, argv=()):
-    """(schema, values, given, maker): each section's dataclass, its settings, the names that the command
-    line gives, and what load_maker gave (None for "default"). A later source changes an earlier one: the
-    dataclasses, config/default.ini, the environment's .ini, the run that a base setting names, the command
-    line."""
+    """Return (schema, values, names, maker) of an environment and a command line.
+
+    schema: each section's dataclass; values: each section's settings; names: those that the command
+    line gives; maker: of load_maker, None for "default". Each source changes those before it: the
+    dataclasses, config/default.ini, the environment's .ini, the run that a base setting names, the
+    command line.
+    """
     name, ini = find_config(env_name)
     maker = None if name == "default" else load_maker(name)
     schema = {"base": Base, "env": env_section(name, maker), **SECTIONS}
-    values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()} | {"sweep": {}}
-    if maker is not None:  # what no .ini says
-        values["train"]["total_timesteps"] = STEPS_IN_C if isinstance(maker, ocean.Library) else STEPS_IN_PYTHON
+    values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()}
+    values |= {"sweep": {}, "env_name": name}
+    if maker is not None:
+        values["train"]["total_timesteps"] = (
+            STEPS_IN_C if isinstance(maker, ocean.Library) else STEPS_IN_PYTHON)
     if not getattr(maker, "takes_copies", True):
         values["vec"]["num_envs"] = 1
-    values["policy"], sized_for = {}, None
 
-    def lay(entries):
-        nonlocal sized_for
-        entries, found = list(entries), []
-        networks = [one.text for one in entries if one[:2] in (("policy", "name"), ("base", "policy_name"))]
-        if networks:
-            values["policy"]["name"] = networks[-1]
-        schema["policy"] = policy_section(values["policy"].get("name", Policy.name))
+    def apply(entries, ignore_unknown=False):
+        entries, names = list(entries), set()
+        networks = [entry.value for entry in entries
+                    if entry[:2] in (("policy", "name"), ("base", "policy_name"))]
+        if networks and networks[-1] != values["policy"]["name"]:  # it decides what can be set
+            schema["policy"] = policy_section(networks[-1])
+            values["policy"] = {f.name: f.default if f.metadata else values["policy"][f.name]
+                                for f in dataclasses.fields(schema["policy"])}
         for entry in entries:
-            section, key, value = convert(entry, schema)
-            values[section][key] = value
-            found.append(f"{section}.{key}".removeprefix("base."))
-            if (section, key) == ("policy", "hidden_size"):
-                sized_for = networks[-1] if networks else None
-        return found
+            if not ignore_unknown or entry.key in types_of(schema[entry.section]):
+                section, key, value = convert(entry, schema)
+                values[section][key] = value
+                names.add(full_name(section, key))
+        return names
 
     for path in (ROOT / "config" / "default.ini", ini):
         if path.exists():
-            lay(read_ini(path, schema, values["sweep"]))
-    defaults = {section: dict(values[section]) for section in ("env", *SECTIONS)}
-    options = list(read_options(argv))
-    given = lay(one for one in options if one.section == "base")
-    base = values["base"]
+            apply(read_ini(path, values["sweep"]))
+    values["defaults"] = {section: dict(values[section]) for section in ("env", *SECTIONS)}
+    options, base = list(read_options(argv)), values["base"]
+    names = apply(entry for entry in options if entry.section == "base")
     if base["resume"] == "auto":
         base["resume"] = None
         with contextlib.suppress(ConfigError):
-            base["resume"] = str(find_run("latest", base["data_dir"], env_name, "trainer_state.pt"))
-    lay(saved_entries(base, env_name, schema, values))
-    given += lay(one for one in options if one.section != "base")
-    network, policy = schema["policy"], values["policy"]
-    has_size = any(f.name == "hidden_size" and f.metadata for f in dataclasses.fields(network))
-    if has_size and sized_for not in (None, policy["name"]):  # the size is another network's
-        del policy["hidden_size"]
-    for found in (values, defaults):
-        found["policy"] = dataclasses.asdict(network()) | {
-            key: value for key, value in found["policy"].items() if key in types_of(network)}
-    return schema, {**values, "env_name": name, "defaults": defaults}, set(given), maker
+            folder = find_run("latest", base["data_dir"], env_name, "trainer_state.pt")
+            base["resume"] = str(folder)
+    apply(saved_entries(base, env_name), ignore_unknown=True)  # an older run has settings that went
+    names |= apply(entry for entry in options if entry.section != "base")
+    return schema, values, names, maker
 
 
 def load_config(env_name, argv=()):
-    """The resolved configuration of an environment as nested dicts: args["train"]["learning_rate"];
-    of "default" for an environment that you make yourself.
+    """Return the resolved settings of an environment as nested dicts.
 
-    argv: command line options, e.g. ["--train.learning-rate", "0.01"]. Raises ConfigError for a setting that does not
-    exist or has the wrong type; --help prints and exits.
+    env_name: "default" for an environment that a script makes itself. argv: command line options,
+    such as ["--train.learning-rate", "0.01"]; --help prints and exits. Raises ConfigError for a
+    setting that does not exist, has the wrong type or would change nothing.
     """
-    wants_help = {"-h", "--help"} & {*argv}
-    schema, values, given, maker = resolve(env_name, [word for word in argv if word not in ("-h", "--help")])
-    if wants_help:
+    options = [word for word in argv if word not in ("-h", "--help")]
+    schema, values, names, maker = resolve(env_name, options)
+    if len(options) < len(argv):
         show_help(env_name, schema, values)
     train = values["train"]
     sizes = {key: train.pop(key) for key in SIZES if key in train}
-    reasons = auto.choose_copies(maker, values["env"], values["vec"], train["total_timesteps"])
-    base, name, defaults = (values.pop(key) for key in ("base", "env_name", "defaults"))
-    args = Section({"config_name": env_name, "env_name": name, **base, "auto": reasons, "defaults": defaults})
-    args |= {section: Section(settings, section, args) for section, settings in values.items()}
-    check_used(args, given)
-    check_machine(args)
+    args = {"config_name": env_name, **values.pop("base"), **values}
+    args["auto"] = auto.choose_copies(maker, args["env"], args["vec"], train["total_timesteps"])
+    check_used(args, names)
+    check_gpus(train)
     if sizes:
-        known = {"horizon": train["horizon"]} if "train.horizon" in given or "batch_size" not in sizes else {}
-        args["train"] |= sizes_of({**known, **sizes}, count_agents(args), "train.")
-        check_machine(args)
+        if "train.horizon" in names or "batch_size" not in sizes:
+            sizes["horizon"] = train["horizon"]
+        train |= sizes_of(sizes, count_agents(args), "train.")
     return args
 
 
@@ -744,84 +760,54 @@ def show_help(env_name, schema, values):
 
     sections = []
     for section, cls in schema.items():
-        if section == "base":
-            continue
-        if section == "env":  # made at run time: there is no source from which tyro could read help
-            helped = [(f.name, Annotated[f.type, tyro.conf.arg(help=f.metadata["help"])], f)
-                      for f in dataclasses.fields(cls)]
-            cls = dataclasses.make_dataclass("Env", helped)
-        sections.append((section, cls, field(default_factory=lambda cls=cls, section=section: cls(**values[section]))))
+        if section == "env":  # made at run time: tyro finds no source from which to read its help
+            cls = dataclasses.make_dataclass("Env", [
+                (f.name, Annotated[f.type, tyro.conf.arg(help=f.metadata["help"])], f)
+                for f in dataclasses.fields(cls)])
+        if section != "base":
+            sections.append((section, cls, field(
+                default_factory=lambda cls=cls, section=section: cls(**values[section]))))
     arguments = dataclasses.make_dataclass("Arguments", sections, bases=(Base,))
     arguments.__doc__ = f"Settings of {env_name}; defaults from configuration.py and config/."
-    words = sys.argv[1 : sys.argv.index(env_name) + 1] if env_name in sys.argv else ["train", env_name]
+    words = ["train", env_name]
+    if env_name in sys.argv:
+        words = sys.argv[1 : sys.argv.index(env_name) + 1]
     tyro.cli(arguments, args=["--help"], default=arguments(**values["base"]),
              prog=" ".join([Path(sys.argv[0]).name, *words]),
              config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands))
 
 
 def no_resume(argv):
-    """The options of a verb that resumes no run. Raises ConfigError for --resume, which would leave its weights."""
+    """Return the options of a verb; raise ConfigError if --resume is one."""
     if any(word.partition("=")[0] == "--resume" for word in argv):
-        raise ConfigError("--resume is for train. To take a run's weights, network and environment, give "
-                          "--load-model-path.")
+        raise ConfigError("--resume is for train. To take a run's weights, network and "
+                          "environment, give --load-model-path.")
     return argv
 
 
-def difference(before, after, name=""):
-    """What two configurations, nested dicts, do not share: ["train.gamma: 0.9 is now 0.99", ...]."""
-    changes = []
-    for key in {**before, **after}:
-        old, new = before.get(key), after.get(key)
-        if not name and key in RUN_SETTINGS:
-            continue
-        if isinstance(old, dict) and isinstance(new, dict):
-            changes += difference(old, new, f"{name}{key}.")
-        elif old != new:
-            changes.append(f"{name}{key}: {old} is now {new}")
-    return changes
-
-
 def command(*words, script="pufferl.py"):
-    """What to type in this folder for `python SCRIPT WORDS`. It has the path of the Python that
-    runs now if `python` is another one, for example outside an activated virtual environment."""
+    """Return what to type in this folder for `python SCRIPT WORDS`.
+
+    It has the path of the Python that runs now if `python` is another one, for example outside an
+    activated virtual environment.
+    """
     here, python = Path.cwd(), shutil.which("python")
-    python = "python" if python and Path(python).parent == Path(sys.executable).parent else Path(sys.executable)
-    paths = [path.relative_to(here) if isinstance(path, Path) and path.is_relative_to(here) else path
-             for path in (python, ROOT / script)]
+    is_same = python and Path(python).parent == Path(sys.executable).parent
+    paths = [path.relative_to(here) if path.is_relative_to(here) else path
+             for path in (Path("python" if is_same else sys.executable), ROOT / script)]
     return shlex.join(map(str, (*paths, *words)))
 
 
-@dataclass
-class Solved:
-    """What counts as solved ([solved] of an .ini): a mean score or a mean perf; and the steps and seconds after which
-    training got there, with seed 0, the settings that ship and two cores (None: not measured)."""
-
-    score: float | None = None
-    perf: float | None = None
-    steps: int | None = None
-    seconds: float | None = None
-
-    @property
-    def metric(self):
-        """(name of the statistic, how much of it is enough), such as ("score", 800.0)."""
-        return ("score", self.score) if self.perf is None else ("perf", self.perf)
-
-
 def solved(env_name, path=None):
-    """The Solved of an environment; None if its .ini (`path`, if that is known) has none."""
+    """Return the Solved of an environment, None if its .ini (`path`) has none."""
     path = path or find_config(env_name)[1]
-    parser, types = parse_ini(path) if path.exists() else {}, {f.name: f.type for f in dataclasses.fields(Solved)}
+    parser = parse_ini(path, "[solved]") if path.exists() else {}
     if "solved" not in parser:
         return None
-    found = {}
-    for key, text in parser["solved"].items():
-        where = f"{path} [solved] {key}"
-        if key not in types:
-            raise ConfigError(f"{where}: there is no such setting: {ocean.nearest(key, types)}.")
-        found[key] = coerce(text, types[key], where)
-    if (found.get("score") is None) == (found.get("perf") is None):
-        raise ConfigError(f"{path} [solved]: must have score or perf, one of them.")
-    return Solved(**found)
+    entries = (Entry("solved", key, text, f"{path} [solved] {key}")
+               for key, text in parser["solved"].items())
+    return Solved(**{key: value for _, key, value in
+                     (convert(entry, {"solved": Solved}) for entry in entries)})
 
 
 # --------------------------------------------------------------------------------------------------
@@ -829,124 +815,118 @@ def solved(env_name, path=None):
 
 
 def recurrent_layer(args):
-    """The rnn.name that "auto" means."""
+    """Return the recurrent layer that rnn.name means."""
     name = args["rnn"]["name"]
-    return name if name != "auto" else "mingru" if args["policy"]["name"] in ("default", "auto") else "none"
+    if name == "auto":
+        return "mingru" if args["policy"]["name"] in ("default", "auto") else "none"
+    return name
 
 
 def unused(args):
-    """The settings that no part of the network takes, nor its optimizer."""
-    name = args["policy"]["name"]
-    idle = {"adam": set(), "muon": {"train.beta2", "train.eps"}}.get(
-        args["train"]["optimizer"], {"train.beta2", "train.eps", "train.momentum"})
-    if recurrent_layer(args) != "none":
-        return idle
-    sized = name in POLICIES or emulation.takes(load_attribute("policy.name", name, POLICIES), "hidden_size")
-    return idle | {"rnn.hidden_size", "rnn.input_size", "rnn.num_layers"} | (set() if sized else {"policy.hidden_size"})
+    """Return the settings that neither the network nor the optimizer takes."""
+    name, optimizer = args["policy"]["name"], args["train"]["optimizer"]
+    names = {"adam": set(), "muon": {"train.beta2", "train.eps"}}.get(
+        optimizer, {"train.beta2", "train.eps", "train.momentum"})
+    if recurrent_layer(args) == "none":
+        names |= {"rnn.hidden_size", "rnn.input_size", "rnn.num_layers"}
+        if name not in POLICIES and not emulation.takes(
+                load_attribute("policy.name", name, POLICIES), "hidden_size"):
+            names.add("policy.hidden_size")
+    return names
 
 
-def check_used(args, given):
-    """ConfigError for a setting that the command line gives and nothing takes."""
-    for name in sorted(unused(args) & given):
-        why = {"policy": f"{named(args['policy']['name'])} has no keyword hidden_size. What its __init__ takes "
-                         "with a plain default is a setting, --policy.NAME",
-               "rnn": "this network has no recurrent layer of ours; it has one with --rnn.name mingru, lstm or gru",
-               "train": f"{named(args['train']['optimizer'])} does not get it. muon gets momentum, adam beta2 and "
-                        "eps as well; an optimizer of your own says all else in its class"}[name.partition(".")[0]]
-        raise ConfigError(f"--{name.replace('_', '-')} would change nothing: {why}.")
+def check_used(args, names):
+    """Raise ConfigError for a setting that the command line gives and nothing takes."""
+    for name in sorted(unused(args) & names):
+        owner = {"train": f"train.optimizer {named(args['train']['optimizer'])}",
+                 "policy": f"policy.name {named(args['policy']['name'])}",
+                 "rnn": "a network without rnn.name"}[name.partition(".")[0]]
+        option = "--" + name.replace("_", "-")
+        raise ConfigError(f"{option} would change nothing: {owner} does not take it. Leave it out.")
 
 
-EPISODE = 500  # bytes that an evaluation keeps for each episode
-STEP = 40  # bytes that a trainer keeps for each step of an agent, at least
-
-
-def check_machine(args):
-    """ConfigError or MemoryError, before anything starts, for numbers too large for this machine."""
-    train, vec, size, layers = args["train"], args["vec"], args["policy"]["hidden_size"], args["rnn"]["num_layers"]
-    most, why = processes.processes_at_most()
+def check_gpus(train):
+    """Raise ConfigError for more processes than this machine can run."""
     if train["gpus"] > 1:
         import torch
 
-        gpus = torch.cuda.device_count()
-        processes.check_count("train.gpus", train["gpus"], gpus if gpus and train["device"] == "cuda" else most,
-                              f"{why} and {gpus or 'no'} GPU{'s' * (gpus > 1)}")
-    processes.check_count("vec.num_threads", vec["num_threads"], most, why)
-    if vec["backend"] != "ray":  # Ray's workers may be on other machines
-        processes.check_count("vec.num_workers", vec["num_workers"], most, why)
-    for name, count, octets in (("eval.episodes", args["eval"]["episodes"], EPISODE),
-                                *((f"train.{key}", train[key], STEP) for key in ("horizon", "minibatch_size"))):
-        if count != "auto":
-            processes.check_memory(count * octets, f"{name} = {count:,}: the arrays")
-    if args["policy"]["name"] in POLICIES:  # 4 arrays: weights, gradients, momentum and a copy
-        processes.check_memory(4 * 4 * 3 * size * size * max(1, layers),
-                               f"policy.hidden_size = {size:,} with rnn.num_layers = {layers:,}: the network")
+        gpus = torch.cuda.device_count() if train["device"] == "cuda" else 0
+        limit = (gpus, f"this machine has {gpus} GPUs") if gpus else processes.processes_at_most()
+        processes.check_count("train.gpus", train["gpus"], *limit)
 
 
 def train_settings(config):
-    """The train section of a script's dict of settings, by their names here or in other trainers: every
-    setting, translated, converted and checked. An optimizer, a loss or an advantage may be the object itself."""
-    schema, settings = {"train": Train, "base": Base}, dataclasses.asdict(Train())
-    for key, value in config.items():
-        if key in ("optimizer", "loss", "advantage") and callable(value):
-            settings[key] = value
+    """Return all settings of the train section, checked, from a script's dict.
+
+    config: by their names here or in other trainers; an optimizer, a loss or an advantage may be
+    the object itself.
+    """
+    settings = dataclasses.asdict(Train())
+    for name, value in config.items():
+        if name in ("optimizer", "loss", "advantage") and callable(value):
+            settings[name] = value
             continue
-        section, name, found = convert(Entry("train", key, value, f"train.{key}"), {**SECTIONS, **schema})
+        entry = Entry("train", name, value, f"train.{name}")
+        section, key, value = convert(entry, {"base": Base, **SECTIONS})
         if section != "train":
-            raise ConfigError(f"train.{key}: it is {section}.{name} now.".replace("base.", ""))
-        settings[name] = found
+            raise ConfigError(f"train.{name}: it is {full_name(section, key)} now.")
+        settings[key] = value
     return settings
 
 
 def sizes_of(settings, agents, where=""):
-    """Settings of the train section with batch_size (horizon × agents) turned into horizon, and
-    num_iterations (each is one batch) into total_timesteps. where: what errors put in front of
-    these names. Raises ConfigError if they do not fit together."""
+    """Replace batch_size by horizon, and num_iterations by total_timesteps.
+
+    settings: of the train section. A batch has agents × horizon steps, and an iteration learns from
+    one. where: what errors put before the names. Raises ConfigError if they do not fit together.
+    """
     settings = dict(settings)
     batch, iterations = (settings.pop(name, None) for name in SIZES)
-    if batch in (None, "auto") and iterations is None:
-        return settings
-    names = {"horizon", *(old.removeprefix("train.") for old, new in foreign_options()["renamed"].items()
-                          if new == "train.horizon")}
-    horizons = [key for key in settings if key in names and settings[key] not in (None, "auto")]
+    horizons = ["horizon", *(name.removeprefix("train.") for name, new in
+                             foreign_options()["renamed"].items() if new == "train.horizon")]
+    horizon = next((settings[name] for name in horizons
+                    if settings.get(name) not in (None, "auto")), None)
     if batch not in (None, "auto"):
         size = coerce(batch, int, f"{where}batch_size")
-        if size < agents or size % agents:
-            raise ConfigError(f"{where}batch_size = {size}: is agents × horizon, and there are {agents} agents. Take a "
-                              "multiple of that, or set vec.total_agents and horizon.")
-        if horizons and settings[horizons[0]] != size // agents:
-            raise ConfigError(f"{where}batch_size = {size} with {agents} agents is a horizon of {size // agents}, but "
-                              f"{horizons[0]} is {settings[horizons[0]]}: give one of the two, or as many agents as "
-                              "fit both. A batch holds one segment an agent here.")
-        settings |= {"horizon": size // agents}
-        horizons = ["horizon"]
+        if size < agents or size % agents or horizon not in (None, size // agents):
+            raise ConfigError(f"{where}batch_size = {size}: must be agents × horizon, {agents} × "
+                              f"{horizon or 'a whole number'}. Leave out horizon, or set "
+                              "vec.total_agents.")
+        settings["horizon"] = horizon = size // agents
     if iterations is not None:
         count = coerce(iterations, int, f"{where}num_iterations")
-        if not horizons:
-            raise ConfigError(f"{where}num_iterations = {count}: an iteration is agents × horizon steps; give "
-                              "horizon or batch_size as well, or total_timesteps in its place.")
-        settings["total_timesteps"] = count * agents * settings[horizons[0]]
+        if horizon is None:
+            raise ConfigError(f"{where}num_iterations = {count}: an iteration is agents × horizon "
+                              "steps. Give horizon or batch_size as well, or total_timesteps.")
+        settings["total_timesteps"] = count * agents * horizon
     return settings
 
 
 def count_agents(args):
-    """The agents of all ranks that the vec and env sections of `args` describe."""
+    """Return the agents of all ranks that the vec and env sections describe."""
     import data_parallel
 
-    vec, count = args["vec"], data_parallel.connect().count if data_parallel.started() else args["train"]["gpus"]
+    vec, ranks = args["vec"], args["train"]["gpus"]
+    if data_parallel.started():
+        ranks = data_parallel.connect().count
     if vec["total_agents"] is not None:
-        return vec["total_agents"] * count
+        return vec["total_agents"] * ranks
     maker = load_maker(args["env_name"])
     with environments.sample(maker, args["env"]) as probe:
-        each = probe.num_agents if isinstance(maker, ocean.Library) else emulation.slots(probe)
-    return vec["num_envs"] * environments.split_copies(maker, args["env"])[0] * each * count
+        agents = emulation.slots(probe) * ranks
+    return vec["num_envs"] * environments.split_copies(maker, args["env"])[0] * agents
 
 
 # --------------------------------------------------------------------------------------------------
 # What a setting names: an object in a file, a run, a model
 
 
+MODELS = {"latest": "model_*.pt", "best": "best_*.pt"}
+BASELINE = "env", "policy", "rnn", "score", "score_error", "steps"  # metadata of a shipped policy
+
+
 def named(value):
-    """A setting as it stands in config.json: an object that a script gave becomes its name."""
+    """Return a setting as config.json has it: an object becomes its name."""
     if not callable(value):
         return value
     owner = value if hasattr(value, "__qualname__") else type(value)
@@ -954,108 +934,114 @@ def named(value):
 
 
 def own_optimizer(train):
-    """Whether train.optimizer is custom: a file's class, or a class itself."""
+    """Tell whether train.optimizer is custom: a file's class, or a class itself."""
     return train["optimizer"] not in ("muon", "adam")
 
 
 def load_attribute(setting, name, others=()):
-    """What path/to/file.py:name stands for, or the object itself that a script gave. setting: for
-    the error; others: what it may be instead of a file."""
+    """Return what path/to/file.py:name means, or an object as it is.
+
+    setting: for the error; others: what it may be instead of a file.
+    """
     if callable(name):
         return name
-    path, _, attribute = name.removesuffix(":").partition(".py:")
-    path = Path(path.removesuffix(".py") + ".py")
-    whole = not attribute and name.removesuffix(":").endswith(".py")  # a file, and nothing in it
-    if not path.exists() or not (attribute or whole):
-        known = "".join(f"{other}, " for other in others[:-1]) + f"{others[-1]} or " if others else ""
-        raise ConfigError(f"{setting} = {name}: must be {known}path/to/file.py:name of a file that exists."
-                          + ("" if others else GIVEN))
-    # a file is run once for all settings that name it, and anew after an edit
-    module = environments.run_file(path, f"{path.resolve()} {path.stat().st_mtime_ns}")
-    if not attribute or not hasattr(module, attribute):
-        names = [key for key, value in vars(module).items()
-                 if callable(value) and getattr(value, "__module__", None) == module.__name__]
-        raise ConfigError(f"{setting} = {name}: " + (f"{path} has no {attribute}" if attribute else
-                          f"say what in that file, {path}:NAME") + f"; it has {', '.join(names) or 'none'}.")
-    return getattr(module, attribute)
+    path, suffix, attribute = str(name).rpartition(".py")
+    path = Path(path + suffix)
+    if not suffix or not path.is_file():
+        raise ConfigError(f"{setting} = {name}: must be {', '.join([*others, ''])}"
+                          "path/to/file.py:name of a file that exists.")
+    # a file runs once for all settings that name it, and again after an edit
+    module_name = f"{path.resolve()} {path.stat().st_mtime_ns}"
+    return environments.find_callable(path, attribute.removeprefix(":"), module_name)
+
+
+def read_json(path):
+    """Return the dict in a JSON file; {} if there is none, or it is damaged."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        content = json.loads(path.read_text())
+        return content if isinstance(content, dict) else {}
+    return {}
 
 
 def turn_of(folder):
-    """The number of the start, or of the last resume, of a run among all in its data_dir. They are
-    counted, because a clock may jump and a copy has another time. 0 if its config.json has none, as
-    those of before had not."""
-    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
-        turn = json.loads((folder / "config.json").read_text()).get("turn")
-        return turn if type(turn) is int else 0
-    return 0
+    """Return the number of a run's start or last resume in its data_dir, else 0.
+
+    They are counted because a clock may jump and a copy has another time.
+    """
+    turn = read_json(folder / "config.json").get("turn")
+    return turn if type(turn) is int else 0
 
 
 def stem_of(env_name):
-    """What the files of an environment's runs are called; a lambda's brackets would trouble a shell."""
-    return Path(env_name).stem.strip("<>")
+    """Return the stem of the names of an environment's runs."""
+    return Path(env_name).stem.strip("<>")  # of a lambda; a shell would read them
 
 
-def find_run(path, data_dir, name, holding="model_*.pt"):
-    """The folder of a run: `path` itself, or for "latest" and "best" the one that was started or
-    resumed last (see turn_of; if that is equal, by the file's time) of what the command line calls
-    `name`, environment and ini file, that holds a model (or another file)."""
+def identify(name):
+    """Return (environment, .ini) of a name, the same from any folder."""
+    env_name, ini = find_config(name)
+    is_file = ".py:" in env_name or env_name.endswith(".h")
+    return Path(env_name).name.removesuffix(".h") if is_file else env_name, ini.name
+
+
+def find_run(path, data_dir, name, pattern=None):
+    """Return the folder of a run: `path`, or of the last one for latest and best.
+
+    The last one was started or resumed last (turn_of, then the file's time), and has a file that
+    fits the pattern (default: a model's). name: the environment on the command line.
+    """
     if path not in ("latest", "best"):
         return Path(path)
+    pattern = pattern or MODELS[path]
     if data_dir is None:
-        raise ConfigError(f"{path}: with --data-dir none there are no runs to look through; name the run's folder.")
+        raise ConfigError(f"{path}: with --data-dir none there are no runs to look through; name "
+                          "the run's folder.")
 
-    def label(name):  # the same from any folder that a header or a file in Python is named from
-        env_name, ini = find_config(name)
-        return Path(env_name).name.removesuffix(".h"), ini.name
+    def is_same(folder):  # a run of squared_mine begins with squared_ too
+        saved = read_json(folder / "config.json")
+        other = saved.get("config_name", saved.get("env_name"))
+        return isinstance(other, str) and identify(other) == identify(name)
 
-    def is_ours(folder):  # a run of squared_mine begins with squared_ too, and drone_race is another drone
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            saved = json.loads((folder / "config.json").read_text())
-            return label(saved.get("config_name", saved["env_name"])) == label(name)
-
-    stem = stem_of(find_config(name)[0])
-    files = [file for file in Path(data_dir).glob(f"{stem}_*/{holding}") if is_ours(file.parent)]
+    files = [file for file in Path(data_dir).glob(f"{stem_of(find_config(name)[0])}_*/{pattern}")
+             if is_same(file.parent)]
     if not files:
-        todo = "train one first" if path == "latest" else "it comes once episodes have ended; latest takes any model"
-        raise ConfigError(f"{path}: there is no run of {name} with a {holding} in {Path(data_dir).resolve()}; {todo}.")
+        advice = ("Train one first." if path == "latest" else
+                  "It comes once episodes have ended; latest takes any model.")
+        raise ConfigError(f"{path}: there is no run of {name} with a {pattern} in "
+                          f"{Path(data_dir).resolve()}. {advice}")
     return max(files, key=lambda file: (turn_of(file.parent), file.stat().st_mtime)).parent
 
 
 def find_model(path, data_dir, name):
-    """A model file: `path` itself, the newest in the folder `path`, "latest" or "best"."""
-    pattern = "best_*.pt" if path == "best" else "model_*.pt"
-    path = find_run(path, data_dir, name, pattern)
-    if path.is_dir():
-        path = max(path.glob(pattern), default=path / pattern)
-    if not path.exists():
-        raise ConfigError(f"{path}: there is no such model file.")
-    return path
+    """Return a model file: `path`, the newest in it, of latest or of best."""
+    pattern = MODELS.get(path, MODELS["latest"])
+    path = find_run(path, data_dir, name)
+    return max(path.glob(pattern), default=path / pattern) if path.is_dir() else path
 
 
 def find_baseline(env_name):
-    """Where the trained policy that ships with an environment in C lies: beside its header."""
+    """Return where the trained policy of an environment in C is, by its header."""
     maker = load_maker(env_name)
     if not isinstance(maker, ocean.Library):
-        raise ConfigError(f"--baseline: trained policies ship with the environments in C only, not with {env_name}.")
+        raise ConfigError(f"--baseline: {env_name} is not in C, and only those ship with a policy.")
     return maker.header.parent / "baseline.safetensors"
 
 
 def read_baseline(env_name):
-    """(weights, metadata) of it: the env, policy and rnn sections that it was trained with, its
-    score and its steps. `python pufferl.py ship` writes one."""
+    """Return (weights, metadata) of the policy that ships with an environment.
+
+    `python pufferl.py ship` writes it. metadata: the env, policy and rnn sections that it was
+    trained with, its score and its steps.
+    """
     from safetensors import SafetensorError, safe_open
 
     path = find_baseline(env_name)
-    if not path.exists():
-        raise ConfigError(f"--baseline: no trained policy ships with {env_name}; train one and use --load-model-path.")
     try:
         with safe_open(path, "pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            about = {name: json.loads(value) for name, value in (file.metadata() or {}).items()}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ConfigError(f"{path}: damaged or not a shipped policy ({error}); git has the whole one.") from None
-    missing = {"env", "policy", "rnn", "score", "steps"} - about.keys()
-    if missing:
-        raise ConfigError(f"{path}: not a shipped policy, it lacks {', '.join(sorted(missing))}.")
-    return weights, about
-
+            texts = file.metadata() or {}
+        metadata = {name: json.loads(texts[name]) for name in BASELINE}
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"--baseline: {path} is missing or damaged ({error}). Train a policy and "
+                          "use --load-model-path.") from None
+    return weights, metadata

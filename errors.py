@@ -1,10 +1,10 @@
 """Errors that a user can act on, and how a command prints one.
 
-    raise ConfigError("train.gamma = 2: must lie within 0 and 1.")     # setting = value: problem. Fix.
-    with exit_on_error("pufferl.py train"):                            # prints the error's text, and no traceback
+    raise ConfigError("train.gamma = 2: must lie within 0 and 1.")     # setting = value: problem
+    with exit_on_error("pufferl.py train"):                            # prints no traceback
         ...
 
-An error in a user's own file (an environment, a network, a loss) is shown by that file's lines. Any
+An error in a user's file (an environment, a network, a loss) is shown by that file's lines. Any
 other exception is a fault of this project and keeps its traceback.
 """
 
@@ -21,11 +21,11 @@ class UserError(ValueError):
 
 
 class ConfigError(UserError):
-    """A setting, an argument or a file that does not exist, has the wrong type or cannot work."""
+    """A setting, an argument or a file is missing, has a wrong type or cannot work."""
 
 
 class EnvError(UserError):
-    """What an environment declares or returns is not what its interface or its spaces say."""
+    """An environment does not return what its interface or its spaces say."""
 
 
 class NetworkError(UserError):
@@ -40,20 +40,24 @@ class RankError(UserError):
     """Another rank has ended or does not answer, or the ranks do not agree."""
 
 
-# Files between a worker and an environment, or that make a network. In the first four only CALLS call
-# a user's code; a policy calls other functions of theirs.
+# Files between a worker and an environment, or that make a network. In the first four only CALLS
+# call a user's code; a policy calls other functions of theirs.
 OURS = [str(Path(__file__).parent / f"{name}.py")
-        for name in ("models", "flat_spaces", "emulation", "tensors", "environments", "families/adapters", "workers",
-                     "absolute_imports")]
+        for name in ("models", "flat_spaces", "emulation", "tensors", "environments",
+                     "families/adapters", "workers", "absolute_imports")]
 CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks",
          "look", "build", "create", "render", "close")
 OUT_OF_MEMORY = "out of memory", "allocate memory", "bad_alloc"  # as CUDA, torch and C++ say it
-REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS}
+REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EPERM,
+                 errno.EROFS}
 
 
 def user_frames(stack):
-    """The frames of a user's own code in a traceback.StackSummary: those below the last call of an
-    environment, without the packages in between. None if the error is in this project's code."""
+    """Return the frames of a user's code in a traceback.StackSummary.
+
+    They are those below the last call of an environment, without the packages in between. None if
+    the error is in this project's code.
+    """
     last = max((i for i, frame in enumerate(stack) if frame.filename in OURS[4:] or
                 (frame.filename in OURS and frame.name in CALLS)), default=len(stack))
     below = list(itertools.dropwhile(lambda frame: frame.filename in OURS, stack[last + 1 :]))
@@ -65,7 +69,7 @@ def user_frames(stack):
 
 
 def user_traceback(error):
-    """(an error's traceback without this project's frames, whether a user's own code raised it)."""
+    """Return (a traceback without this project's frames, whether it is a user's)."""
     info = traceback.TracebackException.from_exception(error)
     frames = user_frames(info.stack)
     if frames is not None:
@@ -74,29 +78,37 @@ def user_traceback(error):
 
 
 def error_text(error):
-    """The text that a command prints for an error; None for a fault of this project."""
+    """Return the text that a command prints for an error, None for our faults."""
     (lines, is_users), text = user_traceback(error), str(error)
-    explained = isinstance(error, UserError) or type(error).__name__ == "DependencyNotInstalled"  # Gymnasium's
-    place = f"an error in the environment or the network:\n{lines}" if is_users and not explained else None
+    is_explained = (isinstance(error, UserError)
+                    or type(error).__name__ == "DependencyNotInstalled")  # Gymnasium's
+    place = None
+    if is_users and not is_explained:
+        place = f"an error in the environment or the network:\n{lines}"
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError)
                                           and any(part in text for part in OUT_OF_MEMORY)):
-        advice = ("out of memory: lower vec.total_agents (or env.num_envs, vec.num_envs), train.horizon, "
-                  "train.minibatch_size, train.max_minibatch_size or policy.hidden_size. "
-                  f"({(text or type(error).__name__).splitlines()[0]})")
+        advice = ("out of memory: lower vec.total_agents (or env.num_envs, vec.num_envs), "
+                  "train.horizon, train.minibatch_size, train.max_minibatch_size or "
+                  f"policy.hidden_size. ({(text or type(error).__name__).splitlines()[0]})")
         return advice if place is None else f"{advice}\n{place}"
     if place is not None:
         return place
-    if isinstance(error, OSError) and error.errno in REFUSED_PATHS and isinstance(error.filename, str):
-        return f"the system refuses a path ({error.strerror}): {error.filename[:100]}. Give another one."
-    if explained or isinstance(error, FloatingPointError):
+    if (isinstance(error, OSError) and error.errno in REFUSED_PATHS
+            and isinstance(error.filename, str)):
+        return (f"the system refuses a path ({error.strerror}): {error.filename[:100]}. "
+                "Give another one.")
+    if is_explained or isinstance(error, FloatingPointError):
         return "\n".join([text or type(error).__name__, *getattr(error, "__notes__", ())])
     return None
 
 
 @contextlib.contextmanager
 def exit_on_error(program, expected=()):
-    """Within: an error ends the program, which prints its name and the `error_text`. An error without
-    one is raised, unless it is of the classes `expected`. A rank is silent on which it did not happen."""
+    """End the program if the block raises, and print its name and the `error_text`.
+
+    An error without a text is raised, unless it is of the classes `expected`. A rank is silent on
+    which it did not happen.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:

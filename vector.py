@@ -1268,7 +1268,7 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
     Raises ConfigError for an unknown name, and for a backend that cannot step this environment.
     """
     one = next(iter(env), None) if isinstance(env, (list, tuple)) else env
-    is_in_c = environments.in_c(env)
+    is_in_c = environments.is_in_c(env)
     if isinstance(backend, type) and issubclass(backend, emulation.PufferEnv):
         backend = Native
     if isinstance(backend, str):
@@ -1329,7 +1329,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     """
     num_workers, batch_size = (None if number == "auto" else number
                                for number in (num_workers, batch_size))
-    env = environments.named(env)
+    env = environments.find_maker(env)
     if device is not None and "device" in (environments.settings_of(env) or ()):  # its setting
         settings, device = {**settings, "device": device}, None
     env_kwargs = environments.with_settings(env, env_kwargs, settings, KEYWORDS)
@@ -1340,7 +1340,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     processes.check_count("vec.num_threads", num_threads, *processes.processes_at_most())
     if backend is not Ray:  # a cluster has more cores than this machine
         processes.check_count("vec.num_workers", num_workers, *processes.processes_at_most())
-    is_in_c = environments.in_c(env)
+    is_in_c = environments.is_in_c(env)
     # The size of an environment in Python is unknown before it is made; this is about the least.
     size = getattr(env, "struct_size", 0 if is_in_c else ENVIRONMENT)
     processes.check_memory(num_envs * size, f"{num_envs:,} environments")

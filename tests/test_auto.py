@@ -457,19 +457,6 @@ def test_what_is_only_measured():
         assert normalizer.is_measured_only(begun, steps) == expected
 
 
-def test_a_resume_normalises_bit_for_bit(tmp_path):
-    whole, half, rest = (make_cartpoles(norm_obs=True, norm_reward=True,
-                                        data_dir=str(tmp_path / name)) for name in "abc")
-    run_epochs(whole, 6)
-    run_epochs(half, 3)
-    rest.load_checkpoint(half.save_checkpoint(tmp_path / "half.pt"))
-    run_epochs(rest, 3)
-    assert torch.equal(whole.arena.flat("weights"), rest.arena.flat("weights"))
-    assert torch.equal(whole.normalizer.squares, rest.normalizer.squares)
-    for trainer in (whole, half, rest):
-        trainer.release()
-
-
 def test_an_exported_policy_normalises(tmp_path):
     """In C, as its forward does."""
     env = SimpleNamespace(single_observation_space=BOX, env_single_observation_space=BOX,

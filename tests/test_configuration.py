@@ -34,8 +34,6 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nets.py").write_text("""import torch
 from models import FeedForward as Plain
-class Keeps(Plain):
-    initial_state = 1
 class Fixed(Plain):
     def __init__(self, env):
         super().__init__(env, 16)
@@ -100,13 +98,6 @@ SETTINGS = [
     ("squared", "--policy.name nets.py:Fixed --rnn.name lstm --rnn.num-layers 2", {}),
     ("squared", "--train.optimizer adam --train.eps 0.1 --rnn.num-layers 3", {}),
     ("squared", "--policy.name feed-forward --policy.hidden-size 8 --train.momentum 0.5", {}),
-    # names that scripts of PufferLib read
-    ("squared", "--train.horizon 16", {"train.use_rnn": True, "train.bptt_horizon": 16,
-                                       "rnn_name": "auto", "train.num_workers": None}),
-    ("squared", "--rnn.name none", {"train.use_rnn": False, "rnn_name": "none"}),
-    ("squared", "--policy.name separate", {"train.use_rnn": False}),
-    ("squared", "--policy.name nets.py:Keeps", {"train.use_rnn": True}),
-    ("squared", "--policy.name nets.py:Plain", {"train.use_rnn": False}),
 ]
 
 
@@ -123,7 +114,7 @@ NEAR = {  # an option without its section, or with another: what is meant
     "--learning-rate": "--train.learning-rate", "--n-steps": "--train.horizon",
     "--batch-size": "--train.batch-size", "--learnin-rate": "--train.learning-rate",
     "--policy.gamma": "--train.gamma", "--train.wandb": "--wandb", "--frameskip": "--env.frameskip",
-    "--train.learning-rat": "learning_rate",
+    "--train.learning-rat": "--train.learning-rate",
 }
 REFUSED = [(f"{option} 1", near) for option, near in NEAR.items()] + [  # others: test_messages.py
     ("--train.gae-lambda auto", "train.gae-lambda"), ("--train.batch-size=1", "train.batch_size"),
@@ -144,9 +135,9 @@ INIS = [  # of an environment, and of a name that is none
     ("breakout", b"[train]\nlearning_rat = 1", "learning_rate"),
     ("breakout", b"[train]\nhorizon = many", "horizon"),
     ("breakout", b"[train]\nanneal_lr = 3", "anneal_lr"),
-    ("breakout", b"[env]\nframe_skip = 3", "frameskip"), ("zz", b"\x99", "text"),
-    ("breakout", b"\xff\xfe[train]", "text"), ("zz", None, "text"),
-    ("zz", b"[train]\ngamma = 0.9\ngamma = 0.8", "gamma"),
+    ("breakout", b"[env]\nframe_skip = 3", "frameskip"), ("zz", b"\x99", "read"),
+    ("breakout", b"\xff\xfe[train]", "read"), ("zz", None, "read"),
+    ("breakout", b"[train]\ngamma = 0.9\ngamma = 0.8", "gamma"),
 ]
 
 
@@ -162,16 +153,13 @@ def test_an_ini_that_is_wrong_is_named(tmp_path, monkeypatch, env, content, name
 
 
 BAD = [  # settings of a script; others: test_messages.py
-    ({"horizon": 0}, "train.horizon"), ({"learning_rate": 0}, "train.learning_rate"),
-    ({"learning_rat": 0.1}, "learning_rate"), ({"gamma": "abc"}, "train.gamma"),
-    ({"optimizer": "sgd"}, "train.optimizer.*muon.*adam"), ({"batch_size": 3}, "vec.total_agents"),
-    ({"num_iterations": 3, "horizon": "auto"}, "num_iterations.*batch_size"),
+    ({"learning_rate": 0}, "train.learning_rate"), ({"batch_size": 3}, "vec.total_agents"),
     ({"max_minibatch_size": 9}, "train.max_minibatch_size"),
     ({"batch_size": 48, "num_steps": 5}, "batch_size = 48.*24"),
     ({"batch_size": 25}, "batch_size = 25.*24"), ({"batch_size": 0}, "batch_size = 0.*24"),
     ({"beta2": 1.0}, "train.beta2"), ({"gae_lambda": -0.1}, "train.gae_lambda"),
     ({"ent_coef": -0.1}, "train.ent_coef"), ({"cudagraphs": 0}, "train.cudagraphs"),
-    ({"target_kl": -1}, "train.target_kl"), ({"minibatch_size": "many"}, "train.minibatch_size"),
+    ({"target_kl": -1}, "train.target_kl"),
     ({"seed": -1}, "train.seed"), ({"replay_ratio": math.inf}, "train.replay_ratio"),
 ]
 
@@ -196,7 +184,7 @@ def test_settings_at_their_bounds_and_names_of_others_are_taken(tmp_path):
     ("section", "key", "near"),
     [("policy", "hiden_size", "hidden_size"), ("rnn", "num_layer", "num_layers"),
      ("vec", "num_env", "num_envs"), ("eval", "episode", "episodes"),
-     ("profile", "epoch", "epochs"), (None, "trian", "train"),
+     ("profile", "epoch", "epochs"),
      (None, "wandb_project", "project"), (None, "gamma", "train.gamma")])
 def test_a_misspelt_key_in_a_scripts_settings_is_refused(tmp_path, section, key, near):
     args = load_config("squared", ["--data-dir", str(tmp_path), "--env.num-envs", "4"])
@@ -212,12 +200,6 @@ def test_a_misspelt_key_in_a_scripts_settings_is_refused(tmp_path, section, key,
             pufferl.load_policy(args, vecenv)
 
 
-def test_buffers_must_divide_the_environments():
-    args = load_config("squared", ["--env.num-envs", "10", "--vec.num-buffers", "3"])
-    with pytest.raises(ConfigError, match="1, 2, 5, 10"):
-        pufferl.load_env("squared", args)
-
-
 # -- commands
 
 
@@ -225,12 +207,12 @@ MANY = {  # numbers that a machine cannot hold: the settings that the error name
     "--train.gpus 2147483648": "train.gpus", "--train.gpus 0": "train.gpus",
     "--vec.num-threads 100000": "vec.num_threads", "--vec.total-agents 2e12": "vec.total_agents",
     "--policy.hidden-size 0": "policy.hidden_size", "--rnn.hidden-size 0": "rnn.hidden_size",
-    "--rnn.num-layers 1e9": "rnn.num_layers", "--train.horizon 1e13": "train.horizon",
-    "--train.minibatch-size 1e13": "train.minibatch_size", "--train.seed 1e30": "train.seed",
+    "--rnn.num-layers 1e9": "rnn.num_layers", "--train.seed 1e30": "train.seed",
     "--train.minibatch-size -64": "train.minibatch_size",
     "--train.total-timesteps 0": "train.total_timesteps",
     "--train.replay-ratio 0": "train.replay_ratio", "--vec.timeout 0": "vec.timeout",
-    "gym/CartPole-v1 --vec.num-workers 100000 --vec.num-envs 100000": "vec.num_workers",
+    "gym/CartPole-v1 --vec.num-workers 1e5 --vec.num-envs 1e5 --vec.backend multiprocessing":
+    "vec.num_workers",
     "gym/CartPole-v1 --vec.num-envs 2e9 --vec.backend serial": "vec.num_envs",
     "eval squared --eval.episodes 1e30": "eval.episodes",
     "eval squared --eval.port 70000": "eval.port",

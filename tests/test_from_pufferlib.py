@@ -4,11 +4,8 @@
 In code of our own, call by call, what PufferLib's documentation shows.
 """
 
-import copy
 import importlib.util
-import json
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -113,18 +110,6 @@ def test_a_name_without_an_equivalent_is_told_what_took_its_place():
     for name in ("pufferlib.environments.nmmo", "pufferlib.vectr"):
         with pytest.raises(ModuleNotFoundError, match=name):
             importlib.import_module(name)
-
-
-def test_settings_can_be_copied_and_stored():
-    args = pufferl.load_config("squared", ["--rnn.name", "none", "--train.horizon", "16"])
-    assert args["train"]["use_rnn"] is False
-    for copied in (copy.deepcopy(args), pickle.loads(pickle.dumps(args))):
-        copied["rnn"]["name"], copied["policy"]["name"] = "lstm", "default"
-        assert copied["train"]["use_rnn"] is True and copied == {**copied}
-    assert json.loads(json.dumps(args["train"])) == args["train"]
-    assert "use_rnn" not in {**args["train"]}
-    with pytest.raises(KeyError, match="nonsense"):
-        args["train"]["nonsense"]
 
 
 def run_python(*command, fails=False):

@@ -189,7 +189,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_an_error_and_the_run_can_be
         trainer.config["checkpoint_interval"] = 100
         run_epochs(trainer, 1)
         with pytest.raises(ConfigError, match=rf"3\b.*{folder}/trainer_state.pt.* 2\b.*--resume "
-                                              rf"{folder} .*--data-dir"):
+                                              rf"{folder} "):
             trainer.close()
     assert trainer.vecenv.closed, "all the rest ended"
     assert not list(folder.glob("*.part")) and sorted(folder.glob("model_*.pt")) == models_before
@@ -356,15 +356,6 @@ def test_metadata_comes_back(tmp_path):
         assert not path.exists()
 
 
-def test_what_two_configurations_do_not_share():
-    one, other = ({"auto": {"train.gamma": reason}, "train": {"gamma": 0.9, "seed": 1},
-                   "env": {"agents": 2}, "agents": size} for reason, size in (("a", 2), ("b", 8)))
-    assert configuration.difference(one, other) == []
-    other |= {"train": {"gamma": 0.8}, "env": {"agents": 8}}
-    changes = [change.split(":")[0] for change in configuration.difference(one, other)]
-    assert changes == ["train.gamma", "train.seed", "env.agents"]
-
-
 class Remembers(models.FeedForward):
     """A network that saves something beside its weights, as torch lets it."""
 
@@ -386,21 +377,11 @@ def test_what_a_network_has_beside_its_weights_is_resumed(tmp_path):
 
 
 def test_names_of_one_environment():
-    for other, same in (("/b/mine.py:Env", True), ("a/mine.py:Other", False)):
-        assert configuration.same_environment("a/mine.py:Env", other) == same
-    assert configuration.same_environment("puffer_bandit", "bandit")
-    assert not configuration.same_environment("dm_control/walker/walk", "dm_control/humanoid/walk")
-
-
-@pytest.mark.parametrize(("name", "ignored"), [("squared", {"num_workers": 2, "batch_size": 4}),
-                                               ("gym/CartPole-v1", {"num_buffers": 2})])
-def test_what_a_backend_once_ignored_does_not_stop_a_resume(tmp_path, name, ignored):
-    args = load_config(name)
-    args["vec"] |= ignored
-    (tmp_path / "config.json").write_text(json.dumps(args))
-    args = load_config(name, ["--resume", str(tmp_path)])
-    assert not any(args["vec"][key] for key in ignored)
-    pufferl.load_env(name, args).close()
+    for one, other, same in (("a/user_envs.py:Env", "/b/user_envs.py:Env", True),
+                             ("a/user_envs.py:Env", "a/user_envs.py:Other", False),
+                             ("puffer_bandit", "bandit", True), ("a/mine.h", "mine", True),
+                             ("dm_control/walker/walk", "dm_control/humanoid/walk", False)):
+        assert (configuration.identify(one) == configuration.identify(other)) == same
 
 
 class Unhashable:
@@ -434,26 +415,6 @@ def test_an_edited_file_is_named_at_resume(tmp_path, capsys):
         capsys.readouterr()
         train(name, *options, "--resume", str(folder))
         assert (": nets_of_one.py" in capsys.readouterr().out) == bool(text)
-
-
-def test_a_run_of_a_custom_network_is_read_from_any_folder(tmp_path, monkeypatch):
-    net = tmp_path / "nets_of_two.py"
-    net.write_text("import models\n\n\nclass Mine(models.FeedForward):\n    pass\n")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    folder = train("squared", "--policy.name", "nets_of_two.py:Mine", "--data-dir",
-                   "runs").run_folder.resolve()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    args = load_config("squared", ["--load-model-path", str(folder)])
-    assert args["policy"]["name"] == f"{net}:Mine"
-    policy = pufferl.load_policy(args, pufferl.load_env("squared", args))
-    assert type(policy).__name__ == "Mine"
-    config = json.loads((folder / "config.json").read_text())
-    several = {"/other/nets_of_two.pyc": "", "/a/nets_of_two.py": "", "/b/nets_of_two.py": ""}
-    for sources in (several, 5, None, [[1]]):
-        (folder / "config.json").write_text(json.dumps({**config, "sources": sources}))
-        with pytest.raises(ConfigError, match=r"policy\.name.*nets_of_two\.py:Mine"):
-            load_config("squared", ["--load-model-path", str(folder)])
 
 
 @pytest.mark.parametrize("change", [
@@ -628,16 +589,6 @@ def test_a_nan_says_how_to_find_it_in_any_kind_of_environment(tmp_path, name, ad
     trainer.evaluate()
     trainer.storage["rewards"][2, 1] = math.nan
     with pytest.raises(FloatingPointError, match=rf"step 2 .*agent 1 .*{advice.format(name)}"):
-        trainer.train()
-    trainer.release()
-
-
-def test_outputs_that_overflow_are_named(tmp_path):
-    trainer = make_trainer(tmp_path)
-    run_epochs(trainer, 1)
-    trainer.policy.decoder.weight.data.fill_(3e38)
-    trainer.evaluate()
-    with pytest.raises(FloatingPointError, match=r"(logprobs|values).*train\.learning_rate"):
         trainer.train()
     trainer.release()
 

@@ -237,7 +237,7 @@ def evaluate(env_name, args):
     episodes = args["eval"]["episodes"]
     if episodes < 1:
         raise ConfigError(f"eval.episodes = {episodes}: must be 1 or more.")
-    native = configuration.is_in_c(args["env_name"])
+    native = environments.load_creator(args["env_name"]) is None
     # An environment in Python may take as much memory as a process: make no more than a training
     # does.
     num_envs = min(episodes, MOST_ENVS if native
