@@ -716,8 +716,7 @@ def test_the_page_is_opened_where_it_can_be_seen(wanted, session, display, opene
 @pytest.mark.slow
 def test_playing_needs_no_more_than_what_make_demo_installs():
     """A policy is loaded, asked, drawn and shown without what only requirements.txt has."""
-    others = ["scipy", "rich", "tensorboard", "plotly", "imageio_ffmpeg", "threadpoolctl",
-              "matplotlib"]
+    others = ["scipy", "tensorboard", "plotly", "imageio_ffmpeg", "threadpoolctl", "matplotlib"]
     code = f"""if True:
         import sys
         sys.modules.update(dict.fromkeys({others}))  # None: their import fails
