@@ -374,6 +374,6 @@ def main(argv=None, program="pufferl.py runs"):
             runs = [find(name, options.data_dir) for name in names]
             return show(runs[0]) if action == "show" else remove(runs, options.yes)
         if names or action in ("rm", "show"):
-            raise ConfigError(f"runs {action}: which run? {command('runs')} lists them. Forms: runs, "
-                              "runs ENV, runs show RUN, runs rm RUN ...")
+            raise ConfigError(f"runs {action}: which run? {command('runs')} lists them. Forms: "
+                              "runs, runs ENV, runs show RUN, runs rm RUN ...")
         table(options.data_dir, action)
