@@ -236,7 +236,8 @@ class Package(''')
             envs.step(envs.single_action_space.sample() * 0 + [0, 0])
             assert isinstance(envs, vector.Counted) and envs.steps == 2
     """)
-    _, entry = project.train("--vec.backend", "counted", "--vec.num-envs", 4, env="gym/CartPole-v1")
+    _, entry = project.train("--vec.backend", "counted", "--vec.num-envs", 4,
+                             "--train.minibatch-size", 128, env="gym/CartPole-v1")
     assert entry["environment/n"] > 0
     project.run("pufferl.py", "export", "gym/CartPole-v1", "--vec.backend", "counted", "--export.flat",
                 "cartpole.bin")

@@ -123,11 +123,11 @@ def test_points_along_a_curve():
     (0.2, 900, 20, True), (0.2, 901, 20, False),  # it is nearly through
     (0.05, 500, 2, False), (-9.0, 500, 0.5, False)])  # at that cost none was better
 def test_hopeless(score, step, cost, stopped):
-    rule = {"front": [(1.0, 0.1), (10.0, 1.0)], "floor": 0.0, "share": 0.25, "after": 0.25,
+    rule = {"front": [(1.0, 0.1), (10.0, 1.0)], "low": 0.0, "share": 0.25, "after": 0.25,
             "sign": 1.0}
     curve = Curve(*np.array([[step], [score], [cost]], float))
-    assert sweep_trials.hopeless(curve, 1000, rule) is stopped
-    assert not sweep_trials.hopeless(curve, 1000, None)
+    assert sweep_trials.should_stop_early(curve, 1000, rule) is stopped
+    assert not sweep_trials.should_stop_early(curve, 1000, None)
 
 
 # -- sweeps with a stand-in trainer
@@ -193,7 +193,7 @@ def test_a_trial_is_stopped_or_lost_or_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_SECONDS", "4")
     (tmp_path / "kill.py").write_text("import os; os.kill(os.getpid(), 15)")
     (tmp_path / "leave.py").write_text("print('stopped after this epoch')")
-    rule = {"front": [(0.1, 0.5)], "floor": -2.0, "share": 1.0, "after": 0.25, "sign": 1.0}
+    rule = {"front": [(0.1, 0.5)], "low": -2.0, "share": 1.0, "after": 0.25, "sign": 1.0}
 
     def run(name, trainer=str(FAKE), events=(), **changes):
         command = ["train", "squared", "--train.total-timesteps", "1000",
