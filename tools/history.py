@@ -247,7 +247,8 @@ def remove(runs, yes):
     for run in runs:
         others = [path.parent.name for path in run.folder.glob("*/config.json")]
         problem = ("a link to a run; name the run itself" if run.folder.is_symlink() else
-                   "running; stop it first (Ctrl-C where it runs)" if is_running(run.folder) else
+                   "this run is running; stop it first (Ctrl-C where it runs)"
+                   if is_running(run.folder) else
                    f"other runs are in it ({', '.join(others[:3])}); name these" if others else "")
         if problem:
             raise ConfigError(f"{run.folder}: {problem}.")
