@@ -316,8 +316,6 @@ def curves(runs, metric=None, x="steps"):
 
 def plot(runs, metric=None, x="steps", output=None):
     """Print a metric's curve for each run; write a page of them to `output`."""
-    if output is not None and Path(output).suffix != ".html":
-        raise ConfigError(f"--output {output}: must end in .html.")
     name, lines = curves(runs, metric, x)
     width = min(60, max(20, shutil.get_terminal_size().columns - 50))
     print(f"{name} over {x}")

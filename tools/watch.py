@@ -403,10 +403,9 @@ def episode_pictures(view, seconds):
 def check_video(path):
     """Raise ConfigError if a video cannot be written to `path`."""
     suffix, folder = Path(path).suffix, Path(path).resolve().parent
-    if suffix not in (".mp4", ".gif", ".png"):
-        raise ConfigError(f"eval.video = {path}: must end in .mp4, .gif or .png.")
-    if not folder.is_dir():
-        raise ConfigError(f"eval.video = {path}: there is no folder {folder}.")
+    if suffix not in (".mp4", ".gif", ".png") or not folder.is_dir():
+        raise ConfigError(f"eval.video = {path}: must end in .mp4, .gif or .png and be in a folder "
+                          "that exists.")
     if suffix == ".mp4":
         try:
             import imageio_ffmpeg  # noqa: F401
@@ -699,16 +698,14 @@ class Page:
         self._open(self.environment, name)
 
     def _set_environment(self, name):
-        if name not in (*self.trained, *self.others):
-            raise ConfigError(f"there is no environment {name} to choose")
         self._open(name, None)
 
     def _open(self, name, policy):
         """Open an environment with a policy: "given" is the command line's, None the best."""
-        policies = self._policies(name)
-        policy = policy or policies[0][0]
+        policies = self._policies(name) if name in (*self.trained, *self.others) else []
+        policy = policy or next((key for key, *_ in policies), "baseline")
         if policy not in [key for key, *_ in policies]:
-            raise ConfigError(f"there is no policy {policy!r} of {name} to choose")
+            raise ConfigError(f"there is no environment {name} with a policy {policy} to choose")
         run = ["--load-model-path", policy, "--data-dir", self.args["data_dir"]]
         options = {"baseline": ["--baseline"], "untrained": []}.get(policy, run)
         args = self.args if policy == "given" else pufferl.load_config(name, options)
@@ -969,12 +966,9 @@ def ship(env_name, args):
     from safetensors.torch import save
 
     path = configuration.find_baseline(args["env_name"])
-    if not args["load_model_path"]:
+    if not args["load_model_path"] or args["policy"]["name"] not in configuration.POLICIES:
         raise ConfigError("ship: which policy? --load-model-path latest, or a run's folder, or a "
-                          "model file.")
-    if args["policy"]["name"] not in configuration.POLICIES:
-        raise ConfigError(f"ship: policy.name {args['policy']['name']} is in a file that does not "
-                          "ship.")
+                          "model file, of a network that ships.")
     model = configuration.find_model(args["load_model_path"], args["data_dir"], args["config_name"])
     before = configuration.read_baseline(env_name)[1] if path.exists() else None
     weights = checkpoints.load(model)

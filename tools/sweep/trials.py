@@ -329,8 +329,6 @@ class LocalPool:
         self.slots = workers * max(1, gpus)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self.gpus = (visible.split(",") if visible else [str(gpu) for gpu in range(gpus)])[:gpus]
-        if len(self.gpus) < gpus:
-            raise ConfigError(f"sweep.gpus = {gpus}: CUDA_VISIBLE_DEVICES names only {visible}.")
         self.stop = threading.Event()
         self.threads = futures.ThreadPoolExecutor(self.slots, thread_name_prefix="trial")
         self.running = {}  # future -> (claim, GPU or None)
