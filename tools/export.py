@@ -123,9 +123,8 @@ class Step(torch.nn.Module):
 
     In: the fields of the observation, (N, *shape) each; action masks (N, A) uint8 if there are any;
     recurrent state (layers, N, size), .... Out: logits (N, A), or mean and log_std (N, A); the most
-    likely action, (N, *shape) for each part of its space; value (N, 1); the new state, ....
-    `inputs`
-    and `outputs` are their names.
+    likely action, (N, *shape) for each part of its space; value (N, 1); the new state, .... Their
+    names are in `inputs` and `outputs`.
     """
 
     def __init__(self, policy, env):
