@@ -130,9 +130,9 @@ def left(seconds=10.0):
 
 def run_of(folder):
     """Return the one run's folder, or None if there is none."""
-    found = list(folder.glob("experiments/*"))
-    assert len(found) <= 1, f"there are {len(found)} runs"
-    return found[0] if found else None
+    result = list(folder.glob("experiments/*"))
+    assert len(result) <= 1, f"there are {len(result)} runs"
+    return result[0] if result else None
 
 
 def entries(run):
@@ -208,8 +208,8 @@ def run_through(kind, folder, typed):
     folder.mkdir()
     begun = time.monotonic()
     code = ended(fuzz.start(folder, resumed(kind, folder), typed), LIMIT)
-    said = (folder / "stderr").read_text()
-    assert code == 0, f"{kind} ended with {code}:\n{said}"
+    output = (folder / "stderr").read_text()
+    assert code == 0, f"{kind} ended with {code}:\n{output}"
     return time.monotonic() - begun
 
 
@@ -264,9 +264,9 @@ class Kills:
 
     def check_loss(self, folder, begun, code):
         """At most an interval of what had been logged before is lost."""
-        said = (folder / "stdout").read_text() if (folder / "stdout").exists() else ""
-        if begun and "at step " in said:
-            at = int(said.split("at step ")[1].split()[0].replace(",", ""))
+        output = (folder / "stdout").read_text() if (folder / "stdout").exists() else ""
+        if begun and "at step " in output:
+            at = int(output.split("at step ")[1].split()[0].replace(",", ""))
             lost = begun[-1]["step"] - at
             assert lost <= INTERVAL * EPOCH[self.kind], f"{lost:,} steps were lost"
 
@@ -283,7 +283,7 @@ class Kills:
 
 def kill_all(a, here, until):
     """Return {kind: (kills, finished runs, [faults])}."""
-    found = {}
+    result = {}
     for kind in a.kinds:
         kills, wrong = Kills(kind, here / kind, random.Random(f"{a.seed} {kind}")), []
         share = SHARE[kind] / sum(SHARE[one] for one in a.kinds)
@@ -298,10 +298,10 @@ def kill_all(a, here, until):
         except (AssertionError, ValueError) as error:
             wrong.append(f"{kind}, kill {kills.count}: {error}")
         left()
-        found[kind] = kills.count, kills.whole, wrong
+        result[kind] = kills.count, kills.whole, wrong
         print(f"{kind:10} {kills.count:4} kills, {kills.whole} finished runs; "
               f"{kills.seconds[0]:.1f} s undisturbed; {wrong or 'nothing wrong'}", flush=True)
-    return found
+    return result
 
 
 # --------------------------------------------------------------------------------------------------
@@ -333,8 +333,8 @@ def on_disk(here, size, logger):
     with disk(here / "disk", size) as folder:
         code = ended(fuzz.start(here, [*ON_DISK, "--logger", logger, "--data-dir", str(folder)], False), LIMIT)
         others = left()
-        said = (here / "stderr").read_text()
-        lines = [line for line in said.splitlines() if line.strip()]
+        output = (here / "stderr").read_text()
+        lines = [line for line in output.splitlines() if line.strip()]
         last = lines[-1] if lines else ""
         try:
             whole = check_whole(folder)
@@ -342,10 +342,10 @@ def on_disk(here, size, logger):
             return code, f"not whole: {error}"
         epochs = [checkpoints.load(path, checkpoints.whole_run)["epoch"]
                   for path in folder.glob("*/trainer_state.pt")]
-        for wrong, what in (
+        for wrong, label in (
                 (others, f"left running: {others}"),
-                (code not in (0, 1), f"it ended with {code}: {said[-300:]}"),
-                ("Traceback" in said, f"a traceback: {last}"),
+                (code not in (0, 1), f"it ended with {code}: {output[-300:]}"),
+                ("Traceback" in output, f"a traceback: {last}"),
                 (list(folder.glob("*/*.part")), "a part is left"),
                 (code == 0 and epochs != [40], f"it ended with 0 and the checkpoints {epochs}"),
                 (code == 1
@@ -353,7 +353,7 @@ def on_disk(here, size, logger):
                  f"it does not say why: {last}"),
                 (whole == 0 and "was not written" in last, "the first checkpoint is gone")):
             if wrong:
-                return code, what
+                return code, label
     return code, None
 
 
@@ -375,10 +375,10 @@ def fill_disks(a, here, until):
         if time.monotonic() > until:
             break
         size, logger = 4096 * draw.randrange(1, needed * 3 // 2 // 4096), draw.choice(["none", "tensorboard"])
-        code, what = on_disk(here / str(number), size, logger)
+        code, label = on_disk(here / str(number), size, logger)
         counts[code] = counts.get(code, 0) + 1
-        if what:
-            wrong.append(f"{size:,} bytes, logger {logger}: {what}")
+        if label:
+            wrong.append(f"{size:,} bytes, logger {logger}: {label}")
             print(wrong[-1], flush=True)
     return counts, wrong, needed
 
@@ -387,18 +387,18 @@ def main():
     a = tyro.cli(Arguments, description=__doc__)
     # PR_SET_CHILD_SUBREAPER: whatever a killed run leaves becomes this process's child
     ctypes.CDLL(None).prctl(36, 1)
-    began, found, full = time.monotonic(), {}, ({}, [], 0)
+    began, result, full = time.monotonic(), {}, ({}, [], 0)
     with tempfile.TemporaryDirectory(prefix="crash-") as folder:
         if a.disks:
             full = fill_disks(a, Path(folder, "disks"), began + a.seconds)
             print(f"disks      {sum(full[0].values()):4} sizes from 4 kB to 1.5 x "
                   f"{full[2]:,} bytes, exit codes {full[0]}; {len(full[1])} wrong", flush=True)
         if a.kills:
-            found = kill_all(a, Path(folder), began + a.seconds)
-    wrong = [*full[1], *(one for _, _, several in found.values() for one in several)]
+            result = kill_all(a, Path(folder), began + a.seconds)
+    wrong = [*full[1], *(one for _, _, several in result.values() for one in several)]
     print(json.dumps({"benchmark": "crash", "seed": a.seed,
-                      "kills": {kind: row[0] for kind, row in found.items()},
-                      "ended": {kind: row[1] for kind, row in found.items()}, "disks": full[0],
+                      "kills": {kind: row[0] for kind, row in result.items()},
+                      "ended": {kind: row[1] for kind, row in result.items()}, "disks": full[0],
                       "wrong": wrong, "seconds": round(time.monotonic() - began)}))
     sys.exit(bool(wrong))
 

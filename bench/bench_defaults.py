@@ -17,7 +17,7 @@ last tenth of the steps, of the policy as it explores, normalised between a rand
 the best known (1).
 
 bench_defaults.json beside this file has the results, by seed and with the machine; finished runs
-are not repeated (--again does). Its `timed` are runs of ours on the peers' machine, for the column
+are not repeated (--again does). Its `timed` are our runs on the peers' machine, for the column
 of seconds, which count from the start of the process. All environments need `pip install
 "gymnasium[box2d,mujoco]" minigrid minatar mpe2 pettingzoo pygame`, for the peers too.
 """
@@ -94,11 +94,11 @@ def curve(episodes, steps):
     for episode in episodes:
         bins[min(BINS - 1, int(episode[0] * BINS / (steps + 1)))].append(episode)
     rows = []
-    for k, found in enumerate(bins):
-        if found:
-            count = sum(n for *_, n in found)
-            mean = sum(value * n for _, _, value, n in found) / count
-            rows.append([(k + 1) * steps // BINS, round(found[-1][1], 2), float(f"{mean:.5g}"),
+    for k, result in enumerate(bins):
+        if result:
+            count = sum(n for *_, n in result)
+            mean = sum(value * n for _, _, value, n in result) / count
+            rows.append([(k + 1) * steps // BINS, round(result[-1][1], 2), float(f"{mean:.5g}"),
                          round(count)])
     return rows
 
@@ -126,12 +126,12 @@ def ours(name, steps, seed, options):
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
         entries = diagnostics.read_metrics(next(Path(folder).glob("runs/*/metrics.jsonl")))
         chosen = [line for line in done.stdout.splitlines() if line.startswith("auto: ")]
-        said = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+        warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     before = seconds - entries[-1]["performance/uptime"]
     episodes = [(entry["step"], before + entry["performance/uptime"], entry["environment/episode_return"],
                  entry["environment/n"]) for entry in entries if "environment/n" in entry]
     return {"curve": curve(episodes, entries[-1]["step"]), "seconds": round(seconds, 1),
-            "auto": chosen, "signs": said}
+            "auto": chosen, "warnings": warnings}
 
 
 class Recorder:
@@ -293,9 +293,9 @@ class OldVector:
     def reset(self, seed=None):
         import numpy as np
 
-        found = [env.reset(seed=None if seed is None else seed + i)
+        result = [env.reset(seed=None if seed is None else seed + i)
                  for i, env in enumerate(self.envs)]
-        observations = np.stack([observation for observation, _ in found])
+        observations = np.stack([observation for observation, _ in result])
         return observations if self.four else (observations, {})
 
     def step(self, actions):
@@ -405,8 +405,8 @@ def child(side, name, seed, folder):
 
 def machine():
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    found = [re.search(rf"{key}\s*: (.*)", text) for key in ("model name", "cpu family", "model")]
-    return ", ".join(each[1] for each in found if each) or platform.processor()
+    result = [re.search(rf"{key}\s*: (.*)", text) for key in ("model name", "cpu family", "model")]
+    return ", ".join(each[1] for each in result if each) or platform.processor()
 
 
 def load(path=RESULTS):
@@ -424,7 +424,7 @@ def store(side, name, seed, result, path=RESULTS):
                                                                         **result}
         text = json.dumps(results, indent=1, sort_keys=True)
         text = re.sub(r"\[\s+([^\[\]]*?)\s+\]",
-                      lambda found: "[" + re.sub(r"\s+", " ", found[1]) + "]", text)
+                      lambda match: "[" + re.sub(r"\s+", " ", match[1]) + "]", text)
         part = path.with_suffix(".part")
         part.write_text(text + "\n")
         part.replace(path)
@@ -457,7 +457,7 @@ def seconds_to(run, target):
 def timed_runs(results, side, name):
     """Return the runs whose seconds are compared.
 
-    Of ours those "timed" on the peers' machines, if there are any.
+    Our runs are those "timed" on the peers' machines, if there are any.
     """
     older = results.get("timed", {}).get(name, {}) if side == "ours" else {}
     runs = older or results.get(side, {}).get(name, {})
@@ -508,7 +508,7 @@ def normalised(results, side):
 
 
 def show_statistics(results):
-    """Print interquartile means with 95% bootstrap intervals, and where a peer is level or ahead."""
+    """Print interquartile means with 95% bootstrap intervals."""
     from bench import scores
 
     ours, report = normalised(results, "ours"), {}
@@ -568,8 +568,8 @@ def show(table):
     row = "{:26} {:>9} {:>9} {:>9} {:>9}  {:>6} {:>6} {:>7}  {:>6} {:>6} {:>9}  {:>13}"
     print(row.format(*heads))
     for title, names in (("chosen on", CHOSEN), ("untouched", UNTOUCHED)):
-        found = {name: table[name] for name in names if name in table}
-        for name, entry in found.items():
+        result = {name: table[name] for name in names if name in table}
+        for name, entry in result.items():
             cells = [entry.get(side, {}) for side in ("ours", "sb3", "cleanrl")]
             scores = [f"{cell['score']:.4g}" if cell else "" for cell in cells]
             normal = [f"{cell['normalised']:.2f}" if cell else "" for cell in cells]
@@ -577,7 +577,7 @@ def show(table):
             share = cells[1].get("share")
             print(row.format(name, f"{entry['random']:.4g}", *scores, *normal, *times,
                              "" if share is None else f"{share:.2f}"))
-        whole = [entry for entry in found.values()
+        whole = [entry for entry in result.values()
                  if all(side in entry for side in ("ours", "sb3"))]
         if whole:
             means = {side: statistics.mean(e[side]["normalised"] for e in whole)
@@ -672,11 +672,11 @@ def main():
                 best = ENVIRONMENTS[name][2]
                 normal = ("" if not low or last is None
                           else f"{(last - low[0]) / (best - low[0]):6.2f}")
-                said = (result.get("failed")
+                output = (result.get("failed")
                         or f"{last if last is None else format(last, '10.4g')} {normal}")
-                print(f"{SIDES[side]:18} {name:26} seed {seed}  {said}  "
+                print(f"{SIDES[side]:18} {name:26} seed {seed}  {output}  "
                       f"{result.get('seconds', '')} s", flush=True)
-                for line in ([*result.get("auto", []), *result.get("signs", [])] if a.scratch
+                for line in ([*result.get("auto", []), *result.get("warnings", [])] if a.scratch
                              else []):
                     print(f"    {line}", flush=True)
     if not a.scratch:

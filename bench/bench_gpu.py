@@ -6,7 +6,7 @@
     python bench/bench_gpu.py --list     # the steps and their limits
 
 Each step is a process of its own that is ended at its limit; after a failure the next one begins.
-Nothing is installed. report.json and report.md are written anew after each step, so that an
+Nothing is installed. report.json and report.md are written again after each step, so that an
 interrupted command leaves what it has found. nvidia-smi is asked for load and power four times a
 second meanwhile. The exit status is 1 if a step did not pass. To add one, add a row to STEPS: a
 benchmark's last line is one JSON object, its figures.
@@ -154,33 +154,33 @@ def versions():
                     [os.environ.get("CC", "cc"), "--version"]):
         with contextlib.suppress(OSError):
             subprocess.run(command, check=False)
-    found = {"python": sys.version.split()[0], "cores": os.cpu_count(), "packages": {}}
+    result = {"python": sys.version.split()[0], "cores": os.cpu_count(), "packages": {}}
     for name in ("requirements/play.txt", "requirements.txt", "requirements/cuda.txt"):
         for line in (ROOT / name).read_text().splitlines():
             if line and line[0] not in "#-":
-                package, asked = re.match(r"([\w.-]+)\S*?([<>=~].*?)?\s*(?:#|$)", line).groups()
+                package, requested = re.match(r"([\w.-]+)\S*?([<>=~].*?)?\s*(?:#|$)", line).groups()
                 try:
-                    found["packages"][package] = importlib.metadata.version(package)
+                    result["packages"][package] = importlib.metadata.version(package)
                 except importlib.metadata.PackageNotFoundError:
-                    found["packages"][package] = None
-                print(f"{package:24} {found['packages'][package] or 'MISSING':14} "
-                      f"asked for: {asked}")
+                    result["packages"][package] = None
+                print(f"{package:24} {result['packages'][package] or 'MISSING':14} "
+                      f"asked for: {requested}")
     import torch
 
     print(torch.__config__.show())
-    found |= {"torch": torch.__version__, "cuda": torch.version.cuda,
+    result |= {"torch": torch.__version__, "cuda": torch.version.cuda,
               "sees_it": torch.cuda.is_available()}
-    if found["sees_it"]:
+    if result["sees_it"]:
         properties = torch.cuda.get_device_properties(0)
-        found |= {"gpu": properties.name, "gigabytes": round(properties.total_memory / 2**30, 1),
+        result |= {"gpu": properties.name, "gigabytes": round(properties.total_memory / 2**30, 1),
                   "multiprocessors": properties.multi_processor_count,
                   "capability": f"{properties.major}.{properties.minor}"}
     with contextlib.suppress(OSError):
-        asked = ["nvidia-smi", "--query-gpu=driver_version,power.limit,clocks.max.sm",
+        requested = ["nvidia-smi", "--query-gpu=driver_version,power.limit,clocks.max.sm",
                  "--format=csv,noheader"]
-        found["driver"] = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
-    print(json.dumps(found))
-    if not found["sees_it"]:
+        result["driver"] = subprocess.run(requested, capture_output=True, text=True).stdout.strip()
+    print(json.dumps(result))
+    if not result["sees_it"]:
         sys.exit(f"torch {torch.__version__}, made for CUDA {torch.version.cuda}, does "
                  "not see the GPU")
     if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
@@ -196,18 +196,18 @@ def epoch():
     sys.path.insert(0, str(ROOT))
     from bench import bench_train
 
-    found = {}
+    result = {}
     for size in (8192, 65536):
         trainer = bench_train.make_trainer(
             bench_train.Arguments(device="cuda", env_device="cuda", minibatch_size=size))
         bench_train.warm_up(trainer)
-        found[size] = one_epoch(bench_train, trainer)
+        result[size] = one_epoch(bench_train, trainer)
         trainer.release()
-        print(f"minibatches of {size:,}: {found[size]['milliseconds']:.2f} ms, of which nothing runs in "
-              f"{found[size]['idle']:.2f}")
-        for name, times, milliseconds in found[size]["kernels"]:
+        print(f"minibatches of {size:,}: {result[size]['milliseconds']:.2f} ms, of which nothing runs in "
+              f"{result[size]['idle']:.2f}")
+        for name, times, milliseconds in result[size]["kernels"]:
             print(f"    {milliseconds:7.3f} ms {times:7.1f} times {1000 * milliseconds / times:8.2f} us  {name}")
-    print(json.dumps({"epoch": found}))
+    print(json.dumps({"epoch": result}))
 
 
 PRODUCTS = re.compile(r"gemm|cutlass|cublas|nvjet|splitK", re.I)
@@ -238,13 +238,13 @@ def one_epoch(bench_train, trainer, epochs=25):
 
     milliseconds, profiled = run(epochs), -(-epochs // 5)
     events, _ = bench_train.gpu_events(lambda: run(profiled))
-    found = {}
+    result = {}
     for event in events:
-        entry = found.setdefault(kernel_name(event.name), [0, 0.0])
+        entry = result.setdefault(kernel_name(event.name), [0, 0.0])
         entry[0] += 1 / profiled
         entry[1] += event.time_range.elapsed_us() / 1000 / profiled
     return {"milliseconds": milliseconds, "idle": milliseconds - bench_train.busy_us(events) / 1000 / profiled,
-            "kernels": sorted(([name, *entry] for name, entry in found.items()), key=lambda row: -row[2])}
+            "kernels": sorted(([name, *entry] for name, entry in result.items()), key=lambda row: -row[2])}
 
 
 def resume(*options):
@@ -270,22 +270,22 @@ def resume(*options):
             state = torch.load(run, weights_only=True)
             return digest([state["model"], state["tensors"]])
 
-        found = {"whole": weights("whole")}
+        result = {"whole": weights("whole")}
         process = subprocess.Popen([*command, "--data-dir", f"{folder}/killed"], cwd=ROOT)
-        seen = set()  # trainer_state.pt is written as the run begins, and after ten epochs
-        while len(seen) < 2 and process.poll() is None:
-            seen |= {path.stat().st_mtime_ns
+        observed = set()  # trainer_state.pt is written as the run begins, and after ten epochs
+        while len(observed) < 2 and process.poll() is None:
+            observed |= {path.stat().st_mtime_ns
                      for path in Path(folder).glob("killed/*/trainer_state.pt")}
             time.sleep(0.01)
         process.kill()
         if process.wait() != -signal.SIGKILL:
             sys.exit("the run ended before it could be killed")
         (state,) = Path(folder).glob("killed/*/trainer_state.pt")
-        found["epoch"] = torch.load(state, weights_only=True)["epoch"]
-        found["resumed"] = weights("killed", "--resume", str(state.parent))
-        if found["resumed"] != found["whole"]:
-            found["whole_again"] = weights("again")
-    print(json.dumps(found))
+        result["epoch"] = torch.load(state, weights_only=True)["epoch"]
+        result["resumed"] = weights("killed", "--resume", str(state.parent))
+        if result["resumed"] != result["whole"]:
+            result["whole_again"] = weights("again")
+    print(json.dumps(result))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -308,9 +308,9 @@ def gpus():
 @contextlib.contextmanager
 def watched():
     """Yield a dict that gets mean and maximum of the GPU's load (%) and power (W)."""
-    found, smi = {}, shutil.which("nvidia-smi")
+    result, smi = {}, shutil.which("nvidia-smi")
     if smi is None:
-        yield found
+        yield result
         return
     first, text = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0] or "0", bytearray()
     ours, its = os.openpty()  # a file or a pipe would get its lines by the thousand
@@ -327,7 +327,7 @@ def watched():
     reader = threading.Thread(target=read)
     reader.start()
     try:
-        yield found
+        yield result
     finally:
         process.kill()
         process.wait()
@@ -336,7 +336,7 @@ def watched():
         rows = [re.findall(r"[\d.]+", line) for line in text.decode(errors="replace").splitlines()]
         rows = [list(map(float, row)) for row in rows if len(row) == 2]
         for name, values in zip(("load", "watts"), zip(*rows, strict=True), strict=False):
-            found[name] = {"mean": round(statistics.mean(values), 1), "most": max(values)}
+            result[name] = {"mean": round(statistics.mean(values), 1), "most": max(values)}
 
 
 def readable(output):
@@ -356,8 +356,8 @@ def figures_of(step, text):
         return {"passed": 0} | {kind: int(count) for count, kind in counts} if counts else None
     for line in reversed(text.splitlines()):
         with contextlib.suppress(ValueError):
-            if isinstance(found := json.loads(line), dict):
-                return found
+            if isinstance(result := json.loads(line), dict):
+                return result
     return None
 
 
@@ -382,24 +382,24 @@ def run(step, limit):
             process.wait()
         output.seek(0)
         text = readable(output.read())
-    found = {"result": "passed", "seconds": round(time.monotonic() - began, 1),
+    result = {"result": "passed", "seconds": round(time.monotonic() - began, 1),
              "figures": figures_of(step, text), "tail": text[-TAIL:], **load}
     if status is None:
-        found["result"] = f"took longer than {limit:.0f} s"
+        result["result"] = f"took longer than {limit:.0f} s"
     elif status != 0:
         last = text.rstrip().rpartition("\n")[2][:200]
         how = f"exit status {status}" if status > 0 else f"ended by {signal.Signals(-status).name}"
-        found["result"] = f"failed, {how}: {last}"
-    elif found["figures"] is None:
-        found["result"] = "failed: it printed no figures"
+        result["result"] = f"failed, {how}: {last}"
+    elif result["figures"] is None:
+        result["result"] = "failed: it printed no figures"
     else:
         try:
-            found["result"] = step.wrong(found["figures"]) or "passed"
-            page({step.name: found})
+            result["result"] = step.wrong(result["figures"]) or "passed"
+            page({step.name: result})
         except UNEXPECTED as error:
-            found |= {"result": f"failed: its figures are not what is expected ({error!r})",
+            result |= {"result": f"failed: its figures are not what is expected ({error!r})",
                       "figures": None}
-    return found
+    return result
 
 
 def run_all(steps, folder, seconds=ALL):
@@ -412,18 +412,18 @@ def run_all(steps, folder, seconds=ALL):
     for step in steps:
         left = deadline - time.monotonic()
         if step.setting and not has_device_setting():
-            found = {"result": "not there: the configuration has no setting vec.device",
+            result = {"result": "not there: the configuration has no setting vec.device",
                      "seconds": 0.0}
         elif left < 1:
-            found = {"result": f"not begun: the {seconds / 60:.0f} minutes were over",
+            result = {"result": f"not begun: the {seconds / 60:.0f} minutes were over",
                      "seconds": 0.0}
         else:
-            found = run(step, min(step.seconds, left))
-        results[step.name] = {**found, "commit": commit, "date": time.strftime("%Y-%m-%d %H:%M")}
+            result = run(step, min(step.seconds, left))
+        results[step.name] = {**result, "commit": commit, "date": time.strftime("%Y-%m-%d %H:%M")}
         write(folder, results)
-        print(f"{step.name:30} {found['seconds']:6.0f} s  {found['result']}", flush=True)
-        if found["result"] != "passed" and "tail" in found:
-            print("    " + "\n    ".join(found["tail"].rstrip().splitlines()[-12:]), flush=True)
+        print(f"{step.name:30} {result['seconds']:6.0f} s  {result['result']}", flush=True)
+        if result["result"] != "passed" and "tail" in result:
+            print("    " + "\n    ".join(result["tail"].rstrip().splitlines()[-12:]), flush=True)
     return results
 
 
@@ -477,42 +477,42 @@ def passed(results, name):
 def summary(results):
     """Return the table of figures as lines of Markdown."""
     rows = []
-    if found := passed(results, "versions"):
+    if figures := passed(results, "versions"):
         rows.append(("machine",
-                     f"{found['gpu']}, {found['cores']} cores, torch {found['torch']}, driver "
-                                f"{found['driver'].partition(',')[0]}"))
+                     f"{figures['gpu']}, {figures['cores']} cores, torch {figures['torch']}, driver "
+                                f"{figures['driver'].partition(',')[0]}"))
     for name in (step.name for step in STEPS if step.name.startswith("train-")):
-        if found := passed(results, name):
+        if figures := passed(results, name):
             _, shape, place, precision = name.split("-")
-            busy = f", GPU busy {found['shares']['busy']:.0%}" if "shares" in found else ""
+            busy = f", GPU busy {figures['shares']['busy']:.0%}" if "shares" in figures else ""
             agents, horizon = shape.split("x")
             place = "on the host" if place == "host" else "on the GPU"
             rows.append((f"trained steps a second: {int(agents):,} × {horizon}, network "
-                         f"{found['num_layers']} layers × {found['hidden_size']}, {precision}, "
-                         f"environments {place}", f"{found['sps']:,.0f}{busy}"))
+                         f"{figures['num_layers']} layers × {figures['hidden_size']}, {precision}, "
+                         f"environments {place}", f"{figures['sps']:,.0f}{busy}"))
     for name, place in (("learn-host", "on the host"), ("learn-cuda", "on the GPU")):
-        if found := passed(results, name):
-            ((result,),) = (seeds.values() for seeds in found["environments"].values())
+        if figures := passed(results, name):
+            ((result,),) = (seeds.values() for seeds in figures["environments"].values())
             reached = "never" if result["seconds"] is None else f"{result['seconds']:.1f} s"
             rows.append((f"Breakout to {result['threshold']:.0f} of 864, environments {place}",
                          f"{reached}; {result['score']:.0f} at the end, after "
                          f"{result['end_seconds']:.1f} s"))
-    if found := passed(results, "kernels"):
-        shares = [row["share_of_copy_of_its_size"] for row in found["kernels"].values()]
+    if figures := passed(results, "kernels"):
+        shares = [row["share_of_copy_of_its_size"] for row in figures["kernels"].values()]
         rows.append(("kernels beside a plain copy of as many bytes",
                      f"{sum(share >= GOAL for share in shares)} of {len(shares)} at {GOAL:.0%} or "
                      f"more, the slowest at {min(shares):.0%}; a copy "
-                     f"{found['copy_gb_per_second']:,.0f} GB/s"))
-    if found := passed(results, "epoch"):
-        for size, one in found["epoch"].items():
+                     f"{figures['copy_gb_per_second']:,.0f} GB/s"))
+    if figures := passed(results, "epoch"):
+        for size, one in figures["epoch"].items():
             most = ", ".join(f"{name} {milliseconds:.1f}" for name, _, milliseconds in one["kernels"][:4])
             rows.append((f"an epoch of Breakout with minibatches of {int(size):,}",
                          f"{one['milliseconds']:.1f} ms; most take {most}; nothing runs in {one['idle']:.1f}"))
     for name, place in (("resume-host", "on the host"), ("resume-cuda", "on the GPU")):
-        if found := passed(results, name):
+        if figures := passed(results, name):
             rows.append(("killed and resumed, beside the same run undisturbed, "
                          f"environments {place}",
-                         "the same bits" if same_bits(found) is None else same_bits(found)))
+                         "the same bits" if same_bits(figures) is None else same_bits(figures)))
     counts = [results.get(step.name, {}).get("figures") for step in STEPS
               if "pytest" in step.arguments]
     if any(counts):
@@ -524,7 +524,7 @@ def summary(results):
                 default=None)
     if power is not None:
         rows.append(("most power", f"{power:.0f} W"))
-    return "\n".join(["| what | found |", "| --- | --- |", *(f"| {what} | {value} |" for what, value in rows)]) + "\n"
+    return "\n".join(["| what | found |", "| --- | --- |", *(f"| {label} | {value} |" for label, value in rows)]) + "\n"
 
 
 def page(results):
@@ -538,17 +538,17 @@ def page(results):
         load, watts = (f"{result[key]['mean']:.0f}, {result[key]['most']:.0f}"
                        if key in result else ""
                        for key in ("load", "watts"))
-        said = result["result"].replace("|", "\\|").replace("\n", " ")
+        output = result["result"].replace("|", "\\|").replace("\n", " ")
         lines.append(f"| {name} | {result['seconds']:.0f} | {load} | {watts} | "
-                     f"{result.get('commit', '')} | {said} |")
-    if found := passed(results, "kernels"):
+                     f"{result.get('commit', '')} | {output} |")
+    if figures := passed(results, "kernels"):
         lines += ["", "## Kernels", "", "| kernel | µs | GB/s | of a copy of its size |",
                   "| --- | --- | --- | --- |"]
         lines += [f"| {name} | {row['microseconds']} | {row['gb_per_second']:,.0f} | "
                   f"{row['share_of_copy_of_its_size']:.0%} |"
-                  for name, row in found["kernels"].items()]
-    if found := passed(results, "epoch"):
-        for size, one in found["epoch"].items():
+                  for name, row in figures["kernels"].items()]
+    if figures := passed(results, "epoch"):
+        for size, one in figures["epoch"].items():
             lines += ["", f"## An epoch with minibatches of {int(size):,}", "",
                       "| kernel | times | ms | µs each |", "| --- | --- | --- | --- |"]
             lines += [f"| {name} | {times:.0f} | {milliseconds:.2f} | {1000 * milliseconds / times:.1f} |"

@@ -92,11 +92,11 @@ def main():
     fused.find_gpu = lambda workers: Idle()
     results = {}
     for buffers in args.buffers:
-        found = results[buffers] = measure(args.env, args.agents, buffers, args.threads,
+        result = results[buffers] = measure(args.env, args.agents, buffers, args.threads,
                                            args.repeats)
         print(f"{buffers:3} buffers: " + ", ".join(
             f"{name} {1e3 * seconds:7.2f} ms ({1e6 * seconds / 65 / buffers:5.1f} µs a step)"
-            for name, seconds in found.items()), flush=True)
+            for name, seconds in result.items()), flush=True)
     print(json.dumps({"benchmark": "host", **vars(args), "seconds": results}))
 
 

@@ -71,13 +71,13 @@ def counts(command, folder, *options, env=None):
                           cwd=folder, env=env, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))[:200]}\n{done.stderr}")
-    found = {}
+    result = {}
     for path in folder.glob("out*"):
         text = path.read_text()
         path.unlink()
         name = re.search(r"^desc: Trigger: Client Request: (.*)$", text, re.MULTILINE)
-        found[name[1] if name else ""] = int(re.search(r"^(?:totals|summary): (\d+)", text, re.MULTILINE)[1])
-    return found
+        result[name[1] if name else ""] = int(re.search(r"^(?:totals|summary): (\d+)", text, re.MULTILINE)[1])
+    return result
 
 
 def environment_step(name, folder):
@@ -104,11 +104,11 @@ def kernel_counts(only, folder):
     child = [sys.executable, "-c", CHILD, ROOT, library, only]
     dumps = counts(child, folder, "--instr-atstart=no", env=env)
     dumps.pop("", None)
-    found = {}
+    result = {}
     for name, instructions in dumps.items():
         kernel, elements = name.split("|")
-        found[kernel] = instructions / int(elements)
-    return found
+        result[kernel] = instructions / int(elements)
+    return result
 
 
 def main():

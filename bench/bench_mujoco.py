@@ -57,13 +57,13 @@ def ours(name, seed, options):
         seconds = time.perf_counter() - begun
         log = next(Path(folder).glob("*/metrics.jsonl"))
         entries = diagnostics.read_metrics(log)
-        said = finished([sys.executable, str(ROOT / "pufferl.py"), "eval", f"gym/{name}", "--load-model-path",
+        output = finished([sys.executable, str(ROOT / "pufferl.py"), "eval", f"gym/{name}", "--load-model-path",
                          str(log.parent), "--eval.deterministic", "true", "--eval.episodes", str(EPISODES)])
     before = seconds - entries[-1]["performance/uptime"]  # imports and compilation
     episodes = [(entry["step"], before + entry["performance/uptime"], entry["environment/episode_return"],
                  entry["environment/n"]) for entry in entries if "environment/n" in entry]
     return {"curve": bench_defaults.curve(episodes, STEPS), "seconds": round(seconds, 1),
-            "without noise": float(re.search(r"episode_return\s+mean\s+(-?[\d.,]+)", said)[1].replace(",", ""))}
+            "without noise": float(re.search(r"episode_return\s+mean\s+(-?[\d.,]+)", output)[1].replace(",", ""))}
 
 
 def zoo(name, seed):
@@ -103,9 +103,9 @@ def finished(command, **options):
 def measure(side, name, seed, a):
     if side == "ours":
         return ours(name, seed, a.options)
-    said = finished([a.peer_python, __file__, "--child", name, str(seed)],
+    output = finished([a.peer_python, __file__, "--child", name, str(seed)],
                     env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
-    return json.loads(said.splitlines()[-1])
+    return json.loads(output.splitlines()[-1])
 
 
 def show(results):
@@ -114,13 +114,15 @@ def show(results):
     for name in ZOO:
         runs = {side: list(results.get(side, {}).get(name, {}).values()) for side in SIDES}
         goal = statistics.mean(map(bench_defaults.score, runs["zoo"])) if runs["zoo"] else None
-        for side, found in runs.items():
-            if found:
-                scores = [bench_defaults.score(run) for run in found]
-                reached = [bench_defaults.seconds_to(run, goal) for run in found] if goal and side == "ours" else [None]
-                print(row.format(name, SIDES[side], len(found), f"{statistics.mean(scores):,.0f}",
-                                 f"{statistics.mean(run['without noise'] for run in found):,.0f}",
-                                 f"{statistics.median(run['seconds'] for run in found):,.0f}",
+        for side, result in runs.items():
+            if result:
+                scores = [bench_defaults.score(run) for run in result]
+                has_goal = goal and side == "ours"
+                reached = [bench_defaults.seconds_to(run, goal) if has_goal else None
+                           for run in result]
+                print(row.format(name, SIDES[side], len(result), f"{statistics.mean(scores):,.0f}",
+                                 f"{statistics.mean(run['without noise'] for run in result):,.0f}",
+                                 f"{statistics.median(run['seconds'] for run in result):,.0f}",
                                  "" if None in reached else f"{statistics.median(reached):,.0f}"))
         print(row.format(name, "CleanRL, published", 3, f"{CLEANRL[name]:,.0f}", "", "", ""))
 

@@ -333,21 +333,21 @@ def show(rows, names, methods, trials):
         for b in budgets(trials) if rival != "protein" else ():
             pairs = {name: [held[name, "protein", s, b][0] - held[name, rival, s, b][0]
                             for s in sorted({*seeds[name, rival, b]} & {*seeds[name, "protein", b]})] for name in names}
-            for label, found in [("all", [d for each in pairs.values() for d in each]),
+            for label, result in [("all", [d for each in pairs.values() for d in each]),
                                  *pairs.items()]:
-                if found:
-                    mean, bound = float(np.mean(found)), bootstrap_bound(found, rng)
+                if result:
+                    mean, bound = float(np.mean(result)), bootstrap_bound(result, rng)
                     figures["difference"][f"{rival}/{label}/{b}"] = {"mean": mean, "bound": bound}
-                    print(f"{rival:8}{label:14}{b:6} t  {len(found):8}{mean:12.4f}{bound:12.4f}")
+                    print(f"{rival:8}{label:14}{b:6} t  {len(result):8}{mean:12.4f}{bound:12.4f}")
     print(f"\n{'median seconds a run':24}" + "".join(f"{method:>12}" for method in methods))
     figures["seconds"] = {}
     for b in budgets(trials):
-        found = {m: [row["seconds"] for row in rows if row["method"] == m and row["trials"] == b]
+        result = {m: [row["seconds"] for row in rows if row["method"] == m and row["trials"] == b]
                  for m in methods}
         figures["seconds"][str(b)] = {m: float(np.median(f)) if f else None
-                                      for m, f in found.items()}
+                                      for m, f in result.items()}
         print(f"{b:20} t  " + "".join(f"{np.median(f) if f else math.nan:12.1f}"
-                                      for f in found.values()))
+                                      for f in result.values()))
     return figures
 
 

@@ -1,4 +1,4 @@
-"""How well runs learn where reward is rare: the games of rare_rewards.py, with nothing set but the steps and the seed.
+"""Measure learning where reward is rare: the games of rare_rewards.py.
 
     python bench/bench_rare.py                                       # all games, five seeds
     python bench/bench_rare.py --only push_box lock --seeds 0 1 --steps 300_000
@@ -36,7 +36,7 @@ PUBLIC = {"gym/FrozenLake8x8-v1": None, "gym/MiniGrid-DoorKey-6x6-v0": 0.96, "gy
 
 
 def frozen_lake():
-    """The facts of FrozenLake8x8: as Tables.facts, over its own table of chances."""
+    """Return the facts of FrozenLake8x8, as Tables.facts, from its table of chances."""
     env = gymnasium.make("FrozenLake8x8-v1")
     table, length = env.unwrapped.P, env.spec.max_episode_steps
 
@@ -52,7 +52,7 @@ def frozen_lake():
 
 
 def sampled(name, best, episodes=1000):
-    """The same of an environment without a table, from episodes at random."""
+    """Return the facts of an environment without a table, from random episodes."""
     if "MiniGrid" in name:
         import minigrid  # noqa: F401  registers its environments
 
@@ -76,7 +76,7 @@ def facts_of(name):
 
 
 def run(name, seed, steps, settings):
-    """One run of the command line on one core: its score, entropy, curve and seconds."""
+    """Train on one core; returns score, entropy, curve and seconds."""
     environment = f"{ROOT}/bench/rare_rewards.py:make_{name}" if name in GAMES else name
     options = [word for setting in settings for word in ("--" + setting.replace("_", "-")).split("=", 1)]
     with tempfile.TemporaryDirectory() as folder:
@@ -121,8 +121,8 @@ def main():
     games = {}
     with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
         runs = {name: [pool.submit(run, name, seed, a.steps, a.set) for seed in a.seeds] for name in a.only}
-        for name, found in runs.items():
-            facts, results = facts_of(name), [future.result() for future in found]
+        for name, futures in runs.items():
+            facts, results = facts_of(name), [future.result() for future in futures]
             each = [normalise(result["score"], facts) for result in results]
             average = {key: statistics.mean(result[key] for result in results)
                        for key in ("score", "entropy", "seconds")}

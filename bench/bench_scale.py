@@ -101,12 +101,12 @@ def forced_group(ranks):
 
 def run(kind, arguments):
     """Return the JSON line of one run."""
-    own = [str(Path(__file__)), "--measure", "--env", arguments.env, "--epochs",
+    words = [str(Path(__file__)), "--measure", "--env", arguments.env, "--epochs",
            str(arguments.epochs), "--num-threads", str(arguments.num_threads)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = {"plain": [sys.executable, *own], "forced": [sys.executable, *own],
-               "torchrun": [*torchrun, "--nproc-per-node=1", *own],
-               "two": [*torchrun, "--nproc-per-node=2", *own]}[kind]
+    command = {"plain": [sys.executable, *words], "forced": [sys.executable, *words],
+               "torchrun": [*torchrun, "--nproc-per-node=1", *words],
+               "two": [*torchrun, "--nproc-per-node=2", *words]}[kind]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if kind == "forced":
         with socket.socket() as s:
@@ -159,28 +159,28 @@ def main():
     if arguments.predict:
         return print_predictions(arguments.predict)
     kinds = arguments.kinds.split()
-    found = {kind: [] for kind in kinds}
+    results = {kind: [] for kind in kinds}
     for _ in range(arguments.repeats):
         for kind in kinds:
-            found[kind].append(run(kind, arguments))
-    base = statistics.median(one["sps"] for one in found[kinds[0]])
+            results[kind].append(run(kind, arguments))
+    base = statistics.median(one["sps"] for one in results[kinds[0]])
     result = {"env": arguments.env}
     print(f"{'kind':10} {'steps/s':>12} {'ratio':>7} {'CPU ratio':>10} {'in ranks':>9} "
           f"{'bytes/epoch':>12} {'bytes/step':>11}")
     for kind in kinds:
-        sps = statistics.median(one["sps"] for one in found[kind])
+        sps = statistics.median(one["sps"] for one in results[kind])
         # Ratios of runs that followed each other, so that what else the
         # machine does counts for both.
-        pairs = list(zip(found[kind], found[kinds[0]], strict=True))
+        pairs = list(zip(results[kind], results[kinds[0]], strict=True))
         ratio = statistics.median(one["sps"] / first["sps"] for one, first in pairs)
         cpu = statistics.median(one["cpu_seconds"] / first["cpu_seconds"] for one, first in pairs)
-        share = statistics.median(one["share_in_ranks"] for one in found[kind])
-        last = found[kind][-1]
+        share = statistics.median(one["share_in_ranks"] for one in results[kind])
+        last = results[kind][-1]
         print(f"{kind:10} {sps:12,.0f} {ratio:7.3f} {cpu:10.3f} {share:9.1%} "
               f"{last['bytes_epoch']:12,.0f} {last['bytes_epoch'] / last['steps_epoch']:11.3f}")
         result[kind] = {**last, "sps": sps, "ratio": ratio, "cpu_ratio": cpu,
                         "share_in_ranks": share}
-    print(f"{found[kinds[0]][0]['parameters']:,} parameters; {base:,.0f} steps/s is 1")
+    print(f"{results[kinds[0]][0]['parameters']:,} parameters; {base:,.0f} steps/s is 1")
     print(json.dumps(result))
 
 

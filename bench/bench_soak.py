@@ -78,8 +78,8 @@ def count(process):
     for one in [process, *process.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):  # one that has just ended
             with one.oneshot():
-                own = (one.memory_full_info().pss / 2**20, one.num_fds(), one.num_threads(), 1)
-            sums = [total + number for total, number in zip(sums, own, strict=True)]
+                usage = (one.memory_full_info().pss / 2**20, one.num_fds(), one.num_threads(), 1)
+            sums = [total + number for total, number in zip(sums, usage, strict=True)]
     return sums
 
 
@@ -176,14 +176,14 @@ def main():
     print(f"{'':27}" + "".join(f"{name:>26}" for name in COUNTED))
     for name, rows in counts.items():
         cells = []
-        for column, (what, (times, more)) in zip(zip(*rows, strict=True), COUNTED.items(),
+        for column, (label, (times, more)) in zip(zip(*rows, strict=True), COUNTED.items(),
                                                  strict=False):
             third = max(1, len(column) // 3)
             first, last = statistics.median(column[:third]), statistics.median(column[-third:])
             cells.append(f"{first:,.0f} -> {last:,.0f} ({max(column):,.0f})")
-            figures.setdefault(name, {})[what] = [first, last, max(column)]
+            figures.setdefault(name, {})[label] = [first, last, max(column)]
             if last > times * first + more:
-                wrong.append(f"{name}: {what} has grown from {first:,.1f} to {last:,.1f}")
+                wrong.append(f"{name}: {label} has grown from {first:,.1f} to {last:,.1f}")
         print(f"{name:27}" + "".join(f"{cell:>26}" for cell in cells))
     print("\n" + ("\n".join(wrong) if wrong else "nothing has grown, and nothing is left"))
     print(json.dumps({"benchmark": "soak", "minutes": a.minutes,

@@ -106,7 +106,7 @@ def copy_of(project, copy):
 
 
 def processor_seconds(copy, command, env):
-    """Of a whole command, with all that it starts and waits for."""
+    """Measure a whole command, with all that it starts and waits for."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     words = [sys.executable, "pufferl.py", *(env if word == "ENV" else word for word in command)]
     done = subprocess.run(words, cwd=copy, capture_output=True, text=True)

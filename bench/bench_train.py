@@ -363,7 +363,7 @@ def line(r):
 
 
 def table(a):
-    """Every size, number of agents and precision, then one dimension after the other."""
+    """Measure each size, number of agents and precision, then single dimensions."""
     results = []
 
     def row(**changes):

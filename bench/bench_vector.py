@@ -212,9 +212,9 @@ def main():
         "gymnasium AsyncVectorEnv": (lambda: Gymnasium(Uneven, 8, asynchronous), None),
     }, args.repeats, max(args.seconds, 1.0))
     if args.atari:
-        own = environments.load_creator("gym/ALE/Pong-v5")
+        creator = environments.load_creator("gym/ALE/Pong-v5")
         contestants = games(pong, 8) | {"ALE's own vector environment (package)": (
-            lambda: Ours(own, 8, compared=False, backend="package"), "gymnasium AsyncVectorEnv")}
+            lambda: Ours(creator, 8, compared=False, backend="package"), "gymnasium AsyncVectorEnv")}
         figures["pong 8"] = compare("ALE/Pong-v5, 8 environments", contestants, args.repeats,
                                     args.seconds)
     if args.nethack:  # its heroes differ under one seed, so there is nothing to compare with

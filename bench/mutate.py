@@ -151,10 +151,10 @@ def pick(rng, texts, sites_of, number):
 
     A file in proportion to its sites, a kind, then a site of that kind.
     """
-    sites = {name: found for name, text in sorted(texts.items()) if (found := sites_of(text))}
+    sites = {name: result for name, text in sorted(texts.items()) if (result := sites_of(text))}
     chosen = []
     while len(chosen) < number:
-        name = rng.choices(list(sites), [len(found) for found in sites.values()])[0]
+        name = rng.choices(list(sites), [len(result) for result in sites.values()])[0]
         kind = rng.choice(sorted({site[0] for site in sites[name]}))
         site = rng.choice([site for site in sites[name] if site[0] == kind])
         if (name, site) not in chosen:

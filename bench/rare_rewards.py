@@ -1,4 +1,4 @@
-"""Small games whose reward is rare: random play reaches it in 0.2% to 5% of the episodes.
+"""Small games whose reward random play reaches in 0.2% to 5% of the episodes.
 
     python pufferl.py train bench/rare_rewards.py:push_box      # any of GAMES
     python bench/bench_rare.py                                  # all of them, with figures
@@ -23,7 +23,10 @@ MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))
 
 @dataclass
 class Tables:
-    """A deterministic game. S states, A actions; success is an end with a reward of at least half."""
+    """A deterministic game with S states and A actions.
+
+    Success is an end with a reward of at least half.
+    """
 
     following: np.ndarray  # (S, A) the next state
     rewards: np.ndarray  # (S, A)
@@ -39,8 +42,10 @@ class Tables:
         return self.ends & (self.rewards >= 0.5)
 
     def values(self, rewards, choose):
-        """The mean over `starts` of what `rewards` (S, A) add up to in an episode. choose: (S, A) -> (S,), a mean over
-        the actions for random play, a maximum for the best."""
+        """Return the mean return over `starts`, for rewards (S, A).
+
+        choose: (S, A) -> (S,), a mean over the actions for random play, a maximum for the best.
+        """
         value = np.zeros(len(rewards))
         for _ in range(self.length):
             value = choose(rewards + np.where(self.ends, 0.0, value[self.following]))
@@ -62,8 +67,8 @@ class Game(gymnasium.Env):
         self.action_space = spaces.Discrete(tables.following.shape[1])
 
     def _observe(self):
-        seen, more = self.tables.observations[self.state], self.tables.distractors
-        return np.concatenate([seen, self.np_random.integers(0, 4, more)]) if more else seen
+        observed, more = self.tables.observations[self.state], self.tables.distractors
+        return np.concatenate([observed, self.np_random.integers(0, 4, more)]) if more else observed
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
@@ -78,8 +83,11 @@ class Game(gymnasium.Env):
 
 
 def enumerate_game(states, move, observe, space, starts, actions, length, distractors=0):
-    """Tables of a game from its rules. states: all of them, hashable; move(state, action) -> (next state, reward,
-    end); observe(state) -> what `space` holds (without the distractors); starts: a list of states."""
+    """Make the Tables of a game from its rules.
+
+    states: all of them, hashable. move(state, action) -> (next state, reward, end). observe(state)
+    -> an observation of `space`, without the distractors. starts: a list of states.
+    """
     number = {state: i for i, state in enumerate(states)}
     following = np.zeros((len(states), actions), np.int64)
     rewards, ends = np.zeros(following.shape), np.zeros(following.shape, bool)
@@ -96,7 +104,7 @@ def board_space(rows, columns, kinds):
 
 
 def push_box(size=6, length=40):
-    """Push a box, which begins off the edge, to a mark anywhere on the board; -0.01 a step."""
+    """Push a box, which begins off the edge, to a mark; -0.01 a step."""
     cells = list(itertools.product(range(size), repeat=2))
     states = [state for state in itertools.product(cells, repeat=3) if state[0] != state[1]]
 
@@ -124,7 +132,7 @@ def push_box(size=6, length=40):
 
 
 def key_and_door(height=5, room=3, length=50):
-    """A key lies in the left room, the goal in the right one, behind a door that only the key opens."""
+    """Take the key in the left room, open the door, reach the goal in the right room."""
     wall, door = room, (height // 2, room)
     left = [(r, c) for r in range(height) for c in range(room)]
     right = [(r, c) for r in range(height) for c in range(room + 1, 2 * room + 1)]
@@ -154,8 +162,11 @@ def key_and_door(height=5, room=3, length=50):
 
 
 def deep_sea(depth):
-    """Deep sea (Osband et al. 2020): a row down in each step, to the right at a cost, +1 in the last corner. Which of
-    the two actions is "right" differs from cell to cell."""
+    """Make a deep sea (Osband et al. 2020).
+
+    A row down in each step, to the right at a cost, +1 in the last corner. Which of the two actions
+    goes right differs from cell to cell.
+    """
     right = np.random.default_rng(depth).integers(0, 2, (depth, depth))
     states = list(itertools.product(range(depth + 1), range(depth)))
 
@@ -173,7 +184,7 @@ def deep_sea(depth):
 
 
 def lock(digits=4, values=4):
-    """Digits are entered one after the other; +1 if all are right. An episode is one try."""
+    """Enter digits one after the other; +1 if all are right. An episode is one try."""
     code = np.random.default_rng(1).integers(0, values, digits) + 1
     states = list(itertools.product(range(values + 1), repeat=digits))  # 0: not yet entered
 
@@ -200,7 +211,7 @@ MAZE = ("########",
 
 
 def maze(length=60):
-    """A maze with one way in and one exit; -0.01 a step."""
+    """Leave a maze with one way in and one exit; -0.01 a step."""
     cells = {(r, c): kind for r, row in enumerate(MAZE) for c, kind in enumerate(row) if kind != "#"}
     begin = next(cell for cell, kind in cells.items() if kind == "A")
 
@@ -215,8 +226,11 @@ def maze(length=60):
 
 
 def corridor(cells=8, begin=3, length=100):
-    """One of four actions leads on, another one in each cell, the others lead back. The near end pays 0.05, the far one
-    1. Six more numbers are random and mean nothing."""
+    """Walk a corridor whose near end pays 0.05 and whose far end pays 1.
+
+    One of four actions leads forward, another one in each cell; the others lead back. Six more
+    numbers are random.
+    """
     on = np.random.default_rng(2).integers(0, 4, cells)
 
     def move(state, action):
@@ -241,7 +255,7 @@ GAMES: dict[str, Callable[[], Tables]] = {
 
 
 def __getattr__(name):
-    """make_NAME makes the environment of a game."""
+    """Return make_NAME, which makes the environment of a game."""
     if name.removeprefix("make_") in GAMES and name.startswith("make_"):
         return lambda: Game(tables_of(name.removeprefix("make_")))
     raise AttributeError(name)

@@ -1,4 +1,4 @@
-"""Compare scores over environments and seeds (Agarwal et al. 2021, Deep RL at the statistical edge).
+"""Compare scores over environments and seeds (Agarwal et al. 2021).
 
     from bench.scores import interquartile_mean, interval, profile, overlap
 
@@ -18,7 +18,7 @@ def interquartile_mean(scores, axis=None):
 
 
 def resamples(table, count=RESAMPLES, seed=0):
-    """Return (count, runs) scores: each row draws every environment's seeds with replacement."""
+    """Return (count, runs) scores, whose rows draw seeds with replacement."""
     generator = np.random.default_rng(seed)
     return np.concatenate(
         [np.asarray(scores)[generator.integers(len(scores), size=(count, len(scores)))]
@@ -26,7 +26,7 @@ def resamples(table, count=RESAMPLES, seed=0):
 
 
 def interval(table, statistic=interquartile_mean, level=0.95):
-    """Return (low, value, high): a statistic of all runs and its percentile bootstrap interval.
+    """Return (low, value, high): a statistic and its percentile bootstrap interval.
 
     statistic: a function of (scores, axis). With one seed an environment the interval is a point.
     """
@@ -44,6 +44,6 @@ def overlap(first, second):
 
 
 def profile(table, thresholds):
-    """Return the share of runs whose score exceeds each threshold, every environment alike."""
+    """Return the share of runs above each threshold, all environments alike."""
     shares = [(np.asarray(scores)[:, None] > thresholds).mean(0) for scores in table.values()]
     return np.mean(shares, axis=0)

@@ -97,12 +97,12 @@ def circles(modules, at_import):
         targets = {".".join(part[:i]) for part in parts for i in range(1, len(part) + 1)}
         graph[name] = targets & modules.keys() - {name}
     for name in graph:
-        seen, stack = set(), [name]
+        observed, stack = set(), [name]
         while stack:
-            new = graph[stack.pop()] - seen
-            seen |= new
+            new = graph[stack.pop()] - observed
+            observed |= new
             stack += new
-        reach[name] = seen
+        reach[name] = observed
     groups = {tuple(sorted(other for other in reach[name] if name in reach[other]))
               for name in graph if name in reach[name]}
     return sorted(map(list, groups))
@@ -132,8 +132,8 @@ def measure(tree):
                "functions with trainer first": (len(passed), ""),
                "attributes of PuffeRL": (len(attributes), "")}
     for label, at_import in (("import circles", True), ("import circles, functions too", False)):
-        found = circles(modules, at_import)
-        figures[label] = len(found), "; ".join(map(" ".join, found))
+        result = circles(modules, at_import)
+        figures[label] = len(result), "; ".join(map(" ".join, result))
     return rows, figures
 
 
@@ -190,8 +190,8 @@ def trace_elsewhere(tree):
         print(f"{tree}: {result.stderr.strip().splitlines()[-1]}", file=sys.stderr)
         return {}
     entered = json.loads(result.stdout.splitlines()[-1])
-    return {f"{what} entered, {name}": (number, "") for name, pair in entered.items()
-            for what, number in zip(("functions", "files"), pair, strict=True)}
+    return {f"{label} entered, {name}": (number, "") for name, pair in entered.items()
+            for label, number in zip(("functions", "files"), pair, strict=True)}
 
 
 def sums(rows):

@@ -116,6 +116,27 @@ def find_chromium():
     return program
 
 
+@contextlib.contextmanager
+def open_chromium(hosts):
+    """Yield (a page of headless Chromium, the addresses that it loads, its errors).
+
+    hosts: rules of Chromium that map names to addresses.
+    """
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    arguments = ["--no-sandbox", f"--host-resolver-rules={hosts}"]
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=find_chromium(), args=arguments)
+        page = chromium.new_page(viewport={"width": 1400, "height": 900})
+        page.set_default_timeout(120_000)
+        requests, problems = [], []
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: problems.append(message.text)
+                if message.type == "error" else None)
+        yield page, requests, problems
+        chromium.close()
+
+
 @pytest.fixture
 def nothing_left():
     """The test leaves no worker process and no file in shared memory."""

@@ -587,7 +587,7 @@ TOOLS = [  # eval, export, sweep, history, watch, speed
     ("eval.max_steps", SystemExit, "Raise eval.max_steps where they are meant to be that long.",
      verb("eval performance --eval.episodes 1 --eval.max-steps 5")),
     ("eval.episodes", SystemExit, "must be 1 or more.", verb("eval squared --eval.episodes 0")),
-    ("eval.video", SystemExit, "must end in .mp4, .gif or .png.",
+    ("eval.video", SystemExit, "must end in .mp4, .gif or .png and be in a folder that exists.",
      verb("eval squared --eval.video a.avi")),
     ("--eval.web", SystemExit, "--eval.window: one of them at a time.",
      verb("eval squared --eval.web --eval.window")),

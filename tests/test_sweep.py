@@ -123,11 +123,11 @@ def test_points_along_a_curve():
     (0.2, 900, 20, True), (0.2, 901, 20, False),  # it is nearly through
     (0.05, 500, 2, False), (-9.0, 500, 0.5, False)])  # at that cost none was better
 def test_hopeless(score, step, cost, stopped):
-    rule = {"front": [(1.0, 0.1), (10.0, 1.0)], "floor": 0.0, "share": 0.25, "after": 0.25,
+    rule = {"front": [(1.0, 0.1), (10.0, 1.0)], "low": 0.0, "share": 0.25, "after": 0.25,
             "sign": 1.0}
     curve = Curve(*np.array([[step], [score], [cost]], float))
-    assert sweep_trials.hopeless(curve, 1000, rule) is stopped
-    assert not sweep_trials.hopeless(curve, 1000, None)
+    assert sweep_trials.should_stop_early(curve, 1000, rule) is stopped
+    assert not sweep_trials.should_stop_early(curve, 1000, None)
 
 
 # -- sweeps with a stand-in trainer
@@ -193,7 +193,7 @@ def test_a_trial_is_stopped_or_lost_or_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_SECONDS", "4")
     (tmp_path / "kill.py").write_text("import os; os.kill(os.getpid(), 15)")
     (tmp_path / "leave.py").write_text("print('stopped after this epoch')")
-    rule = {"front": [(0.1, 0.5)], "floor": -2.0, "share": 1.0, "after": 0.25, "sign": 1.0}
+    rule = {"front": [(0.1, 0.5)], "low": -2.0, "share": 1.0, "after": 0.25, "sign": 1.0}
 
     def run(name, trainer=str(FAKE), events=(), **changes):
         command = ["train", "squared", "--train.total-timesteps", "1000",
@@ -273,8 +273,6 @@ def test_trials_are_spread_over_gpus(monkeypatch):
     assert sorted(seen) == ["3", "3", "5", "5"]
     release.set()
     assert len(pool.close()) == 4
-    with pytest.raises(ConfigError, match="3,5,7"):
-        sweep_trials.LocalPool(workers=1, gpus=4)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -397,13 +395,11 @@ def test_split_options():
     assert options == ["--sweep.num-trials", "5", "--sweep.web=0", "--help"]
     assert others == ["--train.gamma", "0.9"]
     assert space == {"train.learning_rate": {"max": "0.1"}, "env.speed": {"distribution": "none"}}
-    with pytest.raises(ConfigError, match=r"sweep\.train\.gamma"):
-        sweep.split_options(["--sweep.train.gamma", "0.9"])
 
 
 @pytest.mark.parametrize(("argv", "name"), [
     ("nowhere", "nowhere"), ("squared --sweep.train.gama.max 1", "gamma"),
-    ("report FOLDER", "sweep.json"), ("squared --sweep.train.gamma.max", "sweep.train.gamma"),
+    ("squared --sweep.train.gamma.max", "sweep.train.gamma"),
     ("squared --data-dir FOLDER --sweep.web 99999", "port"),
     ("squared --data-dir /proc/nowhere --train.num-steps=32 --env.num-envs 64", "/proc/nowhere")])
 def test_errors_of_the_command_line(tmp_path, capsys, argv, name):

@@ -1,11 +1,11 @@
-"""The environments: what each one is, what it sees and does, and what solving it takes.
+"""List the environments: what each is, sees and does, and what solves it.
 
     python pufferl.py list               # a line each
     python pufferl.py list breakout      # its rules, its settings, and what to type next
 
-The rules are the first comment of an environment's header, or of its .ini if it is another
-package's. What it sees and does comes from the compiled header, with the settings of its .ini. What
-counts as solved is [solved] in the .ini.
+The rules are the first comment of an environment's header, or of its .ini if it has none. What it
+sees and does comes from the compiled header, with the settings of its .ini. What counts as
+solved is [solved] in the .ini.
 """
 
 import configparser
@@ -30,8 +30,10 @@ from loggers import aligned, figure
 
 
 class Entry(NamedTuple):
-    """An environment in words; for another package's, sees, does and agents are None until one is
-    made."""
+    """An environment as text.
+
+    Of another package's, sees, does and agents are None until one is made.
+    """
 
     name: str
     rules: str  # the whole comment
@@ -43,20 +45,20 @@ class Entry(NamedTuple):
 
     @property
     def line(self):
-        """The first sentence of its rules, without its own name."""
+        """Return the first sentence of its rules, without its name."""
         sentence = re.match(r".*?(?=[.;] |[.;:]?$)", " ".join(self.rules.split()))[0]
         text = re.sub(r"^(\w+( \w+)?: |Go, )", "", sentence)
         return text[:1].upper() + text[1:]
 
 
 def names():
-    """The environments with a header in ocean/ or an .ini in config/."""
+    """List the environments with a header in ocean/ or an .ini in config/."""
     settings = {path.stem for path in (configuration.ROOT / "config").glob("*.ini")} - {"default"}
     return sorted({*ocean.names(), *settings})
 
 
 def rules_of(path):
-    """The first comment of a header or of an .ini."""
+    """Return the first comment of a header or of an .ini."""
     text = path.read_text()
     if path.suffix == ".h":
         comment = re.match(r"\s*/\*(.*?)\*/", text, re.DOTALL)
@@ -67,15 +69,15 @@ def rules_of(path):
 
 
 def sees_and_does(env):
-    """What an environment sees and does: ("11 × 11 uint8", "9 + 5")."""
-    seen, heads = env.single_observation_space, env.action_heads
-    sees = (" × ".join(map(str, seen.shape)) + f" {seen.dtype}"
-            if isinstance(seen, gymnasium.spaces.Box) else str(seen))
+    """Return what an environment sees and does: ("11 × 11 uint8", "9 + 5")."""
+    space, heads = env.single_observation_space, env.action_heads
+    sees = (" × ".join(map(str, space.shape)) + f" {space.dtype}"
+            if isinstance(space, gymnasium.spaces.Box) else str(space))
     return sees, plural(env.action_dims, "number") if heads is None else " + ".join(map(str, heads))
 
 
 def look(name):
-    """The Entry of one of `names`."""
+    """Return the Entry of one of `names`."""
     ini = configuration.ROOT / "config" / f"{name}.ini"
     parser = parse_ini(ini) if ini.exists() else configparser.ConfigParser()
     env_name = parser.get("base", "env_name", fallback=name).split()[0]
@@ -92,15 +94,16 @@ def look(name):
     sees, does = sees_and_does(env)
     agents = env.num_agents
     env.close()
-    # The policy beside a header was trained with the .ini of the same name.
+    # the policy beside a header was trained with the .ini of the same name
     ships = name == env_name and (header.parent / "baseline.safetensors").exists()
     return Entry(name, rules_of(header if name == env_name else ini), sees, does, agents,
                  solved, ships)
 
 
-def made(entry, args):
-    """The Entry with what one environment shows that is made for it. args: from load_config."""
-    vec = {**args["vec"], "num_envs": 1, "num_workers": None, "batch_size": None, "total_agents": None,
+def complete(entry, args):
+    """Complete an Entry by making the environment. args: from load_config."""
+    vec = {**args["vec"], "num_envs": 1, "num_workers": None, "batch_size": None,
+           "total_agents": None,
            "backend": "auto" if args["env_name"].endswith(".h") else "serial"}
     args = {**args, "vec": vec, "env": {**args["env"], "num_envs": 1}}
     with contextlib.closing(vector.load_env(entry.name, args)) as vecenv:
@@ -109,7 +112,7 @@ def made(entry, args):
 
 
 def took(solved):
-    """What a training needed until it was solved: "26 M, 79 s"."""
+    """Return what training takes until it is solved: "26 M, 79 s"."""
     if solved.steps is None:
         return ""
     return f"{float(f'{solved.steps / 1e6:.2g}'):g} M, {solved.seconds:g} s"
@@ -122,16 +125,17 @@ def table():
               file=sys.stderr)
     with ThreadPoolExecutor(processes.cores()) as pool:
         entries = list(pool.map(look, names()))
-    for number, one in enumerate(entries):
-        with contextlib.suppress(Exception, SystemExit):  # its package is missing, or some of its files
-            entries[number] = one if one.sees else made(one, configuration.load_config(one.name))
     rows = [("environment", "sees", "does", "agents", "solved at", "after", "ships", "what it is")]
-    for one in entries:
-        metric, least = one.solved.metric if one.solved else ("", None)
+    for entry in entries:
+        if not entry.sees:
+            with contextlib.suppress(Exception, SystemExit):  # its package, or a file, is missing
+                entry = complete(entry, configuration.load_config(entry.name))
+        metric, least = entry.solved.metric if entry.solved else ("", None)
         at = ("" if least is None
               else figure(least) if metric == "score" else f"{metric} {figure(least)}")
-        rows.append((one.name, one.sees or "-", one.does or "-", str(one.agents or "-"), at,
-                     took(one.solved) if one.solved else "", "yes" if one.ships else "", one.line))
+        rows.append((entry.name, entry.sees or "-", entry.does or "-", str(entry.agents or "-"), at,
+                     took(entry.solved) if entry.solved else "", "yes" if entry.ships else "",
+                     entry.line))
     for line in aligned(rows, right=("agents", "solved at", "after")):
         print(line)
     print("\nsees: numbers of an observation; does: choices of each action; solved at: a mean "
@@ -152,7 +156,7 @@ def show(name):
                       configuration.solved(name), False)
     args = configuration.load_config(name)
     if entry.sees is None:
-        entry = made(entry, args)
+        entry = complete(entry, args)
     print(f"{name}\n\n{entry.rules}\n" if entry.rules else f"{name}\n")
     print(f"sees         {entry.sees}\ndoes         {entry.does}\nagents       {entry.agents} in "
           "each environment")
@@ -167,7 +171,7 @@ def show(name):
               f"{about['steps']:,} steps")
     for place in (ocean.FOLDER / env_name / f"{env_name}.h", ini):
         if place.exists():
-            print(f"stands in    {place.relative_to(configuration.ROOT)}")
+            print(f"defined in   {place.relative_to(configuration.ROOT)}")
     settings = {key: value for key, value in args["env"].items() if key != "num_envs"}
     if settings:
         text = ", ".join(f"{key} {value}" for key, value in settings.items())
@@ -182,7 +186,7 @@ def show(name):
 
 
 def main(argv=None, program="pufferl.py list"):
-    """The command line: nothing, or an environment; program: what errors begin with."""
+    """Run `list`, of all or one environment; `program` is what errors begin with."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] in (["-h"], ["--help"]):
         print(__doc__.strip())

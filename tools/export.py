@@ -1,14 +1,13 @@
-"""A trained policy outside of the trainer: an ONNX model, a flat file for C, a C
-program, a page in a browser.
+"""Export a policy: an ONNX model, a flat file for C, a C program, a web page.
 
     python pufferl.py export breakout --load-model-path latest --export.onnx breakout.onnx
-    python pufferl.py export breakout --baseline --export.flat breakout.bin    # the policy that ships with it
+    python pufferl.py export breakout --baseline --export.flat breakout.bin    # the one that ships
     python pufferl.py export breakout --baseline --export.c breakout_c && make -C breakout_c run
     python pufferl.py export breakout --baseline --export.web breakout_web
 
-ONNX is for any network. The others are for the default
-network (models.MinGRUPolicy), which ocean/policy.h runs without a library; c and web also compile
-the environment, so they are for those in C. See docs/export.md.
+ONNX is for any network. The others are for the default network (models.MinGRUPolicy), which
+ocean/policy.h runs without a library; c and web also compile the environment, so they are for those
+in C. docs/export.md has the details.
 """
 
 import logging
@@ -44,68 +43,67 @@ class Export:
     c: str | None = None
     """Write environment, policy and a main as a C program into this folder, with a Makefile."""
     web: str | None = None
-    """Build a page into this folder, on which the policy plays the
-    environment; needs emscripten."""
+    """Build a page into this folder, on which the policy plays; needs emscripten."""
 
 
 # --------------------------------------------------------------------------------------------------
 # One flat file for policy.h
 
-# The numbers of the observation's types in policy.h.
+# the numbers of the observation's types in policy.h
 TYPES = ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32",
          "int64", "uint64")
 MAX_HEADS, MAX_SIZE = 64, 2**20  # as in policy.h
 
 
 def flat_policy(policy, env):
-    """The default network as one row of float32, as it stands in the comment of ocean/policy.h.
+    """Return the default network as a row of float32, in the form of ocean/policy.h.
 
-    `env` is anything with `single_observation_space`. Raises ConfigError for another
-    network or observation type.
+    env: anything with `single_observation_space`. Raises ConfigError for what policy.h cannot read.
     """
-    if type(policy) is not models.MinGRUPolicy:
-        raise ConfigError(
-            f"The network is {_describe(policy)}; the flat file, C and web are for the default "
-            "one (policy.name default with rnn.name mingru, observations that are plain numbers). "
-            "Take --export.onnx, which writes any."
-        )
-    dtype = np.dtype(env.single_observation_space.dtype).name
-    if dtype not in TYPES:
-        raise ConfigError(f"Observations are {dtype}; policy.h reads {', '.join(TYPES)}. Take --export.onnx.")
-    decoder, action = policy.decoder, env_action(env)
-    heads, dims = decoder.heads or [], 0 if decoder.log_std is None else len(decoder.log_std)
-    if len(heads) > MAX_HEADS or max(policy.encoder.in_features, *heads, 0) > MAX_SIZE:
-        raise ConfigError(f"There are {len(heads)} choices and {policy.encoder.in_features} inputs; policy.h "
-                                  f"takes {MAX_HEADS} and {MAX_SIZE} at most. Take --export.onnx.")
+    action, dtype = env_action(env), np.dtype(env.single_observation_space.dtype).name
+    problem = f"the network is {_describe(policy)}, not the default one over plain numbers"
+    if type(policy) is models.MinGRUPolicy:
+        heads, inputs = policy.decoder.heads or [], policy.encoder.in_features
+        norm = policy.normalizer
+        means = 0 if norm is None else norm.shift.abs()
+        checks = {
+            f"observations are {dtype}; policy.h reads {', '.join(TYPES)}": dtype not in TYPES,
+            f"there are {len(heads)} choices and {inputs} inputs; policy.h reads at most "
+            f"{MAX_HEADS} and {MAX_SIZE}":
+                len(heads) > MAX_HEADS or max(inputs, *heads, 0) > MAX_SIZE,
+            f"an action of {action.space} is no float32":
+                (action.starts.astype(np.float32) != action.starts).any(),
+            "the observations' mean is so far from 0 that their deviations are lost in float32":
+                norm is not None and ((means > 2**24) & (means * norm.scale > 2**14)).any()}
+        problem = next((text for text, is_wrong in checks.items() if is_wrong), None)
+    if problem:
+        raise ConfigError(f"--export.flat, c, web: {problem}. Use --export.onnx.")
+    decoder = policy.decoder
+    dims = 0 if decoder.log_std is None else len(decoder.log_std)
     low, high = (bound.astype(np.float32) for bound in (action.low, action.high))
     # rounded to float32 a bound of float64 may lie outside
     low = np.where(low < action.low, np.nextafter(low, np.float32(np.inf)), low)
     high = np.where(high > action.high, np.nextafter(high, np.float32(-np.inf)), high)
     limits = np.float32([*action.starts, *low, *high])
-    bounded = bool(action.starts.any() or np.isfinite([*low, *high]).any())
-    if (limits[: len(heads)] != action.starts).any():
-        raise ConfigError(f"An action of {action.space} is no float32. Take --export.onnx.")
+    is_bounded = bool(action.starts.any() or np.isfinite([*low, *high]).any())
     magic = np.frombuffer(b"PUFR", "<f4")[0]
-    sizes = [TYPES.index(dtype), policy.encoder.in_features, policy.hidden_size, policy.num_layers,
-             len(heads), dims]
+    sizes = [TYPES.index(dtype), inputs, policy.hidden_size, policy.num_layers, len(heads), dims]
     linears = [policy.encoder, *policy.rnn.layers, decoder]
     weights = [tensor for linear in linears for tensor in (linear.weight, linear.bias)]
     weights += [] if decoder.log_std is None else [decoder.log_std]
-    norm, squash = policy.normalizer, models.squash_of(policy)
-    if norm is not None and ((norm.shift.abs() > 2**24) & (norm.shift.abs() * norm.scale > 2**14)).any():
-        raise ConfigError("--export.flat, c, web: the observations' mean is so far from 0 that their "
-                                  "deviations are lost in float32, in which policy.h reads them. Take --export.onnx.")
+    squash = models.squash_of(policy)
     weights = weights if norm is None else [norm.shift, norm.scale, *weights]
     weights += [] if squash is None else [squash[:2]]
-    form = 1 + (norm is not None) + 2 * (squash is not None) + 4 * bounded
+    form = 1 + (norm is not None) + 2 * (squash is not None) + 4 * is_bounded
     header = np.array([magic, form, *sizes, *heads], "<f4")
     return np.concatenate([header, *(tensor.detach().cpu().numpy().ravel() for tensor in weights),
-                           limits[: len(limits) * bounded]]).astype("<f4")
+                           limits[: len(limits) * is_bounded]]).astype("<f4")
 
 
 def env_action(env):
-    """The flat_spaces.FlatAction of an environment's own action space. One in C clips by itself."""
-    action = flat_spaces.FlatAction(getattr(env, "env_single_action_space", env.single_action_space))
+    """Return an environment's FlatAction. One in C clips by itself."""
+    space = getattr(env, "env_single_action_space", env.single_action_space)
+    action = flat_spaces.FlatAction(space)
     if isinstance(env, ocean.Envs | vector.Native):
         action.low, action.high = action.low - np.inf, action.high + np.inf
     return action
@@ -123,15 +121,17 @@ def _describe(policy):
 class Step(torch.nn.Module):
     """One step of a policy for N agents with tensors in and tensors out.
 
-    In: the fields of the observation, (N, *shape) each; if the environment has them, action masks
-    (N, A) uint8; recurrent state (layers, N, size), .... Out: logits (N, A), or mean and log_std (N,
-    A); the environment's own action, the most likely one, (N, *shape) for each part of its space;
-    value (N, 1); the new state, .... `inputs` and `outputs` are their names.
+    In: the fields of the observation, (N, *shape) each; action masks (N, A) uint8 if there are any;
+    recurrent state (layers, N, size), .... Out: logits (N, A), or mean and log_std (N, A); the most
+    likely action, (N, *shape) for each part of its space; value (N, 1); the new state, .... Their
+    names are in `inputs` and `outputs`.
     """
 
     def __init__(self, policy, env):
         super().__init__()
-        self.policy, self.action, self.masked = policy, env_action(env), getattr(env, "has_action_masks", False)
+        self.policy = policy
+        self.action = env_action(env)
+        self.masked = getattr(env, "has_action_masks", False)
         self.flat = flat_spaces.FlatObservation(emulation.seen_space(env))
         self.state = policy.initial_state(2) if hasattr(policy, "initial_state") else {}
         joined = {"action": [names for _, names, _ in self.action.leaves],
@@ -145,10 +145,11 @@ class Step(torch.nn.Module):
                        *["action_mask"] * self.masked, *self.state]
 
     def forward(self, *inputs):
-        fields, rest = inputs[: len(self.flat.leaves)], inputs[len(self.flat.leaves) :]
+        count = len(self.flat.leaves)
+        fields, rest = inputs[:count], inputs[count:]
         masks, state = (rest[0], rest[1:]) if self.masked else (None, rest)
         observation = self._join(fields)
-        # no episode begins, and all agents live; len(observation) would fix their number
+        # no episode begins, and all agents are active; len(observation) would fix their number
         flags = observation.new_zeros(observation.shape[0], dtype=torch.uint8)
         carried = {**dict(zip(self.state, state, strict=True)), "resets": flags, "valid": flags + 1}
         outputs, log_std = models.join_outputs(*models.one_step(self.policy, observation, carried))
@@ -157,26 +158,24 @@ class Step(torch.nn.Module):
                 outputs[..., -1:], *(carried[name] for name in self.state))
 
     def _join(self, fields):
-        """The flat observation that the network reads; for nativize_tensor in an export the fields'
-        numbers."""
+        """Return the flat observation; for nativize_tensor in an export the numbers."""
         if not self.flat.structured:
             return fields[0].reshape(-1, *self.flat.shape)
         if torch.onnx.is_in_onnx_export():
-            same = len({field.dtype for field in fields}) == 1
-            rows = [field.reshape(field.shape[0], -1) for field in fields]
-            return torch.cat(rows if same else [row.double() for row in rows], dim=1)
+            dtype = fields[0].dtype if len({f.dtype for f in fields}) == 1 else torch.float64
+            return torch.cat([f.reshape(f.shape[0], -1).to(dtype) for f in fields], dim=1)
         flat = np.zeros((len(fields[0]), *self.flat.shape), self.flat.flat_dtype)
         for view, field in zip(self.flat.fields(flat), fields, strict=True):
             view[...] = field.numpy()
         return torch.from_numpy(flat)
 
     def _actions(self, logits, masks):
-        """The most likely action, as flat_spaces.FlatAction.unflatten makes it of a row."""
+        """Return the most likely action, in the form of FlatAction.unflatten."""
         action, squash = self.action, models.squash_of(self.policy)
         if action.heads:
             allowed = logits if masks is None else logits.masked_fill(masks == 0, -torch.inf)
-            row = torch.stack([head.argmax(-1) for head in allowed.split(action.heads, dim=-1)], dim=-1)
-            row = row + torch.from_numpy(action.starts)
+            modes = [head.argmax(-1) for head in allowed.split(action.heads, dim=-1)]
+            row = torch.stack(modes, dim=-1) + torch.from_numpy(action.starts)
         else:
             row = logits if squash is None else models.squashed(squash, logits)
             low, high = torch.from_numpy(action.low), torch.from_numpy(action.high)
@@ -186,24 +185,24 @@ class Step(torch.nn.Module):
 
 
 def write_onnx(policy, env, path, name=""):
-    """Write `policy` to `path` as ONNX, for any number N of agents, and check it if onnxruntime is
-    installed.
+    """Write a policy to `path` as ONNX, for any number N of agents.
 
-    Inputs and outputs are those of `Step`; docs/export.md has their names. The metadata says what
-    the actions are. Returns what check_onnx does. ConfigError if a package is missing or the export
-    fails.
+    Inputs and outputs are those of `Step`; docs/export.md has their names. The metadata describes
+    the actions. Returns check_onnx's result. Raises ConfigError if a package is missing or the
+    export fails.
     """
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"--export.onnx needs two packages: pip install onnx onnxscript ({error})") from None
+        raise ConfigError(f"--export.onnx needs two packages: pip install onnx onnxscript ({error})"
+                          ) from None
     step = Step(policy, env).eval()
     heads, squash = step.action.heads, models.squash_of(policy)
     agents = torch.export.Dim("agents", min=1)
     logger = logging.getLogger("torch.onnx")
     level = logger.level
-    # torch's notes would bury ours; check_onnx says whether the export is right
+    # without torch's notes; check_onnx says whether the export is right
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
@@ -211,15 +210,16 @@ def write_onnx(policy, env, path, name=""):
             program = torch.onnx.export(
                 step, random_inputs(step, 2), dynamo=True, verbose=False,
                 input_names=step.inputs, output_names=step.outputs,
-                dynamic_shapes=(tuple({1 if name in step.state else 0: agents} for name in step.inputs),))
+                dynamic_shapes=(tuple({1 if name in step.state else 0: agents}
+                                      for name in step.inputs),))
     except torch.onnx.errors.OnnxExporterError as error:
-        why = (f"torch cannot export {_describe(policy)}: it must read the fields of a Dict or Tuple through "
-               "emulation.nativize_tensor, as policy.name auto does." if step.flat.structured
-               else f"torch cannot export {_describe(policy)}: {error}")
-        raise ConfigError(why) from error
+        reason = ("it must read the fields of a Dict or Tuple through emulation.nativize_tensor, "
+                  "as policy.name auto does." if step.flat.structured else error)
+        raise ConfigError(f"torch cannot export {_describe(policy)}: {reason}") from error
     finally:
         logger.setLevel(level)
-    actions = {"action_heads": " ".join(map(str, heads))} if heads else {"action_dims": str(step.action.columns)}
+    actions = ({"action_heads": " ".join(map(str, heads))} if heads
+               else {"action_dims": str(step.action.columns)})
     if squash is not None:
         actions |= {f"action_{key}": " ".join(f"{x:.9g}" for x in row.tolist())
                     for key, row in zip(("middle", "half"), squash, strict=False)}
@@ -229,27 +229,34 @@ def write_onnx(policy, env, path, name=""):
 
 
 def random_inputs(step, n):
-    """Inputs of a Step for n agents; floats of observations within 1,000: with bounds of a float's
-    largest numbers a network's sums would be infinite."""
+    """Draw inputs of a Step for n agents.
+
+    Observations are within 1,000, because sums of a float's largest numbers are infinite.
+    """
     flat = np.stack([step.flat.flatten(step.flat.space.sample()) for _ in range(n)])
     fields = [np.ascontiguousarray(field) for field in step.flat.fields(flat)]
-    inputs = [torch.from_numpy(field.clip(-1e3, 1e3) if field.dtype.kind == "f" else field) for field in fields]
+    inputs = [torch.from_numpy(field.clip(-1e3, 1e3) if field.dtype.kind == "f" else field)
+              for field in fields]
     if step.masked:
         masks = torch.randint(2, (n, sum(step.action.heads)), dtype=torch.uint8)
         masks[:, step.action.firsts] = 1
         inputs.append(masks)
-    return *inputs, *(torch.randn(tensor.shape[0], n, *tensor.shape[2:]) for tensor in step.state.values())
+    return *inputs, *(torch.randn(tensor.shape[0], n, *tensor.shape[2:])
+                      for tensor in step.state.values())
 
 
 def check_onnx(step, path, tolerance=1e-4):
-    """The largest relative difference of the file from the network, on random
-    observations and states of 1, 2 and 5 agents; None without onnxruntime. ConfigError
-    if it is beyond `tolerance`."""
+    """Return the largest relative difference between the file and the network.
+
+    On random observations and states of 1, 2 and 5 agents; None without onnxruntime. Raises
+    ConfigError if it is beyond `tolerance`.
+    """
     try:
         import onnxruntime
     except ImportError:
         return None
-    session, largest = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]), 0.0
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    largest = 0.0
     for n in (1, 2, 5):
         inputs = random_inputs(step, n)
         with torch.no_grad():
@@ -263,9 +270,8 @@ def check_onnx(step, path, tolerance=1e-4):
             # a NaN stays one
             largest = float(np.maximum(largest, np.abs(ours.numpy() - theirs).max() / scale))
     if not largest <= tolerance:
-        raise ConfigError(f"{path} differs from the network by {largest:.2g} of the "
-                                  "largest output; the network does something that torch.onnx "
-                                  "cannot follow.")
+        raise ConfigError(f"{path} differs from the network by {largest:.2g} of the largest output."
+                          " It does something that torch.onnx cannot follow.")
     return largest
 
 
@@ -274,21 +280,20 @@ def check_onnx(step, path, tolerance=1e-4):
 
 
 def settings_arguments(library, settings):
-    """The settings that differ from the header's defaults as main.c takes
-    them: ["frameskip=2", ...]."""
+    """Return the settings that differ from the header's: ["frameskip=2", ...]."""
     parsed = dict(zip(library.settings, library.parse_settings(settings), strict=True))
     return [f"{name}={float(value):.10g}" for name, value in parsed.items()
             if value != float(library.settings[name])]
 
 
 def sources(library):
-    """What main.c includes for an environment: files of ocean/ and of the header's own folder."""
+    """List what main.c includes: files of ocean/ and of the header's folder."""
     shared = [ocean.FOLDER / name
               for name in ("main.c", "binding.c", "policy.h", "env.h", "draw.h")]
     return shared + sorted(library.header.parent.glob("*.[ch]"))
 
 
-MAKEFILE = """# {name} with its policy as a C program; nothing of Python is needed. Written by tools/export.py.
+MAKEFILE = """# {name} with its policy as a C program; needs no Python. Written by tools/export.py.
 CFLAGS ?= -O3 -march=native
 ENVIRONMENT = '-DENV_HEADER="{header}"'{trained}
 
@@ -305,7 +310,7 @@ window: $(wildcard *.h *.c)
 
 
 def write_c(library, settings, flat, folder):
-    """A folder with the sources of environment, policy and main, the policy and a Makefile."""
+    """Write a folder with the sources, the policy and a Makefile."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for path in sources(library):
@@ -313,7 +318,8 @@ def write_c(library, settings, flat, folder):
     flat.tofile(folder / "policy.bin")
     arguments = ",".join(f'"{argument}"' for argument in settings_arguments(library, settings))
     (folder / "Makefile").write_text(MAKEFILE.format(
-        name=library.name, header=library.header.name, trained=f" '-DTRAINED={arguments}'" if arguments else ""))
+        name=library.name, header=library.header.name,
+        trained=f" '-DTRAINED={arguments}'" if arguments else ""))
 
 
 EXPORTED = ("main", "demo_frame", "demo_fps", "demo_steps", "demo_episodes", "demo_score",
@@ -321,13 +327,14 @@ EXPORTED = ("main", "demo_frame", "demo_fps", "demo_steps", "demo_episodes", "de
 
 
 def write_web(library, settings, flat, folder, trained=True):
-    """A static folder (index.html, NAME.js, NAME.wasm) on which the policy plays. ConfigError
-    without emscripten."""
+    """Write a web page (index.html, NAME.js, NAME.wasm) on which the policy plays.
+
+    Returns its files. Raises ConfigError without emscripten.
+    """
     emcc = shutil.which("emcc")
     if emcc is None:
-        raise ConfigError("--export.web needs emscripten, whose compiler emcc is "
-                                  "not in the PATH: apt-get install emscripten node-acorn, or "
-                                  "https://emscripten.org")
+        raise ConfigError("--export.web needs emscripten, whose compiler emcc is not in the PATH: "
+                          "apt-get install emscripten node-acorn, or https://emscripten.org")
     folder, name = Path(folder), library.name
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
@@ -339,9 +346,8 @@ def write_web(library, settings, flat, folder, trained=True):
                    "--embed-file", f"{temporary}/policy.bin@policy.bin", "-sALLOW_MEMORY_GROWTH=1",
                    "-sEXPORTED_FUNCTIONS=" + ",".join(f"_{function}" for function in EXPORTED),
                    "-o", str(folder / f"{name}.js")]
-        # Debian's emscripten finds its acorn by itself only with Debian's own node.
-        node_path = os.pathsep.join(filter(None,
-                                           [os.environ.get("NODE_PATH"), "/usr/share/nodejs"]))
+        # Debian's emscripten finds its acorn by itself only with Debian's node
+        node_path = f"{os.environ.get('NODE_PATH', '')}{os.pathsep}/usr/share/nodejs"
         result = subprocess.run(command, capture_output=True, text=True,
                                 env={**os.environ, "NODE_PATH": node_path})
     if result.returncode != 0:
@@ -357,7 +363,7 @@ def write_web(library, settings, flat, folder, trained=True):
 
 
 def keys_help(library, settings):
-    """One line for the page: how to take over the first agent."""
+    """Return a line for the page that says how to take over the first agent."""
     envs = library.create(1, settings=settings)
     keys, columns = envs.keys()
     envs.close()
@@ -367,7 +373,7 @@ def keys_help(library, settings):
     clicks = ["a click on a cell"] if columns else []
     if not names and not clicks:
         return "this environment has no keys: watch"
-    return f"{', '.join(clicks + names)}: you play instead of the policy; enter: it goes on"
+    return f"{', '.join(clicks + names)}: you play instead of the policy; enter: it plays again"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -375,7 +381,7 @@ def keys_help(library, settings):
 
 
 def export(env_name, args):
-    """Write what the export section asks for; without anything named, the flat file ENV.bin."""
+    """Write what the export section names; by default the flat file ENV.bin."""
     chosen = dict(args["export"])
     if not any(chosen.values()):
         chosen["flat"] = f"{Path(args['env_name']).stem}.bin"
@@ -386,8 +392,8 @@ def export(env_name, args):
     library = maker if isinstance(maker, ocean.Library) else None
     for kind in ("c", "web"):
         if chosen[kind] and library is None:
-            raise ConfigError(f"--export.{kind} compiles the environment, but {env_name} "
-                                      "is not one in C.")
+            raise ConfigError(f"--export.{kind} compiles the environment, but {env_name} is "
+                              "not one in C.")
     settings = {key: value for key, value in args["env"].items() if key != "num_envs"}
     if library is None and args["vec"]["backend"] in ("auto", "multiprocessing", "ray"):
         args["vec"]["backend"] = "serial"
@@ -422,7 +428,7 @@ def export(env_name, args):
 
 
 def main(argv=None, program="pufferl.py export"):
-    """The command line; program: what errors begin with."""
+    """Run `export`; `program` is what errors begin with."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0].startswith("-"):
         print(f"{__doc__}\nenvironments: {', '.join(ocean.names())}")

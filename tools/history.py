@@ -1,14 +1,14 @@
-"""The runs so far: a table, one run in full, their curves, and how to remove some.
+"""List, show, plot and remove runs.
 
-    python pufferl.py runs                              # the newest first: steps, score, what differs from the shipped
-    python pufferl.py runs show latest                  # or a run's folder, its name, the end of its name, or ENV
-    python pufferl.py runs rm breakout_20260101-120000-a1b2c3        # asks first; --yes does not
-    python pufferl.py plot latest                         # the score over the steps, in the terminal
-    python pufferl.py diagnose squared                  # why it did not learn, and a page of its curves
+    python pufferl.py runs                              # the newest first, with their scores
+    python pufferl.py runs show latest                  # or a folder, a name or its end, or ENV
+    python pufferl.py runs rm breakout_20260101-120000-a1b2c3        # asks first, except with --yes
+    python pufferl.py plot latest                       # the score over the steps, in the terminal
+    python pufferl.py diagnose squared                  # why it did not learn, and a page of curves
     python pufferl.py plot RUN RUN --metric entropy --x seconds --output curves.html
 
-`--data-dir FOLDER` is where the runs lie if it is not experiments. A run that a process writes to
-is running: its folder is locked for as long as that lives.
+`--data-dir FOLDER` is the folder of the runs, by default experiments. A run is running while a
+process holds the lock of its folder.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from loggers import aligned, duration, figure, score_of, solved_at, sparkline
 from runs import is_running
 
 SECTIONS = "env", "vec", "policy", "rnn", "train"  # whose settings are compared
-TAIL = 1 << 16  # bytes of metrics.jsonl in which the last score stands
+TAIL = 1 << 16  # bytes of metrics.jsonl in which the last score is looked for
 
 
 # --------------------------------------------------------------------------------------------------
@@ -48,17 +48,18 @@ class Past(NamedTuple):
 
     @property
     def state(self):
-        """running, done, or stopped before its last step."""
+        """Return running, done, or stopped (before its last step)."""
         if is_running(self.folder):
             return "running"
-        return ("done" if self.last.get("step", 0) >= self.saved["train"]["total_timesteps"]
-                else "stopped")
+        is_done = self.last.get("step", 0) >= self.saved["train"]["total_timesteps"]
+        return "done" if is_done else "stopped"
 
     @property
     def age(self):
-        """Seconds since its last entry, or since it began."""
-        path = self.folder / "metrics.jsonl"
-        return time.time() - (path if path.exists() else self.folder / "config.json").stat().st_mtime
+        """Return the seconds since its last entry, or since it began."""
+        log = self.folder / "metrics.jsonl"
+        file = log if log.exists() else self.folder / "config.json"
+        return time.time() - file.stat().st_mtime
 
     @property
     def score(self):
@@ -67,7 +68,7 @@ class Past(NamedTuple):
 
 
 def read(folder):
-    """The Past of a folder; ConfigError if it is no run's."""
+    """Read the Past of a folder; ConfigError if it is no run's."""
     try:
         saved = json.loads((folder / "config.json").read_text())
         saved["env_name"], saved["train"]["total_timesteps"] + 0  # no other JSON file has it
@@ -80,75 +81,84 @@ def read(folder):
     return Past(folder, saved, last)
 
 
-def every(data_dir, env_name=None):
-    """All runs in a folder, or those of an environment, the newest first."""
-    found = []
+def list_runs(data_dir, env_name=None):
+    """List the runs in a folder, or those of an environment, the newest first."""
+    runs = []
     for path in Path(data_dir).glob("*/config.json"):
         with contextlib.suppress(ConfigError):
-            found.append(read(path.parent))
-    if env_name is not None:
-        found = [run for run in found
-                 if env_name in (run.saved["env_name"], run.saved.get("config_name"), stem_of(run.saved["env_name"]))]
-    return sorted(found, key=lambda run: run.age)
+            run = read(path.parent)
+            name = run.saved["env_name"]
+            if env_name in (None, name, run.saved.get("config_name"), stem_of(name)):
+                runs.append(run)
+    return sorted(runs, key=lambda run: run.age)
 
 
 def find(name, data_dir):
-    """The Past of what was typed: a folder, a run's name or the end of it, latest, or an
-    environment, whose newest run it then is."""
-    folder = Path(data_dir)
-    if Path(name).is_dir():
-        return read(Path(name))
-    if (folder / name).is_dir():
-        return read(folder / name)
-    ends = [path for path in folder.glob(f"*{name}") if (path / "config.json").exists()]
-    if len(ends) > 1:
-        raise ConfigError(f"{name}: this is the end of {len(ends)} runs: "
-                          f"{', '.join(path.name for path in ends)}.")
-    found = [read(path) for path in ends] or every(folder, None if name == "latest" else name)
-    if not found:
-        raise ConfigError(f"{name}: no folder, no run in {folder.resolve()}, and no environment "
+    """Find a run by its folder, its name, the end of it, `latest`, or its environment.
+
+    Returns the newest Past of an environment. Raises ConfigError.
+    """
+    data_dir = Path(data_dir)
+    for folder in (Path(name), data_dir / name):
+        if folder.is_dir():
+            return read(folder)
+    matches = [path for path in data_dir.glob(f"*{name}") if (path / "config.json").exists()]
+    if len(matches) > 1:
+        raise ConfigError(f"{name}: this is the end of {len(matches)} runs: "
+                          f"{', '.join(path.name for path in matches)}.")
+    runs = [read(path) for path in matches] or list_runs(data_dir,
+                                                         None if name == "latest" else name)
+    if not runs:
+        raise ConfigError(f"{name}: no folder, no run in {data_dir.resolve()}, and no environment "
                           f"with one there; {command('runs')} lists those that there are.")
-    same = [run for run in found if run.saved["env_name"] == found[0].saved["env_name"]]
-    # as --resume latest has it
-    return max(same, key=lambda run: (configuration.turn_of(run.folder), -run.age))
+    return runs[0]
 
 
-def settings_of(saved):
-    """{"train.gamma": 0.99, ...} of what a run was started with."""
+def flatten_settings(saved):
+    """Return {"train.gamma": 0.99, ...} of what a run was started with."""
     return {f"{section}.{key}": value for section in SECTIONS
             for key, value in saved.get(section, {}).items()}
 
 
 @functools.cache
-def shipped(name):
-    """The settings of an environment as they ship today; None if it is gone, or is a user's file: a
-    list of runs must not run that file."""
+def shipped_settings(name):
+    """Return the settings of an environment as they ship.
+
+    None if it is gone, or is a user's file: a list of runs must not run that file.
+    """
     if ".py" in name or name.endswith(".h"):
         return None
     try:
         values = configuration.resolve(name)[1]
-    except (Exception, SystemExit):
-        # for example a missing package, or a header that does not compile
+    except (Exception, SystemExit):  # a missing package, or a header that does not compile
         return None
-    return settings_of(json.loads(json.dumps(values, default=str)))
+    return flatten_settings(json.loads(json.dumps(values, default=str)))
 
 
 def changes(saved):
-    """{setting: value} of those that differ from the shipped ones, or that only a network of one's own has. Of a user's
-    environment, or of one that cannot be made here, these are the defaults that the run began with; None if it has not
-    kept them. "auto" equals the number that it chose, and 1 in vec.num_envs; a resumed run, or a script's, does not
-    know who chose it."""
-    ours = shipped(saved.get("config_name", saved["env_name"])) or settings_of(saved.get("defaults", {}))
-    chosen = {"vec.num_envs", "policy.squash", *saved.get("auto", {})}
-    if not ours:
+    """Return {setting: value} of those that differ from the shipped ones.
+
+    A custom network's keywords are among them. A user's environment, or one that cannot be made
+    here, is compared with the defaults in its config.json; None if it has none. "auto" equals the
+    number that it chose; a resumed or a script's run does not record who chose.
+    """
+    name = saved.get("config_name", saved["env_name"])
+    shipped = shipped_settings(name) or flatten_settings(saved.get("defaults", {}))
+    if not shipped:
         return None
-    return {key: value for key, value in settings_of(saved).items()
-            if (key in ours or key.startswith("policy.")) and ours.get(key, ...) != value
-            and not (ours.get(key) == "auto" and (key in chosen or saved.get("resume") or "auto" not in saved))}
+    automatic = {"vec.num_envs", "policy.squash", *saved.get("auto", {})}
+    is_unrecorded = saved.get("resume") or "auto" not in saved
+
+    def is_automatic(key):
+        return shipped.get(key) == "auto" and (key in automatic or is_unrecorded)
+
+    return {key: value for key, value in flatten_settings(saved).items()
+            if (key in shipped or key.startswith("policy.")) and shipped.get(key, ...) != value
+            and not is_automatic(key)}
 
 
-def listed(settings):
-    """Settings in a line; those of `train` without the section's name."""
+def join_settings(settings):
+    """Join settings into a line; those of `train` without the section's name."""
     return ", ".join(f"{key.removeprefix('train.')} {value}" for key, value in settings.items())
 
 
@@ -159,12 +169,13 @@ def listed(settings):
 def table(data_dir, env_name=None):
     """Print a line for each run."""
     rows = [("run", "age", "state", "steps", "score", "seconds", "other than shipped")]
-    for run in every(data_dir, env_name):
+    for run in list_runs(data_dir, env_name):
         other = changes(run.saved)
         rows.append((run.folder.name, duration(run.age), run.state, f"{run.last.get('step', 0):,}",
                      "-" if math.isnan(run.score) else figure(run.score),
                      f"{run.last.get('performance/uptime', 0):,.0f}",
-                     "-  (a script's, or older: its defaults were not kept)" if other is None else listed(other)))
+                     "-  (it has no defaults: a script's, or older)" if other is None
+                     else join_settings(other)))
     if len(rows) == 1:
         of = f" of {env_name}" if env_name else ""
         print(f"no run{of} in {Path(data_dir).resolve()}; "
@@ -178,13 +189,13 @@ def table(data_dir, env_name=None):
 
 
 def show(run):
-    """Print all that is known of a run, and what to type next."""
+    """Print what is known of a run, and what to type next."""
     spoken, entries = (diagnostics.read(run.folder) if (run.folder / "metrics.jsonl").exists()
                        else (None, []))
     scores = [entry.get("environment/score", math.nan) for entry in entries]
     files, other = [path for path in run.folder.rglob("*") if path.is_file()], changes(run.saved)
     print(f"run          {run.folder}   ({len(files)} files, "
-          f"{sum(p.stat().st_size for p in files) / 2**20:,.1f} MiB)")
+          f"{sum(path.stat().st_size for path in files) / 2**20:,.1f} MiB)")
     print(f"environment  {run.saved['env_name']}")
     print(f"state        {run.state}, last entry {duration(run.age)} ago")
     print(f"steps        {run.last.get('step', 0):,} of "
@@ -195,63 +206,67 @@ def show(run):
         print(f"score        {figure(run.score)}, best entry {figure(best)}   "
               f"{sparkline(scores, 40)}")
     engine = run.saved.get("engine", {})
-    print(f"engine       {engine.get('name', '-')}; "
-          + ", ".join(f"{name} {version}"
-                      for name, version in run.saved.get("versions", {}).items()))
-    print(f"settings     {'-' if other is None else listed(other) or 'as they ship'}")
+    versions = [f"{name} {version}" for name, version in run.saved.get("versions", {}).items()]
+    print(f"engine       {engine.get('name', '-')}; {', '.join(versions)}")
+    print(f"settings     {'-' if other is None else join_settings(other) or 'as they ship'}")
     for entry in entries:
         spoken.update(entry["step"], entry)
     for step, sentence in sorted(spoken.reported.values()) if spoken else ():
         print(f"warning      step {step:,}: {sentence}")
     name, folder = run.saved.get("config_name", run.saved["env_name"]), str(run.folder)
-    page = [] if ".py:" in name else ["--eval.web"]  # a user's file, of which it is not known whether it draws
-    print(f"\n{'watch it' if page else 'play it':12} {command('eval', name, '--load-model-path', folder, *page)}")
+    page = [] if ".py:" in name else ["--eval.web"]  # a user's environment may draw nothing
+    print(f"\n{'watch it' if page else 'play it':12} "
+          f"{command('eval', name, '--load-model-path', folder, *page)}")
     if run.state == "stopped":
         print(f"resume       {command('train', name, '--resume', folder)}")
     print(f"its curve    {command('plot', folder)}\nits trouble  {command('diagnose', folder)}")
 
 
-def unsolved(run, rises):
-    """A line that says how far a run is from what counts as solved, and with which settings of one's own; nothing if it
-    is solved, or nobody knows what counts. rises: whether its score still rose."""
+def unsolved(run, is_rising):
+    """Return a line with what the run lacks to count as solved, and its settings.
+
+    "" if it is solved or no score is known. is_rising: whether its score was still rising.
+    """
     other = changes(run.saved)
     metric, least = (None, None) if other is None else solved_at(run.saved)
-    value = score_of({name.removeprefix("environment/"): value for name, value in run.last.items()}, metric)
+    metrics = {name.removeprefix("environment/"): value for name, value in run.last.items()}
+    value = score_of(metrics, metric)
     if least is None or not value < least:
         return ""
+    rising = "; it was still rising, so more steps may do" if is_rising else ""
     return (f"not solved: {metric or 'score'} {figure(value)}, {figure(least)} counts as solved"
-            f"{'; it was still rising, so more steps may do' if rises else ''}; settings other than shipped: "
-            f"{listed(other) or 'none'}\n")
+            f"{rising}; settings other than shipped: {join_settings(other) or 'none'}\n")
 
 
-def remove(found, yes):
-    """Remove runs' folders, each after a question unless `yes`. ConfigError, and nothing is
-    removed, if one of them is running or has other runs in it."""
-    found = list({run.folder.resolve(): run for run in found}.values())
-    for run in found:
-        if run.folder.is_symlink():
-            raise ConfigError(f"{run.folder}: a link to a run; name the run itself.")
-        if is_running(run.folder):
-            raise ConfigError(f"{run.folder}: this run is running. Stop it first (Ctrl-C "
-                              "where it runs).")
-        if others := [path.parent.name for path in run.folder.glob("*/config.json")]:
-            raise ConfigError(f"{run.folder}: other runs are in it ({', '.join(others[:3])}). Name these.")
-    for run in found:
-        what = f"{run.folder}: {run.last.get('step', 0):,} steps, score {figure(run.score)}"
-        if not yes:
-            try:
-                wanted = input(f"remove {what}? [y/N] ").strip().lower() in ("y", "yes")
-            except EOFError:
-                raise ConfigError("nobody answers; --yes removes without a question.") from None
-            if not wanted:
-                print("kept")
-                continue
-        shutil.rmtree(run.folder)
-        print(f"removed {what}")
+def remove(runs, yes):
+    """Remove runs' folders, each after a question unless `yes`.
+
+    Raises ConfigError, and removes nothing, if one is running, a link, or has other runs in it.
+    """
+    runs = list({run.folder.resolve(): run for run in runs}.values())
+    for run in runs:
+        others = [path.parent.name for path in run.folder.glob("*/config.json")]
+        problem = ("a link to a run; name the run itself" if run.folder.is_symlink() else
+                   "this run is running; stop it first (Ctrl-C where it runs)"
+                   if is_running(run.folder) else
+                   f"other runs are in it ({', '.join(others[:3])}); name these" if others else "")
+        if problem:
+            raise ConfigError(f"{run.folder}: {problem}.")
+    for run in runs:
+        title = f"{run.folder}: {run.last.get('step', 0):,} steps, score {figure(run.score)}"
+        try:
+            is_confirmed = yes or input(f"remove {title}? [y/N] ").strip().lower() in ("y", "yes")
+        except EOFError:
+            raise ConfigError("runs rm: there is no answer. --yes removes without a question."
+                              ) from None
+        if is_confirmed:
+            shutil.rmtree(run.folder)
+        print(f"removed {title}" if is_confirmed else "kept")
 
 
 # --------------------------------------------------------------------------------------------------
 # plot
+
 
 class Curve(NamedTuple):
     """A metric of a run."""
@@ -262,54 +277,55 @@ class Curve(NamedTuple):
 
 
 def metric_name(entries, metric):
-    """The logged name of a metric as it was typed, "score" or "losses/entropy"; None takes the
-    score. ConfigError if none has it, with those that there are."""
+    """Return the logged name of a metric as typed: "score" or "losses/entropy".
+
+    None takes the score. Raises ConfigError if no entry has it.
+    """
     known = dict.fromkeys(name for entry in entries for name in entry if name != "step")
-    wanted = ([f"environment/{name}" for name in ("score", "episode_return")] if metric is None
-              else [metric])
-    for name in wanted:
-        found = [one for one in known if name in (one, one.partition("/")[2])]
-        if found:
-            return found[0]
+    names = (["environment/score", "environment/episode_return"] if metric is None
+             else [metric, *(name for name in known if name.partition("/")[2] == metric)])
+    for name in names:
+        if name in known:
+            return name
     raise ConfigError(f"--metric {metric or 'score'}: no entry has it. There are: "
                       f"{', '.join(known) or 'none'}.")
 
 
-def curves(found, metric=None, x="steps"):
-    """(the metric's logged name, [Curve]) of some runs, labelled with the
-    settings in which they differ."""
-    logs = [diagnostics.read(run.folder)[1] for run in found]
+def curves(runs, metric=None, x="steps"):
+    """Return the metric's logged name and a Curve of each run.
+
+    The labels name the settings in which the runs differ.
+    """
+    logs = [diagnostics.read(run.folder)[1] for run in runs]
     name = metric_name([entry for entries in logs for entry in entries], metric)
     over, result = {"steps": "step", "seconds": "performance/uptime"}[x], []
-    for run, entries in zip(found, logs, strict=True):
+    for run, entries in zip(runs, logs, strict=True):
         points = [(entry[over], entry[name]) for entry in entries
                   if over in entry and math.isfinite(entry.get(name, math.nan))]
         if not points:
             raise ConfigError(f"{run.folder}: no entry has {name}.")
-        own = settings_of(run.saved)
-        others = [settings_of(other.saved) for other in found
+        settings = flatten_settings(run.saved)
+        others = [flatten_settings(other.saved) for other in runs
                   if other.saved["env_name"] == run.saved["env_name"]]
-        different = listed({key: own[key] for key in own
-                            if any(other.get(key) != own[key] for other in others)})
+        different = join_settings({key: value for key, value in settings.items()
+                                   if any(other.get(key) != value for other in others)})
         result.append(Curve(run.folder.name + (f": {different}" if different else ""),
                             *np.array(sorted(points)).T))
     return name, result
 
 
-def plot(found, metric=None, x="steps", output=None):
-    """Print a metric's curve for each of some runs; write a page of them to `output`."""
-    if output is not None and Path(output).suffix != ".html":
-        raise ConfigError(f"--output {output}: must end in .html.")
-    name, drawn = curves(found, metric, x)
+def plot(runs, metric=None, x="steps", output=None):
+    """Print a metric's curve for each run; write a page of them to `output`."""
+    name, lines = curves(runs, metric, x)
     width = min(60, max(20, shutil.get_terminal_size().columns - 50))
     print(f"{name} over {x}")
-    for curve in drawn:
-        print(f"{sparkline(curve.y, width)}  first {figure(curve.y[0])}, last {figure(curve.y[-1])} at "
-              f"{figure(curve.x[-1])} {x}, most {figure(curve.y.max())}   {curve.label}")
+    for curve in lines:
+        print(f"{sparkline(curve.y, width)}  first {figure(curve.y[0])}, last {figure(curve.y[-1])}"
+              f" at {figure(curve.x[-1])} {x}, most {figure(curve.y.max())}   {curve.label}")
     if output is not None:
         import plotly.graph_objects as go
 
-        page = go.Figure([go.Scatter(x=curve.x, y=curve.y, name=curve.label) for curve in drawn])
+        page = go.Figure([go.Scatter(x=curve.x, y=curve.y, name=curve.label) for curve in lines])
         page.update_layout(**diagnostics.DARK, xaxis_title=x, yaxis_title=name, legend={"y": -0.2})
         page.write_html(output)
         print(f"wrote {output}")
@@ -320,7 +336,7 @@ def plot(found, metric=None, x="steps", output=None):
 
 
 def parse(verb, argv, program):
-    """The options of `runs`, `plot` or `diagnose`."""
+    """Parse the options of `runs`, `plot` or `diagnose`."""
     parser = argparse.ArgumentParser(prog=program, description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     count = {"runs": "*", "plot": "+", "diagnose": 1}[verb]
@@ -338,10 +354,8 @@ def parse(verb, argv, program):
 
 
 def main(argv=None, program="pufferl.py runs"):
-    """The command line: runs, plot or diagnose; program: what errors begin with."""
+    """Run `runs`, `plot` or `diagnose`; `program` is what errors begin with."""
     verb, *argv = list(sys.argv[1:] if argv is None else argv) or ["runs"]
-    if verb not in ("runs", "plot", "diagnose"):
-        sys.exit(f"{program}: runs, plot or diagnose? See {program} runs --help")
     options = parse(verb, argv, program)
     with exit_on_error(program, (OSError, ValueError, KeyError)):  # a run's damaged files
         if verb == "diagnose":
@@ -354,12 +368,11 @@ def main(argv=None, program="pufferl.py runs"):
         if verb == "plot":
             return plot([find(name, options.data_dir) for name in options.runs],
                         options.metric, options.x, options.output)
-        what, *rest = options.runs or [None]
-        if what in ("show", "rm"):
-            if not rest or (what == "show" and len(rest) > 1):
-                raise ConfigError(f"runs {what}: which run? {command('runs')} lists them.")
-            found = [find(name, options.data_dir) for name in rest]
-            return show(found[0]) if what == "show" else remove(found, options.yes)
-        if rest:
-            raise ConfigError(f"runs {what}: expected nothing, an environment, show RUN or rm RUN.")
-        table(options.data_dir, what)
+        action, *names = options.runs or [None]
+        if action in ("rm", "show") and len(names) >= 1 and (action == "rm" or len(names) == 1):
+            runs = [find(name, options.data_dir) for name in names]
+            return show(runs[0]) if action == "show" else remove(runs, options.yes)
+        if names or action in ("rm", "show"):
+            raise ConfigError(f"runs {action}: which run? {command('runs')} lists them. Forms: "
+                              "runs, runs ENV, runs show RUN, runs rm RUN ...")
+        table(options.data_dir, action)

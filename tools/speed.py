@@ -1,22 +1,21 @@
-"""Where the time goes, and how an environment is stepped fastest on this machine.
+"""Profile training, and find the fastest way to step an environment.
 
     python pufferl.py profile breakout
     python pufferl.py profile breakout --profile.epochs 1 --profile.output trace.json
-    python pufferl.py autotune gym/LunarLander-v3                     # a table, and the flags of the best one
-    python pufferl.py autotune breakout --vec.num-threads 4           # any setting of train but those that it tries
-    python pufferl.py autotune my_env.py:make_env --seconds 3         # seconds a measurement, default 1
+    python pufferl.py autotune gym/LunarLander-v3               # a table, and the flags of the best
+    python pufferl.py autotune breakout --vec.num-threads 4     # with settings that it does not try
+    python pufferl.py autotune my_env.py:make_env --seconds 3   # seconds a measurement, default 1
 
-profile prints tables and writes a trace for https://ui.perfetto.dev (nothing leaves the
-browser) or chrome://tracing: one row a thread, with torch's operations, the kernels of
-kernels.py by their names, and what the engine does: `act`, a step of the network, and `learn`,
-a worker's share of a minibatch. A rollout that is one call otherwise goes step by step here, so
-that its parts can be seen.
+profile prints tables and writes a trace for https://ui.perfetto.dev (nothing leaves the browser) or
+chrome://tracing: one row a thread, with torch's operations, the kernels of kernels.py by their
+names, and the engine's parts: `act`, a step of the network, and `learn`, a worker's share of a
+minibatch. A rollout that is one call otherwise is traced step by step.
 
-autotune times the trainer's own rollout, the policy included, because the gain is in stepping some
+autotune times the trainer's rollout, the policy included, because the gain is in stepping some
 environments while the policy acts on others. The number of environments stays as it is: it belongs
-to the learning, not to the machine. All candidates are timed once, then the best of them against
-each other in turns, so that other programs slow all of them alike. If a simpler one
-(fewer processes or buffers) is within 3% of the fastest, it is the answer.
+to the learning, not to the machine. All candidates are timed once, then the best ones interleaved,
+so that other programs slow all of them alike. If a simpler one (fewer processes or buffers) is
+within 3% of the fastest, it is chosen.
 """
 
 import argparse
@@ -46,7 +45,7 @@ WARM_UP = 2  # epochs that learn, without the compiling
 
 
 def recorded(function, name):
-    """A function under a name of its own in torch's profile; threads may call it side by side."""
+    """Give a function a name in torch's profile; threads may call it."""
     def call(*arguments, **options):
         with torch.profiler.record_function(name):
             return function(*arguments, **options)
@@ -55,34 +54,38 @@ def recorded(function, name):
 
 
 def profile(env_name, args):
-    """Trace args["profile"]["epochs"] epochs and print where their time went;
-    returns the trace's path."""
+    """Trace some epochs and print where their time went; returns the trace's path."""
     configuration.check_names(args, "profile")
     settings, activities = args["profile"], [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     if settings["output"] is None and args["data_dir"] is None:
-        raise ConfigError("profile writes a trace, but --data-dir is none: "
-                                  "--profile.output says where else.")
+        raise ConfigError("profile writes a trace, but --data-dir is none: --profile.output says "
+                          "where else.")
     args["train"]["log_interval"] = 1e9
     trainer, _ = pufferl.make_trainer(env_name, args)
     trainer.run_folder = None  # nothing but the trace is written
-    epochs = lambda count: [(trainer.evaluate(), trainer.train()) for _ in range(count)]  # noqa: E731
-    while trainer.config["norm_obs"] and trainer.normalizer.is_measured_only(trainer.global_step,
-                                                                          trainer.config["total_timesteps"]):
-        epochs(1)
-    # On a GPU, so many epochs that the CUDA graphs are captured before anything is measured.
-    epochs(WARM_UP + (max(0, trainer.config["cudagraphs"])
-                      if trainer.config["device"] == "cuda" else 0))
+    config = trainer.config
+
+    def run_epochs(count):
+        for _ in range(count):
+            trainer.evaluate()
+            trainer.train()
+
+    while config["norm_obs"] and trainer.normalizer.is_measured_only(trainer.global_step,
+                                                                     config["total_timesteps"]):
+        run_epochs(1)
+    # on a GPU until the CUDA graphs are captured
+    run_epochs(WARM_UP + (max(0, config["cudagraphs"]) if config["device"] == "cuda" else 0))
     everywhere = torch.profiler._ExperimentalConfig(profile_all_threads=True)
     with contextlib.ExitStack() as stack:
-        # torch's profiler knows its own operations; these wrappers name ours in the trace.
-        own = [name for name, function in vars(kernels).items() if inspect.isfunction(function)
-               and function.__module__ == "kernels" and name[0] != "_"
-               and name not in ("widen", "narrow", "gate_to_save", "load_gates")]
+        # torch's profiler names its operations only
+        calls = [name for name, function in vars(kernels).items() if inspect.isfunction(function)
+                 and function.__module__ == "kernels" and name[0] != "_"
+                 and name not in ("widen", "narrow", "gate_to_save", "load_gates")]
         engine = trainer.engine
-        steps = engine.actor.steps if trainer.config["device"] == "cuda" else engine.steps
-        for owner, names in ((kernels, own),
+        steps = engine.actor.steps if config["device"] == "cuda" else engine.steps
+        for owner, names in ((kernels, calls),
                              (engine, ("rollout", "backward", "_backward_share")),
                              (steps, ("act",)), (trainer.vecenv, ("wait", "advance"))):
             for name in filter(functools.partial(hasattr, owner), names):
@@ -92,7 +95,7 @@ def profile(env_name, args):
         trace = stack.enter_context(torch.profiler.profile(activities=activities,
                                                            experimental_config=everywhere))
         trainer.mean_and_log()  # starts the stages' times from 0
-        epochs(settings["epochs"])
+        run_epochs(settings["epochs"])
         trainer.mean_and_log()
     path = Path(settings["output"] or Path(args["data_dir"]) / f"profile_{trainer.env_name}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,35 +119,34 @@ FINALISTS, REPEATS, TOLERANCE = 4, 5, 0.03
 
 
 def candidates(num_envs, python, package=False, cores=None, agents_per_env=1):
-    """Settings of the vec section to try, the simplest first.
+    """List settings of the vec section to try, the simplest first.
 
     python: whether the environment steps in Python (serial, and multiprocessing with each sensible
-    number of workers and batch) or in C (native, with each sensible number of buffers); package:
-    whether its package has a vector environment of its own.
+    number of workers and batch) or in C (native, with each sensible number of buffers). package:
+    whether its package has a vector environment.
     """
     cores = cores or vector.physical_cores()
     divisors = [n for n in range(1, num_envs + 1) if num_envs % n == 0]
     if not python:
-        # From one buffer to 128 agents in each: below that the calls cost more than the work.
+        # from one buffer to 128 agents in each: below that the calls cost more than the work
         most = max(cores, num_envs * agents_per_env // 128)
         return [{"backend": "native", "num_buffers": n}
                 for n in _spread([n for n in divisors if n <= most])]
     plain = {"num_workers": None, "batch_size": None}
-    found = [{"backend": "serial", **plain}] + ([{"backend": "package", **plain}]
-                                                if package else [])
+    tried = [{"backend": "serial", **plain}]
+    tried += [{"backend": "package", **plain}] if package else []
     for workers in _spread([n for n in divisors if n <= 4 * cores]):
         each = num_envs // workers
         for parts in (1, 2, 4):
             batch = num_envs // parts
             if num_envs % parts == 0 and batch % each == 0 and (workers > 1 or parts == 1):
-                found.append({"backend": "multiprocessing", "num_workers": workers,
+                tried.append({"backend": "multiprocessing", "num_workers": workers,
                               "batch_size": batch})
-    return found
+    return tried
 
 
 def _spread(numbers):
-    """A few of some ascending numbers that cover their range: each 1.5 times the one before or
-    more, and the last."""
+    """Choose numbers that cover a range, each 1.5 times the one before or more."""
     chosen = []
     for number in numbers:
         if not chosen or number >= 1.5 * chosen[-1] or number == numbers[-1]:
@@ -153,18 +155,17 @@ def _spread(numbers):
 
 
 class Rollouts:
-    """A trainer that is timed rolling out, with some settings of the vec
-    section over those of `args`."""
+    """A trainer that is timed rolling out, with settings `vec` over those of `args`."""
 
     def __init__(self, env_name, args, vec):
-        # The learning is thrown away, so the minibatch need not be the configured one.
+        # nothing is kept of the learning, so any minibatch will do
         train = {**args["train"], "minibatch_size": "auto", "max_minibatch_size": None}
         args = {**args, "train": train, "vec": {**args["vec"], **vec}, "load_model_path": None}
         vecenv = pufferl.load_env(env_name, args)
         try:
             policy = pufferl.load_policy(args, vecenv, env_name)
-            self.trainer = pufferl.PuffeRL({**args["train"], "env": args["env_name"], "data_dir": None},
-                                           vecenv, policy)
+            config = {**args["train"], "env": args["env_name"], "data_dir": None}
+            self.trainer = pufferl.PuffeRL(config, vecenv, policy)
             self.trainer.evaluate()  # compiles the kernels and fills the caches
             for _ in range(max(0, args["train"]["cudagraphs"])
                            if self.trainer.config["device"] == "cuda" else 0):
@@ -175,19 +176,19 @@ class Rollouts:
             raise
 
     def run(self, seconds):
-        """Environment steps of all agents a second."""
-        rollouts, begun = 0, time.perf_counter()
-        while (now := time.perf_counter()) - begun < seconds or rollouts == 0:
+        """Measure the steps of all agents a second."""
+        rollouts, begin = 0, time.perf_counter()
+        while (now := time.perf_counter()) - begin < seconds or rollouts == 0:
             self.trainer.evaluate()
             rollouts += 1
-        return rollouts * self.trainer.batch_size / (now - begun)
+        return rollouts * self.trainer.batch_size / (now - begin)
 
     def close(self):
         self.trainer.release()
 
 
 def describe(vec):
-    """One candidate in words."""
+    """Describe a candidate."""
     if vec["backend"] != "multiprocessing":
         buffers = f", {vec['num_buffers']} buffers" if "num_buffers" in vec else ""
         return vec["backend"] + buffers
@@ -195,17 +196,17 @@ def describe(vec):
 
 
 def flags(vec, present):
-    """The command line's options that turn the present vec section into one candidate's."""
+    """Return the options that turn the present vec section into a candidate's."""
     return " ".join(f"--vec.{name.replace('_', '-')} {value}" for name, value in vec.items()
                     if value != present[name])
 
 
 def search(tried, make, seconds, report=print):
-    """(best candidate, {index in `tried`: median steps a second of a finalist}).
+    """Return (best candidate, {index in `tried`: a finalist's steps a second}).
 
-    make(candidate) -> an object with run(seconds) and close(); it may raise ValueError or
-    RuntimeError for a candidate that cannot work, which is reported and left out. Raises
-    RuntimeError if none can.
+    make(candidate) -> an object with run(seconds) and close(). It may raise ValueError or
+    RuntimeError for a candidate that cannot work, which is printed and left out. Raises
+    RuntimeError if none works.
     """
     first = {}
     for i, vec in enumerate(tried):
@@ -221,7 +222,7 @@ def search(tried, make, seconds, report=print):
     if not first:
         raise RuntimeError("no backend can step this environment; see above.")
     finalists = sorted(sorted(first, key=first.get, reverse=True)[:FINALISTS])
-    report(f"\nthe best {len(finalists)} in turns, medians of {REPEATS}")
+    report(f"\nthe best {len(finalists)} interleaved, medians of {REPEATS}")
     contestants, speeds = {}, {i: [] for i in finalists}
     try:
         for i in finalists:
@@ -241,8 +242,7 @@ def search(tried, make, seconds, report=print):
 
 
 def autotune(env_name, seconds, argv):
-    """Time what can step an environment; prints a table and the command, returns the
-    best of the vec section."""
+    """Time what can step an environment; returns the best vec section."""
     args = configuration.load_config(env_name, argv)
     creator = environments.load_creator(args["env_name"])
     vec = {**args["vec"], "backend": "auto" if creator is None else "serial", "num_workers": None,
@@ -261,8 +261,7 @@ def autotune(env_name, seconds, argv):
 
 
 def main(argv=None, program="pufferl.py profile"):
-    """The command line: profile or autotune, an environment, settings; program:
-    what errors begin with."""
+    """Run `profile` or `autotune`; `program` is what errors begin with."""
     argv = list(sys.argv[1:] if argv is None else argv)
     verb, env_name = (*argv, "", "")[:2]
     if verb not in ("profile", "autotune") or not env_name or env_name.startswith("-"):

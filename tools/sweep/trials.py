@@ -1,9 +1,10 @@
-"""The trials of a sweep: the files in which they stand, how one runs, and where.
+"""Run the trials of a sweep and keep what they show.
 
-    ledger = Ledger("experiments/sweep_breakout"); ledger.results()    # {number: record} of the finished trials
+    ledger = Ledger("experiments/sweep_breakout")
+    ledger.results()                             # {number: record} of the finished trials
 
-command.py decides what is tried, report.py makes a page of what is known. A sweep's whole state is its folder, so the
-same command goes on where one was stopped or killed.
+command.py decides what is tried, report.py makes a page of the results. A sweep's whole state is
+its folder, so the same command continues one that was stopped or killed.
 """
 
 import contextlib
@@ -30,8 +31,7 @@ import diagnostics
 import processes
 from errors import ConfigError
 
-# Our other files are imported within functions, because most import torch, and the report of a
-# finished sweep does not need it.
+# Files that import torch are imported within functions: the report of a finished sweep needs none.
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,7 +43,7 @@ class Ledger:
     """Trials of a sweep on disk. One process at a time works on it (runs.lock).
 
         FOLDER/sweep.json             what is searched; a later start must ask for the same
-        FOLDER/trials/00007.running   settings, attempts and process of a trial that runs, or is to be run again
+        FOLDER/trials/00007.running   settings, attempts and process of a trial that runs or waits
         FOLDER/trials/00007.json      finished: settings, score, cost, curve; never changes
         FOLDER/runs/00007/            what `pufferl.py train` wrote, and its output
     """
@@ -55,19 +55,20 @@ class Ledger:
         self._results = {}
 
     def results(self):
-        """{number: record} of all finished trials."""
+        """Return {number: record} of all finished trials."""
         for path in self.trials.glob("*.json"):
             if int(path.stem) not in self._results:
-                self._results[int(path.stem)] = read_whole(path, RECORD)
+                self._results[int(path.stem)] = read_json(path, RECORD)
         return dict(sorted(self._results.items()))
 
     def claims(self):
-        """{number: claim} of all trials that are running or wait to be run again."""
-        return {int(path.stem): read_whole(path, CLAIM) for path in sorted(self.trials.glob("*.running"))
+        """Return {number: claim} of all trials that run or wait to be run again."""
+        return {int(path.stem): read_json(path, CLAIM)
+                for path in sorted(self.trials.glob("*.running"))
                 if not path.with_suffix(".json").exists()}
 
     def free_number(self):
-        """The lowest number that no trial has."""
+        """Return the lowest number that no trial has."""
         return next(number for number in itertools.count()
                     if not any(self.trials.glob(f"{number:05d}.*")))
 
@@ -85,28 +86,32 @@ class Ledger:
 RECORD = {"trial": int, "status": str, "settings": dict, "curve": list, "score": float | int | None,
           "cost": float | int | None, "steps": float | int, "error": str | None}
 CLAIM = {"trial": int, "settings": dict, "attempts": int}
-TOLD = {"asked": dict, "options": list, "space": dict}
+SWEEP = {"asked": dict, "options": list, "space": dict}
 
 
-def read_whole(path, kinds):
-    """A JSON file of the ledger's folder; ConfigError if it is damaged or a field has another
-    type."""
+def read_json(path, types):
+    """Read a JSON file of the ledger's folder.
+
+    Raises ConfigError if it is damaged or one of its fields is not of its type.
+    """
     try:
-        found = json.loads(path.read_text())
-        wrong = [key for key, kind in kinds.items() if not isinstance(found[key], kind)]
+        content = json.loads(path.read_text())
+        wrong = [key for key, kind in types.items() if not isinstance(content[key], kind)]
         if wrong:
-            raise ValueError(f"{wrong[0]} is a {type(found[wrong[0]]).__name__}")
+            raise ValueError(f"{wrong[0]} is a {type(content[wrong[0]]).__name__}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{path}: damaged ({type(error).__name__}: {error}). A trial without its file is run again; "
-                          "sweep.json is written anew by the command that began the sweep.") from None
-    return found
+        raise ConfigError(f"{path}: damaged ({type(error).__name__}: {error}). A trial without its "
+                          "file is run again; the command that began the sweep writes sweep.json."
+                          ) from None
+    return content
 
 
 def end_orphan(claim, patience=60.0):
-    """End the training process that a dead sweep left; at that death it was told to save."""
+    """End the training process of a dead sweep, which is saving since then."""
     pid, created = claim.get("child") or (None, None)
     with contextlib.suppress(psutil.Error):
-        if pid is None or abs(psutil.Process(pid).create_time() - created) > 5:  # numbers are used again
+        # the system uses numbers again
+        if pid is None or abs(psutil.Process(pid).create_time() - created) > 5:
             return
         if psutil.wait_procs([psutil.Process(pid)], timeout=patience)[1]:
             psutil.Process(pid).kill()
@@ -119,12 +124,12 @@ def write_json(path, content):
 
 
 # --------------------------------------------------------------------------------------------------
-# Trials: one training run in a process of its own
+# Trials: one training run in a process
 
 
 @dataclass
 class Curve:
-    """A training curve: entries of metrics.jsonl that have the metric, as arrays (n,), by steps."""
+    """A training curve: arrays (n,) of the entries that have the metric."""
 
     step: np.ndarray
     score: np.ndarray
@@ -137,7 +142,8 @@ class Curve:
     def read(cls, path, metric, cost="performance/uptime"):
         """Read metrics.jsonl."""
         entries = diagnostics.read_metrics(path)
-        rows = [[entry["step"], entry.get(metric, math.nan), entry.get(cost, math.nan)] for entry in entries]
+        rows = [[entry["step"], entry.get(metric, math.nan), entry.get(cost, math.nan)]
+                for entry in entries]
         columns = np.array(rows, dtype=float).reshape(-1, 3)
         known = np.isfinite(columns)
         costs = columns[known[:, 2], 2]
@@ -146,43 +152,53 @@ class Curve:
                    last_cost=costs[-1] if len(costs) else 0.0)
 
     def at(self, step, window):
-        """(score, cost) at a step; score: the last `window` steps' mean, of one entry at least."""
+        """Return (score, cost) at a step; score: the mean over the last `window` steps."""
         last = np.searchsorted(self.step, step, side="right")
         first = min(np.searchsorted(self.step, step - window, side="right"), last - 1)
         return float(self.score[first:last].mean()), float(self.cost[last - 1])
 
     def points(self, total, count):
-        """[(progress, score, cost)]: points at `count` even places of the schedule of `total` steps, as far as the run
-        came, the last where it ended. A score is the mean over the last tenth of the schedule."""
+        """Return [(progress, score, cost)] at `count` even places.
+
+        Of a schedule of `total` steps, as far as the run came, the last where it ended. A score is
+        the mean over the last tenth of the schedule.
+        """
         if len(self.step) == 0:
             return []
         end = self.step[-1]
-        steps = [total * i / count for i in range(1, count + 1) if self.step[0] <= total * i / count < end] + [end]
+        places = [total * i / count for i in range(1, count + 1)]
+        steps = [step for step in places if self.step[0] <= step < end] + [end]
         return [(min(1.0, step / total), *self.at(step, total / 10)) for step in steps]
 
 
-def hopeless(curve, total, rule):
-    """Whether a running trial should be stopped: it is past `after` of its schedule but not near
-    the end, and its score has not come `share` of the way from the floor to the best score of any
-    trial at the same cost."""
-    if not rule or len(curve.step) == 0 or not rule["after"] <= curve.step[-1] / total <= 0.9:
+def should_stop_early(curve, total, rule):
+    """Return whether a running trial should be stopped.
+
+    Past `after` of its schedule and before its last tenth, if its score has not come `share` of the
+    way from the rule's `low` score to the best score of any trial at the same cost.
+    """
+    if (not rule or len(curve.step) == 0
+            or not rule["after"] <= curve.step[-1] / total <= 0.9):
         return False
     score, cost = curve.at(curve.step[-1], total / 10)
-    reached = [s for c, s in rule["front"] if c <= cost]
-    return bool(reached) and rule["sign"] * score - rule["floor"] < rule["share"] * (max(reached) - rule["floor"])
+    scores = [s for c, s in rule["front"] if c <= cost]
+    return bool(scores) and (rule["sign"] * score - rule["low"]
+                             < rule["share"] * (max(scores) - rule["low"]))
 
 
-def run_trial(job, stop=None, started=None):
-    """Train once and return its outcome, a dict: status (done, stopped, failed, interrupted, or
-    lost if another process ended it), score, cost, steps, curve, error, run.
+def run_trial(job, stop=None, on_start=None):
+    """Train once and return the outcome.
 
-    job: command, folder (None: a temporary one, removed afterwards), total (steps), metric, cost, downsample, rule (see
-    `hopeless`), limit (seconds of cost after which it is stopped). stop: an Event that asks to save and leave. started:
-    called with the process's (pid, creation time). This also runs as a Ray task, on any machine with these files.
+    A dict: status (done, stopped, failed, interrupted, or lost if another process ended it), score,
+    cost, steps, curve, error, run. job: command, folder (None: a temporary one), total (steps),
+    metric, cost, downsample, rule (see `should_stop_early`), limit (cost after which it is
+    stopped). stop: an Event that asks to save and leave. on_start: called with the process's (pid,
+    creation time). This also runs as a Ray task, on any machine with these files.
     """
-    begun, since = time.time(), time.monotonic()
+    begin_time, begin = time.time(), time.monotonic()
     with contextlib.ExitStack() as stack:
-        folder = Path(job["folder"] or stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-")))
+        folder = Path(job["folder"]
+                      or stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-")))
         folder.mkdir(parents=True, exist_ok=True)
         trainer = str(ROOT / job["trainer"])
         command = [sys.executable, trainer, *job["command"], "--data-dir", str(folder)]
@@ -191,14 +207,15 @@ def run_trial(job, stop=None, started=None):
             command += ["--resume", str(previous)]
         output = stack.enter_context(open(folder / "output.txt", "ab"))
         position = output.tell()
-        # If this process is killed, the training run is told to save and stop.
-        process = subprocess.Popen(processes.guarded(command), stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-                                   start_new_session=True, env={**os.environ, **job["env"]})
+        # if this process is killed, the training run saves and stops
+        process = subprocess.Popen(processes.guarded(command), stdout=output, stderr=output,
+                                   stdin=subprocess.DEVNULL, start_new_session=True,
+                                   env={**os.environ, **job["env"]})
         try:
-            if started:
+            if on_start:
                 with contextlib.suppress(psutil.Error):
-                    started((process.pid, psutil.Process(process.pid).create_time()))
-            status = attend(process, folder, job, stop)
+                    on_start((process.pid, psutil.Process(process.pid).create_time()))
+            status = watch_process(process, folder, job, stop)
         except BaseException:
             end(process)
             raise
@@ -208,28 +225,36 @@ def run_trial(job, stop=None, started=None):
         points = curve.points(job["total"], job["downsample"])
         error = None
         if status == "done" and process.returncode in (-signal.SIGKILL, -signal.SIGTERM):
-            how = signal.Signals(-process.returncode).name
-            status, error = "lost", f"it was killed ({how}), by somebody or because the machine ran out of memory"
+            name = signal.Signals(-process.returncode).name
+            status = "lost"
+            error = f"it was killed ({name}), by a user or because the machine ran out of memory"
         elif status == "done" and process.returncode != 0:
             status, error = "failed", explain(process.returncode, text)
         elif status == "done" and curve.last < job["total"]:
-            status, error = "lost", f"it was told to stop at {100 * curve.last / job['total']:.0f}% by something else"
+            status = "lost"
+            error = f"a signal stopped it at {100 * curve.last / job['total']:.0f}%"
         elif status != "interrupted" and not points:
             status = "failed"
-            absent = [name for name in (job["metric"], job["cost"]) if name not in curve.names] or [job["metric"]]
-            error = (f"{' and '.join(absent)} was never logged as a number; there are: {', '.join(curve.names)}"
-                     if curve.names else f"no metrics were logged: {explain(process.returncode, text)}")
-        if run and status in ("done", "stopped"):  # a finished trial is never resumed, so only its model stays
+            absent = ([name for name in (job["metric"], job["cost"]) if name not in curve.names]
+                      or [job["metric"]])
+            error = (f"{' and '.join(absent)} was never logged as a number; there are: "
+                     f"{', '.join(curve.names)}" if curve.names
+                     else f"no metrics were logged: {explain(process.returncode, text)}")
+        if run and status in ("done", "stopped"):  # only the model of a finished trial is needed
             (run / "trainer_state.pt").unlink(missing_ok=True)
         score, cost = points[-1][1:] if points else (None, None)
-        return {"status": status, "score": score, "cost": cost, "steps": float(curve.step[-1]) if points else 0.0,
-                "curve": points, "error": error, "started": begun, "seconds": time.monotonic() - since,
+        return {"status": status, "score": score, "cost": cost,
+                "steps": float(curve.step[-1]) if points else 0.0, "curve": points, "error": error,
+                "started": begin_time, "seconds": time.monotonic() - begin,
                 "run": str(run) if run and job["folder"] else None, "ran_on": socket.gethostname()}
 
 
-def attend(process, folder, job, stop):
-    """Wait for a training run. Returns done (it ended by itself), stopped (hopeless, or too dear) or interrupted."""
-    begun = checked = time.monotonic()
+def watch_process(process, folder, job, stop):
+    """Wait for a training run.
+
+    Returns done (it ended), stopped (by the rule or the limit) or interrupted.
+    """
+    begin = last_check = time.monotonic()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.2)
@@ -238,20 +263,21 @@ def attend(process, folder, job, stop):
         if stop is not None and stop.is_set():
             end(process)
             return "interrupted"
-        if now - checked < max(1.0, 0.02 * (now - begun)):  # reading a long log takes time
+        if now - last_check < max(1.0, 0.02 * (now - begin)):  # reading a long log takes time
             continue
-        checked = now
+        last_check = now
         curve = curve_of(folder, job)
         if len(curve.step):
             job.get("at", {}).update(progress=curve.step[-1] / job["total"], score=curve.score[-1])
-        if curve.last_cost > job["limit"] or hopeless(curve, job["total"], job["rule"]):
+        if curve.last_cost > job["limit"] or should_stop_early(curve, job["total"], job["rule"]):
             end(process)
             return "stopped"
 
 
 def curve_of(folder, job):
-    """The curve of the run in a trial's folder, empty before it has one."""
-    return Curve.read((newest_run(folder) or folder) / "metrics.jsonl", job["metric"], job["cost"])
+    """Read the curve of the run in a trial's folder, empty before it has one."""
+    log = (newest_run(folder) or folder) / "metrics.jsonl"
+    return Curve.read(log, job["metric"], job["cost"])
 
 
 def end(process, patience=60.0):
@@ -265,21 +291,24 @@ def end(process, patience=60.0):
 
 
 def newest_run(folder):
-    """The run folder that `pufferl.py train` made in a trial's folder; None before it did."""
+    """Return the newest run in a trial's folder; None if there is none."""
     runs = [path.parent for path in Path(folder).glob("*/config.json")]
-    return max(runs, key=lambda run: run.stat().st_mtime) if runs else None
+    return max(runs, key=lambda run: run.stat().st_mtime, default=None)
 
 
 def explain(code, text):
-    """Why a training run failed, in one line: the kind of failure, and the last printed line. If it ended by itself,
-    one of the last ten that names an error goes first: advice may come below it."""
-    lines = [line for line in (line.strip(" │╭╰╮╯─") for line in text.splitlines()) if line]  # without boxes
-    errors = [line for line in lines[-10:] if code > 0 and re.match(r"[\w.]*(Error|Exception)\b", line)]
+    """Return the class of fault of a failed run, and its last printed line.
+
+    If it ended by itself, a line of the last ten that names an error comes first, because advice
+    may follow it.
+    """
+    lines = [line for line in (line.strip(" │╭╰╮╯─") for line in text.splitlines()) if line]
+    errors = [line for line in lines[-10:] if code > 0 and re.match(r"[\w.]*(Error|Exception)\b",
+                                                                    line)]
     last = (errors or lines or ["it printed nothing"])[-1]
-    lower = text[-4000:].lower()
-    if "out of memory" in lower or "memoryerror" in lower or "can't allocate" in lower:
+    if re.search("out of memory|memoryerror|can't allocate", text[-4000:], re.I):
         return f"out of memory (exit {code}): {last}"
-    if "not finite" in lower or "floatingpointerror" in lower:
+    if re.search("not finite|floatingpointerror", text[-4000:], re.I):
         return f"not finite: {last}"
     return f"exit {code}: {last}"
 
@@ -289,70 +318,78 @@ def explain(code, text):
 
 
 class LocalPool:
-    """Runs trials on this machine; each thread watches one training process. slots: trials at once
-    (`workers`, or as many on each GPU); gpus: how many GPUs share them, by CUDA_VISIBLE_DEVICES."""
+    """Runs trials on this machine; each thread watches one training process.
+
+    slots: trials at once (`workers`, or as many on each GPU). gpus: the number of GPUs that share
+    them, by CUDA_VISIBLE_DEVICES.
+    """
 
     def __init__(self, workers, gpus=0):
         processes.check_count("sweep.workers", workers, *processes.processes_at_most())
         self.slots = workers * max(1, gpus)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self.gpus = (visible.split(",") if visible else [str(gpu) for gpu in range(gpus)])[:gpus]
-        if len(self.gpus) < gpus:
-            raise ConfigError(f"sweep.gpus is {gpus}, but CUDA_VISIBLE_DEVICES names only {visible}.")
         self.stop = threading.Event()
         self.threads = futures.ThreadPoolExecutor(self.slots, thread_name_prefix="trial")
         self.running = {}  # future -> (claim, GPU or None)
 
-    def submit(self, claim, job, started):
+    def submit(self, claim, job, on_start):
         gpu = None
         if self.gpus:
-            used = [taken for _, taken in self.running.values()]
-            gpu = min(self.gpus, key=used.count)
+            busy = [number for _, number in self.running.values()]
+            gpu = min(self.gpus, key=busy.count)
             job = {**job, "env": {**job["env"], "CUDA_VISIBLE_DEVICES": gpu}}
-        self.running[self.threads.submit(run_trial, job, self.stop, started)] = claim, gpu
+        self.running[self.threads.submit(run_trial, job, self.stop, on_start)] = claim, gpu
 
     @property
     def claims(self):
         return [claim for claim, _ in self.running.values()]
 
     def finished(self, timeout):
-        """[(claim, outcome)] of the trials that ended; waits up to `timeout` seconds for one."""
-        done, _ = futures.wait(self.running, timeout, return_when=futures.FIRST_COMPLETED) if self.running else ((), ())
+        """Wait up to `timeout` seconds; returns [(claim, outcome)] of what ended."""
+        done, _ = futures.wait(self.running, timeout, return_when=futures.FIRST_COMPLETED)
         return [(self.running.pop(future)[0], future.result()) for future in done]
 
     def close(self):
         """Make all trials save and end; returns [(claim, outcome)]."""
         self.stop.set()
-        left = self.finished(None)
+        outcomes = []
         while self.running:
-            left += self.finished(None)
+            outcomes += self.finished(None)
         self.threads.shutdown()
-        return left
+        return outcomes
 
 
 class RayPool:
-    """Runs trials as Ray tasks on a cluster. address: the cluster's, "auto" for this machine's
-    cluster, or "local" to start one here. Ray sends the project's files along; the nodes need
-    the Python packages and a C compiler. slots: `workers` if given, else as many trials as the
-    cluster has room for. If a node is lost, its trials get status "lost" and are run again."""
+    """Runs trials as Ray tasks on a cluster.
+
+    address: the cluster's, "auto" for this machine's cluster, or "local" to start one here. Ray
+    sends the project's files along; the nodes need the Python packages and a C compiler. slots:
+    `workers` if given, else as many trials as fit the cluster. If a node is lost, its trials get
+    status "lost" and are run again.
+    """
 
     def __init__(self, address, workers, cpus=1.0, gpus=0.0):
         import ray
 
-        self.ray, self.started = ray, not ray.is_initialized()
-        if self.started:
-            excludes = [".venv", ".git", "experiments", "ocean/.build", "__pycache__", ".hypothesis", ".pytest_cache"]
-            ray.init(address=None if address == "local" else address, log_to_driver=False, configure_logging=False,
+        self.ray = ray
+        self.is_ours = not ray.is_initialized()
+        if self.is_ours:
+            excludes = [".venv", ".git", "experiments", "ocean/.build", "__pycache__",
+                        ".hypothesis", ".pytest_cache"]
+            ray.init(address=None if address == "local" else address, log_to_driver=False,
+                     configure_logging=False,
                      include_dashboard=False if address == "local" else None,
                      runtime_env={"working_dir": str(ROOT), "excludes": excludes})
         total = ray.cluster_resources()
-        room = [int(total.get("CPU", 0) / cpus)] + ([int(total.get("GPU", 0) / gpus)] if gpus else [])
-        self.slots = workers or max(1, min(room))
+        fits = [int(total.get(name, 0) / share) for name, share in (("CPU", cpus), ("GPU", gpus))
+                if share]
+        self.slots = workers or max(1, min(fits))
         self.task = ray.remote(run_trial).options(num_cpus=cpus, num_gpus=gpus, max_retries=0,
                                                   scheduling_strategy="SPREAD")
         self.running = {}
 
-    def submit(self, claim, job, started):
+    def submit(self, claim, job, on_start):
         self.running[self.task.remote({**job, "folder": None})] = claim
 
     @property
@@ -362,39 +399,42 @@ class RayPool:
     def finished(self, timeout):
         if not self.running:
             return []
-        ended = []
+        outcomes = []
         for ref in self.ray.wait(list(self.running), timeout=timeout)[0]:
             claim = self.running.pop(ref)
             try:
-                ended.append((claim, self.ray.get(ref)))
+                outcomes.append((claim, self.ray.get(ref)))
             except self.ray.exceptions.RayTaskError:
                 raise  # an error of run_trial itself, and not a lost node
             except self.ray.exceptions.RayError as error:
-                ended.append((claim, {"status": "lost", "error": str(error).splitlines()[0]}))
-        return ended
+                outcomes.append((claim, {"status": "lost", "error": str(error).splitlines()[0]}))
+        return outcomes
 
     def close(self):
-        left = [(claim, {"status": "interrupted"}) for claim in self.claims]
+        outcomes = [(claim, {"status": "interrupted"}) for claim in self.claims]
         for ref in self.running:
             self.ray.cancel(ref, force=True)
-        if self.started:
+        if self.is_ours:
             self.ray.shutdown()
-        return left
+        return outcomes
 
 
 # --------------------------------------------------------------------------------------------------
-# A record: its settings as options, its numbers as people read them, and what a tuner learns from it
+# A record: its settings as options, its numbers as text, and what a tuner learns from it
 
 
-DECIDE = {"train.optimizer", "rnn.name", "policy.name"}  # what decides if some other settings are used
+DECIDING = {"train.optimizer", "rnn.name", "policy.name"}  # these decide which others are used
 
 
 def used(settings, config):
-    """A trial's settings without those that its own network and optimizer do not take, which `train` refuses. config:
-    that of all trials."""
+    """Drop the settings that a trial's network and optimizer do not take.
+
+    `train` refuses them. config: that of all trials.
+    """
     import configuration
 
-    args = {name: dict(section) if isinstance(section, dict) else section for name, section in config.items()}
+    args = {name: dict(section) if isinstance(section, dict) else section
+            for name, section in config.items()}
     for name, value in settings.items():
         section, _, key = name.partition(".")
         args[section][key] = value
@@ -403,8 +443,9 @@ def used(settings, config):
 
 
 def as_options(settings):
-    """{"train.learning_rate": 0.01} -> ["--train.learning-rate", "0.01"]."""
-    return [text for name, value in settings.items() for text in ("--" + name.replace("_", "-"), str(value))]
+    """Return settings as options: ["--train.learning-rate", "0.01", ...]."""
+    return [text for name, value in settings.items()
+            for text in ("--" + name.replace("_", "-"), str(value))]
 
 
 def observe_record(tuner, record):
@@ -415,7 +456,9 @@ def observe_record(tuner, record):
 
 
 def short(value):
-    """A number as people read it: 4,096 and not 4.1e+03."""
+    """Format a value for people: 4,096 and not 4.1e+03."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
-    return f"{value:,.0f}" if 1000 <= abs(value) < math.inf or isinstance(value, int) else f"{value:.4g}"
+    if 1000 <= abs(value) < math.inf or isinstance(value, int):
+        return f"{value:,.0f}"
+    return f"{value:.4g}"

@@ -1,0 +1,349 @@
+"""Rows of CONTRIBUTING name every place that a change touches.
+
+A real patch is applied to a copy of the project, to files of its row only, and has to work there. A
+row that leaves out a file fails, as does one that names what is not there.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / ".github/CONTRIBUTING.md").read_text()
+LEFT_OUT = shutil.ignore_patterns(".*", "experiments", "log", "gpu", "*.npy", "user_files")
+
+
+def read_rows():
+    """Return {first cell of a row: its second cell} of the table "In a fork"."""
+    table = PAGE.partition("## In a fork")[2].partition("\n## ")[0]
+    return {title.strip(): places for title, places in
+            re.findall(r"^\| (.+?) \| (.+) \|$", table, re.M)}
+
+
+ROWS = read_rows()
+
+
+def files_of(*titles):
+    """Return the files that rows name, by path or as the module of a name."""
+    text = " ".join(ROWS[title] for title in titles)
+    paths = set(re.findall(r"[\w/]+\.(?:py|cu|ini|md|h)\b", text))
+    modules = re.findall(r"`(\w+)\.\w", text)
+    folders = "", "tools/", "tools/sweep/"
+    paths |= {f"{folder}{module}.py" for module in modules for folder in folders}
+    return {path for path in paths if (ROOT / path).is_file()}
+
+
+def find_end(text, begin):
+    """Return the place of the parenthesis that closes the one at `begin`."""
+    depth = 0
+    for place in range(begin, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[place], 0)
+        if depth == 0:
+            return place
+    raise AssertionError(f"an open parenthesis in {text[begin:begin + 60]!r}")
+
+
+class Copy:
+    """A copy of the project, of which only some files may be edited."""
+
+    def __init__(self, folder, titles):
+        self.folder = folder
+        self.files = files_of(*titles)
+        shutil.copytree(ROOT, folder, ignore=LEFT_OUT)
+
+    def edit(self, path, change):
+        """Replace a file's text by change(text)."""
+        assert path in self.files, f"CONTRIBUTING's row leaves out {path}"
+        file = self.folder / path
+        before = file.read_text()
+        after = change(before)
+        assert after != before
+        file.unlink()
+        file.write_text(after)
+
+    def replace(self, path, pattern, new, count=1):
+        """Replace each match of a pattern; there must be `count`."""
+        def change(text):
+            text, number = re.subn(pattern, new, text, flags=re.M)
+            assert number == count, f"{path}: {pattern} is there {number} times"
+            return text
+
+        self.edit(path, change)
+
+    def append(self, path, name, extra, count, after=""):
+        """Append an argument to each call, or definition, of a function after a text."""
+        def change(text):
+            begin, number = text.index(after), 0
+            while match := re.compile(rf"(?<!\w){name}\(").search(text, begin):
+                end = find_end(text, match.end() - 1)
+                text = text[:end] + extra + text[end:]
+                begin, number = end, number + 1
+                if number == count:
+                    return text
+            raise AssertionError(f"{path}: {name} is there {number} times after {after!r}")
+
+        self.edit(path, change)
+
+    def run(self, *words, status=0):
+        """Run Python in the copy; returns what it prints."""
+        done = subprocess.run([sys.executable, *map(str, words)], cwd=self.folder, text=True,
+                              capture_output=True, timeout=900)
+        assert done.returncode == status, done.stdout[-4000:] + done.stderr[-4000:]
+        return done.stdout + done.stderr
+
+    def check(self, code):
+        return self.run("-c", textwrap.dedent(code))
+
+    def test(self, path, names):
+        return self.run("-m", "pytest", path, "-q", "-n", "0", "-x", "-p", "no:cacheprovider",
+                        "-m", "not slow", "-k", names)
+
+    def train(self, *options, env="squared", status=0):
+        """Train briefly; returns what is printed and the last entry of metrics.jsonl."""
+        steps = [] if "--train.total-timesteps" in options else ["--train.total-timesteps", "4096"]
+        text = self.run("pufferl.py", "train", env, "--data-dir", "runs", "--logger", "none",
+                        *steps, *options, status=status)
+        logs = sorted(self.folder.glob("runs/*/metrics.jsonl"),
+                      key=lambda path: path.stat().st_mtime)
+        return text, json.loads(logs[-1].read_text().splitlines()[-1]) if logs else {}
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """Return a function that makes the Copy for some rows."""
+    folder = tmp_path / "project"
+    yield lambda *titles: Copy(folder, titles)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_rows_name_what_is_there():
+    """Look up each `module.name` and each file."""
+    text = " ".join(ROWS.values())
+    for module, name in re.findall(r"`(\w+)\.(\w+)", text):
+        paths = [ROOT / folder / f"{module}.py" for folder in ("", "fast", "tools", "tools/sweep")]
+        sources = [path.read_text() for path in paths if path.exists()]
+        sources += [source for source in map(Path.read_text, ROOT.glob("*.py"))
+                    if f"class {module}" in source]
+        assert name in ("py", "cu", "h", "ini") or any(
+            re.search(rf"\b{name}\b", source) for source in sources), f"{module}.{name}"
+    for path in re.findall(r"`([\w/]+\.(?:py|cu|ini|md|h))`", text):
+        assert (ROOT / path).exists(), path
+
+
+LOGITS = ("a loss term", "... and to log it", "... if it depends on logits or means")
+CELL = '''@cell
+def logit_penalty_cell(logit, coefficient):
+    """Return (logit squared, its gradient)."""
+    return logit * logit, f32(2) * coefficient * logit
+
+
+@driver
+def _ppo_loss_discrete_lanes('''
+
+
+@pytest.mark.slow
+def test_a_penalty_on_the_logits(copy):
+    """Give it a default of 0.01, which tests that compare implementations then see."""
+    project = copy(*LOGITS)
+    source = "kernels.py"
+    project.replace(source, r'(?<="advantage_floor")\)', ', "logit_coef")')
+    project.replace(source, r"\) = range\(len\(LOSS_SETTINGS\)\)",
+                    ", LOGIT_COEF) = range(len(LOSS_SETTINGS))")
+    project.replace(source, r'"valid"\)$', '"logit_penalty", "valid")')
+    project.replace(source, r"VALID\) = range\(SUMS\)", "LOGIT_PENALTY, VALID) = range(SUMS)")
+    project.replace(source, r"^    sums\[VALID\] \+= ONE$",
+                    "    sums[LOGIT_PENALTY] += penalty\n    sums[VALID] += ONE")
+    project.append(source, "statistics_cell", ", penalty", 1)
+    project.append(source, "statistics_cell", ", penalty", 1, "def _ppo_loss_discrete_lanes")
+    project.append(source, "statistics_cell", ", ZERO", 1, "def _ppo_loss_continuous")
+    project.replace(source, r'(?<="importance")\)$', ', "logit_penalty")')
+    project.replace(source, r"^@driver\ndef _ppo_loss_discrete_lanes\(", CELL)
+    project.replace(source, r"^( +)grad\[t, m, j\] = (log_p\[j, t\]) if (.*)$",
+                    r"\1square, slope = logit_penalty_cell(outputs[t, m, j], logit_coef)\n"
+                    r"\1penalty += square\n\1grad[t, m, j] = \2 + slope if \3")
+    project.replace(source, r"^( +)(is_valid = valid\[t, n\] != 0\n +for j in range\(choices\):\n"
+                            r" +square)", r"\1penalty = ZERO\n\1\2")
+    project.replace(source, r"^    (ent_coef = settings\[ENT_COEF\] \* settings\[ROW_SCALE\])$",
+                    r"    logit_coef = settings[LOGIT_COEF] * settings[ROW_SCALE]\n    \1")
+
+    source = "kernels.cu"
+    project.replace(source, r"( +)(drow\[j\] = logit_grad_cell\(.*\));$",
+                    r"\1auto [square, push] = logit_penalty_cell(row[j], settings[LOGIT_COEF] *"
+                    r" settings[ROW_SCALE]);\n\1penalty += square;\n\1\2 + push;")
+    project.replace(source, r"(?<=float logprob = 0\.0f, entropy = 0\.0f, )(advantage = adv.*;)$",
+                    r"penalty = 0.0f, \1", count=1)
+    project.append(source, "statistics_cell", ", penalty", 1, "void ppo_loss_discrete")
+    project.append(source, "statistics_cell", ", 0.0f", 1, "void ppo_loss_continuous")
+
+    for source in ("configuration.py", "ppo.py"):
+        project.replace(source, r"^( +)ent_coef: ", r"\1logit_coef: float = 0.01\n\1ent_coef: ")
+    project.replace("configuration.py", r"train\.ent_coef(?= )", "train.ent_coef train.logit_coef")
+    project.replace("pufferl.py", r'"ent_coef", (?="advantage_floor")',
+                    '"ent_coef", "logit_coef", ')
+    project.replace("ppo.py", r"- args\.ent_coef \* entropy",
+                    "- args.ent_coef * entropy + (args.logit_coef * y.square().sum(-1)"
+                    "[batch.valid != 0].mean() if policy.heads else 0.0)")
+    source = "tests/reference.py"
+    project.replace(source, r"advantage_floor=0\.0,$", "advantage_floor=0.0, logit_coef=0.0,")
+    project.replace(source, r"^    loss = policy_loss \+ (.*)$",
+                    r"    penalty = (y**2).sum(-1).mean() if log_std is None else 0 * y.sum()"
+                    r"\n    loss = logit_coef * penalty + policy_loss + \1")
+    project.replace(source, r'(?<="policy_loss": policy_loss, )', '"logit_penalty": penalty, ')
+    source = "tests/kernel_cases.py"
+    project.replace(source, r'^COEFFICIENTS = \{', 'COEFFICIENTS = {"logit_coef": 0.3, ')
+    project.replace(source, r'^CELLS = \{', 'CELLS = {"logit_penalty_cell": ("ff", "ff"), ')
+    project.replace(source, r'^( +- coefficients\["ent_coef"\] \* statistics\["entropy"\])\)',
+                    r'\1 + coefficients.get("logit_coef", 0.0) * statistics["logit_penalty"])')
+    project.replace("docs/metrics.md", r"^(\| `losses/entropy`)",
+                    r"| `losses/logit_penalty` | squared norm of the logits |\n\1")
+
+    project.test("tests/test_kernels.py", "loss or statistics")
+    project.test("tests/test_cuda.py", "loss")
+    project.test("tests/test_cuda_cpp.py", "cell")
+    project.test("tests/test_ppo.py", "says_what")
+    _, free = project.train("--train.logit-coef", 0)
+    _, held = project.train("--train.logit-coef", 10)
+    assert held["losses/logit_penalty"] < 0.5 * free["losses/logit_penalty"]
+
+
+@pytest.mark.slow
+def test_a_backend(copy):
+    project = copy("a backend")
+    project.replace("configuration.py", r'^BACKENDS = (.*"tensors")', r'BACKENDS = \1, "counted"')
+    project.replace("vector.py", r"(?<=Ray, Package, Tensors)\)", ", Counted)")
+    project.replace("vector.py", r"^class Package\(", '''class Counted(Serial):
+    """Serial, which counts its steps."""
+
+    steps = 0
+
+    def _send(self, worker, kind, number):
+        self.steps += 1
+        super()._send(worker, kind, number)
+
+
+class Package(''')
+    project.replace("tools/speed.py", r'\[\{"backend": "serial", \*\*plain\}\]',
+                    '[{"backend": "serial", **plain}, {"backend": "counted", **plain}]')
+    project.replace("tools/export.py", r'"multiprocessing", "ray"\)',
+                    '"multiprocessing", "ray", "counted")')
+    project.check("""
+        import vector
+        from tools import speed
+        assert "counted" in [vec["backend"] for vec in speed.candidates(4, python=True, cores=2)]
+        with vector.make("gym/CartPole-v1", 2, "counted") as envs:
+            envs.reset()
+            envs.step(envs.single_action_space.sample() * 0 + [0, 0])
+            assert isinstance(envs, vector.Counted) and envs.steps == 2
+    """)
+    _, entry = project.train("--vec.backend", "counted", "--vec.num-envs", 4,
+                             "--train.minibatch-size", 128, env="gym/CartPole-v1")
+    assert entry["environment/n"] > 0
+    project.run("pufferl.py", "export", "gym/CartPole-v1", "--vec.backend", "counted",
+                "--export.flat", "cartpole.bin")
+
+
+@pytest.mark.slow
+def test_a_metric_of_an_environment_in_c(copy):
+    project = copy("a metric of an environment in C")
+    project.edit("ocean/squared/squared.h", lambda text: text.replace(
+        "#define BY_TURNS\n", "#define BY_TURNS\n#define OWN_LOG(X) X(edges)\n").replace(
+        "    LOG_EPISODE(", "    env->log.edges += !is_inside(env);\n    LOG_EPISODE("))
+    _, entry = project.train()
+    assert 0 < entry["environment/edges"] < 1
+
+
+@pytest.mark.slow
+def test_a_metric_of_the_trainer(copy):
+    project = copy("a metric of the trainer")
+    project.replace("pufferl.py", r'^( +)metrics \|= \{"performance/sps"',
+                    r'\1metrics["performance/agents"] = self.num_agents'
+                    r'\n\1metrics |= {"performance/sps"')
+    project.replace("docs/metrics.md", r"^(\| `performance/sps`)",
+                    r"| `performance/agents` | agents |\n\1")
+    _, entry = project.train("--vec.total-agents", 64)
+    assert entry["performance/agents"] == 64
+
+
+def test_a_distribution_of_sweeps(copy):
+    project = copy("a distribution of sweeps")
+    project.replace("protein.py", r'^    "choice": Scale', '    "square_root": Scale(math.sqrt, '
+                    'lambda place: place**2, lambda value: value >= 0, "min = {min}: must not be '
+                    'negative"),\n    "choice": Scale')
+    project.replace("docs/sweeps.md", r"^(\| `log_normal`)",
+                    r"| `square_root` | its root | entropy |\n\1")
+    project.replace("config/default.ini", r"(?<=int_uniform, )", "square_root, ")
+    project.check("""
+        from protein import Protein
+        from tools.sweep.command import searched_settings
+        entry = {"distribution": "square_root", "min": 0, "max": 0.04}
+        space = searched_settings("squared", {"train.ent_coef": entry})
+        tuner = Protein(search_space=space)
+        (setting,) = tuner.space.settings
+        assert abs(setting.from_unit(0.5) - 0.01) < 1e-9
+        for _ in range(20):
+            settings = tuner.suggest()
+            assert 0 <= settings["train.ent_coef"] <= 0.04
+            tuner.observe(settings, -settings["train.ent_coef"], 1.0)
+    """)
+
+
+SGD = '''class Sgd:
+    """Step against the gradient."""
+
+    def __init__(self, arena, max_grad_norm):
+        self.arena, self.max_grad_norm, self.frozen = arena, max_grad_norm, []
+
+    def freeze(self, names):
+        self.frozen = names
+
+    def step(self, rate, found_inf):
+        gradients = self.arena.flat("gradients")
+        for name in self.frozen:
+            self.arena[f"gradients/{name}"].zero_()
+        norm = torch.as_tensor(kernels.gradient_norm(gradients))
+        found_inf.copy_((found_inf != 0) | ~norm.isfinite())
+        scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        self.arena.flat("weights").sub_(gradients * (rate * scale * (found_inf == 0)).float())
+        return norm
+
+    def tensors(self):
+        return {}
+
+    def state(self):
+        return {}
+
+    def load(self, state): ...
+
+
+class TorchOptimizer:'''
+
+
+@pytest.mark.slow
+def test_an_optimizer(copy):
+    project = copy("an optimizer's name")
+    project.replace("optim.py", "^class TorchOptimizer:", SGD)
+    project.replace("pufferl.py", r"^( +)if self\.optimizer is None:$",
+                    r'\1if c["optimizer"] == "sgd":'
+                    r'\n\1    self.optimizer = optim.Sgd(arena, c["max_grad_norm"])'
+                    r"\n\1if self.optimizer is None:")
+    project.replace("configuration.py", r'optimizer: Literal\["muon", "adam"\]',
+                    'optimizer: Literal["muon", "adam", "sgd"]')
+    project.replace("configuration.py", r'not in \("muon", "adam"\)',
+                    'not in ("muon", "adam", "sgd")')
+    project.replace("configuration.py", r'\{"adam": set\(\),', '{"adam": set(), "sgd": '
+                    '{"train.beta2", "train.eps", "train.momentum"},')
+    project.replace("auto.py", r'c\["optimizer"\] == "muon"',
+                    'c["optimizer"] in ("muon", "sgd")')
+    options = "--train.optimizer", "sgd", "--train.learning-rate", "auto"
+    _, entry = project.train(*options, "--train.total-timesteps", 65536)
+    assert entry["losses/grad_norm"] > 0
+    text, entry = project.train(*options, "--train.total-timesteps", 131072, "--resume", "latest")
+    assert "no state of the optimizer" not in text and entry["step"] > 65536
+    text, _ = project.train(*options, "--train.beta2", 0.9, status=1)
+    assert "beta2" in text
