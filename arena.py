@@ -29,9 +29,6 @@ from numba.extending import intrinsic, overload
 
 import processes
 
-# Momenta of unused weights decay to denormal numbers, on which a product is a hundred times slower.
-# The mode is a thread's; a thread inherits it from the one that starts it.
-torch.set_flush_denormal(True)
 # Without nnan and ninf: they let the compiler drop NaNs, which the trainer must see.
 FASTMATH = {"contract", "nsz", "arcp"}
 REDUCTION = FASTMATH | {"reassoc"}

@@ -401,7 +401,7 @@ def foreign_options():
     for the base section the key alone. NAME=VALUE: the other name is a flag, which gives this value
     to NAME. Among the refused a section's name means all its settings.
     """
-    return json.loads((Path(__file__).parent / "config" / "foreign_options.json").read_text())
+    return json.loads((Path(__file__).parent / "config" / "foreign_options.json").read_text("utf-8"))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -704,9 +704,11 @@ def resolve(env_name, argv=()):
         networks = [entry.value for entry in entries
                     if entry[:2] in (("policy", "name"), ("base", "policy_name"))]
         if networks and networks[-1] != values["policy"]["name"]:  # it decides what can be set
+            before, policy = dataclasses.asdict(schema["policy"]()), values["policy"]
             schema["policy"] = policy_section(networks[-1])
-            values["policy"] = {f.name: f.default if f.metadata else values["policy"][f.name]
-                                for f in dataclasses.fields(schema["policy"])}
+            values["policy"] = {
+                f.name: f.default if f.metadata or policy[f.name] == before[f.name]
+                else policy[f.name] for f in dataclasses.fields(schema["policy"])}
         for entry in entries:
             if not ignore_unknown or entry.key in types_of(schema[entry.section]):
                 section, key, value = convert(entry, schema)
@@ -952,7 +954,7 @@ def load_attribute(setting, name, others=()):
                           "path/to/file.py:name of a file that exists.")
     # a file runs once for all settings that name it, and again after an edit
     module_name = f"{path.resolve()} {path.stat().st_mtime_ns}"
-    return environments.find_callable(path, attribute.removeprefix(":"), module_name)
+    return environments.find_callable(path, attribute.removeprefix(":"), module_name, f"{setting}: ")
 
 
 def read_json(path):

@@ -288,13 +288,13 @@ def run_file(path, name):
     return sys.modules[name]
 
 
-def find_callable(path, attribute, module_name):
+def find_callable(path, attribute, module_name, setting=""):
     """Return a class or function of a file, which runs once as `module_name`."""
     module = run_file(path, module_name)
     if not callable(getattr(module, attribute, None)):
         names = [name for name, value in vars(module).items()
                  if callable(value) and getattr(value, "__module__", None) == module_name]
-        raise ConfigError(f"expected {path}:NAME, a class or function of that file, got "
+        raise ConfigError(f"{setting}expected {path}:NAME, a class or function of that file, got "
                           f"{attribute!r}. It has {', '.join(names) or 'none'}.")
     return getattr(module, attribute)
 

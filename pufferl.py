@@ -1323,6 +1323,7 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    torch.set_flush_denormal(True)  # torch's threads inherit it (engines.torch_threads)
     if data_parallel.started():
         from torch.distributed.elastic.multiprocessing.errors import record
 

@@ -224,7 +224,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
             module.__getattr__ = functools.partial(find, name)
 
     def get_source(self, fullname):
-        return Path(importlib.util.find_spec(fullname).origin).read_text()
+        return Path(importlib.util.find_spec(fullname).origin).read_text("utf-8")
 
     def get_code(self, fullname):
         return compile(self.get_source(fullname), importlib.util.find_spec(fullname).origin, "exec")

@@ -282,7 +282,7 @@ class Module:
     @functools.cached_property
     def source(self):
         """Return the cells and numbers that the file names, and its text."""
-        text = self.path.read_text()
+        text = self.path.read_text("utf-8")
         code = re.sub(r"//.*", "", text)
         definitions = set(re.findall(r"(\w+)\([^()]*\)\s*\{", code))
         calls = dict.fromkeys(re.findall(r"\b([A-Za-z]\w+)\(", code))

@@ -299,7 +299,7 @@ def _list_notes(library, settings, seed, whole, play, log, grown):
     if play.largest_reward == 0:
         notes.append(NO_REWARD)
     notes += filter(None, [play.random.find_drift(),
-                           play.random.logged_otherwise(log) if log else None])
+                           play.random.find_log_error(log) if log else None])
     constant = np.flatnonzero((low == high).ravel())
     if len(constant):
         shown = ", ".join(map(str, constant[:12])) + (" ..." if len(constant) > 12 else "")

@@ -40,7 +40,7 @@ def why_not(library):
     """Return why an environment cannot step on a GPU, as a sentence's end, or None."""
     if library.has_heap:
         return "its struct points to memory of its own (HEAP)"
-    if any("*" in _struct(path.read_text()) for path in _files(library.header)):
+    if any("*" in _struct(path.read_text("utf-8")) for path in _files(library.header)):
         return "its struct holds a pointer, which a copy of it would keep"
     text = _user_text(library)
     for _, name, _ in INCLUDE.findall(text):
@@ -56,7 +56,7 @@ def why_not(library):
 
 def _user_text(library):
     """Return the text of a header and of what it includes, but for ocean/'s files."""
-    return "".join(path.read_text() for path in _files(library.header) if path.parent != FOLDER)
+    return "".join(path.read_text("utf-8") for path in _files(library.header) if path.parent != FOLDER)
 
 
 def _struct(text):
@@ -119,11 +119,11 @@ def _flat(path, header, included):
         other = header if name is None else _find(name, path)
         if other in included:
             return ""
-        line = path.read_text()[: match.start()].count("\n") + 2
+        line = path.read_text("utf-8")[: match.start()].count("\n") + 2
         text = _flat(other, header, included)
         return f'#line 1 "{other.name}"\n{text}\n#line {line} "{path.name}"'
 
-    return INCLUDE.sub(replace, path.read_text().replace("#pragma once", ""))
+    return INCLUDE.sub(replace, path.read_text("utf-8").replace("#pragma once", ""))
 
 
 def _find(name, path):
@@ -135,7 +135,7 @@ def _find(name, path):
 def _files(path, files=frozenset()):
     """Return the set of a header and all that it includes by name."""
     files |= {path}
-    for name, _, _ in INCLUDE.findall(path.read_text()):
+    for name, _, _ in INCLUDE.findall(path.read_text("utf-8")):
         if name and _find(name, path) not in files:
             files = _files(_find(name, path), files)
     return files

@@ -6,13 +6,12 @@ import itertools
 import math
 
 import kernel_cases
-import numpy as np
 import pytest
 import torch
 
 import kernels
 import optim
-from arena import Arena, cached_njit, run, threads
+from arena import Arena
 
 
 class Recurrent(torch.nn.Module):
@@ -156,21 +155,3 @@ def test_a_view_follows_its_tensor():
     assert torch.equal(torch.load(file, weights_only=True)["weights"], tensor)
     tensor.data = torch.ones(3)  # as arena.adopt does
     assert kernels.gradient_norm(tensor) == pytest.approx(math.sqrt(3))
-
-
-@cached_njit()
-def _halve(first, last, array):
-    for i in range(first, last):
-        array[i] *= np.float32(0.5)
-
-
-def test_denormal_numbers_are_zero_on_every_thread():
-    """A product with denormal numbers is a hundred times slower: a solved game has them in its momenta."""
-    smallest = torch.full((1 << 20,), torch.finfo(torch.float32).tiny)
-    theirs, ours = smallest * 0.5, smallest.clone()
-    with threads(2):
-        run(_halve, len(ours), 1000, ours.numpy())
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this processor has no such mode")
-    assert not theirs.numpy().view(np.int32).any()
-    assert not ours.numpy().view(np.int32).any()

@@ -1,6 +1,5 @@
 """What `auto` chooses, normalisation, and the networks that are chosen for users' own environments."""
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -686,50 +685,6 @@ def test_a_rate_that_is_set_at_a_resume_is_used(tmp_path):
     second = run_cart(tmp_path, "--resume", str(first.run_folder), "--train.target-kl", "none",
                       "--train.learning-rate", "0.001", "--train.anneal-lr", "False", steps=24000)
     assert second.learning_rate == 0.001
-
-
-class Plane(Episodes):
-    """Which half of an image (H, W) is white; in a Dict if `nested`."""
-
-    length = 8
-
-    def __init__(self, nested=False):
-        self.nested, image = nested, box(0, 255, (32, 32), "uint8")
-        self.observation_space = spaces.Dict({"image": image}) if nested else image
-
-    def observe(self):
-        self.side, image = int(self.np_random.integers(2)), np.zeros((32, 32), np.uint8)
-        image[:, 16 * self.side : 16 * self.side + 16] = 255
-        return {"image": image} if self.nested else image
-
-    def pay(self, action):
-        return action == self.side
-
-
-@pytest.mark.parametrize(("name", "nested"), [("auto", False), ("feed-forward", True)])
-def test_a_checkpoint_keeps_the_linear_map_of_its_image(tmp_path, monkeypatch, name, nested):
-    env = f"{__file__}:Plane"
-
-    def run(*options, steps=256):
-        trainer = train(env, "--train.horizon", "8", "--train.minibatch-size", "64", "--data-dir",
-                        str(tmp_path), *options, steps=steps)
-        return trainer, "convolutions" in models.summarize(trainer.policy)
-
-    new = "--policy.name", name, "--env.nested", str(nested), "--vec.num-envs", "8"
-    assert run(*new)[1]
-    with monkeypatch.context() as patch:
-        patch.setattr(flat_spaces, "_is_image", lambda space: False)
-        old, convolved = run(*new, "--train.norm-obs", "True")
-    weights = {key: tensor.clone() for key, tensor in old.policy.state_dict().items()}
-    folder = str(old.run_folder)
-    assert not convolved
-    args = configure(env, "--load-model-path", folder)
-    with contextlib.closing(pufferl.load_env(env, args)) as vecenv:
-        loaded = pufferl.load_policy(args, vecenv).state_dict()
-    assert loaded.keys() == weights.keys()
-    assert all(torch.equal(loaded[key], weights[key]) for key in weights)
-    resumed, convolved = run("--resume", folder, steps=512)
-    assert not convolved and resumed.global_step == 512
 
 
 # -- actions and observations of any size

@@ -172,7 +172,7 @@ CHANGES = [
     ("others", {"others": {}}), ("environments", {"environments": 5}),
     ("tensors.*momentum", {"tensors": {"momentum": [1.0]}}),
     (r"encoder\.bias", {"model": {"encoder.bias": torch.zeros(3)}}),
-    (r"encoder\.bias.*int32", {"model": {"encoder.bias": torch.zeros(8, dtype=torch.int32)}}),
+    (r"encoder\.bias.*integers", {"model": {"encoder.bias": torch.zeros(8, dtype=torch.int32)}}),
     (r"8\b.*encoder\.bias", {"model": {"encoder.bias": torch.full((8,), math.nan)}}),
     ("adam", {"adam": 5}),
 ]

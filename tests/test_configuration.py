@@ -415,7 +415,7 @@ def test_an_error_in_an_environment_is_shown_by_its_own_lines(tmp_path, backend,
     assert ("wrong.py" in text) == (where != "shape")
     assert ("vec." in text) == ("full" in where)  # what to lower
     if where == "shape":
-        assert len(text.splitlines()) == 2
+        assert len(text.splitlines()) == 3
     assert not any(f"{name}.py" in text
                    for name in ("workers", "emulation", "vector", "engines", "configuration"))
 

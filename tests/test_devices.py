@@ -308,7 +308,7 @@ def launches(trainer, key):
 
 
 @ON_RECORDER
-@pytest.mark.parametrize("fits, step, final", [(True, 4, 5), (False, 10, 15)],
+@pytest.mark.parametrize("fits, step, final", [(True, 4, 5), (False, 10, 14)],
                          ids=["in one kernel", "by products"])
 def test_a_rollouts_step_is_few_launches(device, fits, step, final, monkeypatch):
     """Count two copies from the host, the policy's step and a copy of the actions.

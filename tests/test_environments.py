@@ -167,7 +167,7 @@ def test_a_fault_of_an_environment_ends_a_run_without_a_traceback(package, backe
         "--env.num-envs", "2", "--train.total-timesteps", "2000", "--data-dir", str(package)],
         cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    *_, words, where = done.stderr.splitlines()
+    *_, words, where, _ = done.stderr.splitlines()
     assert "reward" in words and where == "(environment 0)"
 
 

@@ -718,15 +718,6 @@ def test_keywords_of_a_custom_network_are_settings(file, tmp_path, monkeypatch):
     assert (saved["name"], saved["depth"], saved["bias"]) == (name, 3, False)
     again = configuration.load_config("cartpole", [f"--load_model_path={folder}", "--policy.depth", "2"])["policy"]
     assert (again["depth"], again["hidden_size"]) == (2, 8)
-    older = json.loads(config.read_text())
-    assert older["train"].pop("draw") == "segments"  # a run from before that setting, and an .ini from after it
-    config.write_text(json.dumps(older))
-    with monkeypatch.context() as patch:
-        shutil.copytree(configuration.ROOT / "config", tmp_path / "config")
-        (tmp_path / "config/cartpole.ini").write_text("[train]\ndraw = steps\n")
-        patch.setattr(configuration, "ROOT", tmp_path)
-        assert configuration.load_config("cartpole")["train"]["draw"] == "steps"
-        assert configuration.load_config("cartpole", ["--resume", folder])["train"]["draw"] == "segments"
     resumed = pufferl.train("cartpole", configuration.load_config(
         "cartpole", ["--resume", folder, "--train.total-timesteps", "1024"]))
     assert resumed.policy.options == trainer.policy.options and resumed.global_step == 1024
@@ -757,5 +748,3 @@ def test_another_network_than_that_of_an_ini(file, tmp_path, monkeypatch):
     ini.write_text(ini.read_text().replace("hidden_size = 64\n", ""))
     assert policy("cartpole")["hidden_size"] == 16
     assert policy("cartpole", "--policy.name", "default")["hidden_size"] == 128
-    ini.write_text("[policy]\nhidden_size = 96\n")
-    assert policy("cartpole", "--policy.name", f"{file}:Deep")["hidden_size"] == 96, "one beside no name is for any"

@@ -300,7 +300,7 @@ def train(trainer, epochs):
     logs = [(trainer.evaluate(), trainer.train()) for _ in range(epochs)]
     buffers = trainer.buffers
     tensors = trainer.arena.flat("weights"), buffers.values, buffers.storage["actions"], buffers.bootstraps
-    return [tensor.clone() for tensor in tensors], logs, trainer.statistics._returns
+    return [tensor.clone() for tensor in tensors], logs, trainer.statistics.returns
 
 
 CASES = {

@@ -338,7 +338,6 @@ class Replaces(Base):
 class Keywords(torch.optim.AdamW):
     def __init__(self, parameters, lr, **others):
         super().__init__(parameters, lr=lr, **others)
-class LBFGS(torch.optim.LBFGS): ...
 class NoRate(torch.optim.SGD):
     def __init__(self, parameters):
         super().__init__(parameters, lr=1.0)
@@ -432,7 +431,7 @@ def test_weight_decay_needs_an_optimizer_that_takes_it(file):
 
 
 @pytest.mark.parametrize("setting", ["loss", "optimizer"])
-@pytest.mark.parametrize("name", ["make", "number", "NoRate", "Mke", "LBFGS", None])
+@pytest.mark.parametrize("name", ["make", "number", "NoRate", "Mke", None])
 def test_what_is_no_optimizer_or_loss_is_named(file, setting, name):
     if setting == "loss" and name not in ("number", "Mke", None):
         pytest.skip("it can be called")

@@ -10,7 +10,6 @@ import pytest
 
 import kernels
 import pufferl
-import vector
 from tools import speed
 
 FILES = {"net.py": """
@@ -101,7 +100,8 @@ def test_candidates_divide(num_envs, cores, most_workers):
     assert len(tried) == len({str(vec) for vec in tried})
     for vec in tried[2:]:
         workers, batch = vec["num_workers"], vec["batch_size"]
-        assert vector._divide(num_envs, workers, batch)[0] == workers
+        batch = batch or num_envs
+        assert num_envs % workers == num_envs % batch == batch % (num_envs // workers) == 0
     assert max(vec["num_workers"] or 1 for vec in tried) == most_workers
     assert num_envs != 64 or any(vec["batch_size"] == 32 for vec in tried)
     agents = num_envs * 1024

@@ -274,7 +274,7 @@ def test_a_run_is_shipped_and_plays_as_the_baseline(tmp_path, monkeypatch):
     with pytest.raises(pufferl.ConfigError, match="--load-model-path"):
         ship()
     path.unlink()
-    with pytest.raises(pufferl.ConfigError, match="squared"):
+    with pytest.raises(pufferl.ConfigError, match="--baseline"):
         pufferl.load_config("squared", ["--baseline"])
 
 

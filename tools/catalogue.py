@@ -59,7 +59,7 @@ def names():
 
 def rules_of(path):
     """Return the first comment of a header or of an .ini."""
-    text = path.read_text()
+    text = path.read_text("utf-8")
     if path.suffix == ".h":
         comment = re.match(r"\s*/\*(.*?)\*/", text, re.DOTALL)
         return "" if comment is None else re.sub(r"^ ?\* ?", "", comment[1].strip(),

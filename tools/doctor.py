@@ -189,7 +189,7 @@ def train(seconds):
 def speeds():
     """Read [(processor, steps a second in float32)] of docs/speed.md."""
     page = ROOT / "docs" / "speed.md"
-    table = (page.read_text().partition("| processor, ")[2].partition("\n\n")[0] if page.exists()
+    table = (page.read_text("utf-8").partition("| processor, ")[2].partition("\n\n")[0] if page.exists()
              else "")
     return [tuple(cell.strip() for cell in row.split("|")[1:3]) for row in table.splitlines()[2:]]
 

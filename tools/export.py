@@ -352,13 +352,13 @@ def write_web(library, settings, flat, folder, trained=True):
                                 env={**os.environ, "NODE_PATH": node_path})
     if result.returncode != 0:
         raise ConfigError(f"emcc failed:\n{shlex.join(command)}\n{result.stdout}{result.stderr}")
-    page = (ocean.FOLDER / "web" / "index.html").read_text()
+    page = (ocean.FOLDER / "web" / "index.html").read_text("utf-8")
     values = {"NAME": name, "WHO": "the policy plays" if trained else "an untrained policy plays",
               "KEYS": keys_help(library, settings),
               "ARGUMENTS": str(["policy.bin", *settings_arguments(library, settings)])}
     for key, value in values.items():
         page = page.replace(f"@{key}@", value)
-    (folder / "index.html").write_text(page)
+    (folder / "index.html").write_text(page, "utf-8")
     return sorted(path.name for path in folder.iterdir())
 
 

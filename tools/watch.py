@@ -892,7 +892,7 @@ class PlayRequests(Requests):
         name = self.path.removeprefix("/still?")
         if self.path == "/":
             nonce = f"{random.SystemRandom().getrandbits(128):032x}"
-            text = Path(__file__).with_name("watch.html").read_text().replace("NONCE", nonce)
+            text = Path(__file__).with_name("watch.html").read_text("utf-8").replace("NONCE", nonce)
             self.answer(200, text, "text/html; charset=utf-8",
                         f"img-src data:; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; "
                         "connect-src 'self'; ")

@@ -337,7 +337,7 @@ def page(folder, metric="environment/score", tag=None, refresh=None):
     meta = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
     values = {"title": html.escape(title), "refresh": meta, "plotly": get_plotlyjs(),
               "body": "\n".join(parts)}
-    template = Path(__file__).with_name("report.html").read_text()
+    template = Path(__file__).with_name("report.html").read_text("utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda place: values[place[1]], template)
 
 
@@ -352,7 +352,7 @@ def write_report(path: Path, output: Path | None = None, metric: str = "environm
         tag: only runs with this tag.
     """
     output = Path(output or Path(path) / "report.html")
-    output.write_text(page(path, metric, tag))
+    output.write_text(page(path, metric, tag), "utf-8")
     return output
 
 
