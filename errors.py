@@ -40,8 +40,8 @@ class RankError(UserError):
     """Another rank has ended or does not answer, or the ranks do not agree."""
 
 
-# Files between a worker and an environment, or that make a network. In the first four only CALLS
-# call a user's code; a policy calls other functions of theirs.
+# Files between a worker and an environment, or that make a network. In the first four only the
+# functions CALLS run a user's environment; their other functions are also called by networks.
 OURS = [str(Path(__file__).parent / f"{name}.py")
         for name in ("models", "flat_spaces", "emulation", "tensors", "environments",
                      "families/adapters", "workers", "absolute_imports")]

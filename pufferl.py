@@ -16,8 +16,9 @@
 
 An epoch is one `evaluate` (a rollout of `horizon` steps of all agents) and one `train` (advantages,
 then minibatches of prioritized segments). To change the algorithm, edit `PuffeRL.train`. ppo.py is
-the same algorithm on one page. The formulas are in kernels.py, networks in models.py, how they act
-and learn in engines.py, environments in vector.py, settings in configuration.py and config/*.ini.
+the same algorithm on one page. The formulas are in kernels.py, networks in models.py, environments
+in vector.py, settings in configuration.py and config/*.ini. Networks act and learn in engines.py,
+the default network in fast/compiled.py on a CPU and in fast/fused.py on a GPU.
 """
 
 import argparse
@@ -207,14 +208,14 @@ class PuffeRL:
             self.run.note(text, self.global_step)
         capture, is_custom = self.engine.capture, own_optimizer(self.config)
         self._compute_all_advantages = capture(self._compute_advantages)
-        is_whole = self.engine.whole_minibatches and self.ranks.count == 1 and not is_custom
-        for name in ("_minibatch_step", "_sample_segments", "_compute_gradients", "_step_optimizer",
-                     "_write_back"):
+        # Ranks sum between the pieces. A custom optimizer may wait for the GPU; a graph cannot.
+        pieces = {"_sample_segments", "_compute_gradients", "_step_optimizer", "_write_back"}
+        captured = pieces - {"_step_optimizer"} if is_custom else pieces
+        if self.engine.whole_minibatches and self.ranks.count == 1 and not is_custom:
+            captured = {"_minibatch_step"}
+        for name in ("_minibatch_step", *pieces):
             function = getattr(type(self), name).__get__(self)
-            # Ranks sum between the pieces. A custom optimizer may wait for the GPU; a graph cannot.
-            is_captured = ((name == "_minibatch_step") == is_whole
-                           and not (is_custom and name == "_step_optimizer"))
-            setattr(self, name, capture(function) if is_captured else function)
+            setattr(self, name, capture(function) if name in captured else function)
 
     def _check_engine(self, has_loaded=False):
         """Follow changes of the network: frozen parameters, edits, loaded weights.
@@ -478,7 +479,7 @@ class PuffeRL:
         logs = dict(self.losses)
         if norms and c["target_kl"] is not None:
             self._rate_factor = self._adapt_rate(logs["approx_kl"])
-        if log_due:  # before the checkpoint: a resumed run can repeat an entry, but not add it
+        if log_due:  # before the checkpoint: a resumed run repeats an entry, but never lacks one
             self.mean_and_log()
         if self.epoch % c["checkpoint_interval"] == 0 and self.run_folder:
             try:

@@ -207,7 +207,7 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #   5. restore checks all but the optimizer's state (which is checked as it is loaded) before it
 #      changes anything. It restores the optimizer, then environments, then the model, then the
 #      tensors (Muon's momentum among them): environments that begin new episodes would overwrite
-#      the state and the counters.
+#      the recurrent state.
 #   6. torch's generator on the CPU is saved for networks that draw from it (dropout). A GPU's is
 #      not.
 #   7. An entry is logged before the checkpoint of its epoch, so that a resume lacks none
@@ -297,7 +297,7 @@ class Snapshot:
                    and tensors[name].is_floating_point() == ours[name].is_floating_point()}
         before = self._check(saved, path)
         self._restore_optimizer(saved["adam"], fitting, path)
-        # the order of these lines matters: see number 5 of the list above
+        # The order from `_check` to the copies below matters: see number 5 of the list above.
         restored = self._restore_environments(saved["epoch"], count, tensors, ours, fitting,
                                               environments)
         trainer.policy.load_state_dict(saved["model"])

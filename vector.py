@@ -112,7 +112,7 @@ class Vector:
     """Define what a backend provides, and the synchronous API that follows from it.
 
     To add a backend, derive from this class, or from `Emulated` if environments in Python step
-    elsewhere. `make(env, backend=YourClass)` calls it with the keywords of Multiprocessing.
+    elsewhere. `make(env, backend=YourClass)` calls it with the arguments of `Emulated.__init__`.
     BACKENDS and configuration.BACKENDS name it for the command line. tests/test_vector.py has one.
 
     Attributes [default]:
