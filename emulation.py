@@ -382,7 +382,7 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
         self._mask_method = (self.env.get_wrapper_attr("action_masks")
                              if self.env.has_wrapper_attr("action_masks") else None)
 
-    # A vectorizer's step: the row's action, the environment's step, the flat observation
+    # What a vectorizer calls: read the row's action, step, write the flat observation
 
     def views(self, rows, first):
         return rows.observations, rows.actions, rows.rewards, rows.action_masks, first, rows
@@ -800,10 +800,10 @@ class GymnasiumVectorPufferEnv(Wrapper):
 
 
 def _info_at(info, i, is_known):
-    """Return the entries of copy i in a vector's info.
+    """Return the entries of copy i in a vector environment's info.
 
-    is_known (copies,): for keys without a mask.
-   """
+    Key "x" has entries where its mask "_x" is true, and where `is_known` is, if it has no mask.
+    """
     return {key: _info_at(value, i, is_known) if isinstance(value, dict) else value[i]
             for key, value in info.items()
             if isinstance(value, dict) or (isinstance(value, np.ndarray)

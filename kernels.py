@@ -12,16 +12,16 @@ advantage, priorities, gather, MinGRU, loss, optimizer (optim.py). A kernel has 
     _*_lanes    the driver: a numba loop without the GIL over a range of lanes (agents, segments
                 or steps). The contiguous axis is innermost, so that the loop vectorises. A driver
                 gets all arrays as arguments; one that allocates fails with
-                "NRT required but not enabled". A GPU runs it too, unless the kernel has one of the
-                next two parts
+                "NRT required but not enabled". A GPU runs it too, unless the kernel also has a
+                part `_*_cuda` or one in kernels.cu
     _*_cuda     the driver for a GPU: one lane per thread, neighbouring lanes contiguous in memory
     kernels.cu  the kernel in C++ for a GPU; fast/cuda_cpp.py translates the cells that it names
     function    the public name. It checks shapes and types, then runs the driver for the tensors'
                 device: on a CPU with the threads of `with arena.threads(n)` (default 1), on a GPU
                 on torch's current stream
 
-To change a formula, edit its cell, its reference in tests/reference.py, and ppo.py. To add a
-kernel, copy `advantage`.
+To change a formula, edit its cell, its reference in tests/reference.py, and ppo.py; for a new term
+.github/CONTRIBUTING.md lists the places. To add a kernel, copy `advantage`.
 
 All data is time-major, (T, N, ...): T steps (the horizon) of N agents. Arrays are float32 unless a
 docstring says otherwise; flags are uint8. "floats" are float32 or bfloat16, and the mathematics is
@@ -388,8 +388,8 @@ LOG_SQRT_2PI = f32(0.91893853320467274178)
 def squash_cell(u, half):
     """Return (tanh u, log(1 - tanh² u)) without overflow.
 
-    Computing 1 - tanh² u directly loses digits near 0. Zeros unless half is above 0 (the second row
-    of models.squash): such a number is start - half · u.
+    Computing 1 - tanh² u directly loses digits near 0. If half, the second row of models.squash, is
+    not above 0, the action is start - half · u without a tanh, and both results are 0.
     """
     x = abs(u)
     e = exp_cell(f32(-2) * x)

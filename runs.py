@@ -200,8 +200,8 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #      So the numbers of threads, buffers and ranks must be those of before. Arrays are aligned
 #      (vector.aligned_zeros), because libraries round by address.
 #   3. What outlives an epoch is saved: Snapshot._tensors, NUMBERS, the model, the optimizer, the
-#      environments' memory. All else that is learnt from (advantages, ratios, the rate) is written
-#      in each epoch before it is read.
+#      environments' memory. All other inputs of an update (advantages, ratios, the rate) are
+#      written in each epoch before they are read.
 #   4. Sizes and buffers that were measured for a machine are in config.json and are taken from
 #      there. The engine is chosen again; if it is another one, a line says so.
 #   5. restore checks all but the optimizer's state (which is checked as it is loaded) before it
@@ -308,6 +308,7 @@ class Snapshot:
         scale = trainer.reward_scale
         if scale is not None and "value_targets" not in tensors:  # these values are relative to 0
             scale.targets.zero_()[0] = scale.moments[0]
+        # The lines after this loop read or replace some of these.
         for name in NUMBERS.keys() & saved["numbers"].keys():
             setattr(self._owner(name), name, saved["numbers"][name])
         rate = trainer.config["learning_rate"]

@@ -128,6 +128,8 @@ class Vector:
         driver_env [itself]: what policies read the spaces, obs_dtype and
             env_single_observation_space from
         storage [None until `allocate`]: the arrays of `new_storage`
+        timeout: seconds after which a step that does not return is reported
+        _t: the row of each buffer to act on; `begin` sets it to 0, `advance` adds 1
         device [None]: the torch.device of the environments' own tensors; see Tensors
         in_graphs [False]: whether a CUDA graph can step them; see OnGpu
         library [absent]: the ocean.Library of environments in C
@@ -1191,7 +1193,10 @@ class Tensors(Vector):
         return self.storage
 
     def write_to(self, arrays):
-        """Step into {name: tensor}, shaped as the storage, and copy the rows there."""
+        """Step into {name: tensor} from now on, and copy what the present arrays hold there.
+
+        The tensors have the storage's shapes.
+        """
         for name, tensor in self._arrays.items():
             if tensor is not None:
                 arrays[name].copy_(tensor)

@@ -2,8 +2,8 @@
 
     python -m examples.attention
 
-The state holds the features of the last steps, so the network sees as far back when it learns as
-when it acts. The task, `memory`, is to recall a cue after 16 steps.
+The recurrent state stores the features of the last steps. An update can thus attend to steps before
+its segment, as the rollout does. The task, `memory`, is to recall a cue after 16 steps.
 """
 
 import torch

@@ -4,8 +4,8 @@
     python pufferl.py train cartpole --policy.name examples/custom_network.py:Wide --rnn.name lstm
 
 `encode_observations` and `decode_actions` are what a recurrent wrapper calls. A network without
-memory needs `forward(observations)` over a batch instead. Keywords of `__init__` with a number, a
-flag or a word as default are settings: --policy.depth 3 for `depth=2`.
+memory needs `forward(observations)` over a batch instead. Keyword arguments of `__init__` whose
+default is a number, bool or string are settings: `hidden_size=64` is --policy.hidden-size.
 """
 
 import torch

@@ -2,9 +2,9 @@
 
     python -m examples.quickstart
 
-Settings without a value have the default of `python pufferl.py train ENV --help`; the
-environment's .ini file is not read. batch_size is agents x horizon. With data_dir=None no file
-is written.
+Settings that are not passed have the defaults in configuration.py. The environment's file in
+config/, which the command line reads, is not read here. batch_size is agents x horizon. With
+data_dir=None no file is written.
 """
 
 import models

@@ -5,8 +5,9 @@
 
 The networks are models.MinGRUPolicy, models.FeedForward and models.Separate. The algorithm is in
 ppo.py, the same steps for any network in engines.py: this file can be deleted, and
-`engines.Autograd` runs everything. In its order: the network's step, a buffer's rollout and a
-worker's share of a minibatch, each one call without the interpreter; the engine, `Compiled`.
+`engines.Autograd` runs everything. First come the network's step, a buffer's rollout and a
+worker's share of a minibatch, each a single call without the interpreter. Then comes `Compiled`,
+the engine.
 
 The matrix products are those of fast/products.py: a call into torch takes longer than such a small
 product. A few segments at a time pass the whole network, forward and backward, so that the results

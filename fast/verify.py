@@ -1,9 +1,12 @@
 """Check that a hand-written engine computes what the policy computes.
 
-fast/compiled.py and fast/fused.py reimplement some methods of models.py and engines.py. They run
-only for exactly the classes in `NETWORKS`, while the syntax trees of these methods have the digest
-`DIGEST`, and while no module has a hook, a parametrization or a replaced method (`find_edit`, each
-epoch). `compare` runs both on a few samples when a run starts and when weights are loaded.
+fast/compiled.py and fast/fused.py reimplement some methods of models.py and engines.py, for the
+classes in `NETWORKS`. Three checks let them run:
+
+    digest      when a run starts: the syntax trees of these methods have the digest `DIGEST`
+    compare     then, and when weights are loaded: both give the same on a few samples
+    find_edit   in each epoch: no module has a hook, a parametrization or a replaced method
+
 tests/test_engines.py compares them on many more. After an edit of a method in `REIMPLEMENTED`, make
 it in both engines, run the tests, and write the digest that they print.
 """
@@ -42,9 +45,9 @@ def digest():
 
 
 def find_edit(policy, engine, modules=None):
-    """Return why an engine does not implement this policy; None if it does.
+    """Return what in this policy's objects an engine does not implement; None if nothing.
 
-    engine: "compiled" or "fused". modules: list(policy.named_modules()) of the engine.
+    Edited source is for `digest`. engine: "compiled" or "fused". modules: list(policy.named_modules()) of the engine.
     """
     is_wrapped = type(policy) is models.Normalized
     kind = type(policy.policy if is_wrapped else policy)
