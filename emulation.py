@@ -53,7 +53,8 @@ class Checked:
 
     Attributes: env; returned_space, of the observations that `reset` and `step` return, None for
     those that are not checked; returned_shape, () or (num_envs,), of rewards and flags. A method
-    that reads a result names it `returned`, for `explain`, which checks later ones after an error.
+    that reads a later result has it in a local variable `returned`: after an error `explain` looks
+    for it in the frames of the traceback, and checks it.
     """
 
     returned_space, returned_shape = None, ()
@@ -139,10 +140,11 @@ class PufferEnv(Checked):
                 infos = [{"score": self.rewards.mean()}]
                 return self.observations, self.rewards, self.terminals, self.truncations, infos
 
-    `step` resets ended episodes itself. Each call gets other rows of the vectorizer's arrays, so
-    write all of `self.observations` every step, and keep no view of it. Rewards, terminals and
-    truncations are 0 and masks are True before each step. infos: a list of dicts whose numbers are
-    averaged and logged, [] for none; a key "n" is the number of episodes in a dict.
+    `step` resets ended episodes itself. Before each call `self.observations` and the other arrays
+    are set to other rows of the vectorizer's, so write all of `self.observations` every step, and
+    keep no view. Rewards, terminals and truncations are 0 and masks are True before each step.
+    infos: a list of dicts whose numbers are averaged and logged, [] for none; a key "n" is the
+    number of episodes in a dict.
 
     Arrays: observations (num_agents, *shape), actions (num_agents,) for Discrete, (num_agents,
     heads) or (num_agents, *shape); rewards, terminals, truncations (num_agents,); masks
@@ -224,7 +226,7 @@ class PufferEnv(Checked):
         return type(self).__name__
 
     def _env_actions(self, actions):
-        """Count Discrete numbers from the space's start; clip floats to its bounds."""
+        """Add a discrete space's start to actions; clip continuous ones to the bounds."""
         if self._raw_actions:
             return actions
         if self._action.heads:
@@ -503,10 +505,10 @@ def _unwrap_step(env):
 class GymnasiumTogether:
     """Step the GymnasiumPufferEnvs of one process in one loop.
 
-    It reimplements METHODS without the calls and attributes that are a third of the 5 us of a
-    CartPole's step. It runs only while their source has the digest DIGEST; after an edit each
-    environment is stepped by its step_into. To have both again, make the same edit here, run
-    tests/test_workers.py, which compares them, and write the digest that it prints.
+    It inlines METHODS, whose calls take a third of the 5 us of a CartPole's step, and is used only
+    while their source has the digest DIGEST. After an edit, each environment is stepped by its
+    slower step_into. To restore this loop, make the same edit here, run tests/test_workers.py,
+    which compares the two, and set DIGEST to what it prints.
     """
 
     METHODS = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write", "_mask")
@@ -730,8 +732,8 @@ class GymnasiumVectorPufferEnv(Wrapper):
         self.check_first("reset", returned)
         if not self._has_masks and any(env.has_wrapper_attr("action_masks")
                                        for env in getattr(self.env, "envs", ())):
-            raise EnvError(f"{self.env}: action_masks() is called of single environments only. "
-                           "Give what makes one of them, and --vec.num-envs.")
+            raise EnvError(f"{self.env}: a method action_masks() works with single environments, "
+                           "not in a VectorEnv. Name what makes one, and set --vec.num-envs.")
         return returned
 
     def reset_into(self, view, seed=None):
@@ -763,7 +765,7 @@ class GymnasiumVectorPufferEnv(Wrapper):
         return infos
 
     def _count_step(self, view, rewards, terminated, truncated):
-        """Write rewards and ends, and add to the episodes' sums; return who ended (copies,)."""
+        """Write rewards and ends, add to the episodes' sums; return who ended (copies,)."""
         done = terminated | truncated
         if self.mode == "next_step":
             rewards = self._where(self._is_inactive, 0, rewards)
@@ -1077,8 +1079,8 @@ def build(creator, args, kwargs, seed):
     except TypeError as error:
         if error.__traceback__.tb_next is not None or "required" not in str(error):
             raise  # in its code
-        raise ConfigError(f"{error}. Give the argument a plain default, which --env.NAME sets, or "
-                          "write a function that gives it.") from None
+        raise ConfigError(f"{error}. Give the argument a default, so that --env.NAME can set it, "
+                          "or name a function that makes the environment.") from None
 
 
 def seen_spaces(vecenv):
@@ -1087,5 +1089,5 @@ def seen_spaces(vecenv):
 
 
 def sees_choices(vecenv):
-    """Tell whether an agent observes choices."""
+    """Tell whether a field of the observation is Discrete or MultiDiscrete."""
     return any(leaf_kind(space) == "choices" for space in seen_spaces(vecenv))

@@ -12,7 +12,7 @@
     python pufferl.py train breakout --policy.name my_file.py:MyPolicy --rnn.name lstm
 
 `env` is any object with `single_observation_space` and `single_action_space`. To write a custom
-network, copy `FeedForward` and edit it. The trainer needs of an nn.Module:
+network, copy `FeedForward` and edit it. The trainer expects an nn.Module with:
 
     forward(observations) -> logits, value
         over a batch (B, ...), for a network without memory; or with memory:
@@ -161,14 +161,14 @@ def squash(policy, space):
     change.
     """
     if not isinstance(space, gymnasium.spaces.Box):
-        raise NetworkError(f"policy.squash = tanh: the actions are not a Box, but {space}. Take "
-                           "none.")
+        raise NetworkError(f"policy.squash = tanh: the actions are not a Box, but {space}. Set "
+                           "it to none.")
     low, high = map(torch.from_numpy, action_bounds(space))
     half, start = (high - low) / 2, torch.zeros_like(low).clamp(low, high)
     is_bounded = half.isfinite() & (half > 0)
     if not is_bounded.any() and not start.any():
-        raise NetworkError(f"policy.squash = tanh: no number of {space} has two finite bounds. "
-                           "Take none.")
+        raise NetworkError(f"policy.squash = tanh: no dimension of {space} has two finite bounds. "
+                           "Set it to none.")
     scale = torch.where(is_bounded, half, start.abs().clamp(min=1.0))
     bounds = torch.stack([torch.where(is_bounded, low + half, start),
                           torch.where(is_bounded, half, -scale), scale.log()]).float()
@@ -302,7 +302,8 @@ class RewardScale:
     """
 
     WINDOW = 25  # horizons; a shorter one has few episodes, each of which changes the scale
-    # below it a mean that follows the policy only moves the target of the values (docs/findings.md)
+    # smaller means stay: they change with the policy and would only move the value targets
+    # (docs/findings.md)
     FAR = 10.0
 
     def __init__(self, agents, gamma, window=WINDOW):
@@ -350,9 +351,8 @@ class RewardScale:
 class RND(nn.Module):
     """Measure novelty by random network distillation (Burda et al. 2018).
 
-    An observation's novelty is the mean squared error with which a network predicts the features
-    that another one, which is random and not trained, gives it. env: with any spaces that `Encoded`
-    reads.
+    A network learns to predict the features of a fixed, random network. The novelty of an
+    observation is its mean squared error. env: with any spaces that `Encoded` reads.
     """
 
     CHUNK = 512  # observations of a gradient step
@@ -430,9 +430,9 @@ class Counts(nn.Module):
 class Bonus(nn.Module):
     """Compute a step's bonus: how new the observation is that follows it.
 
-    Bonuses are divided by the deviation of their discounted returns over the whole run, which no
-    end of an episode cuts (Burda et al. 2018). The observation after an episode's end is another
-    episode's, so that step has no bonus. name: rnd or count.
+    Bonuses are divided by the standard deviation of their discounted returns over the run. These
+    returns continue across the ends of episodes (Burda et al. 2018). The observation after an
+    episode's end is another episode's, so that step has no bonus. name: rnd or count.
     """
 
     GAMMA = 0.99
@@ -604,8 +604,8 @@ class MinGRUPolicy(_Recurrent):
 class FeedForward(nn.Module):
     """A feed-forward policy for flat observations, and the template for custom ones.
 
-    Copy it and edit encode_observations and decode_actions. Unchanged, fast/compiled.py computes
-    the same on a CPU without autograd.
+    Copy it and edit encode_observations and decode_actions. While this class is not edited,
+    fast/compiled.py computes the same on a CPU without autograd.
     """
 
     def __init__(self, env, hidden_size=128):
@@ -639,8 +639,8 @@ class Separate(nn.Module):
     """A policy with separate networks for logits and value, without memory.
 
     Two tanh layers each, for plain numbers. The value's errors then cannot disturb the features of
-    the policy (Andrychowicz et al. 2021, 3.2, on robots). Unchanged, fast/compiled.py computes the
-    same on a CPU without autograd.
+    the policy (Andrychowicz et al. 2021, 3.2, on robots). While this class is not edited,
+    fast/compiled.py computes the same on a CPU without autograd.
     """
 
     def __init__(self, env, hidden_size=64):
@@ -681,7 +681,7 @@ class _SummedLinear(nn.Module):
 
 
 class Encoded(nn.Module):
-    """A feed-forward policy for observations that one linear map reads badly.
+    """A feed-forward policy for images, categories, and Dict and Tuple observations.
 
     Images go through convolutions, Discrete and MultiDiscrete values become one-hot. Each field of
     a Dict or Tuple is encoded: those without convolutions are concatenated, and join the others in
@@ -895,7 +895,7 @@ def _layout(space):
 
 
 def _scale(space):
-    """Return the factor for an image's numbers; a small grid's are kinds of things."""
+    """Return the factor that scales an image, or the categories of a small grid."""
     if shorter_side(space) < PICTURE:
         return 0.1
     return 1 / 255 if space.dtype == np.uint8 else 1 / float(space.high.max())
@@ -904,7 +904,7 @@ def _scale(space):
 def inner_policy(policy):
     """Return the network inside a wrapper (its attribute `policy`), or the network.
 
-    A module of torch in an attribute of that name is a part of the network.
+    If the attribute is a layer of torch, such as nn.Sequential, it is a part of the network.
     """
     inner = getattr(policy, "policy", None)
     is_wrapper = (isinstance(inner, nn.Module)
@@ -1530,7 +1530,7 @@ def build(settings, env, encoded=False, normalize=False):
     except TypeError as error:
         raise ConfigError(
             f"policy.name = {name}: is called with ({', '.join(['env', *options])}), but takes "
-            f"{inspect.signature(cls)} ({error}). What has a default is a setting, --policy.NAME."
+            f"{inspect.signature(cls)} ({error}). --policy.NAME sets an argument with a default."
             ) from None
     network = cls(env, **options)
     if not isinstance(network, nn.Module):

@@ -71,34 +71,35 @@ class Args:
     gamma: float = 0.98
     """Discount."""
     gae_lambda: float = 0.95
-    """Lambda of GAE: 0 trusts the value function alone, 1 the returns that were seen."""
+    """Lambda of GAE: 0 uses the value function alone, 1 the observed returns."""
     vtrace_rho_clip: float = 1.0
-    """Upper bound of the importance weight of a temporal difference."""
+    """V-trace's rho-bar: upper bound of the importance weight of each TD error."""
     vtrace_c_clip: float = 1.0
-    """Upper bound of the weight with which later differences count for earlier steps."""
+    """V-trace's c-bar: upper bound of the weights by which later TD errors propagate back."""
     prio_alpha: float = 0.1
-    """How much segments with large advantages are preferred; 0 draws evenly."""
+    """Exponent of prioritized sampling, p ~ (sum of |advantage|)^alpha; 0 samples uniformly."""
     prio_beta0: float = 0.2
-    """How much that preference is corrected in the loss at the start; it rises to 1."""
+    """Initial exponent of the importance weights that correct for it; annealed to 1."""
     clip_coef: float = 0.2
-    """How far the probability ratio may leave 1."""
+    """PPO's clipping range: ratios are clipped to 1 ± this."""
     vf_coef: float = 1.0
     """Weight of the value loss."""
     vf_clip_coef: float = 1.0
-    """How far a value may leave its old one in an update."""
+    """How far a new value may be from the old one before its loss is clipped."""
     ent_coef: float = 0.003
     """Weight of the entropy bonus."""
     advantage_floor: float = 0.0
-    """Divide advantages by their standard deviation in the minibatch, at least by this."""
+    """Divide advantages by max(their standard deviation in the minibatch, this)."""
     target_kl: float | None = None
     """Adapt the learning rate each epoch so that the policy moves by this KL divergence (try 0.01);
     None leaves the rate to the cosine."""
     norm_obs: bool = False
-    """Subtract the mean of all observations so far and divide by their standard deviation. Rollouts
-    that begin within the first 1,024 steps, or a twentieth if that is less, are not learnt."""
+    """Subtract the mean of all observations so far and divide by their standard deviation. The
+    first rollout, and those that begin before step min(1024, total_timesteps / 20), only measure
+    them."""
     norm_reward: bool = False
-    """Divide rewards by the standard deviation of recent discounted returns; values are learnt
-    relative to their mean if that is far from 0."""
+    """Divide rewards by the standard deviation of recent discounted returns. If the mean value
+    target is beyond ten of these, values are learned without the excess (value_offset)."""
     reward_clip: float = math.inf
     """Clip rewards to ± this."""
     squash: bool = False
@@ -144,7 +145,7 @@ class Policy(nn.Module):
         self.heads, self.outputs = heads, sum(heads) if heads else dims
         self.register_buffer("shift", None)  # with norm_obs: the observations' mean,
         self.register_buffer("scale", None)  # and 1 / their standard deviation
-        self.register_buffer("squash", None)  # with squash: middle, ± half range, its log
+        self.register_buffer("squash", None)  # with squash: the rows of squash_constants
         self.encoder = nn.Linear(observation_size, width)
         self.layers = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(num_layers))
         self.decoder = nn.Linear(width, self.outputs + 1)
@@ -203,7 +204,7 @@ def rollout(args, envs, storage, policy, state, epoch):
     envs.begin()  # row T of the last rollout becomes row 0
     for t in range(T + 1):
         assert envs.wait() == (0, t), "all environments are one buffer"
-        # A truncated episode continues: its last observation's value is that of the rest.
+        # A truncated episode would have continued: bootstrap from its final observation's value.
         if t > 0:
             cut = (storage.truncations[t - 1] != 0) & (storage.terminals[t - 1] == 0)
             if cut.any():
@@ -234,23 +235,23 @@ def advantage(args, storage, rewards, mean, values, bootstraps, ratios):
 
     Values and bootstraps are relative to `mean` (Schulman et al. 2016, Espeholt et al. 2018).
     """
-    advantages, later = torch.zeros_like(ratios), torch.zeros_like(ratios[0])
+    advantages, next_advantage = torch.zeros_like(ratios), torch.zeros_like(ratios[0])
     next_value = values[-1]
     terminal, done = storage.terminals.float(), (storage.terminals | storage.truncations).float()
     rewards = rewards.clamp(-args.reward_clip, args.reward_clip)
-    follows = torch.ones_like(later)  # 1 if a value follows, 0 after an episode's end
+    has_next_value = torch.ones_like(next_advantage)  # 0 after an episode's end
     for t in reversed(range(len(ratios))):
-        valid, going = storage.valid[t] != 0, 1.0 - done[t]
+        valid, not_done = storage.valid[t] != 0, 1.0 - done[t]
         rho, c = ratios[t].clamp(max=args.vtrace_rho_clip), ratios[t].clamp(max=args.vtrace_c_clip)
-        bootstrapped = going * follows + done[t] - terminal[t]
-        relative = rewards[t] - mean * (1 - args.gamma * bootstrapped)
-        delta = rho * (relative + args.gamma * (going * next_value + bootstraps[t]) - values[t])
-        now = delta + args.gamma * args.gae_lambda * c * going * later
-        advantages[t] = torch.where(valid, now, 0.0)
-        # An invalid step passes on what follows it, unchanged.
-        later = torch.where(valid, now, going * later)
-        next_value = torch.where(valid, values[t], going * next_value)
-        follows = torch.where(valid, 1.0, going * follows)
+        has_bootstrap = not_done * has_next_value + done[t] - terminal[t]
+        relative = rewards[t] - mean * (1 - args.gamma * has_bootstrap)
+        delta = rho * (relative + args.gamma * (not_done * next_value + bootstraps[t]) - values[t])
+        current_advantage = delta + args.gamma * args.gae_lambda * c * not_done * next_advantage
+        advantages[t] = torch.where(valid, current_advantage, 0.0)
+        # An invalid step passes on what comes after it, unchanged.
+        next_advantage = torch.where(valid, current_advantage, not_done * next_advantage)
+        next_value = torch.where(valid, values[t], not_done * next_value)
+        has_next_value = torch.where(valid, 1.0, not_done * has_next_value)
     return advantages
 
 
@@ -282,20 +283,22 @@ def log_probability(policy, y, actions, mask):
     return logprob, entropy
 
 
-def squash_rows(space):
-    """Return what squashes each number of an action, (3, dims).
+def squash_constants(space):
+    """Return the constants (3, dims) that map samples u to actions.
 
-    Middle, half range and its log of a number with two finite bounds. Any other begins at the point
-    of its bounds that is nearest to 0: this, -scale and the log of the scale.
+    A dimension with two finite bounds has middle, half range and the half range's log; its action
+    is middle + half * tanh(u). Any other has start, -scale and the scale's log; its action is
+    start + scale * u, where start is the value within the bounds that is nearest to 0.
     """
     if not hasattr(space, "low"):
         raise SystemExit(f"--squash = True: a tanh is for continuous actions, not {space}. Leave "
                          "it out.")
     low, high = (torch.from_numpy(x.ravel()).double() for x in (space.low, space.high))
     half, start = (high - low) / 2, torch.zeros_like(low).clamp(low, high)
-    between = (half > 0) & (half <= 1e9)  # a larger range means none
+    between = (half > 0) & (half <= 1e9)  # a larger range counts as unbounded
     if not between.any() and not start.any():
-        raise SystemExit(f"--squash = True: no number of {space} has finite bounds. Leave it out.")
+        raise SystemExit(f"--squash = True: no dimension of {space} has finite bounds. Leave it "
+                         "out.")
     scale = torch.where(between, half, start.abs().clamp(min=1))
     return torch.stack([torch.where(between, low + half, start), torch.where(between, half, -scale),
                         scale.log()]).float()
@@ -368,11 +371,11 @@ def muon(args, policy, momenta, learning_rate):
     return norm
 
 
-def far(mean):
-    """Return what the network's values are relative to.
+def value_offset(mean):
+    """Return the offset that values are relative to.
 
-    It is the part of the value targets' mean beyond ten deviations of the return (the shift of
-    PopArt, van Hasselt et al. 2016).
+    It is the part of the mean value target beyond ten standard deviations of the return (the shift
+    of PopArt, van Hasselt et al. 2016).
     """
     return (mean - mean.clamp(-10, 10)).float()
 
@@ -415,7 +418,7 @@ def learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, pro
                  for key, x in losses.items()}
         steps += n
     if count:  # the spread of the last minibatch's advantages: how much there was to gain
-        means["advantages"] = batch.advantages[batch.valid != 0].std(correction=0).item()
+        means["advantage_std"] = batch.advantages[batch.valid != 0].std(correction=0).item()
     return means | {"learning_rate": learning_rate}
 
 
@@ -437,32 +440,34 @@ def train(args, envs, policy=None):
     if args.norm_obs:
         policy.shift, policy.scale = torch.zeros(size), torch.ones(size)
     if args.squash:
-        policy.squash = squash_rows(envs.single_action_space)
+        policy.squash = squash_constants(envs.single_action_space)
     momenta = [torch.zeros_like(weight) for weight in policy.parameters()]
     state = torch.zeros(len(policy.layers), N, policy.encoder.out_features)
-    observed, returns, running = Moments(size), Moments(), torch.zeros(N, dtype=torch.float64)
-    targets, mean = Moments(), 0.0
+    observation_stats, return_stats, target_stats = Moments(size), Moments(), Moments()
+    returns, mean = torch.zeros(N, dtype=torch.float64), 0.0
     updates_owed, rate_factor, losses = 0.0, 1.0, {}
     for epoch in range(-(-args.total_timesteps // (T * N))):
         data = rollout(args, envs, storage, policy, state, epoch)
         state, valid, rewards = data.following, storage.valid[:T] != 0, storage.rewards
         if args.norm_reward:
             # Older returns count less, because an earlier policy earned them.
-            for moments in (returns, targets):
+            for moments in (return_stats, target_stats):
                 moments.count *= math.exp(-T * (1 - args.gamma) / 25)
                 moments.squares *= math.exp(-T * (1 - args.gamma) / 25)
             for t in range(T):
-                running = running * (1 - storage.resets[t].double())
-                running = torch.where(valid[t], args.gamma * running + rewards[t], running)
-                returns.add(running[valid[t]])
-            rewards, mean = rewards * returns.scale, far(targets.mean * returns.scale)
-            goals = advantage(args, storage, rewards, mean, data.values, data.bootstraps,
-                              torch.ones(T, N)) + data.values[:T] + mean
+                returns = returns * (1 - storage.resets[t].double())
+                returns = torch.where(valid[t], args.gamma * returns + rewards[t], returns)
+                return_stats.add(returns[valid[t]])
+            rewards = rewards * return_stats.scale
+            mean = value_offset(target_stats.mean * return_stats.scale)
+            value_targets = advantage(args, storage, rewards, mean, data.values, data.bootstraps,
+                                      torch.ones(T, N)) + data.values[:T] + mean
             # in the environment's units
-            targets.add(goals[valid].double() / returns.scale.double())
-            mean = far(targets.mean * returns.scale)
-        few = observed.count == 0 or epoch * T * N < min(1024, args.total_timesteps / 20)
-        if not (args.norm_obs and few):
+            target_stats.add(value_targets[valid].double() / return_stats.scale.double())
+            mean = value_offset(target_stats.mean * return_stats.scale)
+        is_measured_only = (observation_stats.count == 0
+                            or epoch * T * N < min(1024, args.total_timesteps / 20))
+        if not (args.norm_obs and is_measured_only):
             updates_owed += args.replay_ratio * T * N / args.minibatch_size
         count, progress = int(updates_owed + 1e-9), min(1.0, epoch * T * N / args.total_timesteps)
         updates_owed -= count  # the fraction of an update that is left waits for the next epoch
@@ -470,18 +475,18 @@ def train(args, envs, policy=None):
         # Until its end is near, the schedule is multiplied by a factor that aims at target_kl.
         if args.target_kl is not None and "approx_kl" in losses and schedule > 0.05:
             target = args.target_kl
-            # Small advantages are mostly noise, and Muon's steps do not shrink with the gradient. A
-            # rate of more than four times the setting loses what few decisive steps have taught.
+            # Small advantages are mostly noise, and Muon's steps do not shrink with the gradient.
+            # Above four times the setting, the policy unlearns what a few decisive steps taught.
             if args.norm_reward:
-                target *= min(1.0, losses["advantages"] / 0.2)
+                target *= min(1.0, losses["advantage_std"] / 0.2)
             step = math.sqrt(target / max(losses["approx_kl"], 1e-12))
             rate_factor = max(0.1, rate_factor * min(1.2, max(0.5, step)))
             rate_factor = min(10.0, 4.0 / schedule, rate_factor)
         losses = learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, progress,
                        args.learning_rate * rate_factor * schedule)
         if args.norm_obs:
-            observed.add(storage.observations[:T].flatten(2)[valid])
-            policy.shift, policy.scale = observed.mean.float(), observed.scale
+            observation_stats.add(storage.observations[:T].flatten(2)[valid])
+            policy.shift, policy.scale = observation_stats.mean.float(), observation_stats.scale
         yield (epoch + 1) * T * N, envs.log(), losses, policy
 
 

@@ -208,7 +208,8 @@ class PuffeRL:
             self.run.note(text, self.global_step)
         capture, is_custom = self.engine.capture, own_optimizer(self.config)
         self._compute_all_advantages = capture(self._compute_advantages)
-        # Ranks sum between the pieces. A custom optimizer may wait for the GPU; a graph cannot.
+        # With several ranks each piece is captured, because ranks sum gradients in between. A
+        # custom optimizer may synchronize with the GPU, which a CUDA graph cannot.
         pieces = {"_sample_segments", "_compute_gradients", "_step_optimizer", "_write_back"}
         captured = pieces - {"_step_optimizer"} if is_custom else pieces
         if self.engine.whole_minibatches and self.ranks.count == 1 and not is_custom:
@@ -272,7 +273,7 @@ class PuffeRL:
             if self._rollouts == 0 and self.normalizer is None:
                 self._layout.note_indistinct(buffers.storage["observations"], self.vecenv.name)
             self._count_outside()
-        self._rollouts += 1  # counts the random words of actions, so an exact resume needs it
+        self._rollouts += 1  # counts the random numbers of actions, so an exact resume needs it
         self._has_rollout = True
         return dict(statistics.environment)
 
@@ -336,7 +337,7 @@ class PuffeRL:
             [numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
         buffers.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
         buffers.rate.fill_(self._used_lr)
-        buffers.counter.copy_(torch.tensor([self.epoch, 0]))  # counts the random words of draws
+        buffers.counter.copy_(torch.tensor([self.epoch, 0]))  # counts the random numbers of draws
         buffers.found_inf.zero_()
         buffers.ratios.fill_(1.0)
         buffers.sums.zero_()
@@ -361,7 +362,10 @@ class PuffeRL:
             self.statistics.bonuses.append(float(bonuses.mean()))
 
     def _center_values(self):
-        """Shift the values by the mean of their targets, as far as it is large."""
+        """Update the offset of the values; recompute the advantages if it changed.
+
+        It is the part of the mean value target beyond RewardScale.FAR deviations of the return.
+        """
         scale, buffers = self.reward_scale, self.buffers
         if scale is not None and scale.scale > 0:  # 0 after an infinite reward, see _read_sums
             mean_before = scale.value_mean
@@ -484,7 +488,7 @@ class PuffeRL:
         if self.epoch % c["checkpoint_interval"] == 0 and self.run_folder:
             try:
                 self.save_checkpoint()
-            except OSError as error:  # a full disk; the last checkpoint stays whole
+            except OSError as error:  # a full disk; the last checkpoint stays intact
                 loggers.warn(f"checkpoint at epoch {self.epoch} not written: {error}")
         return logs
 
@@ -562,7 +566,7 @@ class PuffeRL:
             self.warnings.outside = f"{words} ({self._check_command()})"
 
     def _check_command(self):
-        """Return how to find where an environment writes numbers that are not finite."""
+        """Return the cause of a bad number from the environment, and what finds it."""
         name, library = self.config["env"], getattr(self.vecenv, "library", None)
         if library is not None and library.header.parent.parent != ocean.FOLDER:
             name = str(library.header)
@@ -572,7 +576,7 @@ class PuffeRL:
         changed = [f"{key}={value}" for key, value in self.args.get("env", {}).items()
                    if maker.settings.get(key, value) != value]
         options = [name, "--check", *(["--set", *changed] if changed else [])]
-        return f"the environment writes it: python -m ocean {shlex.join(options)}"
+        return f"the environment writes it. To find where: python -m ocean {shlex.join(options)}"
 
     def _find_nan(self):
         """Return (how early, description) of this epoch's first number that is not finite."""
@@ -610,7 +614,7 @@ class PuffeRL:
                 "learning_rate": self._used_lr}
 
     def _adapt_rate(self, kl):
-        """Return the rate's factor with which an epoch moves the policy by target_kl.
+        """Return the next factor of the learning rate, for a KL near target_kl.
 
         As in Schulman et al. 2017, section 4, but in small steps, every epoch. Advantages that are
         small relative to the return's deviation are mostly noise. They lower the target, because
@@ -736,12 +740,13 @@ class PuffeRL:
                 self._dashboard.close()
 
 
-# Per epoch: too large a rate does harm at once, too small a one only takes longer.
+# Limits of the rate factor's change per epoch. Down is faster: too large a rate does harm at once,
+# too small a one only takes longer.
 RATE_STEPS = 0.5, 1.2
 SMALL_ADVANTAGES = 0.2  # the advantages' deviation, as a share of the return's
-# How far target_kl may move the schedule, either way, and the largest multiple of the setting.
-# Larger rates destroy policies whose few decisive steps weigh little in the mean divergence
-# (docs/findings.md).
+# Limits of the factor by which target_kl multiplies the schedule, and the largest rate as a
+# multiple of train.learning_rate. Larger ones destroy policies that depend on a few decisive steps,
+# which weigh little in the mean KL divergence (docs/findings.md).
 RATE_FACTORS, RATE_MOST = (0.1, 10.0), 4.0
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
 
@@ -769,7 +774,7 @@ def choose_engine(policy, vecenv, config):
         return general, None
     conditions = (
         (requested not in ("auto", fast),
-         f"with train.device {config['device']} there are {fast} and autograd"),
+         f"the engines for train.device {config['device']} are {fast} and autograd"),
         (config["compile"], "train.compile compiles the network with torch"),
         (config["loss"], "train.loss needs its derivative"),
         (np.dtype(vecenv.observation_dtype) == np.float16, "observations are float16"),
@@ -921,8 +926,9 @@ def check_train(config, vecenv, policy, agents, group):
                 else "must be 1 or more")
     size = f"train.minibatch_size = {c['minibatch_size']}"
     require(c["use_rnn"] == is_recurrent,
-            f"use_rnn = {c['use_rnn']}: it is {is_recurrent} for this policy, whether it has an "
-            "initial_state. models.LSTMWrapper makes one recurrent.")
+            f"use_rnn = {c['use_rnn']}: must be {is_recurrent}, because this policy "
+            f"{'has an' if is_recurrent else 'has no'} initial_state. Leave it out; "
+            "models.LSTMWrapper makes a policy recurrent.")
     require(c["gpus"] in (1, group.local_count), f"train.gpus = {c['gpus']}: there are "
             f"{group.local_count} ranks on this machine. pufferl.py train or torchrun starts them.")
     require(c["bonus"] == "none" or group.count == 1, f"train.bonus = {c['bonus']}: with several "
@@ -1008,8 +1014,8 @@ class Settings(dict):
                 check_bound(f"train.{name}", value, f"train.{name}")
         require(value != "auto" if name in MUTABLE else value == self[name],
                 f"train.{name} = {named(value)}: this trainer was made for {named(self[name])}. "
-                "Make another one; its load_checkpoint continues this run. Between epochs may "
-                f"change: {', '.join(MUTABLE)}.")
+                "Make another one; its load_checkpoint continues this run. These may change "
+                f"between epochs: {', '.join(MUTABLE)}.")
         self.has_stale_graphs |= name in IN_GRAPHS and value != self[name]
         super().__setitem__(name, value)
 
@@ -1033,11 +1039,11 @@ MESSAGE_SECONDS = 3e-4  # cost of a step's messages to other processes
 
 
 def measure(env_name, args, vecenv, facts):
-    """Return the Facts of an environment with what a step and learning from it cost.
+    """Measure the cost of environment steps and of learning; return facts with both.
 
-    A few epochs are run on temporary environments and a copy of the network, without drawing random
-    numbers of the run. Returns the Facts unchanged if one process cannot hold more of these
-    environments, or if one environment holds many agents' worlds.
+    Runs a few epochs on temporary environments and a new network. The run's random numbers stay as
+    they are. Returns facts unchanged if a process can hold these environments only once, for one
+    environment in Python, and for Tensors.
     """
     if not facts.native and (vecenv.num_envs == 1 or isinstance(vecenv, Tensors)):
         return facts
@@ -1075,8 +1081,8 @@ def measure(env_name, args, vecenv, facts):
                 if trainer.epoch == 1:  # in which kernels are compiled
                     start, before = time.perf_counter(), dict(trainer.statistics.seconds)
         except Exception as error:
-            error.add_note("The run had not begun: steps were measured, for the settings that are "
-                           "auto.")
+            error.add_note("Training had not begun: costs were being measured to choose the "
+                           "settings that are auto.")
             raise
     steps = (trainer.epoch - 1) * trainer.batch_size
     spent = {stage: (seconds - before[stage]) / steps
@@ -1105,7 +1111,7 @@ def find_cutoff(terminals, truncations):
     return int(lengths[0])
 
 
-def settle(env_name, args, vecenv):
+def resolve_auto(env_name, args, vecenv):
     """Replace "auto" in args["train"]; write the reasons to args["auto"].
 
     Rank 0 chooses for all ranks. Returns the Facts that the choice is based on.
@@ -1130,7 +1136,7 @@ def make_trainer(env_name, args):
     group, vecenv = data_parallel.connect(), load_env(env_name, args)
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: vecenv.close())
-        facts = settle(env_name, args, vecenv)
+        facts = resolve_auto(env_name, args, vecenv)
         if facts.here:
             vecenv.close()
             args["vec"]["backend"] = "serial"
@@ -1175,9 +1181,10 @@ def describe(trainer, args, facts):
         yield (f"this run takes some {minutes:.0f} minutes: --train.total-timesteps "
                f"{float(f'{5 / seconds * 60:.2g}'):.0f} takes five")
     if trainer.engine.blocking_classes:
-        yield (f"one thread of {vecenv.num_threads} learns. If forward keeps nothing from call to "
-               "call and draws no random numbers, write thread_safe = True into "
-               f"{', '.join(trainer.engine.blocking_classes)}: then each learns (docs/speed.md)")
+        classes = ", ".join(trainer.engine.blocking_classes)
+        yield (f"one thread of {vecenv.num_threads} learns. If forward keeps no state between "
+               "calls and draws no random numbers, write thread_safe = True into "
+               f"{classes}: then all threads learn (docs/speed.md)")
     if any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.training
            for module in trainer.policy.modules()):
         yield ("batch norms: the moments of a rollout's step and of a minibatch differ, so such a "
@@ -1235,7 +1242,7 @@ def train(env_name, args=None):
         if isinstance(error, Exception) and trainer.epoch and folder and (
                 folder / "trainer_state.pt").exists():
             resume = command("train", env_name, "--resume", str(folder))
-            error.add_note(f"The last checkpoint is whole: {resume}")
+            error.add_note(f"The last checkpoint is intact. To continue: {resume}")
         raise
     model = trainer.close()
     for line in screen.closing(trainer, args, model):
@@ -1263,7 +1270,7 @@ USAGE = """usage: python pufferl.py {train,eval,ship,sweep,export,autotune,profi
   list [ENV]   the environments: observations, actions, what solving them takes; or all about one
   train ENV    train a policy; Ctrl-C stops it with a checkpoint
   eval ENV     play episodes with a trained policy: --load-model-path latest
-  ship ENV     make a run's policy its environment's shipped one: --load-model-path latest
+  ship ENV     make a run's policy the baseline of its environment: --load-model-path latest
   sweep ENV    search hyper-parameters; the same as python protein.py ENV
   export ENV   a policy as ONNX, C or a web page: --load-model-path latest --export.web FOLDER
   autotune ENV find the backend, workers and batch size that step it fastest on this machine

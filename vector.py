@@ -97,10 +97,10 @@ POLICY_INPUTS = ("observations", "resets", "valid", "action_masks")
 
 
 def aligned_zeros(shape, dtype):
-    """Return np.zeros on whole pages.
+    """Return np.zeros that begins on a page.
 
-    The address of a matrix decides how its products round, so a run repeats bit for bit only if
-    addresses do not depend on the allocator. For a GPU whole pages are pinned.
+    The rounding of a matrix product depends on the alignment of its operands, so a run repeats bit
+    for bit only if that does not depend on the allocator. For a GPU whole pages are pinned.
     """
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     block = np.zeros(-(-size // PAGE) * PAGE + PAGE, np.uint8)
@@ -165,7 +165,7 @@ class Vector:
     _watched_since = 0.0
 
     def _step_in_time(self, step, t):
-        """Step row t in this process; print each thread's place after vec.timeout."""
+        """Step row t in this process; print all tracebacks if it takes over vec.timeout."""
         horizon, now, is_inside = len(self.storage.actions), time.monotonic(), False
         if horizon > 1 and (t == 0 or now > self._watched_since + self.timeout / 10):
             self._watched_since = now
@@ -178,7 +178,7 @@ class Vector:
                 faulthandler.cancel_dump_traceback_later()
 
     def number_from(self, first_env):
-        """Use random numbers of environments first_env and on; call it first."""
+        """Number the environments from first_env on; call it before `allocate`."""
         self.seed += first_env
 
     @property
@@ -287,7 +287,8 @@ class Vector:
         another shape or outside their space.
         """
         if self.storage is None or len(self.storage.actions) != 1:
-            raise RuntimeError("step() needs reset() first, and no trainer that uses this vector.")
+            raise RuntimeError("step() needs reset() first, and cannot be called while a trainer "
+                               "uses this vector.")
         storage = self.storage
         self._check_actions(actions, self.num_agents)
         self._rewind()
@@ -495,7 +496,10 @@ class Native(Vector):
 
     @property
     def can_step_in_kernels(self):
-        """Return whether a kernel may step a buffer: if no patch changes that."""
+        """Return whether a kernel may step a buffer.
+
+        It may if `wait` and `advance` are not replaced and a worker has one thread.
+        """
         return (type(self) is Native and not {"wait", "advance"} & set(vars(self))
                 and self.threads_per_worker == 1)
 
@@ -540,11 +544,11 @@ class Native(Vector):
 class OnGpu(Native):
     """Environments in C on a GPU: one thread each, all in one buffer.
 
-    device: the torch.device. They are plain data, made on the host and copied. An engine on it
-    gives `write_to` its own arrays: then a step copies nothing to the host, CUDA graphs can hold a
-    rollout's steps (`launch`), and `log` copies the sums. Otherwise each step copies its rows from
-    `storage` and back. Raises ImportError without CuPy, and EnvError if the header does not compile
-    there.
+    device: the torch.device. The structs are made on the host and copied there. An engine on the
+    same device passes its tensors to `write_to`: then a step copies nothing to the host, CUDA
+    graphs can hold a rollout's steps (`launch`), and `log` copies the sums. Otherwise each step
+    copies its rows from `storage` and back. Raises ImportError without CuPy, and EnvError if the
+    header does not compile there.
     """
 
     in_graphs = True
@@ -566,7 +570,7 @@ class OnGpu(Native):
         self._memory.copy_(torch.from_numpy(self.envs.memory))
 
     def _copy_from_device(self):
-        """Copy the environments to the host, but for pointers, which hold on the GPU."""
+        """Copy the environments to the host, except pointers, valid on the GPU only."""
         shape, plain = (self.num_envs, self.library.struct_size), self.library.plain_start
         memory = self._memory.view(shape)[:, plain:].cpu().numpy()
         self.envs.memory.reshape(shape)[:, plain:] = memory
@@ -713,7 +717,7 @@ class Emulated(Vector):
         self._infos, self._answers, self._attributes = {}, {}, {}
         self._received = self._next_seed = None
         self._sums = defaultdict(lambda: [0.0, 0.0])  # {(environment, name): [sum, episodes]}
-        # a PufferEnv's infos may say how many episodes they are of; else its ends are counted
+        # a PufferEnv's info may have its number of episodes, n; if not, ends are counted
         self._is_puffer_env = not isinstance(env, emulation.WRAPPERS)
         self._counts_ends, self._ends = False, 0
 
@@ -864,7 +868,7 @@ class Emulated(Vector):
             sums[key[1]] = before[0] + total, before[1] + count
         means = flat_spaces.episode_means(sums, sums.pop("n", [0.0])[0])
         s = self.storage
-        if self._counts_ends and env is None and len(s.actions) > 1:  # a rollout ends with a call
+        if self._counts_ends and env is None and len(s.actions) > 1:  # once a rollout
             self._ends += int(np.count_nonzero((s.terminals | s.truncations) & s.valid[:-1]))
             if means:
                 means["n"], self._ends = max(means["n"], self._ends), 0
@@ -914,7 +918,7 @@ class Emulated(Vector):
     def reset(self, seed=None):
         """Begin new episodes; return (observations (N, *shape), infos).
 
-        The first call has the vector's seed. Later ones without a seed draw on.
+        The first call uses the vector's seed. Later calls without one continue its random numbers.
         """
         if self.storage is None or len(self.storage.actions) != 1:
             self.allocate(1)
@@ -998,7 +1002,7 @@ class Serial(Emulated):
 
     @property
     def envs(self):
-        """Return the environments; others' are in wrappers of emulation.py."""
+        """Return the environments; all but PufferEnvs are inside wrappers of emulation.py."""
         if self._envs is None:
             self.allocate(1)
         return self._envs.envs
@@ -1031,7 +1035,7 @@ class Serial(Emulated):
 
 
 class Package(Serial):
-    """The vector environment of an environment's own package.
+    """The vectorized implementation that an environment's package provides.
 
     ALE's is in C++, CartPole's in numpy. It steps in this process; see `make`. creators: all the
     same one, with a method `vector` (environments.GymnasiumCreator).
@@ -1193,7 +1197,7 @@ class Tensors(Vector):
         return self.storage
 
     def write_to(self, arrays):
-        """Step into {name: tensor} from now on, and copy what the present arrays hold there.
+        """Step into {name: tensor} from now on, and copy the present arrays there.
 
         The tensors have the storage's shapes.
         """
@@ -1217,7 +1221,7 @@ class Tensors(Vector):
         self._driver.reset_into(self._rows[-1], seed)
 
     def step(self, actions):
-        self.begin()  # an environment may have the row before as its final observations
+        self.begin()  # without final_obs, a truncated episode is valued by row 0
         return super().step(actions)
 
     def advance(self, buffer):

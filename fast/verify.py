@@ -45,9 +45,10 @@ def digest():
 
 
 def find_edit(policy, engine, modules=None):
-    """Return what in this policy's objects an engine does not implement; None if nothing.
+    """Return what in a policy's objects an engine does not implement; None if nothing.
 
-    Edited source is for `digest`. engine: "compiled" or "fused". modules: list(policy.named_modules()) of the engine.
+    Edited source is for `digest`. engine: "compiled" or "fused". modules:
+    list(policy.named_modules()) of the engine.
     """
     is_wrapped = type(policy) is models.Normalized
     kind = type(policy.policy if is_wrapped else policy)

@@ -146,7 +146,7 @@ CONFIGURATION = [
     ("train.minibatch_size", Error, "is more than one epoch's batch, 8 agents × horizon 8 = 64. "
      "Take a smaller one or more agents (vec.total_agents)", give(minibatch_size=128)),
     ("train.draw", Error, "a recurrent network needs steps in their order", give(draw="steps")),
-    ("use_rnn", Error, "it is True for this policy", give(use_rnn=False)),
+    ("use_rnn", Error, "must be True, because this policy has an", give(use_rnn=False)),
     ("train.norm_obs", Error, "has no models.Normalizer", give(norm_obs=True)),
     ("hidden-size", SystemExit, "Mine does not take it. Leave it out.", network(
         "models.FeedForward):\n def __init__(self, env): super().__init__(env, 16)",
@@ -272,7 +272,8 @@ RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
 ]
 
 TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
-    ("train.engine", ConfigError, "there are compiled and autograd", lambda: make_trainer(engine="fused")),
+    ("train.engine", ConfigError, "are compiled and autograd",
+     lambda: make_trainer(engine="fused")),
     ("train.engine", ConfigError, "Tripled is not models.MinGRUPolicy", lambda: make_trainer(**faults.TRIPLED)),
     ("train.compile", ConfigError, "train.compile compiles the network with", lambda:
      make_trainer(compile=True, engine="compiled")),
@@ -321,7 +322,7 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
      lambda: make_trainer(policy=faults.LostState)),
     ("FeedForward", ConfigError, "has no shape yet, because its layer is lazy",
      lambda: make_trainer(policy=faults.lazy)),
-    ("tanh", NetworkError, "has two finite bounds. Take none", faults.squash_unbounded),
+    ("tanh", NetworkError, "has two finite bounds. Set it to none", faults.squash_unbounded),
     ("Impala", NetworkError, "Take policy.name auto", lambda: models.Impala(faults.environment())),
     ("curves:", None, "Every reward so far is 0: there is nothing to learn from", faults.diagnose_no_rewards),
 ]

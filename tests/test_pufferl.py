@@ -694,7 +694,7 @@ def test_a_tanh_wants_a_number_with_finite_bounds(space):
     with pytest.raises(NetworkError):
         models.squash(models.FeedForward(env), space)
     with pytest.raises(SystemExit, match="--squash"):
-        ppo.squash_rows(space)
+        ppo.squash_constants(space)
 
 
 @pytest.mark.slow
