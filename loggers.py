@@ -303,7 +303,7 @@ class Dashboard:
             done = 100 * trainer.epoch / max(1, trainer.total_epochs)
             score = f"score {self.scores[-1]:.3f}  " if math.isfinite(self.scores[-1]) else ""
             processes.say(f"{done:5.1f}% steps {trainer.global_step:,}  "
-                          f"sps {last_sps(trainer):,.0f}  {score}{self.time_left(trainer)}")
+                          f"sps {trainer.last_sps:,.0f}  {score}{self.time_left(trainer)}")
             return
         try:
             if self.live is None:
@@ -398,11 +398,6 @@ class Dashboard:
                    "docs/write_an_environment.md)")
 
 
-def last_sps(trainer):
-    """Return the steps per second of the last log entry, or so far."""
-    return trainer.statistics.entry.get("performance/sps", trainer.sps)
-
-
 def tables_of(trainer):
     """Return [(title, [(name, value)])] of the panel's tables."""
     stages = trainer.statistics.stages
@@ -413,7 +408,7 @@ def tables_of(trainer):
         ("run", [
             ("engine", trainer.engine.name), ("agents", f"{trainer.num_agents:,}"),
             ("parameters", f"{sum(p.numel() for p in trainer.policy.parameters()):,}"),
-            ("steps", f"{trainer.global_step:,}"), ("steps/s", f"{last_sps(trainer):,.0f}"),
+            ("steps", f"{trainer.global_step:,}"), ("steps/s", f"{trainer.last_sps:,.0f}"),
             ("epoch", f"{trainer.epoch} of {trainer.total_epochs}"),
             ("CPU", f"{psutil.cpu_percent():.0f}%"),
             ("memory", f"{psutil.Process().memory_info().rss / 2**20:,.0f} MiB"),

@@ -528,6 +528,11 @@ class PuffeRL:
         return (self.global_step - step) / max(clock() - time_before, 1e-9)
 
     @property
+    def last_sps(self):
+        """Return the environment steps per second of the last log entry, or so far."""
+        return self.statistics.entry.get("performance/sps", self.sps)
+
+    @property
     def environment(self):
         """Return means over the episodes since the last log entry, or of that entry."""
         return self.statistics.environment

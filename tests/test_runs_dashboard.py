@@ -18,7 +18,8 @@ class Fake:
     """As much of a trainer as a dashboard looks at."""
 
     def __init__(self, **environment):
-        self.uptime, self.global_step, self.sps = 40.0, 1000, 25.0
+        self.uptime, self.global_step = 40.0, 1000
+        self.sps = self.last_sps = 25.0
         self.epoch, self.total_epochs, self.num_agents = 1, 10, 8
         self.config, self.env_name = {"total_timesteps": 10_000}, "squared"
         self.args = {"config_name": "squared", "env": configuration.load_config("squared")["env"]}
