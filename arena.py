@@ -309,7 +309,8 @@ def run(function, lanes, cost, *arguments):
         function(0, lanes, *arguments)
         return
     if count not in _pools:
-        _pools[count] = ThreadPoolExecutor(count - 1, thread_name_prefix="kernels")
+        _pools[count] = ThreadPoolExecutor(  # the mode as in engines.torch_threads
+            count - 1, "kernels", torch.set_flush_denormal, (True,))
     bounds = [lanes * i // count for i in range(count + 1)]
     futures = [
         _pools[count].submit(function, first, last, *arguments)
