@@ -449,7 +449,8 @@ def check_returned(env, call, returned, space, shape=()):
             f'{env}: the info of {call}() has "action_masks". Name the mask "action_mask".')
     for name, value in zip(names[1:-1], returned[1:-1], strict=True):
         array = as_array(value)
-        shapes = [shape] if shape or name != "reward" else [(), (1,)]
+        may_have_one = name == "reward" and not shape and not isinstance(value, list | tuple)
+        shapes = [(), (1,)] if may_have_one else [shape]
         if array.shape not in shapes or array.dtype.kind not in "biuf":
             kind = "a number" if name == "reward" else "a bool"
             raise EnvError(

@@ -249,6 +249,7 @@ TREES = [
 FAULTS = [
     *((creator, name) for creators, name in TREES for creator in creators),
     *((at(step, reward=value), "reward") for step in (1, 5) for value in (np.ones(2), [1.0, -0.5])),
+    (at(1, reward=[1.0]), "reward"),
     *((at(step, reward=reward), "reward") for step in (1, 5) for reward in ("x", 10**400)),
     (at(5, terminated=np.zeros(2)), "terminated"),
     (at(5, terminated=True, info=5), "info.*5"),
