@@ -26,7 +26,6 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
-import json
 import math
 import os
 import random
@@ -85,6 +84,7 @@ from configuration import (
     load_config,
     named,
     own_optimizer,
+    read_settings,
     sizes_of,
     stem_of,
     train_settings,
@@ -1260,7 +1260,7 @@ def resume_interrupted(group, args):
     args["resume"] = group.find_interrupted(args["data_dir"], stem_of(args["env_name"]))
     if args["resume"]:  # its measured choices stay
         config = Path(args["resume"]) / "config.json"
-        saved = group.first(lambda: json.loads(config.read_text()))
+        saved = group.first(lambda: read_settings(config))
         for section in ("train", "vec"):
             args[section] |= {name: value for name, value in saved[section].items()
                               if args[section].get(name) == "auto"}

@@ -460,7 +460,7 @@ def _cache_folder():
 def nearest(name, known, listed=None):
     """Write the end of an error about an unknown name: the nearest ones, and all.
 
-    listed: the names to list in the place of `known`; () for none.
+    listed: the names to list instead of `known`; () for none.
     """
     near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else ""

@@ -1,7 +1,7 @@
 """Runs a GPU's code on a CPU: a driver that numba-cuda has compiled to PTX (a GPU's assembly language)
 is translated to C, and its threads run one after another.
 
-    launch = Launcher()                                 # in the place of arena._launch
+    launch = Launcher()                                 # instead of arena._launch
     launch(driver, lanes, arguments)                    # the effect that the launch has on a GPU
     launch.counts                                       # driver -> instructions executed a thread, of its last launch
 

@@ -143,7 +143,7 @@ class Recorder:
 
 
 def install(monkeypatch, execute):
-    """Put the recorder in the place of a GPU.
+    """Put the recorder instead of a GPU.
 
     `execute` runs numba's drivers, tests/cuda_on_a_cpu.py the CUDA C++.
     """

@@ -56,7 +56,7 @@ def write(path, text):
 
 
 def read_ini(text, name="squared"):
-    """Read a configuration file with this text, in the place of all that ship."""
+    """Read a configuration file with this text, instead of all that ship."""
     def cause(path):
         write(path / "config" / f"{name}.ini", text)
         with pytest.MonkeyPatch.context() as patch:
