@@ -57,7 +57,7 @@ def near_a_copy(figures):
 def solved(figures):
     ((result,),) = (seeds.values() for seeds in figures["environments"].values())
     return (None if result["seconds"] is not None
-            else f"ended at {result['score']:.0f}, below {result['threshold']:.0f}")
+            else f"ended at {result['end']:.0f}, below {result['threshold']:.0f}")
 
 
 def same_bits(figures):
@@ -117,7 +117,8 @@ def train_speed():
 
 def learning():
     for place in ("host", "cuda"):
-        command = ["bench/bench_solve.py", "--only", "breakout", "--options", *stepped_on(place)]
+        command = ["bench/bench_solve.py", "--only", "breakout", "--cores", "64", "--to-end",
+                   "--options", *stepped_on(place)]
         yield Step(f"learn-{place}", 180, command, solved, setting=place == "cuda")
     for place in ("host", "cuda"):
         yield Step(f"resume-{place}", 240, of_this_file("resume", *stepped_on(place)), same_bits,

@@ -21,7 +21,7 @@ GARBAGE = bytes(range(256)) * 9 + b"\x1b[31m{not JSON}\n```\n"
 VERSIONS = {"gpu": "Some GPU", "cores": 16, "torch": "2.11.0", "driver": "580.1, 700 W"}
 TRAIN = {"sps": 12345678.0, "num_layers": 4, "hidden_size": 32, "shares": {"busy": 0.625}}
 SOLVED = {"environments": {"breakout": {
-    "0": {"threshold": 800.0, "seconds": 7.25, "score": 858.0, "end_seconds": 9.0}}}}
+    "0": {"threshold": 800.0, "seconds": 7.25, "end": 858.0, "end_seconds": 9.0}}}}
 EPOCH = {"epoch": {"8192": {"milliseconds": 29.4, "idle": 2.8,
                             "kernels": [["draw", 45, 0.45], ["clip", 45, 0.25]]}}}
 ROW = "microseconds", "gb_per_second", "share_of_copy_of_its_size"
