@@ -935,7 +935,7 @@ def named(value):
     return f"{owner.__module__}.{owner.__qualname__}"
 
 
-def own_optimizer(train):
+def has_custom_optimizer(train):
     """Tell whether train.optimizer is custom: a file's class, or a class itself."""
     return train["optimizer"] not in ("muon", "adam")
 
