@@ -4,7 +4,6 @@ odd sizes, NaNs that stay, errors that name the tensor, the same bits for any sp
     python -m pytest tests/test_kernels.py -k advantage
 """
 
-import concurrent.futures
 import itertools
 import math
 
@@ -622,23 +621,3 @@ def test_thread_count_changes_no_bit(make, monkeypatch):
             results = call.run()
         assert all(torch.equal(bits(results[name]), bits(x)) for name, x in expected.items())
         assert min(shares) == count
-
-
-def test_kernels_run_from_several_python_threads_at_once():
-    """As the trainer's workers do: each its own arrays, the same code."""
-    calls = [cases.mingru_scan(17, 9, 33, seed=2 * seed) for seed in range(8)]
-    hgps = [call.arguments["hgp"].clone() for call in calls]
-    expected = []
-    for call in calls:
-        expected.append(call.run()["out"].clone())
-        call.arguments["out"].fill_(NAN)
-
-    def work(call, hgp):
-        for _ in range(50):
-            call.arguments["hgp"].copy_(hgp)
-            call.run()
-
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, calls, hgps))
-    for call, right in zip(calls, expected, strict=True):
-        assert torch.equal(call.arguments["out"], right)
