@@ -159,7 +159,7 @@ class PuffeRL:
         self.losses = {}
         self._advantage = c["advantage"] and load_attribute("train.advantage", c["advantage"])
         loss = named(c["loss"] or "").replace(":", ".").rpartition(".")[2]
-        self._extra_loss = f"own_{loss}_loss" if loss else None  # the metric of train.loss
+        self._extra_loss = f"custom_{loss}_loss" if loss else None  # the metric of train.loss
         self.statistics = Statistics(self.ranks.count)
         self.warnings = diagnostics.Warnings(c, sum(agents))
         run_id = c.get("run_id") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"

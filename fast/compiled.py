@@ -1,13 +1,19 @@
 """Run the default networks on a CPU in few calls, without autograd.
 
-    python pufferl.py train breakout --train.engine compiled     # auto takes it, too
+    python pufferl.py train breakout --train.engine compiled     # auto chooses it, too
     python -m pytest tests/test_compiled.py tests/test_engines.py
 
 The networks are models.MinGRUPolicy, models.FeedForward and models.Separate. The algorithm is in
 ppo.py, the same steps for any network in engines.py: this file can be deleted, and
 `engines.Autograd` runs everything. First come the network's step, a buffer's rollout and a
 worker's share of a minibatch, each a single call without the interpreter. Then comes `Compiled`,
-the engine.
+the engine. An epoch, call by call:
+
+    PuffeRL.evaluate > Compiled.rollout > Workers.run > _run_in_one_call, in each thread
+        > _rollout_cpu > _act_cpu, vector.step_environments, for each step
+    PuffeRL.train > _minibatch_step > _compute_gradients > Compiled.backward > Workers.run
+        > _backward_share, in each thread
+        > _learn_cpu > _forward_cpu, kernels._ppo_loss_*, _backward_cpu, for some segments
 
 The matrix products are those of fast/products.py: a call into torch takes longer than such a small
 product. A few segments at a time pass the whole network, forward and backward, so that the results
@@ -453,11 +459,9 @@ class Weights:
         self.num_layers = len(shapes[0]) - 2
         self.is_recurrent = isinstance(policy, models.MinGRUPolicy)
         self.inner = (3 if self.is_recurrent else 1) * self.H  # columns of a layer's product
-        if not self.num_layers:
-            raise ValueError("it has no layer between its first and its last one")
         expected = [(self.H, self.D), *[(self.inner, self.H)] * self.num_layers,
                     (self.width, self.H)]
-        if any(tower != expected for tower in shapes):
+        if not self.num_layers or any(tower != expected for tower in shapes):
             raise ValueError(f"its weights have the shapes {shapes}")
         self.outputs = [len(range(self.width)[rows]) for _, rows in self.towers]  # of each tower
         for t, outputs in enumerate(self.outputs):
@@ -780,7 +784,7 @@ class Compiled:
         return _layers(None if state is None else state[:, agents])
 
     def _distribution(self, *rows):
-        """Return heads, log_std (*rows, A) and squash of actions, as kernels take them."""
+        """Return heads, log_std (*rows, A) and squash of actions, as the arguments of kernels."""
         log_std = self.log_std
         if log_std is not None:
             log_std = expand_log_std(log_std, (*rows, len(log_std)))

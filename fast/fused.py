@@ -518,7 +518,7 @@ class Capture:
                                     for function in (*statistics, *functions)])
             if self._check is not None and functions:
                 self._check(functions)
-        except Exception as error:  # numba's CudaAPIError is no RuntimeError
+        except Exception as error:  # numba's CudaAPIError is not a RuntimeError
             self.drop()
             if data_parallel.connect().rank == 0:
                 reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -735,7 +735,7 @@ class PolicyStep:
     """Run a step of the rollout as one kernel.
 
     It is encoder, layers, decoder and the sampling of actions, with all weights in the shared
-    memory of each block. A network that does not fit takes its products from cuBLAS
+    memory of each block. A network that does not fit has its products by cuBLAS
     (`Layers.step`).
 
         step = PolicyStep(policy, products)                          # when the weights are bound
