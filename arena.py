@@ -169,11 +169,9 @@ class Arena:
 
         Raises ValueError for a registered name, or after `allocate`.
         """
-        if self.memory is not None:
-            raise ValueError(f"arena.register({name!r}) after arena.allocate(): register "
-                             "everything first.")
-        if name in self._specs:
-            raise ValueError(f"arena.register({name!r}): the name is taken. Take another.")
+        if name in self._specs or self.memory is not None:
+            raise ValueError(f"arena.register({name!r}): register each name once, and before "
+                             "arena.allocate().")
         self._specs[name] = (tuple(shape), dtype, group)
 
     def adopt(self, module, prefix="policy"):
@@ -181,13 +179,9 @@ class Arena:
 
         They are the groups "weights" and "gradients", in the same order. `allocate` copies the
         values, and makes each parameter's `.data` and `.grad` a view. The weights of a recurrent
-        torch module stay one unpadded block, which its fused kernels need. Raises TypeError unless
-        parameters are float32.
+        torch module stay one unpadded block, which its fused kernels need. Parameters are float32.
         """
         for name, parameter in module.named_parameters():
-            if parameter.dtype != torch.float32:
-                raise TypeError(f"arena.adopt: {name} is {parameter.dtype}, expected float32: "
-                                "master weights are float32.")
             self.register(f"weights/{prefix}.{name}", parameter.shape, group="weights")
             self.register(f"gradients/{prefix}.{name}", parameter.shape, group="gradients")
         packed = {f"{prefix}.{name}.{weight}".replace("..", ".")
@@ -283,11 +277,11 @@ def set_threads(count):
 def threads(count):
     """Set the number of threads within the context."""
     previous = getattr(_local, "count", 1)
-    set_threads(count)
+    _local.count = count
     try:
         yield
     finally:
-        set_threads(previous)
+        _local.count = previous
 
 
 # to start and join a thread takes nearly as long
@@ -537,17 +531,15 @@ def check_arrays(kernel, **expected):
             array, sizes = as_array(tensor), shape
             if shape and shape[0] < 0:
                 sizes = (max(len(tensor), -shape[0]), *shape[1:])
-            if array.shape != sizes:
+            if array.shape != sizes or not tensor.is_contiguous():
                 least = "at least " if sizes is not shape else ""
-                raise ValueError(f"kernels.{kernel}: {name} has shape {array.shape}, expected "
-                                 f"{least}{tuple(map(abs, shape))}.")
+                raise ValueError(f"kernels.{kernel}: {name} has shape {array.shape} and strides "
+                                 f"{tensor.stride()}, expected {least}{tuple(map(abs, shape))}, "
+                                 "contiguous.")
             kinds = dtype if dtype is FLOATS else (dtype or array.dtype,)
             if array.dtype not in kinds:
                 kind = "float32 or bfloat16" if dtype is FLOATS else np.dtype(dtype)
                 raise TypeError(f"kernels.{kernel}: {name} is {array.dtype}, expected {kind}.")
-            if not tensor.is_contiguous():
-                raise ValueError(f"kernels.{kernel}: {name} is not contiguous; pass "
-                                 f"{name}.contiguous().")
             entry = _arrays[id(tensor)]
             entry[3] = shape, dtype
         arrays.append(entry[2])

@@ -206,7 +206,7 @@ class Train:
     loss: str | None = None
     """path/to/file.py:function, a custom term of the loss. It gets the minibatch, whose fields are
     a table in docs/recipes.md. Its result, a tensor (), is added to the loss, differentiated by
-    autograd, and logged as losses/own_function_loss. A script may give the function itself here,
+    autograd, and logged as losses/custom_function_loss. A script may give the function itself here,
     and a class as optimizer."""
     advantage: str | None = None
     """path/to/file.py:function in place of the advantage, with the arguments and result of
@@ -935,7 +935,7 @@ def named(value):
     return f"{owner.__module__}.{owner.__qualname__}"
 
 
-def own_optimizer(train):
+def has_custom_optimizer(train):
     """Tell whether train.optimizer is custom: a file's class, or a class itself."""
     return train["optimizer"] not in ("muon", "adam")
 

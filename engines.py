@@ -6,7 +6,7 @@
     seconds = engine.rollout(number)      # fill the rollout buffers; seconds in environments
     step = engine.capture(function)       # CPU: `function` itself; GPU: replays a CUDA graph
     with engine.learning():
-        engine.backward(index)            # gradients, new values and ratios, loss sums
+        engine.backward()                 # gradients, new values and ratios, loss sums
     engine.refresh()                      # the weights were loaded or replaced
 
 `Buffers` holds the tensors of all engines. `Autograd` runs any nn.Module on a CPU, by its forward
@@ -169,7 +169,14 @@ class Buffers:
         self.max_agents = max(agents.stop - agents.start for agents in vecenv.ranges)
 
     def register(self, arena, num_learners, minibatches):
-        """Register all tensors. minibatches: the most in an epoch."""
+        """Register all tensors. minibatches: the most in an epoch.
+
+        Each learner has gradients of its own; the first one's are the parameters' .grad.
+        """
+        self.gradient_groups = ["gradients", *(f"gradients {i}" for i in range(1, num_learners))]
+        for group in self.gradient_groups[1:]:
+            for name, parameter in self.policy.named_parameters():
+                arena.register(f"{group}/policy.{name}", parameter.shape, group=group)
         T, N, M, span = self.horizon, self.num_agents, self.segments, self.span
         self.arena = arena
         arrays = vars(self.vecenv.allocate(T))
@@ -215,8 +222,9 @@ class Buffers:
                        if "/" not in name and name not in ("rewards", "samples")]
 
     def bind(self):
-        """Take the views out of the allocated arena."""
+        """Make the views of the allocated arena."""
         arena, N = self.arena, self.num_agents
+        self.gradients = [arena.flat(group) for group in self.gradient_groups]
         self.storage = self._make_storage()
         self.squash = models.squash_of(self.policy)
         for name in self._names:
@@ -330,6 +338,14 @@ class Buffers:
     def usage(self):
         """Return {"GPU": "87%", ...} for a dashboard."""
         return {}
+
+    def add_gradients(self, num_learners):
+        """Add the learners' gradients to the first one's.
+
+        The order of the sum is a part of exact resume (runs.py).
+        """
+        for gradient in self.gradients[1:num_learners]:
+            self.gradients[0].add_(gradient)
 
     def release(self):
         """Free what is not memory."""
@@ -657,7 +673,12 @@ class Autograd:
                                    self._find_tiles())
         self.blocking_classes = ()  # classes without `thread_safe`, if only they forbid threads
         self._set_learners(self._count_learners())
-        self.is_threaded = self._can_act_in_threads() and is_thread_safe(policy)
+        # Workers may each run the network for their buffers; torch's own threads share the products
+        # that go through torch.
+        self.is_threaded = bool(
+            self.network.tiles and vecenv.num_buffers >= vecenv.num_workers > 1
+            and not self.network.has_batch_norm and is_thread_safe(policy)
+            and flops(policy, vecenv.agents_per_batch) >= MIN_FLOPS_FOR_WORKERS)
         self.workers = None
         if self.is_threaded or self.num_learners > 1:
             self.workers = Workers(vecenv, self.num_learners)
@@ -677,16 +698,6 @@ class Autograd:
             for module in self.policy.modules() for weight in module.parameters(recurse=False)
             if weight.dim() > 1 and len(weight) > 1)
         return products.Tiles if is_small or self.vecenv.num_threads == 1 else None
-
-    def _can_act_in_threads(self):
-        """Return whether workers may each run the network for their buffers.
-
-        torch's own threads share the products that go through torch.
-        """
-        vecenv, network = self.vecenv, self.network
-        return bool(network.tiles and vecenv.num_buffers >= vecenv.num_workers > 1
-                    and not network.has_batch_norm
-                    and flops(self.policy, vecenv.agents_per_batch) >= MIN_FLOPS_FOR_WORKERS)
 
     # -- learners
 
@@ -714,47 +725,43 @@ class Autograd:
         return 1
 
     def _set_learners(self, count):
-        self.num_learners = count
-        self.at_once = self._count_steps_at_once()
-
-    def _count_steps_at_once(self):
-        """Return the steps that pass the network at once in learning.
+        """Set how many threads learn, and how many steps each passes to the network at once.
 
         These are train.max_minibatch_size, or without it equal parts of a learner's share that fit
         a cache, or all of a minibatch that is not divided.
         """
-        buffers = self.buffers
+        self.num_learners, buffers = count, self.buffers
         if self.config["max_minibatch_size"] or self._is_undivided():
-            return buffers.steps_at_once()
+            self.at_once = buffers.steps_at_once()
+            return
         widths = [len(weight) for weight in self.policy.parameters() if weight.dim() > 1]
         widest = max(math.prod(self.vecenv.observation_shape), *widths, 1)
-        segments = -(-buffers.segments // self.num_learners)
+        segments = -(-buffers.segments // count)
         steps = max(buffers.span, MAX_NUMBERS_IN_PASS // widest)
         parts = -(-segments * buffers.span // steps)
-        return -(-segments // parts) * buffers.span
+        self.at_once = -(-segments // parts) * buffers.span
 
     # -- memory
 
     def register(self, arena):
-        """Register the gradients of all learners but the first (the parameters' .grad)."""
-        register_learners(arena, self.policy, self.num_learners)
+        """Register nothing: torch allocates what the network needs."""
 
     def bind(self, arena):
-        """Take the views out of the allocated arena."""
-        # A trainer that replaces its engine keeps the arena: its sums have a row a learner.
-        self._set_learners(min(self.num_learners, len(self.buffers.sums)))
-        groups = learner_groups(self.num_learners)
-        self.gradients = [arena.flat(group) for group in groups]
+        """Make the views of the allocated arena."""
+        # A trainer that replaces its engine keeps the buffers, made for fewer learners.
+        self._set_learners(min(self.num_learners, len(self.buffers.gradients)))
         parameters = list(self.policy.named_parameters())
-        self.learner_gradients = [[(parameter, arena[f"{group}/policy.{name}"])
-                                   for name, parameter in parameters] for group in groups]
+        self.learner_gradients = [
+            [(parameter, arena[f"{group}/policy.{name}"]) for name, parameter in parameters]
+            for group in self.buffers.gradient_groups]
 
     # -- the engine's four methods
 
     def rollout(self, number):
         """Roll out all agents for `horizon` steps; return the seconds in environments.
 
-        number: of the rollout, from 0. The seconds include waits for environments.
+        Each worker goes through `StepByStep.run`. number: of the rollout, from 0. The seconds
+        include waits for environments.
         """
         vecenv, workers = self.vecenv, range(self.vecenv.num_workers)
         self.is_threaded = self.is_threaded and is_thread_safe(self.policy)
@@ -788,25 +795,25 @@ class Autograd:
         with threads(self.vecenv.num_threads), torch_threads(count):
             yield
 
-    def backward(self, index):
-        """Compute the gradients and the loss of segments `index` (M,).
+    def backward(self):
+        """Compute the gradients and the loss of the segments `buffers.index`.
 
-        New values, new ratios and the sums of the loss are in `buffers`.
+        `_backward_share` does so for each learner. New values, new ratios and the sums of the loss
+        are in `buffers`.
         """
         if self.num_learners == 1:
-            self._backward_share(index, 0)
+            self._backward_share(0)
         else:
-            self.workers.run(lambda learner: self._backward_share(index, learner),
-                             range(self.num_learners))
-        add_to_first(self.gradients[: self.num_learners])
+            self.workers.run(self._backward_share, range(self.num_learners))
+        self.buffers.add_gradients(self.num_learners)
         self.network.compare_with_rollout()
 
-    def _backward_share(self, index, learner):
-        """Compute one learner's share of a minibatch."""
-        step = self.at_once // self.buffers.span
+    def _backward_share(self, learner):
+        """Compute one learner's share of a minibatch, by `TorchPolicy.add_gradients`."""
+        step, index = self.at_once // self.buffers.span, self.buffers.index
         first, last = share(learner, self.num_learners, len(index))
         threads_each = self.vecenv.num_threads // self.num_learners
-        self.gradients[learner].zero_()
+        self.buffers.gradients[learner].zero_()
         gradients = self.learner_gradients[learner] if learner > 0 else None
         count = min(threads_each, self._count_torch_threads(self.at_once))
         with threads(threads_each), torch_threads(count):
@@ -829,16 +836,6 @@ class Autograd:
             self.workers.release()
 
 
-def add_to_first(gradients):
-    """Add the learners' gradients to the first one's.
-
-    The order of the sum is a part of exact resume (runs.py).
-    """
-    total, *others = gradients
-    for gradient in others:
-        total.add_(gradient)
-
-
 def share(learner, num_learners, segments):
     """Return the first and the last + 1 of a learner's segments of a minibatch."""
     return segments * learner // num_learners, segments * (learner + 1) // num_learners
@@ -851,18 +848,6 @@ def count_learners(policy, vecenv, buffers, min_flops):
     """
     most = 3 * flops(policy, buffers.segments * buffers.span) // min_flops
     return int(max(1, min(most, vecenv.num_threads, buffers.segments)))
-
-
-def learner_groups(num_learners):
-    """Return the names of the arena's groups of gradients, one a learner."""
-    return ["gradients", *(f"gradients {learner}" for learner in range(1, num_learners))]
-
-
-def register_learners(arena, policy, num_learners):
-    """Register the gradients of all learners but the first (the parameters' .grad)."""
-    for group in learner_groups(num_learners)[1:]:
-        for name, parameter in policy.named_parameters():
-            arena.register(f"{group}/policy.{name}", parameter.shape, group=group)
 
 
 def mean_of_workers(seconds):

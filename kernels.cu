@@ -735,11 +735,11 @@ extern "C" __global__ void ppo_loss_discrete(
     i64 T, i64 M, i64 N, i64 B, i64 width, i64 start, i64 head_count, bool masked,
     const float *outputs, const i64 *index, const u8 *masks, const i64 *heads, const int *actions,
     const float *logprobs, const float *values, const float *advantages, const float *weights,
-    const u8 *valid, const float *settings, float *grad, float *new_values, float *ratios,
-    double *parts, int *ticket, double *sums) {
+    const u8 *valid, const float *__restrict__ settings, float *grad, float *new_values,
+    float *ratios, double *parts, int *ticket, double *sums) {
     __shared__ Shared<SUMS> shared;
     double local[SUMS] = {};
-    float clip_coef = settings[CLIP_COEF], ent_coef = settings[ENT_COEF] * settings[ROW_SCALE];
+    float clip_coef = settings[CLIP_COEF];
     for (int i = (int)global_thread(); i < (int)(T * M); i += (int)(gridDim.x * blockDim.x)) {
         i64 t = i / (int)M, m = i % (int)M, column = start + m, place = t * N + index[column];
         const float *row = outputs + (i64)i * width;
@@ -767,9 +767,9 @@ extern "C" __global__ void ppo_loss_discrete(
             if (head_count > 1) head = read_head(row, mask, masked, first, first + heads[h]);
             for (i64 j = first; j < first + heads[h]; j++) {
                 float p = masked && mask[j] == 0 ? 0.0f : exp_cell(row[j] - head.top) / head.total;
-                float slope =
-                    entropy_grad_cell(p, row[j] - head.top - head.log_total, head.entropy);
-                drow[j] = logit_grad_cell(slope, p, j == first + action[h], dlogprob, ent_coef);
+                drow[j] =
+                    logit_grad_cell(row[j], p, row[j] - head.top - head.log_total, head.entropy,
+                                    j == first + action[h], dlogprob, settings);
             }
         }
         drow[width - 1] = dvalue;
@@ -787,11 +787,11 @@ extern "C" __global__ void ppo_loss_continuous(
     i64 T, i64 M, i64 N, i64 B, i64 width, i64 start, i64 spread_row, i64 squash_row,
     const float *outputs, const i64 *index, const float *log_std, const float *squash,
     const float *actions, const float *logprobs, const float *values, const float *advantages,
-    const float *weights, const u8 *valid, const float *settings, float *grad, float *grad_log_std,
-    float *new_values, float *ratios, double *parts, int *ticket, double *sums) {
+    const float *weights, const u8 *valid, const float *__restrict__ settings, float *grad,
+    float *grad_log_std, float *new_values, float *ratios, double *parts, int *ticket, double *sums) {
     __shared__ Shared<SUMS> shared;
     double local[SUMS] = {};
-    float clip_coef = settings[CLIP_COEF], ent_coef = settings[ENT_COEF] * settings[ROW_SCALE];
+    float clip_coef = settings[CLIP_COEF];
     bool squashed = squash[squash_row] != 0.0f;
     for (int i = (int)global_thread(); i < (int)(T * M); i += (int)(gridDim.x * blockDim.x)) {
         i64 t = i / (int)M, m = i % (int)M, column = start + m, place = t * N + index[column],
@@ -821,7 +821,7 @@ extern "C" __global__ void ppo_loss_continuous(
         for (i64 j = 0; j < dims; j++) {
             float inside = squashed ? squash_cell(action[j], squash[squash_row + j]).a : 0.0f;
             auto [dmean, dlog_std] =
-                gaussian_grad_cell(action[j], row[j], spread[j], inside, dlogprob, ent_coef);
+                gaussian_grad_cell(action[j], row[j], spread[j], inside, dlogprob, settings);
             drow[j] = dmean, dspread[j] = dlog_std;
         }
         drow[dims] = dvalue;

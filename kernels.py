@@ -634,16 +634,17 @@ def _priorities_lanes(begin, end, advantages, valid, alpha, index, priorities, w
     chunk = 256  # as in _advantage_lanes
     for first in range(begin, end, chunk):
         last = min(end, first + chunk)
-        columns, totals, any_valid = index[first:last], work[0, first:last], work[1, first:last]
+        totals, any_valid = work[0, first:last], work[1, first:last]
         totals[:], any_valid[:] = 0.0, 0.0
         for t in range(len(advantages)):
             for i in range(last - first):
-                n = u64(columns[i])
+                n = column_of(index, first + i)
                 is_valid = valid[t, n] != 0
                 totals[i] += np.float64(abs(advantages[t, n])) if is_valid else 0.0
                 any_valid[i] = 1.0 if is_valid else any_valid[i]
         for i in range(last - first):
-            priorities[columns[i]] = totals[i]**alpha + 1e-6 if any_valid[i] != 0.0 else 0.0
+            priority = totals[i]**alpha + 1e-6 if any_valid[i] != 0.0 else 0.0
+            priorities[column_of(index, first + i)] = priority
 
 
 def priorities(advantages, valid, priorities, *, alpha, index=None):
@@ -653,14 +654,17 @@ def priorities(advantages, valid, priorities, *, alpha, index=None):
     advantages (T, N), valid (>= T, N) uint8. Written: priorities (N,) float64, 0 for a segment
     without a valid step.
     """
-    T, N = advantages.shape
-    index = all_columns(N, advantages) if index is None else index
-    lanes = index.shape[0]
-    index, advantages, valid, result = check_arrays(
-        "priorities", index=(index, (lanes,), i64), advantages=(advantages, (T, N), f32),
-        valid=(valid, (-T, N), u8), priorities=(priorities, (N,), f64))
+    (T, N), is_cuda = advantages.shape, on_gpu(priorities)
+    if index is None and is_cuda:
+        index = all_columns(N, advantages)
+    lanes = N if index is None else index.shape[0]
+    if index is not None:
+        index, = check_arrays("priorities", index=(index, (lanes,), i64))
+    advantages, valid, result = check_arrays(
+        "priorities", advantages=(advantages, (T, N), f32), valid=(valid, (-T, N), u8),
+        priorities=(priorities, (N,), f64))
     arrays = advantages, valid, float(alpha), index, result
-    if on_gpu(priorities):
+    if is_cuda:
         CUDA.launch("priorities", -(-lanes // 8), 256, T, N, lanes, *arrays)
     else:
         run(_priorities_lanes, lanes, T, *arrays, np.empty((2, lanes)))
@@ -1275,9 +1279,16 @@ def entropy_grad_cell(p, log_p, entropy):
 
 
 @cell
-def logit_grad_cell(entropy_grad, p, is_chosen, dlogprob, ent_coef):
-    """Return d loss/d logit of a choice; d logprob/d logit = [is_chosen] - p."""
-    return ent_coef * entropy_grad + dlogprob * ((ONE if is_chosen else ZERO) - p)
+def logit_grad_cell(logit, p, log_p, entropy, is_chosen, dlogprob, settings):
+    """Return d loss/d logit of a choice, from d loss/d logprob.
+
+    d logprob/d logit = [is_chosen] - p. Every loss of discrete actions calls this: further terms of
+    the logits add their derivative here, times settings[ROW_SCALE]. log_p and entropy are of the
+    choice's head.
+    """
+    ent_coef = settings[ENT_COEF] * settings[ROW_SCALE]
+    return (ent_coef * entropy_grad_cell(p, log_p, entropy)
+            + dlogprob * ((ONE if is_chosen else ZERO) - p))
 
 
 @distinct_driver
@@ -1313,13 +1324,16 @@ def _head_rows(log_p, p, top, total, entropy):
 
 
 @distinct_driver
-def _logit_grad_rows(log_p, p, entropy, action, dlogprob, ent_coef):
-    """Turn the log-probabilities (choices, T) of one head into d loss/d logit."""
+def _logit_grad_rows(outputs, m, first, log_p, p, entropy, action, dlogprob, settings):
+    """Turn the log-probabilities (choices, T) of one head into d loss/d logit.
+
+    The head's logits are outputs[:, m, first:].
+    """
     for j in range(len(log_p)):
         row, chance = log_p[j], p[j]
         for t in range(len(action)):
-            slope = entropy_grad_cell(chance[t], row[t], entropy[t])
-            row[t] = logit_grad_cell(slope, chance[t], action[t] == f32(j), dlogprob[t], ent_coef)
+            row[t] = logit_grad_cell(outputs[t, m, first + j], chance[t], row[t], entropy[t],
+                                     action[t] == f32(j), dlogprob[t], settings)
 
 
 @distinct_driver
@@ -1342,7 +1356,6 @@ def _ppo_loss_discrete_lanes(begin, end, outputs, index, start, has_masks, masks
                              new_values, ratios, parts, work):
     T, _, width = outputs.shape
     choices, clip_coef = width - 1, settings[CLIP_COEF]
-    ent_coef = settings[ENT_COEF] * settings[ROW_SCALE]
     rows, log_p = work[begin, :LOSS_ROWS], work[begin, LOSS_ROWS : LOSS_ROWS + choices]
     p = work[begin, LOSS_ROWS + choices : LOSS_ROWS + 2 * choices]
     entropies = work[begin, LOSS_ROWS + 2 * choices :]
@@ -1373,8 +1386,8 @@ def _ppo_loss_discrete_lanes(begin, end, outputs, index, start, has_masks, masks
             last = first + heads[head]
             for t in range(T):
                 action[t] = f32(actions[t, n, head])
-            _logit_grad_rows(log_p[first:last], p[first:last], entropies[head], action, dlogprob,
-                             ent_coef)
+            _logit_grad_rows(outputs, m, first, log_p[first:last], p[first:last], entropies[head],
+                             action, dlogprob, settings)
             first = last
         for t in range(T):
             is_valid = valid[t, n] != 0
@@ -1403,11 +1416,13 @@ def gaussian_cell(u, mean, log_std, log_slope):
 
 
 @cell
-def gaussian_grad_cell(u, mean, log_std, squashed, dlogprob, ent_coef):
+def gaussian_grad_cell(u, mean, log_std, squashed, dlogprob, settings):
     """Return d loss/d (mean, log_std) of dlogprob · log p - ent_coef · entropy.
 
-    squashed: tanh u if a tanh squashes u, else 0.
+    squashed: tanh u if a tanh squashes u, else 0. Every loss of continuous actions calls this:
+    further terms of the means add their derivative here, times settings[ROW_SCALE].
     """
+    ent_coef = settings[ENT_COEF] * settings[ROW_SCALE]
     inverse, entropy_pull = exp_cell(-log_std), ent_coef * f32(2) * squashed
     z = (u - mean) * inverse
     return (dlogprob * z * inverse + entropy_pull,
@@ -1419,7 +1434,7 @@ def _ppo_loss_continuous(begin, end, outputs, index, start, log_std, squash, act
                          values, advantages, weights, valid, settings, grad, grad_log_std,
                          new_values, ratios, parts):
     (_, M, width), is_squashed = outputs.shape, squash[1, 0] != ZERO
-    clip_coef, ent_coef = settings[CLIP_COEF], settings[ENT_COEF] * settings[ROW_SCALE]
+    clip_coef = settings[CLIP_COEF]
     for t in range(begin, end):
         for m in range(M):
             n, column = index[start + m], start + m
@@ -1448,7 +1463,7 @@ def _ppo_loss_continuous(begin, end, outputs, index, start, log_std, squash, act
             for j in range(width - 1):
                 squashed = squash_cell(actions[t, n, j], squash[1, j])[0] if is_squashed else ZERO
                 grad_row[j], grad_log_std_row[j] = gaussian_grad_cell(
-                    actions[t, n, j], row[j], log_std_row[j], squashed, dlogprob, ent_coef)
+                    actions[t, n, j], row[j], log_std_row[j], squashed, dlogprob, settings)
             grad_row[width - 1] = dvalue
             ratios[t, column] = ratio
             statistics_cell(parts[t], policy, value_loss, entropy, ratio, logratio, clip_coef,

@@ -29,7 +29,7 @@ from arena import (
     on_gpu,
     run,
 )
-from configuration import load_attribute, own_optimizer
+from configuration import has_custom_optimizer, load_attribute
 from errors import ConfigError
 from fast.products import accumulate_rows, find_problem
 
@@ -126,8 +126,6 @@ class Muon:
         self.weight_decay = weight_decay
         self.max_grad_norm = max_grad_norm
         names = [name for name, spec in arena._specs.items() if spec[2] == "weights"]
-        if not names:
-            raise ValueError("optim.Muon: no module to optimize: call arena.adopt(policy) first.")
         shapes = {}  # (rows, columns), rows <= columns -> [(update's name, transposed?, scale)]
         for name in names:
             shape = arena._specs[name][0]
@@ -203,8 +201,6 @@ class Muon:
 
         These are the number of matrices, the nanoseconds of each, about, and the arrays.
         """
-        if on_gpu(updates):
-            raise ValueError("optim.Muon: batched = False: these weights are on a GPU. Set True.")
         memory = self.arena.flat("muon")
         places = []
         for i, ((rows, columns), name, transposed, _) in enumerate(self._matrices):
@@ -346,13 +342,13 @@ class Muon:
 
 
 def check_optimizer(cls, weight_decay):
-    """Raise ConfigError unless a custom train.optimizer is one of torch's kind.
+    """Raise ConfigError unless a custom train.optimizer is a torch.optim.Optimizer.
 
     It must take what TorchOptimizer makes it with.
     """
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
-        raise ConfigError(f"train.optimizer: a {type(cls).__name__} is no class of "
-                          "torch.optim.Optimizer's kind. Give a subclass.")
+        raise ConfigError(f"train.optimizer: a {type(cls).__name__} is not a subclass of "
+                          "torch.optim.Optimizer. Give one.")
     for name in ("lr", *(["weight_decay"] if weight_decay else [])):
         if not emulation.takes(cls, name):
             raise ConfigError(f"train.optimizer = {cls.__name__}: takes no {name}, which the "
@@ -370,7 +366,7 @@ class TorchOptimizer:
     def __init__(self, config, policy, arena):
         self.arena = arena
         self.max_grad_norm = config["max_grad_norm"]
-        self.is_custom = own_optimizer(config)
+        self.is_custom = has_custom_optimizer(config)
         self.parameters = {f"policy.{name}": parameter
                            for name, parameter in policy.named_parameters()}
         self.frozen = []

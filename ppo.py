@@ -343,7 +343,7 @@ NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, 
 
 @torch.no_grad()
 def muon(args, policy, momenta, learning_rate):
-    """Take one step of Muon (Jordan et al. 2024); return the gradients' norm.
+    """Update by one step of Muon (Jordan et al. 2024); return the gradients' norm.
 
     A matrix moves by its Nesterov momentum with all singular values taken to about 1, a vector by
     its plain Nesterov momentum. The norm is that before clipping.

@@ -80,10 +80,10 @@ from configuration import (
     coerce,
     command,
     find_run,
+    has_custom_optimizer,
     load_attribute,
     load_config,
     named,
-    own_optimizer,
     read_settings,
     sizes_of,
     stem_of,
@@ -146,8 +146,8 @@ class PuffeRL:
         self._first_segment = drawn * self.ranks.rank // self.ranks.count
         self.segments = drawn * (self.ranks.rank + 1) // self.ranks.count - self._first_segment
         self.epoch = 0
+        self.global_step = 0  # environment steps so far, of all agents of all ranks
         self._rollouts = 0
-        self._steps_before = 0
         self._minibatches_owed = 0.0
         self._rate_factor = 1.0
         self._override_lr = None
@@ -158,6 +158,8 @@ class PuffeRL:
         self._dashboard = None
         self.losses = {}
         self._advantage = c["advantage"] and load_attribute("train.advantage", c["advantage"])
+        loss = named(c["loss"] or "").replace(":", ".").rpartition(".")[2]
+        self._extra_loss = f"custom_{loss}_loss" if loss else None  # the metric of train.loss
         self.statistics = Statistics(self.ranks.count)
         self.warnings = diagnostics.Warnings(c, sum(agents))
         run_id = c.get("run_id") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
@@ -194,7 +196,8 @@ class PuffeRL:
         self.buffers.bind()
         self.engine.bind(arena)
         self.ranks.device = arena.memory.device
-        self.gradients = arena.flat("gradients")
+        self._addresses = {name: parameter.data_ptr()
+                           for name, parameter in self.policy.named_parameters()}
         if self.optimizer is None:
             self.optimizer = optim.TorchOptimizer(c, self.policy, arena)
         self._use_engine(reason)
@@ -206,7 +209,7 @@ class PuffeRL:
             text = f"engine: {self.engine.name}, because {reason}"
             processes.say(text, sys.stderr)
             self.run.note(text, self.global_step)
-        capture, is_custom = self.engine.capture, own_optimizer(self.config)
+        capture, is_custom = self.engine.capture, has_custom_optimizer(self.config)
         self._compute_all_advantages = capture(self._compute_advantages)
         # With several ranks each piece is captured, because ranks sum gradients in between. A
         # custom optimizer may synchronize with the GPU, which a CUDA graph cannot.
@@ -224,10 +227,9 @@ class PuffeRL:
         If the hand-written engine no longer implements the network, one for any network replaces
         it. Raises RuntimeError if a parameter was added after the trainer was made.
         """
-        frozen, arena = [], self.arena
+        frozen = []
         for name, parameter in self.policy.named_parameters():
-            place = f"weights/policy.{name}"
-            if place not in arena or parameter.data_ptr() != arena[place].data_ptr():
+            if parameter.data_ptr() != self._addresses.get(name):
                 raise RuntimeError(f"{name}: was added after the trainer was made and would not be "
                                    "trained. Change the network first, then make a PuffeRL.")
             if not parameter.requires_grad:
@@ -245,13 +247,13 @@ class PuffeRL:
             self.engine.release()
             engine = any_network_engine(self.config)
             self.engine = engine(self.policy, self.vecenv, self.config, self.buffers)
-            self.engine.bind(arena)
+            self.engine.bind(self.arena)
             self._use_engine(reason)
 
     # -- an epoch ----------------------------------------------------------------------------------
 
     def evaluate(self):
-        """Roll out `horizon` steps of all agents.
+        """Roll out `horizon` steps of all agents, by the engine's `rollout`.
 
         Returns the environments' means over the episodes since the last log entry. `train` learns
         from the last rollout only; the steps of others do not count.
@@ -266,19 +268,17 @@ class PuffeRL:
         seconds = self.engine.rollout(self._rollouts)
         statistics.seconds["environment"] += seconds
         statistics.seconds["policy"] += clock() - start - seconds
-        log = self.ranks.merge_log(self.vecenv.log())
+        log = self.vecenv.log()
+        if self.ranks.count > 1:
+            log = self.ranks.merge_log(log)
         statistics.returns = buffers.return_range(*statistics.returns)
         statistics.add_episodes(log, self.policy)
-        if self.warnings is not None:
-            if self._rollouts == 0 and self.normalizer is None:
-                self._layout.note_indistinct(buffers.storage["observations"], self.vecenv.name)
-            self._count_outside()
         self._rollouts += 1  # counts the random numbers of actions, so an exact resume needs it
         self._has_rollout = True
         return dict(statistics.environment)
 
     def train(self):
-        """Learn from the last rollout: replay_ratio · batch_size steps, in minibatches.
+        """Learn from the last rollout: replay_ratio · batch_size steps, by `_minibatch_step`.
 
         Returns means over the valid steps of these minibatches: policy_loss, value_loss, entropy,
         approx_kl, clipfrac, explained_variance, old_approx_kl, importance, grad_norm,
@@ -301,10 +301,13 @@ class PuffeRL:
         return self._end_epoch(start, norms, sums)
 
     def _minibatch_step(self):
+        """Update the weights once; several ranks add up their moments and gradients."""
         self._sample_segments()
-        self.ranks.sum(self.buffers.moments)
+        if self.ranks.count > 1:
+            self.ranks.sum(self.buffers.moments)
         self._compute_gradients()
-        self.ranks.sum(self.gradients)
+        if self.ranks.count > 1:
+            self.ranks.sum(self.buffers.gradients[0])
         self._step_optimizer()
         self._write_back()
 
@@ -418,9 +421,9 @@ class PuffeRL:
                                   buffers.moments)
 
     def _compute_gradients(self):
-        """Compute the gradients of the minibatch's loss."""
+        """Compute the gradients of the minibatch's loss, by the engine's `backward`."""
         kernels.normalisation(self.buffers.moments, self.buffers.settings)
-        self.engine.backward(self.buffers.index)
+        self.engine.backward()
 
     def _step_optimizer(self):
         """Step the optimizer; once a gradient's norm was not finite, steps change nothing."""
@@ -470,6 +473,7 @@ class PuffeRL:
         """Count the epoch, adapt the rate, log and save if due; return the losses."""
         c, statistics = self.config, self.statistics
         self.epoch += 1
+        self.global_step += self.batch_size
         self._has_rollout = False
         log_due = (clock() - self._last_log[0] >= c["log_interval"]
                    or self.epoch in (1, self.total_epochs))
@@ -495,14 +499,10 @@ class PuffeRL:
     # -- schedules and numbers ---------------------------------------------------------------------
 
     @property
-    def global_step(self):
-        """Return the environment steps so far, of all agents of all ranks."""
-        return self._steps_before + self.epoch * self.batch_size
-
-    @property
     def total_epochs(self):
         """Return the epoch at which total_timesteps is reached."""
-        return max(0, -(-(self.config["total_timesteps"] - self._steps_before) // self.batch_size))
+        remaining = self.config["total_timesteps"] - self.global_step
+        return max(0, self.epoch - (-remaining // self.batch_size))
 
     @property
     def learning_rate(self):
@@ -554,7 +554,7 @@ class PuffeRL:
     # -- checks and adaptation ---------------------------------------------------------------------
 
     def _count_outside(self):
-        """Count numbers outside of the declared space in a sample of observations.
+        """Return how many observations in a sample are outside of the declared space.
 
         Each rollout has another sample. With train.norm_obs twice the bounds are allowed.
         """
@@ -566,9 +566,9 @@ class PuffeRL:
                                for name in ("observations", "valid"))
         tolerance = 1.0 if self.config["norm_obs"] else HAIR
         count, words = self._layout.find_outside(observations, valid, tolerance)
-        self.statistics.outside += count
         if words and not self.warnings.outside:
             self.warnings.outside = f"{words} ({self._check_command()})"
+        return count
 
     def _check_command(self):
         """Return the cause of a bad number from the environment, and what finds it."""
@@ -606,14 +606,14 @@ class PuffeRL:
              "rewards or values overflow; scale them or set train.reward_clip"),
             ("new_values", buffers.new_values, f"the loss's forward pass overflows; {low}"),
             (f"train.loss = {loss}", buffers.sums[:, kernels.SUMS], "your function returned it"),
-            ("gradients", self.gradients, f"the update overflows; {low}"
+            ("gradients", buffers.gradients[0], f"the update overflows; {low}"
              + (", or correct the derivative of train.loss" if loss else "")))
         return diagnostics.find_nan(self.arena.flat("weights"), rollout, update)
 
     def _loss_means(self, sums, norms):
         """Return the losses to log, from the sums and gradient norms of some minibatches."""
-        name = named(self.config["loss"] or "").replace(":", ".").rpartition(".")[2]
-        extra = {f"own_{name}_loss": float(sums[-1]) / max(1, len(norms))} if name else {}
+        name = self._extra_loss
+        extra = {name: float(sums[-1]) / max(1, len(norms))} if name else {}
         norm = float(np.mean(norms)) if norms else math.nan
         return {**kernels.loss_statistics(sums[:-1]), **extra, "grad_norm": norm,
                 "learning_rate": self._used_lr}
@@ -656,7 +656,12 @@ class PuffeRL:
         metrics |= diagnostics.vital(
             **arrays, bounds=action_bounds(self.vecenv.single_action_space),
             choices=emulation.sees_choices(self.vecenv))
-        sentences = self.warnings.update(self.global_step, metrics) if self.warnings else []
+        sentences = []
+        if self.warnings is not None:
+            if self.epoch == 1 and self.normalizer is None:
+                self._layout.note_indistinct(self.storage["observations"], self.vecenv.name)
+            metrics["vital/observation_outside"] = float(self._count_outside())
+            sentences = self.warnings.update(self.global_step, metrics)
         self.logger.log(metrics, self.global_step)
         if self.ranks.rank == 0:
             self.run.log(metrics, sentences, self.global_step)
@@ -831,7 +836,6 @@ class Statistics:
         self.grad_norms = []
         self.bonuses = []
         self.returns = math.inf, -math.inf  # the smallest and the largest of an episode
-        self.outside = 0  # observed numbers outside of their space
         self._totals = {}
 
     def add_episodes(self, log, policy):
@@ -876,8 +880,7 @@ class Statistics:
         bonus = {"losses/bonus": float(np.mean(self.bonuses))} if self.bonuses else {}
         return {**{f"environment/{name}": value for name, value in episodes.items()},
                 **{f"losses/{name}": value for name, value in losses.items()}, **bonus,
-                **{f"performance/seconds_{name}": value for name, value in stages.items()},
-                "vital/observation_outside": float(self.outside)}
+                **{f"performance/seconds_{name}": value for name, value in stages.items()}}
 
 
 def require(is_right, problem):
@@ -953,7 +956,7 @@ def check_train(config, vecenv, policy, agents, group):
     for name in ("loss", "advantage"):
         require(not c[name] or callable(load_attribute(f"train.{name}", c[name])),
                 f"train.{name} = {named(c[name])}: must be a function.")
-    if own_optimizer(c):
+    if has_custom_optimizer(c):
         optim.check_optimizer(load_attribute("train.optimizer", c["optimizer"]), c["weight_decay"])
     return c
 
@@ -996,8 +999,8 @@ def schedule(config, step):
 # settings that a GPU's graphs contain
 IN_GRAPHS = ("gamma", "gae_lambda", "vtrace_rho_clip", "vtrace_c_clip", "prio_alpha", "reward_clip")
 MUTABLE = ("total_timesteps", "learning_rate", "anneal_lr", "min_lr_ratio", "target_kl",
-           "clip_coef", "vf_coef", "vf_clip_coef", "ent_coef", "advantage_floor", "anneal_ent_coef",
-           "bonus_coef", *IN_GRAPHS, "prio_beta0", "state", "log_interval", "checkpoint_interval")
+           *kernels.LOSS_SETTINGS[kernels.CLIP_COEF :], "anneal_ent_coef", "bonus_coef", *IN_GRAPHS,
+           "prio_beta0", "state", "log_interval", "checkpoint_interval")
 TYPES = {field.name: field.type for field in dataclasses.fields(Train)}
 
 

@@ -314,7 +314,7 @@ class Snapshot:
         rate = trainer.config["learning_rate"]
         if trainer.config["target_kl"] is None or before["learning_rate"] != rate:
             trainer._rate_factor = 1.0  # the saved one belongs to another rate
-        trainer._steps_before = saved["global_step"] - trainer.epoch * trainer.batch_size
+        trainer.global_step = saved["global_step"]
         return saved
 
     def _check(self, saved, path):

@@ -1,13 +1,19 @@
 """Run the default networks on a CPU in few calls, without autograd.
 
-    python pufferl.py train breakout --train.engine compiled     # auto takes it, too
+    python pufferl.py train breakout --train.engine compiled     # auto chooses it, too
     python -m pytest tests/test_compiled.py tests/test_engines.py
 
 The networks are models.MinGRUPolicy, models.FeedForward and models.Separate. The algorithm is in
 ppo.py, the same steps for any network in engines.py: this file can be deleted, and
 `engines.Autograd` runs everything. First come the network's step, a buffer's rollout and a
 worker's share of a minibatch, each a single call without the interpreter. Then comes `Compiled`,
-the engine.
+the engine. An epoch, call by call:
+
+    PuffeRL.evaluate > Compiled.rollout > Workers.run > _run_in_one_call, in each thread
+        > _rollout_cpu > _act_cpu, vector.step_environments, for each step
+    PuffeRL.train > _minibatch_step > _compute_gradients > Compiled.backward > Workers.run
+        > _backward_share, in each thread
+        > _learn_cpu > _forward_cpu, kernels._ppo_loss_*, _backward_cpu, for some segments
 
 The matrix products are those of fast/products.py: a call into torch takes longer than such a small
 product. A few segments at a time pass the whole network, forward and backward, so that the results
@@ -208,7 +214,7 @@ def _final_values(begin, end, terminals, truncations, final_observations, networ
 
 
 @driver
-def _rollout_cpu(begin, end, environments, network, storage, state, state_copy, scratch, heads,
+def _rollout_cpu(environments, begin, end, network, storage, state, state_copy, scratch, heads,
                  log_std, squash, masked, masks, seed, first_agent, counter, samples, logprobs,
                  values, bootstraps):
     """Run all T steps of the agents in [begin, end), as StepByStep does step by step.
@@ -453,11 +459,9 @@ class Weights:
         self.num_layers = len(shapes[0]) - 2
         self.is_recurrent = isinstance(policy, models.MinGRUPolicy)
         self.inner = (3 if self.is_recurrent else 1) * self.H  # columns of a layer's product
-        if not self.num_layers:
-            raise ValueError("it has no layer between its first and its last one")
         expected = [(self.H, self.D), *[(self.inner, self.H)] * self.num_layers,
                     (self.width, self.H)]
-        if any(tower != expected for tower in shapes):
+        if not self.num_layers or any(tower != expected for tower in shapes):
             raise ValueError(f"its weights have the shapes {shapes}")
         self.outputs = [len(range(self.width)[rows]) for _, rows in self.towers]  # of each tower
         for t, outputs in enumerate(self.outputs):
@@ -471,7 +475,7 @@ class Weights:
                     arena.register(f"{name}/packed/{key}", (packed_size(*size, half),), dtype)
 
     def bind(self):
-        """Take the views out of the allocated arena."""
+        """Make the views of the allocated arena."""
         is_normalized = isinstance(self.policy, (models.MinGRUPolicy, models.Normalized))
         norm = self.policy.normalizer if is_normalized else None
         norm = (torch.zeros(0),) * 2 if norm is None else (norm.shift, norm.scale)
@@ -529,7 +533,7 @@ class Actor:
             weights.arena.register(f"{name}/{key}", shape)
 
     def bind(self):
-        """Take the views out of the allocated arena."""
+        """Make the views of the allocated arena."""
         view = lambda key: as_array(self.weights.arena[f"{self.name}/{key}"])  # noqa: E731
         self.outputs = self.weights.arena[f"{self.name}/outputs"]
         self.scratch = *map(view, self.shapes), tuple(map(view, self.parts)), view("choices")
@@ -573,7 +577,7 @@ class Learner:
                                torch.float64)
 
     def bind(self):
-        """Take the views out of the allocated arena."""
+        """Make the views of the allocated arena."""
         weights, arena = self.weights, self.weights.arena
         view = lambda key: as_array(arena[f"{self.name}/{key}"])  # noqa: E731
         gradient = lambda key: as_array(arena[f"{self.gradients}/policy.{key}"])  # noqa: E731
@@ -605,7 +609,6 @@ class Learner:
                      self.scratch)
         return torch.from_numpy(self.outputs[: self.T * n].reshape(self.T, n, -1))
 
-
     def backward(self, grad_outputs, grad_log_std=None):
         """Add the gradients of all weights, given those of `forward`'s outputs.
 
@@ -631,7 +634,7 @@ class Sample:
         self.step = self.actor.step
 
     def bind(self):
-        """Take the views out of the allocated arena."""
+        """Make the views of the allocated arena."""
         for holder in (self.weights, self.learner, self.actor):
             holder.bind()
 
@@ -675,20 +678,17 @@ class Compiled:
 
     def register(self, arena):
         """Register everything that lives as long as the engine."""
-        engines.register_learners(arena, self.policy, self.num_learners)
         span, max_agents = self.buffers.span, self.buffers.max_agents
         at_once = max(1, STEPS_AT_ONCE // span)
         self.products = Weights(self.policy, arena, "products", self.precision)
         self.actors = [Actor(self.products, f"actor {w}", max_agents)
                        for w in range(self.vecenv.num_workers)]
         self.learners = [Learner(self.products, f"learner {i}", span, at_once, group)
-                         for i, group in enumerate(engines.learner_groups(self.num_learners))]
+                         for i, group in enumerate(self.buffers.gradient_groups)]
 
     def bind(self, arena):
-        """Take the views out of the allocated arena."""
+        """Make the views of the allocated arena."""
         buffers = self.buffers
-        groups = engines.learner_groups(self.num_learners)
-        self.gradients = [arena.flat(group) for group in groups]
         for holder in (self.products, *self.actors, *self.learners):
             holder.bind()
         observations = buffers.storage["observations"]
@@ -701,14 +701,18 @@ class Compiled:
         # Views take longer to make than a small step, so calls get those made here.
         self.heads = None if buffers.heads is None else as_array(buffers.heads)
         self.squash = as_array(optional_squash(buffers.squash, buffers.values))
-        self.rollout_arguments = [
-            self._make_rollout_arguments(buffer) for buffer in range(self.vecenv.num_buffers)]
-        self.learner_arguments = list(map(self._make_learner_arguments, self.learners))
+        self.rollout_arguments = list(
+            map(self._make_rollout_arguments, range(self.vecenv.num_buffers)))
+        self.learner_arguments = list(
+            map(self._make_learner_arguments, range(self.num_learners)))
 
     # -- the engine's four methods
 
     def rollout(self, number):
-        """Roll out all agents for `horizon` steps; return the seconds in environments."""
+        """Roll out all agents for `horizon` steps; return the seconds in environments.
+
+        Each worker goes through `_run_in_one_call`, which calls `_rollout_cpu`.
+        """
         vecenv = self.vecenv
         self.products.refresh()
         with engines.torch_threads(vecenv.threads_per_worker):
@@ -724,15 +728,15 @@ class Compiled:
         with threads(vecenv.num_threads), engines.torch_threads(vecenv.threads_per_worker):
             yield
 
-    def backward(self, index):
-        """Compute the gradients and the loss of segments `index` (M,).
+    def backward(self):
+        """Compute the gradients and the loss of the segments `buffers.index`.
 
-        New values, new ratios and the sums of the loss are in `buffers`.
+        `_backward_share` does so for each learner. New values, new ratios and the sums of the loss
+        are in `buffers`.
         """
         self.products.refresh()
-        self.workers.run(lambda learner: self._backward_share(index, learner),
-                         range(self.num_learners))
-        engines.add_to_first(self.gradients)
+        self.workers.run(self._backward_share, range(self.num_learners))
+        self.buffers.add_gradients(self.num_learners)
 
     def capture(self, function):
         """Return the function itself; on a GPU it becomes a CUDA graph."""
@@ -780,7 +784,7 @@ class Compiled:
         return _layers(None if state is None else state[:, agents])
 
     def _distribution(self, *rows):
-        """Return heads, log_std (*rows, A) and squash of actions, as kernels take them."""
+        """Return heads, log_std (*rows, A) and squash of actions, as the arguments of kernels."""
         log_std = self.log_std
         if log_std is not None:
             log_std = expand_log_std(log_std, (*rows, len(log_std)))
@@ -797,24 +801,24 @@ class Compiled:
         It halves the time of a small step.
         """
         seconds = 0.0
-        for buffer in range(worker, self.vecenv.num_buffers, self.vecenv.num_workers):
-            begin, agents = clock(), self.vecenv.ranges[buffer]
-            environment_share = _rollout_cpu(
-                agents.start, agents.stop, self.vecenv.addresses(buffer),
-                *self.rollout_arguments[buffer])
+        for buffer in range(worker, len(self.rollout_arguments), self.vecenv.num_workers):
+            begin = clock()
+            environment_share = _rollout_cpu(self.vecenv.addresses(buffer),
+                                             *self.rollout_arguments[buffer])
             self.vecenv.finish(buffer)
             seconds += environment_share * (clock() - begin)
         return seconds
 
     def _make_rollout_arguments(self, buffer):
-        """Return the arguments of _rollout_cpu for a buffer, from the network on."""
+        """Return the arguments of _rollout_cpu for a buffer, but for the environments."""
         buffers, storage = self.buffers, self.buffers.storage
         agents, worker = self.vecenv.ranges[buffer], buffer % self.vecenv.num_workers
         names = ("resets", "valid", "actions", "terminals", "truncations")
         arrays = (self.observations, *(storage[name] for name in names),
                   storage["final_observations"].view(buffers.num_agents, -1))
         written = buffers.steps, buffers.samples, buffers.logprobs, buffers.values
-        return (self.products.arrays, tuple(map(as_array, arrays)), self._state_of(agents),
+        return (agents.start, agents.stop, self.products.arrays, tuple(map(as_array, arrays)),
+                self._state_of(agents),
                 _layers(buffers.scratch[worker].get("mingru")), self.actors[worker].scratch,
                 *self._distribution(agents.stop - agents.start),
                 *self._masks(storage["action_masks"]), u64(self.config["seed"]),
@@ -822,25 +826,25 @@ class Compiled:
 
     # -- learning
 
-    def _backward_share(self, index, worker):
-        """Compute one learner's share of a minibatch."""
-        learner = self.learners[worker]
-        self.gradients[worker].zero_()
-        learner.statistics.fill(0)
-        arguments, others = self.learner_arguments[worker]
-        first, last = engines.share(worker, self.num_learners, len(index))
-        _learn_cpu(first, last, learner.at_once, *arguments, as_array(index), *others)
-        self.buffers.sums[worker, : kernels.SUMS] += torch.from_numpy(learner.statistics.sum(0))
+    def _backward_share(self, worker):
+        """Compute one learner's share of a minibatch, by `_learn_cpu`."""
+        statistics = self.learners[worker].statistics
+        self.buffers.gradients[worker].zero_()
+        statistics.fill(0)
+        _learn_cpu(*self.learner_arguments[worker])
+        self.buffers.sums[worker, : kernels.SUMS] += torch.from_numpy(statistics.sum(0))
 
-    def _make_learner_arguments(self, learner):
-        """Return the arguments of _learn_cpu before and after the index."""
+    def _make_learner_arguments(self, worker):
+        """Return the arguments of _learn_cpu."""
         buffers, columns, products = self.buffers, self.buffers.columns, self.products
+        learner = self.learners[worker]
         heads, log_std, squash = self._distribution(buffers.span, learner.at_once)
         rollout = (columns.samples, columns.logprobs, columns.values, columns.advantages,
                    buffers.segment_weights, columns.valid, buffers.settings)
         written = buffers.new_values, buffers.new_ratios
         initial = _layers(buffers.initial_state.get("mingru"))
-        return (as_array(self.observation_columns), initial, as_array(columns.resets)), (
-            products.arrays, products.back, learner.scratch, learner.totals, log_std, squash,
-            *self._masks(columns.action_masks), heads, tuple(map(as_array, rollout)),
-            tuple(map(as_array, written)), learner.statistics)
+        return (*engines.share(worker, self.num_learners, buffers.segments), learner.at_once,
+                as_array(self.observation_columns), initial, as_array(columns.resets),
+                as_array(buffers.index), products.arrays, products.back, learner.scratch,
+                learner.totals, log_std, squash, *self._masks(columns.action_masks), heads,
+                tuple(map(as_array, rollout)), tuple(map(as_array, written)), learner.statistics)

@@ -518,7 +518,7 @@ class Capture:
                                     for function in (*statistics, *functions)])
             if self._check is not None and functions:
                 self._check(functions)
-        except Exception as error:  # numba's CudaAPIError is no RuntimeError
+        except Exception as error:  # numba's CudaAPIError is not a RuntimeError
             self.drop()
             if data_parallel.connect().rank == 0:
                 reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -608,17 +608,17 @@ class Graphs(GpuEngine):
         """Register nothing: torch allocates what the network needs."""
 
     def bind(self, arena):
-        """Take the views out of the allocated arena."""
+        """Make the views of the allocated arena."""
         self.arena = arena
-        self.gradients = arena.flat("gradients")
+        self.gradients = self.buffers.gradients[0]
 
-    def backward(self, index):
-        """Compute the gradients and the loss of segments `index` (M,).
+    def backward(self):
+        """Compute the gradients and the loss of the segments `buffers.index`.
 
         New values, new ratios and the sums of the loss are in `buffers`.
         """
         self.gradients.zero_()
-        step = self.at_once // self.buffers.span
+        step, index = self.at_once // self.buffers.span, self.buffers.index
         for start in range(0, len(index), step):
             self.network.add_gradients(index[start : start + step], start, self.buffers.sums[0])
         self.network.compare_with_rollout()
@@ -675,7 +675,7 @@ class TorchProducts:
             arena.register(f"{name}/rounded grad", shape, precision)
 
     def bind(self, masters, gradients):
-        """Take the views out of the arena.
+        """Make the views of the arena.
 
         masters: the weights by name. gradients: what is added to, by name.
         """
@@ -735,7 +735,7 @@ class PolicyStep:
     """Run a step of the rollout as one kernel.
 
     It is encoder, layers, decoder and the sampling of actions, with all weights in the shared
-    memory of each block. A network that does not fit takes its products from cuBLAS
+    memory of each block. A network that does not fit has its products by cuBLAS
     (`Layers.step`).
 
         step = PolicyStep(policy, products)                          # when the weights are bound
@@ -901,7 +901,7 @@ class Layers:
                                       precision=precision)
 
     def bind(self):
-        """Take the views out of the allocated arena."""
+        """Make the views of the allocated arena."""
         weights = {key: parameter.data for key, parameter in self.policy.named_parameters()}
         gradients = {key: self.arena[f"gradients/policy.{key}"] for key in weights}
         self.products.bind(weights, gradients)
@@ -1017,7 +1017,7 @@ class Sample:
         self.step = self.actor.step
 
     def bind(self):
-        """Take the views out of the allocated arena."""
+        """Make the views of the allocated arena."""
         self.layers.bind()
         self.actor.bind()
 
@@ -1128,7 +1128,7 @@ class Fused(GpuEngine):
                              rows=min(rows, buffers.segments), precision=self.precision)
 
     def bind(self, arena):
-        """Take the views out of the allocated arena."""
+        """Make the views of the allocated arena."""
         buffers, log_std = self.buffers, self.policy.decoder.log_std
         self.modules = list(self.policy.named_modules())
         self.log_std = None if log_std is None else log_std.data
@@ -1138,12 +1138,12 @@ class Fused(GpuEngine):
         for layers in (*self.actors, self.layers):
             layers.bind()
 
-    def backward(self, index):
-        """Compute the gradients and the loss of segments `index` (M,).
+    def backward(self):
+        """Compute the gradients and the loss of the segments `buffers.index`.
 
         New values, new ratios and the sums of the loss are in `buffers`.
         """
-        buffers, layers = self.buffers, self.layers
+        buffers, layers, index = self.buffers, self.layers, self.buffers.index
         layers.refresh()
         for start, count in self.chunks:
             chunk = layers.chunk(count)

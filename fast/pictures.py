@@ -87,7 +87,7 @@ class BytesConvolution(nn.Conv2d):
     Images are as `channels_first` takes them. A kernel that moves by `stride` pixels over few
     channels equals a small kernel that moves by one over blocks of stride × stride pixels, whose
     pixels are its channels. Convolutions of many channels are up to twice as fast. The scale is in
-    the weights. Raises ValueError if `size` is no multiple of `stride`, or if an image is smaller
+    the weights. Raises ValueError if `size` is not a multiple of `stride`, or if an image is smaller
     than the kernel.
     """
 

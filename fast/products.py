@@ -257,7 +257,7 @@ def is_traced():
 def is_worthwhile(x, weight, bias=None):
     """Return whether `Linear` is faster than F.linear(x, weight, bias), and equal.
 
-    It takes float32 on a CPU, and no traced operations.
+    It computes float32 on a CPU, and no traced operations.
     """
     # a checkpoint runs the forward pass again
     has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -706,8 +706,7 @@ CELLS = {
     "mingru_gates_cell": ("fff", "fff"), "mingru_cell": ("fffffb", "ff"),
     "mingru_cell_grad": ("fffffbff", "fffff"), "ppo_cell": ("ffff", "ffff"),
     "value_cell": ("ffff", "ff"), "entropy_cell": ("ff", "f"), "entropy_grad_cell": ("fff", "f"),
-    "logit_grad_cell": ("ffbff", "f"), "nesterov_cell": ("fff", "ff"), "squash_cell": ("ff", "ff"),
-    "gaussian_cell": ("ffff", "ff"), "gaussian_grad_cell": ("ffffff", "ff"),
+    "nesterov_cell": ("fff", "ff"), "squash_cell": ("ff", "ff"), "gaussian_cell": ("ffff", "ff"),
     "gaussian_draw_cell": ("ffuub", "ff"),
 }
 

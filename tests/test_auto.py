@@ -615,7 +615,7 @@ def test_target_kl_moves_the_learning_rate_towards_it():
         run_epochs(trainer, 20)
         assert trainer.learning_rate == pytest.approx(4e-5, rel=1e-2), "four times what was set"
         assert trainer.losses["learning_rate"] <= trainer.learning_rate * 1.01
-        trainer._steps_before, trainer._rate_factor = 8 * 10**5, 9.5
+        trainer.global_step, trainer._rate_factor = 8 * 10**5, 9.5
         assert trainer._adapt_rate(0.0) == 10.0, (
             "late, when the schedule is a tenth, ten times that")
         trainer.release()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from trainers import ACTIONS, NETWORKS, learn, make_trainer, run_epochs
+from trainers import NETWORKS, learn, make_trainer, run_epochs
 
 import arena
 import engines
@@ -152,58 +152,6 @@ def test_the_clock_leaves_out_compiling(monkeypatch):
 # Comparison with the network's own forward
 
 
-def edited_split(limit):
-    """Decoder.split of bounded outputs."""
-    split = models.Decoder.split
-    return lambda self, outputs: split(self, limit(outputs))
-
-
-def smaller_spread(self, outputs):
-    logits, value = outputs[..., :-1], outputs[..., -1:]
-    return torch.distributions.Normal(logits, self.log_std.clamp(-1, 0.5).exp().expand_as(logits)), value
-
-
-def nearer(self, x):
-    return ((x.float() - self.shift) * self.scale).clamp(-5.0, 5.0)
-
-
-def unshifted(self, x):
-    return (x.float() * self.scale).clamp(-10, 10)
-
-
-def half_as_far(self, observations, state):
-    logits, value = models._Recurrent.forward_eval(self, observations, state)
-    return logits / 2, value
-
-
-def forgets(self, observations, state, forward=models.MinGRUPolicy.forward):
-    result = forward(self, observations, state)
-    state["mingru"] = state["mingru"] / 2
-    return result
-
-
-LIMITS = lambda outputs: outputs.clamp(-100, 100), lambda outputs: 30 * torch.tanh(outputs / 30)
-CLASS_EDITS = [  # (class, method, what it becomes, network, actions, settings)
-    *[(models.Decoder, "split", edited_split(limit), network, "discrete", {})
-      for limit in LIMITS for network in ("mingru", "feed-forward", "separate")],
-    (models.Decoder, "split", smaller_spread, "mingru", "torque", {}),
-    (models.Normalizer, "forward", nearer, "mingru", "discrete", {"normalize": True}),
-    (models.Normalizer, "forward", unshifted, "feed-forward", "discrete", {"normalize": True}),
-    (models.MinGRUPolicy, "forward_eval", half_as_far, "mingru", "discrete", {}),
-    (models.MinGRUPolicy, "forward", forgets, "mingru", "discrete", {}),
-]
-
-
-@pytest.mark.parametrize(("kind", "name", "method", "network", "actions", "settings"), CLASS_EDITS)
-def test_an_edit_of_models_py_is_seen(kind, name, method, network, actions, settings, monkeypatch, capsys):
-    """Also a bound of large numbers, which shows at large weights alone."""
-    monkeypatch.setattr(kind, name, method)
-    monkeypatch.setitem(verify.FUNCTIONS[kind], name, method)  # as if the file was edited
-    trainer = make_trainer(policy=NETWORKS[network], **ACTIONS[actions], **settings)
-    assert trainer.engine.name == "autograd" and "engine:" in capsys.readouterr().err
-    learn(trainer, 1)
-
-
 def test_loaded_weights_are_compared_again(tmp_path, capsys, monkeypatch):
     trainer = make_trainer()
     assert trainer.engine.name == "compiled"
@@ -276,16 +224,6 @@ def test_a_minibatch_goes_through_in_parts_of_equal_size(monkeypatch):
         trainer = make_trainer(**{"engine": "autograd", **settings})
         assert trainer.engine.at_once == 64
         trainer.release()
-
-
-@pytest.mark.usefixtures("several_learners")
-def test_learners_have_the_result_of_one_thread():
-    make = functools.partial(small_trainer, policy=NETWORKS["feed-forward"], engine="autograd")
-    trainer = make()
-    assert trainer.engine.num_learners == 2
-    weights = learn(trainer, 1)
-    torch.testing.assert_close(weights, learn(make(num_threads=1), 1), atol=2e-4, rtol=1e-3)
-    assert torch.equal(learn(make(), 1), weights), "sums have one order"
 
 
 class Custom(models.FeedForward):

@@ -137,14 +137,6 @@ def test_rows_name_what_is_there():
 
 
 LOGITS = ("a loss term", "... and to log it", "... if it depends on logits or means")
-CELL = '''@cell
-def logit_penalty_cell(logit, coefficient):
-    """Return (logit squared, its gradient)."""
-    return logit * logit, f32(2) * coefficient * logit
-
-
-@driver
-def _ppo_loss_discrete_lanes('''
 
 
 @pytest.mark.slow
@@ -163,19 +155,15 @@ def test_a_penalty_on_the_logits(copy):
     project.append(source, "statistics_cell", ", penalty", 1, "def _ppo_loss_discrete_lanes")
     project.append(source, "statistics_cell", ", ZERO", 1, "def _ppo_loss_continuous")
     project.replace(source, r'(?<="importance")\)$', ', "logit_penalty")')
-    project.replace(source, r"^@driver\ndef _ppo_loss_discrete_lanes\(", CELL)
-    project.replace(source, r"^( +)grad\[t, m, j\] = (log_p\[j, t\]) if (.*)$",
-                    r"\1square, slope = logit_penalty_cell(outputs[t, m, j], logit_coef)\n"
-                    r"\1penalty += square\n\1grad[t, m, j] = \2 + slope if \3")
-    project.replace(source, r"^( +)(is_valid = valid\[t, n\] != 0\n +for j in range\(choices\):\n"
-                            r" +square)", r"\1penalty = ZERO\n\1\2")
-    project.replace(source, r"^    (ent_coef = settings\[ENT_COEF\] \* settings\[ROW_SCALE\])$",
-                    r"    logit_coef = settings[LOGIT_COEF] * settings[ROW_SCALE]\n    \1")
+    project.replace(source, r"(?<=^    return \()(?=ent_coef \* entropy_grad_cell)",
+                    "f32(2) * settings[LOGIT_COEF] * settings[ROW_SCALE] * logit + ")
+    project.replace(source, r"^( +)grad\[t, m, j\] = log_p\[j, t\] if .*$",
+                    r"\1penalty += outputs[t, m, j] * outputs[t, m, j]\n\g<0>")
+    project.replace(source, r"^( +)is_valid = valid\[t, n\] != 0\n +for j in range\(choices\):\n"
+                            r" +penalty", r"\1penalty = ZERO\n\g<0>")
 
     source = "kernels.cu"
-    project.replace(source, r"( +)(drow\[j\] = logit_grad_cell\(.*\));$",
-                    r"\1auto [square, push] = logit_penalty_cell(row[j], settings[LOGIT_COEF] *"
-                    r" settings[ROW_SCALE]);\n\1penalty += square;\n\1\2 + push;")
+    project.replace(source, r"( +)drow\[j\] =\n +logit_grad_cell", r"\1penalty += row[j] * row[j];\n\g<0>")
     project.replace(source, r"(?<=float logprob = 0\.0f, entropy = 0\.0f, )(advantage = adv.*;)$",
                     r"penalty = 0.0f, \1", count=1)
     project.append(source, "statistics_cell", ", penalty", 1, "void ppo_loss_discrete")
@@ -184,8 +172,6 @@ def test_a_penalty_on_the_logits(copy):
     for source in ("configuration.py", "ppo.py"):
         project.replace(source, r"^( +)ent_coef: ", r"\1logit_coef: float = 0.01\n\1ent_coef: ")
     project.replace("configuration.py", r"train\.ent_coef(?= )", "train.ent_coef train.logit_coef")
-    project.replace("pufferl.py", r'"ent_coef", (?="advantage_floor")',
-                    '"ent_coef", "logit_coef", ')
     project.replace("ppo.py", r"- args\.ent_coef \* entropy",
                     "- args.ent_coef * entropy + (args.logit_coef * y.square().sum(-1)"
                     "[batch.valid != 0].mean() if policy.heads else 0.0)")
@@ -197,7 +183,6 @@ def test_a_penalty_on_the_logits(copy):
     project.replace(source, r'(?<="policy_loss": policy_loss, )', '"logit_penalty": penalty, ')
     source = "tests/kernel_cases.py"
     project.replace(source, r'^COEFFICIENTS = \{', 'COEFFICIENTS = {"logit_coef": 0.3, ')
-    project.replace(source, r'^CELLS = \{', 'CELLS = {"logit_penalty_cell": ("ff", "ff"), ')
     project.replace(source, r'^( +- coefficients\["ent_coef"\] \* statistics\["entropy"\])\)',
                     r'\1 + coefficients.get("logit_coef", 0.0) * statistics["logit_penalty"])')
     project.replace("docs/metrics.md", r"^(\| `losses/entropy`)",

@@ -127,17 +127,6 @@ def numba_kernel(numbers, factor, flags):
     arena.run(numba_kernel.driver, len(numbers), 1, *map(arena.as_array, (factor, numbers, flags)))
 
 
-def test_numba_compiles_a_tuple_of_arguments():
-    from numba import cuda
-
-    assert cuda.implementation == "NVIDIA", "numba's own; fused.find_gpu says what to do"
-    numbers, factor = torch.arange(N, dtype=torch.float32, device="cuda"), torch.tensor([3.0], device="cuda")
-    flags = torch.arange(N, device="cuda").remainder(2).to(torch.uint8)
-    expected = torch.where(flags != 0, numbers * 3, numbers)
-    numba_kernel(numbers, factor, flags)
-    assert torch.equal(numbers, expected)
-
-
 def test_numba_sees_the_bits_of_bfloat16():
     import arena
 
@@ -213,16 +202,6 @@ def test_cupy_runs_in_order_on_torchs_stream(cupy_kernel):
         numbers.mul_(2.0)
     stream.synchronize()
     assert (numbers == 16.0).all()
-
-
-def test_cupy_is_captured_and_replayed(cupy_kernel):
-    numbers, other, stream = ones(), ones(), torch.cuda.Stream()
-    cupy_kernel(numbers, other, 1)  # loads the module
-    graph = captured(lambda: cupy_kernel(numbers, other, 4), stream)
-    assert (numbers == 2.0).all(), "a capture runs nothing"
-    other.fill_(2.0)
-    replay(graph, stream, 2)
-    assert (numbers == 18.0).all()
 
 
 def test_torch_numba_and_cupy_in_one_graph(cupy_kernel):

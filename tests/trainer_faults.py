@@ -8,7 +8,7 @@ from unittest import mock
 import gymnasium
 import torch
 from test_models import LostState, Returns, environment, lazy  # noqa: F401
-from test_pufferl import RulesOut, box
+from test_pufferl import box
 from trainers import NETWORKS, make_trainer, run_epochs
 
 import flat_spaces
@@ -87,7 +87,11 @@ def forbid():
 
 
 def rule_out():
-    train(make_trainer(env="squared", policy=lambda env: RulesOut(env, -math.inf, everything=True)))
+    def forbid(policy):
+        split = policy.decoder.split
+        policy.decoder.split = lambda outputs: (split(outputs)[0] - math.inf, split(outputs)[1])
+
+    train(make_trainer(env="squared", policy=NETWORKS["feed-forward"], change=forbid))
 
 
 def nan_loss(minibatch):
