@@ -46,7 +46,7 @@ KL = {True: 0.01, False: 0.02}  # change of the policy per epoch, if target_kl i
 
 def facts_of(vecenv, agents, steps):
     """Return the Facts of a vectorized environment, without measurements."""
-    return Facts(agents, steps, vecenv.action_heads is not None, emulation.seen_spaces(vecenv),
+    return Facts(agents, steps, vecenv.action_heads is not None, emulation.observed_leaves(vecenv),
                  hasattr(vecenv, "library"))
 
 

@@ -20,6 +20,7 @@ import hashlib
 import inspect
 import itertools
 import math
+import re
 import sys
 import textwrap
 import traceback
@@ -39,7 +40,6 @@ from flat_spaces import (
     check_returned,
     describe,
     find_mask,
-    leaf_kind,
     nativize_dtype,  # noqa: F401  PufferLib has these two here
     nativize_tensor,  # noqa: F401
     numeric_scalars,
@@ -255,8 +255,8 @@ def takes(function, keyword):
     return any(p.name == keyword or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-def seen_space(env):
-    """Return the observation space that an environment declares, which may be nested."""
+def declared_space(env):
+    """Return the observation space that an environment declares; it may be nested."""
     return getattr(env, "env_single_observation_space", None) or env.single_observation_space
 
 
@@ -350,7 +350,7 @@ def gymnasium_form(env):
                            "pip install shimmy.") from None
         has_seed = takes(env.reset, "seed")
         env = (shimmy.GymV26CompatibilityV0 if has_seed else shimmy.GymV21CompatibilityV0)(env=env)
-    problem = ("is no gymnasium.Env" if not isinstance(env, gymnasium.Env)
+    problem = ("is not a gymnasium.Env" if not isinstance(env, gymnasium.Env)
                else "has no observation_space" if getattr(env, "observation_space", None) is None
                else "has no action_space" if getattr(env, "action_space", None) is None
                else "has a reset without seed" if not takes(env.reset, "seed") else None)
@@ -490,7 +490,7 @@ def note_moments(env):
 def _unwrap_step(env):
     """Return (step, steps to the time limit, reward scale) of an environment in use.
 
-    The outermost wrappers of gymnasium.make check and count what GymnasiumTogether does too.
+    The outermost wrappers of gymnasium.make check and count what SyncStepper does too.
     """
     wrappers, limit, scale = gymnasium.wrappers, math.inf, 1.0
     while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker,
@@ -502,8 +502,8 @@ def _unwrap_step(env):
     return env.step, limit, scale
 
 
-class GymnasiumTogether:
-    """Step the GymnasiumPufferEnvs of one process in one loop.
+class SyncStepper:
+    """Step the GymnasiumPufferEnvs of one process in one loop, as a SyncVectorEnv.
 
     It inlines METHODS, whose calls take a third of the 5 us of a CartPole's step, and is used only
     while their source has the digest DIGEST. After an edit, each environment is stepped by its
@@ -512,13 +512,13 @@ class GymnasiumTogether:
     """
 
     METHODS = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write", "_mask")
-    DIGEST = "d2c6ec0835a6f2ba"
+    DIGEST = "73c3824f72389ea7"
 
     @classmethod
     def of(cls, envs, numbers, rows):
         """Return one for environments that have been reset and stepped.
 
-        Returns None if one is no plain GymnasiumPufferEnv or was edited. numbers: of the
+        Returns None if one is not a plain GymnasiumPufferEnv or was edited. numbers: of the
         environments, for infos; rows: each row that `step` takes, with the arrays of the views.
         """
         if not all(type(env) is GymnasiumPufferEnv and not env._unchecked
@@ -528,7 +528,7 @@ class GymnasiumTogether:
             if numbers[0] == 0:  # one process warns for all workers
                 warnings.warn("GymnasiumPufferEnv was edited, so each environment is stepped by "
                               "its step_into, which takes longer: see "
-                              "emulation.GymnasiumTogether.",
+                              "emulation.SyncStepper.",
                               stacklevel=2)
             return None
         return cls(envs, numbers, rows)
@@ -638,7 +638,7 @@ def digest(*functions):
 
     Returns None without source.
    """
-    trees = []
+    texts = []
     for function in functions:
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
@@ -646,19 +646,10 @@ def digest(*functions):
             return None
         if isinstance(tree, ast.FunctionDef) and ast.get_docstring(tree) is not None:
             del tree.body[0]
-        trees.append(_to_lists(tree))
-    return hashlib.sha256(repr(trees).encode()).hexdigest()[:16]
-
-
-def _to_lists(node):
-    """Convert a syntax tree to lists that are equal in all versions of Python."""
-    if isinstance(node, list):
-        return [_to_lists(child) for child in node]
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    fields = [(name, _to_lists(value)) for name, value in ast.iter_fields(node)
-              if value is not None and value != []]
-    return [type(node).__name__, *fields]
+        # some versions of Python write fields that are empty
+        text = re.sub(r"(, )?\b\w+=(\[\]|None)", "", ast.dump(tree))
+        texts.append(text.replace("(, ", "("))
+    return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1022,10 +1013,10 @@ WRAPPERS = GymnasiumPufferEnv, GymnasiumVectorPufferEnv, PettingZooPufferEnv
 
 
 def wrap(env):
-    """Return an environment as workers.py steps it; TypeError if it is none.
+    """Return an environment as workers.py steps it.
 
     PufferEnvs and wrapped ones are returned as they are, Gymnasium's (single, vector, old Gym's)
-    and PettingZoo's (parallel, AEC) wrapped.
+    and PettingZoo's (parallel, AEC) wrapped. Raises TypeError for anything else.
     """
     if hasattr(env, "step_into"):
         return env
@@ -1039,7 +1030,7 @@ def wrap(env):
         return PettingZooPufferEnv(env)
     if hasattr(env, "step"):
         return GymnasiumPufferEnv(env)
-    raise TypeError(f"{describe(env)} is no environment. Expected a PufferEnv, a gymnasium.Env or "
+    raise TypeError(f"{describe(env)} is not an environment. Expected a PufferEnv, a gymnasium.Env or "
                     "a PettingZoo environment.")
 
 
@@ -1056,7 +1047,7 @@ def copies(env):
 def signature(env):
     """Return what the environments of a vector must share: spaces, number of agents."""
     action_space = getattr(env, "env_single_action_space", env.single_action_space)
-    return seen_space(env), action_space, slots(env)
+    return declared_space(env), action_space, slots(env)
 
 
 def create(creator, args, kwargs, seed):
@@ -1083,11 +1074,6 @@ def build(creator, args, kwargs, seed):
                           "or name a function that makes the environment.") from None
 
 
-def seen_spaces(vecenv):
-    """List the spaces of the fields that an agent observes."""
-    return [leaf for _, _, leaf in FlatObservation(seen_space(vecenv.driver_env)).leaves]
-
-
-def sees_choices(vecenv):
-    """Tell whether a field of the observation is Discrete or MultiDiscrete."""
-    return any(leaf_kind(space) == "choices" for space in seen_spaces(vecenv))
+def observed_leaves(vecenv):
+    """Return the spaces of the fields that an agent observes."""
+    return [leaf for _, _, leaf in FlatObservation(declared_space(vecenv.driver_env)).leaves]

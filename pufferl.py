@@ -79,11 +79,11 @@ from configuration import (
     check_names,
     coerce,
     command,
+    custom_optimizer,
     find_run,
     load_attribute,
     load_config,
     named,
-    own_optimizer,
     read_settings,
     sizes_of,
     stem_of,
@@ -91,7 +91,7 @@ from configuration import (
 )
 from errors import ConfigError, exit_on_error
 from fast import verify
-from flat_spaces import HAIR, action_bounds
+from flat_spaces import HAIR, action_bounds, leaf_kind
 
 # for scripts too
 from loggers import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401
@@ -167,7 +167,7 @@ class PuffeRL:
         if self.ranks.count > 1:
             self.ranks.join(self, agents)
         self.normalizer = models.find_normalizer(policy)
-        self._layout = flat_spaces.FlatObservation(emulation.seen_space(vecenv.driver_env))
+        self._layout = flat_spaces.FlatObservation(emulation.declared_space(vecenv.driver_env))
         self.reward_scale = (models.RewardScale(self.num_agents, c["gamma"])
                              if c["norm_reward"] else None)
         check_policy(policy, vecenv, c)
@@ -206,7 +206,7 @@ class PuffeRL:
             text = f"engine: {self.engine.name}, because {reason}"
             processes.say(text, sys.stderr)
             self.run.note(text, self.global_step)
-        capture, is_custom = self.engine.capture, own_optimizer(self.config)
+        capture, is_custom = self.engine.capture, custom_optimizer(self.config)
         self._compute_all_advantages = capture(self._compute_advantages)
         # With several ranks each piece is captured, because ranks sum gradients in between. A
         # custom optimizer may synchronize with the GPU, which a CUDA graph cannot.
@@ -613,7 +613,7 @@ class PuffeRL:
     def _loss_means(self, sums, norms):
         """Return the losses to log, from the sums and gradient norms of some minibatches."""
         name = named(self.config["loss"] or "").replace(":", ".").rpartition(".")[2]
-        extra = {f"own_{name}_loss": float(sums[-1]) / max(1, len(norms))} if name else {}
+        extra = {f"custom_{name}_loss": float(sums[-1]) / max(1, len(norms))} if name else {}
         norm = float(np.mean(norms)) if norms else math.nan
         return {**kernels.loss_statistics(sums[:-1]), **extra, "grad_norm": norm,
                 "learning_rate": self._used_lr}
@@ -655,7 +655,7 @@ class PuffeRL:
             "observations", "actions", "rewards", "valid", "terminals", "truncations")}
         metrics |= diagnostics.vital(
             **arrays, bounds=action_bounds(self.vecenv.single_action_space),
-            choices=emulation.sees_choices(self.vecenv))
+            choices=any(leaf_kind(leaf) == "choices" for *_, leaf in self._layout.leaves))
         sentences = self.warnings.update(self.global_step, metrics) if self.warnings else []
         self.logger.log(metrics, self.global_step)
         if self.ranks.rank == 0:
@@ -953,7 +953,7 @@ def check_train(config, vecenv, policy, agents, group):
     for name in ("loss", "advantage"):
         require(not c[name] or callable(load_attribute(f"train.{name}", c[name])),
                 f"train.{name} = {named(c[name])}: must be a function.")
-    if own_optimizer(c):
+    if custom_optimizer(c):
         optim.check_optimizer(load_attribute("train.optimizer", c["optimizer"]), c["weight_decay"])
     return c
 

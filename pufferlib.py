@@ -66,7 +66,8 @@ NAMES = {  # one name of PufferLib: its equivalent here
     "ocean.env_creator": "pufferlib.ocean_creator",
     "ocean.environment.env_creator": "pufferlib.ocean_creator",
     "ocean.squared.cy_squared.CySquared": "pufferlib.CySquared",
-    "ocean.torch.Policy": "models.Default", "ocean.torch.Recurrent": "models.LSTMWrapper",
+    "models.Default": "models.FeedForward",
+    "ocean.torch.Policy": "models.FeedForward", "ocean.torch.Recurrent": "models.LSTMWrapper",
 }
 GONE = {  # a name without an equivalent: its replacement
     "__version__": "this project has no numbered versions; a run's folder keeps those "
@@ -81,7 +82,7 @@ GONE = {  # a name without an equivalent: its replacement
     "emulation.emulate": "emulation.FlatObservation(space).flatten",
     "emulation.dtype_from_space": "flat_spaces.space_dtype",
     "emulation.flatten_space": "emulation.FlatObservation",
-    "models.Convolutional": "models.Encoded, which reads images by convolutions",
+    "models.Convolutional": "models.MultiInputPolicy, which reads images by convolutions",
     "models.ProcgenResnet": "models.Impala, which reads images by residual convolutions",
     "pytorch.log_prob": "models.act(logits, action)[1]", "pytorch.entropy": "models.act(logits)[2]",
     "sweep.Carbs": "protein.Protein", "sweep.Hyperparameters": "protein.Space",
@@ -357,8 +358,6 @@ class CySquared:
     """
 
     def __init__(self, observations, actions, rewards, terminals, num_envs, size):
-        if size % 2 == 0:
-            raise ValueError(f"size = {size}: must be odd, with the agent's start in the middle.")
         truncations = terminals.view("uint8") * 0
         self.arrays = observations, actions, rewards, terminals.view("uint8"), truncations
         self.envs = our_ocean.load("squared").create(num_envs, settings={"distance": size // 2})

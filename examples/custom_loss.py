@@ -5,7 +5,7 @@
     python pufferl.py train cartpole --train.optimizer examples/custom_loss.py:Slow
 
 The loss function returns a scalar tensor. Autograd differentiates it, and it is logged as
-losses/own_smooth_loss. docs/recipes.md lists the fields of a minibatch. The optimizer is made as
+losses/custom_smooth_loss. docs/recipes.md lists the fields of a minibatch. The optimizer is made as
 Class(parameters, lr=learning_rate); the schedule sets its learning rate.
 """
 
@@ -36,5 +36,5 @@ if __name__ == "__main__":
     while trainer.epoch < trainer.total_epochs:
         trainer.evaluate()
         losses = trainer.train()
-    print(f"smoothness loss {losses['own_smooth_loss']:.5f}")
+    print(f"smoothness loss {losses['custom_smooth_loss']:.5f}")
     trainer.close()

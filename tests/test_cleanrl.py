@@ -40,7 +40,7 @@ def test_feed_forward(action_space):
 
 def test_a_policy_that_squashes_its_actions_is_refused():
     env = environment(ACTIONS[2])
-    for agent, policy in ((models.CleanRLAgent, models.Default(env, 8)),
+    for agent, policy in ((models.CleanRLAgent, models.FeedForward(env, 8)),
                           (models.RecurrentCleanRLAgent, models.MinGRUPolicy(env, 8))):
         with pytest.raises(NetworkError, match="squash"):
             agent(models.squash(policy, env.single_action_space))

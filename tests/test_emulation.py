@@ -718,7 +718,7 @@ def declared(space):
 def test_the_encoded_policy_reads_structured_observations(space):
     layout, env = FlatObservation(space), declared(space)
     assert models.wants_encoding(env)
-    policy = models.MinGRUWrapper(env, models.Encoded(env, hidden_size=8), hidden_size=8)
+    policy = models.MinGRUWrapper(env, models.MultiInputPolicy(env, hidden_size=8), hidden_size=8)
     rows = np.stack([layout.flatten(space.sample()) for _ in range(6)])
     logits, value = policy(torch.from_numpy(rows.reshape(2, 3, *layout.shape)),
                            policy.initial_state(3))
@@ -732,7 +732,7 @@ def test_one_hot_and_plain_parts_hold_the_values():
                          "x": spaces.Box(-1, 1, (2,), np.float32)})
     env = declared(space)
     flat = FlatObservation(space).flatten({"n": 2, "x": np.array([0.5, -0.25], np.float32)})
-    features, = models.Encoded(env, hidden_size=8)._features(torch.from_numpy(flat[None]))
+    features, = models.MultiInputPolicy(env, hidden_size=8)._features(torch.from_numpy(flat[None]))
     assert features.tolist() == [[0, 1, 0, 0.5, -0.25]]
     plain = SimpleNamespace(single_observation_space=env.single_observation_space)
     assert not models.wants_encoding(plain)

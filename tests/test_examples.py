@@ -75,7 +75,7 @@ RUNS = [
      and e.trainer.epoch < e.trainer.total_epochs and (e.play(e.trained, 3) >= 475).all()),
     ("cleanrl_ppo", 2, lambda e: np.mean(e.episode_returns[-20:]) > 150),
     ("save_and_load", None, lambda e: e.equal),
-    ("custom_loss", None, lambda e: e.losses["own_smooth_loss"] != 0),
+    ("custom_loss", None, lambda e: e.losses["custom_smooth_loss"] != 0),
     ("asymmetric_critic", None, lambda e: critic_alone_sees_velocities(e)),
     ("custom_logger", None, lambda e: csv_has_scores()),
     ("notebook", None, lambda e: e.trainer.epoch == 5),

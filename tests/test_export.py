@@ -110,7 +110,7 @@ def make_policy(seen="vector", taken="start", kind="auto", hidden=12, layers=1, 
     with vector.make(creator, num_envs=1, backend="serial") as envs:
         env = envs.driver_env
     if kind == "auto" and models.wants_encoding(env, boards=True):
-        encoded = models.Encoded(env, hidden, boards=True, normalize=normalize)
+        encoded = models.MultiInputPolicy(env, hidden, boards=True, normalize=normalize)
         policy = models.MinGRUWrapper(env, encoded, hidden_size=hidden)
     elif kind in ("auto", "mingru"):
         policy = models.MinGRUPolicy(env, hidden, layers, normalize=normalize)

@@ -323,7 +323,7 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
     ("FeedForward", ConfigError, "has no shape yet, because its layer is lazy",
      lambda: make_trainer(policy=faults.lazy)),
     ("tanh", NetworkError, "has two finite bounds. Set it to none", faults.squash_unbounded),
-    ("Impala", NetworkError, "Take policy.name auto", lambda: models.Impala(faults.environment())),
+    ("Impala", NetworkError, "Use policy.name auto", lambda: models.Impala(faults.environment())),
     ("curves:", None, "Every reward so far is 0: there is nothing to learn from", faults.diagnose_no_rewards),
 ]
 

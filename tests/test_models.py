@@ -232,7 +232,7 @@ class Wide(models.FeedForward):
 
 def picture(vecenv, hidden_size):
     """A network with a LayerNorm, which autocast keeps in float32 on a GPU."""
-    return models.Encoded(vecenv, hidden_size)
+    return models.MultiInputPolicy(vecenv, hidden_size)
 
 
 @pytest.mark.parametrize("device", ["cpu", "recorder", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -344,10 +344,11 @@ def test_board_reads_every_cell_alike():
 
 
 @pytest.mark.parametrize(("network", "layout", "shape", "dtype", "high"), [
-    (models.Encoded, "(H, W)", (40, 48), np.uint8, 255), (models.Encoded, "(H, W, C)", (40, 48, 3), np.uint16, 65535),
-    (models.Encoded, "(C, H, W)", (3, 40, 48), np.float32, 1),
-    (models.Encoded, "(K, H, W, C)", (4, 40, 48, 3), np.uint8, 255),
-    (models.Encoded, "(K, C, H, W)", (4, 3, 40, 48), np.float64, 255),
+    (models.MultiInputPolicy, "(H, W)", (40, 48), np.uint8, 255),
+    (models.MultiInputPolicy, "(H, W, C)", (40, 48, 3), np.uint16, 65535),
+    (models.MultiInputPolicy, "(C, H, W)", (3, 40, 48), np.float32, 1),
+    (models.MultiInputPolicy, "(K, H, W, C)", (4, 40, 48, 3), np.uint8, 255),
+    (models.MultiInputPolicy, "(K, C, H, W)", (4, 3, 40, 48), np.float64, 255),
     (models.Impala, "(K, H, W, C)", (4, 40, 48, 3), np.float32, 1),
     (models.Impala, "(H, W)", (40, 48), np.uint16, 65535)])
 def test_an_image_is_the_same_in_every_layout_and_type(network, layout, shape, dtype, high):
@@ -411,7 +412,7 @@ def test_text_and_bits_are_read_as_numbers():
             return {"word": "cd", "bits": [0, 1, 0]}, 1.0, True, False, {}
 
     with pufferl.make(Mixed, 2) as vecenv:
-        policy = models.Encoded(vecenv.driver_env, hidden_size=8)
+        policy = models.MultiInputPolicy(vecenv.driver_env, hidden_size=8)
         assert policy.numbers == [5, 3] and "(5,)" in models.summarize(policy)
         assert policy(torch.from_numpy(vecenv.reset()[0])[None])[0].shape == (1, 2, 2)
 

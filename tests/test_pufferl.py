@@ -362,7 +362,7 @@ def test_values_go_where_a_custom_loss_takes_them(file, capsys):
         logs = trainer.train()
         values.append(trainer.buffers.values.mean().item())
         mean = trainer.buffers.new_values.mean().item()
-        assert logs["own_extra_loss"] == pytest.approx(100 * mean, rel=1e-3, abs=1e-3)
+        assert logs["custom_extra_loss"] == pytest.approx(100 * mean, rel=1e-3, abs=1e-3)
     assert values[-1] < values[0] - 0.5
     trainer.release()
 
@@ -411,7 +411,7 @@ def test_a_loss_and_an_optimizer_given_as_objects_are_those_of_a_file(file):
     weights = learn(given)
     by_file = make_trainer(optimizer=f"{file}:Base", loss=f"{file}:extra")
     torch.testing.assert_close(weights, learn(by_file))
-    assert given.losses["own_push_loss"] == pytest.approx(by_file.losses["own_extra_loss"])
+    assert given.losses["custom_push_loss"] == pytest.approx(by_file.losses["custom_extra_loss"])
 
 
 def test_an_optimizer_may_write_weights_and_gradients_as_it_likes(file):

@@ -13,7 +13,7 @@ KINDS = pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 
 
 def by_steps(layer, x, memory, resets, valid):
-    """The layer's own call at each step, its memory cut and held as models._TorchRecurrent says."""
+    """The layer's own call at each step, its memory cut and held as models._TorchWrapper says."""
     out = []
     for t in range(len(x)):
         memory = [tensor * (1 - resets[t].float())[:, None] for tensor in memory]
