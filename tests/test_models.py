@@ -3,7 +3,6 @@ wrong with a network of the user's."""
 
 import copy
 import json
-import math
 import re
 import shutil
 import warnings
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 import gymnasium
 import numpy as np
 import pytest
-import reference
 import test_devices
 import torch
 from gymnasium import spaces
@@ -115,18 +113,6 @@ def test_forward_backward_and_steps_equal_autograd(engine, space, layers, hidden
 
 
 @both
-@pytest.mark.parametrize("kind", [torch.uint8, torch.int32, torch.float64])
-def test_step_casts_other_observation_types(engine, kind):
-    policy = models.MinGRUPolicy(environment(), hidden_size=8)
-    network = sample(engine, policy, 1, 4)
-    observations = torch.randint(0, 3, (4, 5)).to(kind)
-    flags = torch.zeros(4, dtype=torch.uint8), torch.ones(4, dtype=torch.uint8)
-    outputs = network.step(observations, torch.zeros(1, 4, 8), *flags)
-    expected, _ = models.join_outputs(*policy.forward_eval(observations, policy.initial_state(4)))
-    torch.testing.assert_close(outputs, expected, atol=1e-6, rtol=1e-5)
-
-
-@both
 def test_bfloat16_is_near_float32(engine):
     """Outputs within the rounding of 8 bits, gradients of the same direction and length, steps alike."""
     torch.manual_seed(0)
@@ -149,22 +135,6 @@ def test_bfloat16_is_near_float32(engine):
         near = gradients[1][name]
         assert torch.cosine_similarity(exact, near, dim=0) > 0.998, name
         assert (near.norm() / exact.norm() - 1).abs() < 0.02, name
-
-
-def test_the_default_network_in_float64_equals_the_reference():
-    policy = models.MinGRUPolicy(environment(), 16, num_layers=2).double()
-    observations, resets, valid = segment()
-    initial = torch.randn(2, 6, 16).double()
-    layers = policy.rnn.layers
-    params = {"encoder_weight": policy.encoder.weight, "encoder_bias": policy.encoder.bias,
-              "layer_weights": [layer.weight for layer in layers], "layer_biases": [layer.bias for layer in layers],
-              "decoder_weight": policy.decoder.weight, "decoder_bias": policy.decoder.bias}
-    logits, value, final = reference.policy_forward(params, observations, initial, resets, valid)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-        found, state = over_time(policy, observations, {"mingru": initial}, resets, valid)
-    torch.testing.assert_close(found, torch.cat([logits, value[..., None]], -1))
-    torch.testing.assert_close(state["mingru"], final)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -310,29 +280,6 @@ def test_separate_shares_no_weight_between_policy_and_value(space):
         assert all(weight.grad is None or not weight.grad.any() for weight in others.parameters())
 
 
-@pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
-def test_sampling_returns_the_log_probability_of_its_actions(space):
-    policy = models.FeedForward(environment(space), hidden_size=16)
-    logits, value = policy.forward_eval(torch.randn(500, 5))
-    actions, logprobs, values = models.sample_logits(logits, value, seed=1, step=0)
-    torch.testing.assert_close(values, value.squeeze(-1))
-    if space is BOX:
-        expected = logits.log_prob(actions).sum(-1)
-    else:
-        heads = logits if isinstance(logits, list) else [logits]
-        expected = sum(head.log_softmax(-1).gather(1, actions[:, i : i + 1].long())[:, 0]
-                       for i, head in enumerate(heads))
-        assert abs(logprobs.mean().item() + sum(math.log(head.shape[-1]) for head in heads)) < 0.1
-    torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=1e-4)
-
-
-def test_a_certain_policy_acts_at_the_bounds_of_a_tanh():
-    normal = torch.distributions.Normal(torch.full((1, 1), 9.0), torch.ones(1, 1))
-    bounds = torch.tensor([[1.0], [2.0], [math.log(2)]])
-    actions, *_ = models.sample_logits(normal, torch.zeros(1, 1), seed=0, step=0, squash=bounds)
-    assert actions.item() == pytest.approx(3)
-
-
 def test_board_reads_every_cell_alike():
     """A pattern moved by a cell moves its logits by a cell, where no edge is in sight."""
     pattern = torch.randint(0, 2, (3, 3, 3), dtype=torch.uint8)
@@ -389,15 +336,6 @@ def test_what_is_larger_than_a_grid_is_a_picture(side, is_picture):
     """MiniGrid's grids have 25 squares at most."""
     layers = list(models._image_encoder(image(side, side, 3)))
     assert isinstance(layers[0], pictures.BytesConvolution) == is_picture
-
-
-def test_impala_reads_the_image_of_a_dict():
-    space = spaces.Dict({"camera": image(48, 48, 3), "speed": BOX})
-    env = seen(models.emulation.FlatObservation(space).flat_space)
-    env.env_single_observation_space = space
-    policy = models.Impala(env, hidden_size=16, normalize=True)
-    flat = torch.from_numpy(models.emulation.FlatObservation(space).flatten(space.sample()))
-    assert policy.forward_eval(flat[None])[0].shape == (1, 3) and policy.normalizer is not None
 
 
 def test_text_and_bits_are_read_as_numbers():
@@ -683,25 +621,6 @@ def test_frozen_parts_are_not_detached():
         warnings.simplefilter("error", UserWarning)
         run_epochs(trainer, 1)
     trainer.release()
-
-
-def test_logits_are_held_to_the_actions():
-    outputs = torch.zeros(3, 5)
-    models.check_logits(None, outputs, None, [1, 3], 2)
-    models.check_logits(None, outputs, torch.zeros(3, 4), None, 4)
-    for log_std, heads, dims in ((None, [2, 3], 2), (torch.zeros(3, 4), None, 3), (None, None, 4),
-                                 (torch.zeros(3, 4), [4], 0)):
-        with pytest.raises(NetworkError):
-            models.check_logits(None, outputs, log_std, heads, dims)
-
-
-def test_what_counts_as_probabilities():
-    logits = torch.randn(5, 3, 8)
-    parts = [head.softmax(-1) for head in logits[..., :7].split((4, 1, 2), -1)]
-    outputs = torch.cat((*parts, logits[..., 7:]), -1)
-    assert models.are_probabilities(outputs, (4, 1, 2))
-    assert not models.are_probabilities(outputs, (5, 2)) and not models.are_probabilities(logits, (4, 1, 2))
-    assert not models.are_probabilities(torch.ones(4, 2), (1,))  # a single choice says nothing
 
 
 def test_keywords_of_a_custom_network_are_settings(file, tmp_path, monkeypatch):
