@@ -500,22 +500,19 @@ def describe(value):
     return f"{value!r} ({type(value).__name__})"[:200]
 
 
+NUMBERS = int, float, np.integer, np.floating, np.bool_
+
+
 def numeric_scalars(info, prefix=""):
     """Return {"a/b": float} of the finite numbers in an info, also a nested one."""
     numbers = {}
     for key, value in info.items():
-        kind = type(value)
-        if kind is dict:
+        if isinstance(value, dict):
             numbers |= numeric_scalars(value, f"{prefix}{key}/")
-            continue
-        if kind is not float and kind is not int:  # the common ones need no array
-            array = np.asarray(value) if isinstance(
-                value, int | float | np.number | np.bool_ | np.ndarray) else np.array("")
-            if array.size != 1 or array.dtype.kind not in "biuf":
-                continue
-            value = array.item()
-        if math.isfinite(value):
-            numbers[f"{prefix}{key}" if prefix else key] = float(value)
+        if isinstance(value, np.ndarray) and value.size == 1:
+            value = value.item()
+        if isinstance(value, NUMBERS) and math.isfinite(value):
+            numbers[f"{prefix}{key}"] = float(value)
     return numbers
 
 

@@ -358,6 +358,8 @@ class CySquared:
     """
 
     def __init__(self, observations, actions, rewards, terminals, num_envs, size):
+        if size % 2 == 0:
+            raise ValueError(f"size = {size}: must be odd, with the agent's start in the middle.")
         truncations = terminals.view("uint8") * 0
         self.arrays = observations, actions, rewards, terminals.view("uint8"), truncations
         self.envs = our_ocean.load("squared").create(num_envs, settings={"distance": size // 2})

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import cloudpickle
 import gymnasium
@@ -20,6 +21,13 @@ import vector
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import the tests
 MODES = list(gymnasium.vector.AutoresetMode)
 SAME_STEP = gymnasium.vector.AutoresetMode.SAME_STEP
+
+
+def declares(space, action_space=None):
+    """Return what a network reads of a wrapped environment with these spaces."""
+    return SimpleNamespace(single_observation_space=emulation.FlatObservation(space).flat_space,
+                           env_single_observation_space=space,
+                           single_action_space=action_space or spaces.Discrete(3))
 
 
 class Steps(gymnasium.Env):

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import warnings
-from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 import test_devices
 import torch
 from gymnasium import spaces
+from small_envs import declares
 from trainers import NETWORKS, learn, make_trainer, run_epochs
 
 import configuration
@@ -34,12 +34,8 @@ MULTI = spaces.MultiDiscrete([2, 3])
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 
 
-def seen(space, action_space=DISCRETE):
-    return SimpleNamespace(single_observation_space=space, single_action_space=action_space)
-
-
 def environment(action_space=DISCRETE, inputs=5):
-    return seen(spaces.Box(-9, 9, (inputs,), np.float32), action_space)
+    return declares(spaces.Box(-9, 9, (inputs,), np.float32), action_space)
 
 
 def image(*shape):
@@ -216,7 +212,7 @@ def test_a_memory_takes_what_autocast_gives_it(kind, network, device, monkeypatc
         test_devices.install(monkeypatch, test_devices.on_a_cpu)
         device = "cpu"
     torch.manual_seed(0)
-    vecenv = seen(image(3, 32, 32)) if network is picture else environment()
+    vecenv = declares(image(3, 32, 32)) if network is picture else environment()
     policy = WRAPPERS[kind](vecenv, network(vecenv, 32), hidden_size=32, num_layers=2).to(device)
     observations, resets, valid = segment(T=5, N=4)
     if network is picture:
@@ -241,13 +237,13 @@ def test_a_memory_takes_what_autocast_gives_it(kind, network, device, monkeypatc
 
 
 def board(actions, shape=(3, 6, 7)):
-    return models.Board(seen(spaces.Box(0, 1, shape, np.uint8), spaces.Discrete(actions)), hidden_size=8)
+    return models.Board(declares(spaces.Box(0, 1, shape, np.uint8), spaces.Discrete(actions)), hidden_size=8)
 
 
 FORMS = {  # name -> (the network, the shape of an observation, the highest byte)
     "feed-forward": (lambda: models.FeedForward(environment(), 16), (5,), 9),
     **{f"board {actions}": (lambda actions=actions: board(actions), (3, 6, 7), 1) for actions in (42, 43, 45, 7)},
-    **{f"impala {shape}": (lambda shape=shape: models.Impala(seen(image(*shape)), 32), shape, high)
+    **{f"impala {shape}": (lambda shape=shape: models.Impala(declares(image(*shape)), 32), shape, high)
        for shape, high in (((4, 40, 40), 255), ((36, 32, 3), 255), ((7, 7, 3), 10))},
 }
 
@@ -306,7 +302,7 @@ def test_an_image_is_the_same_in_every_layout_and_type(network, layout, shape, d
     for space, x in ((image(*first.shape[1:]), first),
                      (spaces.Box(0, high, shape, dtype), (pixels * (high / 255)).astype(dtype))):
         torch.manual_seed(0)
-        policy = network(seen(space), hidden_size=8)
+        policy = network(declares(space), hidden_size=8)
         outputs.append(policy.forward_eval(torch.from_numpy(x)))
     assert layout in models.summarize(policy)
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-4)
@@ -315,7 +311,7 @@ def test_an_image_is_the_same_in_every_layout_and_type(network, layout, shape, d
 def test_impala_is_the_network_of_the_paper():
     """15 convolutions of 3 × 3 (Espeholt et al. 2018, figure 3); sides halved thrice, rounded up."""
     torch.manual_seed(0)
-    policy = models.Impala(seen(image(72, 96, 3)))
+    policy = models.Impala(declares(image(72, 96, 3)))
     convolutions = [module for module in policy.modules() if isinstance(module, torch.nn.Conv2d)]
     wanted = [(3, 16), *[(16, 16)] * 4, (16, 32), *[(32, 32)] * 4, (32, 32), *[(32, 32)] * 4]
     assert [(conv.in_channels, conv.out_channels) for conv in convolutions] == wanted
@@ -355,18 +351,12 @@ def test_text_and_bits_are_read_as_numbers():
         assert policy(torch.from_numpy(vecenv.reset()[0])[None])[0].shape == (1, 2, 2)
 
 
-def fields(space):
-    env = environment()
-    env.env_single_observation_space = space
-    return env
-
-
 @pytest.mark.parametrize(("make", "word"), [
     (lambda: models.MinGRUPolicy(environment(spaces.MultiBinary(3))), "MultiBinary"),
-    (lambda: models.Separate(fields(spaces.Dict({"a": DISCRETE}))), "Separate"),
+    (lambda: models.Separate(declares(spaces.Dict({"a": DISCRETE}))), "Separate"),
     (lambda: models.Board(environment()), "Board"), (lambda: models.Impala(environment()), "Impala"),
-    (lambda: models.Board(seen(spaces.Box(0, 1, (3, 6, 7), np.uint8), BOX)), "Board"),
-    (lambda: models.Normalized(fields(spaces.Dict({"a": DISCRETE})), None), "norm_obs")])
+    (lambda: models.Board(declares(spaces.Box(0, 1, (3, 6, 7), np.uint8), BOX)), "Board"),
+    (lambda: models.Normalized(declares(spaces.Dict({"a": DISCRETE})), None), "norm_obs")])
 def test_spaces_that_a_network_cannot_read_are_named(make, word):
     with pytest.raises(NetworkError, match=word):
         make()
