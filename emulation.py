@@ -161,7 +161,6 @@ class PufferEnv(Checked):
                             "must be a Box.")
         self.obs_dtype = FlatObservation(self.single_observation_space).dtype
         self._action = FlatAction(self.single_action_space)
-        self._raw_actions = not self._action.starts.any() and self._action.heads
         batch_space = gymnasium.vector.utils.batch_space
         self.observation_space = batch_space(self.single_observation_space, self.num_agents)
         self.action_space = batch_space(self.single_action_space, self.num_agents)
@@ -227,12 +226,10 @@ class PufferEnv(Checked):
 
     def _env_actions(self, actions):
         """Add a discrete space's start to actions; clip continuous ones to the bounds."""
-        if self._raw_actions:
-            return actions
-        if self._action.heads:
-            return actions + self._action.starts.reshape(self.single_action_space.shape)
-        space = self.single_action_space
-        return np.minimum(np.maximum(actions, space.low), space.high)
+        space, starts = self.single_action_space, self._action.starts
+        if not self._action.heads:
+            return np.minimum(np.maximum(actions, space.low), space.high)
+        return actions + starts.reshape(space.shape) if starts.any() else actions
 
     def render(self):
         return None
@@ -270,12 +267,14 @@ def within(env):
 
 
 def episode_info(info, episode_return, episode_length):
-    """Add the episode's return and length to the info of its last step."""
-    info = {**info, "episode_return": episode_return, "episode_length": episode_length}
-    # RecordEpisodeStatistics may be below a wrapper that changes rewards, as ScaledReward does.
+    """Add the episode's return and length to the info of its last step.
+
+    A GymnasiumPufferEnv within other wrappers has added the return of its rewards.
+    """
+    info = {"episode_return": episode_return, **info, "episode_length": episode_length}
+    # RecordEpisodeStatistics may be below a wrapper that changes rewards.
     if isinstance(info.get("episode"), dict) and "r" in info["episode"]:
         info["episode_return"] = float(np.ravel(info["episode"]["r"])[0])
-    info["episode_return"] = info.pop("_unscaled_return", info["episode_return"])
     return info
 
 
@@ -365,19 +364,23 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
     """A Gymnasium environment with flat observation and action spaces.
 
     It is a Gymnasium environment itself. env: an instance; or env_creator with env_args and
-    env_kwargs. The info of an episode's last step holds episode_return and episode_length too.
-    Raises TypeError for spaces that cannot be made flat, and EnvError at the first reset or step
-    that breaks what the environment declares.
+    env_kwargs. reward_scale multiplies the rewards that are learned from. The info of an episode's
+    last step holds episode_return, which is not scaled, and episode_length too. Raises TypeError
+    for spaces that cannot be made flat, and EnvError at the first reset or step that breaks what
+    the environment declares.
     """
 
     num_agents = 1
 
-    def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0):
+    def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0,
+                 reward_scale=1.0):
         env = env_creator(*env_args, **(env_kwargs or {})) if env is None else env
-        gymnasium.utils.RecordConstructorArgs.__init__(self)  # so that its spec can be made again
+        # so that its spec can be made again
+        gymnasium.utils.RecordConstructorArgs.__init__(self, reward_scale=reward_scale)
         gymnasium.Wrapper.__init__(self, gymnasium_form(env))
         self._set_spaces(self.env.observation_space, self.env.action_space)
         self.returned_space = self.env.observation_space
+        self.reward_scale = reward_scale
         self.observation_space = self.single_observation_space
         self.action_space = self.single_action_space
         self._episode_return, self._episode_length = 0.0, 0
@@ -407,13 +410,12 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
         returned = self.env.step(self._action.unflatten(row))
         self.check_first("step", returned)
         observation, reward, terminated, truncated, info = returned
-        if isinstance(reward, np.ndarray):
-            reward = reward.item()
-        self._episode_return += float(reward)
+        reward = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        self._episode_return += reward
         self._episode_length += 1
         if terminated or truncated:
             info = episode_info(info, self._episode_return, self._episode_length)
-        return observation, reward, terminated, truncated, info
+        return observation, self.reward_scale * reward, terminated, truncated, info
 
     def _write(self, view, observation, info):
         observations, _, _, masks, i, _ = view
@@ -448,28 +450,8 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
         """Return Gymnasium's five values; the observation is a new flat array."""
         observation, reward, terminated, truncated, info = self._step_env(
             np.reshape(action, self._action.columns))
-        return (self._observation.flatten(observation), float(reward), bool(terminated),
+        return (self._observation.flatten(observation), reward, bool(terminated),
                 bool(truncated), info)
-
-
-class ScaledReward(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
-    """Scale rewards; the info of an episode's last step has the _unscaled_return."""
-
-    def __init__(self, env, scale):
-        gymnasium.utils.RecordConstructorArgs.__init__(self, scale=scale)
-        super().__init__(env)
-        self.scale, self.true_return = scale, 0.0
-
-    def reset(self, **kwargs):
-        self.true_return = 0.0
-        return self.env.reset(**kwargs)
-
-    def step(self, action):
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        self.true_return += float(reward)
-        if terminated or truncated:
-            info = {**info, "_unscaled_return": self.true_return}
-        return observation, self.scale * float(reward), terminated, truncated, info
 
 
 def note_moments(env):
@@ -488,18 +470,16 @@ def note_moments(env):
 
 
 def _unwrap_step(env):
-    """Return (step, steps to the time limit, reward scale) of an environment in use.
+    """Return (step, steps to the time limit) of an environment in use.
 
     The outermost wrappers of gymnasium.make check and count what SyncStepper does too.
     """
-    wrappers, limit, scale = gymnasium.wrappers, math.inf, 1.0
-    while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker,
-                        ScaledReward):
+    wrappers, limit = gymnasium.wrappers, math.inf
+    while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker):
         if type(env) is wrappers.TimeLimit:
             limit = min(limit, env._max_episode_steps - env._elapsed_steps)
-        scale *= env.scale if type(env) is ScaledReward else 1.0
         env = env.env
-    return env.step, limit, scale
+    return env.step, limit
 
 
 class SyncStepper:
@@ -512,7 +492,7 @@ class SyncStepper:
     """
 
     METHODS = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write", "_mask")
-    DIGEST = "73c3824f72389ea7"
+    DIGEST = "eafb8e6e9822e7e2"
 
     @classmethod
     def of(cls, envs, numbers, rows):
@@ -551,11 +531,10 @@ class SyncStepper:
             row.joined = (row.observations[:, 0] if self._is_scalar or self._needs_encoding
                           else row.observations.reshape(-1, *shape[1:]))
         self._casting = "same_kind"
-        self._steps, limits, scales = zip(*(_unwrap_step(env.env) for env in envs), strict=True)
+        self._steps, limits = zip(*(_unwrap_step(env.env) for env in envs), strict=True)
         self._resets = [env.env.reset for env in envs]
-        self._scales = np.array(scales)
-        self._returns = np.array([env.env.true_return if type(env.env) is ScaledReward
-                                  else env._episode_return for env in envs], np.float64)
+        self._scales = np.array([env.reward_scale for env in envs])
+        self._returns = np.array([env._episode_return for env in envs], np.float64)
         self._num_steps = 0
         self._starts = [-env._episode_length for env in envs]  # in steps, of each episode
         self._limits = [env._episode_length + limit

@@ -31,9 +31,9 @@ import numpy as np
 import absolute_imports
 import ocean
 from emulation import (
+    GymnasiumPufferEnv,
     GymnasiumVectorPufferEnv,
     PufferEnv,
-    ScaledReward,
     build,
     takes,
     within,
@@ -212,7 +212,7 @@ class GymnasiumCreator:
             from minigrid.wrappers import ImgObsWrapper
 
             env = ImgObsWrapper(env)
-        return env if reward_scale == 1 else ScaledReward(env, reward_scale)
+        return env if reward_scale == 1 else GymnasiumPufferEnv(env, reward_scale=reward_scale)
 
 
 class PettingZooCreator:

@@ -210,11 +210,6 @@ def exceeds_float32(space):
             and max(-space.low.astype(float).min(), space.high.astype(float).max()) > 2**24)
 
 
-def flatten_observation(observations):
-    """Return observations (B, ...) as (B, size)."""
-    return observations.flatten(1)
-
-
 # steps that are measured before the network learns; a twentieth of a run's if that is less
 MEASURE_FIRST = 1024
 
@@ -224,11 +219,11 @@ class Normalizer(nn.Module):
 
     The moments change only when the trainer calls `merge`, after an epoch, so a rollout and the
     learning from it use the same ones. They are saved with the weights, and frozen in evaluation
-    and in exports. read: maps a batch of observations (B, *observation) to the numbers (B, size) to
-    normalise. exact: subtract the mean in float64; see `exceeds_float32`.
+    and in exports. read: a function from observations (B, *observation) to the numbers (B, size) to
+    normalise; None if all are. exact: subtract the mean in float64; see `exceeds_float32`.
     """
 
-    def __init__(self, size, read=flatten_observation, exact=False):
+    def __init__(self, size, read=None, exact=False):
         super().__init__()
         self.read = read
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -257,7 +252,8 @@ class Normalizer(nn.Module):
 
         observations (B, *observation), valid (B,) uint8.
         """
-        x, center = self.read(observations), self.mean
+        x = observations.flatten(1) if self.read is None else self.read(observations)
+        center = self.mean
         x = (x.float() if x.dtype.itemsize == 2 and x.is_floating_point() else x).contiguous()
         count = float((valid != 0).sum())
         # around 0 the squares would lose small deviations

@@ -36,7 +36,7 @@ import emulation
 import flat_spaces
 from errors import EnvError, user_traceback
 
-READ_ONCE = gymnasium.wrappers.TimeLimit, emulation.ScaledReward  # by SyncStepper
+READ_ONCE = gymnasium.wrappers.TimeLimit, emulation.GymnasiumPufferEnv  # by SyncStepper
 
 
 class Envs:

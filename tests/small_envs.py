@@ -251,7 +251,8 @@ def several(autoreset):
 
 def scaled_float32():
     env = gymnasium.make("Pendulum-v1", max_episode_steps=9)
-    return emulation.ScaledReward(gymnasium.wrappers.TransformReward(env, np.float32), 0.1)
+    env = gymnasium.wrappers.TransformReward(env, np.float32)
+    return emulation.GymnasiumPufferEnv(env, reward_scale=0.1)
 
 
 MASK = np.array([1, 0, 1, 1, 1, 0, 0, 0, 1])
