@@ -179,16 +179,12 @@ class PufferEnv(Checked):
 
     def views(self, rows, first):
         arrays = vars(slice_rows(rows, first, self.num_agents))
-        valid = arrays.get("valid", arrays.get("masks"))
-        if valid is None:
-            valid = np.ones(self.num_agents, np.uint8)
-        actions = arrays.get("actions")
-        if actions is not None:
-            actions = actions.reshape(self.num_agents, *self.single_action_space.shape)
         names = "observations", "rewards", "final_observations", "action_masks"
         flags = {"terminals": arrays["terminals"], "truncations": arrays["truncations"],
-                 "masks": valid}
-        return {**{name: arrays.get(name) for name in names}, "actions": actions,
+                 "masks": arrays.get("valid", arrays.get("masks"))}
+        return {**{name: arrays.get(name) for name in names},
+                "actions": arrays["actions"].reshape(self.num_agents,
+                                                     *self.single_action_space.shape),
                 **{name: array.view(bool) for name, array in flags.items()}}
 
     def reset_into(self, view, seed=None):

@@ -84,6 +84,12 @@ def _leaf(space):
         "and Text can. Take the part out, e.g. with gymnasium.wrappers.FilterObservation.")
 
 
+def _bounds(arrays):
+    """Return the low and high of each number of several leaves, which `_leaf` returned."""
+    return [np.concatenate([np.broadcast_to(array[i], array[1]).ravel() for array in arrays])
+            for i in (2, 3)]
+
+
 def _get_part(value, keys):
     """Return value[keys[0]][keys[1]]..."""
     return functools.reduce(operator.getitem, keys, value)
@@ -166,9 +172,7 @@ class FlatObservation:
         else:
             low, high = np.zeros(self.shape, self.flat_dtype), np.full(self.shape, 255, np.uint8)
             if has_one_dtype:  # the leaves follow each other without a gap
-                low, high = (np.concatenate([np.broadcast_to(array[i], array[1]).ravel()
-                                             for array in arrays]).astype(self.flat_dtype)
-                             for i in (2, 3))
+                low, high = (bound.astype(self.flat_dtype) for bound in _bounds(arrays))
             self.flat_space = spaces.Box(low, high, self.shape, self.flat_dtype.type)
         self.needs_encoding = self.structured or isinstance(space, spaces.Text)
         self._flat = np.zeros(self.shape, self.flat_dtype)
@@ -316,16 +320,13 @@ class FlatAction:
     def __init__(self, space):
         self.space = space
         self.leaves = _leaves(space)
-        self.parts = []  # (leaf, first column, columns)
-        lows, highs, dtypes, first = [], [], [np.float32], 0
-        for _, _, leaf in self.leaves:
-            dtype, shape, low, high = _leaf(leaf)
-            dtypes.append(dtype)
-            lows += np.broadcast_to(low, shape).ravel().tolist()
-            highs += np.broadcast_to(high, shape).ravel().tolist()
-            self.parts.append((leaf, first, len(lows) - first))
-            first = len(lows)
-        discrete = {dtype.kind in "biu" for dtype in dtypes[1:]}
+        arrays = [_leaf(leaf) for *_, leaf in self.leaves]
+        sizes = [math.prod(shape) for _, shape, *_ in arrays]
+        self.parts = [  # (leaf, first column, columns)
+            (leaf, first, size) for (*_, leaf), first, size
+            in zip(self.leaves, itertools.accumulate(sizes, initial=0), sizes, strict=False)]
+        lows, highs = _bounds(arrays)
+        discrete = {dtype.kind in "biu" for dtype, *_ in arrays}
         if len(discrete) > 1 or any(isinstance(leaf, spaces.Text) for *_, leaf in self.leaves):
             raise TypeError(f"the action space {space}: must be Discrete, MultiDiscrete, "
                             "MultiBinary and boxes of integers, or boxes of floats.")
@@ -334,8 +335,9 @@ class FlatAction:
         self.low = self.high = np.zeros(0, np.float32)
         self.start = int(space.start) if isinstance(space, spaces.Discrete) else None
         if discrete == {False}:
-            # In the widest dtype: rounded to float32 a bound may lie beyond that of a float64.
-            self.low, self.high = np.array([lows, highs], np.result_type(*dtypes))
+            # in the widest dtype: rounded to float32 a bound may lie beyond that of a float64
+            dtype = np.result_type(np.float32, lows, highs)
+            self.low, self.high = lows.astype(dtype), highs.astype(dtype)
             self.flat_space = spaces.Box(self.low.astype(np.float32), self.high.astype(np.float32),
                                          (self.columns,), np.float32)
         else:
@@ -343,7 +345,7 @@ class FlatAction:
             if max(self.heads) > 2**16:
                 raise ValueError(f"the action space {space}: has too many values for a discrete "
                                  "choice. Bound it.")
-            self.starts = np.array(lows, np.int64)
+            self.starts = lows.astype(np.int64)
             self.flat_space = (spaces.Discrete(self.heads[0]) if len(self.heads) == 1
                                else spaces.MultiDiscrete(self.heads))
         self.firsts = np.cumsum([0, *self.heads[:-1]])
