@@ -9,7 +9,6 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from conftest import slow_but
 from small_envs import allowed_actions, same_as_bare
 
 import configuration
@@ -160,17 +159,6 @@ def test_an_id_without_a_time_limit_takes_one(package):
         assert [env.step(0)[3] for _ in range(3)] == [False, False, last]
 
 
-@pytest.mark.parametrize("backend", slow_but(["serial", "multiprocessing"], "serial"))
-def test_a_fault_of_an_environment_ends_a_run_without_a_traceback(package, backend):
-    done = subprocess.run([
-        sys.executable, "pufferl.py", "train", "gym/some_package:Two-v0", "--vec.backend", backend,
-        "--env.num-envs", "2", "--train.total-timesteps", "2000", "--data-dir", str(package)],
-        cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    *_, words, where, _ = done.stderr.splitlines()
-    assert "reward" in words and where == "(environment 0)"
-
-
 USER_FILE = """
 import gymnasium, numpy as np
 from beside import SIZE
@@ -219,13 +207,6 @@ def test_two_files_may_have_one_name(tmp_path):
         (tmp_path / folder / "env.py").write_text(f"def make():\n    return {folder!r}")
         creators.append(environments.load_creator(f"{tmp_path / folder / 'env.py'}:make"))
     assert [creator() for creator in creators] == ["first", "second"]
-
-
-def test_settings_and_default_counts():
-    assert environments.load_creator("crafter/reward").settings == {"size": 64, "length": 10_000}
-    assert environments.load_creator("crafter/reward").takes_copies
-    # env.num_envs is the number
-    assert not environments.load_creator("procgen/coinrun").takes_copies
 
 
 def test_dm_control_is_the_bare_environment():
