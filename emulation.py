@@ -1005,8 +1005,8 @@ def wrap(env):
         return PettingZooPufferEnv(env)
     if hasattr(env, "step"):
         return GymnasiumPufferEnv(env)
-    raise TypeError(f"{describe(env)} is not an environment. Expected a PufferEnv, a gymnasium.Env or "
-                    "a PettingZoo environment.")
+    raise TypeError(f"{describe(env)} is not an environment. Expected a PufferEnv, a gymnasium.Env "
+                    "or a PettingZoo environment.")
 
 
 def slots(env):

@@ -278,7 +278,7 @@ def nativize_tensor(observations, native_dtype):
     """View flat observations (..., flat) as (..., *shape) in the leaves' dtypes.
 
     Returns {field: tensor}, nested as the space is (fields f0, f1, ... for a Tuple), or the tensor
-    itself if the space is not a Dict or Tuple. Within torch.onnx.export observations are the fields'
+    itself for a space of another kind. Within torch.onnx.export observations are the fields'
     numbers one after another, because ONNX cannot view bytes as other numbers.
     """
     import torch

@@ -352,7 +352,8 @@ class RND(nn.Module):
 
     def __init__(self, env, device, hidden_size=64):
         super().__init__()
-        self.target = MultiInputPolicy(env, hidden_size, boards=True, normalize=True).requires_grad_(False)
+        self.target = MultiInputPolicy(env, hidden_size, boards=True, normalize=True)
+        self.target.requires_grad_(False)
         self.encoder = MultiInputPolicy(env, hidden_size, boards=True, normalize=True)
         self.target.normalizer = self.encoder.normalizer
         self.head = nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.ReLU(),

@@ -415,7 +415,7 @@ PettingZooTruncatedWrapper = MeanOverAgents = MultiagentEpisodeStats = _as_it_is
 
 
 def ResizeObservation(env, downscale=2):
-    """Take every `downscale`-th row and column of pictures (height, width)."""
+    """Keep every `downscale`-th row and column of pictures (height, width)."""
     space = env.observation_space
     small = gymnasium.spaces.Box(space.low[::downscale, ::downscale],
                                  space.high[::downscale, ::downscale],
