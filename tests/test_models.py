@@ -7,7 +7,6 @@ import re
 import shutil
 import warnings
 
-import gymnasium
 import numpy as np
 import pytest
 import test_devices
@@ -334,23 +333,6 @@ def test_what_is_larger_than_a_grid_is_a_picture(side, is_picture):
     assert isinstance(layers[0], pictures.BytesConvolution) == is_picture
 
 
-def test_text_and_bits_are_read_as_numbers():
-    class Mixed(gymnasium.Env):
-        observation_space = spaces.Dict(word=spaces.Text(5), bits=spaces.MultiBinary(3))
-        action_space = spaces.Discrete(2)
-
-        def reset(self, seed=None, options=None):
-            return {"word": "ab", "bits": [0, 1, 0]}, {}
-
-        def step(self, action):
-            return {"word": "cd", "bits": [0, 1, 0]}, 1.0, True, False, {}
-
-    with pufferl.make(Mixed, 2) as vecenv:
-        policy = models.MultiInputPolicy(vecenv.driver_env, hidden_size=8)
-        assert policy.numbers == [5, 3] and "(5,)" in models.summarize(policy)
-        assert policy(torch.from_numpy(vecenv.reset()[0])[None])[0].shape == (1, 2, 2)
-
-
 @pytest.mark.parametrize(("make", "word"), [
     (lambda: models.MinGRUPolicy(environment(spaces.MultiBinary(3))), "MultiBinary"),
     (lambda: models.Separate(declares(spaces.Dict({"a": DISCRETE}))), "Separate"),
@@ -507,9 +489,7 @@ def lazy(env):
 
 
 RETURNED = {
-    "no value": lambda y: y,
     "three": lambda y: (y, y[:, :1], None),
-    "few": lambda y: (y[:, :1], y[:, :1]),
     "Normal": lambda y: (torch.distributions.Normal(y, 1.0), y[:, :1]),
     "no batch": lambda y: (y[0], y[:, :1]),
     "two values": lambda y: (y, y),
