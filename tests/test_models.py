@@ -1,5 +1,4 @@
-"""The networks: the default policy of the fast engines against its torch form, wrappers, pictures, and what is
-wrong with a network of the user's."""
+"""The networks: recurrent wrappers, boards and pictures, and the faults of a custom network."""
 
 import copy
 import json
@@ -19,15 +18,12 @@ import configuration
 import flat_spaces
 import models
 import pufferl
-from arena import Arena
 from errors import ConfigError, NetworkError, error_text
-from fast import compiled, fused, pictures
+from fast import pictures
 from tools import history
 from tools.sweep import command as sweep
 
 # here fused is on a CPU
-both = pytest.mark.parametrize("engine", [compiled, fused], ids=["compiled", "fused"])
-
 DISCRETE = spaces.Discrete(3)
 MULTI = spaces.MultiDiscrete([2, 3])
 BOX = spaces.Box(-1, 1, (2,), np.float32)
@@ -61,75 +57,6 @@ def step_by_step(policy, observations, state, resets, valid):
         state |= {"resets": resets[t], "valid": valid[t]}
         outputs.append(models.join_outputs(*policy.forward_eval(observations[t], state))[0])
     return torch.stack(outputs), state
-
-
-# --------------------------------------------------------------------------------------------------
-# The default network, as the fast engines restate it
-
-
-def sample(engine, policy, steps, rows, precision=torch.float32):
-    """The engine's network over an arena that has adopted the policy."""
-    arena = Arena()
-    arena.adopt(policy)
-    network = engine.Sample(policy, arena, steps, rows, precision)
-    arena.allocate()
-    network.bind()
-    return network
-
-
-@both
-@pytest.mark.parametrize(("space", "layers", "hidden"), [(DISCRETE, 1, 24), (MULTI, 3, 24), (BOX, 2, 70)])
-def test_forward_backward_and_steps_equal_autograd(engine, space, layers, hidden):
-    torch.manual_seed(0)
-    policy = models.MinGRUPolicy(environment(space), hidden_size=hidden, num_layers=layers)
-    observations, resets, valid = segment(N=4)
-    network = sample(engine, policy, len(resets), 4)
-    initial = torch.randn(layers, 4, hidden)
-    state = {"mingru": initial.clone(), "resets": resets, "valid": valid}
-    outputs, log_std = models.join_outputs(*policy(observations, state))
-    found = network.forward(observations, initial, resets, valid)
-    torch.testing.assert_close(found, outputs, atol=1e-6, rtol=1e-5)
-
-    leaves, grads = [outputs], [torch.randn_like(outputs)]
-    if log_std is not None:
-        leaves.append(log_std)
-        grads.append(torch.randn_like(log_std))
-    expected = torch.autograd.grad(leaves, list(policy.parameters()), grads)
-    network.backward(*grads)
-    for (name, parameter), gradient in zip(policy.named_parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, atol=2e-5, rtol=1e-4,
-                                   msg=lambda text, name=name: f"{name}: {text}")
-
-    running = initial.clone()  # each step commits the state
-    for t in range(len(observations)):
-        now = network.step(observations[t], running, resets[t], valid[t])
-        torch.testing.assert_close(now, outputs[t], atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(running, state["mingru"], atol=1e-6, rtol=1e-5)
-
-
-@both
-def test_bfloat16_is_near_float32(engine):
-    """Outputs within the rounding of 8 bits, gradients of the same direction and length, steps alike."""
-    torch.manual_seed(0)
-    policy = models.MinGRUPolicy(environment(MULTI), hidden_size=64, num_layers=2)
-    with torch.no_grad():
-        policy.decoder.weight.mul_(30)
-    observations, resets, valid = segment(T=16, N=8)
-    initial = torch.randn(2, 8, 64)
-    grad, outputs, gradients, steps = torch.randn(16, 8, policy.decoder.out_features), [], [], []
-    for precision in (torch.float32, torch.bfloat16):
-        network = sample(engine, policy, 16, 8, precision)
-        outputs.append(network.forward(observations, initial, resets, valid).clone())
-        network.backward(grad)
-        gradients.append({name: weight.grad.flatten().clone() for name, weight in policy.named_parameters()})
-        steps.append(network.step(observations[0], initial.clone(), resets[0], valid[0]).clone())
-    scale = outputs[0].abs().max()
-    assert (outputs[1] - outputs[0]).abs().max() < 0.02 * scale and not torch.equal(*outputs)
-    assert (steps[1] - outputs[1][0]).abs().max() < 0.01 * scale
-    for name, exact in gradients[0].items():
-        near = gradients[1][name]
-        assert torch.cosine_similarity(exact, near, dim=0) > 0.998, name
-        assert (near.norm() / exact.norm() - 1).abs() < 0.02, name
 
 
 # --------------------------------------------------------------------------------------------------
@@ -273,6 +200,15 @@ def test_separate_shares_no_weight_between_policy_and_value(space):
         part.square().sum().backward(retain_graph=True)
         assert all(weight.grad.abs().sum() > 0 for weight in weights.parameters())
         assert all(weight.grad is None or not weight.grad.any() for weight in others.parameters())
+
+
+@pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
+def test_sampling_returns_the_log_probability_of_its_actions(space):
+    logits, value = models.FeedForward(environment(space), hidden_size=16).forward_eval(torch.randn(500, 5))
+    actions, logprobs, values = models.sample_logits(logits, value, seed=1, step=0)
+    torch.testing.assert_close(values, value.squeeze(-1))
+    expected = models.act(logits, actions[:, 0] if space is DISCRETE else actions)[1]
+    torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_board_reads_every_cell_alike():
