@@ -746,7 +746,8 @@ class MultiInputPolicy(nn.Module):
         """Return the fields' values: (B, *shape) for a convolution, else (B, size)."""
         fields = flat_spaces.nativize_tensor(observations, self.native)
         values = [functools.reduce(operator.getitem, names, fields) for names, *_ in self.leaves]
-        return [value if kind in CONVOLVED else value.reshape(len(value), -1)
+        # not len(value), which an export would write as a constant
+        return [value if kind in CONVOLVED else value.reshape(value.shape[0], -1)
                 for value, (*_, kind) in zip(values, self.leaves, strict=True)]
 
     def _numbers(self, observations):

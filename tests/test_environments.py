@@ -123,7 +123,7 @@ class Two(CartPoleEnv):
     def step(self, action):
         observation, reward, *rest = super().step(action)
         return observation, [reward, reward], *rest
-gymnasium.register("somebody/Mine-v3", entry_point=Mine, max_episode_steps=9)
+gymnasium.register("mine/Mine-v3", entry_point=Mine, max_episode_steps=9)
 gymnasium.register("Two-v0", entry_point=Two)
 """
 
@@ -134,14 +134,14 @@ def package(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     yield tmp_path
-    for name in ("somebody/Mine-v3", "Two-v0"):
+    for name in ("mine/Mine-v3", "Two-v0"):
         gymnasium.registry.pop(name, None)
     sys.modules.pop("some_package", None)
 
 
 @pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
 def test_an_id_may_name_the_package_that_registers_it(package, backend):
-    name = "gym/some_package:somebody/Mine-v3"
+    name = "gym/some_package:mine/Mine-v3"
     settings = {"wind": 0.5, "max_episode_steps": 9, "reward_scale": 1.0}
     assert environments.load_creator(name).settings == settings
     with vector.make(name, 2, backend=backend, env_kwargs={"wind": 2.0}) as vecenv:
