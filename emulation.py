@@ -1047,8 +1047,3 @@ def build(creator, args, kwargs, seed):
             raise  # in its code
         raise ConfigError(f"{error}. Give the argument a default, so that --env.NAME can set it, "
                           "or name a function that makes the environment.") from None
-
-
-def observed_leaves(vecenv):
-    """Return the spaces of the fields that an agent observes."""
-    return [leaf for _, _, leaf in FlatObservation(declared_space(vecenv.driver_env)).leaves]

@@ -142,11 +142,6 @@ def outside(leaf, values, valid=None, slack=0.0):
     return wrong if valid is None else wrong & (valid.reshape(-1, *[1] * (wrong.ndim - 1)) != 0)
 
 
-def encode_text(text, length):
-    """Return a text's code points (length,) int32, padded with zeros."""
-    return np.frombuffer(text.ljust(length, "\0").encode("utf-32-le"), np.int32)
-
-
 class FlatObservation:
     """The two forms of an observation space.
 
@@ -238,7 +233,8 @@ class FlatObservation:
         for (keys, _, leaf), view in zip(self.leaves, views, strict=True):
             part = _get_part(value, keys)
             if isinstance(leaf, spaces.Text):
-                part = encode_text(part, leaf.max_length)
+                padded = part.ljust(leaf.max_length, "\0")
+                part = np.frombuffer(padded.encode("utf-32-le"), np.int32)  # code points
             store(view, part, keys)
 
     def unflatten(self, flat):

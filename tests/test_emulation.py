@@ -40,7 +40,6 @@ from emulation import (
     wrap,
 )
 from errors import EnvError
-from flat_spaces import encode_text
 
 # -- Spaces ----------------------------------------------------------------------------------------
 
@@ -114,7 +113,7 @@ def test_a_flat_observation_is_the_same_unflattened_and_as_views(space, seed):
             for key, name in zip(keys, names, strict=True):
                 part, tensor, original = part[name], tensor[name], original[key]
             if isinstance(leaf, spaces.Text):
-                original = encode_text(original, leaf.max_length)
+                original = [ord(letter) for letter in original.ljust(leaf.max_length, "\0")]
             part = part[0] if names else part
             np.testing.assert_array_equal(np.reshape(part, np.shape(original)), original)
             np.testing.assert_array_equal(tensor[i].numpy().reshape(np.shape(original)), original)

@@ -31,7 +31,6 @@ import models
 import ocean
 import pufferl
 import vector
-from flat_spaces import encode_text
 from tools import export, watch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -435,7 +434,7 @@ def leaves(space, value):
     for keys, names, leaf in emulation.FlatObservation(space).leaves:
         part = functools.reduce(lambda part, key: part[key], keys, value)
         if isinstance(leaf, spaces.Text):
-            part = encode_text(part, leaf.max_length)
+            part = np.array([ord(letter) for letter in part.ljust(leaf.max_length, "\0")], np.int32)
         arrays["/".join(names)] = np.asarray(part)
     return arrays
 
