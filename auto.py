@@ -16,7 +16,7 @@ import numpy as np
 import emulation
 import environments
 import ocean
-from flat_spaces import KINDS, action_bounds, leaf_kind
+from flat_spaces import KINDS, FlatObservation, action_bounds, leaf_kind
 
 
 @dataclass
@@ -46,8 +46,9 @@ KL = {True: 0.01, False: 0.02}  # change of the policy per epoch, if target_kl i
 
 def facts_of(vecenv, agents, steps):
     """Return the Facts of a vectorized environment, without measurements."""
-    return Facts(agents, steps, vecenv.action_heads is not None, emulation.seen_spaces(vecenv),
-                 hasattr(vecenv, "library"))
+    layout = FlatObservation(emulation.declared_space(vecenv.driver_env))
+    return Facts(agents, steps, vecenv.action_heads is not None,
+                 [leaf for *_, leaf in layout.leaves], hasattr(vecenv, "library"))
 
 
 def choose_copies(maker, env, vec, steps):

@@ -116,7 +116,7 @@ class Policy:
     name: str = "auto"
     """auto: an encoder that fits the observations, then the MinGRU. The encoder is a linear map for
     plain numbers, convolutions for images and small boards of integers, one-hot for choices; a Dict
-    or Tuple has one for each field (models.Encoded). default: the same without boards.
+    or Tuple has one for each field (models.MultiInputPolicy). default: the same without boards.
     feed-forward: default without a recurrent layer. separate: policy and value apart, for robots
     (models.Separate). board: 3 × 3 convolutions for games in which each cell is an action
     (models.Board). impala: residual convolutions for images (models.Impala).

@@ -243,7 +243,7 @@ class Ranks:
             if any(value != c[key] for value in values):
                 raise RankError(f"train.{key} = {', '.join(map(str, values))}: must be the same on "
                                 "all ranks. (They have different random numbers with one seed.)")
-        vecenv.number_from(sum(self.gather(vecenv.num_envs)[: self.rank]))
+        vecenv.set_first_env(sum(self.gather(vecenv.num_envs)[: self.rank]))
         torch.manual_seed(c["seed"] + self.rank)  # for random numbers in a network, such as dropout
         for tensor in (*trainer.policy.parameters(), *trainer.policy.buffers()):
             self.broadcast(tensor)

@@ -20,6 +20,7 @@ import hashlib
 import inspect
 import itertools
 import math
+import re
 import sys
 import textwrap
 import traceback
@@ -39,7 +40,6 @@ from flat_spaces import (
     check_returned,
     describe,
     find_mask,
-    leaf_kind,
     nativize_dtype,  # noqa: F401  PufferLib has these two here
     nativize_tensor,  # noqa: F401
     numeric_scalars,
@@ -161,7 +161,6 @@ class PufferEnv(Checked):
                             "must be a Box.")
         self.obs_dtype = FlatObservation(self.single_observation_space).dtype
         self._action = FlatAction(self.single_action_space)
-        self._raw_actions = not self._action.starts.any() and self._action.heads
         batch_space = gymnasium.vector.utils.batch_space
         self.observation_space = batch_space(self.single_observation_space, self.num_agents)
         self.action_space = batch_space(self.single_action_space, self.num_agents)
@@ -180,16 +179,12 @@ class PufferEnv(Checked):
 
     def views(self, rows, first):
         arrays = vars(slice_rows(rows, first, self.num_agents))
-        valid = arrays.get("valid", arrays.get("masks"))
-        if valid is None:
-            valid = np.ones(self.num_agents, np.uint8)
-        actions = arrays.get("actions")
-        if actions is not None:
-            actions = actions.reshape(self.num_agents, *self.single_action_space.shape)
         names = "observations", "rewards", "final_observations", "action_masks"
         flags = {"terminals": arrays["terminals"], "truncations": arrays["truncations"],
-                 "masks": valid}
-        return {**{name: arrays.get(name) for name in names}, "actions": actions,
+                 "masks": arrays.get("valid", arrays.get("masks"))}
+        return {**{name: arrays.get(name) for name in names},
+                "actions": arrays["actions"].reshape(self.num_agents,
+                                                     *self.single_action_space.shape),
                 **{name: array.view(bool) for name, array in flags.items()}}
 
     def reset_into(self, view, seed=None):
@@ -227,12 +222,10 @@ class PufferEnv(Checked):
 
     def _env_actions(self, actions):
         """Add a discrete space's start to actions; clip continuous ones to the bounds."""
-        if self._raw_actions:
-            return actions
-        if self._action.heads:
-            return actions + self._action.starts.reshape(self.single_action_space.shape)
-        space = self.single_action_space
-        return np.minimum(np.maximum(actions, space.low), space.high)
+        space, starts = self.single_action_space, self._action.starts
+        if not self._action.heads:
+            return np.minimum(np.maximum(actions, space.low), space.high)
+        return actions + starts.reshape(space.shape) if starts.any() else actions
 
     def render(self):
         return None
@@ -255,8 +248,8 @@ def takes(function, keyword):
     return any(p.name == keyword or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-def seen_space(env):
-    """Return the observation space that an environment declares, which may be nested."""
+def declared_space(env):
+    """Return the observation space that an environment declares; it may be nested."""
     return getattr(env, "env_single_observation_space", None) or env.single_observation_space
 
 
@@ -270,12 +263,14 @@ def within(env):
 
 
 def episode_info(info, episode_return, episode_length):
-    """Add the episode's return and length to the info of its last step."""
-    info = {**info, "episode_return": episode_return, "episode_length": episode_length}
-    # RecordEpisodeStatistics may be below a wrapper that changes rewards, as ScaledReward does.
+    """Add the episode's return and length to the info of its last step.
+
+    A GymnasiumPufferEnv within other wrappers has added the return of its rewards.
+    """
+    info = {"episode_return": episode_return, **info, "episode_length": episode_length}
+    # RecordEpisodeStatistics may be below a wrapper that changes rewards.
     if isinstance(info.get("episode"), dict) and "r" in info["episode"]:
         info["episode_return"] = float(np.ravel(info["episode"]["r"])[0])
-    info["episode_return"] = info.pop("_unscaled_return", info["episode_return"])
     return info
 
 
@@ -350,7 +345,7 @@ def gymnasium_form(env):
                            "pip install shimmy.") from None
         has_seed = takes(env.reset, "seed")
         env = (shimmy.GymV26CompatibilityV0 if has_seed else shimmy.GymV21CompatibilityV0)(env=env)
-    problem = ("is no gymnasium.Env" if not isinstance(env, gymnasium.Env)
+    problem = ("is not a gymnasium.Env" if not isinstance(env, gymnasium.Env)
                else "has no observation_space" if getattr(env, "observation_space", None) is None
                else "has no action_space" if getattr(env, "action_space", None) is None
                else "has a reset without seed" if not takes(env.reset, "seed") else None)
@@ -365,19 +360,23 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
     """A Gymnasium environment with flat observation and action spaces.
 
     It is a Gymnasium environment itself. env: an instance; or env_creator with env_args and
-    env_kwargs. The info of an episode's last step holds episode_return and episode_length too.
-    Raises TypeError for spaces that cannot be made flat, and EnvError at the first reset or step
-    that breaks what the environment declares.
+    env_kwargs. reward_scale multiplies the rewards that are learned from. The info of an episode's
+    last step holds episode_return, which is not scaled, and episode_length too. Raises TypeError
+    for spaces that cannot be made flat, and EnvError at the first reset or step that breaks what
+    the environment declares.
     """
 
     num_agents = 1
 
-    def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0):
+    def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0,
+                 reward_scale=1.0):
         env = env_creator(*env_args, **(env_kwargs or {})) if env is None else env
-        gymnasium.utils.RecordConstructorArgs.__init__(self)  # so that its spec can be made again
+        # so that its spec can be made again
+        gymnasium.utils.RecordConstructorArgs.__init__(self, reward_scale=reward_scale)
         gymnasium.Wrapper.__init__(self, gymnasium_form(env))
         self._set_spaces(self.env.observation_space, self.env.action_space)
         self.returned_space = self.env.observation_space
+        self.reward_scale = reward_scale
         self.observation_space = self.single_observation_space
         self.action_space = self.single_action_space
         self._episode_return, self._episode_length = 0.0, 0
@@ -407,13 +406,12 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
         returned = self.env.step(self._action.unflatten(row))
         self.check_first("step", returned)
         observation, reward, terminated, truncated, info = returned
-        if isinstance(reward, np.ndarray):
-            reward = reward.item()
-        self._episode_return += float(reward)
+        reward = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        self._episode_return += reward
         self._episode_length += 1
         if terminated or truncated:
             info = episode_info(info, self._episode_return, self._episode_length)
-        return observation, reward, terminated, truncated, info
+        return observation, self.reward_scale * reward, terminated, truncated, info
 
     def _write(self, view, observation, info):
         observations, _, _, masks, i, _ = view
@@ -448,28 +446,8 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
         """Return Gymnasium's five values; the observation is a new flat array."""
         observation, reward, terminated, truncated, info = self._step_env(
             np.reshape(action, self._action.columns))
-        return (self._observation.flatten(observation), float(reward), bool(terminated),
+        return (self._observation.flatten(observation), reward, bool(terminated),
                 bool(truncated), info)
-
-
-class ScaledReward(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
-    """Scale rewards; the info of an episode's last step has the _unscaled_return."""
-
-    def __init__(self, env, scale):
-        gymnasium.utils.RecordConstructorArgs.__init__(self, scale=scale)
-        super().__init__(env)
-        self.scale, self.true_return = scale, 0.0
-
-    def reset(self, **kwargs):
-        self.true_return = 0.0
-        return self.env.reset(**kwargs)
-
-    def step(self, action):
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        self.true_return += float(reward)
-        if terminated or truncated:
-            info = {**info, "_unscaled_return": self.true_return}
-        return observation, self.scale * float(reward), terminated, truncated, info
 
 
 def note_moments(env):
@@ -488,22 +466,20 @@ def note_moments(env):
 
 
 def _unwrap_step(env):
-    """Return (step, steps to the time limit, reward scale) of an environment in use.
+    """Return (step, steps to the time limit) of an environment in use.
 
-    The outermost wrappers of gymnasium.make check and count what GymnasiumTogether does too.
+    The outermost wrappers of gymnasium.make check and count what SyncStepper does too.
     """
-    wrappers, limit, scale = gymnasium.wrappers, math.inf, 1.0
-    while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker,
-                        ScaledReward):
+    wrappers, limit = gymnasium.wrappers, math.inf
+    while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker):
         if type(env) is wrappers.TimeLimit:
             limit = min(limit, env._max_episode_steps - env._elapsed_steps)
-        scale *= env.scale if type(env) is ScaledReward else 1.0
         env = env.env
-    return env.step, limit, scale
+    return env.step, limit
 
 
-class GymnasiumTogether:
-    """Step the GymnasiumPufferEnvs of one process in one loop.
+class SyncStepper:
+    """Step the GymnasiumPufferEnvs of one process in one loop, as a SyncVectorEnv.
 
     It inlines METHODS, whose calls take a third of the 5 us of a CartPole's step, and is used only
     while their source has the digest DIGEST. After an edit, each environment is stepped by its
@@ -512,13 +488,13 @@ class GymnasiumTogether:
     """
 
     METHODS = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write", "_mask")
-    DIGEST = "d2c6ec0835a6f2ba"
+    DIGEST = "eafb8e6e9822e7e2"
 
     @classmethod
     def of(cls, envs, numbers, rows):
         """Return one for environments that have been reset and stepped.
 
-        Returns None if one is no plain GymnasiumPufferEnv or was edited. numbers: of the
+        Returns None if one is not a plain GymnasiumPufferEnv or was edited. numbers: of the
         environments, for infos; rows: each row that `step` takes, with the arrays of the views.
         """
         if not all(type(env) is GymnasiumPufferEnv and not env._unchecked
@@ -528,7 +504,7 @@ class GymnasiumTogether:
             if numbers[0] == 0:  # one process warns for all workers
                 warnings.warn("GymnasiumPufferEnv was edited, so each environment is stepped by "
                               "its step_into, which takes longer: see "
-                              "emulation.GymnasiumTogether.",
+                              "emulation.SyncStepper.",
                               stacklevel=2)
             return None
         return cls(envs, numbers, rows)
@@ -551,11 +527,10 @@ class GymnasiumTogether:
             row.joined = (row.observations[:, 0] if self._is_scalar or self._needs_encoding
                           else row.observations.reshape(-1, *shape[1:]))
         self._casting = "same_kind"
-        self._steps, limits, scales = zip(*(_unwrap_step(env.env) for env in envs), strict=True)
+        self._steps, limits = zip(*(_unwrap_step(env.env) for env in envs), strict=True)
         self._resets = [env.env.reset for env in envs]
-        self._scales = np.array(scales)
-        self._returns = np.array([env.env.true_return if type(env.env) is ScaledReward
-                                  else env._episode_return for env in envs], np.float64)
+        self._scales = np.array([env.reward_scale for env in envs])
+        self._returns = np.array([env._episode_return for env in envs], np.float64)
         self._num_steps = 0
         self._starts = [-env._episode_length for env in envs]  # in steps, of each episode
         self._limits = [env._episode_length + limit
@@ -638,7 +613,7 @@ def digest(*functions):
 
     Returns None without source.
    """
-    trees = []
+    texts = []
     for function in functions:
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
@@ -646,19 +621,10 @@ def digest(*functions):
             return None
         if isinstance(tree, ast.FunctionDef) and ast.get_docstring(tree) is not None:
             del tree.body[0]
-        trees.append(_to_lists(tree))
-    return hashlib.sha256(repr(trees).encode()).hexdigest()[:16]
-
-
-def _to_lists(node):
-    """Convert a syntax tree to lists that are equal in all versions of Python."""
-    if isinstance(node, list):
-        return [_to_lists(child) for child in node]
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    fields = [(name, _to_lists(value)) for name, value in ast.iter_fields(node)
-              if value is not None and value != []]
-    return [type(node).__name__, *fields]
+        # some versions of Python write fields that are empty
+        text = re.sub(r"(, )?\b\w+=(\[\]|None)", "", ast.dump(tree))
+        texts.append(text.replace("(, ", "("))
+    return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1022,10 +988,10 @@ WRAPPERS = GymnasiumPufferEnv, GymnasiumVectorPufferEnv, PettingZooPufferEnv
 
 
 def wrap(env):
-    """Return an environment as workers.py steps it; TypeError if it is none.
+    """Return an environment as workers.py steps it.
 
     PufferEnvs and wrapped ones are returned as they are, Gymnasium's (single, vector, old Gym's)
-    and PettingZoo's (parallel, AEC) wrapped.
+    and PettingZoo's (parallel, AEC) wrapped. Raises TypeError for anything else.
     """
     if hasattr(env, "step_into"):
         return env
@@ -1039,8 +1005,8 @@ def wrap(env):
         return PettingZooPufferEnv(env)
     if hasattr(env, "step"):
         return GymnasiumPufferEnv(env)
-    raise TypeError(f"{describe(env)} is no environment. Expected a PufferEnv, a gymnasium.Env or "
-                    "a PettingZoo environment.")
+    raise TypeError(f"{describe(env)} is not an environment. Expected a PufferEnv, a gymnasium.Env "
+                    "or a PettingZoo environment.")
 
 
 def slots(env):
@@ -1056,7 +1022,7 @@ def copies(env):
 def signature(env):
     """Return what the environments of a vector must share: spaces, number of agents."""
     action_space = getattr(env, "env_single_action_space", env.single_action_space)
-    return seen_space(env), action_space, slots(env)
+    return declared_space(env), action_space, slots(env)
 
 
 def create(creator, args, kwargs, seed):
@@ -1081,13 +1047,3 @@ def build(creator, args, kwargs, seed):
             raise  # in its code
         raise ConfigError(f"{error}. Give the argument a default, so that --env.NAME can set it, "
                           "or name a function that makes the environment.") from None
-
-
-def seen_spaces(vecenv):
-    """List the spaces of the fields that an agent observes."""
-    return [leaf for _, _, leaf in FlatObservation(seen_space(vecenv.driver_env)).leaves]
-
-
-def sees_choices(vecenv):
-    """Tell whether a field of the observation is Discrete or MultiDiscrete."""
-    return any(leaf_kind(space) == "choices" for space in seen_spaces(vecenv))

@@ -125,8 +125,7 @@ def flops(policy, rows):
 
 def replaced_methods(module):
     """Return the names of functions that were assigned to this module."""
-    return [name for name, value in vars(module).items()
-            if callable(value) and value is not models.flatten_observation]
+    return [name for name, value in vars(module).items() if callable(value)]
 
 
 def is_hooked(owner, prefix=""):

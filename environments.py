@@ -31,9 +31,9 @@ import numpy as np
 import absolute_imports
 import ocean
 from emulation import (
+    GymnasiumPufferEnv,
     GymnasiumVectorPufferEnv,
     PufferEnv,
-    ScaledReward,
     build,
     takes,
     within,
@@ -177,7 +177,7 @@ class GymnasiumCreator:
         self._spec()
         if self.id.startswith("ALE/"):
             if kwargs.pop("sound_obs", False):
-                raise ConfigError(f"{self.name}: ALE's vector environment has no sound. Take "
+                raise ConfigError(f"{self.name}: ALE's vector environment has no sound. Set "
                                   "vec.backend serial.")
             atari = {name: kwargs.pop(name, default) for name, default in self.ATARI.items()}
             kwargs |= {
@@ -198,24 +198,21 @@ class GymnasiumCreator:
 
     def __call__(self, reward_scale=1.0, **kwargs):
         self._spec()
-        env = self._make(kwargs)
-        return env if reward_scale == 1 else ScaledReward(env, reward_scale)
+        is_atari = self.id.startswith("ALE/")
+        if is_atari:
+            atari = {name: kwargs.pop(name, default) for name, default in self.ATARI.items()}
+            frames = atari.pop("frame_stack")
+            kwargs["frameskip"] = 1  # the preprocessing skips frames
+        # emulation.py checks the first step
+        env = gymnasium.make(self.id, disable_env_checker=True, **kwargs)
+        if is_atari:
+            env = gymnasium.wrappers.AtariPreprocessing(env, **atari)
+            env = gymnasium.wrappers.FrameStackObservation(env, frames)
+        if self.id.startswith(("MiniGrid-", "BabyAI-")):
+            from minigrid.wrappers import ImgObsWrapper
 
-    def _make(self, kwargs):
-        if not self.id.startswith("ALE/"):
-            # the first step is checked here
-            env = gymnasium.make(self.id, disable_env_checker=True, **kwargs)
-            if self.id.startswith(("MiniGrid-", "BabyAI-")):
-                from minigrid.wrappers import ImgObsWrapper
-
-                env = ImgObsWrapper(env)
-            return env
-        atari = {name: kwargs.pop(name, default) for name, default in self.ATARI.items()}
-        frames = atari.pop("frame_stack")
-        # the preprocessing skips them
-        env = gymnasium.make(self.id, disable_env_checker=True, frameskip=1, **kwargs)
-        env = gymnasium.wrappers.AtariPreprocessing(env, **atari)
-        return gymnasium.wrappers.FrameStackObservation(env, frames)
+            env = ImgObsWrapper(env)
+        return env if reward_scale == 1 else GymnasiumPufferEnv(env, reward_scale=reward_scale)
 
 
 class PettingZooCreator:
@@ -317,8 +314,7 @@ class FileCreator:
 
     @property
     def settings(self):
-        return {name: value for name, value in plain_defaults(self._callable()).items()
-                if name != "buf"}
+        return plain_defaults(self._callable())
 
     @property
     def takes_copies(self):
@@ -403,9 +399,6 @@ class OceanPufferEnv(PufferEnv):
 
     def views(self, rows, first):
         views = super().views(rows, first)
-        final = self._envs.single_observation_space
-        views["final_observations"] = np.zeros((self.num_agents, *final.shape), final.dtype) \
-            if views["final_observations"] is None else views["final_observations"]
         octets = [views[name].view(np.uint8) for name in ("terminals", "truncations", "masks")]
         views["_rows"] = ocean.rows(
             views["observations"], views["actions"], views["rewards"], *octets[:2],

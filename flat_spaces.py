@@ -84,6 +84,12 @@ def _leaf(space):
         "and Text can. Take the part out, e.g. with gymnasium.wrappers.FilterObservation.")
 
 
+def _bounds(arrays):
+    """Return the low and high of each number of several leaves, which `_leaf` returned."""
+    return [np.concatenate([np.broadcast_to(array[i], array[1]).ravel() for array in arrays])
+            for i in (2, 3)]
+
+
 def _get_part(value, keys):
     """Return value[keys[0]][keys[1]]..."""
     return functools.reduce(operator.getitem, keys, value)
@@ -136,11 +142,6 @@ def outside(leaf, values, valid=None, slack=0.0):
     return wrong if valid is None else wrong & (valid.reshape(-1, *[1] * (wrong.ndim - 1)) != 0)
 
 
-def encode_text(text, length):
-    """Return a text's code points (length,) int32, padded with zeros."""
-    return np.frombuffer(text.ljust(length, "\0").encode("utf-32-le"), np.int32)
-
-
 class FlatObservation:
     """The two forms of an observation space.
 
@@ -166,9 +167,7 @@ class FlatObservation:
         else:
             low, high = np.zeros(self.shape, self.flat_dtype), np.full(self.shape, 255, np.uint8)
             if has_one_dtype:  # the leaves follow each other without a gap
-                low, high = (np.concatenate([np.broadcast_to(array[i], array[1]).ravel()
-                                             for array in arrays]).astype(self.flat_dtype)
-                             for i in (2, 3))
+                low, high = (bound.astype(self.flat_dtype) for bound in _bounds(arrays))
             self.flat_space = spaces.Box(low, high, self.shape, self.flat_dtype.type)
         self.needs_encoding = self.structured or isinstance(space, spaces.Text)
         self._flat = np.zeros(self.shape, self.flat_dtype)
@@ -234,7 +233,8 @@ class FlatObservation:
         for (keys, _, leaf), view in zip(self.leaves, views, strict=True):
             part = _get_part(value, keys)
             if isinstance(leaf, spaces.Text):
-                part = encode_text(part, leaf.max_length)
+                padded = part.ljust(leaf.max_length, "\0")
+                part = np.frombuffer(padded.encode("utf-32-le"), np.int32)  # code points
             store(view, part, keys)
 
     def unflatten(self, flat):
@@ -274,7 +274,7 @@ def nativize_tensor(observations, native_dtype):
     """View flat observations (..., flat) as (..., *shape) in the leaves' dtypes.
 
     Returns {field: tensor}, nested as the space is (fields f0, f1, ... for a Tuple), or the tensor
-    itself if the space is no Dict or Tuple. Within torch.onnx.export observations are the fields'
+    itself for a space of another kind. Within torch.onnx.export observations are the fields'
     numbers one after another, because ONNX cannot view bytes as other numbers.
     """
     import torch
@@ -316,16 +316,13 @@ class FlatAction:
     def __init__(self, space):
         self.space = space
         self.leaves = _leaves(space)
-        self.parts = []  # (leaf, first column, columns)
-        lows, highs, dtypes, first = [], [], [np.float32], 0
-        for _, _, leaf in self.leaves:
-            dtype, shape, low, high = _leaf(leaf)
-            dtypes.append(dtype)
-            lows += np.broadcast_to(low, shape).ravel().tolist()
-            highs += np.broadcast_to(high, shape).ravel().tolist()
-            self.parts.append((leaf, first, len(lows) - first))
-            first = len(lows)
-        discrete = {dtype.kind in "biu" for dtype in dtypes[1:]}
+        arrays = [_leaf(leaf) for *_, leaf in self.leaves]
+        sizes = [math.prod(shape) for _, shape, *_ in arrays]
+        self.parts = [  # (leaf, first column, columns)
+            (leaf, first, size) for (*_, leaf), first, size
+            in zip(self.leaves, itertools.accumulate(sizes, initial=0), sizes, strict=False)]
+        lows, highs = _bounds(arrays)
+        discrete = {dtype.kind in "biu" for dtype, *_ in arrays}
         if len(discrete) > 1 or any(isinstance(leaf, spaces.Text) for *_, leaf in self.leaves):
             raise TypeError(f"the action space {space}: must be Discrete, MultiDiscrete, "
                             "MultiBinary and boxes of integers, or boxes of floats.")
@@ -334,8 +331,9 @@ class FlatAction:
         self.low = self.high = np.zeros(0, np.float32)
         self.start = int(space.start) if isinstance(space, spaces.Discrete) else None
         if discrete == {False}:
-            # In the widest dtype: rounded to float32 a bound may lie beyond that of a float64.
-            self.low, self.high = np.array([lows, highs], np.result_type(*dtypes))
+            # in the widest dtype: rounded to float32 a bound may lie beyond that of a float64
+            dtype = np.result_type(np.float32, lows, highs)
+            self.low, self.high = lows.astype(dtype), highs.astype(dtype)
             self.flat_space = spaces.Box(self.low.astype(np.float32), self.high.astype(np.float32),
                                          (self.columns,), np.float32)
         else:
@@ -343,7 +341,7 @@ class FlatAction:
             if max(self.heads) > 2**16:
                 raise ValueError(f"the action space {space}: has too many values for a discrete "
                                  "choice. Bound it.")
-            self.starts = np.array(lows, np.int64)
+            self.starts = lows.astype(np.int64)
             self.flat_space = (spaces.Discrete(self.heads[0]) if len(self.heads) == 1
                                else spaces.MultiDiscrete(self.heads))
         self.firsts = np.cumsum([0, *self.heads[:-1]])
@@ -500,22 +498,19 @@ def describe(value):
     return f"{value!r} ({type(value).__name__})"[:200]
 
 
+NUMBERS = int, float, np.integer, np.floating, np.bool_
+
+
 def numeric_scalars(info, prefix=""):
     """Return {"a/b": float} of the finite numbers in an info, also a nested one."""
     numbers = {}
     for key, value in info.items():
-        kind = type(value)
-        if kind is dict:
+        if isinstance(value, dict):
             numbers |= numeric_scalars(value, f"{prefix}{key}/")
-            continue
-        if kind is not float and kind is not int:  # the common ones need no array
-            array = np.asarray(value) if isinstance(
-                value, int | float | np.number | np.bool_ | np.ndarray) else np.array("")
-            if array.size != 1 or array.dtype.kind not in "biuf":
-                continue
-            value = array.item()
-        if math.isfinite(value):
-            numbers[f"{prefix}{key}" if prefix else key] = float(value)
+        if isinstance(value, np.ndarray) and value.size == 1:
+            value = value.item()
+        if isinstance(value, NUMBERS) and math.isfinite(value):
+            numbers[f"{prefix}{key}"] = float(value)
     return numbers
 
 

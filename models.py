@@ -1,7 +1,7 @@
 """Define the networks, and the contract of a policy.
 
     policy = MinGRUPolicy(env, hidden_size=64, num_layers=2)    # linear, MinGRU layers, linear
-    policy = FeedForward(env, hidden_size=128)                  # no memory; PufferLib's Default
+    policy = FeedForward(env, hidden_size=128)                  # no memory
     policy = Separate(env, hidden_size=64)                      # policy and value apart, no memory
     policy = Board(env, hidden_size=32)                         # convolutions over a board's planes
     policy = Impala(env, hidden_size=256)                       # residual convolutions of images
@@ -43,6 +43,7 @@ import hashlib
 import inspect
 import itertools
 import math
+import operator
 
 import gymnasium
 import numpy as np
@@ -157,13 +158,9 @@ def squash(policy, space):
 
     The policy gets a buffer action_squash (3, A), which is saved with its weights: the middle of
     the bounds, half of their distance and its logarithm, or start, -scale and the logarithm of
-    scale. Returns the policy. Raises NetworkError for discrete actions, or if no number would
-    change.
+    scale. Returns the policy. Raises NetworkError if no number would change.
     """
-    if not isinstance(space, gymnasium.spaces.Box):
-        raise NetworkError(f"policy.squash = tanh: the actions are not a Box, but {space}. Set "
-                           "it to none.")
-    low, high = map(torch.from_numpy, action_bounds(space))
+    low, high = map(torch.from_numpy, action_bounds(space) or np.zeros((2, 0)))
     half, start = (high - low) / 2, torch.zeros_like(low).clamp(low, high)
     is_bounded = half.isfinite() & (half > 0)
     if not is_bounded.any() and not start.any():
@@ -213,11 +210,6 @@ def exceeds_float32(space):
             and max(-space.low.astype(float).min(), space.high.astype(float).max()) > 2**24)
 
 
-def flatten_observation(observations):
-    """Return observations (B, ...) as (B, size)."""
-    return observations.flatten(1)
-
-
 # steps that are measured before the network learns; a twentieth of a run's if that is less
 MEASURE_FIRST = 1024
 
@@ -227,11 +219,11 @@ class Normalizer(nn.Module):
 
     The moments change only when the trainer calls `merge`, after an epoch, so a rollout and the
     learning from it use the same ones. They are saved with the weights, and frozen in evaluation
-    and in exports. read: maps a batch of observations (B, *observation) to the numbers (B, size) to
-    normalise. exact: subtract the mean in float64; see `exceeds_float32`.
+    and in exports. read: a function from observations (B, *observation) to the numbers (B, size) to
+    normalise; None if all are. exact: subtract the mean in float64; see `exceeds_float32`.
     """
 
-    def __init__(self, size, read=flatten_observation, exact=False):
+    def __init__(self, size, read=None, exact=False):
         super().__init__()
         self.read = read
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -260,7 +252,8 @@ class Normalizer(nn.Module):
 
         observations (B, *observation), valid (B,) uint8.
         """
-        x, center = self.read(observations), self.mean
+        x = observations.flatten(1) if self.read is None else self.read(observations)
+        center = self.mean
         x = (x.float() if x.dtype.itemsize == 2 and x.is_floating_point() else x).contiguous()
         count = float((valid != 0).sum())
         # around 0 the squares would lose small deviations
@@ -352,15 +345,16 @@ class RND(nn.Module):
     """Measure novelty by random network distillation (Burda et al. 2018).
 
     A network learns to predict the features of a fixed, random network. The novelty of an
-    observation is its mean squared error. env: with any spaces that `Encoded` reads.
+    observation is its mean squared error. env: with any spaces that `MultiInputPolicy` reads.
     """
 
     CHUNK = 512  # observations of a gradient step
 
     def __init__(self, env, device, hidden_size=64):
         super().__init__()
-        self.target = Encoded(env, hidden_size, boards=True, normalize=True).requires_grad_(False)
-        self.encoder = Encoded(env, hidden_size, boards=True, normalize=True)
+        self.target = MultiInputPolicy(env, hidden_size, boards=True, normalize=True)
+        self.target.requires_grad_(False)
+        self.encoder = MultiInputPolicy(env, hidden_size, boards=True, normalize=True)
         self.target.normalizer = self.encoder.normalizer
         self.head = nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.ReLU(),
                                   nn.Linear(hidden_size, hidden_size))
@@ -401,10 +395,10 @@ class Counts(nn.Module):
 
     def __init__(self, env, device):
         super().__init__()
-        dtype = np.dtype(emulation.FlatObservation(emulation.seen_space(env)).dtype)
+        dtype = np.dtype(emulation.FlatObservation(emulation.declared_space(env)).dtype)
         if dtype.kind not in "iub":
             raise ConfigError(f"train.bonus = count: observations of {dtype} are hardly ever "
-                              "equal. Take rnd.")
+                              "equal. Use rnd.")
         self.visits = {}  # digest of an observation -> how often it was met
 
     def update(self, observations, valid):
@@ -557,7 +551,17 @@ class MinGRU(nn.Module):
 
 
 class _Recurrent(nn.Module):
-    """forward_eval and the flags that all recurrent policies share."""
+    """The state, the flags and the single step of all recurrent policies.
+
+    states: the names of the recurrent tensors (num_layers, N, hidden_size) in `state`.
+    """
+
+    states = ("mingru",)
+
+    def initial_state(self, num_agents):
+        shape = self.num_layers, num_agents, self.hidden_size
+        device = next(self.parameters()).device
+        return {name: torch.zeros(shape, device=device) for name in self.states}
 
     def flags(self, state, T, N, device):
         flags = (state.get("resets"), 0), (state.get("valid"), 1)
@@ -588,10 +592,6 @@ class MinGRUPolicy(_Recurrent):
         self.encoder = orthogonal(nn.Linear(inputs, hidden_size))
         self.rnn = MinGRU(hidden_size, num_layers)
         self.decoder = Decoder(hidden_size, env.single_action_space)
-
-    def initial_state(self, num_agents):
-        return {"mingru": torch.zeros(self.num_layers, num_agents, self.hidden_size,
-                                      device=self.decoder.weight.device)}
 
     def forward(self, observations, state):
         T, N = observations.shape[:2]
@@ -632,9 +632,6 @@ class FeedForward(nn.Module):
         return self.decoder.split(self.decoder(hidden))
 
 
-Default = FeedForward  # PufferLib's name; the default network here is MinGRUPolicy
-
-
 class Separate(nn.Module):
     """A policy with separate networks for logits and value, without memory.
 
@@ -648,7 +645,7 @@ class Separate(nn.Module):
         if wants_encoding(env):
             raise NetworkError(
                 "policy.name = Separate: reads plain numbers, not "
-                f"{env.env_single_observation_space}. Take policy.name auto.")
+                f"{env.env_single_observation_space}. Use policy.name auto.")
         size = math.prod(env.single_observation_space.shape)
         self.actor, self.critic = (nn.Sequential(
             orthogonal(nn.Linear(size, hidden_size)), nn.Tanh(),
@@ -680,7 +677,27 @@ class _SummedLinear(nn.Module):
         return sum(linear(group) for linear, group in zip(self.maps, groups, strict=True))
 
 
-class Encoded(nn.Module):
+class _OneHot(nn.Module):
+    """The one-hot vectors of a Discrete's or MultiDiscrete's values (B, n), side by side."""
+
+    def __init__(self, space):
+        super().__init__()
+        sizes = space.n if isinstance(space, gymnasium.spaces.Discrete) else space.nvec
+        # plain numbers: a tensor would be copied to a GPU in each forward
+        self.sizes = np.ravel(sizes).tolist()
+        self.starts = np.ravel(space.start).tolist()
+
+    def forward(self, values):
+        return torch.cat([
+            nn.functional.one_hot((column - start).clamp(0, size - 1), size)
+            for column, start, size in zip(values.long().unbind(1), self.starts, self.sizes,
+                                           strict=True)], dim=1)
+
+
+CONVOLVED = "image", "board"  # kinds of fields that go through convolutions
+
+
+class MultiInputPolicy(nn.Module):
     """A feed-forward policy for images, categories, and Dict and Tuple observations.
 
     Images go through convolutions, Discrete and MultiDiscrete values become one-hot. Each field of
@@ -695,15 +712,14 @@ class Encoded(nn.Module):
 
     def __init__(self, env, hidden_size=128, boards=False, normalize=False, image_encoder=None):
         super().__init__()
-        space = emulation.seen_space(env)
+        space = emulation.declared_space(env)
         flat = flat_spaces.FlatObservation(space)
         self.hidden_size = hidden_size
         self.native = flat_spaces.nativize_dtype(flat.dtype)
         self.leaves = [(names, leaf, leaf_kind(leaf, boards)) for _, names, leaf in flat.leaves]
-        encoders = {"image": image_encoder or _image_encoder, "board": _board_encoder}
-        self.parts = nn.ModuleList(
-            encoders[kind](leaf) if kind in encoders else nn.Identity()
-            for _, leaf, kind in self.leaves)
+        encoders = {"image": image_encoder or _image_encoder, "board": _board_encoder,
+                    "choices": _OneHot, "numbers": nn.Identity}
+        self.parts = nn.ModuleList(encoders[kind](leaf) for _, leaf, kind in self.leaves)
         # the dtype's shape, because a Text has none
         self.numbers = [math.prod(flat_spaces.space_dtype(leaf).shape)
                         for _, leaf, kind in self.leaves if kind == "numbers"]
@@ -714,7 +730,7 @@ class Encoded(nn.Module):
         with torch.no_grad():
             groups = self._features(torch.from_numpy(flat.flatten(space.sample())[None]))
         widths = [group.shape[1] for group in groups]
-        num_convolved = sum(kind in encoders for *_, kind in self.leaves)
+        num_convolved = sum(kind in CONVOLVED for *_, kind in self.leaves)
         has_norm = [False] * (len(widths) - num_convolved) + [True] * num_convolved
         first = (_SummedLinear(widths, has_norm, hidden_size) if len(widths) > 1
                  else orthogonal(nn.Linear(widths[0], hidden_size)))
@@ -727,48 +743,36 @@ class Encoded(nn.Module):
         self.decoder = Decoder(hidden_size, env.single_action_space)
 
     def _values(self, observations):
-        """Return [(space, kind, values (B, *shape)), ...] of the fields."""
-        fields, values = flat_spaces.nativize_tensor(observations, self.native), []
-        for names, leaf, kind in self.leaves:
-            value = fields
-            for name in names:
-                value = value[name]
-            values.append((leaf, kind, value))
-        return values
+        """Return the fields' values: (B, *shape) for a convolution, else (B, size)."""
+        fields = flat_spaces.nativize_tensor(observations, self.native)
+        values = [functools.reduce(operator.getitem, names, fields) for names, *_ in self.leaves]
+        # not len(value), which an export would write as a constant
+        return [value if kind in CONVOLVED else value.reshape(value.shape[0], -1)
+                for value, (*_, kind) in zip(values, self.leaves, strict=True)]
 
     def _numbers(self, observations):
-        return self._join(self._values(observations))
-
-    def _join(self, values):
-        dtype = self.normalizer.shift.dtype
-        return torch.cat([value.reshape(value.shape[0], -1).to(dtype) for _, kind, value in values
-                          if kind == "numbers"], dim=1)
+        values = zip(self._values(observations), self.leaves, strict=True)
+        return torch.cat([value.to(self.normalizer.shift.dtype)
+                          for value, (*_, kind) in values if kind == "numbers"], dim=1)
 
     def _features(self, observations):
         """Return the groups of features, (B, width) each.
 
         Numbers and choices, if there are any, then one group per field with convolutions.
         """
-        features, convolved, normalised_numbers, values = [], [], None, self._values(observations)
+        features, convolved, numbers = [], [], None
         if self.normalizer is not None:
-            normalised = self.normalizer(self._join(values))
-            normalised_numbers = iter(normalised.split(self.numbers, dim=1))
-        for (leaf, kind, value), encoder in zip(values, self.parts, strict=True):
-            if kind == "choices":
-                sizes = ([leaf.n] if isinstance(leaf, gymnasium.spaces.Discrete)
-                         else leaf.nvec.ravel().tolist())
-                # plain numbers: a tensor would be copied to a GPU in each forward
-                starts = torch.as_tensor(leaf.start).reshape(-1).tolist()
-                columns = value.reshape(value.shape[0], -1).long().unbind(1)
-                features += [nn.functional.one_hot((column - start).clamp(0, int(n) - 1),
-                                                   int(n)).float()
-                             for column, start, n in zip(columns, starts, sizes, strict=True)]
-            elif kind == "numbers":
-                features.append(value.reshape(value.shape[0], -1).float()
-                                if normalised_numbers is None else next(normalised_numbers))
-            else:
-                convolved.append(encoder(value))
-        return [*([torch.cat(features, dim=1)] if features else []), *convolved]
+            normalised = self.normalizer(self._numbers(observations))
+            numbers = iter(normalised.split(self.numbers, dim=1))
+        for (*_, kind), encoder, value in zip(self.leaves, self.parts, self._values(observations),
+                                              strict=True):
+            if kind == "numbers" and numbers is not None:
+                value = next(numbers)
+            group = convolved if kind in CONVOLVED else features
+            group.append(encoder(value))
+        if features:
+            convolved.insert(0, torch.cat([feature.float() for feature in features], dim=1))
+        return convolved
 
     def encode_observations(self, observations, state=None):
         """Return hidden (B, hidden_size) of flat observations (B, size)."""
@@ -780,8 +784,8 @@ class Encoded(nn.Module):
     decode_actions = FeedForward.decode_actions
 
 
-class Impala(Encoded):
-    """`Encoded` with IMPALA's residual network for images (Espeholt et al. 2018).
+class Impala(MultiInputPolicy):
+    """`MultiInputPolicy` with IMPALA's residual network for images (Espeholt et al. 2018).
 
     For each number of `channels` a convolution, a max-pooling that halves the sides, and two
     residual blocks. It costs several times as much as the plain convolutions and reads varied
@@ -794,7 +798,7 @@ class Impala(Encoded):
         if not any(kind == "image" for *_, kind in self.leaves):
             raise NetworkError(
                 "policy.name = Impala: there is no image (docs/environments.md) in "
-                f"{env.single_observation_space}. Take policy.name auto.")
+                f"{env.single_observation_space}. Use policy.name auto.")
 
 
 class Normalized(nn.Module):
@@ -849,7 +853,7 @@ class Board(nn.Module):
         if len(shape) != 3 or heads is None or len(heads) != 1:
             raise NetworkError(
                 "policy.name = Board: reads planes (planes, H, W) and has one Discrete "
-                f"action, not {shape} and {env.single_action_space}. Take policy.name "
+                f"action, not {shape} and {env.single_action_space}. Use policy.name "
                 "default.")
         planes, cells = shape[0], shape[1] * shape[2]
         self.convolutions = nn.ModuleList(
@@ -875,10 +879,6 @@ class Board(nn.Module):
     def forward(self, observations, state=None):
         outputs = self.forward_eval(observations.flatten(0, 1))
         return tuple(output.unflatten(0, observations.shape[:2]) for output in outputs)
-
-
-def _pieces(space):
-    return range(int(space.low.min()), int(space.high.max()) + 1)
 
 
 def _layout(space):
@@ -931,7 +931,7 @@ def summarize(policy):
     description = type(inner).__name__
     if isinstance(inner, Impala):
         encodings["image"] = "residual convolutions of an image"
-    if isinstance(inner, Encoded):
+    if isinstance(inner, MultiInputPolicy):
         fields = [f"{'/'.join(names) + ' ' if names else ''}{flat_spaces.space_dtype(leaf).shape} "
                   f"{encodings[kind]}" + (f" {_layout(leaf)[2]}" if kind == "image" else "")
                   for names, leaf, kind in inner.leaves]
@@ -940,7 +940,7 @@ def summarize(policy):
 
 
 def wants_encoding(env, boards=False):
-    """Return whether `Encoded` suits an environment's observations."""
+    """Return whether `MultiInputPolicy` suits an environment's observations."""
     space = getattr(env, "env_single_observation_space", None)
     return space is not None and (
         not isinstance(space, gymnasium.spaces.Box)
@@ -998,7 +998,7 @@ class _Planes(nn.Module):
 
     def __init__(self, space):
         super().__init__()
-        self.pieces = _pieces(space)
+        self.pieces = range(int(space.low.min()), int(space.high.max()) + 1)
         self.channels, self.last, _ = _layout(space)
         self.planes = self.channels * (1 if len(self.pieces) == 2 else len(self.pieces))
 
@@ -1020,78 +1020,12 @@ def _board_encoder(space):
                          nn.Flatten())
 
 
-def _widths(input_size, hidden_size):
-    """Return (input_size, hidden_size) of a recurrent layer; either may be None."""
-    hidden_size = hidden_size or input_size or 128
-    return input_size or hidden_size, hidden_size
-
-
-def encode(policy, observations):
-    """Return (hidden (T, N, H), [lookup] or []) of observations (T, N, ...).
-
-    PufferLib 2's policies return a lookup beside the encoded observations; `decode` passes it back.
-    """
-    hidden, lookup = policy.encode_observations(observations.flatten(0, 1)), []
-    if isinstance(hidden, tuple):
-        hidden, *lookup = hidden
-    return hidden.unflatten(0, observations.shape[:2]), lookup
-
-
-def decode(policy, hidden, *lookup):
-    """Return logits and value (T, N, ...) of a recurrent layer's output (T, N, H)."""
-    if not lookup:
-        return policy.decode_actions(hidden)
-    # a policy with a lookup (PufferLib 2's) expects rows without a time axis
-    shape = hidden.shape[:2]
-    logits, value = policy.decode_actions(hidden.flatten(0, 1), *lookup)
-    return map_logits(lambda rows: rows.unflatten(0, shape), logits), value.reshape(*shape, 1)
-
-
-def check_encoder_decoder(policy, wrapper):
-    """Raise NetworkError for a network without the methods that a wrapper calls."""
-    missing_methods = [name for name in ("encode_observations", "decode_actions")
-                       if not hasattr(policy, name)]
-    if missing_methods:
-        raise NetworkError(
-            f"{type(policy).__name__} has no {' and no '.join(missing_methods)}: "
-            f"{type(wrapper).__name__} calls encode_observations(observations) -> hidden and "
-            "decode_actions(hidden) -> logits, value. Split forward as models.FeedForward does, or "
-            "take --rnn.name none.")
-
-
-class MinGRUWrapper(_Recurrent):
-    """MinGRU layers between a policy's `encode_observations` and `decode_actions`."""
-
-    def __init__(self, env, policy, input_size=None, hidden_size=None, num_layers=1):
-        super().__init__()
-        check_encoder_decoder(policy, self)
-        input_size, hidden_size = _widths(input_size, hidden_size)
-        if input_size != hidden_size:
-            raise NetworkError(
-                f"rnn.input_size = {input_size}: MinGRU's highway needs "
-                f"rnn.hidden_size = {hidden_size}. Give one of the two.")
-        self.policy = policy
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.rnn = MinGRU(hidden_size, num_layers)
-
-    def initial_state(self, num_agents):
-        device = next(self.parameters()).device
-        return {"mingru": torch.zeros(self.num_layers, num_agents, self.hidden_size, device=device)}
-
-    def forward(self, observations, state):
-        T, N = observations.shape[:2]
-        x, lookup = encode(self.policy, observations)
-        x, state["mingru"] = self.rnn(x, state["mingru"], *self.flags(state, T, N, x.device))
-        return decode(self.policy, x, *lookup)
-
-
-class _TorchRecurrent(_Recurrent):
-    """A recurrent layer of torch between `encode_observations` and `decode_actions`.
+class _RecurrentWrapper(_Recurrent):
+    """A recurrent layer between a policy's `encode_observations` and `decode_actions`.
 
     It is reset inside a segment when an episode begins, and keeps its state while an agent is
-    inactive. kind: the layer's class, which names its attribute. states: the names of its tensors
-    in `state`.
+    inactive. A subclass has scan(x, memory, resets, valid) -> outputs (T, N, hidden_size), memory:
+    x (T, N, input_size), memory a list of the tensors that `states` names.
 
     With a tuple of those tensors or None as the state, a call is one step of N agents, as in
     PufferLib 2: observations (N, ...), tensors (layers, N, hidden_size) -> logits, value, their
@@ -1100,49 +1034,33 @@ class _TorchRecurrent(_Recurrent):
 
     def __init__(self, env, policy, input_size=None, hidden_size=None, num_layers=1):
         super().__init__()
-        check_encoder_decoder(policy, self)
+        missing_methods = [name for name in ("encode_observations", "decode_actions")
+                           if not hasattr(policy, name)]
+        if missing_methods:
+            raise NetworkError(
+                f"{type(policy).__name__} has no {' and no '.join(missing_methods)}: "
+                f"{type(self).__name__} calls encode_observations(observations) -> hidden and "
+                "decode_actions(hidden) -> logits, value. Split forward as models.FeedForward "
+                "does, or set --rnn.name none.")
         self.policy = policy
-        self.input_size, self.hidden_size = _widths(input_size, hidden_size)
+        self.hidden_size = hidden_size or input_size or 128
+        self.input_size = input_size or self.hidden_size
         self.num_layers = num_layers
-        self.layer_name = self.kind.__name__.lower()
-        layer = self.kind(self.input_size, self.hidden_size, num_layers)
-        for name, parameter in layer.named_parameters():
-            nn.init.orthogonal_(parameter, 1.0) if "weight" in name else nn.init.zeros_(parameter)
-        setattr(self, self.layer_name, layer)
-
-    def initial_state(self, num_agents):
-        shape = self.num_layers, num_agents, self.hidden_size
-        device = next(self.parameters()).device
-        return {name: torch.zeros(shape, device=device) for name in self.states}
 
     def forward(self, observations, state=None):
         if not isinstance(state, dict):
             return self._one_step(observations, state)
-        (T, N), layer = observations.shape[:2], getattr(self, self.layer_name)
-        x, lookup = encode(self.policy, observations)
-        resets, valid = self.flags(state, T, N, x.device)
+        T, N = observations.shape[:2]
+        # PufferLib 2's policies return a lookup beside the hidden rows, which they decode with it
+        hidden, lookup = self.policy.encode_observations(observations.flatten(0, 1)), []
+        if isinstance(hidden, tuple):
+            hidden, *lookup = hidden
         memory = [state[name] for name in self.states]
-        if recurrent.is_supported(layer, x):
-            out, memory = recurrent.scan(layer, x, memory, resets, valid)
-            state.update(zip(self.states, memory, strict=True))
-            return decode(self.policy, out, *lookup)
-        precision = contextlib.nullcontext()
-        # autocast on a GPU runs these layers in float16, whatever its precision
-        if x.is_cuda:
-            x, precision = x.float(), torch.autocast("cuda", enabled=False)
-        keep_state, is_valid = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
-        outputs = []
-        for t in range(T):
-            memory = [tensor * keep_state[t] for tensor in memory]
-            with precision:
-                _, new_memory = layer(x[t : t + 1], tuple(memory) if len(memory) > 1 else memory[0])
-            new_memory = new_memory if len(memory) > 1 else [new_memory]
-            # an inactive agent keeps its memory and repeats its output
-            memory = [torch.where(is_valid[t], new_tensor, old_tensor)
-                      for new_tensor, old_tensor in zip(new_memory, memory, strict=True)]
-            outputs.append(memory[0][-1:])
+        out, memory = self.scan(hidden.unflatten(0, (T, N)), memory,
+                                *self.flags(state, T, N, hidden.device))
         state.update(zip(self.states, memory, strict=True))
-        return decode(self.policy, torch.cat(outputs), *lookup)
+        logits, value = self.policy.decode_actions(out.flatten(0, 1), *lookup)
+        return map_logits(lambda rows: rows.unflatten(0, (T, N)), logits), value.reshape(T, N, 1)
 
     def _one_step(self, observations, state):
         initial = self.initial_state(len(observations))
@@ -1151,14 +1069,59 @@ class _TorchRecurrent(_Recurrent):
         return logits, value, tuple(named_state[name] for name in initial)
 
 
-class LSTMWrapper(_TorchRecurrent):
+class MinGRUWrapper(_RecurrentWrapper):
+    """MinGRU layers between a policy's two methods; input_size equals hidden_size."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.rnn = MinGRU(self.hidden_size, self.num_layers)
+
+    def scan(self, x, memory, resets, valid):
+        out, final = self.rnn(x, *memory, resets, valid)
+        return out, [final]
+
+
+class _TorchWrapper(_RecurrentWrapper):
+    """A recurrent layer of torch; kind: its class, which names the attribute."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.layer_name = self.kind.__name__.lower()
+        layer = self.kind(self.input_size, self.hidden_size, self.num_layers)
+        for name, parameter in layer.named_parameters():
+            nn.init.orthogonal_(parameter, 1.0) if "weight" in name else nn.init.zeros_(parameter)
+        setattr(self, self.layer_name, layer)
+
+    def scan(self, x, memory, resets, valid):
+        layer = getattr(self, self.layer_name)
+        if recurrent.is_supported(layer, x):
+            return recurrent.scan(layer, x, memory, resets, valid)
+        precision = contextlib.nullcontext()
+        # autocast on a GPU runs these layers in float16, whatever its precision
+        if x.is_cuda:
+            x, precision = x.float(), torch.autocast("cuda", enabled=False)
+        keep_state, is_valid = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
+        outputs = []
+        for t in range(len(x)):
+            memory = [tensor * keep_state[t] for tensor in memory]
+            with precision:
+                _, new_memory = layer(x[t : t + 1], tuple(memory) if len(memory) > 1 else memory[0])
+            new_memory = new_memory if len(memory) > 1 else [new_memory]
+            # an inactive agent keeps its memory and repeats its output
+            memory = [torch.where(is_valid[t], new_tensor, old_tensor)
+                      for new_tensor, old_tensor in zip(new_memory, memory, strict=True)]
+            outputs.append(memory[0][-1:])
+        return torch.cat(outputs), memory
+
+
+class LSTMWrapper(_TorchWrapper):
     """An LSTM (Hochreiter and Schmidhuber 1997) between a policy's two methods."""
 
     kind = nn.LSTM
     states = ("lstm_h", "lstm_c")
 
 
-class GRUWrapper(_TorchRecurrent):
+class GRUWrapper(_TorchWrapper):
     """A GRU (Cho et al. 2014) between a policy's two methods."""
 
     kind = nn.GRU
@@ -1213,27 +1176,27 @@ def find_form(policy, space):
     takes (B, *observation) or (T, N, *observation); the answer is the attribute `takes_batches`.
     Raises NetworkError for a network without a forward.
     """
-    if type(policy).forward is nn.Module.forward and "forward" not in vars(policy):
+    forward = getattr(policy, "forward", None)
+    if getattr(forward, "__func__", forward) in (None, nn.Module.forward):
         raise NetworkError(f"{type(policy).__name__} has no forward(observations) -> logits, "
                            "value. For CleanRL's actor and critic: def forward(self, x): return "
                            "self.actor(x), self.critic(x)")
-    is_known = any(hasattr(policy, name) for name in ("initial_state", "takes_batches"))
-    batch_forwards = [kind.forward for kind in (FeedForward, Encoded, Normalized, Board)]
-    if is_known or is_plain(policy) or type(policy).forward in batch_forwards:
+    if is_plain(policy) or any(hasattr(policy, name)
+                               for name in ("initial_state", "takes_batches")):
         return
     parameter = next(policy.parameters(), torch.zeros(()))
     zeros = torch.from_numpy(np.zeros((2, 3, *space.shape), space.dtype)).to(parameter.device)
-    policy.takes_batches = False
+    errors = []
     with evaluation_mode(policy):
-        try:
-            over_time(policy, zeros, {})
-        except Exception as error:
-            policy.takes_batches = True
+        for takes_batches in (False, True):
+            policy.takes_batches = takes_batches
             try:
                 over_time(policy, zeros, {})
-            except Exception:
-                del policy.takes_batches
-                raise error from None
+                return
+            except Exception as error:
+                errors.append(error)
+    del policy.takes_batches
+    raise errors[0]
 
 
 def over_time(policy, observations, state, forward=None):
@@ -1242,29 +1205,18 @@ def over_time(policy, observations, state, forward=None):
     forward: a replacement for the policy's, such as the one of torch.compile.
     """
     forward, (T, N) = policy if forward is None else forward, observations.shape[:2]
-    form, inputs = "(T, N, *observation), T steps of N agents, and a state", observations
     is_stateless = is_plain(policy)
-    is_batch = is_stateless or getattr(policy, "takes_batches", False)
-    if is_batch:
-        form, inputs = "(B, *observation), a batch without time", observations.flatten(0, 1)
-    with _note_shapes(policy, form, inputs):
-        outputs = forward(inputs) if is_stateless else forward(inputs, state)
-        logits, value = _take_outputs(policy, "forward", outputs, state)
-        first = logits.loc if isinstance(logits, torch.distributions.Normal) else logits
-        first = first[0] if isinstance(first, (list, tuple)) else first
-        if not (isinstance(first, torch.Tensor) and isinstance(value, torch.Tensor)):
-            raise output_error(policy, "forward", outputs)
-        size = f"{T * N}" if is_batch else f"{T}, {N}"
-        if first.shape[:-1] != inputs.shape[: 1 if is_batch else 2] or value.numel() != T * N:
-            raise NetworkError(f"{type(policy).__name__} got observations {tuple(inputs.shape)}, "
-                               f"{form}: logits and value have shapes {tuple(first.shape)} and "
-                               f"{tuple(value.shape)}, expected ({size}, actions) and ({size}, 1). "
-                               "See models.py.")
-        if is_batch:
-            logits = map_logits(lambda rows: rows.unflatten(0, (T, N)), logits)
-            value = value.reshape(T, N, 1)
-            state |= _map_fields(state, lambda field: field.unflatten(0, (T, N)))
-    return logits, value
+    if not (is_stateless or getattr(policy, "takes_batches", False)):
+        with _note_shapes(policy, "(T, N, *observation), T steps of N agents, and a state",
+                          observations):
+            outputs = forward(observations, state)
+        return _take_outputs(policy, "forward", outputs, state, (T, N))
+    rows = observations.flatten(0, 1)
+    with _note_shapes(policy, "(B, *observation), a batch without time", rows):
+        outputs = forward(rows) if is_stateless else forward(rows, state)
+    logits, value = _take_outputs(policy, "forward", outputs, state, (T * N,))
+    state |= _map_fields(state, lambda field: field.unflatten(0, (T, N)))
+    return map_logits(lambda rows: rows.unflatten(0, (T, N)), logits), value.reshape(T, N, 1)
 
 
 def check_logits(policy, outputs, log_std, heads, dims):
@@ -1278,7 +1230,7 @@ def check_logits(policy, outputs, log_std, heads, dims):
         kinds = [f"{count} {'means of a Normal' if normal else 'logits'}"
                  for count, normal in ((width, is_normal), (expected, heads is None))]
         raise NetworkError(f"{type(policy).__name__} returns {kinds[0]} per observation, expected "
-                           f"{kinds[1]}. Take the number from env.single_action_space.")
+                           f"{kinds[1]}. Read the number from env.single_action_space.")
 
 
 def are_probabilities(outputs, heads):
@@ -1291,8 +1243,8 @@ def are_probabilities(outputs, heads):
                                        for head in probabilities)
 
 
-def _take_outputs(policy, method, outputs, state):
-    """Return logits and value of a network's result.
+def _take_outputs(policy, method, outputs, state, shape):
+    """Return logits and value of a network's result for observations (*shape, ...).
 
     Its rollout_fields become state["fields"].
     """
@@ -1301,8 +1253,19 @@ def _take_outputs(policy, method, outputs, state):
         logits, value = outputs[:2] if fields else outputs
         if fields:
             state["fields"] = {name: outputs[2][name] for name in fields}
-    except (TypeError, ValueError, LookupError):
-        raise output_error(policy, method, outputs) from None
+        first = logits.loc if isinstance(logits, torch.distributions.Normal) else logits
+        first = first[0] if isinstance(first, (list, tuple)) else first
+        is_valid = first.shape[:-1] == shape and value.numel() == math.prod(shape)
+    except (TypeError, ValueError, LookupError, AttributeError):
+        is_valid = False
+    if not is_valid:
+        results = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        received = ", ".join(f"{type(result).__name__} {tuple(getattr(result, 'shape', ()))}"
+                             for result in results)
+        names = f", {{{', '.join(fields)}}}" if fields else ""
+        raise NetworkError(f"{type(policy).__name__}.{method} must return (logits, value{names}), "
+                           f"got {received}; expected are {(*shape, 'actions')} and "
+                           f"{(*shape, 1)}. See models.py.")
     return logits, value
 
 
@@ -1313,27 +1276,14 @@ def _map_fields(state, function):
     return {"fields": {name: function(field) for name, field in state["fields"].items()}}
 
 
-def output_error(policy, method, outputs):
-    """Return the NetworkError for a result that is not (logits, value)."""
-    results = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-    types = [f"{type(result).__name__} {tuple(result.shape)}" if isinstance(result, torch.Tensor)
-             else type(result).__name__ for result in results]
-    received = f"a {types[0]}" if results is not outputs else f"{len(types)}: {', '.join(types)}"
-    fields = getattr(policy, "rollout_fields", None)
-    expected = f"(logits, value, {{{', '.join(fields)}}})" if fields else "(logits, value)"
-    return NetworkError(f"{type(policy).__name__}.{method} must return {expected}, got {received}; "
-                        "value is one number per observation. See models.py.")
-
-
 @contextlib.contextmanager
 def _note_shapes(policy, form, observations):
     """Add the network's input to an error about shapes."""
     try:
         yield
-    except NetworkError:  # says so itself
-        raise
     except (RuntimeError, IndexError, ValueError) as error:
-        if any(word in str(error) for word in ("shape", "size", "dimension", "dim ")):
+        words = "shape", "size", "dimension", "dim "
+        if not isinstance(error, NetworkError) and any(word in str(error) for word in words):
             error.add_note(
                 f"{type(policy).__name__} got observations {tuple(observations.shape)}, {form}. "
                 "Without memory: forward(observations) over (B, *observation). With memory: "
@@ -1350,7 +1300,7 @@ def one_step(policy, observations, state):
     if hasattr(policy, "forward_eval"):
         with _note_shapes(policy, "(N, *observation), one step of N agents", observations):
             outputs = policy.forward_eval(observations, state)
-        return _take_outputs(policy, "forward_eval", outputs, state)
+        return _take_outputs(policy, "forward_eval", outputs, state, observations.shape[:1])
     flags = {name: state[name].unsqueeze(0) for name in ("resets", "valid")
              if state.get(name) is not None}
     timed_state = {**state, **flags}
@@ -1517,7 +1467,7 @@ def build(settings, env, encoded=False, normalize=False):
     if name == "impala":
         return Impala(env, hidden_size=hidden, normalize=normalize)
     if encoded:
-        return Encoded(env, hidden_size=hidden, boards=name == "auto", normalize=normalize)
+        return MultiInputPolicy(env, hidden_size=hidden, boards=name == "auto", normalize=normalize)
     if name in configuration.POLICIES:
         kind = {"board": Board, "separate": Separate}.get(name, FeedForward)
         return kind(env, hidden_size=hidden)
@@ -1532,11 +1482,7 @@ def build(settings, env, encoded=False, normalize=False):
             f"policy.name = {name}: is called with ({', '.join(['env', *options])}), but takes "
             f"{inspect.signature(cls)} ({error}). --policy.NAME sets an argument with a default."
             ) from None
-    network = cls(env, **options)
-    if not isinstance(network, nn.Module):
-        raise ConfigError(f"policy.name = {name}: makes a {type(network).__name__}, expected a "
-                          "torch.nn.Module.")
-    return network
+    return cls(env, **options)
 
 
 def _shape_actions(policy, space, args, weights):
@@ -1556,13 +1502,13 @@ def _shape_actions(policy, space, args, weights):
         if not log_stds:
             raise NetworkError(
                 "policy.log_std_init: the network has no models.Decoder of continuous actions. "
-                "Take 0, and set the log-std in the network.")
+                "Set it to 0, and the log-std in the network.")
         for log_std in log_stds:
             nn.init.constant_(log_std, settings["log_std_init"])
     if settings["squash"] == "tanh" or saved is not None:
         squash(policy, space)
     if saved is not None and not torch.equal(saved, policy.action_squash):
-        raise ConfigError(f"these weights act between other bounds than {space} has. Take the "
+        raise ConfigError(f"these weights act between other bounds than {space} has. Use the "
                           "environment and the settings that they were trained with.")
 
 
@@ -1601,13 +1547,10 @@ def check_weights(weights, expected, path):
                 f"{path} is of another network: {name} is {describe(tensor)} there and "
                 f"{describe(expected_tensor)} here. Undo the change of its class or of the env, "
                 "policy and rnn settings, or begin a new run.")
-        if isinstance(tensor, torch.Tensor):  # a mask of the network may be infinite
-            check_finite(name, tensor, path, allow_infinite=bool(expected_tensor.isinf().any()))
-
-
-def check_finite(name, tensor, path, allow_infinite=False):
-    """Raise ConfigError for a tensor of a file that is NaN, or infinite."""
-    if tensor.isnan().any() or (tensor.isinf().any() and not allow_infinite):
-        count = int((~tensor.isfinite()).sum())
-        raise ConfigError(f"{path}: {count:,} of the {tensor.numel():,} numbers in {name} are not "
-                          "finite. Take an older checkpoint, or --load-model-path best.")
+        if isinstance(tensor, torch.Tensor):
+            is_mask = expected_tensor.isinf().any()
+            is_broken = tensor.isnan() if is_mask else ~tensor.isfinite()
+            if is_broken.any():
+                raise ConfigError(
+                    f"{path}: {int(is_broken.sum()):,} of the {tensor.numel():,} numbers in {name} "
+                    "are not finite. Use an older checkpoint, or --load-model-path best.")

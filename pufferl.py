@@ -91,7 +91,7 @@ from configuration import (
 )
 from errors import ConfigError, exit_on_error
 from fast import verify
-from flat_spaces import HAIR, action_bounds
+from flat_spaces import HAIR, action_bounds, leaf_kind
 
 # for scripts too
 from loggers import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401
@@ -169,7 +169,7 @@ class PuffeRL:
         if self.ranks.count > 1:
             self.ranks.join(self, agents)
         self.normalizer = models.find_normalizer(policy)
-        self._layout = flat_spaces.FlatObservation(emulation.seen_space(vecenv.driver_env))
+        self._layout = flat_spaces.FlatObservation(emulation.declared_space(vecenv.driver_env))
         self.reward_scale = (models.RewardScale(self.num_agents, c["gamma"])
                              if c["norm_reward"] else None)
         check_policy(policy, vecenv, c)
@@ -655,7 +655,7 @@ class PuffeRL:
             "observations", "actions", "rewards", "valid", "terminals", "truncations")}
         metrics |= diagnostics.vital(
             **arrays, bounds=action_bounds(self.vecenv.single_action_space),
-            choices=emulation.sees_choices(self.vecenv))
+            choices=any(leaf_kind(leaf) == "choices" for *_, leaf in self._layout.leaves))
         sentences = []
         if self.warnings is not None:
             if self.epoch == 1 and self.normalizer is None:

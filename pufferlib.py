@@ -66,7 +66,8 @@ NAMES = {  # one name of PufferLib: its equivalent here
     "ocean.env_creator": "pufferlib.ocean_creator",
     "ocean.environment.env_creator": "pufferlib.ocean_creator",
     "ocean.squared.cy_squared.CySquared": "pufferlib.CySquared",
-    "ocean.torch.Policy": "models.Default", "ocean.torch.Recurrent": "models.LSTMWrapper",
+    "models.Default": "models.FeedForward",
+    "ocean.torch.Policy": "models.FeedForward", "ocean.torch.Recurrent": "models.LSTMWrapper",
 }
 GONE = {  # a name without an equivalent: its replacement
     "__version__": "this project has no numbered versions; a run's folder keeps those "
@@ -81,7 +82,7 @@ GONE = {  # a name without an equivalent: its replacement
     "emulation.emulate": "emulation.FlatObservation(space).flatten",
     "emulation.dtype_from_space": "flat_spaces.space_dtype",
     "emulation.flatten_space": "emulation.FlatObservation",
-    "models.Convolutional": "models.Encoded, which reads images by convolutions",
+    "models.Convolutional": "models.MultiInputPolicy, which reads images by convolutions",
     "models.ProcgenResnet": "models.Impala, which reads images by residual convolutions",
     "pytorch.log_prob": "models.act(logits, action)[1]", "pytorch.entropy": "models.act(logits)[2]",
     "sweep.Carbs": "protein.Protein", "sweep.Hyperparameters": "protein.Space",
@@ -414,7 +415,7 @@ PettingZooTruncatedWrapper = MeanOverAgents = MultiagentEpisodeStats = _as_it_is
 
 
 def ResizeObservation(env, downscale=2):
-    """Take every `downscale`-th row and column of pictures (height, width)."""
+    """Keep every `downscale`-th row and column of pictures (height, width)."""
     space = env.observation_space
     small = gymnasium.spaces.Box(space.low[::downscale, ::downscale],
                                  space.high[::downscale, ::downscale],

@@ -150,7 +150,7 @@ class Vector:
         log(env=None): {name: mean} over the episodes that ended since the last call, and their
             number n; {} for none
         save(), load(saved) [empty, new episodes]: the state of all environments as a uint8 array
-        number_from(first_env) [adds to the seed]: called before `allocate` if other ranks have
+        set_first_env(first_env) [adds to the seed]: called before `allocate` if other ranks have
             the environments before that number
         render(index=0): environment `index` as an RGB array; the trainer does not call it
         close()
@@ -164,7 +164,7 @@ class Vector:
     _arrays = None  # stepped into in place of `storage`; see write_to
     _watched_since = 0.0
 
-    def _step_in_time(self, step, t):
+    def _step_with_timeout(self, step, t):
         """Step row t in this process; print all tracebacks if it takes over vec.timeout."""
         horizon, now, is_inside = len(self.storage.actions), time.monotonic(), False
         if horizon > 1 and (t == 0 or now > self._watched_since + self.timeout / 10):
@@ -177,7 +177,7 @@ class Vector:
             if not is_inside:
                 faulthandler.cancel_dump_traceback_later()
 
-    def number_from(self, first_env):
+    def set_first_env(self, first_env):
         """Number the environments from first_env on; call it before `allocate`."""
         self.seed += first_env
 
@@ -441,7 +441,7 @@ class Native(Vector):
                                         first_env=self.first_env)
         self.seed, self._is_fresh = seed, True
 
-    def number_from(self, first_env):
+    def set_first_env(self, first_env):
         self.first_env = first_env
         self._build(self.seed)
 
@@ -1015,7 +1015,7 @@ class Serial(Emulated):
 
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
-        self._step_in_time(functools.partial(super().advance, buffer), self._t[buffer])
+        self._step_with_timeout(functools.partial(super().advance, buffer), self._t[buffer])
 
     def step(self, actions):
         s = self.storage
@@ -1227,7 +1227,7 @@ class Tensors(Vector):
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
         t = self._t[0]
-        self._step_in_time(functools.partial(self._step, t), t)
+        self._step_with_timeout(functools.partial(self._step, t), t)
         self._t[0] = t + 1
 
     def _step(self, t):
@@ -1334,7 +1334,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
 
     num_workers and batch_size may be "auto", their default. Raises ConfigError for settings that
     cannot work together, MemoryError for more environments than the machine can hold, and TypeError
-    for what is no environment.
+    for what is not an environment.
     """
     num_workers, batch_size = (None if number == "auto" else number
                                for number in (num_workers, batch_size))

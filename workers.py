@@ -36,7 +36,7 @@ import emulation
 import flat_spaces
 from errors import EnvError, user_traceback
 
-READ_ONCE = gymnasium.wrappers.TimeLimit, emulation.ScaledReward  # by GymnasiumTogether
+READ_ONCE = gymnasium.wrappers.TimeLimit, emulation.GymnasiumPufferEnv  # by SyncStepper
 
 
 class Envs:
@@ -77,12 +77,12 @@ class Envs:
                         for env, first in zip(self.envs, firsts, strict=True)]
                        for row in self._rows]
         self._inactive = np.zeros(sum(self.sizes), bool)
-        self._is_fresh, self.together = True, None
+        self._is_fresh, self.stepper = True, None
 
     def reset(self, seed=None):
         """Begin new episodes and write the last row; return [(environment, info)]."""
         row, infos = self._rows[-1], []
-        self._is_fresh, self.together = True, None
+        self._is_fresh, self.stepper = True, None
         self._clear(row)
         for i, env, view in zip(self.numbers, self.envs, self._views[-1], strict=True):
             is_shared = seed is None or getattr(env, "same_seed", False)
@@ -94,8 +94,8 @@ class Envs:
     def step(self, t):
         """Step all at row t; return [(environment, info)] of the episodes that ended."""
         row, infos = self._rows[t], []
-        if self.together is not None:
-            return self.together.step(row)
+        if self.stepper is not None:
+            return self.stepper.step(row)
         self._clear(row)
         for i, env, view in zip(self.numbers, self.envs, self._views[t], strict=True):
             ended = env.step_into(view)
@@ -107,7 +107,7 @@ class Envs:
         np.equal(row.valid, 0, out=self._inactive)
         if self._is_fresh:  # the first step after a reset: now they have been checked
             self._is_fresh = False
-            self.together = emulation.GymnasiumTogether.of(self.envs, self.numbers, self._rows)
+            self.stepper = emulation.SyncStepper.of(self.envs, self.numbers, self._rows)
         return infos
 
     def do(self, kind, number):

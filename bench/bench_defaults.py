@@ -48,11 +48,11 @@ K = 1000
 # name: (what the command line calls it, steps, the best known score, where the latter is from)
 OWN, LIMIT, RULE = "what it can bring", "the environment's own threshold or limit", "its best policy, computed"
 CHOSEN = {  # the rules were chosen on these
-    "Catch": ("user_envs:Catch", 300 * K, 1, OWN),
-    "PointMass": ("user_envs:PointMass", 300 * K, -4, "the best run here"),
-    "Colour": ("user_envs:Colour", 300 * K, 1, OWN),
-    "Sokoban": ("user_envs:Sokoban", 300 * K, 0.93, "the shortest ways"),
-    "Thousands": ("user_envs:Thousands", 300 * K, 10_000, OWN),
+    "Catch": ("tests/user_envs.py:Catch", 300 * K, 1, OWN),
+    "PointMass": ("tests/user_envs.py:PointMass", 300 * K, -4, "the best run here"),
+    "Colour": ("bench/default_envs.py:Colour", 300 * K, 1, OWN),
+    "Sokoban": ("bench/default_envs.py:Sokoban", 300 * K, 0.93, "the shortest ways"),
+    "Thousands": ("bench/default_envs.py:Thousands", 300 * K, 10_000, OWN),
     "CartPole-v1": ("gym/CartPole-v1", 200 * K, 500, LIMIT),
     "Pendulum-v1": ("gym/Pendulum-v1", 200 * K, -145, "SAC, rl-baselines3-zoo"),
     "FrozenLake-v1": ("gym/FrozenLake-v1", 200 * K, 0.74, RULE),
@@ -66,7 +66,7 @@ CHOSEN = {  # the rules were chosen on these
     "simple_spread": ("pettingzoo/mpe/simple_spread_v3", 300 * K, -13, "the best run here"),
 }
 UNTOUCHED = {  # these were only looked at when the rules stood
-    "TicTacToe": ("user_envs:TicTacToe", 300 * K, 0.99, RULE),
+    "TicTacToe": ("bench/default_envs.py:TicTacToe", 300 * K, 0.99, RULE),
     "Acrobot-v1": ("gym/Acrobot-v1", 200 * K, -70, "rl-baselines3-zoo"),
     "MountainCar-v0": ("gym/MountainCar-v0", 200 * K, -100, "the best run here"),
     "MountainCarContinuous-v0": ("gym/MountainCarContinuous-v0", 200 * K, 95, "rl-baselines3-zoo"),
@@ -105,8 +105,8 @@ def curve(episodes, steps):
 
 def ours(name, steps, seed, options):
     called, _, keyword = ENVIRONMENTS[name][0].partition(" ")
-    if called.startswith("user_envs:"):
-        called = f"{ROOT}/tests/{called.replace(':', '.py:')}"
+    if ".py:" in called:
+        called = f"{ROOT}/{called}"
     extra = ["--env." + keyword] if keyword else []
     # compiled once
     bare = Path(tempfile.gettempdir()) / f"bare_{os.getuid()}_{zlib.crc32(str(ROOT).encode()):08x}"
@@ -169,17 +169,14 @@ class Recorder:
 
 def make(name):
     """Make the environment without wrappers; a parallel_env for simple_spread."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    sys.path.insert(0, str(ROOT))
     called, _, keyword = ENVIRONMENTS[name][0].partition(" ")
-    kind, _, rest = called.partition(":")
-    if kind == "user_envs":
-        import user_envs
-
-        return getattr(user_envs, rest)()
     if "/" not in called:
         return ocean_env(called)
     import environments
 
+    if ".py:" in called:
+        return environments.load_creator(f"{ROOT}/{called}")()
     if called.startswith("pettingzoo/"):
         return environments.load_creator(called)._module().parallel_env()
     return environments.load_creator(called)(**({keyword: True} if keyword else {}))

@@ -275,9 +275,6 @@ def brax(name, num_envs=1024, episode_length=1000, backend=""):
     env = envs.create(name, episode_length, auto_reset=False,
                       **({"backend": backend} if backend else {}))
     sample = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
-    if isinstance(sample, dict):
-        raise ConfigError(f"brax/{name}: observations are a dict of {', '.join(sample)}. Write an "
-                          "adapter like families.adapters.brax that takes one of them.")
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, sample.shape, sample.dtype)
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,), np.float32)
 

@@ -1,4 +1,4 @@
-"""Convolve images, for models.Encoded.
+"""Convolve images, for models.MultiInputPolicy.
 
     # (B, 4, 84, 84) uint8 -> (B, 32, 20, 20)
     layers = nn.Sequential(BytesConvolution(4, 32, 8, 4), NormReLU(32))

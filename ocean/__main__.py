@@ -347,7 +347,7 @@ def check_python(creator, settings, steps, seed=0, seconds=15.0, show=lambda tex
     try:
         problems, notes = _check_interface(creator(**settings))
         with vector.make(creator, 1, vector.Serial, env_kwargs=settings, seed=seed) as vecenv:
-            flat = flat_spaces.FlatObservation(emulation.seen_space(vecenv.driver_env))
+            flat = flat_spaces.FlatObservation(emulation.declared_space(vecenv.driver_env))
             _play(vecenv, flat, steps, seconds, show, problems, notes)
     except Exception as error:
         text = errors.error_text(error)

@@ -172,24 +172,6 @@ def mingru_layer(x, hgp, state, resets, valid):
     return gate * states + (1 - gate) * x, states
 
 
-def policy_forward(params, observations, state, resets, valid):
-    """Return logits or mean (T, M, A), value (T, M), state of the default network.
-
-    params: "encoder_weight" (H, D), "encoder_bias" (H,), "layer_weights" and "layer_biases" (lists
-    of L, (3H, H) and (3H,)), "decoder_weight" (A+1, H), "decoder_bias" (A+1,), whose last row is
-    the value, and for continuous actions "log_std" (A,), not used here. observations (T, M, D),
-    state (L, M, H), resets and valid (T, M).
-    """
-    x = observations.double() @ params["encoder_weight"].T + params["encoder_bias"]
-    final = []
-    weights = zip(params["layer_weights"], params["layer_biases"], strict=True)
-    for layer, (weight, bias) in enumerate(weights):
-        x, states = mingru_layer(x, x @ weight.T + bias, state[layer], resets, valid)
-        final.append(states[-1])
-    y = x @ params["decoder_weight"].T + params["decoder_bias"]
-    return y[..., :-1], y[..., -1], torch.stack(final)
-
-
 def log_softmax_heads(logits, heads, mask=None):
     """Return log-probabilities of all actions of all heads: (..., sum(heads)).
 

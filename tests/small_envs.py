@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import cloudpickle
 import gymnasium
@@ -20,6 +21,13 @@ import vector
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import the tests
 MODES = list(gymnasium.vector.AutoresetMode)
 SAME_STEP = gymnasium.vector.AutoresetMode.SAME_STEP
+
+
+def declares(space, action_space=None):
+    """Return what a network reads of a wrapped environment with these spaces."""
+    return SimpleNamespace(single_observation_space=emulation.FlatObservation(space).flat_space,
+                           env_single_observation_space=space,
+                           single_action_space=action_space or spaces.Discrete(3))
 
 
 class Steps(gymnasium.Env):
@@ -243,7 +251,8 @@ def several(autoreset):
 
 def scaled_float32():
     env = gymnasium.make("Pendulum-v1", max_episode_steps=9)
-    return emulation.ScaledReward(gymnasium.wrappers.TransformReward(env, np.float32), 0.1)
+    env = gymnasium.wrappers.TransformReward(env, np.float32)
+    return emulation.GymnasiumPufferEnv(env, reward_scale=0.1)
 
 
 MASK = np.array([1, 0, 1, 1, 1, 0, 0, 0, 1])

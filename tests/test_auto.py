@@ -433,7 +433,7 @@ def test_the_fused_network_normalises_as_its_forward_does(precision, tolerance):
 @pytest.mark.parametrize(("steps", "measured"), [(20_000, 4), (2_000, 1)])
 def test_small_rollouts_are_measured_until_the_moments_are_of_many(steps, measured):
     """1,024 observations, or a twentieth of the run's."""
-    name, same = f"{BROUGHT}:Track", []
+    name, same = f"{BROUGHT}:PointMass", []
     args = configure(name, "--train.horizon", "32", "--vec.num-envs", "8", "--vec.backend",
                      "serial", "--train.norm-obs", steps=steps)
     vecenv = pufferl.load_env(name, args)

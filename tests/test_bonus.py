@@ -1,15 +1,14 @@
 """Exploration bonuses: novelty falls with visits, a step is paid for what it led to."""
 
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from small_envs import declares
 from trainers import make_trainer
 
 import models
-import pufferl
 from errors import ConfigError
 
 BOARD = spaces.Box(0, 3, (4, 5), np.int8)
@@ -17,31 +16,26 @@ NUMBERS = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 CPU = torch.device("cpu")
 
 
-def env_of(space):
-    return SimpleNamespace(single_observation_space=space, env_single_observation_space=space,
-                           single_action_space=spaces.Discrete(2))
-
-
 def test_counts_are_of_whole_observations():
-    counts = models.Counts(env_of(BOARD), CPU)
+    counts = models.Counts(declares(BOARD), CPU)
     boards = torch.zeros(4, 4, 5, dtype=torch.int8)
     boards[2, 3, 4] = 1
     valid = torch.tensor([1, 1, 1, 0], dtype=torch.uint8)
     novelty = counts.update(boards, valid)
     np.testing.assert_allclose(novelty, [2**-0.5, 2**-0.5, 1, 2**-0.5])
     np.testing.assert_allclose(counts.update(boards[:1], valid[:1]), [3**-0.5])
-    again = models.Counts(env_of(BOARD), CPU)
+    again = models.Counts(declares(BOARD), CPU)
     again.load_state_dict(counts.state_dict())
     np.testing.assert_allclose(again.update(boards[2:3], valid[:1]), [2**-0.5])
     with pytest.raises(ConfigError, match="float32"):
-        models.Counts(env_of(NUMBERS), CPU)
+        models.Counts(declares(NUMBERS), CPU)
 
 
 @pytest.mark.parametrize("space", [BOARD, NUMBERS, spaces.Discrete(7)], ids=str)
 def test_what_is_often_observed_is_less_novel_than_what_never_was(space):
     torch.manual_seed(0)
     space.seed(0)
-    rnd = models.RND(env_of(space), CPU)
+    rnd = models.RND(declares(space), CPU)
     often, never = (torch.as_tensor(np.array([space.sample()] * 64)) for _ in range(2))
     often, never = (rows.view(64, -1) if rows.dim() == 1 else rows for rows in (often, never))
     target = [parameter.clone() for parameter in rnd.target.parameters()]
@@ -59,7 +53,7 @@ def test_what_is_often_observed_is_less_novel_than_what_never_was(space):
 
 
 def test_a_step_is_paid_for_what_it_led_to_in_the_same_episode():
-    bonus = models.Bonus("count", env_of(BOARD), 2, CPU)
+    bonus = models.Bonus("count", declares(BOARD), 2, CPU)
     observations = torch.zeros(4, 2, 4, 5, dtype=torch.int8)
     observations[1, 0, 0, 0] = 1  # new after step 0 of agent 0
     observations[2, 1, 0, 0] = 2  # the start of another episode of agent 1
@@ -88,8 +82,3 @@ def test_the_trainer_learns_from_rewards_and_bonuses_and_logs_rewards(norm_rewar
     assert extra.min() >= 0 and extra.max() > 0
     assert trainer.statistics.entry["losses/bonus"] == pytest.approx(float(extra.mean()) / 2, rel=1e-5)
     trainer.release()
-
-
-def test_a_bonus_that_cannot_be_is_refused():
-    with pytest.raises(pufferl.ConfigError, match="bonus"):
-        make_trainer(bonus="count")

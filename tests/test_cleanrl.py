@@ -4,12 +4,12 @@ script and the recipe train."""
 import importlib.util
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from small_envs import declares
 
 import models
 from errors import NetworkError
@@ -18,16 +18,13 @@ ROOT = Path(__file__).resolve().parent.parent
 ACTIONS = [spaces.Discrete(3), spaces.MultiDiscrete([2, 4]), spaces.Box(-1, 1, (2,), np.float32)]
 
 
-def environment(action_space, observation_space=None):
-    return SimpleNamespace(
-        single_observation_space=observation_space or spaces.Box(-1, 1, (5,), np.float32),
-        single_action_space=action_space)
+NUMBERS = spaces.Box(-1, 1, (5,), np.float32)
 
 
 @pytest.mark.parametrize("action_space", ACTIONS)
 def test_feed_forward(action_space):
     torch.manual_seed(0)
-    policy, x = models.FeedForward(environment(action_space), hidden_size=8), torch.randn(7, 5)
+    policy, x = models.FeedForward(declares(NUMBERS, action_space), hidden_size=8), torch.randn(7, 5)
     agent = models.CleanRLAgent(policy)
     action, logprob, entropy, value = agent.get_action_and_value(x)
     assert action.shape == (7, *action_space.shape)
@@ -39,8 +36,8 @@ def test_feed_forward(action_space):
 
 
 def test_a_policy_that_squashes_its_actions_is_refused():
-    env = environment(ACTIONS[2])
-    for agent, policy in ((models.CleanRLAgent, models.Default(env, 8)),
+    env = declares(NUMBERS, ACTIONS[2])
+    for agent, policy in ((models.CleanRLAgent, models.FeedForward(env, 8)),
                           (models.RecurrentCleanRLAgent, models.MinGRUPolicy(env, 8))):
         with pytest.raises(NetworkError, match="squash"):
             agent(models.squash(policy, env.single_action_space))
@@ -50,7 +47,7 @@ def test_a_policy_that_squashes_its_actions_is_refused():
     ("mingru", ACTIONS[0]), ("mingru", ACTIONS[2]), ("lstm", ACTIONS[1])])
 def test_recurrent_in_one_pass_or_step_by_step(wrapper, action_space):
     torch.manual_seed(0)
-    env, T, N = environment(action_space), 6, 4
+    env, T, N = declares(NUMBERS, action_space), 6, 4
     policy = models.MinGRUPolicy(env, hidden_size=8) if wrapper == "mingru" else models.LSTMWrapper(
         env, models.FeedForward(env, hidden_size=8), hidden_size=8)
     agent = models.RecurrentCleanRLAgent(policy)
@@ -83,7 +80,7 @@ def test_the_script_trains_reads_pictures_and_is_short(example, capsys):
     assert np.mean(example.train(args)) > 5
     assert capsys.readouterr().out.count("steps/s") == 2
     pictures = spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    agent = example.Agent(environment(spaces.Discrete(6), pictures))
+    agent = example.Agent(declares(pictures, spaces.Discrete(6)))
     outputs = agent.get_action_and_value(torch.zeros(2, 4, 84, 84, dtype=torch.uint8))
     assert [tuple(output.shape) for output in outputs] == [(2,), (2,), (2,), (2, 1)]
     text = (ROOT / "examples/cleanrl_ppo_atari.py").read_text()

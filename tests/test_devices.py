@@ -261,7 +261,7 @@ CASES = {
                                    "env_kwargs": {"max_steps": 11}, "max_minibatch_size": 64},
     "feed-forward, adam": {"network": models.FeedForward, "optimizer": "adam",
                            "learning_rate": 0.001},
-    "encoded": {"network": models.Encoded, "env": "gym/FrozenLake-v1"},
+    "encoded": {"network": models.MultiInputPolicy, "env": "gym/FrozenLake-v1"},
     "feed-forward, continuous": {"network": models.FeedForward, "env": "cartpole",
                                  "env_kwargs": {"continuous": True}},
     "squashed": {"env": "pendulum", "env_kwargs": {"max_steps": 11}, "squash": True},

@@ -332,10 +332,6 @@ def test_vital_sees_large_observations_change():
 def test_the_size_of_an_index_is_no_warning():
     metrics = vital(np.random.default_rng(0).integers(0, 10**5, (9, 4, 1)), choices=True)
     assert metrics["observation_constant"] == 0 and "observation_max" not in metrics
-    for space, choices in ((spaces.Discrete(10), True), (spaces.Box(0, 1, (2,)), False),
-                           (spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(0, 1, (2,))), True)):
-        env = types.SimpleNamespace(single_observation_space=space)
-        assert emulation.sees_choices(types.SimpleNamespace(driver_env=env)) is choices
 
 
 # --------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from small_envs import (
     Leavers,
     Nested,
     Steps,
+    declares,
     several,
 )
 
@@ -39,7 +40,6 @@ from emulation import (
     wrap,
 )
 from errors import EnvError
-from flat_spaces import encode_text
 
 # -- Spaces ----------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ def test_a_flat_observation_is_the_same_unflattened_and_as_views(space, seed):
             for key, name in zip(keys, names, strict=True):
                 part, tensor, original = part[name], tensor[name], original[key]
             if isinstance(leaf, spaces.Text):
-                original = encode_text(original, leaf.max_length)
+                original = [ord(letter) for letter in original.ljust(leaf.max_length, "\0")]
             part = part[0] if names else part
             np.testing.assert_array_equal(np.reshape(part, np.shape(original)), original)
             np.testing.assert_array_equal(tensor[i].numpy().reshape(np.shape(original)), original)
@@ -305,7 +305,13 @@ def test_a_wrong_return_of_a_parallel_environment_is_a_fault(part, value, late):
         run_to_fault(Wrong)
 
 
+def step_with_a_guest(self, actions):
+    observations, *rest = Leavers.step(self, actions)
+    return {**observations, "guest": observations["a"]}, *rest
+
+
 @pytest.mark.parametrize(("change", "name"), [
+    ({"step": step_with_a_guest}, "guest.*possible_agents"),
     ({"reset": lambda self, seed=None: ({}, None), "agents": []}, "infos"),
     ({"reset": lambda self, seed=None: {}}, "reset.*infos"),
     ({"reset": lambda self, seed=None: ({}, {}), "agents": []}, "agents"),
@@ -318,44 +324,23 @@ def test_a_parallel_environment_that_is_none_is_a_fault(change, name):
         run_to_fault(kind)
 
 
-def test_an_unknown_agent_is_a_fault():
-    class Guests(Leavers):
-        def step(self, actions):
-            observations, *rest = super().step(actions)
-            self.agents = [*self.agents, "guest"]
-            return {**observations, "guest": next(iter(observations.values()))}, *rest
-
-    env = PettingZooPufferEnv(Guests())
-    rows = new_rows(env, env.max_num_agents)
-    view = env.views(rows, 0)
-    env.reset_into(view)
-    with pytest.raises(EnvError, match=r"guest.*possible_agents"):
-        env.step_into(view)
+PLAIN = {"observation_space": spaces.Discrete(2), "action_space": spaces.Discrete(2),
+         "reset": lambda self, seed=None: None, "step": lambda self, action: None}
 
 
-def test_what_is_no_environment_is_a_type_error():
+@pytest.mark.parametrize(("bases", "change", "name"), [
+    ((gymnasium.Env,), {"observation_space": None}, "observation_space"),
+    ((gymnasium.Env,), {"action_space": None}, "action_space"),
+    ((gymnasium.Env,), {"reset": lambda self: None}, "seed=None"), ((), {}, "gymnasium.Env")])
+def test_what_is_not_an_environment_is_an_error(bases, change, name):
+    with pytest.raises(EnvError, match=f"Mine.*{name}"):
+        vector.make(type("Mine", bases, PLAIN | change))
     with pytest.raises(TypeError):
         wrap(3)
     env = Leavers()
     env.action_space = lambda agent: spaces.Discrete(ord(agent))
     with pytest.raises(TypeError, match="supersuit"):
-        PettingZooPufferEnv(env)
-    for name, other in (("observation_space", "action_space"),
-                        ("action_space", "observation_space")):
-        attributes = {other: spaces.Discrete(2), "reset": lambda self, **_: None}
-        with pytest.raises(EnvError, match=f"NoSpace.*{name}"):
-            vector.make(type("NoSpace", (gymnasium.Env,), attributes))
-
-
-@pytest.mark.parametrize(("attributes", "name"), [
-    ({"reset": lambda self: None}, "seed=None"), ({"__bases__": ()}, "gymnasium.Env")])
-def test_an_environment_is_gymnasiums(attributes, name):
-    """Its reset takes a seed; Shimmy makes one of old Gym's."""
-    spaces_of_it = {"observation_space": spaces.Box(0, 1, (1,)), "action_space": spaces.Discrete(2),
-                    "reset": lambda self, seed=None: None, "step": lambda self, action: None}
-    bases = attributes.pop("__bases__", (gymnasium.Env,))
-    with pytest.raises(EnvError, match=f"Mine.*{name}"):
-        vector.make(type("Mine", bases, spaces_of_it | attributes))
+        wrap(env)
 
 
 def test_old_gym_environments_are_converted_by_shimmy(monkeypatch):
@@ -398,17 +383,20 @@ def test_a_value_may_be_a_hair_outside_its_bounds(dtype):
 # -- Rows of single environments -------------------------------------------------------------------
 
 
-def drive(env, steps, action=0):
-    """Step a wrapped environment as a vectorizer does; (it, copies of its rows with infos)."""
+def drive(env, steps, actions=0):
+    """Step a wrapped environment as a vectorizer does; (it, copies of its rows with infos).
+
+    actions: one for all, or (steps, agents, columns).
+    """
     env = wrap(env)
     rows = new_rows(env, emulation.slots(env))
     view, history = env.views(rows, 0), []
     env.reset_into(view, 3)
-    for _ in range(steps):
+    for t in range(steps):
         for name in ("rewards", "terminals", "truncations"):
             getattr(rows, name)[:] = 0
         rows.valid[:] = 1
-        rows.actions[:] = action
+        rows.actions[:] = actions[t] if np.ndim(actions) else actions
         infos = env.step_into(view)
         copies = {name: None if array is None else array.copy()
                   for name, array in vars(rows).items()}
@@ -546,23 +534,13 @@ def test_the_return_of_a_vector_environment_is_the_recorded_one():
     assert history[2].rewards.tolist() == pytest.approx([0.1, 0.1])
 
 
-class Modeless(gymnasium.vector.VectorEnv):
-    """It never steps."""
-
-    num_envs = 2
-    single_observation_space, single_action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(2)
-
-    def __init__(self, **metadata):
-        self.metadata = metadata
-
-
 def test_a_vector_environment_has_a_mode_of_autoreset():
-    """As Gymnasium has it, or a word."""
-    same_step = GymnasiumVectorPufferEnv(Modeless(autoreset_mode="same_step"))
-    assert same_step.mode == "same_step" == SAME_STEP.name.lower()
-    for metadata in ({"autoreset_mode": "never"}, {}):
+    env = gymnasium.vector.SyncVectorEnv([Steps])
+    env.metadata = {"autoreset_mode": "same_step"}  # Gymnasium's, or a word
+    assert GymnasiumVectorPufferEnv(env).mode == "same_step" == SAME_STEP.name.lower()
+    for env.metadata in ({"autoreset_mode": "never"}, {}):
         with pytest.raises(EnvError, match="autoreset_mode"):
-            GymnasiumVectorPufferEnv(Modeless(**metadata))
+            GymnasiumVectorPufferEnv(env)
 
 
 # -- PettingZoo ------------------------------------------------------------------------------------
@@ -599,29 +577,16 @@ def test_stepping_past_pettingzoos_checks_changes_nothing():
     kaz = pytest.importorskip("pettingzoo.butterfly.knights_archers_zombies_v11",
                               reason="requirements/extras.txt")
     options = {"max_cycles": 300, "spawn_delay": 4, "line_death": True, "render_mode": "rgb_array"}
-    slow, quick = kaz.parallel_env(**options), PettingZooPufferEnv(kaz.parallel_env(**options))
-    assert type(quick._unguarded_env.aec_env) is kaz.raw_env and type(quick.env.aec_env) is not kaz.raw_env
-    rows, rng, rewarded, died = new_rows(quick, 4), np.random.default_rng(0), 0, False
-    view = quick.views(rows, 0)
-    observations, _ = slow.reset(seed=3)
-    quick.reset_into(view, 3)
-    while slow.agents:
-        for slot, agent in enumerate(quick.possible_agents):
-            assert rows.valid[slot] == (agent in slow.agents)
-            if rows.valid[slot]:
-                np.testing.assert_array_equal(rows.observations[slot], observations[agent])
-        rows.actions[:, 0] = rng.integers(0, 6, 4)
-        slots = {agent: quick.possible_agents.index(agent) for agent in slow.agents}
-        observations, *results, _ = slow.step(
-            {agent: rows.actions[slot, 0] for agent, slot in slots.items()})
-        rows.rewards[:], rows.terminals[:], rows.truncations[:] = 0, 0, 0
-        quick.step_into(view)
-        for agent, slot in slots.items():
-            ours = rows.rewards[slot], rows.terminals[slot], rows.truncations[slot]
-            assert ours == tuple(result[agent] for result in results)
-        rewarded += sum(results[0].values())
-        died = died or len(slow.agents) in (1, 2, 3)
-    assert rewarded and died and quick.render().ndim == 3
+    slow, quick = (PettingZooPufferEnv(kaz.parallel_env(**options)) for _ in range(2))
+    assert type(quick._unguarded_env.aec_env) is kaz.raw_env is not type(quick.env.aec_env)
+    slow._unguarded_env = slow.env
+    actions = np.random.default_rng(0).integers(0, 6, (300, 4, 1))
+    history, expected = (drive(env, 300, actions)[1] for env in (quick, slow))
+    for row, expected_row in zip(history, expected, strict=True):
+        for name, array in vars(expected_row).items():
+            np.testing.assert_array_equal(getattr(row, name), array, err_msg=name)
+    assert any(row.rewards.any() for row in history) and not all(row.valid.all() for row in history)
+    assert quick.render().ndim == 3
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -702,23 +667,20 @@ def test_a_wrong_return_of_a_puffer_env_is_a_fault(returned, name):
 # -- The network that reads structured observations ------------------------------------------------
 
 
-def declared(space):
-    return SimpleNamespace(single_observation_space=FlatObservation(space).flat_space,
-                           env_single_observation_space=space,
-                           single_action_space=spaces.Discrete(3))
-
-
+@pytest.mark.parametrize("network", [models.MultiInputPolicy, models.Impala])
 @pytest.mark.parametrize("space", [
-    spaces.Discrete(5, start=2),
+    spaces.Discrete(5, start=2), spaces.Dict(word=spaces.Text(5), bits=spaces.MultiBinary(3)),
     spaces.Box(0, 255, (7, 7, 3), np.uint8),
     spaces.Box(0, 255, (4, 40, 40), np.uint8),
     spaces.Box(0, 255, (70, 64, 3), np.uint8),
     spaces.Dict({"a": spaces.Tuple([PAIR, spaces.Box(-1, 1, (2, 2), np.float64)]),
                  "image": spaces.Box(0, 255, (7, 7, 3), np.uint8)})])
-def test_the_encoded_policy_reads_structured_observations(space):
-    layout, env = FlatObservation(space), declared(space)
+def test_networks_read_structured_observations(space, network):
+    layout, env = FlatObservation(space), declares(space)
     assert models.wants_encoding(env)
-    policy = models.MinGRUWrapper(env, models.Encoded(env, hidden_size=8), hidden_size=8)
+    if network is models.Impala and not {len(leaf.shape or ()) for *_, leaf in layout.leaves} & {3}:
+        pytest.skip("there is no image")
+    policy = models.MinGRUWrapper(env, network(env, hidden_size=8, normalize=True), hidden_size=8)
     rows = np.stack([layout.flatten(space.sample()) for _ in range(6)])
     logits, value = policy(torch.from_numpy(rows.reshape(2, 3, *layout.shape)),
                            policy.initial_state(3))
@@ -730,9 +692,9 @@ def test_the_encoded_policy_reads_structured_observations(space):
 def test_one_hot_and_plain_parts_hold_the_values():
     space = spaces.Dict({"n": spaces.Discrete(3, start=1),
                          "x": spaces.Box(-1, 1, (2,), np.float32)})
-    env = declared(space)
+    env = declares(space)
     flat = FlatObservation(space).flatten({"n": 2, "x": np.array([0.5, -0.25], np.float32)})
-    features, = models.Encoded(env, hidden_size=8)._features(torch.from_numpy(flat[None]))
+    features, = models.MultiInputPolicy(env, hidden_size=8)._features(torch.from_numpy(flat[None]))
     assert features.tolist() == [[0, 1, 0, 0.5, -0.25]]
     plain = SimpleNamespace(single_observation_space=env.single_observation_space)
     assert not models.wants_encoding(plain)

@@ -31,7 +31,6 @@ import models
 import ocean
 import pufferl
 import vector
-from flat_spaces import encode_text
 from tools import export, watch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,7 +109,7 @@ def make_policy(seen="vector", taken="start", kind="auto", hidden=12, layers=1, 
     with vector.make(creator, num_envs=1, backend="serial") as envs:
         env = envs.driver_env
     if kind == "auto" and models.wants_encoding(env, boards=True):
-        encoded = models.Encoded(env, hidden, boards=True, normalize=normalize)
+        encoded = models.MultiInputPolicy(env, hidden, boards=True, normalize=normalize)
         policy = models.MinGRUWrapper(env, encoded, hidden_size=hidden)
     elif kind in ("auto", "mingru"):
         policy = models.MinGRUPolicy(env, hidden, layers, normalize=normalize)
@@ -435,7 +434,7 @@ def leaves(space, value):
     for keys, names, leaf in emulation.FlatObservation(space).leaves:
         part = functools.reduce(lambda part, key: part[key], keys, value)
         if isinstance(leaf, spaces.Text):
-            part = encode_text(part, leaf.max_length)
+            part = np.array([ord(letter) for letter in part.ljust(leaf.max_length, "\0")], np.int32)
         arrays["/".join(names)] = np.asarray(part)
     return arrays
 

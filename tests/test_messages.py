@@ -314,7 +314,7 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
      lambda: faults.decode(lambda logits, value: (logits.detach(), value))),
     ("network: Decodes", None, "computes other outputs in learning than in the rollout", faults.noise),
     ("thread_safe", None, "write thread_safe = True into Mine", faults.say_nothing_of_threads),
-    ("Returns.forward", NetworkError, "must return (logits, value), got a Tensor (",
+    ("Returns.forward", NetworkError, "must return (logits, value), got Tensor (",
      lambda: faults.returns(lambda y: y)),
     ("Returns", NetworkError, "returns 1 logits per observation, expected 2",
      lambda: faults.returns(lambda y: (y[:, :1], y[:, :1]))),
@@ -323,7 +323,7 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
     ("FeedForward", ConfigError, "has no shape yet, because its layer is lazy",
      lambda: make_trainer(policy=faults.lazy)),
     ("tanh", NetworkError, "has two finite bounds. Set it to none", faults.squash_unbounded),
-    ("Impala", NetworkError, "Take policy.name auto", lambda: models.Impala(faults.environment())),
+    ("Impala", NetworkError, "Use policy.name auto", lambda: models.Impala(faults.environment())),
     ("curves:", None, "Every reward so far is 0: there is nothing to learn from", faults.diagnose_no_rewards),
 ]
 
@@ -420,7 +420,7 @@ ENVIRONMENTS = [
      "4 values", lambda: step(OldStep, backend="serial")),
     ("reset", EnvError, "has a reset without seed. Derive from gymnasium.Env, set both spaces",
      lambda: vector.make(type("NoSeed", (small_envs.Steps,), {"reset": lambda self: None}))),
-    ("no gymnasium.Env", EnvError, "and define reset(self, *, seed=None, options=None)",
+    ("not a gymnasium.Env", EnvError, "and define reset(self, *, seed=None, options=None)",
      lambda: vector.make(type("Bare", (), {"step": None}))),
     ("reset()", ValueError, "gave none", lambda: step_with(info={"action_mask": np.ones(2)})),
     ("mask", ValueError, "3 entries; the action space has 2 options",

@@ -1,47 +1,36 @@
-"""The networks: the default policy of the fast engines against its torch form, wrappers, pictures, and what is
-wrong with a network of the user's."""
+"""The networks: recurrent wrappers, boards and pictures, and the faults of a custom network."""
 
 import copy
 import json
-import math
 import re
 import shutil
 import warnings
-from types import SimpleNamespace
 
-import gymnasium
 import numpy as np
 import pytest
-import reference
 import test_devices
 import torch
 from gymnasium import spaces
+from small_envs import declares
 from trainers import NETWORKS, learn, make_trainer, run_epochs
 
 import configuration
 import flat_spaces
 import models
 import pufferl
-from arena import Arena
 from errors import ConfigError, NetworkError, error_text
-from fast import compiled, fused, pictures
+from fast import pictures
 from tools import history
 from tools.sweep import command as sweep
 
 # here fused is on a CPU
-both = pytest.mark.parametrize("engine", [compiled, fused], ids=["compiled", "fused"])
-
 DISCRETE = spaces.Discrete(3)
 MULTI = spaces.MultiDiscrete([2, 3])
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 
 
-def seen(space, action_space=DISCRETE):
-    return SimpleNamespace(single_observation_space=space, single_action_space=action_space)
-
-
 def environment(action_space=DISCRETE, inputs=5):
-    return seen(spaces.Box(-9, 9, (inputs,), np.float32), action_space)
+    return declares(spaces.Box(-9, 9, (inputs,), np.float32), action_space)
 
 
 def image(*shape):
@@ -68,103 +57,6 @@ def step_by_step(policy, observations, state, resets, valid):
         state |= {"resets": resets[t], "valid": valid[t]}
         outputs.append(models.join_outputs(*policy.forward_eval(observations[t], state))[0])
     return torch.stack(outputs), state
-
-
-# --------------------------------------------------------------------------------------------------
-# The default network, as the fast engines restate it
-
-
-def sample(engine, policy, steps, rows, precision=torch.float32):
-    """The engine's network over an arena that has adopted the policy."""
-    arena = Arena()
-    arena.adopt(policy)
-    network = engine.Sample(policy, arena, steps, rows, precision)
-    arena.allocate()
-    network.bind()
-    return network
-
-
-@both
-@pytest.mark.parametrize(("space", "layers", "hidden"), [(DISCRETE, 1, 24), (MULTI, 3, 24), (BOX, 2, 70)])
-def test_forward_backward_and_steps_equal_autograd(engine, space, layers, hidden):
-    torch.manual_seed(0)
-    policy = models.MinGRUPolicy(environment(space), hidden_size=hidden, num_layers=layers)
-    observations, resets, valid = segment(N=4)
-    network = sample(engine, policy, len(resets), 4)
-    initial = torch.randn(layers, 4, hidden)
-    state = {"mingru": initial.clone(), "resets": resets, "valid": valid}
-    outputs, log_std = models.join_outputs(*policy(observations, state))
-    found = network.forward(observations, initial, resets, valid)
-    torch.testing.assert_close(found, outputs, atol=1e-6, rtol=1e-5)
-
-    leaves, grads = [outputs], [torch.randn_like(outputs)]
-    if log_std is not None:
-        leaves.append(log_std)
-        grads.append(torch.randn_like(log_std))
-    expected = torch.autograd.grad(leaves, list(policy.parameters()), grads)
-    network.backward(*grads)
-    for (name, parameter), gradient in zip(policy.named_parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, atol=2e-5, rtol=1e-4,
-                                   msg=lambda text, name=name: f"{name}: {text}")
-
-    running = initial.clone()  # each step commits the state
-    for t in range(len(observations)):
-        now = network.step(observations[t], running, resets[t], valid[t])
-        torch.testing.assert_close(now, outputs[t], atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(running, state["mingru"], atol=1e-6, rtol=1e-5)
-
-
-@both
-@pytest.mark.parametrize("kind", [torch.uint8, torch.int32, torch.float64])
-def test_step_casts_other_observation_types(engine, kind):
-    policy = models.MinGRUPolicy(environment(), hidden_size=8)
-    network = sample(engine, policy, 1, 4)
-    observations = torch.randint(0, 3, (4, 5)).to(kind)
-    flags = torch.zeros(4, dtype=torch.uint8), torch.ones(4, dtype=torch.uint8)
-    outputs = network.step(observations, torch.zeros(1, 4, 8), *flags)
-    expected, _ = models.join_outputs(*policy.forward_eval(observations, policy.initial_state(4)))
-    torch.testing.assert_close(outputs, expected, atol=1e-6, rtol=1e-5)
-
-
-@both
-def test_bfloat16_is_near_float32(engine):
-    """Outputs within the rounding of 8 bits, gradients of the same direction and length, steps alike."""
-    torch.manual_seed(0)
-    policy = models.MinGRUPolicy(environment(MULTI), hidden_size=64, num_layers=2)
-    with torch.no_grad():
-        policy.decoder.weight.mul_(30)
-    observations, resets, valid = segment(T=16, N=8)
-    initial = torch.randn(2, 8, 64)
-    grad, outputs, gradients, steps = torch.randn(16, 8, policy.decoder.out_features), [], [], []
-    for precision in (torch.float32, torch.bfloat16):
-        network = sample(engine, policy, 16, 8, precision)
-        outputs.append(network.forward(observations, initial, resets, valid).clone())
-        network.backward(grad)
-        gradients.append({name: weight.grad.flatten().clone() for name, weight in policy.named_parameters()})
-        steps.append(network.step(observations[0], initial.clone(), resets[0], valid[0]).clone())
-    scale = outputs[0].abs().max()
-    assert (outputs[1] - outputs[0]).abs().max() < 0.02 * scale and not torch.equal(*outputs)
-    assert (steps[1] - outputs[1][0]).abs().max() < 0.01 * scale
-    for name, exact in gradients[0].items():
-        near = gradients[1][name]
-        assert torch.cosine_similarity(exact, near, dim=0) > 0.998, name
-        assert (near.norm() / exact.norm() - 1).abs() < 0.02, name
-
-
-def test_the_default_network_in_float64_equals_the_reference():
-    policy = models.MinGRUPolicy(environment(), 16, num_layers=2).double()
-    observations, resets, valid = segment()
-    initial = torch.randn(2, 6, 16).double()
-    layers = policy.rnn.layers
-    params = {"encoder_weight": policy.encoder.weight, "encoder_bias": policy.encoder.bias,
-              "layer_weights": [layer.weight for layer in layers], "layer_biases": [layer.bias for layer in layers],
-              "decoder_weight": policy.decoder.weight, "decoder_bias": policy.decoder.bias}
-    logits, value, final = reference.policy_forward(params, observations, initial, resets, valid)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-        found, state = over_time(policy, observations, {"mingru": initial}, resets, valid)
-    torch.testing.assert_close(found, torch.cat([logits, value[..., None]], -1))
-    torch.testing.assert_close(state["mingru"], final)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -232,7 +124,7 @@ class Wide(models.FeedForward):
 
 def picture(vecenv, hidden_size):
     """A network with a LayerNorm, which autocast keeps in float32 on a GPU."""
-    return models.Encoded(vecenv, hidden_size)
+    return models.MultiInputPolicy(vecenv, hidden_size)
 
 
 @pytest.mark.parametrize("device", ["cpu", "recorder", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -246,7 +138,7 @@ def test_a_memory_takes_what_autocast_gives_it(kind, network, device, monkeypatc
         test_devices.install(monkeypatch, test_devices.on_a_cpu)
         device = "cpu"
     torch.manual_seed(0)
-    vecenv = seen(image(3, 32, 32)) if network is picture else environment()
+    vecenv = declares(image(3, 32, 32)) if network is picture else environment()
     policy = WRAPPERS[kind](vecenv, network(vecenv, 32), hidden_size=32, num_layers=2).to(device)
     observations, resets, valid = segment(T=5, N=4)
     if network is picture:
@@ -271,13 +163,13 @@ def test_a_memory_takes_what_autocast_gives_it(kind, network, device, monkeypatc
 
 
 def board(actions, shape=(3, 6, 7)):
-    return models.Board(seen(spaces.Box(0, 1, shape, np.uint8), spaces.Discrete(actions)), hidden_size=8)
+    return models.Board(declares(spaces.Box(0, 1, shape, np.uint8), spaces.Discrete(actions)), hidden_size=8)
 
 
 FORMS = {  # name -> (the network, the shape of an observation, the highest byte)
     "feed-forward": (lambda: models.FeedForward(environment(), 16), (5,), 9),
     **{f"board {actions}": (lambda actions=actions: board(actions), (3, 6, 7), 1) for actions in (42, 43, 45, 7)},
-    **{f"impala {shape}": (lambda shape=shape: models.Impala(seen(image(*shape)), 32), shape, high)
+    **{f"impala {shape}": (lambda shape=shape: models.Impala(declares(image(*shape)), 32), shape, high)
        for shape, high in (((4, 40, 40), 255), ((36, 32, 3), 255), ((7, 7, 3), 10))},
 }
 
@@ -312,25 +204,11 @@ def test_separate_shares_no_weight_between_policy_and_value(space):
 
 @pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
 def test_sampling_returns_the_log_probability_of_its_actions(space):
-    policy = models.FeedForward(environment(space), hidden_size=16)
-    logits, value = policy.forward_eval(torch.randn(500, 5))
+    logits, value = models.FeedForward(environment(space), hidden_size=16).forward_eval(torch.randn(500, 5))
     actions, logprobs, values = models.sample_logits(logits, value, seed=1, step=0)
     torch.testing.assert_close(values, value.squeeze(-1))
-    if space is BOX:
-        expected = logits.log_prob(actions).sum(-1)
-    else:
-        heads = logits if isinstance(logits, list) else [logits]
-        expected = sum(head.log_softmax(-1).gather(1, actions[:, i : i + 1].long())[:, 0]
-                       for i, head in enumerate(heads))
-        assert abs(logprobs.mean().item() + sum(math.log(head.shape[-1]) for head in heads)) < 0.1
+    expected = models.act(logits, actions[:, 0] if space is DISCRETE else actions)[1]
     torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=1e-4)
-
-
-def test_a_certain_policy_acts_at_the_bounds_of_a_tanh():
-    normal = torch.distributions.Normal(torch.full((1, 1), 9.0), torch.ones(1, 1))
-    bounds = torch.tensor([[1.0], [2.0], [math.log(2)]])
-    actions, *_ = models.sample_logits(normal, torch.zeros(1, 1), seed=0, step=0, squash=bounds)
-    assert actions.item() == pytest.approx(3)
 
 
 def test_board_reads_every_cell_alike():
@@ -344,10 +222,11 @@ def test_board_reads_every_cell_alike():
 
 
 @pytest.mark.parametrize(("network", "layout", "shape", "dtype", "high"), [
-    (models.Encoded, "(H, W)", (40, 48), np.uint8, 255), (models.Encoded, "(H, W, C)", (40, 48, 3), np.uint16, 65535),
-    (models.Encoded, "(C, H, W)", (3, 40, 48), np.float32, 1),
-    (models.Encoded, "(K, H, W, C)", (4, 40, 48, 3), np.uint8, 255),
-    (models.Encoded, "(K, C, H, W)", (4, 3, 40, 48), np.float64, 255),
+    (models.MultiInputPolicy, "(H, W)", (40, 48), np.uint8, 255),
+    (models.MultiInputPolicy, "(H, W, C)", (40, 48, 3), np.uint16, 65535),
+    (models.MultiInputPolicy, "(C, H, W)", (3, 40, 48), np.float32, 1),
+    (models.MultiInputPolicy, "(K, H, W, C)", (4, 40, 48, 3), np.uint8, 255),
+    (models.MultiInputPolicy, "(K, C, H, W)", (4, 3, 40, 48), np.float64, 255),
     (models.Impala, "(K, H, W, C)", (4, 40, 48, 3), np.float32, 1),
     (models.Impala, "(H, W)", (40, 48), np.uint16, 65535)])
 def test_an_image_is_the_same_in_every_layout_and_type(network, layout, shape, dtype, high):
@@ -358,7 +237,7 @@ def test_an_image_is_the_same_in_every_layout_and_type(network, layout, shape, d
     for space, x in ((image(*first.shape[1:]), first),
                      (spaces.Box(0, high, shape, dtype), (pixels * (high / 255)).astype(dtype))):
         torch.manual_seed(0)
-        policy = network(seen(space), hidden_size=8)
+        policy = network(declares(space), hidden_size=8)
         outputs.append(policy.forward_eval(torch.from_numpy(x)))
     assert layout in models.summarize(policy)
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-4)
@@ -367,7 +246,7 @@ def test_an_image_is_the_same_in_every_layout_and_type(network, layout, shape, d
 def test_impala_is_the_network_of_the_paper():
     """15 convolutions of 3 × 3 (Espeholt et al. 2018, figure 3); sides halved thrice, rounded up."""
     torch.manual_seed(0)
-    policy = models.Impala(seen(image(72, 96, 3)))
+    policy = models.Impala(declares(image(72, 96, 3)))
     convolutions = [module for module in policy.modules() if isinstance(module, torch.nn.Conv2d)]
     wanted = [(3, 16), *[(16, 16)] * 4, (16, 32), *[(32, 32)] * 4, (32, 32), *[(32, 32)] * 4]
     assert [(conv.in_channels, conv.out_channels) for conv in convolutions] == wanted
@@ -390,44 +269,12 @@ def test_what_is_larger_than_a_grid_is_a_picture(side, is_picture):
     assert isinstance(layers[0], pictures.BytesConvolution) == is_picture
 
 
-def test_impala_reads_the_image_of_a_dict():
-    space = spaces.Dict({"camera": image(48, 48, 3), "speed": BOX})
-    env = seen(models.emulation.FlatObservation(space).flat_space)
-    env.env_single_observation_space = space
-    policy = models.Impala(env, hidden_size=16, normalize=True)
-    flat = torch.from_numpy(models.emulation.FlatObservation(space).flatten(space.sample()))
-    assert policy.forward_eval(flat[None])[0].shape == (1, 3) and policy.normalizer is not None
-
-
-def test_text_and_bits_are_read_as_numbers():
-    class Mixed(gymnasium.Env):
-        observation_space = spaces.Dict(word=spaces.Text(5), bits=spaces.MultiBinary(3))
-        action_space = spaces.Discrete(2)
-
-        def reset(self, seed=None, options=None):
-            return {"word": "ab", "bits": [0, 1, 0]}, {}
-
-        def step(self, action):
-            return {"word": "cd", "bits": [0, 1, 0]}, 1.0, True, False, {}
-
-    with pufferl.make(Mixed, 2) as vecenv:
-        policy = models.Encoded(vecenv.driver_env, hidden_size=8)
-        assert policy.numbers == [5, 3] and "(5,)" in models.summarize(policy)
-        assert policy(torch.from_numpy(vecenv.reset()[0])[None])[0].shape == (1, 2, 2)
-
-
-def fields(space):
-    env = environment()
-    env.env_single_observation_space = space
-    return env
-
-
 @pytest.mark.parametrize(("make", "word"), [
     (lambda: models.MinGRUPolicy(environment(spaces.MultiBinary(3))), "MultiBinary"),
-    (lambda: models.Separate(fields(spaces.Dict({"a": DISCRETE}))), "Separate"),
+    (lambda: models.Separate(declares(spaces.Dict({"a": DISCRETE}))), "Separate"),
     (lambda: models.Board(environment()), "Board"), (lambda: models.Impala(environment()), "Impala"),
-    (lambda: models.Board(seen(spaces.Box(0, 1, (3, 6, 7), np.uint8), BOX)), "Board"),
-    (lambda: models.Normalized(fields(spaces.Dict({"a": DISCRETE})), None), "norm_obs")])
+    (lambda: models.Board(declares(spaces.Box(0, 1, (3, 6, 7), np.uint8), BOX)), "Board"),
+    (lambda: models.Normalized(declares(spaces.Dict({"a": DISCRETE})), None), "norm_obs")])
 def test_spaces_that_a_network_cannot_read_are_named(make, word):
     with pytest.raises(NetworkError, match=word):
         make()
@@ -578,9 +425,7 @@ def lazy(env):
 
 
 RETURNED = {
-    "no value": lambda y: y,
     "three": lambda y: (y, y[:, :1], None),
-    "few": lambda y: (y[:, :1], y[:, :1]),
     "Normal": lambda y: (torch.distributions.Normal(y, 1.0), y[:, :1]),
     "no batch": lambda y: (y[0], y[:, :1]),
     "two values": lambda y: (y, y),
@@ -682,25 +527,6 @@ def test_frozen_parts_are_not_detached():
         warnings.simplefilter("error", UserWarning)
         run_epochs(trainer, 1)
     trainer.release()
-
-
-def test_logits_are_held_to_the_actions():
-    outputs = torch.zeros(3, 5)
-    models.check_logits(None, outputs, None, [1, 3], 2)
-    models.check_logits(None, outputs, torch.zeros(3, 4), None, 4)
-    for log_std, heads, dims in ((None, [2, 3], 2), (torch.zeros(3, 4), None, 3), (None, None, 4),
-                                 (torch.zeros(3, 4), [4], 0)):
-        with pytest.raises(NetworkError):
-            models.check_logits(None, outputs, log_std, heads, dims)
-
-
-def test_what_counts_as_probabilities():
-    logits = torch.randn(5, 3, 8)
-    parts = [head.softmax(-1) for head in logits[..., :7].split((4, 1, 2), -1)]
-    outputs = torch.cat((*parts, logits[..., 7:]), -1)
-    assert models.are_probabilities(outputs, (4, 1, 2))
-    assert not models.are_probabilities(outputs, (5, 2)) and not models.are_probabilities(logits, (4, 1, 2))
-    assert not models.are_probabilities(torch.ones(4, 2), (1,))  # a single choice says nothing
 
 
 def test_keywords_of_a_custom_network_are_settings(file, tmp_path, monkeypatch):

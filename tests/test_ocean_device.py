@@ -246,7 +246,7 @@ def test_a_vector_steps_as_on_the_host(name):
         for a, b in zip(other.step(one)[:4], expected, strict=True):
             assert np.array_equal(a, b)
     for vecenv in (host, other):
-        vecenv.number_from(100)  # as those of another rank
+        vecenv.set_first_env(100)  # as those of another rank
     assert np.array_equal(host.reset()[0], other.reset()[0])
 
 
@@ -289,7 +289,7 @@ def make_trainer(name, there, network="mingru", env_kwargs=None, **settings):
     torch.manual_seed(1)
     place = {"device": "cpu"} if there else {"num_buffers": 1}
     vecenv = vector.make(device_steps.library(name), 32, seed=1, num_threads=1, env_kwargs=env_kwargs, **place)
-    policy = models.MinGRUPolicy(vecenv, 16, num_layers=2) if network == "mingru" else models.Default(vecenv, 16)
+    policy = models.MinGRUPolicy(vecenv, 16, num_layers=2) if network == "mingru" else models.FeedForward(vecenv, 16)
     settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5, "device": "cuda",
                 "log_interval": 1e9, "data_dir": None, "ent_coef": 0.01, "cudagraphs": 2, **settings}
     TRAINERS.append(pufferl.PuffeRL(settings, vecenv, policy))

@@ -678,7 +678,7 @@ def strange(name=None, value=None, space=MIXED):
 
 def outside(env, /, **config):
     """Return a run's warning of observations outside their space, or None."""
-    network = models.Encoded(env, 8)
+    network = models.MultiInputPolicy(env, 8)
     network = models.Normalized(env, network) if config.get("norm_obs") else network
     config = {"horizon": 16, "minibatch_size": 32, "data_dir": None, "log_interval": 0, **config}
     trainer = pufferl.PuffeRL(config, env, network)

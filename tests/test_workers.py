@@ -21,7 +21,7 @@ from test_emulation import nested
 
 import emulation
 import vector
-from emulation import GymnasiumPufferEnv, GymnasiumTogether
+from emulation import GymnasiumPufferEnv, SyncStepper
 from errors import EnvError, WorkerError, user_traceback
 from vector import Multiprocessing, Ray, Serial
 
@@ -71,13 +71,13 @@ def play(creator, number, horizon, seed, again):
                             if array is not None})
             if epoch == again:
                 vecenv.restart()
-        return history, vecenv._envs.together is not None
+        return history, vecenv._envs.stepper is not None
 
 
 def assert_together_as_alone(creator, **options):
     """Compare both; return whether the environments were stepped together."""
     history, together = play(creator, **options)
-    with mock.patch.object(GymnasiumTogether, "of", lambda *_: None):
+    with mock.patch.object(SyncStepper, "of", lambda *_: None):
         expected, alone = play(creator, **options)
     assert not alone
     for ours, theirs in zip(history, expected, strict=True):
@@ -103,7 +103,7 @@ def test_every_kind_is_stepped_together_as_one_by_one(kind, **options):
     together = assert_together_as_alone(creator, **options)
     # The last restart is followed by a step in all rollouts but the last.
     assert together == (can and options["again"] < 2), (
-        f"the digest of what GymnasiumTogether restates is {GymnasiumTogether.digest()}")
+        f"the digest of what SyncStepper restates is {SyncStepper.digest()}")
 
 
 choices = st.one_of(
@@ -135,7 +135,7 @@ def test_a_reward_may_become_an_array_of_one(number):
         log = vecenv.log()
         assert log.pop("t") == log.pop("score") == 3
         assert log == {"episode_return": 3, "episode_length": 3, "n": 3 * number}
-        assert vecenv._envs.together is not None
+        assert vecenv._envs.stepper is not None
 
 
 def doubled(method):

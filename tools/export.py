@@ -132,7 +132,7 @@ class Step(torch.nn.Module):
         self.policy = policy
         self.action = env_action(env)
         self.masked = getattr(env, "has_action_masks", False)
-        self.flat = flat_spaces.FlatObservation(emulation.seen_space(env))
+        self.flat = flat_spaces.FlatObservation(emulation.declared_space(env))
         self.state = policy.initial_state(2) if hasattr(policy, "initial_state") else {}
         joined = {"action": [names for _, names, _ in self.action.leaves],
                   "observation": [names for _, names, _ in self.flat.leaves]}
