@@ -140,6 +140,7 @@ def test_a_custom_header_may_be_c(tmp_path, monkeypatch):
         return on_device.why_not(device_steps.library(path)) or ""
 
     assert why_not() == "" and not on_device.truncates(device_steps.library(path))
+    assert on_device.truncates(ocean.load("cartpole"))
     device_steps.compare(path, 200)
     nvrtc.compile(on_device.source(device_steps.library(path)), options=on_device.OPTIONS)
     for struct, pointer in (("int *now;", True), ("int (*act)(int);", True), ("int a[2 * 3]; /* int *x; */", False)):
@@ -162,10 +163,6 @@ def broken(folder):
 def test_what_is_no_cpp_is_refused(tmp_path):
     with pytest.raises(EnvError, match=r"broken\.h"):
         on_device.Kernels(broken(tmp_path))
-
-
-def test_who_cuts_episodes_off():
-    assert on_device.truncates(ocean.load("cartpole")) and not on_device.truncates(ocean.load("squared"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -466,13 +463,3 @@ def test_a_header_that_is_no_cpp_steps_on_the_host(tmp_path, monkeypatch, capsys
     settings["vec"]["device"] = "cuda"
     with pytest.raises(EnvError, match="broken"):
         vector.make_from(library, 2, settings, {})
-
-
-def test_the_setting_is_on_the_command_line():
-    args = configuration.load_config("squared", ["--vec.device", "cuda"])
-    with pytest.raises(ConfigError, match=r"train\.device"):
-        vector.load_env("squared", args)
-    args = configuration.load_config("squared", [])
-    assert args["vec"]["device"] == "auto"
-    with vector.load_env("squared", args) as vecenv:
-        assert type(vecenv) is vector.Native
