@@ -15,6 +15,7 @@ import base64
 import contextlib
 import functools
 import http.server
+import importlib.util
 import io
 import itertools
 import json
@@ -328,7 +329,7 @@ class View(Play):
         self.scores = []  # of each episode
 
     def advance(self):
-        """Take one step and keep the scores."""
+        """Step once and keep the scores."""
         super().advance()
         s = self.storage
         self.returns += s.rewards[0]
@@ -404,12 +405,9 @@ def check_video(path):
     if suffix not in (".mp4", ".gif", ".png") or not folder.is_dir():
         raise ConfigError(f"eval.video = {path}: must end in .mp4, .gif or .png and be in a folder "
                           "that exists.")
-    if suffix == ".mp4":
-        try:
-            import imageio_ffmpeg  # noqa: F401
-        except ImportError:
-            raise ConfigError("eval.video: .mp4 needs a package: pip install imageio-ffmpeg "
-                              "(.gif and .png need none).") from None
+    if suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise ConfigError("eval.video: .mp4 needs a package: pip install imageio-ffmpeg "
+                          "(.gif and .png need none).")
 
 
 def write_video(pictures, path, fps):
@@ -548,7 +546,7 @@ def show_in_terminal(view, console=None, steps=None):
 
     console = console or Console()
     if not console.is_terminal:
-        raise ConfigError("eval.terminal: the output is no terminal; --eval.video writes a file.")
+        raise ConfigError("eval.terminal: the output is not a terminal; --eval.video writes a file.")
     due = time.perf_counter()
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True,
                                                       auto_refresh=False) as live:
@@ -942,15 +940,18 @@ def ship(env_name, args):
         raise ConfigError("ship: which policy? --load-model-path latest, or a run's folder, or a "
                           "model file, of a network that ships.")
     model = configuration.find_model(args["load_model_path"], args["data_dir"], args["config_name"])
-    weights = checkpoints.load(model)
     weights = {name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous().clone()
-               for name, tensor in weights.items()}
+               for name, tensor in checkpoints.load(model).items()}
+    state = checkpoints.load(model.parent / "trainer_state.pt", checkpoints.whole_run)
+    epoch = re.search(r"_(\d+)$", model.stem)  # best_*.pt has none: the run's steps
+    steps = (state["global_step"] if epoch is None
+             else int(epoch[1]) * state["global_step"] // max(1, state["epoch"]))
     # evaluate the rounded weights, because these ship
     with tempfile.TemporaryDirectory() as folder:
         torch.save(weights, Path(folder) / "rounded.pt")
         results = evaluate(env_name, {**args, "load_model_path": str(Path(folder) / "rounded.pt")})
     about = {"score": results["score"].mean, "score_error": results["score"].error,
-             "episodes": args["eval"]["episodes"], "steps": count_steps(model),
+             "episodes": args["eval"]["episodes"], "steps": steps,
              "seed": args["train"]["seed"],
              "env": {name: value for name, value in args["env"].items() if name != "num_envs"},
              "policy": args["policy"], "rnn": args["rnn"]}
@@ -962,14 +963,6 @@ def ship(env_name, args):
     print(f"wrote        {path} ({len(data):,} bytes, score {loggers.figure(about['score'])}, "
           f"{about['steps']:,} steps)")
     return path
-
-
-def count_steps(model):
-    """Return the steps that a model file was trained for; of best_*.pt, the run's."""
-    state = checkpoints.load(model.parent / "trainer_state.pt", checkpoints.whole_run)
-    epoch = re.search(r"_(\d+)$", model.stem)
-    return (state["global_step"] if epoch is None
-            else int(epoch[1]) * state["global_step"] // max(1, state["epoch"]))
 
 
 # --------------------------------------------------------------------------------------------------
