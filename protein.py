@@ -146,7 +146,7 @@ class Setting:
 
     @property
     def categorical(self):
-        """Return whether the values have no order, as some are no numbers."""
+        """Return whether the values have no order, as some are not numbers."""
         return any(isinstance(value, bool) or not isinstance(value, int | float)
                    for value in self.values)
 
@@ -435,7 +435,7 @@ class GP:
         X (n, f), y (n,), groups (n,) the trial of each row, or None. Returns self.
         """
         if len(X) >= 3:
-            # A fixed seed takes mostly the same rows as the last fit. So the last theta is nearly
+            # A fixed seed draws mostly the same rows as the last fit. So the last theta is nearly
             # right, and the fit soon ends (ftol: a step gains no more than some thousandths).
             rows = np.sort(np.argsort(np.random.default_rng(0).random(len(X)))[: self.FIT_ROWS])
             subset = None if groups is None else groups[rows]
@@ -584,10 +584,18 @@ class Random:
 
     def front(self):
         """Return the Pareto front, [(configuration, score, cost)], cheapest first."""
-        results = [o for o in self.observations if not o.failed]
+        return [(self.space.decode(o.unit), self.sign * o.score, o.cost)
+                for o in self._front_observations()]
+
+    @property
+    def results(self):
+        """Return the observations of trials that did not fail."""
+        return [o for o in self.observations if not o.failed]
+
+    def _front_observations(self):
+        results = self.results
         order = front_of([o.score for o in results], [o.cost for o in results])
-        return [(self.space.decode(results[i].unit), self.sign * results[i].score, results[i].cost)
-                for i in order]
+        return [results[i] for i in order]
 
     def best(self):
         """Return (configuration, score, cost) of the highest score, or None."""
@@ -645,7 +653,7 @@ class Random:
     def _breed(self, parents, count, spread):
         """Return children (count, d) of random pairs of parents (n, d).
 
-        Each takes its coordinates from both, then some move by random steps of very different size,
+        Each has coordinates of both, then some move by random steps of very different size,
         at most about `spread`. Steps are reflected at the bounds, because clipping would gather the
         children there.
         """
@@ -681,12 +689,10 @@ class ParetoGenetic(Random):
     """Breed children of the Pareto front, after a random start, without a model."""
 
     def _next(self):
-        results = [o for o in self.observations if not o.failed]
         is_past_start = max(self.number, len(self.observations)) >= self.random_trials
-        if not results or not is_past_start or self.number % 10 == 9:
+        if not self.results or not is_past_start or self.number % 10 == 9:
             return super()._next()
-        front = front_of([o.score for o in results], [o.cost for o in results])
-        return self._breed(np.array([results[i].unit for i in front]), 1, 0.3)[0]
+        return self._breed(np.array([o.unit for o in self._front_observations()]), 1, 0.3)[0]
 
 
 class Grid(Random):
@@ -738,8 +744,7 @@ class Protein(Random):
         self.models = {}  # "score", "cost", and "success" once a trial failed
 
     def _next(self):
-        results = [o for o in self.observations if not o.failed]
-        if max(self.number, len(self.observations)) < self.random_trials or len(results) < 2:
+        if max(self.number, len(self.observations)) < self.random_trials or len(self.results) < 2:
             return super()._next()
         self.fit()
         self.optimism = math.exp(self.rng.uniform(0.0, math.log(self.OPTIMISM)))
@@ -834,8 +839,8 @@ class Protein(Random):
 
         The front has predicted scores, so that a lucky trial is not a record.
         """
-        results = [o for o in self.observations if not o.failed]
-        units, log_costs = np.array([o.unit for o in results]), np.log([o.cost for o in results])
+        units = np.array([o.unit for o in self.results])
+        log_costs = np.log([o.cost for o in self.results])
         score = self.predict(units)[0]
         self._parents = units[front_of(score, log_costs)]
         spread_costs = self.predict(self.space.snap(self.space.warp(self._spread(64))))[2]

@@ -40,9 +40,9 @@ def why_not(library):
     """Return why an environment cannot step on a GPU, as a sentence's end, or None."""
     if library.has_heap:
         return "its struct points to memory of its own (HEAP)"
-    if any("*" in _struct(path.read_text("utf-8")) for path in _files(library.header)):
-        return "its struct holds a pointer, which a copy of it would keep"
     text = _user_text(library)
+    if "*" in _struct(text):
+        return "its struct holds a pointer, which a copy of it would keep"
     for _, name, _ in INCLUDE.findall(text):
         if name and name not in STANDARD:
             return f"it includes <{name}>, which a GPU does not have"
@@ -56,7 +56,9 @@ def why_not(library):
 
 def _user_text(library):
     """Return the text of a header and of what it includes, but for ocean/'s files."""
-    return "".join(path.read_text("utf-8") for path in _files(library.header) if path.parent != FOLDER)
+    included = []
+    _flat(library.header, library.header, included)
+    return "".join(path.read_text("utf-8") for path in included if path.parent != FOLDER)
 
 
 def _struct(text):
@@ -100,7 +102,7 @@ def source(library):
     constants = {"OCEAN_DEVICE": 1, "STRUCT_SIZE": library.struct_size,
                  "PLAIN_START": library.plain_start, "LOG_OFFSET": library.log_offset}
     lines = [f"#define {name} {value}\n" for name, value in constants.items()]
-    text = _flat(FOLDER / "binding.c", library.header, set())
+    text = _flat(FOLDER / "binding.c", library.header, [])
     return "".join(lines) + LITERAL.sub(
         lambda m: f"{m[1]}{m[2]}{{" if m[2] else f"return {m[4]}{{", text)
 
@@ -108,9 +110,10 @@ def source(library):
 def _flat(path, header, included):
     """Return a file's text with what it includes in its place, each file once.
 
-    System headers of which env.h has a part are left out.
+    included: the files so far, a list that grows. System headers of which env.h has a part are
+    left out.
     """
-    included.add(path)
+    included.append(path)
 
     def replace(match):
         name, system, _ = match.groups()
@@ -132,17 +135,8 @@ def _find(name, path):
     return beside if beside.exists() else FOLDER / name
 
 
-def _files(path, files=frozenset()):
-    """Return the set of a header and all that it includes by name."""
-    files |= {path}
-    for name, _, _ in INCLUDE.findall(path.read_text("utf-8")):
-        if name and _find(name, path) not in files:
-            files = _files(_find(name, path), files)
-    return files
-
-
 class Kernels:
-    """An environment's kernels on the current GPU. Raises EnvError if it is no C++."""
+    """An environment's kernels on the current GPU. Raises EnvError if it is not valid C++."""
 
     def __init__(self, library):
         import cupy

@@ -1,7 +1,7 @@
-"""Rows of CONTRIBUTING name every place that a change touches.
+"""Lists of CONTRIBUTING name every place that a change touches.
 
-A real patch is applied to a copy of the project, to files of its row only, and has to work there. A
-row that leaves out a file fails, as does one that names what is not there.
+A real patch is applied to a copy of the project, to files of its list only, and has to work there. A
+list that leaves out a file fails, as does one that names what is not there.
 """
 
 import json
@@ -19,19 +19,20 @@ PAGE = (ROOT / ".github/CONTRIBUTING.md").read_text()
 LEFT_OUT = shutil.ignore_patterns(".*", "experiments", "log", "gpu", "*.npy", "user_files")
 
 
-def read_rows():
-    """Return {first cell of a row: its second cell} of the table "In a fork"."""
-    table = PAGE.partition("## In a fork")[2].partition("\n## ")[0]
-    return {title.strip(): places for title, places in
-            re.findall(r"^\| (.+?) \| (.+) \|$", table, re.M)}
+def read_places():
+    """Return {title: its places} of the table and the lists of "In a fork"."""
+    section = PAGE.partition("## In a fork")[2].partition("\n## ")[0]
+    table, *lists = section.split("\n### ")
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", table, re.M)
+    return dict(rows) | {text.partition("\n")[0]: text for text in lists}
 
 
-ROWS = read_rows()
+PLACES = read_places()
 
 
 def files_of(*titles):
-    """Return the files that rows name, by path or as the module of a name."""
-    text = " ".join(ROWS[title] for title in titles)
+    """Return the files that rows or lists name, by path or as the module of a name."""
+    text = " ".join(PLACES[title] for title in titles)
     paths = set(re.findall(r"[\w/]+\.(?:py|cu|ini|md|h)\b", text))
     modules = re.findall(r"`(\w+)\.\w", text)
     folders = "", "tools/", "tools/sweep/"
@@ -59,7 +60,7 @@ class Copy:
 
     def edit(self, path, change):
         """Replace a file's text by change(text)."""
-        assert path in self.files, f"CONTRIBUTING's row leaves out {path}"
+        assert path in self.files, f"CONTRIBUTING's list leaves out {path}"
         file = self.folder / path
         before = file.read_text()
         after = change(before)
@@ -122,9 +123,9 @@ def copy(tmp_path):
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_rows_name_what_is_there():
+def test_lists_name_what_is_there():
     """Look up each `module.name` and each file."""
-    text = " ".join(ROWS.values())
+    text = " ".join(PLACES.values())
     for module, name in re.findall(r"`(\w+)\.(\w+)", text):
         paths = [ROOT / folder / f"{module}.py" for folder in ("", "fast", "tools", "tools/sweep")]
         sources = [path.read_text() for path in paths if path.exists()]
@@ -136,7 +137,7 @@ def test_rows_name_what_is_there():
         assert (ROOT / path).exists(), path
 
 
-LOGITS = ("a loss term", "... and to log it", "... if it depends on logits or means")
+LOGITS = ("A term of the loss", "... if it depends on logits or means", "... and to log it")
 
 
 @pytest.mark.slow
@@ -199,7 +200,7 @@ def test_a_penalty_on_the_logits(copy):
 
 @pytest.mark.slow
 def test_a_backend(copy):
-    project = copy("a backend")
+    project = copy("A backend")
     project.replace("configuration.py", r'^BACKENDS = (.*"tensors")', r'BACKENDS = \1, "counted"')
     project.replace("vector.py", r"(?<=Ray, Package, Tensors)\)", ", Counted)")
     project.replace("vector.py", r"^class Package\(", '''class Counted(Serial):
@@ -235,7 +236,7 @@ class Package(''')
 
 @pytest.mark.slow
 def test_a_metric_of_an_environment_in_c(copy):
-    project = copy("a metric of an environment in C")
+    project = copy("A metric of an environment in C")
     project.edit("ocean/squared/squared.h", lambda text: text.replace(
         "#define BY_TURNS\n", "#define BY_TURNS\n#define OWN_LOG(X) X(edges)\n").replace(
         "    LOG_EPISODE(", "    env->log.edges += !is_inside(env);\n    LOG_EPISODE("))
@@ -245,7 +246,7 @@ def test_a_metric_of_an_environment_in_c(copy):
 
 @pytest.mark.slow
 def test_a_metric_of_the_trainer(copy):
-    project = copy("a metric of the trainer")
+    project = copy("A metric of the trainer")
     project.replace("pufferl.py", r'^( +)metrics \|= \{"performance/sps"',
                     r'\1metrics["performance/agents"] = self.num_agents'
                     r'\n\1metrics |= {"performance/sps"')
@@ -256,7 +257,7 @@ def test_a_metric_of_the_trainer(copy):
 
 
 def test_a_distribution_of_sweeps(copy):
-    project = copy("a distribution of sweeps")
+    project = copy("A distribution of sweeps")
     project.replace("protein.py", r'^    "choice": Scale', '    "square_root": Scale(math.sqrt, '
                     'lambda place: place**2, lambda value: value >= 0, "min = {min}: must not be '
                     'negative"),\n    "choice": Scale')
@@ -311,7 +312,7 @@ class TorchOptimizer:'''
 
 @pytest.mark.slow
 def test_an_optimizer(copy):
-    project = copy("an optimizer's name")
+    project = copy("An optimizer's name")
     project.replace("optim.py", "^class TorchOptimizer:", SGD)
     project.replace("pufferl.py", r"^( +)if self\.optimizer is None:$",
                     r'\1if c["optimizer"] == "sgd":'

@@ -609,7 +609,7 @@ TOOLS = [  # eval, export, sweep, history, watch, speed
     ("train.gamma", ConfigError, "has no distribution: one of uniform", searched({"min": 0, "max": 1})),
     ("train.gamma", ConfigError, "maen: there is no such field. Did you mean mean?",
      searched({"distribution": "uniform", "min": 0, "max": 1, "maen": 1})),
-    ("train.optimizer", ConfigError, "is no number: take distribution = choice with values.",
+    ("train.optimizer", ConfigError, "is not a number: use distribution = choice with values.",
      searched({"distribution": "uniform", "min": 0, "max": 1}, "train.optimizer")),
     ("sweep.trian.gamma", ConfigError, "there is no section 'trian'. There are: env, vec,",
      searched([1, 2], "trian.gamma")),

@@ -1,6 +1,5 @@
 """The loader of the environments in C: settings, addresses, headers of a user, caches, drawing."""
 
-import ctypes
 import gc
 import os
 import stat
@@ -57,18 +56,6 @@ def test_settings_for_each_environment():
     options = [{"num_agents": 2, "num_goals": 2}, {"num_agents": 1, "num_goals": 3}]
     mixed = ocean.load("target").create(2, settings=options)
     assert mixed.agent_offsets.tolist() == [0, 2, 3] and mixed.observation_shape == (9,)
-
-
-def test_addresses_are_those_of_step_and_reset():
-    by_name, by_address = Vector("breakout", 3), Vector("breakout", 3, seed=1)
-    by_address.envs.load(Vector("breakout", 3).envs.save())
-    library, envs = by_name.envs.library, by_address.envs
-    signature = ctypes.CFUNCTYPE(None, ocean.POINTER, ocean.INT, ocean.INT, ocean.POINTER)
-    for address, call in ((library.reset_address, by_name.envs.reset),
-                          (library.step_address, by_name.envs.step)):
-        call(by_name.rows)
-        signature(address)(envs.address, 0, 3, by_address.rows.ctypes.data)
-        assert np.array_equal(by_name.observations, by_address.observations)
 
 
 def test_wrong_calls():

@@ -56,22 +56,17 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None,
 
 
 @needs_nvrtc
+@pytest.mark.parametrize("arch", slow_but(["syntax", *ARCHS], "syntax"))
 @pytest.mark.parametrize("name", NAMES)
-def test_a_header_is_cuda_too(name):
-    """As far as its words go: no code is made."""
-    source = on_device.source(device_steps.library(name))
-    nvrtc.compile(source, f"{name}.cu", "sm_90", (*on_device.OPTIONS, "--fdevice-syntax-only"))
-
-
-@pytest.mark.slow
-@needs_nvrtc
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_header_compiles_for_every_gpu(name, arch):
-    ptx = nvrtc.compile(on_device.source(device_steps.library(name)), f"{name}.cu", arch, on_device.OPTIONS)
+def test_a_header_is_cuda_too(name, arch):
+    """The fast test reads its words only: no code is made."""
+    source, options = on_device.source(device_steps.library(name)), on_device.OPTIONS
+    if arch == "syntax":
+        nvrtc.compile(source, f"{name}.cu", "sm_90", (*options, "--fdevice-syntax-only"))
+        return
+    ptx = nvrtc.compile(source, f"{name}.cu", arch, options)
     assert f".target {arch}" in ptx
-    for kernel in ("step", "reset", "log"):
-        assert f".entry device_{kernel}(" in ptx
+    assert all(f".entry device_{kernel}(" in ptx for kernel in ("step", "reset", "log"))
 
 
 @needs_nvrtc
@@ -140,6 +135,7 @@ def test_a_custom_header_may_be_c(tmp_path, monkeypatch):
         return on_device.why_not(device_steps.library(path)) or ""
 
     assert why_not() == "" and not on_device.truncates(device_steps.library(path))
+    assert on_device.truncates(ocean.load("cartpole"))
     device_steps.compare(path, 200)
     nvrtc.compile(on_device.source(device_steps.library(path)), options=on_device.OPTIONS)
     for struct, pointer in (("int *now;", True), ("int (*act)(int);", True), ("int a[2 * 3]; /* int *x; */", False)):
@@ -164,17 +160,13 @@ def test_what_is_no_cpp_is_refused(tmp_path):
         on_device.Kernels(broken(tmp_path))
 
 
-def test_who_cuts_episodes_off():
-    assert on_device.truncates(ocean.load("cartpole")) and not on_device.truncates(ocean.load("squared"))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The same steps
 
 
-@pytest.mark.parametrize("name", NAMES[::5])  # the slow test has them all
+@pytest.mark.parametrize("name", NAMES[::5])
 def test_steps_are_those_of_the_c_library(name, monkeypatch):
-    monkeypatch.setattr(cuda_on_a_cpu, "FLAGS", ["-O0"])  # compiling takes longest
+    monkeypatch.setattr(cuda_on_a_cpu, "FLAGS", ["-O0"])  # compiling lasts longest
     device_steps.compare(name, 300)
 
 
@@ -466,13 +458,3 @@ def test_a_header_that_is_no_cpp_steps_on_the_host(tmp_path, monkeypatch, capsys
     settings["vec"]["device"] = "cuda"
     with pytest.raises(EnvError, match="broken"):
         vector.make_from(library, 2, settings, {})
-
-
-def test_the_setting_is_on_the_command_line():
-    args = configuration.load_config("squared", ["--vec.device", "cuda"])
-    with pytest.raises(ConfigError, match=r"train\.device"):
-        vector.load_env("squared", args)
-    args = configuration.load_config("squared", [])
-    assert args["vec"]["device"] == "auto"
-    with vector.load_env("squared", args) as vecenv:
-        assert type(vecenv) is vector.Native

@@ -353,26 +353,6 @@ def test_kill_and_interrupt_lose_nothing(tmp_path):
     assert {path.suffix for path in files.iterdir()} == {".json"}
 
 
-@pytest.mark.slow
-def test_a_second_interrupt_leaves_at_once(tmp_path):
-    """While the running trial, which would take 10 s, saves."""
-    process = start_sweep(tmp_path, 1, workers=1, seconds=200)
-    path = tmp_path / "sweep_squared" / "trials" / "00000.running"
-    wait_for(lambda: path.exists() and json.loads(path.read_text()).get("child"))
-    child = json.loads(path.read_text())["child"]
-    try:
-        time.sleep(1)  # until it handles signals itself
-        process.send_signal(signal.SIGINT)
-        time.sleep(2)
-        assert process.poll() is None, "it waits for the trial"
-        process.send_signal(signal.SIGINT)
-        output = process.communicate(timeout=5)[0]
-        assert process.returncode == -signal.SIGINT and "Traceback" not in output
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child[0], signal.SIGKILL)
-
-
 def test_the_tuner_and_the_command_import_no_torch():
     """The tuner by itself and the page of a finished sweep start at once."""
     code = """if True:

@@ -172,16 +172,6 @@ def test_an_environment_that_holds_its_own_copies(capsys):
     assert re.search(r"\b20\b.*\b85\b", capsys.readouterr().out), "episodes and steps"
 
 
-def test_several_agents_and_python_environments_are_evaluated():
-    for name, options in (
-            ("snake", ["--env.num-agents", "4", "--env.width", "24", "--env.height", "16",
-                       "--env.patience", "99"]), ("target", []),
-            ("pettingzoo/mpe/simple_spread_v3", [*SERIAL, "--vec.num-envs", "2"])):
-        if "mpe" in name:
-            pytest.importorskip("mpe2")
-        assert np.isfinite(evaluate(name, "--eval.episodes", "3", *options)["score"].mean)
-
-
 def test_thoughts_of_squashed_actions_are_in_the_environments_units():
     args = pufferl.load_config("gym/Pendulum-v1", ["--policy.squash", "tanh",
                                                    "--eval.deterministic"])
@@ -439,7 +429,7 @@ def test_the_terminal_shows_two_pixels_a_character(width, height, lines):
     picture = np.zeros((4, 4, 3), np.uint8)
     picture[0] = 255, 0, 0
     picture[3] = 0, 0, 255
-    console.print(watch.HalfBlocks(picture, "caption"))
+    console.print(watch.half_blocks(picture, "caption", (width, height)))
     assert console.file.getvalue().split("\n")[: len(lines)] == [
         line if isinstance(line, str)
         else f"\x1b[38;2;{line[1]};48;2;{line[2]}m{'▀' * line[0]}\x1b[0m" for line in lines]
@@ -449,7 +439,7 @@ def test_a_policy_plays_in_the_terminal(capsys):
     pytest.importorskip("raylib")
     options = ["--baseline", "--eval.fps", "1000"]
     view = watch.View("squared", pufferl.load_config("squared", options), watch.EVAL_SEED)
-    assert view.labels == [{1: "UP", 2: "DOWN", 3: "LEFT", 4: "RIGHT"}], "the header's KEYS"
+    assert view.labels == {(0, 1): "UP", (0, 2): "DOWN", (0, 3): "LEFT", (0, 4): "RIGHT"}
     console = terminal(40, 24)
     watch.show_in_terminal(view, console, steps=40)
     view.close()
@@ -523,9 +513,9 @@ def test_the_page_is_for_this_machine_only(server):
         order(port, status, speed=10, headers={"Host": f"localhost:{port}", "Origin": origin})
     two = b"GET / HTTP/1.0\r\nHost: localhost\r\nHost: localhost\r\n\r\n"
     assert send(port, two).split()[1] == b"403"
-    order(port, 415, speed=10, headers={"Content_Type": "text/plain"})
+    order(port, 400, speed=10, headers={"Content_Type": "text/plain"})
     order(port, 400, run=1)
-    order(port, 413, x="y" * 10000)
+    order(port, 400, x="y" * 10000)
     for path, status in (("/../pufferl.py", 404), ("/state?after=x", 404), ("/still?", 404),
                          ("/still?nothing", 404), ("/still?../ocean", 404),
                          ("/still?target/target.h", 404)):
@@ -544,34 +534,6 @@ def send(port, data, read=True):
             return b""
         connection.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: connection.recv(65536), b""))
-
-
-BAD_ORDERS = [
-    "[" * 4000, '{"seed": ' * 400, '{"step": Infinity}', '{"step": 1e999}', '{"agent": -Infinity}',
-    '{"speed": 1' + "0" * 400 + "}", '{"seed": NaN}', '{"seed": 1e308}', '{"step": "\\ud800"}',
-    '{"policy": {}}', '{"environment": []}', '{"pause": null, "agent": null}', "", "\x00"]
-
-
-def test_orders_that_cannot_be_leave_the_page_as_it_was(server):
-    """Its process says no more than its fixture allows: no traceback."""
-    process, port = server
-    for body in BAD_ORDERS:
-        lines = ["POST /order HTTP/1.1", "Host: localhost", "Content-Type: application/json",
-                 f"Content-Length: {len(body)}", "", body]
-        status = int(send(port, "\r\n".join(lines).encode()).split()[1])
-        assert status in (204, 400), body
-        if status == 204:
-            wait_for_state(port, environment="squared")
-    for path in ("//[", "/state?after=1&after=x", "/state?" + "a&" * 500, "/%00",
-                 "/state?scores=-5"):
-        answer = send(port, f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
-        assert answer.split()[1] in (b"200", b"400", b"404"), path
-    for begin in (b"", b"GET", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\xff\x00\r\n\r\n",
-                  b"POST /order HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"):
-        send(port, begin, read=False)
-    order(port, pause=False, seed=0, agent=0, speed=10)
-    wait_for_state(port, problem=None)
-    assert process.poll() is None
 
 
 def test_states_and_orders(server):

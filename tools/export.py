@@ -71,7 +71,7 @@ def flat_policy(policy, env):
             f"there are {len(heads)} choices and {inputs} inputs; policy.h reads at most "
             f"{MAX_HEADS} and {MAX_SIZE}":
                 len(heads) > MAX_HEADS or max(inputs, *heads, 0) > MAX_SIZE,
-            f"an action of {action.space} is no float32":
+            f"an action of {action.space} is not a float32":
                 (action.starts.astype(np.float32) != action.starts).any(),
             "the observations' mean is so far from 0 that their deviations are lost in float32":
                 norm is not None and ((means > 2**24) & (means * norm.scale > 2**14)).any()}
@@ -286,13 +286,6 @@ def settings_arguments(library, settings):
             if value != float(library.settings[name])]
 
 
-def sources(library):
-    """List what main.c includes: files of ocean/ and of the header's folder."""
-    shared = [ocean.FOLDER / name
-              for name in ("main.c", "binding.c", "policy.h", "env.h", "draw.h")]
-    return shared + sorted(library.header.parent.glob("*.[ch]"))
-
-
 MAKEFILE = """# {name} with its policy as a C program; needs no Python. Written by tools/export.py.
 CFLAGS ?= -O3 -march=native
 ENVIRONMENT = '-DENV_HEADER="{header}"'{trained}
@@ -313,7 +306,8 @@ def write_c(library, settings, flat, folder):
     """Write a folder with the sources, the policy and a Makefile."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for path in sources(library):
+    shared = ("main.c", "binding.c", "policy.h", "env.h", "draw.h")  # main.c includes the others
+    for path in (*map(ocean.FOLDER.joinpath, shared), *library.header.parent.glob("*.[ch]")):
         shutil.copy(path, folder / path.name)
     flat.tofile(folder / "policy.bin")
     arguments = ",".join(f'"{argument}"' for argument in settings_arguments(library, settings))

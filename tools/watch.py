@@ -15,6 +15,7 @@ import base64
 import contextlib
 import functools
 import http.server
+import importlib.util
 import io
 import itertools
 import json
@@ -295,8 +296,8 @@ def describe_policy(args):
 class View(Play):
     """A policy in one environment that is drawn.
 
-    Attributes besides Play's: fps, the natural number of steps a second; agents; labels, for each
-    action head {action: its name}.
+    Attributes besides Play's: fps, the natural number of steps a second; agents; labels, {(head,
+    action): its name}.
     """
 
     def __init__(self, env_name, args, seed):
@@ -310,13 +311,12 @@ class View(Play):
         if self.native:
             fps = self.vecenv.library.fps
             keys = [key for key in self.vecenv.envs.keys()[0] if key.name != "REST"]
-            self.labels = [{int(key.value): key.name for key in keys if key.head == head}
-                           for head in range(len(self.vecenv.action_heads or ()))]
+            self.labels = {(key.head, int(key.value)): key.name for key in keys}
         else:
             metadata = getattr(getattr(driver, "env", driver), "metadata", None) or {}
             fps = metadata.get("render_fps") or 30
             meanings = getattr(getattr(driver, "unwrapped", None), "get_action_meanings", list)()
-            self.labels = [dict(enumerate(meanings))]
+            self.labels = {(0, action): name for action, name in enumerate(meanings)}
         self.fps = args["eval"]["fps"] or fps
         self.restart(seed)
 
@@ -329,7 +329,7 @@ class View(Play):
         self.scores = []  # of each episode
 
     def advance(self):
-        """Take one step and keep the scores."""
+        """Step once and keep the scores."""
         super().advance()
         s = self.storage
         self.returns += s.rewards[0]
@@ -366,10 +366,9 @@ class View(Play):
         probabilities = logits.masked_fill(barred, -math.inf).split(sizes)
         for number, (row, barred_row) in enumerate(zip(probabilities, barred.split(sizes),
                                                        strict=True)):
-            names = self.labels[number] if number < len(self.labels) else {}
-            labels = [names.get(i) for i in range(len(row))] if names else []
+            labels = [self.labels.get((number, i)) for i in range(len(row))]
             heads.append({"probabilities": row.softmax(0).tolist(), "taken": actions[number],
-                          "barred": barred_row.tolist(), "labels": labels})
+                          "barred": barred_row.tolist(), "labels": labels if any(labels) else []})
         return {"value": value, "heads": heads}
 
     def picture(self):
@@ -406,12 +405,9 @@ def check_video(path):
     if suffix not in (".mp4", ".gif", ".png") or not folder.is_dir():
         raise ConfigError(f"eval.video = {path}: must end in .mp4, .gif or .png and be in a folder "
                           "that exists.")
-    if suffix == ".mp4":
-        try:
-            import imageio_ffmpeg  # noqa: F401
-        except ImportError:
-            raise ConfigError("eval.video: .mp4 needs a package: pip install imageio-ffmpeg "
-                              "(.gif and .png need none).") from None
+    if suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise ConfigError("eval.video: .mp4 needs a package: pip install imageio-ffmpeg "
+                          "(.gif and .png need none).")
 
 
 def write_video(pictures, path, fps):
@@ -482,10 +478,19 @@ def show_in_window(view):
     Space pauses, the right arrow steps. Environments in C draw in raylib's window themselves; the
     pictures of others are put there.
     """
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # see ocean._raylib
     import raylib
 
-    picture, paused = view.picture(), False
-    texture = None if view.native else Texture(picture, view.vecenv.name)
+    paused, (height, width) = False, view.picture().shape[:2]
+    if not view.native:
+        scale = max(1, 720 // max(height, width))
+        raylib.SetTraceLogLevel(raylib.LOG_WARNING)
+        raylib.InitWindow(width * scale, height * scale, view.vecenv.name.encode())
+        pixels = np.full((height, width, 4), 255, np.uint8)
+        pointer = raylib.ffi.cast("void *", pixels.ctypes.data)
+        image = raylib.ffi.new("Image *", (pointer, width, height, 1,
+                                           raylib.PIXELFORMAT_UNCOMPRESSED_R8G8B8A8))
+        texture = raylib.LoadTextureFromImage(image[0])
     raylib.SetExitKey(raylib.KEY_ESCAPE)
     while not raylib.WindowShouldClose():
         begin = time.perf_counter()
@@ -494,63 +499,36 @@ def show_in_window(view):
             view.decide()
             view.advance()
         picture = view.picture()
-        if texture is not None:
-            texture.draw(picture)
+        if not view.native:
+            pixels[..., :3] = picture
+            raylib.UpdateTexture(texture, pointer)
+            raylib.BeginDrawing()
+            raylib.DrawTextureEx(texture, (0, 0), 0, scale, raylib.WHITE)
+            raylib.EndDrawing()
         time.sleep(max(0.0, 1 / view.fps - (time.perf_counter() - begin)))
     raylib.CloseWindow()
     print(summary(view))
 
 
-class Texture:
-    """A raylib window that shows pictures (height, width, 3) uint8 of one size."""
+def half_blocks(picture, caption, size):
+    """Return a picture for rich, two pixels a character: its colour above its background.
 
-    def __init__(self, picture, title):
-        os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # see ocean._raylib
-        import raylib
+    size: (width, height) of the terminal, in characters.
+    """
+    from PIL import Image
+    from rich.segment import Segment, Segments
 
-        self.raylib = raylib
-        height, width = picture.shape[:2]
-        self.scale = max(1, 720 // max(height, width))
-        raylib.SetTraceLogLevel(raylib.LOG_WARNING)
-        raylib.InitWindow(width * self.scale, height * self.scale, title.encode())
-        self.pixels = np.full((height, width, 4), 255, np.uint8)
-        self.pointer = raylib.ffi.cast("void *", self.pixels.ctypes.data)
-        image = raylib.ffi.new("Image *", (self.pointer, width, height, 1,
-                                           raylib.PIXELFORMAT_UNCOMPRESSED_R8G8B8A8))
-        self.texture = raylib.LoadTextureFromImage(image[0])
-
-    def draw(self, picture):
-        raylib = self.raylib
-        self.pixels[..., :3] = picture
-        raylib.UpdateTexture(self.texture, self.pointer)
-        raylib.BeginDrawing()
-        raylib.DrawTextureEx(self.texture, (0, 0), 0, self.scale, raylib.WHITE)
-        raylib.EndDrawing()
-
-
-class HalfBlocks:
-    """A picture for rich, two pixels a character: its colour above its background."""
-
-    def __init__(self, picture, caption=""):
-        self.picture = picture
-        self.caption = caption
-
-    def __rich_console__(self, console, options):
-        from PIL import Image
-        from rich.segment import Segment
-
-        image, columns = Image.fromarray(self.picture), options.max_width
-        lines = max(1, console.height - 2)
-        scale = min(columns / image.width, 2 * lines / image.height)
-        size = max(1, round(image.width * scale)), max(2, 2 * round(image.height * scale / 2))
-        pixels = np.asarray(image.resize(size, Image.Resampling.BOX))
-        for upper, lower in zip(pixels[::2].tolist(), pixels[1::2].tolist(), strict=True):
-            for colors, run in itertools.groupby(zip(map(tuple, upper), map(tuple, lower),
-                                                     strict=True)):
-                yield Segment("▀" * len([*run]), block_style(*colors))
-            yield Segment.line()
-        yield Segment(self.caption[:columns])
-        yield Segment.line()
+    image, columns = Image.fromarray(picture), size[0]
+    lines = max(1, size[1] - 2)
+    scale = min(columns / image.width, 2 * lines / image.height)
+    shape = max(1, round(image.width * scale)), max(2, 2 * round(image.height * scale / 2))
+    pixels, segments = np.asarray(image.resize(shape, Image.Resampling.BOX)), []
+    for upper, lower in zip(pixels[::2].tolist(), pixels[1::2].tolist(), strict=True):
+        for colors, run in itertools.groupby(zip(map(tuple, upper), map(tuple, lower),
+                                                 strict=True)):
+            segments.append(Segment("▀" * len([*run]), block_style(*colors)))
+        segments.append(Segment.line())
+    return Segments([*segments, Segment(caption[:columns]), Segment.line()])
 
 
 @functools.lru_cache(65536)
@@ -568,7 +546,7 @@ def show_in_terminal(view, console=None, steps=None):
 
     console = console or Console()
     if not console.is_terminal:
-        raise ConfigError("eval.terminal: the output is no terminal; --eval.video writes a file.")
+        raise ConfigError("eval.terminal: the output is not a terminal; --eval.video writes a file.")
     due = time.perf_counter()
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True,
                                                       auto_refresh=False) as live:
@@ -577,7 +555,7 @@ def show_in_terminal(view, console=None, steps=None):
             caption = (f"{view.vecenv.name}   step {view.lengths[0]}   return "
                        f"{view.returns[0]:.6g}   value {view.thoughts()['value']:.3f}   "
                        f"{summary(view)}   ctrl-C ends")
-            live.update(HalfBlocks(view.picture(), caption), refresh=True)
+            live.update(half_blocks(view.picture(), caption, console.size), refresh=True)
             view.advance()
             due = max(due + 1 / view.fps, time.perf_counter())
             time.sleep(max(0.0, due - time.perf_counter()))
@@ -605,8 +583,6 @@ class Page:
         self.orders = queue.SimpleQueue()
         self.changed = threading.Condition()
         self.number = 0  # of the last published state
-        self.runs = 0
-        self.token = f"{random.SystemRandom().getrandbits(32):08x}"
         self.state = {}
         self.scores = []
         self.paused = False
@@ -614,7 +590,6 @@ class Page:
         self.agent = 0
         self.problem = None
         self.last_request = 0.0
-        self.closing = False
         self.view = None
         self.env_name = env_name
         names = dict.fromkeys([*ocean.names(), env_name])
@@ -632,17 +607,19 @@ class Page:
         interval = 1 / self.PICTURES
         self._publish()
         try:
-            while not self.closing:
+            while True:
                 now = time.perf_counter()
                 idle = ((self.paused and not self.steps)
                         or now - self.last_request > self.PATIENCE + 2)
-                try:
-                    self._obey(self.orders.get(timeout=0.25 if idle else max(0.0, due - now)))
+                with contextlib.suppress(queue.Empty):
+                    order = self.orders.get(timeout=0.25 if idle else max(0.0, due - now))
+                    if order is None:
+                        break
+                    self._obey(order)
                     self._publish()
                     continue
-                except queue.Empty:
-                    if idle:
-                        continue
+                if idle:
+                    continue
                 self.steps = max(0, self.steps - 1)
                 self.view.advance()
                 self.view.decide()
@@ -660,8 +637,7 @@ class Page:
 
     def close(self):
         """End `run`; a signal's handler may call it."""
-        self.closing = True
-        self.orders.put({})  # wakes it
+        self.orders.put(None)
 
     def _obey(self, order):
         """Carry out an order of the page; an error is shown there, and the game continues."""
@@ -744,7 +720,7 @@ class Page:
         return [*policies, ("untrained", "untrained", "random weights")]
 
     def _begin(self):
-        self.runs += 1
+        self.run_id = f"{random.SystemRandom().getrandbits(64):x}"
         self.view.decide()
 
     def _publish(self):
@@ -752,7 +728,7 @@ class Page:
         view, scores = self.view, self.view.scores
         count = len(scores)
         state = {
-            "run": f"{self.token}-{self.runs}", "environment": self.environment,
+            "run": self.run_id, "environment": self.environment,
             "policy": self.policy, "environments": {"trained": self.trained, "others": self.others},
             "policies": self.policies, "paused": self.paused, "speed": self.speed, "fps": view.fps,
             "seed": view.seed - EVAL_SEED, "deterministic": view.deterministic,
@@ -842,6 +818,7 @@ class Requests(http.server.BaseHTTPRequestHandler):
         host = ", ".join(self.headers.get_all("Host", []))
         if self.LOCAL.fullmatch(host) and self.headers.get("Origin") in (None, f"http://{host}"):
             return False
+        self.close_connection = True  # what it sends is unread
         self.answer(403, "this page is for http://127.0.0.1 and http://localhost only")
         return True
 
@@ -906,27 +883,20 @@ class PlayRequests(Requests):
             self.answer(404, "there is /, /state?after=N&run=RUN&scores=N and /still?ENV")
 
     def do_POST(self):
-        size = self.headers.get("Content-Length", "")
-        if not re.fullmatch(r"\d{1,4}", size):
-            self.close_connection = True
-            self.answer(413, "an order has at most 9999 bytes, and Content-Length")
-            return
-        body = self.rfile.read(int(size))
         if self.refuse():
             return
-        if self.path != "/order":
-            self.answer(404, "orders go to /order")
-        elif self.headers.get_content_type() != "application/json":  # forms cannot send it
-            self.answer(415, "an order is application/json")
-        else:
-            order = None
+        size, order = self.headers.get("Content-Length", ""), None
+        is_json = self.headers.get_content_type() == "application/json"  # forms cannot send it
+        if self.path == "/order" and is_json and re.fullmatch(r"\d{1,4}", size):
             with contextlib.suppress(ValueError, RecursionError):
-                order = json.loads(body)
-            if not isinstance(order, dict) or order.keys() - {*self.ORDERS}:
-                self.answer(400, f"an order is an object with some of {', '.join(self.ORDERS)}")
-                return
+                order = json.loads(self.rfile.read(int(size)))
+        if isinstance(order, dict) and not order.keys() - {*self.ORDERS}:
             self.server.page.orders.put(order)
             self.answer(204)
+        else:
+            self.close_connection = True  # the order may be unread
+            self.answer(400, "an order goes to /order, as application/json of at most 9999 bytes: "
+                             f"an object with some of {', '.join(self.ORDERS)}")
 
 
 def serve(page, port):
@@ -970,16 +940,18 @@ def ship(env_name, args):
         raise ConfigError("ship: which policy? --load-model-path latest, or a run's folder, or a "
                           "model file, of a network that ships.")
     model = configuration.find_model(args["load_model_path"], args["data_dir"], args["config_name"])
-    before = configuration.read_baseline(env_name)[1] if path.exists() else None
-    weights = checkpoints.load(model)
     weights = {name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous().clone()
-               for name, tensor in weights.items()}
+               for name, tensor in checkpoints.load(model).items()}
+    state = checkpoints.load(model.parent / "trainer_state.pt", checkpoints.whole_run)
+    epoch = re.search(r"_(\d+)$", model.stem)  # best_*.pt has none: the run's steps
+    steps = (state["global_step"] if epoch is None
+             else int(epoch[1]) * state["global_step"] // max(1, state["epoch"]))
     # evaluate the rounded weights, because these ship
     with tempfile.TemporaryDirectory() as folder:
         torch.save(weights, Path(folder) / "rounded.pt")
         results = evaluate(env_name, {**args, "load_model_path": str(Path(folder) / "rounded.pt")})
     about = {"score": results["score"].mean, "score_error": results["score"].error,
-             "episodes": args["eval"]["episodes"], "steps": count_steps(model),
+             "episodes": args["eval"]["episodes"], "steps": steps,
              "seed": args["train"]["seed"],
              "env": {name: value for name, value in args["env"].items() if name != "num_envs"},
              "policy": args["policy"], "rnn": args["rnn"]}
@@ -988,19 +960,9 @@ def ship(env_name, args):
         raise ConfigError(f"ship: {len(data):,} bytes; a shipped policy has {LARGEST_BASELINE:,} "
                           "at most. Train one with a smaller policy.hidden_size.")
     path.write_bytes(data)
-    if before is not None:
-        print(f"replaced     one with score {loggers.figure(before['score'])}")
     print(f"wrote        {path} ({len(data):,} bytes, score {loggers.figure(about['score'])}, "
           f"{about['steps']:,} steps)")
     return path
-
-
-def count_steps(model):
-    """Return the steps that a model file was trained for; of best_*.pt, the run's."""
-    state = checkpoints.load(model.parent / "trainer_state.pt", checkpoints.whole_run)
-    epoch = re.search(r"_(\d+)$", model.stem)
-    return (state["global_step"] if epoch is None
-            else int(epoch[1]) * state["global_step"] // max(1, state["epoch"]))
 
 
 # --------------------------------------------------------------------------------------------------

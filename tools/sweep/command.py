@@ -181,7 +181,7 @@ def searched_settings(env_name, entries, options=()):
         else:
             kinds = {*getattr(kind, "__args__", (kind,))}
             if not {int, float} & kinds:
-                raise ConfigError(f"[sweep.{name}] is no number: take distribution = choice with "
+                raise ConfigError(f"[sweep.{name}] is not a number: use distribution = choice with "
                                   "values.")
             if float not in kinds:
                 entry["integer"] = True
@@ -302,15 +302,18 @@ class Runner:
         with self.interrupts, processes.progress() as show:
             try:
                 while not self.interrupts.requested:
-                    while (len(self.pool.claims) < self.pool.slots
+                    while (len(self.pool.running) < self.pool.slots
                            and not self.interrupts.requested and (claim := self.next_claim())):
                         self.submit(claim)
-                    if not self.pool.claims:
+                    if not self.pool.running:
                         break
                     for claim, outcome in self.pool.finished(0.5):
                         self.settle(claim, outcome)
                     if not self.quiet:
-                        show(status_line(self.pool.claims))
+                        show("running: " + ", ".join(
+                            f"{claim['trial']} {100 * claim['at'].get('progress', 0):.0f}% score "
+                            f"{claim['at'].get('score', math.nan):.4g}"
+                            for claim in self.pool.running.values()))
                     refuse_if_all_fail(ledger)
             finally:
                 for claim, outcome in self.pool.close():
@@ -342,7 +345,7 @@ class Runner:
         if number >= self.settings.num_trials:
             return None
         self.tuner.pending = [self.tuner.space.encode(claim["settings"])
-                              for claim in self.pool.claims]
+                              for claim in self.pool.running.values()]
         settings = self.tuner.suggest(number)
         if settings is None:  # the grid is finished
             return None
@@ -427,13 +430,6 @@ def lock_folder(folder):
                 raise ConfigError(f"{folder}: another process runs this sweep. Wait until it ends, "
                                   "stop it, or give another --sweep.name.") from None
         yield
-
-
-def status_line(claims):
-    """Describe the running trials in a line."""
-    return "running: " + ", ".join(
-        f"{claim['trial']} {100 * claim['at'].get('progress', 0):.0f}% score "
-        f"{claim['at'].get('score', math.nan):.4g}" for claim in claims)
 
 
 def begin(ledger, tuner, settings, options, config):
@@ -567,8 +563,8 @@ USAGE = """usage: python protein.py ENV [--sweep.key value ...] [--section.key v
 
   --sweep.num-trials 50 --sweep.workers 2       how to search; protein.py ENV --help lists all
   --sweep.train.learning-rate.max 0.1           where: distribution, min, max, mean, scale or values
-  --sweep.train.gamma.distribution none         takes a setting out
-  --train.total-timesteps 10000000              fixes a setting for all trials, and takes it out
+  --sweep.train.gamma.distribution none         removes a setting
+  --train.total-timesteps 10000000              fixes a setting for all trials, which is not searched
 """
 
 

@@ -74,7 +74,10 @@ def sweep_figures(content, records, tuner):
     good = [r for r in records if r["status"] != "failed"]
     if not good:
         return []
-    text = [hover_text(r) for r in good]
+    text = ["<br>".join([f"trial {r['trial']} ({r['status']})",
+                         f"score {short(r['score'])}, cost {short(r['cost'])}",
+                         *(f"{name} = {short(value)}" for name, value in r["settings"].items())])
+            for r in good]
     figures = [against_cost(terms, good, text, tuner), curves_of_trials(terms, good, text)]
     if len(good) >= 4:
         figures.append(stars(terms, good, text, tuner))
@@ -94,12 +97,6 @@ def new_figure(**layout):
     import plotly.graph_objects as go
 
     return go.Figure().update_layout(**layout)
-
-
-def hover_text(record):
-    settings = [f"{name} = {short(value)}" for name, value in record["settings"].items()]
-    return "<br>".join([f"trial {record['trial']} ({record['status']})",
-                        f"score {short(record['score'])}, cost {short(record['cost'])}", *settings])
 
 
 def against_cost(terms, good, text, tuner):
@@ -159,7 +156,7 @@ def stars(terms, good, text, tuner):
                          marker={"color": score, "colorscale": "Viridis", "showscale": True,
                                  "size": 5})
     return ("Stars", "Each star is a trial, over its cost, its score and the setting of the menu; "
-            "it turns until you take hold of it.", figure)
+            "drag to turn it.", figure)
 
 
 def enough(tuner):
@@ -359,7 +356,7 @@ def write_report(path: Path, output: Path | None = None, metric: str = "environm
 def serve(folder, port):
     """Serve the report on 127.0.0.1; returns the server (server_address, shutdown).
 
-    The page is made again when the ledger has changed. port 0 takes a free one.
+    The page is made again when the ledger has changed. Port 0 is a free one.
     """
     from tools import watch
 

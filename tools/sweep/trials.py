@@ -331,24 +331,19 @@ class LocalPool:
         self.gpus = (visible.split(",") if visible else [str(gpu) for gpu in range(gpus)])[:gpus]
         self.stop = threading.Event()
         self.threads = futures.ThreadPoolExecutor(self.slots, thread_name_prefix="trial")
-        self.running = {}  # future -> (claim, GPU or None)
+        self.running = {}  # {future: claim}
 
     def submit(self, claim, job, on_start):
-        gpu = None
         if self.gpus:
-            busy = [number for _, number in self.running.values()]
-            gpu = min(self.gpus, key=busy.count)
-            job = {**job, "env": {**job["env"], "CUDA_VISIBLE_DEVICES": gpu}}
-        self.running[self.threads.submit(run_trial, job, self.stop, on_start)] = claim, gpu
-
-    @property
-    def claims(self):
-        return [claim for claim, _ in self.running.values()]
+            busy = [running["gpu"] for running in self.running.values()]
+            claim["gpu"] = min(self.gpus, key=busy.count)
+            job = {**job, "env": {**job["env"], "CUDA_VISIBLE_DEVICES": claim["gpu"]}}
+        self.running[self.threads.submit(run_trial, job, self.stop, on_start)] = claim
 
     def finished(self, timeout):
         """Wait up to `timeout` seconds; returns [(claim, outcome)] of what ended."""
         done, _ = futures.wait(self.running, timeout, return_when=futures.FIRST_COMPLETED)
-        return [(self.running.pop(future)[0], future.result()) for future in done]
+        return [(self.running.pop(future), future.result()) for future in done]
 
     def close(self):
         """Make all trials save and end; returns [(claim, outcome)]."""
@@ -387,31 +382,23 @@ class RayPool:
         self.slots = workers or max(1, min(fits))
         self.task = ray.remote(run_trial).options(num_cpus=cpus, num_gpus=gpus, max_retries=0,
                                                   scheduling_strategy="SPREAD")
-        self.running = {}
+        self.running = {}  # {reference: claim}
 
     def submit(self, claim, job, on_start):
         self.running[self.task.remote({**job, "folder": None})] = claim
 
-    @property
-    def claims(self):
-        return list(self.running.values())
-
     def finished(self, timeout):
-        if not self.running:
-            return []
         outcomes = []
         for ref in self.ray.wait(list(self.running), timeout=timeout)[0]:
             claim = self.running.pop(ref)
             try:
                 outcomes.append((claim, self.ray.get(ref)))
-            except self.ray.exceptions.RayTaskError:
-                raise  # an error of run_trial itself, and not a lost node
             except self.ray.exceptions.RayError as error:
                 outcomes.append((claim, {"status": "lost", "error": str(error).splitlines()[0]}))
         return outcomes
 
     def close(self):
-        outcomes = [(claim, {"status": "interrupted"}) for claim in self.claims]
+        outcomes = [(claim, {"status": "interrupted"}) for claim in self.running.values()]
         for ref in self.running:
             self.ray.cancel(ref, force=True)
         if self.is_ours:
@@ -427,7 +414,7 @@ DECIDING = {"train.optimizer", "rnn.name", "policy.name"}  # these decide which 
 
 
 def used(settings, config):
-    """Drop the settings that a trial's network and optimizer do not take.
+    """Drop the settings that a trial's network and optimizer do not use.
 
     `train` refuses them. config: that of all trials.
     """
