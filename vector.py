@@ -70,6 +70,7 @@ from arena import default_stream, driver, run, threads
 from auto import plural
 from errors import ConfigError, EnvError, WorkerError
 from fast import cuda_cpp
+from workers import POLICY_INPUTS
 
 
 def physical_cores():
@@ -92,8 +93,8 @@ def _check_divides(setting, value, num_envs, multiple_of=1):
 
 
 PAGE = 4096  # bytes
-# the arrays of a rollout that have a row more than steps
-POLICY_INPUTS = ("observations", "resets", "valid", "action_masks")
+ROW = ("observations", "actions", "rewards", "terminals", "truncations", "final_observations",
+       "valid", "action_masks")  # the order of ocean.rows
 
 
 def aligned_zeros(shape, dtype):
@@ -108,7 +109,7 @@ def aligned_zeros(shape, dtype):
     return block[skip : skip + size].view(dtype).reshape(shape)
 
 
-class Vector:
+class Vector(contextlib.AbstractContextManager):
     """Define what a backend provides, and the synchronous API that follows from it.
 
     To add a backend, derive from this class, or from `Emulated` if environments in Python step
@@ -118,7 +119,7 @@ class Vector:
     Attributes [default]:
         name: of the environment; seed: of the environments
         num_envs, num_agents; agents_per_batch: agents of one buffer
-        single_observation_space, single_action_space: flat, of one agent; `_take_spaces` sets them
+        single_observation_space, single_action_space: flat, of one agent; `_set_spaces` sets them
             and what follows from them: observation_shape, observation_dtype, action_heads (sizes of
             discrete choices, None for a Box), action_dims, action_dtype, has_action_masks
         has_valid [True]: whether agents may be inactive
@@ -131,13 +132,14 @@ class Vector:
         timeout: seconds after which a step that does not return is reported
         _t: the row of each buffer to act on; `begin` sets it to 0, `advance` adds 1
         device [None]: the torch.device of the environments' own tensors; see Tensors
-        in_graphs [False]: whether a CUDA graph can step them; see OnGpu
+        in_graphs [False]: whether a CUDA graph can step them; see GpuEnvs
         library [absent]: the ocean.Library of environments in C
-        can_step_in_kernels [False]: whether kernels call `addresses` and `finish`; see Native
+        can_step_in_kernels [False]: whether kernels step with `addresses`; see Native
 
     Methods [default]:
-        allocate(horizon): set `storage` to new_storage(horizon, zeros), where zeros(shape, dtype)
-            makes an array, call `restart` and `begin`, and return the storage
+        allocate(horizon) [calls _bind() before `restart`]: set `storage` to new_storage(horizon,
+            zeros), where zeros(shape, dtype) makes an array, call `restart(self.seed)` and `begin`,
+            and return the storage
         restart(seed=None): begin new episodes; write the last row of observations, resets (1),
             valid and action_masks
         begin() [yes]: move the last row to row 0 and set t to 0 in each buffer
@@ -164,14 +166,15 @@ class Vector:
     _arrays = None  # stepped into in place of `storage`; see write_to
     _watched_since = 0.0
 
-    def _step_in_time(self, step, t):
-        """Step row t in this process; print all tracebacks if it takes over vec.timeout."""
+    @contextlib.contextmanager
+    def _watchdog(self, t):
+        """Print all tracebacks if step t, in this process, takes over vec.timeout."""
         horizon, now, is_inside = len(self.storage.actions), time.monotonic(), False
         if horizon > 1 and (t == 0 or now > self._watched_since + self.timeout / 10):
             self._watched_since = now
             faulthandler.dump_traceback_later(self.timeout, file=sys.__stderr__)
         try:
-            step()
+            yield
             is_inside = t + 1 < horizon
         finally:
             if not is_inside:
@@ -229,7 +232,7 @@ class Vector:
             storage.action_masks[T] = 1
         return storage
 
-    def _take_spaces(self, env):
+    def _set_spaces(self, env):
         """Set the spaces, and the shapes of a rollout's arrays, from one environment."""
         self.single_observation_space = env.single_observation_space
         self.single_action_space = env.single_action_space
@@ -239,6 +242,14 @@ class Vector:
         action = flat_spaces.FlatAction(self.single_action_space)
         self.action_heads, self.action_dims = action.heads or None, action.columns
         self.action_dtype = np.dtype(np.int32 if action.heads else np.float32)
+
+    def allocate(self, horizon):
+        """Make the arrays of `horizon` steps and begin the first episodes."""
+        self.storage = self.new_storage(horizon, aligned_zeros)
+        self._bind()
+        self.restart(self.seed)
+        self.begin()
+        return self.storage
 
     def begin(self):
         """Begin a rollout: the last row becomes the first, and t is 0."""
@@ -343,9 +354,6 @@ class Vector:
         """Begin new episodes; see save."""
         self.restart()
 
-    def __enter__(self):
-        return self
-
     def __exit__(self, *_):
         self.close()
 
@@ -423,7 +431,7 @@ class Native(Vector):
         self.name, self.num_envs, self.env_kwargs = self.library.name, num_envs, env_kwargs
         self.num_threads = num_threads or physical_cores()
         self._build(seed)
-        self._take_spaces(self.envs)
+        self._set_spaces(self.envs)
         self.has_valid, self.num_agents = self.envs.has_valid, self.envs.num_agents
         num_buffers = num_buffers or self._default_buffers()
         _check_divides("vec.num_buffers", num_buffers, num_envs)
@@ -452,20 +460,23 @@ class Native(Vector):
                       if self.num_envs % n == 0]
         return min(candidates, key=lambda n: (n < self.num_threads, abs(n - target)))
 
-    def allocate(self, horizon):
-        """Make the arrays of `horizon` steps and begin the first episodes."""
-        self.storage = self.new_storage(horizon, aligned_zeros)
-        arrays = vars(self.storage)
-        self._tables = [ocean.rows(*self._step_arrays(arrays, t, t + 1)) for t in range(horizon)]
+    def _bind(self):
+        rows = self._rows_of(vars(self.storage))
+        self._tables = [ocean.rows(*row) for row in rows]
         self._step_rows = [table.ctypes.data for table in self._tables]
-        self.restart()
-        self.begin()
-        return self.storage
+
+    def _rows_of(self, arrays):
+        """Return the arrays of each step in the order of ocean.rows.
+
+        Those of the last step are also the arrays of a reset.
+        """
+        arrays = arrays if self.has_valid else {**arrays, "valid": None}
+        return [[row[name] for name in ROW] for row in workers.step_rows(arrays)]
 
     def restart(self, seed=None):
         """Begin new episodes, seeded if given; observations go to row T."""
         self._renew(seed)
-        self.envs.reset(ocean.rows(*self._step_arrays(vars(self.storage), -1, -1)))
+        self.envs.reset(self._tables[-1])
         self.storage.resets[-1] = 1
 
     def _renew(self, seed):
@@ -473,17 +484,6 @@ class Native(Vector):
         if seed is not None and not (self._is_fresh and seed == self.seed):
             self._build(seed)
         self._is_fresh = False
-
-    def _step_arrays(self, arrays, t, after):
-        """Return the eight arrays of step t, as ocean.rows takes them.
-
-        after: the row of the next observations.
-        """
-        masks = arrays["action_masks"]
-        names = "actions", "rewards", "terminals", "truncations"
-        return (arrays["observations"][after], *(arrays[name][t] for name in names),
-                arrays["final_observations"], arrays["valid"][after] if self.has_valid else None,
-                None if masks is None else masks[after])
 
     def advance(self, buffer):
         """Step a buffer's environments with row t's actions, without the GIL."""
@@ -507,15 +507,10 @@ class Native(Vector):
         """Return what a kernel needs to step a buffer.
 
         These are the addresses of ocean_step and of the environments, the buffer's first and last
-        environment, and the addresses of the rows (T,) int64. The kernel writes the resets and
-        calls `finish` at the end.
+        environment, and the addresses of the rows (T,) int64. The kernel writes the resets.
         """
         return (self.library.step_address, self.envs.address, *self.env_ranges[buffer],
                 np.array(self._step_rows))
-
-    def finish(self, buffer):
-        """Note that a kernel has taken all steps of a buffer."""
-        self._t[buffer] = len(self.storage.actions)
 
     def _step(self, start, end, first, rows):
         self.envs.step(rows, first + start, first + end)
@@ -541,7 +536,7 @@ class Native(Vector):
             self.envs.close()
 
 
-class OnGpu(Native):
+class GpuEnvs(Native):
     """Environments in C on a GPU: one thread each, all in one buffer.
 
     device: the torch.device. The structs are made on the host and copied there. An engine on the
@@ -575,32 +570,27 @@ class OnGpu(Native):
         memory = self._memory.view(shape)[:, plain:].cpu().numpy()
         self.envs.memory.reshape(shape)[:, plain:] = memory
 
-    def allocate(self, horizon):
-        """Make the arrays of `horizon` steps and begin the first episodes."""
-        self.storage = self.new_storage(horizon, aligned_zeros)
-        self._host = tensors.as_tensors(self.storage)
+    def _bind(self):
+        self._arrays = None
+        self._host_rows = workers.step_rows(tensors.as_tensors(self.storage))
         row = self.new_storage(1, lambda shape, dtype: torch.from_numpy(
             np.zeros(shape, dtype)).to(self.device))
-        self._arrays = None
-        self._bind(vars(row))
-        self.restart()
-        self.begin()
-        return self.storage
+        self._make_tables(vars(row))
 
     def write_to(self, arrays):
         """Step into {name: tensor}, shaped as the storage, and copy the last row there."""
+        last = self._rows[-1]
+        self._make_tables(arrays)
         for name in POLICY_INPUTS:
-            if arrays[name] is not None:
-                arrays[name][-1].copy_(self._bound[name][-1])
+            if last[name] is not None:
+                self._rows[-1][name].copy_(last[name])
         self._arrays = arrays
-        self._bind(arrays)
 
-    def _bind(self, arrays):
-        """Make the kernels' tables of addresses: of each step, then of a reset."""
-        self._bound, steps = arrays, range(len(arrays["actions"]))
-        rows = [self._step_arrays(arrays, t, t + 1) for t in steps]
-        rows.append(self._step_arrays(arrays, -1, -1))
-        addresses = [[0 if row is None else row.data_ptr() for row in step] for step in rows]
+    def _make_tables(self, arrays):
+        """Make the kernels' table of addresses of each step."""
+        self._rows = workers.step_rows(arrays)
+        addresses = [[0 if array is None else array.data_ptr() for array in row]
+                     for row in self._rows_of(arrays)]
         tables = [self.envs.rows_for_a_gpu(np.array(step, np.int64)) for step in addresses]
         self._tables = torch.from_numpy(np.stack(tables)).to(self.device)
         self._step_rows = [table.data_ptr() for table in self._tables]
@@ -615,13 +605,13 @@ class OnGpu(Native):
         """Begin new episodes, seeded if given; observations go to row T."""
         self._renew(seed)
         self._launch("reset", self._step_rows[-1])
-        self._bound["resets"][-1] = 1
+        self._rows[-1]["resets"].fill_(1)
         if self._arrays is None:
-            self._copy_to_host(POLICY_INPUTS, -1, -1)
+            self._copy_to_host(-1)
 
     def launch(self, t):
         """Step all environments with row t's actions on torch's stream."""
-        self._launch("step", self._step_rows[t], self._bound["resets"][t + 1].data_ptr())
+        self._launch("step", self._step_rows[t], self._rows[t]["resets"].data_ptr())
 
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
@@ -629,17 +619,16 @@ class OnGpu(Native):
         if self._arrays is not None:
             self.launch(t)
         else:
-            self._bound["actions"][0].copy_(self._host["actions"][t])
+            self._rows[0]["actions"].copy_(self._host_rows[t]["actions"])
             self.launch(0)
-            self._copy_to_host(("rewards", "terminals", "truncations"), 0, t)
-            self._copy_to_host(POLICY_INPUTS, 1, t + 1)
-            self._copy_to_host(("final_observations",), slice(None), slice(None))
+            self._copy_to_host(t)
         self._t[0] = t + 1
 
-    def _copy_to_host(self, names, source, target):
-        for name in names:
-            if self._host[name] is not None:
-                self._host[name][target] = self._bound[name][source]
+    def _copy_to_host(self, t):
+        """Copy the one row on the device to that of step t."""
+        for name, array in self._rows[0].items():
+            if array is not None and name != "actions":
+                self._host_rows[t][name].copy_(array)
 
     def log(self, env=None):
         """Return what Native's does; only the sums are copied to the host."""
@@ -695,17 +684,17 @@ class Emulated(Vector):
         count = len(creators)
         self.num_processes = num_workers or _most_workers(count)
         _check_divides("vec.num_workers", self.num_processes, count)
-        self._envs_each = count // self.num_processes
-        _check_divides("vec.batch_size", batch_size or count, count, self._envs_each)
-        self.workers_per_batch = (batch_size or count) // self._envs_each
+        self._creators_each = count // self.num_processes
+        _check_divides("vec.batch_size", batch_size or count, count, self._creators_each)
+        self.workers_per_batch = (batch_size or count) // self._creators_each
         self.seed, self.name, self._creators = seed, name or type(self).__name__.lower(), creators
         self.timeout, self.num_threads = timeout, num_threads or physical_cores()
         self._driver = env = emulation.create(*creators[0], seed)
         emulation.note_moments(env)
-        self._take_spaces(env)
+        self._set_spaces(env)
         self.num_envs = count * emulation.copies(env)
-        self.agents_per_env = emulation.slots(env) // emulation.copies(env)
-        self.num_agents = self.num_envs * self.agents_per_env
+        self.num_agents = count * emulation.slots(env)
+        self.agents_per_env = self.num_agents // self.num_envs
         self._agents_each = self.num_agents // self.num_processes
         self.agents_per_batch = self.workers_per_batch * self._agents_each
         self.ranges = [slice(i, i + self.agents_per_batch)
@@ -714,12 +703,10 @@ class Emulated(Vector):
         self._pending = [0] * len(self.ranges)  # the workers that a buffer waits for
         self._ready = deque()  # buffers
         self._done = deque(maxlen=self.num_processes)  # workers that have stepped, in their order
-        self._infos, self._answers, self._attributes = {}, {}, {}
+        self._results = {}  # {(kind, worker): of its last command}
+        self._attributes = {}  # those of set_attr, for workers that begin later
         self._received = self._next_seed = None
-        self._sums = defaultdict(lambda: [0.0, 0.0])  # {(environment, name): [sum, episodes]}
-        # a PufferEnv's info may have its number of episodes, n; if not, ends are counted
-        self._is_puffer_env = not isinstance(env, emulation.WRAPPERS)
-        self._counts_ends, self._ends = False, 0
+        self._episodes = EpisodeLog(counts=not isinstance(env, emulation.WRAPPERS))
 
     @property
     def agents_per_recv(self):
@@ -729,18 +716,20 @@ class Emulated(Vector):
         """Return the arguments of a worker's workers.Envs, pickled."""
         import cloudpickle
 
-        first = worker * self._envs_each
-        creators = self._creators[first : first + self._envs_each]
+        first = worker * self._creators_each
+        creators = self._creators[first : first + self._creators_each]
         try:
             return cloudpickle.dumps((creators, emulation.signature(self._driver), first,
                                       self.seed))
         except (TypeError, pickle.PicklingError) as error:
             raise ConfigError(f"{self.name} cannot be sent to another process ({error}). Give a "
-                              "creator that can be pickled, or take backend serial.") from error
+                              "creator that can be pickled, or use backend serial.") from error
 
     def agents_of(self, worker):
         """Return the slice of a worker's agents."""
         return slice(worker * self._agents_each, (worker + 1) * self._agents_each)
+
+    # -- commands to workers, and their answers
 
     def allocate(self, horizon):
         """Make the arrays of `horizon` steps and begin the first episodes."""
@@ -748,7 +737,7 @@ class Emulated(Vector):
         self._busy.clear()
         self._seconds_allowed = max(self.timeout, STARTUP)
         self._start(horizon)
-        for name, value in self._attributes.items():  # its workers are new ones
+        for name, value in self._attributes.items():
             self._ask(name, value, None)
         self.restart(self.seed)
         self._seconds_allowed = self.timeout
@@ -758,10 +747,7 @@ class Emulated(Vector):
 
     def restart(self, seed=None):
         """Begin new episodes, seeded if given; observations go to row T."""
-        self._settle()
-        for worker in range(self.num_processes):
-            self._send_command(worker, workers.RESET, -1 if seed is None else seed)
-        self._settle()
+        self._command(range(self.num_processes), workers.RESET, -1 if seed is None else seed)
 
     def begin(self):
         self._settle()
@@ -790,6 +776,14 @@ class Emulated(Vector):
     def _send_command(self, worker, kind, number):
         self._busy[worker] = time.monotonic(), kind
         self._send(worker, kind, number)
+
+    def _command(self, indices, kind, number):
+        """Have workers do a command between steps; return their results."""
+        self._settle()
+        for worker in indices:
+            self._send_command(worker, kind, number)
+        self._settle()
+        return [self._results[kind, worker] for worker in indices]
 
     def _settle(self):
         while self._busy:
@@ -826,34 +820,17 @@ class Emulated(Vector):
     def _finish(self, worker, result):
         """Note that a worker has answered with the result of Envs.do."""
         _, kind = self._busy.pop(worker)
-        if kind in (workers.RENDER, workers.ASK):
-            self._answers[worker] = result
-            return
-        for env, info in result:
-            self._add_to_log(env, info)
+        self._results[kind, worker] = result
+        if kind in (workers.STEP, workers.RESET):
+            for env, info in result:
+                self._episodes.add(env, info)
         if kind == workers.STEP:
             buffer = worker // self.workers_per_batch
-            self._infos[worker] = [info for _, info in result]
             self._done.append(worker)
             self._pending[buffer] -= 1
             if self._pending[buffer] == 0:
                 self._t[buffer] += 1
                 self._ready.append(buffer)
-
-    def _add_to_log(self, env, info):
-        numbers = flat_spaces.numeric_scalars({key: value for key, value in info.items()
-                                               if key != "episode"})
-        count = 1.0
-        if self._is_puffer_env:
-            self._counts_ends |= "n" not in numbers
-            count = numbers.pop("n", count)
-        elif "n" in numbers:
-            numbers["info_n"] = numbers.pop("n")
-        if count:
-            for name, value in {"n": 1.0, **numbers}.items():
-                entry = self._sums[env, name]
-                entry[0] += value * count
-                entry[1] += count
 
     def log(self, env=None):
         """Return {name: mean} over the episodes since the last call, and n.
@@ -861,24 +838,32 @@ class Emulated(Vector):
         n: their number, of all environments or of one; {} if none ended.
         """
         self._settle()
-        sums = {}
-        for key in [key for key in self._sums if env in (None, key[0])]:
-            total, count = self._sums.pop(key)
-            before = sums.get(key[1], (0.0, 0.0))
-            sums[key[1]] = before[0] + total, before[1] + count
-        means = flat_spaces.episode_means(sums, sums.pop("n", [0.0])[0])
-        s = self.storage
-        if self._counts_ends and env is None and len(s.actions) > 1:  # once a rollout
-            self._ends += int(np.count_nonzero((s.terminals | s.truncations) & s.valid[:-1]))
-            if means:
-                means["n"], self._ends = max(means["n"], self._ends), 0
-        return means
+        return self._episodes.means(self.storage, env)
+
+    # -- scripts
+
+    def reset(self, seed=None):
+        """Begin new episodes; return (observations (N, *shape), infos).
+
+        The first call uses the vector's seed. Later calls without one continue its random numbers.
+        """
+        if self.storage is None or len(self.storage.actions) != 1:
+            self.allocate(1)
+        self.restart(self._next_seed if seed is None else seed)
+        self._received = self._next_seed = None
+        self.begin()
+        self._results.clear()
+        self._done.extend(range(self.num_processes))
+        return self.storage.observations[1], []
+
+    def async_reset(self, seed=None):
+        """Begin new episodes; `recv` returns the observations of the first batch."""
+        self.reset(seed)
 
     def recv(self):
-        """Return what Vector.recv does, of the first batch_size environments.
+        """Return what Vector.recv does, as copies, of the first batch_size environments.
 
-        Arrays are views that stay as they are until these environments step again, or copies if
-        these are no contiguous range. Raises RuntimeError if nothing was sent.
+        Raises RuntimeError if nothing was sent.
         """
         if self._received is not None or not (self._busy or self._done):
             raise RuntimeError("recv() comes after async_reset() or send().")
@@ -886,15 +871,10 @@ class Emulated(Vector):
             self._listen()
         s = self.storage
         self._received = sorted(self._done.popleft() for _ in range(self.workers_per_batch))
-        parts = [self.agents_of(worker) for worker in self._received]
-        agent_ids = np.concatenate([np.arange(part.start, part.stop) for part in parts])
-        agents = slice(parts[0].start, parts[-1].stop)
-        if agents.stop - agents.start > len(agent_ids):
-            agents = agent_ids
-        infos = [info for worker in self._received for info in self._infos.get(worker, [])]
+        agents = np.arange(self.num_agents).reshape(-1, self._agents_each)[self._received].ravel()
         flags = s.terminals[0, agents].view(bool), s.truncations[0, agents].view(bool)
-        return (s.observations[1, agents], s.rewards[0, agents], *flags, infos, agent_ids,
-                s.valid[1, agents].view(bool))
+        return (s.observations[1, agents], s.rewards[0, agents], *flags,
+                self._infos_of(self._received), agents, s.valid[1, agents].view(bool))
 
     def send(self, actions):
         """Step the agents of the last `recv`, by actions (agents_per_batch, ...).
@@ -911,27 +891,13 @@ class Emulated(Vector):
             self.storage.actions[0, self.agents_of(worker)] = part
             self._send_command(worker, workers.STEP, 0)
 
-    def async_reset(self, seed=None):
-        """Begin new episodes; `recv` returns the observations of the first batch."""
-        self.reset(seed)
-
-    def reset(self, seed=None):
-        """Begin new episodes; return (observations (N, *shape), infos).
-
-        The first call uses the vector's seed. Later calls without one continue its random numbers.
-        """
-        if self.storage is None or len(self.storage.actions) != 1:
-            self.allocate(1)
-        self.restart(self._next_seed if seed is None else seed)
-        self._received = self._next_seed = None
-        self.begin()
-        self._infos.clear()
-        self._done.extend(range(self.num_processes))
-        return self.storage.observations[1], []
-
     def _last_infos(self):
         self._settle()
-        return [info for worker in range(self.num_processes) for info in self._infos[worker]]
+        return self._infos_of(range(self.num_processes))
+
+    def _infos_of(self, indices):
+        return [info for worker in indices
+                for _, info in self._results.get((workers.STEP, worker), ())]
 
     def call(self, name, *args, **kwargs):
         """Call the method `name` of each environment, or read its attribute.
@@ -951,38 +917,64 @@ class Emulated(Vector):
 
         if self.storage is None:
             self.allocate(1)
-        answers = self._query(range(self.num_processes), workers.ASK, cloudpickle.dumps(question))
+        answers = self._command(range(self.num_processes), workers.ASK, cloudpickle.dumps(question))
         if problem := next((problem for _, problem in answers if problem), None):
             raise AttributeError(problem)
         return [answer for part, _ in answers for answer in part]
 
-    def _query(self, indices, kind, number):
-        self._settle()
-        for worker in indices:
-            self._send_command(worker, kind, number)
-        self._settle()
-        return [self._answers.pop(worker) for worker in indices]
-
     def render(self, index=0):
         """Return what environment `index` draws."""
         worker, number = divmod(index, self.num_envs // self.num_processes)
-        return self._query([worker], workers.RENDER, number)[0]
+        return self._command([worker], workers.RENDER, number)[0]
 
     def close(self):
         """End the workers and close all environments."""
         if not self.closed:
             self.closed = True
-            try:
+            with contextlib.closing(self._driver):
                 self._stop()
-            finally:
-                self._driver.close()
+            self._busy.clear()
 
-    def __del__(self):
-        if self._driver is not None and not self.closed:
-            try:  # noqa: SIM105 - when the interpreter ends, contextlib may be gone already
-                self.close()
-            except Exception:
-                pass
+
+class EpisodeLog:
+    """Sums over the episodes that ended, of each environment.
+
+    counts: whether an info may be of several episodes: a PufferEnv's `n`. If it has none, the ends
+    in a rollout are counted.
+    """
+
+    def __init__(self, counts):
+        self._counts = counts
+        self._sums = defaultdict(lambda: [0.0, 0.0])  # {(environment, name): [sum, episodes]}
+        self._counts_ends, self._ends = False, 0
+
+    def add(self, env, info):
+        """Add the numbers of an info."""
+        numbers = flat_spaces.numeric_scalars({key: value for key, value in info.items()
+                                               if key != "episode"})
+        count = 1.0
+        if self._counts:
+            self._counts_ends |= "n" not in numbers
+            count = numbers.pop("n", count)
+        elif "n" in numbers:
+            numbers["info_n"] = numbers.pop("n")
+        for name, value in {"n": 1.0, **numbers}.items():
+            entry = self._sums[env, name]
+            entry[0] += value * count
+            entry[1] += count
+
+    def means(self, storage, env=None):
+        """Return the means since the last call, of all environments or of one."""
+        sums = defaultdict(lambda: (0.0, 0.0))
+        for key in [key for key in self._sums if env in (None, key[0])]:
+            sums[key[1]] = tuple(map(sum, zip(sums[key[1]], self._sums.pop(key), strict=True)))
+        means = flat_spaces.episode_means(sums, sums.pop("n", [0.0])[0])
+        if self._counts_ends and env is None and len(storage.actions) > 1:  # once a rollout
+            ends = (storage.terminals | storage.truncations) & storage.valid[:-1]
+            self._ends += int(np.count_nonzero(ends))
+            if means:
+                means["n"], self._ends = max(means["n"], self._ends), 0
+        return means
 
 
 class Serial(Emulated):
@@ -1015,26 +1007,15 @@ class Serial(Emulated):
 
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
-        self._step_in_time(functools.partial(super().advance, buffer), self._t[buffer])
-
-    def step(self, actions):
-        s = self.storage
-        if s is None or len(s.actions) != 1:
-            return super().step(actions)  # it says what is wrong
-        self._check_actions(actions, self.num_agents)
-        s.actions[0] = np.reshape(actions, s.actions[0].shape)
-        infos = self._envs.do(workers.STEP, 0)
-        for env, info in infos:
-            self._add_to_log(env, info)
-        flags = s.terminals[0].view(bool), s.truncations[0].view(bool)
-        return s.observations[1], s.rewards[0], *flags, [info for _, info in infos]
+        with self._watchdog(self._t[buffer]):
+            super().advance(buffer)
 
     def _stop(self):
         if self.closed and self._envs is not None:
             self._envs.close(first=1)  # environment 0 is the one that policies read
 
 
-class Package(Serial):
+class VectorEntryPoint(Serial):
     """The vectorized implementation that an environment's package provides.
 
     ALE's is in C++, CartPole's in numpy. It steps in this process; see `make`. creators: all the
@@ -1098,7 +1079,6 @@ class Multiprocessing(Emulated):
         stopped, self._workers = self._workers, ()
         # An idle worker ends when its channel closes; its environments may have to finish a video.
         deadline = time.monotonic() + (1.0 if self._busy else workers.CLOSING)
-        self._busy.clear()
         for process in stopped:
             process.leave()
         for process in stopped:
@@ -1152,7 +1132,6 @@ class Ray(Emulated):
             with contextlib.suppress(Exception):
                 self._ray.kill(actor)
         self._actors, self._references = (), {}
-        self._busy.clear()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1185,16 +1164,11 @@ class Tensors(Vector):
         self.num_envs = self.num_agents = self.agents_per_batch = self._driver.num_agents
         self.ranges = [slice(0, self.num_agents)]
         self.has_valid, self.device = self._driver.has_valid, self._driver.device
-        self._take_spaces(self._driver)
+        self._set_spaces(self._driver)
 
-    def allocate(self, horizon):
-        """Make the arrays of `horizon` steps and begin the first episodes."""
-        self.storage = self.new_storage(horizon, aligned_zeros)
+    def _bind(self):
         self._host = self._arrays = tensors.as_tensors(self.storage)
         self.write_to(self._host)
-        self.restart(self.seed)
-        self.begin()
-        return self.storage
 
     def write_to(self, arrays):
         """Step into {name: tensor} from now on, and copy the present arrays there.
@@ -1206,15 +1180,8 @@ class Tensors(Vector):
                 arrays[name].copy_(tensor)
         self._arrays = arrays
         self._copied = () if arrays is self._host else ("terminals", "truncations")
-        self._rows = []
-        for t in range(len(arrays["actions"])):
-            row = {name: arrays[name][t]
-                   for name in ("actions", "rewards", "terminals", "truncations")}
-            row |= {name: None if arrays[name] is None else arrays[name][t + 1]
-                    for name in POLICY_INPUTS}
-            row |= {"before": arrays["observations"][t],
-                    "final_observations": arrays["final_observations"]}
-            self._rows.append(self._driver.view(row))
+        self._rows = [self._driver.view({**row, "before": before}) for row, before
+                      in zip(workers.step_rows(arrays), arrays["observations"], strict=False)]
 
     def restart(self, seed=None):
         """Begin new episodes, seeded if given; observations go to row T."""
@@ -1227,14 +1194,11 @@ class Tensors(Vector):
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
         t = self._t[0]
-        self._step_in_time(functools.partial(self._step, t), t)
-        self._t[0] = t + 1
-
-    def _step(self, t):
-        with default_stream(self.device):
+        with self._watchdog(t), default_stream(self.device):
             self._driver.step_into(self._rows[t])
         for name in self._copied:
             self._host[name][t].copy_(self._arrays[name][t])
+        self._t[0] = t + 1
 
     def log(self, env=None):
         """Return {name: mean} over the episodes since the last call, and n.
@@ -1260,7 +1224,7 @@ class Tensors(Vector):
 
 
 BACKENDS = dict(zip(configuration.BACKENDS,
-                    (Native, Serial, Multiprocessing, Ray, Package, Tensors), strict=True))
+                    (Native, Serial, Multiprocessing, Ray, VectorEntryPoint, Tensors), strict=True))
 
 
 def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=None):
@@ -1270,7 +1234,7 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
     Native. "auto" or None is Native for environments in C, and for others:
 
     1. Tensors if their creator says so;
-    2. Package if their creator prefers it and neither workers nor a batch are requested;
+    2. VectorEntryPoint if their creator prefers it and neither workers nor a batch are requested;
     3. Serial if one worker would step all of them or they are instances;
     4. Multiprocessing.
 
@@ -1293,13 +1257,13 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
             return Tensors
         is_free = num_envs > 1 and num_workers is None and batch_size is None
         if is_free and getattr(one, "prefers_vector", False):
-            return Package
+            return VectorEntryPoint
         num_workers = num_workers or (_most_workers(num_envs) if callable(one) else 1)
         return Serial if num_workers == 1 else Multiprocessing
     if backend is Native and isinstance(one, type) and issubclass(one, emulation.PufferEnv):
         return Serial  # PufferLib's word for a class that steps its agents itself
     has_vector = getattr(one, "has_vector", False)
-    if not {Native: is_in_c, Tensors: not is_in_c, Package: has_vector}.get(backend, True):
+    if not {Native: is_in_c, Tensors: not is_in_c, VectorEntryPoint: has_vector}.get(backend, True):
         others = f"{'native, ' * is_in_c}serial, multiprocessing and ray"
         raise ConfigError(f"vec.backend = {backend.__name__.lower()}: cannot step "
                           f"{environments.name_of(one)}; there are {others} for it.")
@@ -1325,7 +1289,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     batch_size: environments that one `recv` waits for (default: all)
     num_buffers: Native's
     num_threads: of environments in C, and of learning
-    device: "cuda" for environments in C; see OnGpu
+    device: "cuda" for environments in C; see GpuEnvs
     seed: environment i is reset with seed + i
     env_args: the creator's positional arguments, or a list of one list per environment
     env_kwargs: its keyword arguments, or the C environment's settings, one dict or a list of one
@@ -1361,7 +1325,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         if reason := why_not_on_gpu(env, backend, num_buffers):
             raise ConfigError(f"device = {device}: {environments.name_of(env)} cannot step there: "
                               f"{reason}. Leave device out.")
-        return OnGpu(env, num_envs, device=device, **options)
+        return GpuEnvs(env, num_envs, device=device, **options)
     if is_in_c:
         header = str(env.header if isinstance(env, ocean.Library) else env)
         creators = environments.ocean_creators(header, num_envs, env_kwargs)

@@ -39,6 +39,24 @@ from errors import EnvError, user_traceback
 READ_ONCE = gymnasium.wrappers.TimeLimit, emulation.ScaledReward  # by GymnasiumTogether
 
 
+# the arrays of a rollout that have a row more than steps
+POLICY_INPUTS = ("observations", "resets", "valid", "action_masks")
+
+
+def step_rows(arrays):
+    """Return {name: array} of each step's row: what it reads and what it writes.
+
+    arrays: {name: array or tensor (T or T + 1, N, ...)}. A reset uses the last step's row.
+    """
+    rows = []
+    for t in range(len(arrays["actions"])):
+        row = {name: arrays[name][t] for name in ("actions", "rewards", "terminals", "truncations")}
+        for name in POLICY_INPUTS:
+            row[name] = None if arrays[name] is None else arrays[name][t + 1]
+        rows.append({**row, "final_observations": arrays["final_observations"]})
+    return rows
+
+
 class Envs:
     """Some environments in this process, in a part of a rollout's arrays.
 
@@ -64,14 +82,9 @@ class Envs:
     def bind(self, arrays, first_agent):
         """Use a part of {name: array (T or T + 1, N, ...)}, from first_agent on."""
         part = slice(first_agent, first_agent + sum(self.sizes))
-        final, masks = arrays["final_observations"][part], arrays.get("action_masks")
-        self._rows = []
-        for t in range(len(arrays["actions"])):
-            row = {name: arrays[name][t, part]
-                   for name in ("actions", "rewards", "terminals", "truncations")}
-            row |= {name: arrays[name][t + 1, part] for name in ("observations", "resets", "valid")}
-            row["action_masks"] = None if masks is None else masks[t + 1, part]
-            self._rows.append(SimpleNamespace(**row, final_observations=final))
+        arrays = {name: array[part] if name == "final_observations" else array[:, part]
+                  for name, array in arrays.items() if array is not None}
+        self._rows = [SimpleNamespace(**row) for row in step_rows({"action_masks": None, **arrays})]
         firsts = np.cumsum([0, *self.sizes])[:-1].tolist()
         self._views = [[env.views(row, first)
                         for env, first in zip(self.envs, firsts, strict=True)]

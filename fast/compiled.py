@@ -802,7 +802,6 @@ class Compiled:
             environment_share = _rollout_cpu(
                 agents.start, agents.stop, self.vecenv.addresses(buffer),
                 *self.rollout_arguments[buffer])
-            self.vecenv.finish(buffer)
             seconds += environment_share * (clock() - begin)
         return seconds
 

@@ -36,7 +36,7 @@ import vector
 import workers
 from errors import ConfigError, WorkerError
 from tools import watch
-from vector import Multiprocessing, Native, Package, Serial
+from vector import Multiprocessing, Native, Serial, VectorEntryPoint
 
 ROOT = Path(__file__).resolve().parent.parent
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import the tests
@@ -376,11 +376,11 @@ CHOICES = [  # environment, settings of the vec section, cores, the backend
     ("gym/Acrobot-v1", {"num_envs": 3}, 2, Serial),  # one worker is all that divides them
     ("gym/Acrobot-v1", {"num_envs": 4, "num_workers": 1}, 2, Serial),
     ("gym/Acrobot-v1", {"num_envs": 4, "num_workers": 2}, 1, Multiprocessing),
-    ("gym/CartPole-v1", {"num_envs": 4}, 2, Package),  # it gives the same episodes
+    ("gym/CartPole-v1", {"num_envs": 4}, 2, VectorEntryPoint),  # it gives the same episodes
     ("gym/CartPole-v1", {"num_envs": 1}, 2, Serial),
     ("gym/CartPole-v1", {"num_envs": 4, "num_workers": 2}, 2, Multiprocessing),
-    ("gym/CartPole-v1", {"num_envs": 4, "backend": "package"}, 2, Package),
-    ("gym/ALE/Pong-v5", {"num_envs": 4}, 2, Package),
+    ("gym/CartPole-v1", {"num_envs": 4, "backend": "package"}, 2, VectorEntryPoint),
+    ("gym/ALE/Pong-v5", {"num_envs": 4}, 2, VectorEntryPoint),
 ]
 
 
@@ -427,7 +427,7 @@ def test_a_packages_own_vector_environment(name):
     creator = environments.load_creator(name)
     with (vector.make(name, env_kwargs=kwargs) as serial,
           vector.make(creator, 4, "package", env_kwargs=kwargs) as package):
-        assert type(package) is Package and package.num_envs == package.num_agents == 4
+        assert type(package) is VectorEntryPoint and package.num_envs == package.num_agents == 4
         assert package.single_observation_space == serial.single_observation_space
         assert package.single_action_space == serial.single_action_space
         episodes = [[package.reset(seed=3)[0].copy()] + [package.step(np.ones(4, int))[0].copy()
