@@ -155,7 +155,7 @@ class Vector(contextlib.AbstractContextManager):
         number_from(first_env) [adds to the seed]: called before `allocate` if other ranks have
             the environments before that number
         render(index=0): environment `index` as an RGB array; the trainer does not call it
-        close()
+        close() [calls _close() once]
     """
 
     storage = None
@@ -354,6 +354,12 @@ class Vector(contextlib.AbstractContextManager):
         """Begin new episodes; see save."""
         self.restart()
 
+    def close(self):
+        """End what steps the environments, once."""
+        if not self.closed:
+            self.closed = True
+            self._close()
+
     def __exit__(self, *_):
         self.close()
 
@@ -530,10 +536,8 @@ class Native(Vector):
         """Return environment `index` as an RGB array (height, width, 3)."""
         return self.envs.render(index)
 
-    def close(self):
-        if not self.closed:
-            self.closed = True
-            self.envs.close()
+    def _close(self):
+        self.envs.close()
 
 
 class GpuEnvs(Native):
@@ -655,7 +659,7 @@ class GpuEnvs(Native):
 # Environments in Python
 
 
-STARTUP = 120.0  # seconds at least for a worker's first answer: packages load slowly
+STARTUP = 120.0  # seconds at least for all but steps: packages load slowly
 
 
 class Emulated(Vector):
@@ -687,7 +691,7 @@ class Emulated(Vector):
         self._creators_each = count // self.num_processes
         _check_divides("vec.batch_size", batch_size or count, count, self._creators_each)
         self.workers_per_batch = (batch_size or count) // self._creators_each
-        self.seed, self.name, self._creators = seed, name or type(self).__name__.lower(), creators
+        self.seed, self.name, self._creators = seed, name or _name_of(type(self)), creators
         self.timeout, self.num_threads = timeout, num_threads or physical_cores()
         self._driver = env = emulation.create(*creators[0], seed)
         emulation.note_moments(env)
@@ -735,12 +739,10 @@ class Emulated(Vector):
         """Make the arrays of `horizon` steps and begin the first episodes."""
         self._stop()
         self._busy.clear()
-        self._seconds_allowed = max(self.timeout, STARTUP)
         self._start(horizon)
         for name, value in self._attributes.items():
             self._ask(name, value, None)
         self.restart(self.seed)
-        self._seconds_allowed = self.timeout
         self.begin()
         self._next_seed = self.seed
         return self.storage
@@ -796,21 +798,22 @@ class Emulated(Vector):
         if now < self._next_check:
             return
         self._next_check = now + 0.5
-        for worker, (start, _) in self._busy.items():
-            if now - start > self._seconds_allowed:
-                self._fail(worker, f"has not answered for {self._seconds_allowed:.0f} s "
-                                   "(vec.timeout)", self._locate(worker))
+        for worker, (start, kind) in self._busy.items():
+            seconds = self.timeout if kind == workers.STEP else max(self.timeout, STARTUP)
+            if now - start > seconds:
+                self._fail(worker, f"has not answered for {seconds:.0f} s (vec.timeout)",
+                           self._locate(worker))
 
     def _locate(self, worker):
         """Return the lines at which a worker hangs, as far as they are known."""
         return ""
 
     def _fail(self, worker, problem, details="", cause=None):
-        """End all workers and raise a WorkerError, or the cause, an EnvError."""
+        """End all workers and raise a WorkerError, or `details`, if that is an EnvError."""
         with contextlib.suppress(Exception):
             self.close()
-        if isinstance(cause, EnvError):
-            raise cause
+        if isinstance(details, EnvError):
+            raise details
         each = self.num_envs // self.num_processes
         first, last = worker * each, (worker + 1) * each - 1
         envs = f"environment {first}" if each == 1 else f"environments {first} to {last}"
@@ -927,13 +930,10 @@ class Emulated(Vector):
         worker, number = divmod(index, self.num_envs // self.num_processes)
         return self._command([worker], workers.RENDER, number)[0]
 
-    def close(self):
-        """End the workers and close all environments."""
-        if not self.closed:
-            self.closed = True
-            with contextlib.closing(self._driver):
-                self._stop()
-            self._busy.clear()
+    def _close(self):
+        with contextlib.closing(self._driver):
+            self._stop()
+        self._busy.clear()
 
 
 class EpisodeLog:
@@ -1026,7 +1026,7 @@ class VectorEntryPoint(Serial):
         creator, _, kwargs = creators[0]
         if any(other != creators[0] for other in creators):
             raise ConfigError("vec.backend = package: env_kwargs differ between environments. "
-                              "Give one dict for all, or take another backend.")
+                              "Give one dict for all, or use another backend.")
         whole = creator.vector, (len(creators),), {**kwargs, "num_threads": num_threads}
         super().__init__([whole], num_threads=num_threads, **options)
 
@@ -1066,11 +1066,10 @@ class Multiprocessing(Emulated):
             kind, payload = process.receive()
         except workers.Gone:
             self._fail(worker, "died" + process.describe_end(), process.report())
-        if kind == workers.FAULT:  # its words say all; no traceback is needed
-            self._fail(worker, "failed", cause=pickle.loads(payload))
+        result = pickle.loads(payload) if payload else ()
         if kind == workers.ERROR:
-            self._fail(worker, "raised", payload.decode())
-        self._finish(worker, pickle.loads(payload) if payload else ())
+            self._fail(worker, "raised", result)
+        self._finish(worker, result)
 
     def _locate(self, worker):
         return self._workers[worker].report(ask=True)
@@ -1094,10 +1093,8 @@ class Ray(Emulated):
     _actors = ()
 
     def _start(self, horizon):
-        try:
-            import ray
-        except ImportError:
-            raise ConfigError("backend ray needs the package ray: pip install ray") from None
+        import ray
+
         self._ray = ray
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False)
@@ -1123,7 +1120,7 @@ class Ray(Emulated):
             except Exception as error:  # an error of the environment, or of a lost machine
                 self._fail(worker, "failed", error, error)
             if arrays is None:
-                self._fail(worker, "failed", cause=result)
+                self._fail(worker, "failed", result)
             workers.RemoteEnvs.store(arrays, self.storage, self.agents_of(worker), kind, t)
             self._finish(worker, result)
 
@@ -1158,7 +1155,7 @@ class Tensors(Vector):
         if self._driver is None:
             raise ConfigError(f"backend tensors: {env} has no num_envs and "
                               "single_observation_space, or its reset returns neither torch "
-                              "tensors nor arrays with __dlpack__ as JAX's; take another backend.")
+                              "tensors nor arrays with __dlpack__ as JAX's; use another backend.")
         self.seed, self.name, self.timeout = seed, name, timeout
         self.num_threads = self.threads_per_worker = num_threads or physical_cores()
         self.num_envs = self.num_agents = self.agents_per_batch = self._driver.num_agents
@@ -1213,10 +1210,8 @@ class Tensors(Vector):
         is_several = isinstance(frames, list | tuple) or np.ndim(frames) == 4
         return frames[index] if is_several else frames
 
-    def close(self):
-        if not self.closed:
-            self.closed = True
-            self._driver.close()
+    def _close(self):
+        self._driver.close()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1225,6 +1220,10 @@ class Tensors(Vector):
 
 BACKENDS = dict(zip(configuration.BACKENDS,
                     (Native, Serial, Multiprocessing, Ray, VectorEntryPoint, Tensors), strict=True))
+
+
+def _name_of(backend):
+    return next((name for name, known in BACKENDS.items() if known is backend), backend.__name__)
 
 
 def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=None):
@@ -1265,7 +1264,7 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
     has_vector = getattr(one, "has_vector", False)
     if not {Native: is_in_c, Tensors: not is_in_c, VectorEntryPoint: has_vector}.get(backend, True):
         others = f"{'native, ' * is_in_c}serial, multiprocessing and ray"
-        raise ConfigError(f"vec.backend = {backend.__name__.lower()}: cannot step "
+        raise ConfigError(f"vec.backend = {_name_of(backend)}: cannot step "
                           f"{environments.name_of(one)}; there are {others} for it.")
     return backend
 
@@ -1298,7 +1297,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
 
     num_workers and batch_size may be "auto", their default. Raises ConfigError for settings that
     cannot work together, MemoryError for more environments than the machine can hold, and TypeError
-    for what is no environment.
+    for another object.
     """
     num_workers, batch_size = (None if number == "auto" else number
                                for number in (num_workers, batch_size))
@@ -1377,18 +1376,16 @@ def why_not_on_gpu(env, backend="auto", num_buffers=None):
 
 def _check_backend(backend, num_envs, num_workers, batch_size, num_buffers):
     """Raise ConfigError for settings of another backend."""
-    name, problem = backend.__name__.lower(), None
+    name = _name_of(backend)
     if num_buffers not in (None, 1) and not issubclass(backend, Native):
-        problem = (f"vec.num_buffers = {num_buffers}: is for backend native, not for {name}. "
-                   "Set vec.batch_size.")
-    elif issubclass(backend, (Native, Serial, Tensors)) and (
+        raise ConfigError(f"vec.num_buffers = {num_buffers}: is for backend native, not for {name}."
+                          " Set vec.batch_size.")
+    if issubclass(backend, (Native, Serial, Tensors)) and (
             num_workers not in (None, 1) or batch_size not in (None, num_envs)):
         advice = {Native: "Set vec.num_threads.", Tensors: "Leave both out."}.get(
-            backend, "For more workers take multiprocessing.")
-        problem = (f"backend {name} steps all environments in this process: num_workers is 1 and "
-                   f"batch_size {num_envs}. {advice}")
-    if problem:
-        raise ConfigError(problem)
+            backend, "For more workers use multiprocessing.")
+        raise ConfigError(f"backend {name} steps all environments in this process: num_workers is "
+                          f"1 and batch_size {num_envs}. {advice}")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1407,7 +1404,7 @@ def load_env(env_name, args):
         num_envs, rest = divmod(total, agents)
         if rest or not num_envs:
             raise ConfigError(f"vec.total_agents = {total}: one {maker.name} has "
-                              f"{plural(agents, 'agent')}; take a multiple of that.")
+                              f"{plural(agents, 'agent')}; use a multiple of that.")
     elif isinstance(maker, ocean.Library) and vec["backend"] not in ("auto", "native"):
         num_envs, settings = vec["num_envs"], args["env"]  # each holds env.num_envs
     return make_from(maker, num_envs, args, settings)
@@ -1448,7 +1445,7 @@ def choose_device(env, vec, train):
         return torch.device("cuda", data_parallel.connect().choose_gpu())
     if vec["device"] == "cuda":
         raise ConfigError(f"vec.device = cuda: {environments.name_of(env)} cannot step on a GPU: "
-                          f"{reason}. Take auto or host.")
+                          f"{reason}. Set auto or host.")
     _print_host(env, reason)
     return None
 

@@ -89,8 +89,6 @@ class Envs:
         self._views = [[env.views(row, first)
                         for env, first in zip(self.envs, firsts, strict=True)]
                        for row in self._rows]
-        self._inactive = np.zeros(sum(self.sizes), bool)
-        self._is_fresh, self.together = True, None
 
     def reset(self, seed=None):
         """Begin new episodes and write the last row; return [(environment, info)]."""
@@ -101,7 +99,7 @@ class Envs:
             is_shared = seed is None or getattr(env, "same_seed", False)
             infos += [(i, info) for info in env.reset_into(view, seed if is_shared else seed + i)]
         row.resets[:] = 1
-        np.equal(row.valid, 0, out=self._inactive)
+        self._inactive = row.valid == 0
         return infos
 
     def step(self, t):
@@ -117,7 +115,7 @@ class Envs:
                 infos += [(i + copy, info) for copy, info in zip(numbers, ended, strict=True)]
         np.bitwise_or(row.terminals, row.truncations, out=row.resets)
         row.resets[self._inactive & (row.valid != 0)] = 1  # they act again
-        np.equal(row.valid, 0, out=self._inactive)
+        self._inactive = row.valid == 0
         if self._is_fresh:  # the first step after a reset: now they have been checked
             self._is_fresh = False
             self.together = emulation.GymnasiumTogether.of(self.envs, self.numbers, self._rows)
@@ -204,9 +202,9 @@ class Envs:
 
 
 # A command is a kind and a number (of ASK: that of the bytes that follow). An answer is a kind and
-# bytes: a traceback, a pickled EnvError, or the result of Envs.do, if it has one.
+# bytes, pickled: an EnvError or a traceback, or the result of Envs.do, if it has one.
 COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
-STEP, RESET, RENDER, ASK, DONE, ERROR, FAULT = range(7)
+STEP, RESET, RENDER, ASK, DONE, ERROR = range(6)
 CLOSING = 10  # seconds that an idle worker's environments have to close
 
 
@@ -214,10 +212,8 @@ class SharedMemory:
     """Arrays that several processes map, in memory that is gone when they end."""
 
     def __init__(self):
-        if hasattr(os, "memfd_create"):
-            self.file = os.fdopen(os.memfd_create("rollout"), "w+b")
-        else:
-            self.file = tempfile.TemporaryFile()  # noqa: SIM115
+        self.file = (os.fdopen(os.memfd_create("rollout"), "w+b") if hasattr(os, "memfd_create")
+                     else tempfile.TemporaryFile())  # noqa: SIM115
         self.layouts = []
 
     def zeros(self, shape, dtype):
@@ -236,7 +232,7 @@ def map_array(fd, shape, dtype, offset):
 
 
 class Gone(Exception):
-    """The other side of a socket is gone. It is no OSError: environments raise those."""
+    """The other side of a socket is gone; not an OSError, which environments raise."""
 
 
 def receive(channel, size):
@@ -356,12 +352,10 @@ def serve(channel_fd, memory_fd, report_fd):
             answer(DONE, pickle.dumps(result) if kind == RENDER or result else b"")
     except Gone:
         pass
-    except EnvError as error:
-        with contextlib.suppress(OSError):
-            answer(FAULT, pickle.dumps(error))
     except BaseException as error:
+        explained = error if isinstance(error, EnvError) else user_traceback(error)[0]
         with contextlib.suppress(OSError):
-            answer(ERROR, user_traceback(error)[0].encode())
+            answer(ERROR, pickle.dumps(explained))
     finally:
         if envs is not None:
             with contextlib.suppress(Exception):

@@ -118,9 +118,8 @@ def test_a_last_checkpoint_that_cannot_be_written_ends_rank_0_with_an_error(two)
 
 def test_a_restart_looks_past_folders_that_are_no_runs(tmp_path, monkeypatch):
     group = data_parallel.Ranks()
-    for name, text in {"a": "[]", "b": "{", "c": '{"launch": 5}',
-                       "d": '{"launch": [["here:1", "x"]]}', "e": "[" * 9999,
-                       "mine": '{"launch": [["here:1", 7.0]]}', "f": '{"launch": [[1]]}'}.items():
+    for name, text in {"a": "[]", "b": "[" * 9999, "c": '{"launch": [["here:1", "x"]]}',
+                       "mine": '{"launch": [["here:1", 7.0]]}'}.items():
         folder = tmp_path / f"squared_{name}"
         folder.mkdir()
         (folder / "config.json").write_text(text)
@@ -133,7 +132,6 @@ def test_a_restart_looks_past_folders_that_are_no_runs(tmp_path, monkeypatch):
 def test_what_ranks_tell_each_other(two):
     for rank, seen in enumerate(two[0]):
         assert seen["sum"].tolist() == [3.0, 2e-17] and seen["sum"].dtype == np.float64
-        assert seen["max"].tolist() == [0, 1, -np.inf]
         assert seen["any"] == [False, True, True]
         assert seen["first"][0] == "only once" and seen["first"][1] == ("ConfigError: it cannot be",
                                                                         rank == 1)
@@ -421,13 +419,6 @@ def test_a_script_of_your_own_on_two_nodes_unchanged(tmp_path, how):
     assert sum("2 machines" in text for text in texts) == 1
     folders = list(tmp_path.glob("node*/experiments/*/trainer_state.pt"))
     assert len(folders) == 1, "one rank writes"
-
-
-@pytest.mark.slow
-def test_two_nodes_of_the_command_line(tmp_path):
-    command = [PUFFERL, "train", "squared", *SMALL, "--train.total-timesteps", "40000"]
-    texts = two_nodes(command, tmp_path, *rendezvous(free_port()))
-    assert sorted("40,960" in text for text in texts) == [False, True]
 
 
 PYTHON = ["gym/CartPole-v1", "--vec.num-envs", "8", "--vec.backend"]

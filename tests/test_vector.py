@@ -34,7 +34,7 @@ import ocean.__main__ as ocean_main
 import pufferl
 import vector
 import workers
-from errors import ConfigError, WorkerError
+from errors import WorkerError
 from tools import watch
 from vector import Multiprocessing, Native, Serial, VectorEntryPoint
 
@@ -114,22 +114,13 @@ def test_every_backend_gives_the_same(kind, others):
         assert_same(expected, rollout(vecenv))
 
 
-def test_c_environments_are_the_same_in_processes():
-    options = {"num_envs": 2}
-    with (vector.make("cartpole", 6, num_threads=1, seed=5) as native,
-          vector.make(ocean.Cartpole, 3, Serial, seed=5, env_kwargs=options) as serial,
-          vector.make("cartpole", 3, Multiprocessing, num_workers=3, seed=5,
-                      env_kwargs=options) as processes):
-        expected, rng = native.reset(seed=5)[0], np.random.default_rng(0)
-        for other in (serial, processes):
-            np.testing.assert_array_equal(other.reset()[0], expected)
-        for _ in range(60):
-            actions = rng.integers(0, 2, 6)
-            expected = native.step(actions)[:3]
-            for other in (serial, processes):
-                for ours, theirs in zip(other.step(actions)[:3], expected, strict=True):
-                    np.testing.assert_array_equal(ours, theirs)
-                    assert ours.dtype == theirs.dtype
+def test_c_environments_are_the_same_in_python_backends():
+    settings = {"max_steps": 7}
+    expected = rollout(vector.make("cartpole", 6, num_buffers=1, seed=5, env_kwargs=settings))
+    for env, options in ((ocean.Cartpole, {"backend": Serial}),
+                         ("cartpole", {"backend": Multiprocessing, "num_workers": 3})):
+        vecenv = vector.make(env, 3, seed=5, env_kwargs={**settings, "num_envs": 2}, **options)
+        assert_same(expected, rollout(vecenv))
 
 
 def test_a_vector_environment_counts_as_its_copies():
@@ -443,38 +434,6 @@ def test_a_packages_own_vector_environment(name):
             np.testing.assert_array_equal(package.step(np.ones(4, int))[0], expected)
 
 
-def test_cartpoles_vector_environment_gives_the_same_episodes():
-    """So it is the default, with numbers in float32."""
-    one = gymnasium.make("CartPole-v1")
-    many = gymnasium.make_vec("CartPole-v1", 1, "vector_entry_point")
-    expected, rows, done, ends = one.reset(seed=0)[0], many.reset(seed=0)[0], False, 0
-    for t in range(200):
-        np.testing.assert_allclose(rows[0], expected, 1e-5, 1e-6)
-        rows, *result = many.step(np.array([t % 3 % 2]))[:4]
-        if done:
-            expected, done = one.reset()[0], False
-            continue
-        expected, *values = one.step(t % 3 % 2)[:4]
-        np.testing.assert_allclose([array[0] for array in result], values)
-        done, ends = any(values[1:]), ends + any(values[1:])
-    assert ends > 2
-
-
-def test_environments_by_name():
-    settings = environments.load_creator("gym/CartPole-v1").settings
-    assert settings == {"sutton_barto_reward": False, "max_episode_steps": 500, "reward_scale": 1.0}
-    kwargs = {"reward_scale": 0.5, "max_episode_steps": 3}
-    with vector.make("gym/CartPole-v1", 2, "serial", env_kwargs=kwargs) as vecenv:
-        vecenv.reset(seed=0)
-        assert [vecenv.step([1, 0])[1].tolist() for _ in range(6)] == [[0.5, 0.5]] * 6
-        assert vecenv.log()["score"] == 3
-    name = f"{ROOT}/tests/user_envs.py:PointMass"
-    assert environments.load_creator(name).settings == {"length": 100}
-    with vector.make(name, 2, Multiprocessing, num_workers=2, env_kwargs={"length": 2}) as vecenv:
-        vecenv.reset(seed=0)
-        assert [vecenv.step(np.zeros((2, 2)))[3].all() for _ in range(2)] == [False, True]
-
-
 # -- Under the trainer -----------------------------------------------------------------------------
 
 
@@ -557,29 +516,22 @@ class OnlyDuties:
         return getattr(self._vecenv, name)
 
 
-def train_and_save(vecenv, folder, epochs):
-    trainer, log = train(OnlyDuties(vecenv), epochs, env=vecenv.name, data_dir=str(folder),
-                         total_timesteps=epochs * vecenv.num_agents * 16, replay_ratio=2.0,
-                         minibatch_size=4 * vecenv.num_agents, learning_rate=0.01, log_interval=0.0)
+@pytest.mark.parametrize(("env", "options", "agents"), [
+    ("squared", {"num_envs": 64, "num_buffers": 2, "num_threads": 1}, 64),
+    (Walk, {"num_envs": 4, "backend": Threads, "num_workers": 4, "batch_size": 2}, 4)])
+def test_a_backend_is_asked_for_its_duties_alone(env, options, agents, tmp_path):
+    vecenv = vector.make(env, **options)
+    trainer, log = train(OnlyDuties(vecenv), 3, data_dir=str(tmp_path), log_interval=0.0,
+                         total_timesteps=3 * 16 * agents, minibatch_size=4 * agents)
     trainer.save_checkpoint()
     trainer.release()
-    return trainer, log
+    assert trainer.global_step == 3 * 16 * agents and vecenv.closed and log["n"] > 0
 
 
-def test_a_backend_is_asked_for_its_duties_alone(tmp_path):
-    vecenv = vector.make("squared", 64, num_buffers=2, num_threads=1)
-    trainer, log = train_and_save(vecenv, tmp_path, 3)
-    assert trainer.global_step == 3 * 16 * 64 and vecenv.closed and log["n"] > 0
-
-
-def test_a_custom_backend_of_threads_trains(tmp_path):
-    make = functools.partial(vector.make, Walk, backend=Threads)
-    vecenv = make(4, num_workers=4, batch_size=2, env_kwargs={"limit": 5})
-    trainer, log = train_and_save(vecenv, tmp_path, 3)
-    assert trainer.global_step == 3 * 16 * 4 and 3 < log["episode_length"] <= 5
+def test_an_error_in_a_custom_backend():
     kwargs = [{}, {"trouble": ArithmeticError}]
     with pytest.raises(WorkerError, match=r"(?s)Walk.*walker"):
-        rollout(make(2, num_workers=2, env_kwargs=kwargs))
+        rollout(vector.make(Walk, 2, Threads, num_workers=2, env_kwargs=kwargs))
 
 
 class Interrupted(CartPoleEnv):
@@ -607,28 +559,6 @@ def test_a_run_continues_after_a_step_that_was_interrupted(error, tmp_path, monk
     trainer.evaluate()
     trainer.train()
     trainer.close()
-
-
-def test_the_command_line_takes_python_environments(tmp_path):
-    (tmp_path / "my_env.py").write_text(
-        "import gymnasium\n\n\ndef make_env(limit=9):\n"
-        "    return gymnasium.make('Acrobot-v1', max_episode_steps=limit)\n")
-    name = f"{tmp_path}/my_env.py:make_env"
-
-    def config(*more):
-        return pufferl.load_config(name, [
-            "--train.total-timesteps", "512", "--train.horizon", "16", "--vec.num-envs", "4",
-            "--vec.num-workers", "2", "--env.limit", "7", "--policy.hidden-size", "16",
-            "--logger", "none", "--data-dir", str(tmp_path), *more])
-
-    trainer = pufferl.train(name, config())
-    assert trainer.global_step == 512 and trainer.environment["episode_length"] == 7
-    resumed = pufferl.train(name, config("--train.total-timesteps", "1024", "--resume", "latest"))
-    assert resumed.global_step == 1024 and resumed.run_folder == trainer.run_folder
-    results = watch.evaluate(name, config("--load-model-path", "latest", "--eval.episodes", "3"))
-    assert results["score"][0] == -7
-    with pytest.raises(ConfigError, match=r"vec\.num_workers"):
-        pufferl.load_env(name, config("--vec.num-workers", "3"))
 
 
 # with the seed of its training, the mean return it must reach, and the package it needs
