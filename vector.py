@@ -25,7 +25,7 @@ and PettingZoo's (see emulation.py) in this process, in others and on other mach
 steps those of torch and JAX on their device (see tensors.py):
 
     vecenv = vector.make("gym/CartPole-v1", num_envs=64, num_workers=4, batch_size=32)
-    vecenv.async_reset(seed=0)              # then the first batch_size environments that are ready:
+    vecenv.async_reset(seed=0)              # then the first buffer that is ready:
     observations, rewards, terminals, truncations, infos, agent_ids, masks = vecenv.recv()
     vecenv.send(actions)
 
@@ -50,10 +50,6 @@ import gymnasium
 import numpy as np
 import psutil
 import torch
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 import absolute_imports  # noqa: F401  first
 import configuration
@@ -66,7 +62,7 @@ import ocean.device
 import processes
 import tensors
 import workers
-from arena import default_stream, driver, run, threads
+from arena import default_stream, run, threads
 from auto import plural
 from errors import ConfigError, EnvError, WorkerError
 from fast import cuda_cpp
@@ -305,8 +301,11 @@ class Vector(contextlib.AbstractContextManager):
         self._rewind()
         storage.actions[0] = np.reshape(actions, storage.actions[0].shape)
         with threads(self.num_threads):
-            for buffer in range(self.num_buffers):
-                self.advance(buffer)
+            for worker in range(self.num_workers):
+                while (ready := self.wait(worker)) is not None:
+                    buffer, t = ready
+                    if t == 0:
+                        self.advance(buffer)
         infos = self._last_infos()
         flags = storage.terminals[0].view(bool), storage.truncations[0].view(bool)
         return storage.observations[1], storage.rewards[0], *flags, infos
@@ -362,56 +361,6 @@ class Vector(contextlib.AbstractContextManager):
 
     def __exit__(self, *_):
         self.close()
-
-
-# --------------------------------------------------------------------------------------------------
-# Steps of environments in C from compiled code (fast/compiled.py, fast/fused.py), without the
-# interpreter
-
-LONG, WORD = ir.IntType(64), ir.IntType(32)
-
-
-def call_address(builder, result, function, *numbers):
-    """Emit the call of a C function by its address; pointers are integers."""
-    kind = ir.FunctionType(result, [LONG] * len(numbers))
-    return builder.call(builder.inttoptr(function, kind.as_pointer()), numbers)
-
-
-@intrinsic
-def _call_step(typing, function, environments, first, last, rows):
-    """Call ocean_step(environments, first, last, rows); pointers are integers."""
-
-    def codegen(context, builder, signature, arguments):
-        call_address(builder, ir.VoidType(), *arguments)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), codegen
-
-
-@intrinsic
-def cycles(typing):
-    """Read the processor's cycle counter."""
-
-    def codegen(context, builder, signature, arguments):
-        kind = ir.FunctionType(LONG, [])
-        return builder.call(
-            cgutils.get_or_insert_function(builder.module, kind, "llvm.readcyclecounter"), [])
-
-    return types.int64(), codegen
-
-
-@driver
-def step_environments(environments, t, begin, end, terminals, truncations, resets):
-    """Step environments at row t; return the cycles it took.
-
-    Their agents are [begin, end). It also writes row t + 1 of the resets.
-    """
-    function, address, first, last, rows = environments
-    entered = cycles()
-    _call_step(function, address, first, last, rows[t])
-    for i in range(begin, end):
-        resets[t + 1, i] = terminals[t, i] | truncations[t, i]
-    return cycles() - entered
 
 
 # --------------------------------------------------------------------------------------------------
@@ -706,7 +655,6 @@ class Emulated(Vector):
         self._busy = {}  # {worker: (start of its command, kind)}
         self._pending = [0] * len(self.ranges)  # the workers that a buffer waits for
         self._ready = deque()  # buffers
-        self._done = deque(maxlen=self.num_processes)  # workers that have stepped, in their order
         self._results = {}  # {(kind, worker): of its last command}
         self._attributes = {}  # those of set_attr, for workers that begin later
         self._received = self._next_seed = None
@@ -771,8 +719,7 @@ class Emulated(Vector):
     def advance(self, buffer):
         """Have a buffer's environments step with the actions of its row t."""
         self._pending[buffer] = self.workers_per_batch
-        first = buffer * self.workers_per_batch
-        for worker in range(first, first + self.workers_per_batch):
+        for worker in self._workers_of(buffer):
             self._send_command(worker, workers.STEP, self._t[buffer])
 
     def _send_command(self, worker, kind, number):
@@ -829,7 +776,6 @@ class Emulated(Vector):
                 self._episodes.add(env, info)
         if kind == workers.STEP:
             buffer = worker // self.workers_per_batch
-            self._done.append(worker)
             self._pending[buffer] -= 1
             if self._pending[buffer] == 0:
                 self._t[buffer] += 1
@@ -856,7 +802,6 @@ class Emulated(Vector):
         self._received = self._next_seed = None
         self.begin()
         self._results.clear()
-        self._done.extend(range(self.num_processes))
         return self.storage.observations[1], []
 
     def async_reset(self, seed=None):
@@ -864,20 +809,20 @@ class Emulated(Vector):
         self.reset(seed)
 
     def recv(self):
-        """Return what Vector.recv does, as copies, of the first batch_size environments.
+        """Return what Vector.recv does, of the first buffer that is ready.
 
-        Raises RuntimeError if nothing was sent.
+        The arrays are views that stay as they are until its environments step again. Raises
+        RuntimeError if nothing was sent.
         """
-        if self._received is not None or not (self._busy or self._done):
+        ready = None if self._received is not None else self.wait()
+        if ready is None:
             raise RuntimeError("recv() comes after async_reset() or send().")
-        while len(self._done) < self.workers_per_batch:
-            self._listen()
-        s = self.storage
-        self._received = sorted(self._done.popleft() for _ in range(self.workers_per_batch))
-        agents = np.arange(self.num_agents).reshape(-1, self._agents_each)[self._received].ravel()
+        self._received, s = ready[0], self.storage
+        agents = self.ranges[self._received]
         flags = s.terminals[0, agents].view(bool), s.truncations[0, agents].view(bool)
         return (s.observations[1, agents], s.rewards[0, agents], *flags,
-                self._infos_of(self._received), agents, s.valid[1, agents].view(bool))
+                self._infos_of(self._workers_of(self._received)),
+                np.arange(agents.start, agents.stop), s.valid[1, agents].view(bool))
 
     def send(self, actions):
         """Step the agents of the last `recv`, by actions (agents_per_batch, ...).
@@ -888,14 +833,16 @@ class Emulated(Vector):
         if self._received is None:
             raise RuntimeError("send() comes after recv().")
         self._check_actions(actions, self.agents_per_batch)
-        parts = np.reshape(actions, (len(self._received), self._agents_each, self.action_dims))
-        batch, self._received = self._received, None
-        for worker, part in zip(batch, parts, strict=True):
-            self.storage.actions[0, self.agents_of(worker)] = part
-            self._send_command(worker, workers.STEP, 0)
+        buffer, self._received = self._received, None
+        rows = self.storage.actions[0, self.ranges[buffer]]
+        rows[:] = np.reshape(actions, rows.shape)
+        self._t[buffer] = 0
+        self.advance(buffer)
+
+    def _workers_of(self, buffer):
+        return range(buffer * self.workers_per_batch, (buffer + 1) * self.workers_per_batch)
 
     def _last_infos(self):
-        self._settle()
         return self._infos_of(range(self.num_processes))
 
     def _infos_of(self, indices):
@@ -1093,8 +1040,10 @@ class Ray(Emulated):
     _actors = ()
 
     def _start(self, horizon):
-        import ray
-
+        try:
+            import ray
+        except ImportError:
+            raise ConfigError("backend ray needs the package ray: pip install ray") from None
         self._ray = ray
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False)
@@ -1285,7 +1234,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         then holds num_envs × env_kwargs["num_envs"]
     num_workers: processes or Ray actors (default: the physical cores, or the most below them that
         divide num_envs)
-    batch_size: environments that one `recv` waits for (default: all)
+    batch_size: environments of one buffer, for which one `recv` waits (default: all)
     num_buffers: Native's
     num_threads: of environments in C, and of learning
     device: "cuda" for environments in C; see GpuEnvs

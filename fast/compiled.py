@@ -42,6 +42,7 @@ from arena import (
     u64,
 )
 from fast import products
+from fast.c_calls import cycles, step_environments
 from fast.products import (
     BLOCK,
     accumulate_rows,
@@ -51,7 +52,6 @@ from fast.products import (
     pack,
     packed_size,
 )
-from vector import cycles, step_environments
 
 if products.find_problem():
     raise RuntimeError(products.find_problem())

@@ -53,15 +53,8 @@ from arena import (
     u8,
 )
 from errors import ConfigError
-from vector import (
-    LONG,
-    POLICY_INPUTS,
-    WORD,
-    aligned_zeros,
-    call_address,
-    cycles,
-    step_environments,
-)
+from fast.c_calls import LONG, WORD, call_address, cycles, step_environments
+from vector import POLICY_INPUTS, aligned_zeros
 
 
 class Gpu:
