@@ -501,7 +501,7 @@ class GpuEnvs(Native):
 
     in_graphs = True
 
-    def __init__(self, env, num_envs, *, device, num_buffers=1, **options):
+    def __init__(self, env, num_envs, *, device, **options):
         self._kernels = ocean.device.Kernels(env)
         self.truncates = ocean.device.truncates(env)
         self.device = torch.device(device)
