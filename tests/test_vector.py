@@ -237,61 +237,20 @@ def test_a_vector_environment_is_called_by_its_own_methods(env, name, values):
 # -- Logs ------------------------------------------------------------------------------------------
 
 
-def test_logs_of_one_environment_and_the_rest():
-    limits = [{"limit": 2}, {"limit": 3}, {"limit": 4}]
-    with vector.make(Walk, 3, Serial, env_kwargs=limits) as vecenv:
-        vecenv.reset(seed=0)
-        for _ in range(4):
-            vecenv.step(np.ones(3, int))
-        assert vecenv.log(0)["episode_length"] == 2 and vecenv.log(0) == {}
-        assert vecenv.log()["n"] == 2 and vecenv.log() == {}
-
-
-class Counted(Counters):
-    """Infos of one episode, of three and of none."""
-
-    first = 0
-
-    def step(self, actions):
-        infos = [{"perf": 5.0, "n": 1}, {"perf": 1.0, "n": 3}, {"perf": 7.0, "n": 0}]
-        return *super().step(actions)[:4], infos[self.first :]
-
-
-def test_infos_weigh_as_many_episodes_as_they_say():
-    with vector.make(Counted, 1, Serial) as vecenv:
-        vecenv.reset(seed=0)
-        for first, log in ((0, {"perf": 2.0, "n": 4}), (2, {})):
-            vecenv.envs[0].first = first
-            vecenv.step(np.zeros(4, int))
-            assert vecenv.log() == log
-
-
-class Numbered(Steps):
-    """Episodes of 5 and 10 steps in turn; the info of a last step has `names`."""
-
-    episodes = 0
-
-    def __init__(self, names=()):
-        super().__init__(change=lambda t: {"terminated": t == self.end, "info": dict.fromkeys(
-            names if t == self.end else (), t)})
-
-    def reset(self, *, seed=None, options=None):
-        self.episodes += 1
-        self.end, self.limit = 5 * (1 + self.episodes % 2), None
-        return super().reset(seed=seed)
-
-
-@pytest.mark.parametrize("names", [(), ("n",), ("n", "episode", "win")])
-def test_an_info_may_have_any_names(names):
-    """Count by n in a PufferEnv's infos only; "episode" is RecordEpisodeStatistics's."""
-    with vector.make(lambda: Numbered(names), 2, Serial) as vecenv:
-        vecenv.reset()
-        for _ in range(30):
-            vecenv.step(np.zeros(2, int))
-        log = vecenv.log()
-    assert log["n"] == 8 and log["episode_return"] == log["score"] == 7.5
-    assert log.get("info_n", 7.5) == log.get("win", 7.5) == 7.5
-    assert ("info_n" in log) == ("n" in names)
+@pytest.mark.parametrize(("counts", "infos", "log"), [
+    (True, [{"perf": 5.0, "n": 1}, {"perf": 1.0, "n": 3}, {"perf": 7.0, "n": 0}],
+     {"perf": 2.0, "n": 4}),
+    (True, [{"perf": 7.0, "n": 0}], {}),
+    (False, [{"episode_return": 5.0, "n": 2}, {"episode_return": 10.0, "episode": {"r": 3}}],
+     {"episode_return": 7.5, "score": 7.5, "info_n": 2.0, "n": 2})])
+def test_infos_weigh_as_many_episodes_as_they_say(counts, infos, log):
+    """Only a PufferEnv's n is a number of episodes; "episode" is RecordEpisodeStatistics's."""
+    episodes = vector.EpisodeLog(counts)
+    for env in (0, 1):
+        for info in infos:
+            episodes.add(env, info)
+    assert episodes.means(None, 1) == log and episodes.means(None, 1) == {}
+    assert episodes.means(None) == log and episodes.means(None) == {}
 
 
 class Reports(Counters):
@@ -331,7 +290,7 @@ def test_episodes_are_counted_if_reports_do_not_say_how_many(tmp_path):
     ({"num_envs": 0}, "num_envs"),
     ({"env": "squared", "batchsize": 2}, "batch_size"),
     ({"env": ROOT / "ocean/breakout/breakout.h", "frameskp": 2}, "frameskip"),
-    ({"env": f"{__file__}:Nothing"}, "Numbered"),
+    ({"env": f"{__file__}:Nothing"}, "Reports"),
 ])
 def test_impossible_combinations_are_refused(options, name):
     backend = ({} if {"backend", "batchsize", "frameskp"} & set(options)
