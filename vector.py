@@ -1382,14 +1382,13 @@ def choose_device(env, vec, train):
     Prints why, if auto keeps environments in C on the host of a GPU. Raises ConfigError if
     vec.device = cuda cannot be.
     """
+    has_gpu = train["device"] == "cuda" and torch.cuda.is_available()
     is_in_c = isinstance(env, ocean.Library) and vec["backend"] in ("auto", "native")
-    has_gpu, on_gpu = torch.cuda.is_available(), train["device"] == "cuda"
-    can_try = on_gpu and is_in_c and has_gpu
-    if vec["device"] == "host" or (vec["device"] == "auto" and not can_try):
+    if vec["device"] == "host" or (vec["device"] == "auto" and not (has_gpu and is_in_c)):
         return None  # the trainer refuses cuda without a GPU
-    reason = ("train.device is cpu, to which each step would be copied" if not on_gpu else
-              "torch finds no GPU here" if not has_gpu else
-              why_not_on_gpu(env, vec["backend"], vec["num_buffers"]))
+    reason = (why_not_on_gpu(env, vec["backend"], vec["num_buffers"]) if has_gpu else
+              "torch finds no GPU here" if train["device"] == "cuda" else
+              "train.device is cpu, to which each step would be copied")
     if reason is None:
         return torch.device("cuda", data_parallel.connect().choose_gpu())
     if vec["device"] == "cuda":

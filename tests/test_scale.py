@@ -392,28 +392,20 @@ print(f"rank done: {{trainer.global_step}} {{logs['entropy']:.6f}} {{weights:.6f
 """
 
 
-def two_nodes(command, folder, *options):
-    """The same command on two nodes at 127.0.0.1 and 127.0.0.2, with torchrun's
-    options; what both printed."""
-    nodes = []
-    for node, address in enumerate(("127.0.0.1", "127.0.0.2")):
-        (folder / f"node{node}").mkdir()
-        options_here = [option.format(node=node, address=address) for option in options]
-        nodes.append(start([*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", f"--local-addr={address}", *options_here,
-                            *command], folder / f"node{node}"))
-    results = [finish(process, folder / f"node{node}") for node, process in enumerate(nodes)]
-    assert [code for code, _ in results] == [0, 0], "\n".join(text for _, text in results)
-    return [text for _, text in results]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["rendezvous", "static"])
 def test_a_script_of_your_own_on_two_nodes_unchanged(tmp_path, how):
     (tmp_path / "train.py").write_text(SCRIPT)
-    port = free_port()
-    options = {"rendezvous": rendezvous(port), "static": ["--node-rank={node}", "--master-addr=127.0.0.1",
-                                                          f"--master-port={port}"]}[how]
-    texts = two_nodes([str(tmp_path / "train.py")], tmp_path, *options)
+    port, nodes = free_port(), []
+    for node, address in enumerate(("127.0.0.1", "127.0.0.2")):
+        folder = tmp_path / f"node{node}"
+        folder.mkdir()
+        options = rendezvous(port) if how == "rendezvous" else [
+            f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+        command = [*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", f"--local-addr={address}", *options]
+        nodes.append((start([*command, str(tmp_path / "train.py")], folder), folder))
+    codes, texts = zip(*(finish(*node) for node in nodes), strict=True)
+    assert codes == (0, 0), "\n".join(texts)
     results = [re.search("rank done: .*", text)[0] for text in texts]
     assert results[0] == results[1] and results[0].startswith("rank done: 20480 ")
     assert sum("2 machines" in text for text in texts) == 1
