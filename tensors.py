@@ -228,9 +228,8 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
 
     def _write_final(self, view, observations, info):
         """Write the last observations of the episodes that ended."""
-        final = observations
-        if self.mode == "same_step":
-            final = info.get("final_obs", info.get("final_observation"))
+        final = (info.get("final_obs", info.get("final_observation"))
+                 if self.mode == "same_step" else observations)
         if final is None:
             view.final_observations.copy_(view.before)
         else:

@@ -32,7 +32,7 @@ import ocean
 try:
     from pettingzoo import ParallelEnv
 except ImportError:
-    ParallelEnv = None
+    ParallelEnv = object
 
 UNWRITTEN = 0xA5  # each byte of a final observation before C writes it
 
@@ -274,7 +274,7 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
         self._envs.envs.close()
 
 
-class OceanParallelEnv(ParallelEnv or object):
+class OceanParallelEnv(ParallelEnv):
     """An environment in C as PettingZoo's ParallelEnv of agent_0, agent_1, ...
 
     An agent whose episode ends leaves `agents` until reset(), as PettingZoo demands. In C its next
@@ -350,11 +350,7 @@ class OceanParallelEnv(ParallelEnv or object):
         self._envs.envs.close()
 
 
-def parallel_env(name, render_mode=None, **settings):
-    """Make an OceanParallelEnv; raises ImportError without PettingZoo."""
-    if ParallelEnv is None:
-        raise ImportError("ocean.gymnasium.parallel_env needs PettingZoo: pip install pettingzoo.")
-    return OceanParallelEnv(name, render_mode, **settings)
+parallel_env = OceanParallelEnv  # as PettingZoo's packages name it
 
 
 def environment_id(name):

@@ -237,20 +237,7 @@ def test_what_a_step_returned_stays():
         assert all(map(np.array_equal, arrays, copies))
 
 
-def test_wrappers_and_pictures():
-    envs = gymnasium.make_vec("puffer/Squared-v0", num_envs=8)
-    envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(envs)
-    rng, episodes = np.random.default_rng(0), 0
-    envs.reset(seed=0)
-    for _ in range(60):
-        *_, infos = envs.step(rng.integers(0, 5, 8))
-        if "episode" in infos:
-            done = infos["_episode"]
-            for ours, theirs in (("episode_return", "r"), ("episode_length", "l")):
-                np.testing.assert_array_equal(infos["episode"][theirs][done],
-                                              infos["final_info"][ours][done])
-            episodes += done.sum()
-    assert episodes > 20
+def test_pictures():
     pytest.importorskip("raylib", reason="drawing needs the raylib_software wheel")
     env = gymnasium.make("puffer/Breakout-v0", render_mode="rgb_array")
     env.reset(seed=0)
