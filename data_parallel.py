@@ -58,7 +58,7 @@ class Ranks:
         self.device = torch.device("cpu")
         self.seconds = 0.0
         self.bytes = 0
-        self.has_user_group = has_user_group  # whether a script made the process group and chose GPUs
+        self.has_user_group = has_user_group  # a script's, which chose GPUs
         self._control = control  # the group for Python objects; None: torch's default one
 
     def _run(self, operation, *arguments, **options):

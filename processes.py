@@ -23,7 +23,7 @@ from pathlib import Path
 # --------------------------------------------------------------------------------------------------
 # Child processes and files
 
-ALONE = 2.0  # seconds that a worker's environments have to close after their parent was killed
+ORPHAN_SECONDS = 2.0  # that a worker's environments have to close after their parent was killed
 
 
 def guarded(command, number=signal.SIGTERM):
@@ -53,7 +53,7 @@ def leave_with(fd, parent, closing):
     """End this process when the other side of a socket is gone, even within a step.
 
     Before that the main thread, which notices it too, has `closing` seconds to close what it has,
-    or ALONE if `parent`, a process number, is gone as well.
+    or ORPHAN_SECONDS if `parent`, a process number, is gone as well.
     """
 
     def watch():
@@ -61,7 +61,7 @@ def leave_with(fd, parent, closing):
         poller.register(fd, 0)  # only hang-ups
         poller.poll()
         start = time.monotonic()
-        while time.monotonic() - start < (closing if os.getppid() == parent else ALONE):
+        while time.monotonic() - start < (closing if os.getppid() == parent else ORPHAN_SECONDS):
             time.sleep(0.1)
         os._exit(1)
 

@@ -69,7 +69,7 @@ def _first_leaf(tree):
     return tree
 
 
-def look(env, seed):
+def wrap(env, seed):
     """Return the TensorEnv of an environment, None if its `reset` returns no tensors.
 
     It is reset to find out, but only if it has num_envs and single_observation_space.

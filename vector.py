@@ -1011,7 +1011,7 @@ class Multiprocessing(Emulated):
         process = self._workers[worker]
         try:
             kind, payload = process.receive()
-        except workers.Gone:
+        except workers.Disconnected:
             self._fail(worker, "died" + process.describe_end(), process.report())
         result = pickle.loads(payload) if payload else ()
         if kind == workers.ERROR:
@@ -1100,7 +1100,7 @@ class Tensors(Vector):
     def __init__(self, creators, *, seed=0, num_threads=None, timeout=60.0, name="tensors",
                  num_workers=1, batch_size=None):
         env = emulation.build(*creators[0], seed)
-        self._driver = tensors.look(env, seed)
+        self._driver = tensors.wrap(env, seed)
         if self._driver is None:
             raise ConfigError(f"backend tensors: {env} has no num_envs and "
                               "single_observation_space, or its reset returns neither torch "
@@ -1284,7 +1284,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     if is_auto and backend in (Serial, Multiprocessing) and (holds_copies or num_envs == 1):
         whole = _as_one_object(env, holds_copies, num_envs, env_args, env_kwargs)
         made = emulation.build(*whole[0], seed)
-        tensor_env = tensors.look(made, seed)
+        tensor_env = tensors.wrap(made, seed)
         if tensor_env is not None:
             backend, made = Tensors, tensor_env
         if tensor_env is not None or num_envs == 1:

@@ -231,18 +231,18 @@ def map_array(fd, shape, dtype, offset):
                          math.prod(shape)).reshape(shape)
 
 
-class Gone(Exception):
+class Disconnected(Exception):
     """The other side of a socket is gone; not an OSError, which environments raise."""
 
 
 def receive(channel, size):
-    """Return exactly `size` bytes. Raises Gone."""
+    """Return exactly `size` bytes. Raises Disconnected."""
     data = b""
     with contextlib.suppress(OSError):
         while len(data) < size and (part := channel.recv(size - len(data))):
             data += part
     if len(data) < size:
-        raise Gone
+        raise Disconnected
     return data
 
 
@@ -262,16 +262,16 @@ class Process:
             "import workers; workers.serve(*numbers)")
 
     def __init__(self, memory, setup):
-        self._channel, theirs = socket.socketpair()
+        self._channel, child_channel = socket.socketpair()
         self._report = tempfile.TemporaryFile()  # noqa: SIM115
-        fds = theirs.fileno(), memory.file.fileno(), self._report.fileno()
+        fds = child_channel.fileno(), memory.file.fileno(), self._report.fileno()
         # A worker's own threads would only take the cores from the other workers.
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
         self._process = subprocess.Popen(
             [sys.executable, "-c", self.CODE, str(Path(__file__).parent),
              *map(str, (*fds, CLOSING, os.getpid()))],
             pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
-        theirs.close()
+        child_channel.close()
         self.pid, setup = self._process.pid, pickle.dumps(setup)
         self._write(struct.pack("<Q", len(setup)) + setup)
 
@@ -288,7 +288,7 @@ class Process:
             self._channel.sendall(data)
 
     def receive(self):
-        """Return (kind, payload) of the next answer. Raises Gone."""
+        """Return (kind, payload) of the next answer. Raises Disconnected."""
         kind, size = ANSWER.unpack(receive(self._channel, ANSWER.size))
         return kind, receive(self._channel, size)
 
@@ -350,7 +350,7 @@ def serve(channel_fd, memory_fd, report_fd):
             kind, number = COMMAND.unpack(receive(channel, COMMAND.size))
             result = envs.do(kind, receive(channel, number) if kind == ASK else number)
             answer(DONE, pickle.dumps(result) if kind == RENDER or result else b"")
-    except Gone:
+    except Disconnected:
         pass
     except BaseException as error:
         explained = error if isinstance(error, EnvError) else user_traceback(error)[0]
