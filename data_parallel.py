@@ -49,7 +49,8 @@ class Ranks:
     slowest rank. bytes: sent in sums so far.
     """
 
-    def __init__(self, rank=0, count=1, local_rank=0, local_count=1, control=None):
+    def __init__(self, rank=0, count=1, local_rank=0, local_count=1, control=None,
+                 has_user_group=False):
         self.rank = rank
         self.count = count
         self.local_rank = local_rank
@@ -57,9 +58,8 @@ class Ranks:
         self.device = torch.device("cpu")
         self.seconds = 0.0
         self.bytes = 0
-        self.has_user_group = False  # whether a script made the process group and chose GPUs
+        self.has_user_group = has_user_group  # a script's, which chose GPUs
         self._control = control  # the group for Python objects; None: torch's default one
-        self._names = []
 
     def _run(self, operation, *arguments, **options):
         start = time.perf_counter()
@@ -82,18 +82,11 @@ class Ranks:
 
         All ranks get the same bits.
         """
-        return self._reduce(values, dist.ReduceOp.SUM)
-
-    def max(self, values):
-        """Take the largest of all ranks, element by element, in the same way."""
-        return self._reduce(values, dist.ReduceOp.MAX)
-
-    def _reduce(self, values, operation):
         if self.count > 1:
             host = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
             tensor = host.to(self.device) if isinstance(values, np.ndarray) else values
             self.bytes += tensor.nbytes
-            self._run(dist.all_reduce, tensor, operation, group=self._group(tensor))
+            self._run(dist.all_reduce, tensor, group=self._group(tensor))
             if tensor is not host:
                 host.copy_(tensor)
         return values
@@ -136,19 +129,17 @@ class Ranks:
 
     def gather_to_first(self, value):
         """Return the same on rank 0, and [] on other ranks."""
-        if self.count == 1:
-            return [value]
-        values = [None] * self.count if self.rank == 0 else None
-        self._run(dist.gather_object, value, values, group=self._control)
+        values = [value] * self.count if self.rank == 0 else None
+        if self.count > 1:
+            self._run(dist.gather_object, value, values, group=self._control)
         return values or []
 
     def scatter(self, values):
         """Return values[rank] of rank 0's list."""
-        if self.count == 1:
-            return values[0]
-        result = [None]
-        self._run(dist.scatter_object_list, result, values if self.rank == 0 else None,
-                  group=self._control)
+        result = [values[0] if self.rank == 0 else None]
+        if self.count > 1:
+            self._run(dist.scatter_object_list, result, values if self.rank == 0 else None,
+                      group=self._control)
         return result[0]
 
     def share(self, value):
@@ -161,7 +152,7 @@ class Ranks:
     def first(self, function):
         """Return rank 0's function(), or raise its error on all ranks.
 
-        On the others the error has the attribute `elsewhere`.
+        The error's attribute `elsewhere` tells whether another rank raised it.
         """
         if self.count == 1:
             return function()
@@ -171,11 +162,9 @@ class Ranks:
                 result = function()
             except (Exception, SystemExit) as problem:
                 error = problem
-        error_info, result = self.share((error and (type(error), error.args), result))
-        if error_info is not None:
-            if self.rank > 0:
-                error = error_info[0](*error_info[1])
-                error.elsewhere = True
+        error, result = self.share((error, result))
+        if error is not None:
+            error.elsewhere = self.rank > 0
             raise error
         return result
 
@@ -186,20 +175,15 @@ class Ranks:
         """
         if self.count == 1:
             return log
-        while True:
-            n, sums = log.get("n", 0), np.zeros((1 + len(self._names), 2))
-            sums[0] = n, any(name not in self._names for name in log if name != "n")
-            for row, name in zip(sums[1:], self._names, strict=True):
-                row[:] = (n, log[name] * n) if name in log else 0
-            self.sum(sums)
-            if not sums[0, 1]:
-                break
-            # A rank's log has a new name: all ranks agree on the names, then sum again.
-            names = [name for names in self.gather(list(log)) for name in names if name != "n"]
-            self._names = list(dict.fromkeys([*self._names, *names]))
-        means = {name: total / n
-                 for name, (n, total) in zip(self._names, sums[1:].tolist(), strict=True) if n}
-        return {**means, "n": sums[0, 0].item()} if sums[0, 0] else {}
+        logs = [log for log in self.gather(log) if log]
+        merged = {}
+        for name in dict.fromkeys(name for log in logs for name in log):
+            parts = [(log[name], log["n"]) for log in logs if name in log]
+            n = sum(n for _, n in parts)
+            merged[name] = sum(mean * n for mean, n in parts) / n
+        if merged:
+            merged["n"] = float(sum(log["n"] for log in logs))
+        return merged
 
     def launchers(self):
         """Return [[machine and process, start time], ...] of the ranks' torchruns."""
@@ -219,8 +203,7 @@ class Ranks:
         def find():
             states = Path(data_dir).glob(f"{env_name}_*/trainer_state.pt")
             for path in sorted(states, key=lambda path: path.stat().st_mtime, reverse=True):
-                with contextlib.suppress(OSError, ValueError, TypeError, AttributeError,
-                                         RecursionError):
+                with contextlib.suppress(Exception):  # another program's file
                     saved = json.loads(path.with_name("config.json").read_text()).get("launch", [])
                     if any(name == other and abs(start - other_start) < 5
                            for name, start in launchers for other, other_start in saved):
@@ -298,10 +281,14 @@ def connect():
         return _connected
     has_group = dist.is_available() and dist.is_initialized()
     if not has_group:
-        if int(os.environ.get("WORLD_SIZE", 1)) == 1 or "RANK" not in os.environ:
+        if not started() or int(os.environ["WORLD_SIZE"]) == 1:
             _connected = Ranks()
             return _connected
-        _die_with_launcher()
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            # Nothing else ends this rank when its launcher is killed. SIGTERM saves a checkpoint; a
+            # launcher that would restart the other ranks needs SIGKILL.
+            restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+            processes.die_with(os.getppid(), signal.SIGKILL if restarts else signal.SIGTERM)
         gpu = torch.cuda.is_available() and dist.is_nccl_available()
         store, rank, count = _rendezvous()
         dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", store=store, rank=rank,
@@ -310,8 +297,7 @@ def connect():
     control = (None if "gloo" in dist.get_backend_config()
                else dist.new_group(backend="gloo", timeout=TIMEOUT))
     _connected = Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", 0)),
-                       int(os.environ.get("LOCAL_WORLD_SIZE", 1)), control)
-    _connected.has_user_group = has_group
+                       int(os.environ.get("LOCAL_WORLD_SIZE", 1)), control, has_group)
     return _connected
 
 
@@ -358,23 +344,13 @@ def _disconnect():
         dist.destroy_process_group()
 
 
-def _die_with_launcher():
-    """Have Linux end this rank when its launcher is killed; nothing else would.
-
-    SIGTERM saves a checkpoint. A launcher that would restart the other ranks needs SIGKILL.
-    """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
-        processes.die_with(os.getppid(), signal.SIGKILL if restarts else signal.SIGTERM)
-
-
 def started():
     """Return whether a launcher has started this process as one of its ranks."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def launch(count, command):
-    """Run a script as `count` ranks on this machine; return the exit code.
+    """Run a script as `count` ranks on this machine; exit with status 1 if one fails.
 
     command: its path and arguments. SIGINT, SIGTERM and SIGHUP are forwarded to the ranks, which
     may take their time to save. No rank outlives this process, even if some cannot be started.
@@ -400,12 +376,9 @@ def launch(count, command):
     try:
         run.run(run.parse_args([*options, *processes.guarded([sys.executable, "-u", *command])]))
     except ChildFailedError as error:
-        print(error, file=sys.stderr)
-        return 1
+        sys.exit(str(error))
     except (OSError, RuntimeError) as error:
-        print(f"train.gpus = {count}: not all ranks could be started ({error}). `ulimit -u` shows "
-              "the limit of processes and threads.", file=sys.stderr)
-        return 1
+        sys.exit(f"train.gpus = {count}: not all ranks could be started ({error}). `ulimit -u` "
+                 "shows the limit of processes and threads.")
     finally:
         processes.end_children()
-    return 0

@@ -555,6 +555,6 @@ def sample(maker, section):
         import tensors
 
         env = build(maker, (), settings, 0)
-        probe = tensors.look(env, 0) or wrap(env)
+        probe = tensors.wrap(env, 0) or wrap(env)
     with contextlib.closing(probe):
         yield probe

@@ -13,6 +13,7 @@ import faulthandler
 import math
 import os
 import select
+import shutil
 import signal
 import sys
 import threading
@@ -22,7 +23,7 @@ from pathlib import Path
 # --------------------------------------------------------------------------------------------------
 # Child processes and files
 
-ALONE = 2.0  # seconds that a worker's environments have to close after their parent was killed
+ORPHAN_SECONDS = 2.0  # that a worker's environments have to close after their parent was killed
 
 
 def guarded(command, number=signal.SIGTERM):
@@ -52,7 +53,7 @@ def leave_with(fd, parent, closing):
     """End this process when the other side of a socket is gone, even within a step.
 
     Before that the main thread, which notices it too, has `closing` seconds to close what it has,
-    or ALONE if `parent`, a process number, is gone as well.
+    or ORPHAN_SECONDS if `parent`, a process number, is gone as well.
     """
 
     def watch():
@@ -60,7 +61,7 @@ def leave_with(fd, parent, closing):
         poller.register(fd, 0)  # only hang-ups
         poller.poll()
         start = time.monotonic()
-        while time.monotonic() - start < (closing if os.getppid() == parent else ALONE):
+        while time.monotonic() - start < (closing if os.getppid() == parent else ORPHAN_SECONDS):
             time.sleep(0.1)
         os._exit(1)
 
@@ -142,7 +143,7 @@ def check_memory(size, name):
     free = available_memory()
     if size > free:
         raise MemoryError(f"{name} would take {size / 1e9:,.3g} GB, and {free / 1e9:,.3g} GB are "
-                          "free; take less")
+                          "free; use less")
 
 
 def keep_memory():
@@ -171,8 +172,7 @@ def spare_folder(name):
         folder.mkdir(mode=0o700)
     status = folder.lstat()  # of a link itself, which another user may have made
     # Code is loaded from the folder, so no other user may write there.
-    is_private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if not (stat.S_ISDIR(status.st_mode) and is_private):
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         folder = Path(tempfile.mkdtemp())
     print(f"{name} kept in {folder}, because neither {Path(__file__).parent} nor the home folder "
           "can be written", file=sys.stderr)
@@ -210,8 +210,7 @@ def progress():
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + 0.5
-            with contextlib.suppress(OSError, ValueError):  # stderr has no file
-                text = text[: os.get_terminal_size(sys.stderr.fileno()).columns - 1]
+            text = text[: shutil.get_terminal_size().columns - 1]
             print(f"\r{text}", end="\033[K", file=sys.stderr, flush=True)
 
     try:
@@ -224,15 +223,14 @@ def progress():
 class Interrupts:
     """Stop at the epoch's end after a first SIGINT, SIGTERM or SIGHUP.
 
-    A second SIGINT or SIGTERM raises KeyboardInterrupt at once. A second SIGHUP does not, because a
-    closed terminal may send several. With nohup SIGHUP stays ignored. In a call into C that does
+    A second SIGINT or SIGTERM raises KeyboardInterrupt at once. Another SIGHUP is ignored, because
+    a closed terminal may send several. With nohup SIGHUP stays ignored. In a call into C that does
     not return no handler runs: only SIGQUIT (Ctrl-\\) or SIGKILL ends it. is_silent: print nothing.
     """
 
     def __init__(self, is_silent=False):
         self.is_silent = is_silent
         self.requested = False
-        self._is_hung_up = False
         self._handlers = {}
 
     def __enter__(self):
@@ -243,8 +241,10 @@ class Interrupts:
         return self
 
     def _handle(self, number, frame):
-        self._is_hung_up |= number == signal.SIGHUP
-        if self.requested and number != signal.SIGHUP:
+        if number == signal.SIGHUP:  # another one must not interrupt the last checkpoint
+            signal.signal(number, signal.SIG_IGN)
+            self._handlers.pop(number)
+        elif self.requested:
             raise KeyboardInterrupt
         if not self.requested and not self.is_silent:
             say("\nstopping after this epoch, with a checkpoint; once more to leave at once, "
@@ -252,8 +252,6 @@ class Interrupts:
         self.requested = True
 
     def __exit__(self, *_):
-        if self._is_hung_up:  # another SIGHUP must not interrupt the last checkpoint
-            self._handlers.pop(signal.SIGHUP, None)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 

@@ -869,7 +869,8 @@ class Statistics:
         stages, (low, high) = dict(self.seconds), self.returns
         if group.count > 1:
             stages["ranks"] = group.take_seconds()
-            low, high = (group.max(np.array([-low, high])) * (-1, 1)).tolist()
+            lows, highs = zip(*group.gather((low, high)), strict=True)
+            low, high = min(lows), max(highs)
         ends = {"episode_return_min": low, "episode_return_max": high} if low <= high else {}
         if self._totals:
             self.environment |= ends
@@ -1331,7 +1332,7 @@ def main(argv=None):
         args = data_parallel.connect().first(lambda: load_config(argv[1], argv[2:]))
         gpus, count = args["train"]["gpus"], data_parallel.connect().local_count
         if gpus > 1 and not data_parallel.started():
-            sys.exit(data_parallel.launch(gpus, [__file__, *argv]))
+            return data_parallel.launch(gpus, [__file__, *argv])
         has_option = any(option.startswith("--train.gpus") for option in argv)
         require(gpus == count or not has_option, f"train.gpus = {gpus}: torchrun has started "
                 f"{count} ranks on this machine. Leave it out.")

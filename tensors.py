@@ -69,7 +69,7 @@ def _first_leaf(tree):
     return tree
 
 
-def look(env, seed):
+def wrap(env, seed):
     """Return the TensorEnv of an environment, None if its `reset` returns no tensors.
 
     It is reset to find out, but only if it has num_envs and single_observation_space.
@@ -105,7 +105,7 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
         if isinstance(env.single_action_space, spaces.Dict | spaces.Tuple) or any(
                 isinstance(part, spaces.Text) for *_, part in self._observation.leaves):
             raise EnvError(f"{env}: environments of tensors act in a Discrete, MultiDiscrete, "
-                           "MultiBinary or Box, and have no Text. Take other spaces.")
+                           "MultiBinary or Box, and have no Text. Use other spaces.")
         self.check_first("reset", first)
         self.has_valid = self.mode == "next_step"
         self._plan_actions(leaf)
@@ -119,9 +119,8 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
 
     def _plan_actions(self, leaf):
         space, action = self.env_single_action_space, self._action
-        self._from_dlpack = None
-        if not isinstance(leaf, torch.Tensor):
-            self._from_dlpack = leaf.__array_namespace__().from_dlpack
+        self._from_dlpack = (None if isinstance(leaf, torch.Tensor) else
+                             leaf.__array_namespace__().from_dlpack)
         self._action_dtype = torch.from_numpy(np.zeros(1, space.dtype)).dtype
         self._starts = self._bounds = None
         if action.heads and action.starts.any():
@@ -229,9 +228,8 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
 
     def _write_final(self, view, observations, info):
         """Write the last observations of the episodes that ended."""
-        final = observations
-        if self.mode == "same_step":
-            final = info.get("final_obs", info.get("final_observation"))
+        final = (info.get("final_obs", info.get("final_observation"))
+                 if self.mode == "same_step" else observations)
         if final is None:
             view.final_observations.copy_(view.before)
         else:
@@ -320,7 +318,17 @@ def gymnasium_space(space):
     return spaces.Box(space.low, space.high, space.shape, np.dtype(space.dtype).type)
 
 
-class IsaacLab:
+class Adapter:
+    """An environment with the attributes of another one that it does not have itself."""
+
+    def __init__(self, env):
+        self.env = env
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+
+class IsaacLab(Adapter):
     """An environment of Isaac Lab or mjlab, with one of its groups of observations.
 
     env: what gymnasium.make("Isaac-...", cfg=cfg) returns, or mjlab's ManagerBasedRlEnv. group:
@@ -330,7 +338,8 @@ class IsaacLab:
     """
 
     def __init__(self, env, group="policy"):
-        self.env, self.group = env, group
+        super().__init__(env)
+        self.group = group
         env = getattr(env, "unwrapped", env)  # wrappers have `step`, but not this
         resets_itself = getattr(getattr(env, "cfg", None), "auto_reset", True)
         self.metadata = {"autoreset_mode": "same_step" if resets_itself else "disabled"}
@@ -354,23 +363,11 @@ class IsaacLab:
         observations, rewards, terminated, truncated, extras = self.env.step(actions)
         return self._select(observations), rewards, terminated, truncated, extras
 
-    def render(self):
-        return self.env.render()
 
-    def close(self):
-        self.env.close()
-
-
-class ManiSkill:
+class ManiSkill(Adapter):
     """mani_skill's ManiSkillVectorEnv.
 
     With its record_metrics, episode/success_once and so on are logged.
     """
 
     metadata = {"autoreset_mode": "same_step"}  # noqa: RUF012
-
-    def __init__(self, env):
-        self.env, self.num_envs = env, env.num_envs
-        self.single_observation_space = env.single_observation_space
-        self.single_action_space = env.single_action_space
-        self.reset, self.step, self.render, self.close = env.reset, env.step, env.render, env.close

@@ -25,7 +25,7 @@ and PettingZoo's (see emulation.py) in this process, in others and on other mach
 steps those of torch and JAX on their device (see tensors.py):
 
     vecenv = vector.make("gym/CartPole-v1", num_envs=64, num_workers=4, batch_size=32)
-    vecenv.async_reset(seed=0)              # then the first batch_size environments that are ready:
+    vecenv.async_reset(seed=0)              # then the first buffer that is ready:
     observations, rewards, terminals, truncations, infos, agent_ids, masks = vecenv.recv()
     vecenv.send(actions)
 
@@ -50,10 +50,6 @@ import gymnasium
 import numpy as np
 import psutil
 import torch
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 import absolute_imports  # noqa: F401  first
 import configuration
@@ -66,10 +62,11 @@ import ocean.device
 import processes
 import tensors
 import workers
-from arena import default_stream, driver, run, threads
+from arena import default_stream, run, threads
 from auto import plural
 from errors import ConfigError, EnvError, WorkerError
 from fast import cuda_cpp
+from workers import POLICY_INPUTS
 
 
 def physical_cores():
@@ -92,8 +89,8 @@ def _check_divides(setting, value, num_envs, multiple_of=1):
 
 
 PAGE = 4096  # bytes
-# the arrays of a rollout that have a row more than steps
-POLICY_INPUTS = ("observations", "resets", "valid", "action_masks")
+ROW = ("observations", "actions", "rewards", "terminals", "truncations", "final_observations",
+       "valid", "action_masks")  # the order of ocean.rows
 
 
 def aligned_zeros(shape, dtype):
@@ -108,7 +105,7 @@ def aligned_zeros(shape, dtype):
     return block[skip : skip + size].view(dtype).reshape(shape)
 
 
-class Vector:
+class Vector(contextlib.AbstractContextManager):
     """Define what a backend provides, and the synchronous API that follows from it.
 
     To add a backend, derive from this class, or from `Emulated` if environments in Python step
@@ -118,7 +115,7 @@ class Vector:
     Attributes [default]:
         name: of the environment; seed: of the environments
         num_envs, num_agents; agents_per_batch: agents of one buffer
-        single_observation_space, single_action_space: flat, of one agent; `_take_spaces` sets them
+        single_observation_space, single_action_space: flat, of one agent; `_set_spaces` sets them
             and what follows from them: observation_shape, observation_dtype, action_heads (sizes of
             discrete choices, None for a Box), action_dims, action_dtype, has_action_masks
         has_valid [True]: whether agents may be inactive
@@ -131,13 +128,14 @@ class Vector:
         timeout: seconds after which a step that does not return is reported
         _t: the row of each buffer to act on; `begin` sets it to 0, `advance` adds 1
         device [None]: the torch.device of the environments' own tensors; see Tensors
-        in_graphs [False]: whether a CUDA graph can step them; see OnGpu
+        in_graphs [False]: whether a CUDA graph can step them; see GpuEnvs
         library [absent]: the ocean.Library of environments in C
-        can_step_in_kernels [False]: whether kernels call `addresses` and `finish`; see Native
+        can_step_in_kernels [False]: whether kernels step with `addresses`; see Native
 
     Methods [default]:
-        allocate(horizon): set `storage` to new_storage(horizon, zeros), where zeros(shape, dtype)
-            makes an array, call `restart` and `begin`, and return the storage
+        allocate(horizon) [calls _bind() before `restart`]: set `storage` to new_storage(horizon,
+            zeros), where zeros(shape, dtype) makes an array, call `restart(self.seed)` and `begin`,
+            and return the storage
         restart(seed=None): begin new episodes; write the last row of observations, resets (1),
             valid and action_masks
         begin() [yes]: move the last row to row 0 and set t to 0 in each buffer
@@ -153,7 +151,7 @@ class Vector:
         set_first_env(first_env) [adds to the seed]: called before `allocate` if other ranks have
             the environments before that number
         render(index=0): environment `index` as an RGB array; the trainer does not call it
-        close()
+        close() [calls _close() once]
     """
 
     storage = None
@@ -164,14 +162,15 @@ class Vector:
     _arrays = None  # stepped into in place of `storage`; see write_to
     _watched_since = 0.0
 
-    def _step_with_timeout(self, step, t):
-        """Step row t in this process; print all tracebacks if it takes over vec.timeout."""
+    @contextlib.contextmanager
+    def _watchdog(self, t):
+        """Print all tracebacks if step t, in this process, takes over vec.timeout."""
         horizon, now, is_inside = len(self.storage.actions), time.monotonic(), False
         if horizon > 1 and (t == 0 or now > self._watched_since + self.timeout / 10):
             self._watched_since = now
             faulthandler.dump_traceback_later(self.timeout, file=sys.__stderr__)
         try:
-            step()
+            yield
             is_inside = t + 1 < horizon
         finally:
             if not is_inside:
@@ -229,7 +228,7 @@ class Vector:
             storage.action_masks[T] = 1
         return storage
 
-    def _take_spaces(self, env):
+    def _set_spaces(self, env):
         """Set the spaces, and the shapes of a rollout's arrays, from one environment."""
         self.single_observation_space = env.single_observation_space
         self.single_action_space = env.single_action_space
@@ -239,6 +238,14 @@ class Vector:
         action = flat_spaces.FlatAction(self.single_action_space)
         self.action_heads, self.action_dims = action.heads or None, action.columns
         self.action_dtype = np.dtype(np.int32 if action.heads else np.float32)
+
+    def allocate(self, horizon):
+        """Make the arrays of `horizon` steps and begin the first episodes."""
+        self.storage = self.new_storage(horizon, aligned_zeros)
+        self._bind()
+        self.restart(self.seed)
+        self.begin()
+        return self.storage
 
     def begin(self):
         """Begin a rollout: the last row becomes the first, and t is 0."""
@@ -294,8 +301,11 @@ class Vector:
         self._rewind()
         storage.actions[0] = np.reshape(actions, storage.actions[0].shape)
         with threads(self.num_threads):
-            for buffer in range(self.num_buffers):
-                self.advance(buffer)
+            for worker in range(self.num_workers):
+                while (ready := self.wait(worker)) is not None:
+                    buffer, t = ready
+                    if t == 0:
+                        self.advance(buffer)
         infos = self._last_infos()
         flags = storage.terminals[0].view(bool), storage.truncations[0].view(bool)
         return storage.observations[1], storage.rewards[0], *flags, infos
@@ -343,61 +353,14 @@ class Vector:
         """Begin new episodes; see save."""
         self.restart()
 
-    def __enter__(self):
-        return self
+    def close(self):
+        """End what steps the environments, once."""
+        if not self.closed:
+            self.closed = True
+            self._close()
 
     def __exit__(self, *_):
         self.close()
-
-
-# --------------------------------------------------------------------------------------------------
-# Steps of environments in C from compiled code (fast/compiled.py, fast/fused.py), without the
-# interpreter
-
-LONG, WORD = ir.IntType(64), ir.IntType(32)
-
-
-def call_address(builder, result, function, *numbers):
-    """Emit the call of a C function by its address; pointers are integers."""
-    kind = ir.FunctionType(result, [LONG] * len(numbers))
-    return builder.call(builder.inttoptr(function, kind.as_pointer()), numbers)
-
-
-@intrinsic
-def _call_step(typing, function, environments, first, last, rows):
-    """Call ocean_step(environments, first, last, rows); pointers are integers."""
-
-    def codegen(context, builder, signature, arguments):
-        call_address(builder, ir.VoidType(), *arguments)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), codegen
-
-
-@intrinsic
-def cycles(typing):
-    """Read the processor's cycle counter."""
-
-    def codegen(context, builder, signature, arguments):
-        kind = ir.FunctionType(LONG, [])
-        return builder.call(
-            cgutils.get_or_insert_function(builder.module, kind, "llvm.readcyclecounter"), [])
-
-    return types.int64(), codegen
-
-
-@driver
-def step_environments(environments, t, begin, end, terminals, truncations, resets):
-    """Step environments at row t; return the cycles it took.
-
-    Their agents are [begin, end). It also writes row t + 1 of the resets.
-    """
-    function, address, first, last, rows = environments
-    entered = cycles()
-    _call_step(function, address, first, last, rows[t])
-    for i in range(begin, end):
-        resets[t + 1, i] = terminals[t, i] | truncations[t, i]
-    return cycles() - entered
 
 
 # --------------------------------------------------------------------------------------------------
@@ -423,7 +386,7 @@ class Native(Vector):
         self.name, self.num_envs, self.env_kwargs = self.library.name, num_envs, env_kwargs
         self.num_threads = num_threads or physical_cores()
         self._build(seed)
-        self._take_spaces(self.envs)
+        self._set_spaces(self.envs)
         self.has_valid, self.num_agents = self.envs.has_valid, self.envs.num_agents
         num_buffers = num_buffers or self._default_buffers()
         _check_divides("vec.num_buffers", num_buffers, num_envs)
@@ -452,20 +415,23 @@ class Native(Vector):
                       if self.num_envs % n == 0]
         return min(candidates, key=lambda n: (n < self.num_threads, abs(n - target)))
 
-    def allocate(self, horizon):
-        """Make the arrays of `horizon` steps and begin the first episodes."""
-        self.storage = self.new_storage(horizon, aligned_zeros)
-        arrays = vars(self.storage)
-        self._tables = [ocean.rows(*self._step_arrays(arrays, t, t + 1)) for t in range(horizon)]
+    def _bind(self):
+        rows = self._rows_of(vars(self.storage))
+        self._tables = [ocean.rows(*row) for row in rows]
         self._step_rows = [table.ctypes.data for table in self._tables]
-        self.restart()
-        self.begin()
-        return self.storage
+
+    def _rows_of(self, arrays):
+        """Return the arrays of each step in the order of ocean.rows.
+
+        Those of the last step are also the arrays of a reset.
+        """
+        arrays = arrays if self.has_valid else {**arrays, "valid": None}
+        return [[row[name] for name in ROW] for row in workers.step_rows(arrays)]
 
     def restart(self, seed=None):
         """Begin new episodes, seeded if given; observations go to row T."""
         self._renew(seed)
-        self.envs.reset(ocean.rows(*self._step_arrays(vars(self.storage), -1, -1)))
+        self.envs.reset(self._tables[-1])
         self.storage.resets[-1] = 1
 
     def _renew(self, seed):
@@ -473,17 +439,6 @@ class Native(Vector):
         if seed is not None and not (self._is_fresh and seed == self.seed):
             self._build(seed)
         self._is_fresh = False
-
-    def _step_arrays(self, arrays, t, after):
-        """Return the eight arrays of step t, as ocean.rows takes them.
-
-        after: the row of the next observations.
-        """
-        masks = arrays["action_masks"]
-        names = "actions", "rewards", "terminals", "truncations"
-        return (arrays["observations"][after], *(arrays[name][t] for name in names),
-                arrays["final_observations"], arrays["valid"][after] if self.has_valid else None,
-                None if masks is None else masks[after])
 
     def advance(self, buffer):
         """Step a buffer's environments with row t's actions, without the GIL."""
@@ -507,15 +462,10 @@ class Native(Vector):
         """Return what a kernel needs to step a buffer.
 
         These are the addresses of ocean_step and of the environments, the buffer's first and last
-        environment, and the addresses of the rows (T,) int64. The kernel writes the resets and
-        calls `finish` at the end.
+        environment, and the addresses of the rows (T,) int64. The kernel writes the resets.
         """
         return (self.library.step_address, self.envs.address, *self.env_ranges[buffer],
                 np.array(self._step_rows))
-
-    def finish(self, buffer):
-        """Note that a kernel has taken all steps of a buffer."""
-        self._t[buffer] = len(self.storage.actions)
 
     def _step(self, start, end, first, rows):
         self.envs.step(rows, first + start, first + end)
@@ -535,13 +485,11 @@ class Native(Vector):
         """Return environment `index` as an RGB array (height, width, 3)."""
         return self.envs.render(index)
 
-    def close(self):
-        if not self.closed:
-            self.closed = True
-            self.envs.close()
+    def _close(self):
+        self.envs.close()
 
 
-class OnGpu(Native):
+class GpuEnvs(Native):
     """Environments in C on a GPU: one thread each, all in one buffer.
 
     device: the torch.device. The structs are made on the host and copied there. An engine on the
@@ -553,7 +501,7 @@ class OnGpu(Native):
 
     in_graphs = True
 
-    def __init__(self, env, num_envs, *, device, num_buffers=1, **options):
+    def __init__(self, env, num_envs, *, device, **options):
         self._kernels = ocean.device.Kernels(env)
         self.truncates = ocean.device.truncates(env)
         self.device = torch.device(device)
@@ -575,32 +523,27 @@ class OnGpu(Native):
         memory = self._memory.view(shape)[:, plain:].cpu().numpy()
         self.envs.memory.reshape(shape)[:, plain:] = memory
 
-    def allocate(self, horizon):
-        """Make the arrays of `horizon` steps and begin the first episodes."""
-        self.storage = self.new_storage(horizon, aligned_zeros)
-        self._host = tensors.as_tensors(self.storage)
+    def _bind(self):
+        self._arrays = None
+        self._host_rows = workers.step_rows(tensors.as_tensors(self.storage))
         row = self.new_storage(1, lambda shape, dtype: torch.from_numpy(
             np.zeros(shape, dtype)).to(self.device))
-        self._arrays = None
-        self._bind(vars(row))
-        self.restart()
-        self.begin()
-        return self.storage
+        self._make_tables(vars(row))
 
     def write_to(self, arrays):
         """Step into {name: tensor}, shaped as the storage, and copy the last row there."""
+        last = self._rows[-1]
+        self._make_tables(arrays)
         for name in POLICY_INPUTS:
-            if arrays[name] is not None:
-                arrays[name][-1].copy_(self._bound[name][-1])
+            if last[name] is not None:
+                self._rows[-1][name].copy_(last[name])
         self._arrays = arrays
-        self._bind(arrays)
 
-    def _bind(self, arrays):
-        """Make the kernels' tables of addresses: of each step, then of a reset."""
-        self._bound, steps = arrays, range(len(arrays["actions"]))
-        rows = [self._step_arrays(arrays, t, t + 1) for t in steps]
-        rows.append(self._step_arrays(arrays, -1, -1))
-        addresses = [[0 if row is None else row.data_ptr() for row in step] for step in rows]
+    def _make_tables(self, arrays):
+        """Make the kernels' table of addresses of each step."""
+        self._rows = workers.step_rows(arrays)
+        addresses = [[0 if array is None else array.data_ptr() for array in row]
+                     for row in self._rows_of(arrays)]
         tables = [self.envs.rows_for_a_gpu(np.array(step, np.int64)) for step in addresses]
         self._tables = torch.from_numpy(np.stack(tables)).to(self.device)
         self._step_rows = [table.data_ptr() for table in self._tables]
@@ -615,13 +558,13 @@ class OnGpu(Native):
         """Begin new episodes, seeded if given; observations go to row T."""
         self._renew(seed)
         self._launch("reset", self._step_rows[-1])
-        self._bound["resets"][-1] = 1
+        self._rows[-1]["resets"].fill_(1)
         if self._arrays is None:
-            self._copy_to_host(POLICY_INPUTS, -1, -1)
+            self._copy_to_host(-1)
 
     def launch(self, t):
         """Step all environments with row t's actions on torch's stream."""
-        self._launch("step", self._step_rows[t], self._bound["resets"][t + 1].data_ptr())
+        self._launch("step", self._step_rows[t], self._rows[t]["resets"].data_ptr())
 
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
@@ -629,17 +572,16 @@ class OnGpu(Native):
         if self._arrays is not None:
             self.launch(t)
         else:
-            self._bound["actions"][0].copy_(self._host["actions"][t])
+            self._rows[0]["actions"].copy_(self._host_rows[t]["actions"])
             self.launch(0)
-            self._copy_to_host(("rewards", "terminals", "truncations"), 0, t)
-            self._copy_to_host(POLICY_INPUTS, 1, t + 1)
-            self._copy_to_host(("final_observations",), slice(None), slice(None))
+            self._copy_to_host(t)
         self._t[0] = t + 1
 
-    def _copy_to_host(self, names, source, target):
-        for name in names:
-            if self._host[name] is not None:
-                self._host[name][target] = self._bound[name][source]
+    def _copy_to_host(self, t):
+        """Copy the one row on the device to that of step t."""
+        for name, array in self._rows[0].items():
+            if array is not None and name != "actions":
+                self._host_rows[t][name].copy_(array)
 
     def log(self, env=None):
         """Return what Native's does; only the sums are copied to the host."""
@@ -666,7 +608,7 @@ class OnGpu(Native):
 # Environments in Python
 
 
-STARTUP = 120.0  # seconds at least for a worker's first answer: packages load slowly
+STARTUP = 120.0  # seconds at least for all but steps: packages load slowly
 
 
 class Emulated(Vector):
@@ -695,17 +637,17 @@ class Emulated(Vector):
         count = len(creators)
         self.num_processes = num_workers or _most_workers(count)
         _check_divides("vec.num_workers", self.num_processes, count)
-        self._envs_each = count // self.num_processes
-        _check_divides("vec.batch_size", batch_size or count, count, self._envs_each)
-        self.workers_per_batch = (batch_size or count) // self._envs_each
-        self.seed, self.name, self._creators = seed, name or type(self).__name__.lower(), creators
+        self._creators_each = count // self.num_processes
+        _check_divides("vec.batch_size", batch_size or count, count, self._creators_each)
+        self.workers_per_batch = (batch_size or count) // self._creators_each
+        self.seed, self.name, self._creators = seed, name or _name_of(type(self)), creators
         self.timeout, self.num_threads = timeout, num_threads or physical_cores()
         self._driver = env = emulation.create(*creators[0], seed)
         emulation.note_moments(env)
-        self._take_spaces(env)
+        self._set_spaces(env)
         self.num_envs = count * emulation.copies(env)
-        self.agents_per_env = emulation.slots(env) // emulation.copies(env)
-        self.num_agents = self.num_envs * self.agents_per_env
+        self.num_agents = count * emulation.slots(env)
+        self.agents_per_env = self.num_agents // self.num_envs
         self._agents_each = self.num_agents // self.num_processes
         self.agents_per_batch = self.workers_per_batch * self._agents_each
         self.ranges = [slice(i, i + self.agents_per_batch)
@@ -713,13 +655,10 @@ class Emulated(Vector):
         self._busy = {}  # {worker: (start of its command, kind)}
         self._pending = [0] * len(self.ranges)  # the workers that a buffer waits for
         self._ready = deque()  # buffers
-        self._done = deque(maxlen=self.num_processes)  # workers that have stepped, in their order
-        self._infos, self._answers, self._attributes = {}, {}, {}
+        self._results = {}  # {(kind, worker): of its last command}
+        self._attributes = {}  # those of set_attr, for workers that begin later
         self._received = self._next_seed = None
-        self._sums = defaultdict(lambda: [0.0, 0.0])  # {(environment, name): [sum, episodes]}
-        # a PufferEnv's info may have its number of episodes, n; if not, ends are counted
-        self._is_puffer_env = not isinstance(env, emulation.WRAPPERS)
-        self._counts_ends, self._ends = False, 0
+        self._episodes = EpisodeLog(counts=not isinstance(env, emulation.WRAPPERS))
 
     @property
     def agents_per_recv(self):
@@ -729,39 +668,36 @@ class Emulated(Vector):
         """Return the arguments of a worker's workers.Envs, pickled."""
         import cloudpickle
 
-        first = worker * self._envs_each
-        creators = self._creators[first : first + self._envs_each]
+        first = worker * self._creators_each
+        creators = self._creators[first : first + self._creators_each]
         try:
             return cloudpickle.dumps((creators, emulation.signature(self._driver), first,
                                       self.seed))
         except (TypeError, pickle.PicklingError) as error:
             raise ConfigError(f"{self.name} cannot be sent to another process ({error}). Give a "
-                              "creator that can be pickled, or take backend serial.") from error
+                              "creator that can be pickled, or use backend serial.") from error
 
     def agents_of(self, worker):
         """Return the slice of a worker's agents."""
         return slice(worker * self._agents_each, (worker + 1) * self._agents_each)
 
+    # -- commands to workers, and their answers
+
     def allocate(self, horizon):
         """Make the arrays of `horizon` steps and begin the first episodes."""
         self._stop()
         self._busy.clear()
-        self._seconds_allowed = max(self.timeout, STARTUP)
         self._start(horizon)
-        for name, value in self._attributes.items():  # its workers are new ones
+        for name, value in self._attributes.items():
             self._ask(name, value, None)
         self.restart(self.seed)
-        self._seconds_allowed = self.timeout
         self.begin()
         self._next_seed = self.seed
         return self.storage
 
     def restart(self, seed=None):
         """Begin new episodes, seeded if given; observations go to row T."""
-        self._settle()
-        for worker in range(self.num_processes):
-            self._send_command(worker, workers.RESET, -1 if seed is None else seed)
-        self._settle()
+        self._command(range(self.num_processes), workers.RESET, -1 if seed is None else seed)
 
     def begin(self):
         self._settle()
@@ -783,13 +719,20 @@ class Emulated(Vector):
     def advance(self, buffer):
         """Have a buffer's environments step with the actions of its row t."""
         self._pending[buffer] = self.workers_per_batch
-        first = buffer * self.workers_per_batch
-        for worker in range(first, first + self.workers_per_batch):
+        for worker in self._workers_of(buffer):
             self._send_command(worker, workers.STEP, self._t[buffer])
 
     def _send_command(self, worker, kind, number):
         self._busy[worker] = time.monotonic(), kind
         self._send(worker, kind, number)
+
+    def _command(self, indices, kind, number):
+        """Have workers do a command between steps; return their results."""
+        self._settle()
+        for worker in indices:
+            self._send_command(worker, kind, number)
+        self._settle()
+        return [self._results[kind, worker] for worker in indices]
 
     def _settle(self):
         while self._busy:
@@ -802,21 +745,22 @@ class Emulated(Vector):
         if now < self._next_check:
             return
         self._next_check = now + 0.5
-        for worker, (start, _) in self._busy.items():
-            if now - start > self._seconds_allowed:
-                self._fail(worker, f"has not answered for {self._seconds_allowed:.0f} s "
-                                   "(vec.timeout)", self._locate(worker))
+        for worker, (start, kind) in self._busy.items():
+            seconds = self.timeout if kind == workers.STEP else max(self.timeout, STARTUP)
+            if now - start > seconds:
+                self._fail(worker, f"has not answered for {seconds:.0f} s (vec.timeout)",
+                           self._locate(worker))
 
     def _locate(self, worker):
         """Return the lines at which a worker hangs, as far as they are known."""
         return ""
 
     def _fail(self, worker, problem, details="", cause=None):
-        """End all workers and raise a WorkerError, or the cause, an EnvError."""
+        """End all workers and raise a WorkerError, or `details`, if that is an EnvError."""
         with contextlib.suppress(Exception):
             self.close()
-        if isinstance(cause, EnvError):
-            raise cause
+        if isinstance(details, EnvError):
+            raise details
         each = self.num_envs // self.num_processes
         first, last = worker * each, (worker + 1) * each - 1
         envs = f"environment {first}" if each == 1 else f"environments {first} to {last}"
@@ -826,34 +770,16 @@ class Emulated(Vector):
     def _finish(self, worker, result):
         """Note that a worker has answered with the result of Envs.do."""
         _, kind = self._busy.pop(worker)
-        if kind in (workers.RENDER, workers.ASK):
-            self._answers[worker] = result
-            return
-        for env, info in result:
-            self._add_to_log(env, info)
+        self._results[kind, worker] = result
+        if kind in (workers.STEP, workers.RESET):
+            for env, info in result:
+                self._episodes.add(env, info)
         if kind == workers.STEP:
             buffer = worker // self.workers_per_batch
-            self._infos[worker] = [info for _, info in result]
-            self._done.append(worker)
             self._pending[buffer] -= 1
             if self._pending[buffer] == 0:
                 self._t[buffer] += 1
                 self._ready.append(buffer)
-
-    def _add_to_log(self, env, info):
-        numbers = flat_spaces.numeric_scalars({key: value for key, value in info.items()
-                                               if key != "episode"})
-        count = 1.0
-        if self._is_puffer_env:
-            self._counts_ends |= "n" not in numbers
-            count = numbers.pop("n", count)
-        elif "n" in numbers:
-            numbers["info_n"] = numbers.pop("n")
-        if count:
-            for name, value in {"n": 1.0, **numbers}.items():
-                entry = self._sums[env, name]
-                entry[0] += value * count
-                entry[1] += count
 
     def log(self, env=None):
         """Return {name: mean} over the episodes since the last call, and n.
@@ -861,59 +787,9 @@ class Emulated(Vector):
         n: their number, of all environments or of one; {} if none ended.
         """
         self._settle()
-        sums = {}
-        for key in [key for key in self._sums if env in (None, key[0])]:
-            total, count = self._sums.pop(key)
-            before = sums.get(key[1], (0.0, 0.0))
-            sums[key[1]] = before[0] + total, before[1] + count
-        means = flat_spaces.episode_means(sums, sums.pop("n", [0.0])[0])
-        s = self.storage
-        if self._counts_ends and env is None and len(s.actions) > 1:  # once a rollout
-            self._ends += int(np.count_nonzero((s.terminals | s.truncations) & s.valid[:-1]))
-            if means:
-                means["n"], self._ends = max(means["n"], self._ends), 0
-        return means
+        return self._episodes.means(self.storage, env)
 
-    def recv(self):
-        """Return what Vector.recv does, of the first batch_size environments.
-
-        Arrays are views that stay as they are until these environments step again, or copies if
-        these are no contiguous range. Raises RuntimeError if nothing was sent.
-        """
-        if self._received is not None or not (self._busy or self._done):
-            raise RuntimeError("recv() comes after async_reset() or send().")
-        while len(self._done) < self.workers_per_batch:
-            self._listen()
-        s = self.storage
-        self._received = sorted(self._done.popleft() for _ in range(self.workers_per_batch))
-        parts = [self.agents_of(worker) for worker in self._received]
-        agent_ids = np.concatenate([np.arange(part.start, part.stop) for part in parts])
-        agents = slice(parts[0].start, parts[-1].stop)
-        if agents.stop - agents.start > len(agent_ids):
-            agents = agent_ids
-        infos = [info for worker in self._received for info in self._infos.get(worker, [])]
-        flags = s.terminals[0, agents].view(bool), s.truncations[0, agents].view(bool)
-        return (s.observations[1, agents], s.rewards[0, agents], *flags, infos, agent_ids,
-                s.valid[1, agents].view(bool))
-
-    def send(self, actions):
-        """Step the agents of the last `recv`, by actions (agents_per_batch, ...).
-
-        Raises RuntimeError without one, and ValueError for another shape or actions outside their
-        space.
-        """
-        if self._received is None:
-            raise RuntimeError("send() comes after recv().")
-        self._check_actions(actions, self.agents_per_batch)
-        parts = np.reshape(actions, (len(self._received), self._agents_each, self.action_dims))
-        batch, self._received = self._received, None
-        for worker, part in zip(batch, parts, strict=True):
-            self.storage.actions[0, self.agents_of(worker)] = part
-            self._send_command(worker, workers.STEP, 0)
-
-    def async_reset(self, seed=None):
-        """Begin new episodes; `recv` returns the observations of the first batch."""
-        self.reset(seed)
+    # -- scripts
 
     def reset(self, seed=None):
         """Begin new episodes; return (observations (N, *shape), infos).
@@ -925,13 +801,53 @@ class Emulated(Vector):
         self.restart(self._next_seed if seed is None else seed)
         self._received = self._next_seed = None
         self.begin()
-        self._infos.clear()
-        self._done.extend(range(self.num_processes))
+        self._results.clear()
         return self.storage.observations[1], []
 
+    def async_reset(self, seed=None):
+        """Begin new episodes; `recv` returns the observations of the first batch."""
+        self.reset(seed)
+
+    def recv(self):
+        """Return what Vector.recv does, of the first buffer that is ready.
+
+        The arrays are views that stay as they are until its environments step again. Raises
+        RuntimeError if nothing was sent.
+        """
+        ready = None if self._received is not None else self.wait()
+        if ready is None:
+            raise RuntimeError("recv() comes after async_reset() or send().")
+        self._received, s = ready[0], self.storage
+        agents = self.ranges[self._received]
+        flags = s.terminals[0, agents].view(bool), s.truncations[0, agents].view(bool)
+        return (s.observations[1, agents], s.rewards[0, agents], *flags,
+                self._infos_of(self._workers_of(self._received)),
+                np.arange(agents.start, agents.stop), s.valid[1, agents].view(bool))
+
+    def send(self, actions):
+        """Step the agents of the last `recv`, by actions (agents_per_batch, ...).
+
+        Raises RuntimeError without one, and ValueError for another shape or actions outside their
+        space.
+        """
+        if self._received is None:
+            raise RuntimeError("send() comes after recv().")
+        self._check_actions(actions, self.agents_per_batch)
+        buffer, self._received = self._received, None
+        rows = self.storage.actions[0, self.ranges[buffer]]
+        rows[:] = np.reshape(actions, rows.shape)
+        self._t[buffer] = 0
+        self.advance(buffer)
+
+    def _workers_of(self, buffer):
+        return range(buffer * self.workers_per_batch, (buffer + 1) * self.workers_per_batch)
+
     def _last_infos(self):
-        self._settle()
-        return [info for worker in range(self.num_processes) for info in self._infos[worker]]
+        return self._infos_of(range(self.num_processes))
+
+    def _infos_of(self, indices):
+        return [info for worker in indices
+                for _, info in self._results.get((workers.STEP, worker), ())]
 
     def call(self, name, *args, **kwargs):
         """Call the method `name` of each environment, or read its attribute.
@@ -951,38 +867,61 @@ class Emulated(Vector):
 
         if self.storage is None:
             self.allocate(1)
-        answers = self._query(range(self.num_processes), workers.ASK, cloudpickle.dumps(question))
+        answers = self._command(range(self.num_processes), workers.ASK, cloudpickle.dumps(question))
         if problem := next((problem for _, problem in answers if problem), None):
             raise AttributeError(problem)
         return [answer for part, _ in answers for answer in part]
 
-    def _query(self, indices, kind, number):
-        self._settle()
-        for worker in indices:
-            self._send_command(worker, kind, number)
-        self._settle()
-        return [self._answers.pop(worker) for worker in indices]
-
     def render(self, index=0):
         """Return what environment `index` draws."""
         worker, number = divmod(index, self.num_envs // self.num_processes)
-        return self._query([worker], workers.RENDER, number)[0]
+        return self._command([worker], workers.RENDER, number)[0]
 
-    def close(self):
-        """End the workers and close all environments."""
-        if not self.closed:
-            self.closed = True
-            try:
-                self._stop()
-            finally:
-                self._driver.close()
+    def _close(self):
+        with contextlib.closing(self._driver):
+            self._stop()
+        self._busy.clear()
 
-    def __del__(self):
-        if self._driver is not None and not self.closed:
-            try:  # noqa: SIM105 - when the interpreter ends, contextlib may be gone already
-                self.close()
-            except Exception:
-                pass
+
+class EpisodeLog:
+    """Sums over the episodes that ended, of each environment.
+
+    counts: whether an info may be of several episodes: a PufferEnv's `n`. If it has none, the ends
+    in a rollout are counted.
+    """
+
+    def __init__(self, counts):
+        self._counts = counts
+        self._sums = defaultdict(lambda: [0.0, 0.0])  # {(environment, name): [sum, episodes]}
+        self._counts_ends, self._ends = False, 0
+
+    def add(self, env, info):
+        """Add the numbers of an info."""
+        numbers = flat_spaces.numeric_scalars({key: value for key, value in info.items()
+                                               if key != "episode"})
+        count = 1.0
+        if self._counts:
+            self._counts_ends |= "n" not in numbers
+            count = numbers.pop("n", count)
+        elif "n" in numbers:
+            numbers["info_n"] = numbers.pop("n")
+        for name, value in {"n": 1.0, **numbers}.items():
+            entry = self._sums[env, name]
+            entry[0] += value * count
+            entry[1] += count
+
+    def means(self, storage, env=None):
+        """Return the means since the last call, of all environments or of one."""
+        sums = defaultdict(lambda: (0.0, 0.0))
+        for key in [key for key in self._sums if env in (None, key[0])]:
+            sums[key[1]] = tuple(map(sum, zip(sums[key[1]], self._sums.pop(key), strict=True)))
+        means = flat_spaces.episode_means(sums, sums.pop("n", [0.0])[0])
+        if self._counts_ends and env is None and len(storage.actions) > 1:  # once a rollout
+            ends = (storage.terminals | storage.truncations) & storage.valid[:-1]
+            self._ends += int(np.count_nonzero(ends))
+            if means:
+                means["n"], self._ends = max(means["n"], self._ends), 0
+        return means
 
 
 class Serial(Emulated):
@@ -1015,26 +954,15 @@ class Serial(Emulated):
 
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
-        self._step_with_timeout(functools.partial(super().advance, buffer), self._t[buffer])
-
-    def step(self, actions):
-        s = self.storage
-        if s is None or len(s.actions) != 1:
-            return super().step(actions)  # it says what is wrong
-        self._check_actions(actions, self.num_agents)
-        s.actions[0] = np.reshape(actions, s.actions[0].shape)
-        infos = self._envs.do(workers.STEP, 0)
-        for env, info in infos:
-            self._add_to_log(env, info)
-        flags = s.terminals[0].view(bool), s.truncations[0].view(bool)
-        return s.observations[1], s.rewards[0], *flags, [info for _, info in infos]
+        with self._watchdog(self._t[buffer]):
+            super().advance(buffer)
 
     def _stop(self):
         if self.closed and self._envs is not None:
             self._envs.close(first=1)  # environment 0 is the one that policies read
 
 
-class Package(Serial):
+class VectorEntryPoint(Serial):
     """The vectorized implementation that an environment's package provides.
 
     ALE's is in C++, CartPole's in numpy. It steps in this process; see `make`. creators: all the
@@ -1045,7 +973,7 @@ class Package(Serial):
         creator, _, kwargs = creators[0]
         if any(other != creators[0] for other in creators):
             raise ConfigError("vec.backend = package: env_kwargs differ between environments. "
-                              "Give one dict for all, or take another backend.")
+                              "Give one dict for all, or use another backend.")
         whole = creator.vector, (len(creators),), {**kwargs, "num_threads": num_threads}
         super().__init__([whole], num_threads=num_threads, **options)
 
@@ -1083,13 +1011,12 @@ class Multiprocessing(Emulated):
         process = self._workers[worker]
         try:
             kind, payload = process.receive()
-        except workers.Gone:
+        except workers.Disconnected:
             self._fail(worker, "died" + process.describe_end(), process.report())
-        if kind == workers.FAULT:  # its words say all; no traceback is needed
-            self._fail(worker, "failed", cause=pickle.loads(payload))
+        result = pickle.loads(payload) if payload else ()
         if kind == workers.ERROR:
-            self._fail(worker, "raised", payload.decode())
-        self._finish(worker, pickle.loads(payload) if payload else ())
+            self._fail(worker, "raised", result)
+        self._finish(worker, result)
 
     def _locate(self, worker):
         return self._workers[worker].report(ask=True)
@@ -1098,7 +1025,6 @@ class Multiprocessing(Emulated):
         stopped, self._workers = self._workers, ()
         # An idle worker ends when its channel closes; its environments may have to finish a video.
         deadline = time.monotonic() + (1.0 if self._busy else workers.CLOSING)
-        self._busy.clear()
         for process in stopped:
             process.leave()
         for process in stopped:
@@ -1143,7 +1069,7 @@ class Ray(Emulated):
             except Exception as error:  # an error of the environment, or of a lost machine
                 self._fail(worker, "failed", error, error)
             if arrays is None:
-                self._fail(worker, "failed", cause=result)
+                self._fail(worker, "failed", result)
             workers.RemoteEnvs.store(arrays, self.storage, self.agents_of(worker), kind, t)
             self._finish(worker, result)
 
@@ -1152,7 +1078,6 @@ class Ray(Emulated):
             with contextlib.suppress(Exception):
                 self._ray.kill(actor)
         self._actors, self._references = (), {}
-        self._busy.clear()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1175,26 +1100,21 @@ class Tensors(Vector):
     def __init__(self, creators, *, seed=0, num_threads=None, timeout=60.0, name="tensors",
                  num_workers=1, batch_size=None):
         env = emulation.build(*creators[0], seed)
-        self._driver = tensors.look(env, seed)
+        self._driver = tensors.wrap(env, seed)
         if self._driver is None:
             raise ConfigError(f"backend tensors: {env} has no num_envs and "
                               "single_observation_space, or its reset returns neither torch "
-                              "tensors nor arrays with __dlpack__ as JAX's; take another backend.")
+                              "tensors nor arrays with __dlpack__ as JAX's; use another backend.")
         self.seed, self.name, self.timeout = seed, name, timeout
         self.num_threads = self.threads_per_worker = num_threads or physical_cores()
         self.num_envs = self.num_agents = self.agents_per_batch = self._driver.num_agents
         self.ranges = [slice(0, self.num_agents)]
         self.has_valid, self.device = self._driver.has_valid, self._driver.device
-        self._take_spaces(self._driver)
+        self._set_spaces(self._driver)
 
-    def allocate(self, horizon):
-        """Make the arrays of `horizon` steps and begin the first episodes."""
-        self.storage = self.new_storage(horizon, aligned_zeros)
+    def _bind(self):
         self._host = self._arrays = tensors.as_tensors(self.storage)
         self.write_to(self._host)
-        self.restart(self.seed)
-        self.begin()
-        return self.storage
 
     def write_to(self, arrays):
         """Step into {name: tensor} from now on, and copy the present arrays there.
@@ -1206,15 +1126,8 @@ class Tensors(Vector):
                 arrays[name].copy_(tensor)
         self._arrays = arrays
         self._copied = () if arrays is self._host else ("terminals", "truncations")
-        self._rows = []
-        for t in range(len(arrays["actions"])):
-            row = {name: arrays[name][t]
-                   for name in ("actions", "rewards", "terminals", "truncations")}
-            row |= {name: None if arrays[name] is None else arrays[name][t + 1]
-                    for name in POLICY_INPUTS}
-            row |= {"before": arrays["observations"][t],
-                    "final_observations": arrays["final_observations"]}
-            self._rows.append(self._driver.view(row))
+        self._rows = [self._driver.view({**row, "before": before}) for row, before
+                      in zip(workers.step_rows(arrays), arrays["observations"], strict=False)]
 
     def restart(self, seed=None):
         """Begin new episodes, seeded if given; observations go to row T."""
@@ -1227,14 +1140,11 @@ class Tensors(Vector):
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
         t = self._t[0]
-        self._step_with_timeout(functools.partial(self._step, t), t)
-        self._t[0] = t + 1
-
-    def _step(self, t):
-        with default_stream(self.device):
+        with self._watchdog(t), default_stream(self.device):
             self._driver.step_into(self._rows[t])
         for name in self._copied:
             self._host[name][t].copy_(self._arrays[name][t])
+        self._t[0] = t + 1
 
     def log(self, env=None):
         """Return {name: mean} over the episodes since the last call, and n.
@@ -1249,10 +1159,8 @@ class Tensors(Vector):
         is_several = isinstance(frames, list | tuple) or np.ndim(frames) == 4
         return frames[index] if is_several else frames
 
-    def close(self):
-        if not self.closed:
-            self.closed = True
-            self._driver.close()
+    def _close(self):
+        self._driver.close()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1260,7 +1168,11 @@ class Tensors(Vector):
 
 
 BACKENDS = dict(zip(configuration.BACKENDS,
-                    (Native, Serial, Multiprocessing, Ray, Package, Tensors), strict=True))
+                    (Native, Serial, Multiprocessing, Ray, VectorEntryPoint, Tensors), strict=True))
+
+
+def _name_of(backend):
+    return next((name for name, known in BACKENDS.items() if known is backend), backend.__name__)
 
 
 def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=None):
@@ -1270,7 +1182,7 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
     Native. "auto" or None is Native for environments in C, and for others:
 
     1. Tensors if their creator says so;
-    2. Package if their creator prefers it and neither workers nor a batch are requested;
+    2. VectorEntryPoint if their creator prefers it and neither workers nor a batch are requested;
     3. Serial if one worker would step all of them or they are instances;
     4. Multiprocessing.
 
@@ -1293,15 +1205,15 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
             return Tensors
         is_free = num_envs > 1 and num_workers is None and batch_size is None
         if is_free and getattr(one, "prefers_vector", False):
-            return Package
+            return VectorEntryPoint
         num_workers = num_workers or (_most_workers(num_envs) if callable(one) else 1)
         return Serial if num_workers == 1 else Multiprocessing
     if backend is Native and isinstance(one, type) and issubclass(one, emulation.PufferEnv):
         return Serial  # PufferLib's word for a class that steps its agents itself
     has_vector = getattr(one, "has_vector", False)
-    if not {Native: is_in_c, Tensors: not is_in_c, Package: has_vector}.get(backend, True):
+    if not {Native: is_in_c, Tensors: not is_in_c, VectorEntryPoint: has_vector}.get(backend, True):
         others = f"{'native, ' * is_in_c}serial, multiprocessing and ray"
-        raise ConfigError(f"vec.backend = {backend.__name__.lower()}: cannot step "
+        raise ConfigError(f"vec.backend = {_name_of(backend)}: cannot step "
                           f"{environments.name_of(one)}; there are {others} for it.")
     return backend
 
@@ -1322,10 +1234,10 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         then holds num_envs × env_kwargs["num_envs"]
     num_workers: processes or Ray actors (default: the physical cores, or the most below them that
         divide num_envs)
-    batch_size: environments that one `recv` waits for (default: all)
+    batch_size: environments of one buffer, for which one `recv` waits (default: all)
     num_buffers: Native's
     num_threads: of environments in C, and of learning
-    device: "cuda" for environments in C; see OnGpu
+    device: "cuda" for environments in C; see GpuEnvs
     seed: environment i is reset with seed + i
     env_args: the creator's positional arguments, or a list of one list per environment
     env_kwargs: its keyword arguments, or the C environment's settings, one dict or a list of one
@@ -1334,7 +1246,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
 
     num_workers and batch_size may be "auto", their default. Raises ConfigError for settings that
     cannot work together, MemoryError for more environments than the machine can hold, and TypeError
-    for what is not an environment.
+    for another object.
     """
     num_workers, batch_size = (None if number == "auto" else number
                                for number in (num_workers, batch_size))
@@ -1361,7 +1273,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         if reason := why_not_on_gpu(env, backend, num_buffers):
             raise ConfigError(f"device = {device}: {environments.name_of(env)} cannot step there: "
                               f"{reason}. Leave device out.")
-        return OnGpu(env, num_envs, device=device, **options)
+        return GpuEnvs(env, num_envs, device=device, **options)
     if is_in_c:
         header = str(env.header if isinstance(env, ocean.Library) else env)
         creators = environments.ocean_creators(header, num_envs, env_kwargs)
@@ -1372,7 +1284,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     if is_auto and backend in (Serial, Multiprocessing) and (holds_copies or num_envs == 1):
         whole = _as_one_object(env, holds_copies, num_envs, env_args, env_kwargs)
         made = emulation.build(*whole[0], seed)
-        tensor_env = tensors.look(made, seed)
+        tensor_env = tensors.wrap(made, seed)
         if tensor_env is not None:
             backend, made = Tensors, tensor_env
         if tensor_env is not None or num_envs == 1:
@@ -1413,18 +1325,16 @@ def why_not_on_gpu(env, backend="auto", num_buffers=None):
 
 def _check_backend(backend, num_envs, num_workers, batch_size, num_buffers):
     """Raise ConfigError for settings of another backend."""
-    name, problem = backend.__name__.lower(), None
+    name = _name_of(backend)
     if num_buffers not in (None, 1) and not issubclass(backend, Native):
-        problem = (f"vec.num_buffers = {num_buffers}: is for backend native, not for {name}. "
-                   "Set vec.batch_size.")
-    elif issubclass(backend, (Native, Serial, Tensors)) and (
+        raise ConfigError(f"vec.num_buffers = {num_buffers}: is for backend native, not for {name}."
+                          " Set vec.batch_size.")
+    if issubclass(backend, (Native, Serial, Tensors)) and (
             num_workers not in (None, 1) or batch_size not in (None, num_envs)):
         advice = {Native: "Set vec.num_threads.", Tensors: "Leave both out."}.get(
-            backend, "For more workers take multiprocessing.")
-        problem = (f"backend {name} steps all environments in this process: num_workers is 1 and "
-                   f"batch_size {num_envs}. {advice}")
-    if problem:
-        raise ConfigError(problem)
+            backend, "For more workers use multiprocessing.")
+        raise ConfigError(f"backend {name} steps all environments in this process: num_workers is "
+                          f"1 and batch_size {num_envs}. {advice}")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1443,7 +1353,7 @@ def load_env(env_name, args):
         num_envs, rest = divmod(total, agents)
         if rest or not num_envs:
             raise ConfigError(f"vec.total_agents = {total}: one {maker.name} has "
-                              f"{plural(agents, 'agent')}; take a multiple of that.")
+                              f"{plural(agents, 'agent')}; use a multiple of that.")
     elif isinstance(maker, ocean.Library) and vec["backend"] not in ("auto", "native"):
         num_envs, settings = vec["num_envs"], args["env"]  # each holds env.num_envs
     return make_from(maker, num_envs, args, settings)
@@ -1472,19 +1382,18 @@ def choose_device(env, vec, train):
     Prints why, if auto keeps environments in C on the host of a GPU. Raises ConfigError if
     vec.device = cuda cannot be.
     """
+    has_gpu = train["device"] == "cuda" and torch.cuda.is_available()
     is_in_c = isinstance(env, ocean.Library) and vec["backend"] in ("auto", "native")
-    has_gpu, on_gpu = torch.cuda.is_available(), train["device"] == "cuda"
-    can_try = on_gpu and is_in_c and has_gpu
-    if vec["device"] == "host" or (vec["device"] == "auto" and not can_try):
+    if vec["device"] == "host" or (vec["device"] == "auto" and not (has_gpu and is_in_c)):
         return None  # the trainer refuses cuda without a GPU
-    reason = ("train.device is cpu, to which each step would be copied" if not on_gpu else
-              "torch finds no GPU here" if not has_gpu else
-              why_not_on_gpu(env, vec["backend"], vec["num_buffers"]))
+    reason = (why_not_on_gpu(env, vec["backend"], vec["num_buffers"]) if has_gpu else
+              "torch finds no GPU here" if train["device"] == "cuda" else
+              "train.device is cpu, to which each step would be copied")
     if reason is None:
         return torch.device("cuda", data_parallel.connect().choose_gpu())
     if vec["device"] == "cuda":
         raise ConfigError(f"vec.device = cuda: {environments.name_of(env)} cannot step on a GPU: "
-                          f"{reason}. Take auto or host.")
+                          f"{reason}. Set auto or host.")
     _print_host(env, reason)
     return None
 

@@ -39,6 +39,24 @@ from errors import EnvError, user_traceback
 READ_ONCE = gymnasium.wrappers.TimeLimit, emulation.GymnasiumPufferEnv  # by SyncStepper
 
 
+# the arrays of a rollout that have a row more than steps
+POLICY_INPUTS = ("observations", "resets", "valid", "action_masks")
+
+
+def step_rows(arrays):
+    """Return {name: array} of each step's row: what it reads and what it writes.
+
+    arrays: {name: array or tensor (T or T + 1, N, ...)}. A reset uses the last step's row.
+    """
+    rows = []
+    for t in range(len(arrays["actions"])):
+        row = {name: arrays[name][t] for name in ("actions", "rewards", "terminals", "truncations")}
+        for name in POLICY_INPUTS:
+            row[name] = None if arrays[name] is None else arrays[name][t + 1]
+        rows.append({**row, "final_observations": arrays["final_observations"]})
+    return rows
+
+
 class Envs:
     """Some environments in this process, in a part of a rollout's arrays.
 
@@ -64,20 +82,13 @@ class Envs:
     def bind(self, arrays, first_agent):
         """Use a part of {name: array (T or T + 1, N, ...)}, from first_agent on."""
         part = slice(first_agent, first_agent + sum(self.sizes))
-        final, masks = arrays["final_observations"][part], arrays.get("action_masks")
-        self._rows = []
-        for t in range(len(arrays["actions"])):
-            row = {name: arrays[name][t, part]
-                   for name in ("actions", "rewards", "terminals", "truncations")}
-            row |= {name: arrays[name][t + 1, part] for name in ("observations", "resets", "valid")}
-            row["action_masks"] = None if masks is None else masks[t + 1, part]
-            self._rows.append(SimpleNamespace(**row, final_observations=final))
+        arrays = {name: array[part] if name == "final_observations" else array[:, part]
+                  for name, array in arrays.items() if array is not None}
+        self._rows = [SimpleNamespace(**row) for row in step_rows({"action_masks": None, **arrays})]
         firsts = np.cumsum([0, *self.sizes])[:-1].tolist()
         self._views = [[env.views(row, first)
                         for env, first in zip(self.envs, firsts, strict=True)]
                        for row in self._rows]
-        self._inactive = np.zeros(sum(self.sizes), bool)
-        self._is_fresh, self.stepper = True, None
 
     def reset(self, seed=None):
         """Begin new episodes and write the last row; return [(environment, info)]."""
@@ -88,7 +99,7 @@ class Envs:
             is_shared = seed is None or getattr(env, "same_seed", False)
             infos += [(i, info) for info in env.reset_into(view, seed if is_shared else seed + i)]
         row.resets[:] = 1
-        np.equal(row.valid, 0, out=self._inactive)
+        self._inactive = row.valid == 0
         return infos
 
     def step(self, t):
@@ -104,7 +115,7 @@ class Envs:
                 infos += [(i + copy, info) for copy, info in zip(numbers, ended, strict=True)]
         np.bitwise_or(row.terminals, row.truncations, out=row.resets)
         row.resets[self._inactive & (row.valid != 0)] = 1  # they act again
-        np.equal(row.valid, 0, out=self._inactive)
+        self._inactive = row.valid == 0
         if self._is_fresh:  # the first step after a reset: now they have been checked
             self._is_fresh = False
             self.stepper = emulation.SyncStepper.of(self.envs, self.numbers, self._rows)
@@ -191,9 +202,9 @@ class Envs:
 
 
 # A command is a kind and a number (of ASK: that of the bytes that follow). An answer is a kind and
-# bytes: a traceback, a pickled EnvError, or the result of Envs.do, if it has one.
+# bytes, pickled: an EnvError or a traceback, or the result of Envs.do, if it has one.
 COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
-STEP, RESET, RENDER, ASK, DONE, ERROR, FAULT = range(7)
+STEP, RESET, RENDER, ASK, DONE, ERROR = range(6)
 CLOSING = 10  # seconds that an idle worker's environments have to close
 
 
@@ -201,10 +212,8 @@ class SharedMemory:
     """Arrays that several processes map, in memory that is gone when they end."""
 
     def __init__(self):
-        if hasattr(os, "memfd_create"):
-            self.file = os.fdopen(os.memfd_create("rollout"), "w+b")
-        else:
-            self.file = tempfile.TemporaryFile()  # noqa: SIM115
+        self.file = (os.fdopen(os.memfd_create("rollout"), "w+b") if hasattr(os, "memfd_create")
+                     else tempfile.TemporaryFile())  # noqa: SIM115
         self.layouts = []
 
     def zeros(self, shape, dtype):
@@ -222,18 +231,18 @@ def map_array(fd, shape, dtype, offset):
                          math.prod(shape)).reshape(shape)
 
 
-class Gone(Exception):
-    """The other side of a socket is gone. It is no OSError: environments raise those."""
+class Disconnected(Exception):
+    """The other side of a socket is gone; not an OSError, which environments raise."""
 
 
 def receive(channel, size):
-    """Return exactly `size` bytes. Raises Gone."""
+    """Return exactly `size` bytes. Raises Disconnected."""
     data = b""
     with contextlib.suppress(OSError):
         while len(data) < size and (part := channel.recv(size - len(data))):
             data += part
     if len(data) < size:
-        raise Gone
+        raise Disconnected
     return data
 
 
@@ -253,16 +262,16 @@ class Process:
             "import workers; workers.serve(*numbers)")
 
     def __init__(self, memory, setup):
-        self._channel, theirs = socket.socketpair()
+        self._channel, child_channel = socket.socketpair()
         self._report = tempfile.TemporaryFile()  # noqa: SIM115
-        fds = theirs.fileno(), memory.file.fileno(), self._report.fileno()
+        fds = child_channel.fileno(), memory.file.fileno(), self._report.fileno()
         # A worker's own threads would only take the cores from the other workers.
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
         self._process = subprocess.Popen(
             [sys.executable, "-c", self.CODE, str(Path(__file__).parent),
              *map(str, (*fds, CLOSING, os.getpid()))],
             pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
-        theirs.close()
+        child_channel.close()
         self.pid, setup = self._process.pid, pickle.dumps(setup)
         self._write(struct.pack("<Q", len(setup)) + setup)
 
@@ -279,7 +288,7 @@ class Process:
             self._channel.sendall(data)
 
     def receive(self):
-        """Return (kind, payload) of the next answer. Raises Gone."""
+        """Return (kind, payload) of the next answer. Raises Disconnected."""
         kind, size = ANSWER.unpack(receive(self._channel, ANSWER.size))
         return kind, receive(self._channel, size)
 
@@ -341,14 +350,12 @@ def serve(channel_fd, memory_fd, report_fd):
             kind, number = COMMAND.unpack(receive(channel, COMMAND.size))
             result = envs.do(kind, receive(channel, number) if kind == ASK else number)
             answer(DONE, pickle.dumps(result) if kind == RENDER or result else b"")
-    except Gone:
+    except Disconnected:
         pass
-    except EnvError as error:
-        with contextlib.suppress(OSError):
-            answer(FAULT, pickle.dumps(error))
     except BaseException as error:
+        explained = error if isinstance(error, EnvError) else user_traceback(error)[0]
         with contextlib.suppress(OSError):
-            answer(ERROR, user_traceback(error)[0].encode())
+            answer(ERROR, pickle.dumps(explained))
     finally:
         if envs is not None:
             with contextlib.suppress(Exception):

@@ -48,6 +48,7 @@ from arena import (
     u64,
 )
 from fast import products
+from fast.c_calls import cycles, step_environments
 from fast.products import (
     BLOCK,
     accumulate_rows,
@@ -57,7 +58,6 @@ from fast.products import (
     pack,
     packed_size,
 )
-from vector import cycles, step_environments
 
 if products.find_problem():
     raise RuntimeError(products.find_problem())
@@ -805,7 +805,6 @@ class Compiled:
             begin = clock()
             environment_share = _rollout_cpu(self.vecenv.addresses(buffer),
                                              *self.rollout_arguments[buffer])
-            self.vecenv.finish(buffer)
             seconds += environment_share * (clock() - begin)
         return seconds
 

@@ -53,15 +53,8 @@ from arena import (
     u8,
 )
 from errors import ConfigError
-from vector import (
-    LONG,
-    POLICY_INPUTS,
-    WORD,
-    aligned_zeros,
-    call_address,
-    cycles,
-    step_environments,
-)
+from fast.c_calls import LONG, WORD, call_address, cycles, step_environments
+from vector import POLICY_INPUTS, aligned_zeros
 
 
 class Gpu:
@@ -243,7 +236,7 @@ class GpuBuffers(engines.Buffers):
 
     Environments on the host write pinned arrays (`host`), which are copied to the GPU (`storage`).
     Environments on the GPU (vector.Tensors) write `storage`, and the host gets copies for its
-    statistics. If graphs step them too (`batched`: vector.OnGpu), the host gets sums only.
+    statistics. If graphs step them too (`batched`: vector.GpuEnvs), the host gets sums only.
     """
 
     def __init__(self, policy, vecenv, config, segments, first_agent):
@@ -368,7 +361,6 @@ class GpuRollout:
             self.worker_of[0] = worker
             for first in range(0, self.buffers.horizon + 1, STEPS_A_GRAPH):
                 self.gpu.replay_or_call(("rollout", 0, first), self._run_steps, worker, first)
-            self.vecenv.finish(0)
             self.gpu.wait()
         return 0.0  # only a profile shows the environments' share
 
@@ -1198,7 +1190,6 @@ class Fused(GpuEngine):
         share = replay_rollout(
             self.vecenv.ranges[buffer], self.vecenv.addresses(buffer), self.handles[buffer], ends,
             buffers.host_cut, buffers.host_cut_step[buffer : buffer + 1])
-        self.vecenv.finish(buffer)
         return share * (clock() - begin)
 
     def _capture_rollout(self):

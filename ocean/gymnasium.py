@@ -32,7 +32,7 @@ import ocean
 try:
     from pettingzoo import ParallelEnv
 except ImportError:
-    ParallelEnv = None
+    ParallelEnv = object
 
 UNWRITTEN = 0xA5  # each byte of a final observation before C writes it
 
@@ -154,9 +154,7 @@ class Envs:
         return None
 
 
-def _metadata(name, render_mode):
-    if render_mode not in (None, "rgb_array"):
-        raise ValueError(f'render_mode = {render_mode!r}: must be None or "rgb_array".')
+def _metadata(name):
     return {"render_modes": ["rgb_array"], "render_fps": ocean.load(name).fps}
 
 
@@ -180,7 +178,7 @@ class OceanEnv(gymnasium.Env):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
 
     def __init__(self, name, render_mode=None, **settings):
-        self.metadata, self.render_mode = _metadata(name, render_mode), render_mode
+        self.metadata, self.render_mode = _metadata(name), render_mode
         self._envs = _single_agents(name, 1, settings)
         self.observation_space = self._envs.envs.single_observation_space
         self.action_space = self._envs.envs.single_action_space
@@ -225,7 +223,7 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
     metadata = {**OceanEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
     def __init__(self, name, num_envs=1, render_mode=None, **settings):
-        self.metadata = {**self.metadata, **_metadata(name, render_mode)}
+        self.metadata = {**self.metadata, **_metadata(name)}
         self.num_envs, self.render_mode = num_envs, render_mode
         self._envs = _single_agents(name, num_envs, settings)
         self.single_observation_space = self._envs.envs.single_observation_space
@@ -276,7 +274,7 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
         self._envs.envs.close()
 
 
-class OceanParallelEnv(ParallelEnv or object):
+class OceanParallelEnv(ParallelEnv):
     """An environment in C as PettingZoo's ParallelEnv of agent_0, agent_1, ...
 
     An agent whose episode ends leaves `agents` until reset(), as PettingZoo demands. In C its next
@@ -286,7 +284,7 @@ class OceanParallelEnv(ParallelEnv or object):
     """
 
     def __init__(self, name, render_mode=None, **settings):
-        self.metadata, self.render_mode = _metadata(name, render_mode), render_mode
+        self.metadata, self.render_mode = _metadata(name), render_mode
         self.metadata |= {"name": self.__class__.__name__, "is_parallelizable": True}
         self._envs = envs = Envs(name, 1, settings)
         self.possible_agents = [f"agent_{i}" for i in range(envs.num_agents)]
@@ -320,12 +318,9 @@ class OceanParallelEnv(ParallelEnv or object):
         """Step with {agent: action} of all `agents`.
 
         Agents whose episodes end in the same step get the means over these episodes in their last
-        infos. Raises as Envs.step, and ValueError for an agent without an action.
+        infos. Raises as Envs.step, and KeyError for an agent without an action.
         """
         envs = self._envs
-        missing = [agent for agent in self.agents if agent not in actions]
-        if missing:
-            raise ValueError(f"step needs an action of each agent. There is none of {missing}.")
         if not self.agents:
             raise gymnasium.error.ResetNeeded("reset() comes first: all agents have left.")
         rows = np.zeros(envs.actions.shape, np.float32 if envs.heads is None else np.int64)
@@ -355,11 +350,7 @@ class OceanParallelEnv(ParallelEnv or object):
         self._envs.envs.close()
 
 
-def parallel_env(name, render_mode=None, **settings):
-    """Make an OceanParallelEnv; raises ImportError without PettingZoo."""
-    if ParallelEnv is None:
-        raise ImportError("ocean.gymnasium.parallel_env needs PettingZoo: pip install pettingzoo.")
-    return OceanParallelEnv(name, render_mode, **settings)
+parallel_env = OceanParallelEnv  # as PettingZoo's packages name it
 
 
 def environment_id(name):

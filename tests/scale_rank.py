@@ -124,7 +124,6 @@ def main(folder):
     seen["unequal"] = message(lambda: group.check_equal(resumed.arena.flat("weights"), "the weights"))
 
     seen["sum"] = group.sum(np.array([1.0 + group.rank, 1e-17]))
-    seen["max"] = group.max(np.array([0.0 - group.rank, group.rank, -np.inf]))
     seen["any"] = [group.any(flag) for flag in (False, group.rank == 1, True)]
     seen["first"] = group.first(lambda: "only " + "once"), message(lambda: group.first(fail))
     seen["shared"] = group.share(group.rank), group.gather(group.rank), group.scatter(["a", "b"])

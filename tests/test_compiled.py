@@ -24,7 +24,7 @@ import engines
 import kernels
 import models
 import vector
-from fast import compiled, products, verify
+from fast import c_calls, compiled, products, verify
 
 # --------------------------------------------------------------------------------------------------
 # Calls and caches
@@ -70,7 +70,7 @@ def test_a_step_of_python_environments_is_one_call():
 
 def test_a_compiled_driver_depends_on_the_cells_that_it_inlines():
     """numba looks at a driver's own file alone; the cells are in another one."""
-    drivers = [compiled._learn_cpu, compiled._rollout_cpu, kernels._mingru_scan_lanes, vector.step_environments]
+    drivers = [compiled._learn_cpu, compiled._rollout_cpu, kernels._mingru_scan_lanes, c_calls.step_environments]
     assert all(driver._cache._cache_file._source_stamp[-1] == arena.SOURCES_HASH for driver in drivers)
 
 

@@ -202,8 +202,8 @@ def test_a_penalty_on_the_logits(copy):
 def test_a_backend(copy):
     project = copy("A backend")
     project.replace("configuration.py", r'^BACKENDS = (.*"tensors")', r'BACKENDS = \1, "counted"')
-    project.replace("vector.py", r"(?<=Ray, Package, Tensors)\)", ", Counted)")
-    project.replace("vector.py", r"^class Package\(", '''class Counted(Serial):
+    project.replace("vector.py", r"(?<=Ray, VectorEntryPoint, Tensors)\)", ", Counted)")
+    project.replace("vector.py", r"^class VectorEntryPoint\(", '''class Counted(Serial):
     """Serial, which counts its steps."""
 
     steps = 0
@@ -213,7 +213,7 @@ def test_a_backend(copy):
         super()._send(worker, kind, number)
 
 
-class Package(''')
+class VectorEntryPoint(''')
     project.replace("tools/speed.py", r'\[\{"backend": "serial", \*\*plain\}\]',
                     '[{"backend": "serial", **plain}, {"backend": "counted", **plain}]')
     project.replace("tools/export.py", r'"multiprocessing", "ray"\)',

@@ -165,7 +165,7 @@ CONFIGURATION = [
      no_memory),
     ("env.num_envs", SystemExit, "2,000,000,000,000 environments would take",
      main("train squared --env.num-envs 2e12 --data-dir none")),
-    ("CartPole", Error, "one gym/CartPole-v1 has 1 agent; take a multiple", train(
+    ("CartPole", Error, "one gym/CartPole-v1 has 1 agent; use a multiple", train(
         "--vec.total-agents 0", "gym/CartPole-v1")),
     ("--baseline", Error, "the policy that ships with drone was trained without drone_race.ini",
      lambda: configuration.load_config("drone_race", ["--baseline"])),
@@ -378,7 +378,7 @@ ENVIRONMENTS = [
      lambda: vector.make(small_envs.Walk, 6, "multiprocessing", num_workers=4)),
     ("vec.batch_size", ValueError, "It can be 2, 4, 8", lambda: vector.make(
         small_envs.Walk, 8, "multiprocessing", num_workers=4, batch_size=3)),
-    ("serial", ValueError, "For more workers take multiprocessing",
+    ("serial", ValueError, "For more workers use multiprocessing",
      lambda: vector.make(small_envs.Walk, 4, "serial", num_workers=2)),
     ("num_workers", ValueError, "Set vec.num_threads",
      lambda: vector.make("squared", 4, num_workers=2)),
@@ -406,7 +406,7 @@ ENVIRONMENTS = [
      lambda: vector.make(small_envs.Walk).step(np.zeros(1))),
     ("aaa", SystemExit, "the system refuses a path (File name too long)",
      lambda: pufferl.main(["train", "squared", "--resume", 300 * "a"])),
-    ("another process", ConfigError, "take backend serial", lambda: step(
+    ("another process", ConfigError, "use backend serial", lambda: step(
         lambda: LOCK and small_envs.Walk(), num_envs=2, backend="multiprocessing", num_workers=2)),
     ("worker", WorkerError, "died by signal 9 (SIGKILL)", lambda: step(
         small_envs.Walk, num_envs=2, backend="multiprocessing", num_workers=2, trouble="kill")),

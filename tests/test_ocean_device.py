@@ -193,7 +193,7 @@ def test_steps_stay_within_their_memory(names):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# vector.OnGpu
+# vector.GpuEnvs
 
 
 def both(name, num_envs=6, **settings):
@@ -218,7 +218,7 @@ def same(one, other, logs=True):
 def test_a_vector_steps_as_on_the_host(name):
     """With saving in the middle, into the other kind as well, another seed and another rank's numbers."""
     host, other = both(name)
-    assert type(other) is vector.OnGpu and other.num_buffers == 1 and not other.can_step_in_kernels
+    assert type(other) is vector.GpuEnvs and other.num_buffers == 1 and not other.can_step_in_kernels
     random = np.random.default_rng(0)
     for seed in (3, 5):
         for vecenv in (host, other):

@@ -182,7 +182,7 @@ def test_a_second_signal_leaves_at_once():
         for number in (signal.SIGINT, signal.SIGTERM):
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), number)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    assert signal.signal(signal.SIGHUP, signal.SIG_DFL) is signal.SIG_IGN
 
 
 @pytest.mark.parametrize("options", [["-u"], []], ids=["unbuffered", "buffered"])

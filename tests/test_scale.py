@@ -118,9 +118,8 @@ def test_a_last_checkpoint_that_cannot_be_written_ends_rank_0_with_an_error(two)
 
 def test_a_restart_looks_past_folders_that_are_no_runs(tmp_path, monkeypatch):
     group = data_parallel.Ranks()
-    for name, text in {"a": "[]", "b": "{", "c": '{"launch": 5}',
-                       "d": '{"launch": [["here:1", "x"]]}', "e": "[" * 9999,
-                       "mine": '{"launch": [["here:1", 7.0]]}', "f": '{"launch": [[1]]}'}.items():
+    for name, text in {"a": "[]", "b": "[" * 9999, "c": '{"launch": [["here:1", "x"]]}',
+                       "mine": '{"launch": [["here:1", 7.0]]}'}.items():
         folder = tmp_path / f"squared_{name}"
         folder.mkdir()
         (folder / "config.json").write_text(text)
@@ -133,7 +132,6 @@ def test_a_restart_looks_past_folders_that_are_no_runs(tmp_path, monkeypatch):
 def test_what_ranks_tell_each_other(two):
     for rank, seen in enumerate(two[0]):
         assert seen["sum"].tolist() == [3.0, 2e-17] and seen["sum"].dtype == np.float64
-        assert seen["max"].tolist() == [0, 1, -np.inf]
         assert seen["any"] == [False, True, True]
         assert seen["first"][0] == "only once" and seen["first"][1] == ("ConfigError: it cannot be",
                                                                         rank == 1)
@@ -394,40 +392,25 @@ print(f"rank done: {{trainer.global_step}} {{logs['entropy']:.6f}} {{weights:.6f
 """
 
 
-def two_nodes(command, folder, *options):
-    """The same command on two nodes at 127.0.0.1 and 127.0.0.2, with torchrun's
-    options; what both printed."""
-    nodes = []
-    for node, address in enumerate(("127.0.0.1", "127.0.0.2")):
-        (folder / f"node{node}").mkdir()
-        options_here = [option.format(node=node, address=address) for option in options]
-        nodes.append(start([*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", f"--local-addr={address}", *options_here,
-                            *command], folder / f"node{node}"))
-    results = [finish(process, folder / f"node{node}") for node, process in enumerate(nodes)]
-    assert [code for code, _ in results] == [0, 0], "\n".join(text for _, text in results)
-    return [text for _, text in results]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["rendezvous", "static"])
 def test_a_script_of_your_own_on_two_nodes_unchanged(tmp_path, how):
     (tmp_path / "train.py").write_text(SCRIPT)
-    port = free_port()
-    options = {"rendezvous": rendezvous(port), "static": ["--node-rank={node}", "--master-addr=127.0.0.1",
-                                                          f"--master-port={port}"]}[how]
-    texts = two_nodes([str(tmp_path / "train.py")], tmp_path, *options)
+    port, nodes = free_port(), []
+    for node, address in enumerate(("127.0.0.1", "127.0.0.2")):
+        folder = tmp_path / f"node{node}"
+        folder.mkdir()
+        options = rendezvous(port) if how == "rendezvous" else [
+            f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+        command = [*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", f"--local-addr={address}", *options]
+        nodes.append((start([*command, str(tmp_path / "train.py")], folder), folder))
+    codes, texts = zip(*(finish(*node) for node in nodes), strict=True)
+    assert codes == (0, 0), "\n".join(texts)
     results = [re.search("rank done: .*", text)[0] for text in texts]
     assert results[0] == results[1] and results[0].startswith("rank done: 20480 ")
     assert sum("2 machines" in text for text in texts) == 1
     folders = list(tmp_path.glob("node*/experiments/*/trainer_state.pt"))
     assert len(folders) == 1, "one rank writes"
-
-
-@pytest.mark.slow
-def test_two_nodes_of_the_command_line(tmp_path):
-    command = [PUFFERL, "train", "squared", *SMALL, "--train.total-timesteps", "40000"]
-    texts = two_nodes(command, tmp_path, *rendezvous(free_port()))
-    assert sorted("40,960" in text for text in texts) == [False, True]
 
 
 PYTHON = ["gym/CartPole-v1", "--vec.num-envs", "8", "--vec.backend"]

@@ -610,6 +610,8 @@ def test_only_what_returns_tensors_is_taken_for_it():
         assert type(vecenv) is vector.Tensors and vecenv.num_agents == 3
     with vector.make(lambda: Walks(kind="numpy")) as vecenv:
         assert type(vecenv) is vector.Serial and vecenv.num_agents == 5
+    with pytest.raises((ValueError, TypeError), match="tensors"):
+        vector.make(lambda: Unmoved("disabled"), backend="serial")
     args = pufferl.load_config(CARTPOLE, ["--env.num-envs", "12"])
     assert args["vec"]["num_envs"] == 1 and pufferl.load_env(CARTPOLE, args).num_agents == 12
     creator = environments.load_creator("gymnax/CartPole-v1")
@@ -673,15 +675,6 @@ def test_a_wrong_environment_is_an_error(make, words):
                       backend="tensors") as vecenv):
         vecenv.allocate(2)
         vecenv.advance(0)
-
-
-@pytest.mark.parametrize(("call", "name"), [
-    (lambda: vector.make(lambda: Unmoved("disabled"), backend="serial"), "tensors"),
-    (lambda: vector.make("breakout", backend="tensors"), "native"),
-    (lambda: vector.make(lambda: Walks(), 3, backend="tensors"), "vec.num_envs")])
-def test_other_backends_are_refused(call, name):
-    with pytest.raises((ValueError, TypeError), match=name):
-        call()
 
 
 # -- Runs ------------------------------------------------------------------------------------------
