@@ -29,7 +29,7 @@ from arena import (
     on_gpu,
     run,
 )
-from configuration import load_attribute, own_optimizer
+from configuration import has_custom_optimizer, load_attribute
 from errors import ConfigError
 from fast.products import accumulate_rows, find_problem
 
@@ -370,7 +370,7 @@ class TorchOptimizer:
     def __init__(self, config, policy, arena):
         self.arena = arena
         self.max_grad_norm = config["max_grad_norm"]
-        self.is_custom = own_optimizer(config)
+        self.is_custom = has_custom_optimizer(config)
         self.parameters = {f"policy.{name}": parameter
                            for name, parameter in policy.named_parameters()}
         self.frozen = []

@@ -80,12 +80,13 @@ from configuration import (
     coerce,
     command,
     find_run,
+    has_custom_optimizer,
     load_attribute,
     load_config,
     named,
-    own_optimizer,
     read_settings,
-    sizes_of,
+    replace_sizes,
+    saved_runs,
     stem_of,
     train_settings,
 )
@@ -127,8 +128,8 @@ class PuffeRL:
         config, vecenv, policy = normalize_args(config, vecenv if env is None else env, policy)
         self.ranks = data_parallel.connect()
         agents = self.ranks.gather(vecenv.num_agents)
-        config = sizes_of({**config, **settings}, sum(agents))
-        c = self.config = Settings(check_train(config, vecenv, policy, sum(agents), self.ranks))
+        c = self.config = Settings(check_train({**config, **settings}, vecenv, policy, sum(agents),
+                                               self.ranks))
         train_section = {field.name: named(c[field.name]) for field in dataclasses.fields(Train)}
         self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": train_section,
                      "agents": sum(agents), "versions": VERSIONS,
@@ -206,7 +207,7 @@ class PuffeRL:
             text = f"engine: {self.engine.name}, because {reason}"
             processes.say(text, sys.stderr)
             self.run.note(text, self.global_step)
-        capture, is_custom = self.engine.capture, own_optimizer(self.config)
+        capture, is_custom = self.engine.capture, has_custom_optimizer(self.config)
         self._compute_all_advantages = capture(self._compute_advantages)
         # With several ranks each piece is captured, because ranks sum gradients in between. A
         # custom optimizer may synchronize with the GPU, which a CUDA graph cannot.
@@ -917,7 +918,8 @@ def check_train(config, vecenv, policy, agents, group):
     ConfigError.
     """
     names = config.keys() & {"env", "data_dir", "run_id", "settings", "use_rnn"}
-    c = train_settings({key: value for key, value in config.items() if key not in names})
+    settings = train_settings({key: value for key, value in config.items() if key not in names})
+    c = replace_sizes(settings, agents)
     is_recurrent = hasattr(policy, "initial_state")
     c |= {"env": vecenv.name, "data_dir": Base.data_dir, "use_rnn": is_recurrent,
           **{key: config[key] for key in names}}
@@ -953,7 +955,7 @@ def check_train(config, vecenv, policy, agents, group):
     for name in ("loss", "advantage"):
         require(not c[name] or callable(load_attribute(f"train.{name}", c[name])),
                 f"train.{name} = {named(c[name])}: must be a function.")
-    if own_optimizer(c):
+    if has_custom_optimizer(c):
         optim.check_optimizer(load_attribute("train.optimizer", c["optimizer"]), c["weight_decay"])
     return c
 
@@ -1121,8 +1123,10 @@ def resolve_auto(env_name, args, vecenv):
 
     Rank 0 chooses for all ranks. Returns the Facts that the choice is based on.
     """
-    group, section = data_parallel.connect(), args["train"]
-    facts = facts_of(vecenv, sum(group.gather(vecenv.num_agents)), section["total_timesteps"])
+    group = data_parallel.connect()
+    agents = sum(group.gather(vecenv.num_agents))
+    section = args["train"] = replace_sizes(args["train"], agents)
+    facts = facts_of(vecenv, agents, section["total_timesteps"])
 
     def choose():
         is_unknown = "auto" in (section["replay_ratio"], section["gamma"])
@@ -1257,10 +1261,10 @@ def train(env_name, args=None):
 
 def resume_interrupted(group, args):
     """Resume the run of this command if a launcher has restarted it."""
-    args["resume"] = group.find_interrupted(args["data_dir"], stem_of(args["env_name"]))
+    runs = saved_runs(args["data_dir"], f"{stem_of(args['env_name'])}_*")
+    args["resume"] = group.find_interrupted(runs)
     if args["resume"]:  # its measured choices stay
-        config = Path(args["resume"]) / "config.json"
-        saved = group.first(lambda: read_settings(config))
+        saved = group.first(lambda: read_settings(args["resume"]))
         for section in ("train", "vec"):
             args[section] |= {name: value for name, value in saved[section].items()
                               if args[section].get(name) == "auto"}

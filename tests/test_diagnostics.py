@@ -17,6 +17,7 @@ import loggers
 import models
 import pufferl
 import vector
+from configuration import read_settings
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SETTINGS = {"horizon": 16, "minibatch_size": 64, "replay_ratio": 2, "learning_rate": 0.01, "target_kl": None,
@@ -344,7 +345,7 @@ def test_the_size_of_an_index_is_no_warning():
 
 def write_run(folder, entries, **config):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"agents": 4, **config}))
+    (folder / "config.json").write_text(json.dumps({"env_name": "mine", "agents": 4, **config}))
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, entries)))
 
 
@@ -355,9 +356,7 @@ def test_the_end_of_a_run_and_diagnose_agree_that_no_episode_ended(tmp_path, cap
     write_run(tmp_path, lines, train={"gamma": 0.99})
     pufferl.main(["diagnose", str(tmp_path)])
     trainer = types.SimpleNamespace(global_step=4 * steps, uptime=1.0, environment={}, run_folder=None,
-                                    warnings=diagnostics.read(tmp_path)[0])
-    for entry in lines:
-        trainer.warnings.update(entry["step"], entry)
+                                    warnings=diagnostics.replay(tmp_path, read_settings(tmp_path))[0])
     closing = "\n".join(loggers.Dashboard().closing(trainer, {"config_name": "mine"}, ""))
     for text in (capsys.readouterr().out, closing):
         assert "episode" in text and [word for word in ("--env.max-episode-steps", "TimeLimit(env,",
@@ -371,7 +370,7 @@ def test_diagnose_a_finished_run(tmp_path, capsys):
     config = {"env_name": "squared", "config_name": "squared", "train": {"total_timesteps": 100},
               "env": {"distance": 5}}
     write_run(run, entries, **config)
-    sentences = diagnostics.diagnose(run).reported.values()
+    sentences = diagnostics.diagnose(run, read_settings(run)).reported.values()
     for name in (str(run), "latest", "squared"):
         pufferl.main(["diagnose", name, "--data-dir", str(tmp_path / "runs")])
         text, page = capsys.readouterr().out, (run / "diagnosis.html").read_text()
