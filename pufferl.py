@@ -1097,11 +1097,11 @@ def measure(env_name, args, vecenv, facts):
     vec, count = args["vec"], 1 if facts.native else max(1, getattr(vecenv, "num_processes", 1))
     is_chosen = vec["backend"] != "auto" or vec["num_workers"] or vec["batch_size"]
     gain = spent["environment"] * vecenv.num_agents * (1 - 1 / count)
-    here = count > 1 and not is_chosen and gain < MESSAGE_SECONDS
-    seconds = spent["environment"] / (1 if here else count) + spent["policy"]
-    cut = find_cutoff(np.concatenate(terminals), np.concatenate(truncations))
-    return dataclasses.replace(facts, step_seconds=seconds, learn_seconds=spent["learn"], cut=cut,
-                               here=here)
+    is_serial_faster = count > 1 and not is_chosen and gain < MESSAGE_SECONDS
+    seconds = spent["environment"] / (1 if is_serial_faster else count) + spent["policy"]
+    cutoff = find_cutoff(np.concatenate(terminals), np.concatenate(truncations))
+    return dataclasses.replace(facts, step_seconds=seconds, learn_seconds=spent["learn"],
+                               cutoff=cutoff, is_serial_faster=is_serial_faster)
 
 
 def find_cutoff(terminals, truncations):
@@ -1146,7 +1146,7 @@ def make_trainer(env_name, args):
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: vecenv.close())
         facts = resolve_auto(env_name, args, vecenv)
-        if facts.here:
+        if facts.is_serial_faster:
             vecenv.close()
             args["vec"]["backend"] = "serial"
             args["auto"]["vec.backend"] = ("a step of all environments is shorter than messages to "
