@@ -535,10 +535,8 @@ def read_metrics(path, tail=None):
     Lines that a crash has torn are left out; [] without the file. tail: read only its last so many
     bytes.
     """
-    entries = []
-    if not Path(path).exists():
-        return entries
-    with open(path, "rb") as file:
+    entries, lines = [], []
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         file.seek(max(0, file.seek(0, 2) - tail) if tail else 0)
         lines = file.read().splitlines()
     for line in lines:
