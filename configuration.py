@@ -218,7 +218,7 @@ class Train:
     optimizer: Literal["muon", "adam"] | str = "muon"
     """muon: orthogonalises each matrix's momentum (Jordan et al. 2024). adam: torch's AdamW.
     path/to/file.py:Class: a custom torch.optim.Optimizer, made as Class(parameters,
-    lr=learning_rate), with weight_decay if it takes it; the schedule sets its rate."""
+    lr=learning_rate), with weight_decay if that is a parameter; the schedule sets its rate."""
     loss: str | None = None
     """path/to/file.py:function, a custom term of the loss. It gets the minibatch, whose fields are
     a table in docs/recipes.md. Its result, a tensor (), is added to the loss, differentiated by
@@ -302,7 +302,7 @@ class Eval:
     """Episodes that count. Each environment plays equally many, so that short episodes are not
     favoured."""
     deterministic: bool = False
-    """Take the most likely action in place of drawing one."""
+    """Play the most likely action in place of drawing one."""
     max_steps: int = 100_000
     """Steps after which an episode that does not end is an error."""
     video: str | None = None
@@ -337,7 +337,7 @@ class Profile:
 class Solved:
     """Hold what counts as solved: the section [solved] of an .ini.
 
-    score or perf: a mean of these that is enough. steps, seconds: after which training got there,
+    score or perf, one of them: a mean of it that is enough. steps, seconds: after which training got there,
     with seed 0, the shipped settings and two cores (None: not measured).
     """
 
@@ -790,7 +790,7 @@ def show_help(env_name, schema, values):
 def no_resume(argv):
     """Return the options of a verb; raise ConfigError if --resume is one."""
     if any(word.partition("=")[0] == "--resume" for word in argv):
-        raise ConfigError("--resume is for train. To take a run's weights, network and "
+        raise ConfigError("--resume is for train. To use a run's weights, network and "
                           "environment, give --load-model-path.")
     return argv
 
@@ -816,8 +816,11 @@ def solved(env_name, path=None):
         return None
     entries = (Entry("solved", key, text, f"{path} [solved] {key}")
                for key, text in parser["solved"].items())
-    return Solved(**{key: value for _, key, value in
-                     (convert(entry, {"solved": Solved}) for entry in entries)})
+    known = Solved(**{key: value for _, key, value in
+                      (convert(entry, {"solved": Solved}) for entry in entries)})
+    if (known.score is None) == (known.perf is None):
+        raise ConfigError(f"{path} [solved]: must have score or perf, one of them.")
+    return known
 
 
 # --------------------------------------------------------------------------------------------------

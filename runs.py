@@ -221,7 +221,7 @@ REWARD_SCALE = "discounted_returns", "return_moments", "value_targets"
 
 
 class Snapshot:
-    """Take what a trainer needs to resume bit for bit, and restore it.
+    """Copy what a trainer needs to resume bit for bit, and restore it.
 
     All ranks call both.
     """

@@ -247,17 +247,6 @@ def test_with_gpus_there_are_as_many_ranks(monkeypatch):
         assert args["train"]["gpus"] == int(gpus)
 
 
-@pytest.mark.parametrize(("words", "text"), [  # others: test_messages.py
-    ("eval squared --trian.gamma 1", "pufferl.py eval: "), ("eval -x", "pufferl.py eval: "),
-    ("export squared --x", "pufferl.py export: "), ("profile braekout", "pufferl.py profile: "),
-    ("sweep braekout", "pufferl.py sweep: "), ("export squared --resume latest", "--resume"),
-    ("sweep squared --resume latest", "--resume")])
-def test_a_command_that_is_wrong_ends_with_a_line(words, text):
-    with pytest.raises(SystemExit, match=text) as error:
-        pufferl.main(words.split())
-    assert str(error.value).startswith("pufferl.py")
-
-
 @pytest.mark.parametrize("verb", ["train", "eval", "sweep", "export", "autotune", "profile", "list",
                                   "runs", "plot", "diagnose", "doctor"])
 def test_every_verb_has_a_line_and_help(verb, capsys):

@@ -173,7 +173,7 @@ CONFIGURATION = [
     ("squared.ini", Error, "contains no section headers", read_ini("gamma = 1")),
     ("squared.ini", Error, "[trian] gamma: there is no such setting. Did you mean train.gamma?",
      read_ini("[trian]\ngamma = 1")),
-    ("--resume", SystemExit, "is for train. To take a run's weights, network and environment, "
+    ("--resume", SystemExit, "is for train. To use a run's weights, network and environment, "
      "give --load-model-path", main("eval squared --resume latest")),
     ("squarde", SystemExit, "did you mean squared", main("train squarde")),
     ("trian", SystemExit, "there is no verb 'trian': did you mean train", main("trian squared")),

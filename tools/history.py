@@ -265,7 +265,7 @@ class Curve(NamedTuple):
 def metric_name(entries, metric):
     """Return the logged name of a metric as typed: "score" or "losses/entropy".
 
-    None takes the score. Raises ConfigError if no entry has it.
+    None: the score. Raises ConfigError if no entry has it.
     """
     known = dict.fromkeys(name for entry in entries for name in entry if name != "step")
     names = (["environment/score", "environment/episode_return"] if metric is None
