@@ -88,29 +88,6 @@ class PointMass(gymnasium.Env):
         return self._see(), reward, False, self.steps == self.length, {}
 
 
-class Track(gymnasium.Env):
-    """A point on a line is pushed to a target; the bounds are wider than observations."""
-
-    def __init__(self, length=50):
-        self.length = length
-        self.observation_space = spaces.Box(-10, 10, (4,), np.float32)
-        self.action_space = spaces.Box(-1, 1, (1,), np.float32)
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.x, self.v, self.steps, self.target = 0.0, 0.0, 0, float(self.np_random.uniform(-2, 2))
-        return self._see(), {}
-
-    def _see(self):
-        return np.array([self.x, self.v, self.target, self.target - self.x], np.float32)
-
-    def step(self, action):
-        self.v = float(np.clip(0.9 * self.v + 0.1 * action[0], -1, 1))
-        self.x = float(np.clip(self.x + self.v, -8, 8))
-        self.steps += 1
-        return self._see(), -abs(self.target - self.x), False, self.steps == self.length, {}
-
-
 class Colour(gymnasium.Env):
     """One of two colours is shown, then nothing for eight steps.
 
