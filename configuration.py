@@ -517,12 +517,10 @@ def check_names(args, *sections):
     """
     network = policy_section(args.get("policy", {}).get("name", Policy.name))
     schema = {"base": Base, **SECTIONS, "policy": network}
+    top = () if sections else args.keys() - {*SECTIONS, "env", "sweep", "env_name", *RUN_FACTS}
     entries = [(section, key) for section in sections or {*SECTIONS} - {"train"}
                for key in args.get(section, ())]
-    if not sections:
-        entries += [("base", key) for key in args
-                    if key not in (*SECTIONS, "env", "sweep", "env_name", *RUN_FACTS)]
-    for section, key in entries:
+    for section, key in (*(("base", key) for key in top), *entries):
         place = f"args[{key!r}]" if section == "base" else f"{section}.{key}"
         new = translate(section, key, schema, place)[:2]
         if new != (section, key):
@@ -741,8 +739,7 @@ def resolve(env_name, argv=()):
     if base["resume"] == "auto":
         base["resume"] = None
         with contextlib.suppress(ConfigError):
-            folder = find_run("latest", base["data_dir"], env_name, "trainer_state.pt")
-            base["resume"] = str(folder)
+            base["resume"] = str(find_run("latest", base["data_dir"], env_name, "trainer_state.pt"))
     apply(saved_entries(base, env_name), ignore_unknown=True)  # an older run has settings that went
     names |= apply(entry for entry in options if entry.section != "base")
     return schema, values, names, maker
@@ -779,11 +776,9 @@ def show_help(env_name, schema, values):
                 for section, cls in schema.items() if section != "base"]
     arguments = dataclasses.make_dataclass("Arguments", sections, bases=(Base,))
     arguments.__doc__ = f"Settings of {env_name}; defaults from configuration.py and config/."
-    words = ["train", env_name]
-    if env_name in sys.argv:
-        words = sys.argv[1 : sys.argv.index(env_name) + 1]
+    words = [word for word in sys.argv[1:] if not word.startswith("-")]
     tyro.cli(arguments, args=["--help"], default=arguments(**values["base"]),
-             prog=" ".join([Path(sys.argv[0]).name, *words]),
+             prog=" ".join([Path(sys.argv[0]).name, *words[:2]]),
              config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands))
 
 
@@ -829,10 +824,9 @@ def solved(env_name, path=None):
 
 def recurrent_layer(args):
     """Return the recurrent layer that rnn.name means."""
-    name = args["rnn"]["name"]
-    if name == "auto":
-        return "mingru" if args["policy"]["name"] in ("default", "auto") else "none"
-    return name
+    name, policy = args["rnn"]["name"], args["policy"]["name"]
+    automatic = "mingru" if policy in ("default", "auto") else "none"
+    return automatic if name == "auto" else name
 
 
 def unused(args):
@@ -909,10 +903,8 @@ BASELINE = "env", "policy", "rnn", "score", "score_error", "steps"  # metadata o
 
 def named(value):
     """Return a setting as config.json has it: an object becomes its name."""
-    if not callable(value):
-        return value
     owner = value if hasattr(value, "__qualname__") else type(value)
-    return f"{owner.__module__}.{owner.__qualname__}"
+    return f"{owner.__module__}.{owner.__qualname__}" if callable(value) else value
 
 
 def has_custom_optimizer(train):
