@@ -139,7 +139,6 @@ def test_what_a_command_line_cannot_mean_is_refused(files, options, name):
 INIS = [  # of an environment, and of a name that is none
     ("breakout", b"[train]\nlearning_rat = 1", "learning_rate"),
     ("breakout", b"[train]\nhorizon = many", "horizon"),
-    ("breakout", b"[train]\nanneal_lr = 3", "anneal_lr"),
     ("breakout", b"[env]\nframe_skip = 3", "frameskip"), ("zz", b"\x99", "read"),
     ("breakout", b"\xff\xfe[train]", "read"), ("zz", None, "read"),
     ("breakout", b"[train]\ngamma = 0.9\ngamma = 0.8", "gamma"),
