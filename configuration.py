@@ -656,7 +656,7 @@ def load_maker(name):
 
 
 def make_section(base, settings, helps, owner):
-    """Make a section's dataclass: that of `base`, with an owner's settings {name: default}."""
+    """Make a section's dataclass: `base` and the settings of an owner, {name: default}."""
     fields = [(key, type(value), field(default=value, metadata={"owner": owner}))
               for key, value in settings.items()]
     section = dataclasses.make_dataclass(base.__name__, fields, bases=(base,))
@@ -718,6 +718,7 @@ def resolve(env_name, argv=()):
         networks = [entry.value for entry in entries
                     if entry[:2] in (("policy", "name"), ("base", "policy_name"))]
         if networks and networks[-1] != values["policy"]["name"]:  # it decides what can be set
+            # what both networks have stays, unless the new one has its own default (metadata)
             before, policy = dataclasses.asdict(schema["policy"]()), values["policy"]
             schema["policy"] = policy_section(networks[-1])
             values["policy"] = {

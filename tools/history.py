@@ -343,7 +343,8 @@ def main(argv=None, program="pufferl.py runs"):
     """Run `runs`, `plot` or `diagnose`; `program` is what errors begin with."""
     verb, *argv = list(sys.argv[1:] if argv is None else argv) or ["runs"]
     options = parse(verb, argv, program)
-    with exit_on_error(program, (OSError, ValueError, KeyError)):  # a run's damaged files
+    # of a run's damaged files
+    with exit_on_error(program, (OSError, ValueError, KeyError, TypeError)):
         if verb == "diagnose":
             run = find(options.runs[0], options.data_dir)
             is_rising = diagnostics.diagnose(run.folder, run.saved).score_rises()
