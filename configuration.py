@@ -337,8 +337,8 @@ class Profile:
 class Solved:
     """Hold what counts as solved: the section [solved] of an .ini.
 
-    score or perf, one of them: a mean of it that is enough. steps, seconds: after which training got there,
-    with seed 0, the shipped settings and two cores (None: not measured).
+    score or perf, one of them: a mean of it that is enough. steps, seconds: after which training
+    got there, with seed 0, the shipped settings and two cores (None: not measured).
     """
 
     score: float | None = None
@@ -455,7 +455,8 @@ def translate(section, key, schema, place):
 
 def _suggest(key, schema, place):
     """Return a question with the settings nearest to a key, if there are any."""
-    names = [full_name(section, known) for section, cls in schema.items() for known in types_of(cls)]
+    names = [full_name(section, known) for section, cls in schema.items()
+             for known in types_of(cls)]
     meanings = dict(zip(names, names, strict=True)) | foreign_options()["renamed"]
     keys = {name: name.rpartition(".")[2] for name in meanings}
     near = difflib.get_close_matches(key, keys.values(), 1)

@@ -218,8 +218,8 @@ class Ranks:
 
         def find():
             states = [folder / "trainer_state.pt" for folder, saved in runs
-                      if any(name == other and abs(start - other_start) < 5
-                             for name, start in launchers for other, other_start in saved["launch"])]
+                      if any(name == other and abs(start - other_start) < 5 for name, start
+                             in launchers for other, other_start in saved["launch"])]
             newest = max(filter(Path.exists, states), key=lambda path: path.stat().st_mtime,
                          default=None)
             return newest and str(newest.parent)
