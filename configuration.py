@@ -766,7 +766,12 @@ def load_config(env_name, argv=()):
     for name in sorted(names & unused(args).keys()):
         raise ConfigError(f"--{name.replace('_', '-')} would change nothing: {unused(args)[name]} "
                           "does not use it. Leave it out.")
-    check_gpus(train)
+    if train["gpus"] > 1:  # processes, which this machine must hold
+        import torch
+
+        gpus = torch.cuda.device_count() if train["device"] == "cuda" else 0
+        limit = (gpus, f"this machine has {gpus} GPUs") if gpus else processes.processes_at_most()
+        processes.check_count("train.gpus", train["gpus"], *limit)
     return args
 
 
@@ -844,16 +849,6 @@ def unused(args):
                 load_attribute("policy.name", policy, POLICIES), "hidden_size"):
             owners["policy.hidden_size"] = f"policy.name {named(policy)}"
     return owners
-
-
-def check_gpus(train):
-    """Raise ConfigError for more processes than this machine can run."""
-    if train["gpus"] > 1:
-        import torch
-
-        gpus = torch.cuda.device_count() if train["device"] == "cuda" else 0
-        limit = (gpus, f"this machine has {gpus} GPUs") if gpus else processes.processes_at_most()
-        processes.check_count("train.gpus", train["gpus"], *limit)
 
 
 def train_settings(config):
