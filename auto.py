@@ -30,8 +30,8 @@ class Facts:
     native: bool = False  # whether environments are in C
     step_seconds: float | None = None  # per step of one agent, in environment and network
     learn_seconds: float | None = None  # per step, to learn from it once
-    cut: int | None = None  # steps after which every episode is truncated, if none terminates
-    here: bool = False  # whether stepping in this process is faster than messages to others
+    cutoff: int | None = None  # steps after which every episode is truncated, if none terminates
+    is_serial_faster: bool = False  # to step in this process than to send messages to others
 
 
 EPOCHS = 90  # per run with few agents, so that rollouts follow the policy closely
@@ -56,20 +56,23 @@ def choose_copies(maker, env, vec, steps):
 
     maker: an ocean.Library or a creator; None without an environment. env, vec: the sections.
     """
-    reasons = {}
+    reasons, is_in_c = {}, isinstance(maker, ocean.Library)
     if env.get("num_envs") == "auto":
+        agents = power_of_two(steps / (EPOCHS * LONGEST_HORIZON[True]), 16, 1024)
         with environments.sample(maker, env) as probe:
-            env["num_envs"] = max(1, agents_in_c(steps) // probe.num_agents)
+            env["num_envs"] = max(1, agents // probe.num_agents)
         reasons["env.num_envs"] = f"{steps:,} steps"
     if vec["num_envs"] == "auto":
         vec["num_envs"] = 1
-        is_in_python = maker is not None and not isinstance(maker, ocean.Library)
-        if is_in_python and vec["total_agents"] is None:
+        if maker is not None and not is_in_c and vec["total_agents"] is None:
             with environments.sample(maker, env) as probe:
                 agents = emulation.slots(probe)
                 if not getattr(probe, "gives_tensors", False):  # one object of tensors holds many
-                    discrete = not isinstance(probe.single_action_space, gymnasium.spaces.Box)
-                    vec["num_envs"] = max(1, agents_in_python(steps, discrete) // agents)
+                    # Few agents give long rollouts. Above a thousand epochs there are more.
+                    is_discrete = not isinstance(probe.single_action_space, gymnasium.spaces.Box)
+                    fewest = BATCH // LONGEST_HORIZON[is_discrete]
+                    most = fewest * power_of_two(steps / (1000 * BATCH), 1, 64 // fewest)
+                    vec["num_envs"] = max(1, most // agents)
             reasons["vec.num_envs"] = f"{steps:,} steps, {plural(agents, 'agent')} each"
     return reasons
 
@@ -82,20 +85,6 @@ def plural(count, noun):
 def power_of_two(x, low, high):
     """Return the largest power of two up to x, within low and high."""
     return int(min(high, max(low, 2 ** math.floor(math.log2(max(x, 1))))))
-
-
-def agents_in_c(steps):
-    """Return the number of agents for a run of environments in C."""
-    return power_of_two(steps / (EPOCHS * LONGEST_HORIZON[True]), 16, 1024)
-
-
-def agents_in_python(steps, discrete):
-    """Return the number of agents for a run of environments in Python.
-
-    Few agents give long rollouts and many epochs; above a thousand epochs there are more agents.
-    """
-    fewest = BATCH // LONGEST_HORIZON[discrete]
-    return fewest * power_of_two(steps / (1000 * BATCH), 1, 64 // fewest)
 
 
 def drawn_steps(train):
@@ -111,80 +100,74 @@ def decide(train, facts):
     """
     chosen, c = {}, dict(train)
 
-    def choose(name, rule):
+    def choose(name, value, reason):
         if c[name] == "auto":
-            chosen[name] = rule()
-            c[name] = chosen[name][0]
+            chosen[name] = value, reason
+            c[name] = value
 
-    def horizon():
-        shortest = 16 if facts.agents > 256 else 32
-        value = power_of_two(facts.steps / (EPOCHS * facts.agents), shortest,
-                             LONGEST_HORIZON[facts.discrete])
-        size = c["minibatch_size"]
-        if size != "auto" and c["draw"] == "steps":  # a minibatch is at most an epoch
-            value = max(value, -(-size // facts.agents))
-        elif size != "auto":  # and here it has whole segments
-            divisors = [n for n in range(1, size + 1)
-                        if size % n == 0 and n * facts.agents >= size]
-            value = min(divisors, key=lambda n: abs(math.log(n / value)))
-        epochs = facts.steps / (value * facts.agents)
-        return value, (f"{plural(facts.agents, 'agent')}: {plural(round(epochs), 'epoch')} of "
-                       f"{value * facts.agents:,} steps")
-
-    def replay_ratio():
-        few = FEW_STEPS / facts.steps
-        if facts.learn_seconds is None:
-            most, why = max(few, 4), "environments in Python"
-            if facts.native:
-                most, why = max(few, 2), "environments in C"
-        else:
-            costs = facts.step_seconds, facts.learn_seconds
-            step, learn = (f"{seconds * 1e6:.3g} us" for seconds in costs)
-            most, why = max(
-                (few, "each of few steps counts"),
-                (FREE_SECONDS / (facts.steps * facts.learn_seconds), "learning is quick"),
-                (costs[0] / costs[1], f"a step takes {step}, learning from it {learn}"))
-        return float(power_of_two(most, 1, PASSES[facts.discrete])), why
-
-    def minibatch_size():
-        batch = facts.agents * c["horizon"]
-        size = power_of_two(min(facts.steps * c["replay_ratio"] / UPDATES, batch / 4),
-                            min(512, batch), 8192)
-        size = max(drawn_steps(c), size // drawn_steps(c) * drawn_steps(c))
-        updates = facts.steps * c["replay_ratio"] / size
-        each = float(f"{batch * c['replay_ratio'] / size:.3g}")
-        return size, f"{each:g} update{'s' * (each != 1)} an epoch, {updates:,.0f} in all"
-
-    def learning_rate():
-        scale = 0.005 if c["optimizer"] == "muon" else 0.0005
-        value = float(f"{scale * math.sqrt(c['minibatch_size'] / 512):.2g}")
-        return value, f"for minibatches of {c['minibatch_size']:,}" + (
-            f"; then what moves the policy by {kl} an epoch" if c["target_kl"] == "auto" else "")
-
+    if c["horizon"] == "auto":
+        choose("horizon", *choose_horizon(c, facts))
+    choose("replay_ratio", *choose_replay_ratio(facts))
+    batch, ratio, span = facts.agents * c["horizon"], c["replay_ratio"], drawn_steps(c)
+    size = power_of_two(min(facts.steps * ratio / UPDATES, batch / 4), min(512, batch), 8192)
+    size = max(span, size // span * span)
+    each = float(f"{batch * ratio / size:.3g}")
+    choose("minibatch_size", size, f"{each:g} update{'s' * (each != 1)} an epoch, "
+                                   f"{facts.steps * ratio / size:,.0f} in all")
     adapts, kl = c["learning_rate"] == "auto", KL[facts.discrete]
-    choose("horizon", horizon)
-    choose("replay_ratio", replay_ratio)
-    choose("minibatch_size", minibatch_size)
-    choose("learning_rate", learning_rate)
-    choose("target_kl", lambda: (kl, "learning_rate is auto") if adapts else (None, None))
-    choose("gamma", lambda: discount(facts.cut))
+    scale = 0.005 if c["optimizer"] == "muon" else 0.0005
+    follows = (f"; then what moves the policy by {kl} an epoch" if c["target_kl"] == "auto" else "")
+    choose("learning_rate", float(f"{scale * math.sqrt(c['minibatch_size'] / 512):.2g}"),
+           f"for minibatches of {c['minibatch_size']:,}{follows}")
+    choose("target_kl", *((kl, "learning_rate is auto") if adapts else (None, None)))
+    choose("gamma", *discount(facts.cutoff))
     kind = "discrete actions" if facts.discrete else "continuous actions"
-    choose("ent_coef", lambda: (0.01 if facts.discrete else 0.0, kind))
-    choose("prio_alpha", lambda: (0.4 if facts.discrete else 0.0, kind))
-    choose("norm_obs", lambda: wants_normalising(facts))
-    choose("norm_reward", lambda: (True, "so that values are near 1 for any rewards"))
-    scaled = adapts and c["norm_reward"] is True and facts.discrete
-    why = kind if adapts and c["norm_reward"] else None
-    choose("advantage_floor", lambda: (1.0 if scaled else 0.0, why))
-    choose("vf_coef", lambda: (0.2 if scaled else 2.0, why))
+    choose("ent_coef", 0.01 if facts.discrete else 0.0, kind)
+    choose("prio_alpha", 0.4 if facts.discrete else 0.0, kind)
+    choose("norm_obs", *wants_normalising(facts))
+    choose("norm_reward", True, "so that values are near 1 for any rewards")
+    is_scaled = adapts and c["norm_reward"] is True and facts.discrete
+    reason = kind if adapts and c["norm_reward"] else None
+    choose("advantage_floor", 1.0 if is_scaled else 0.0, reason)
+    choose("vf_coef", 0.2 if is_scaled else 2.0, reason)
     return chosen
 
 
-def discount(cut):
-    """Return (gamma, reason); cut: as in Facts."""
-    if cut is None or cut >= 100:
+def choose_horizon(train, facts):
+    """Return (horizon, reason) that fits minibatch_size, if that is given."""
+    value = power_of_two(facts.steps / (EPOCHS * facts.agents), 16 if facts.agents > 256 else 32,
+                         LONGEST_HORIZON[facts.discrete])
+    size = train["minibatch_size"]
+    if size != "auto" and train["draw"] == "steps":  # a minibatch is at most an epoch
+        value = max(value, -(-size // facts.agents))
+    elif size != "auto":  # and here it has whole segments
+        divisors = [n for n in range(1, size + 1) if size % n == 0 and n * facts.agents >= size]
+        value = min(divisors, key=lambda n: abs(math.log(n / value)))
+    epochs = plural(round(facts.steps / (value * facts.agents)), "epoch")
+    return value, f"{plural(facts.agents, 'agent')}: {epochs} of {value * facts.agents:,} steps"
+
+
+def choose_replay_ratio(facts):
+    """Return (replay_ratio, reason): more for few steps, or if learning from one costs little."""
+    few = FEW_STEPS / facts.steps
+    if facts.learn_seconds is None:
+        most = max(few, 2 if facts.native else 4)
+        reason = "environments in C" if facts.native else "environments in Python"
+    else:
+        step, learn = facts.step_seconds, facts.learn_seconds
+        most, reason = max(
+            (few, "each of few steps counts"),
+            (FREE_SECONDS / (facts.steps * learn), "learning is quick"),
+            (step / learn,
+             f"a step takes {step * 1e6:.3g} us, learning from it {learn * 1e6:.3g} us"))
+    return float(power_of_two(most, 1, PASSES[facts.discrete])), reason
+
+
+def discount(cutoff):
+    """Return (gamma, reason); cutoff: as in Facts."""
+    if cutoff is None or cutoff >= 100:
         return 0.99, "looks some 100 steps ahead"
-    return round(1 - 1 / max(2, cut), 3), f"every episode is cut off after {cut} steps"
+    return round(1 - 1 / max(2, cutoff), 3), f"every episode is cut off after {cutoff} steps"
 
 
 def farthest(space):

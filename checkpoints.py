@@ -48,7 +48,7 @@ WHOLE_RUN = {"model": {...: object}, "tensors": {...: torch.Tensor}, "environmen
 def check(items, form, name="it"):
     """Raise ValueError if what a file holds under `name` does not have a form."""
     if not isinstance(items, dict):
-        raise ValueError(f"{name} is a {type(items).__name__} and no dict")
+        raise ValueError(f"{name} is a {type(items).__name__}, not a dict")
     for key, kind in dict.fromkeys(items, form[...]).items() if ... in form else form.items():
         if isinstance(kind, dict):
             check(items.get(key), kind, key)
@@ -104,7 +104,7 @@ def load(path, form=weights):
 def _read(path, form):
     """Return what `load` does. Raises ValueError that says what is wrong."""
     if not path.is_file():  # opening a pipe would wait for ever
-        raise ValueError("it is a folder" if path.is_dir() else "it is no file")
+        raise ValueError("it is a folder" if path.is_dir() else "it is not a file")
     try:
         with open(path, "rb") as file:
             _check_sums(file)

@@ -24,7 +24,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Literal, NamedTuple, get_args, get_origin
+from typing import Literal, NamedTuple, get_args, get_origin
 
 import auto
 import emulation
@@ -76,6 +76,18 @@ class Base:
     """Label of the run in Weights & Biases and Neptune."""
     data_dir: str | None = "experiments"
     """Folder of the runs: checkpoints, logs, resolved settings. none: nothing is written."""
+
+
+@dataclass
+class Env:
+    num_envs: int = 1
+    """Environments side by side."""
+
+
+@dataclass
+class EnvInC:
+    num_envs: int | Auto = "auto"
+    """Environments side by side. auto: as many as give 90 epochs, 1,024 agents at most."""
 
 
 @dataclass
@@ -168,6 +180,10 @@ class Train:
     """Lambda of GAE: 0 trusts the value function alone, 1 the returns (Schulman et al. 2016)."""
     horizon: int | Auto = "auto"
     """Steps of one rollout; an agent's steps in it are one segment."""
+    batch_size: int | Auto | None = None
+    """Steps of an epoch in place of horizon: agents × horizon, as in CleanRL."""
+    num_iterations: int | Auto | None = None
+    """Epochs in place of total_timesteps, as in CleanRL; needs horizon or batch_size."""
     minibatch_size: int | Auto = "auto"
     """Steps of one update, a multiple of horizon if draw is segments, divided among the ranks if
     there are several."""
@@ -202,7 +218,7 @@ class Train:
     optimizer: Literal["muon", "adam"] | str = "muon"
     """muon: orthogonalises each matrix's momentum (Jordan et al. 2024). adam: torch's AdamW.
     path/to/file.py:Class: a custom torch.optim.Optimizer, made as Class(parameters,
-    lr=learning_rate), with weight_decay if it takes it; the schedule sets its rate."""
+    lr=learning_rate), with weight_decay if that is a parameter; the schedule sets its rate."""
     loss: str | None = None
     """path/to/file.py:function, a custom term of the loss. It gets the minibatch, whose fields are
     a table in docs/recipes.md. Its result, a tensor (), is added to the loss, differentiated by
@@ -286,7 +302,7 @@ class Eval:
     """Episodes that count. Each environment plays equally many, so that short episodes are not
     favoured."""
     deterministic: bool = False
-    """Take the most likely action in place of drawing one."""
+    """Play the most likely action in place of drawing one."""
     max_steps: int = 100_000
     """Steps after which an episode that does not end is an error."""
     video: str | None = None
@@ -321,8 +337,8 @@ class Profile:
 class Solved:
     """Hold what counts as solved: the section [solved] of an .ini.
 
-    score or perf: a mean of these that is enough. steps, seconds: after which training got there,
-    with seed 0, the shipped settings and two cores (None: not measured).
+    score or perf, one of them: a mean of it that is enough. steps, seconds: after which training
+    got there, with seed 0, the shipped settings and two cores (None: not measured).
     """
 
     score: float | None = None
@@ -338,49 +354,46 @@ class Solved:
 
 SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Eval,
             "profile": Profile}
-# What config.json has besides settings.
-RUN_FACTS = ("config_name", "auto", "agents", "versions", "engine", "launch", "defaults", "turn",
-             "sources")
-# Settings of one run: --resume does not take them over.
+# What config.json has besides settings, with its type.
+RUN_FACTS = {"config_name": str, "auto": dict, "agents": int, "versions": dict, "engine": dict,
+             "launch": list, "defaults": dict, "turn": int, "sources": dict}
+# Settings of one run, which --resume leaves as they are.
 RUN_SETTINGS = {"load_model_path", "baseline", "resume", "data_dir"}
-# May be given in place of these.
-SIZES = {"batch_size": "horizon", "num_iterations": "total_timesteps"}
+SIZES = {"batch_size": "horizon", "num_iterations": "total_timesteps"}  # in place of these
 
-# What a number must be: the settings. None and auto are always allowed.
+# What a number must be: least, greatest, the settings. None and auto are always allowed.
+ABOVE_0, BELOW_1, FINITE = math.ulp(0), math.nextafter(1, 0), sys.float_info.max
 BOUNDS = {
     "must be 1 or more": (
-        lambda x: x >= 1,
+        1, math.inf,
         "train.checkpoint_interval train.keep train.gpus vec.num_envs env.num_envs "
         "vec.num_threads vec.num_workers"),
     "must lie within 1 and 65536": (
-        lambda x: 1 <= x <= 65536, "policy.hidden_size rnn.hidden_size rnn.input_size"),
-    "must lie within 1 and 1000": (lambda x: 1 <= x <= 1000, "rnn.num_layers"),
+        1, 65536, "policy.hidden_size rnn.hidden_size rnn.input_size"),
+    "must lie within 1 and 1000": (1, 1000, "rnn.num_layers"),
     "must be above 0": (
-        lambda x: x > 0,
+        ABOVE_0, math.inf,
         "train.learning_rate train.max_grad_norm train.vtrace_rho_clip train.vtrace_c_clip "
         "train.clip_coef train.vf_clip_coef train.total_timesteps train.horizon "
-        "train.minibatch_size vec.timeout"),
-    "must be above 0, and not inf": (
-        lambda x: 0 < x < math.inf, "train.replay_ratio eval.seconds eval.fps"),
-    "must be above 0, or none": (lambda x: x > 0, "train.reward_clip train.target_kl"),
+        "train.batch_size train.num_iterations train.minibatch_size vec.timeout"),
+    "must be above 0, and not inf": (ABOVE_0, FINITE, "train.replay_ratio eval.seconds eval.fps"),
+    "must be above 0, or none": (ABOVE_0, math.inf, "train.reward_clip train.target_kl"),
     "must be 0 or more": (
-        lambda x: x >= 0,
+        0, math.inf,
         "train.bonus_coef train.prio_alpha train.ent_coef train.advantage_floor train.eps "
         "train.weight_decay train.vf_coef train.log_interval"),
     "must lie within 0 and 1": (
-        lambda x: 0 <= x <= 1, "train.gamma train.gae_lambda train.prio_beta0 train.min_lr_ratio"),
-    "must lie within 0 and 1, without 1": (lambda x: 0 <= x < 1, "train.momentum train.beta2"),
-    "must lie within 0 and 2 ** 62": (lambda x: 0 <= x < 2**62, "train.seed"),
-    "must lie within 0 and 65535": (lambda x: 0 <= x < 65536, "eval.port"),
-    "must be 10 million or less": (lambda x: x <= 1e7, "eval.episodes"),
-    "must lie within -10 and 2, deviations of 0.00005 and 7": (
-        lambda x: -10 <= x <= 2, "policy.log_std_init"),
-    "must be 1 or more, or -1 for none": (lambda x: x == -1 or x >= 1, "train.cudagraphs"),
+        0, 1, "train.gamma train.gae_lambda train.prio_beta0 train.min_lr_ratio"),
+    "must lie within 0 and 1, without 1": (0, BELOW_1, "train.momentum train.beta2"),
+    "must lie within 0 and 2 ** 62": (0, 2**62 - 1, "train.seed"),
+    "must lie within 0 and 65535": (0, 65535, "eval.port"),
+    "must be 10 million or less": (-math.inf, 1e7, "eval.episodes"),
+    "must lie within -10 and 2, deviations of 0.00005 and 7": (-10, 2, "policy.log_std_init"),
+    "must be 1 or more, or -1 for none": (1, math.inf, "train.cudagraphs"),
 }
-BOUND_OF = {name: (is_valid, text) for text, (is_valid, names) in BOUNDS.items()
+EXEMPT = {"train.cudagraphs": -1}
+BOUND_OF = {name: (low, high, text) for text, (low, high, names) in BOUNDS.items()
             for name in names.split()}
-
-
 NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -426,32 +439,28 @@ def translate(section, key, schema, place):
     """
     if section in schema and key in types_of(schema[section]):
         return section, key, None
-    name, renamed = full_name(section, key), foreign_options()["renamed"]
-    if name in renamed:
-        new, _, value = renamed[name].partition("=")
+    name, options = full_name(section, key), foreign_options()
+    if name in options["renamed"]:
+        new, _, value = options["renamed"][name].partition("=")
         section, _, key = new.rpartition(".")
         return section or "base", key, value or None
-    refused = foreign_options()["refused"]
-    if name in refused or (section not in schema and section in refused):
-        raise ConfigError(f"{place}: {refused.get(name, refused.get(section))}.")
-    if section not in schema:
-        near = ocean.nearest(section, schema)
-        raise ConfigError(f"{place}: there is no section {section!r}: {near}.")
-    raise ConfigError(f"{place}: there is no such setting.{_suggest(section, key, schema, place)} "
-                      f"There are: {', '.join(types_of(schema[section]))}.")
+    advice = options["refused"].get(
+        name, options["refused"].get(section) if section not in schema else None)
+    if advice is None:
+        known = types_of(schema[section]) if section in schema else schema
+        advice = (f"there is no such setting.{_suggest(key, schema, place)} There are: "
+                  f"{', '.join(known)}")
+    raise ConfigError(f"{place}: {advice}.")
 
 
-def _suggest(section, key, schema, place):
+def _suggest(key, schema, place):
     """Return a question with the settings nearest to a key, if there are any."""
-    names = {full_name(part, known) for part, cls in schema.items() for known in types_of(cls)}
-    names |= {f"train.{size}" for size in SIZES}
-    meanings = {name: name for name in names} | foreign_options()["renamed"]
-    keys = {name.rpartition(".")[2] for name in meanings}
-    near = difflib.get_close_matches(key, keys, 1)
-    options = {new.partition("=")[0] for name, new in meanings.items()
-               if name.rpartition(".")[2] in near}
-    if near and full_name(section, near[0]) in options:
-        options = {full_name(section, near[0])}
+    names = [full_name(section, known) for section, cls in schema.items()
+             for known in types_of(cls)]
+    meanings = dict(zip(names, names, strict=True)) | foreign_options()["renamed"]
+    keys = {name: name.rpartition(".")[2] for name in meanings}
+    near = difflib.get_close_matches(key, keys.values(), 1)
+    options = {meanings[name].partition("=")[0] for name in keys if keys[name] in near}
     if place.startswith("--"):
         options = {"--" + name.replace("_", "-") for name in options}
     return f" Did you mean {' or '.join(sorted(options))}?" if options else ""
@@ -470,7 +479,8 @@ def coerce(value, kind, place):
         return None
     if lower in words:
         return lower
-    if plain is str and isinstance(value, str) and (not words or ".py:" in value):
+    is_text = isinstance(value, str) and (not words or ".py:" in value)
+    if plain is str and (is_text or callable(value)):
         return value
     with contextlib.suppress(ValueError, TypeError, SyntaxError, OverflowError, RecursionError,
                              MemoryError):
@@ -487,19 +497,16 @@ def coerce(value, kind, place):
 
 def check_bound(name, value, place):
     """Raise ConfigError if a setting, "section.key", cannot have this value."""
-    is_valid, text = BOUND_OF.get(name, (None, ""))
-    if is_valid and value not in (None, "auto") and not is_valid(value):
+    low, high, text = BOUND_OF.get(name, (-math.inf, math.inf, ""))
+    if text and value not in (None, "auto", EXEMPT.get(name)) and not low <= value <= high:
         raise ConfigError(f"{place} = {value}: {text}.")
 
 
 def convert(entry, schema):
     """Return (section, key, value) of an Entry, translated, converted and checked."""
-    section, key, value, place = entry
-    if section == "train" and key in SIZES and place.startswith("--"):
-        return section, key, coerce(value, int, f"train.{key}")
-    section, key, implied = translate(section, key, schema, place)
-    value = coerce(implied or value, types_of(schema[section])[key], place)
-    check_bound(f"{section}.{key}", value, place)
+    section, key, implied = translate(entry.section, entry.key, schema, entry.place)
+    value = coerce(implied or entry.value, types_of(schema[section])[key], entry.place)
+    check_bound(f"{section}.{key}", value, entry.place)
     return section, key, value
 
 
@@ -511,12 +518,10 @@ def check_names(args, *sections):
     """
     network = policy_section(args.get("policy", {}).get("name", Policy.name))
     schema = {"base": Base, **SECTIONS, "policy": network}
+    top = () if sections else args.keys() - {*SECTIONS, "env", "sweep", "env_name", *RUN_FACTS}
     entries = [(section, key) for section in sections or {*SECTIONS} - {"train"}
                for key in args.get(section, ())]
-    if not sections:
-        entries += [("base", key) for key in args
-                    if key not in (*SECTIONS, "env", "sweep", "env_name", *RUN_FACTS)]
-    for section, key in entries:
+    for section, key in (*(("base", key) for key in top), *entries):
         place = f"args[{key!r}]" if section == "base" else f"{section}.{key}"
         new = translate(section, key, schema, place)[:2]
         if new != (section, key):
@@ -595,20 +600,21 @@ def saved_entries(base, env_name):
     if resume or base["load_model_path"]:
         path = find_run(resume or base["load_model_path"], base["data_dir"], env_name,
                         "trainer_state.pt" if resume else None)
-        file = (path if path.is_dir() else path.parent) / "config.json"
-        saved = read_settings(file) if file.exists() else {}
+        folder = path if path.is_dir() else path.parent
+        file = folder / "config.json"
+        saved = read_settings(folder) if file.exists() else {}
     elif base["baseline"]:
         if ini.stem != Path(name).stem:
             raise ConfigError(f"--baseline: the policy that ships with {name} was trained without "
-                              f"{ini.name}. Take {name}, or train one.")
+                              f"{ini.name}. Use {name}, or train one.")
         file, saved = "--baseline", read_baseline(name)[1]
     else:
         return
     if resume and saved:
-        other = str(saved.get("env_name", name))
+        other = saved["env_name"]
         if identify(other)[0] != identify(name)[0]:
             raise ConfigError(f"--resume {path}: this is a run of {other}, not of {name}. Name "
-                              f"{other}, or take the weights alone: --load-model-path {path}.")
+                              f"{other}, or use the weights alone: --load-model-path {path}.")
         saved["base"] = {key: saved[key] for key in saved.keys() - RUN_SETTINGS}
         sections += ["vec", "train", "base"]
     for section in sections:
@@ -616,14 +622,26 @@ def saved_entries(base, env_name):
             yield Entry(section, key, value, f"{file}: {section}.{key}")
 
 
-def read_settings(path):
-    """Read the sections of a run's config.json. Raises ConfigError for damage."""
+def read_settings(folder):
+    """Return the config.json of a run's folder. Raises ConfigError for damage."""
+    path, sections = Path(folder) / "config.json", ("env", *SECTIONS)
     try:
         saved = json.loads(path.read_text())
-        return saved | {name: dict(saved.get(name, {})) for name in ("env", *SECTIONS)}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path}: damaged or not a run's settings ({error}). Copy the weights to "
-                          "another folder, and give the settings with --load-model-path.") from None
+        for name, kind in {"env_name": str, **dict.fromkeys(sections, dict), **RUN_FACTS}.items():
+            if not isinstance(saved.get(name, kind()), kind):
+                raise TypeError(f"{name} is a {type(saved[name]).__name__}")
+        return {"turn": 0, "launch": [], **{name: {} for name in sections}, **saved,
+                "env_name": saved["env_name"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path}: damaged or not a run's settings ({type(error).__name__}: "
+                          f"{error}). Weights in another folder load without it.") from None
+
+
+def saved_runs(data_dir, pattern="*"):
+    """Yield (folder, settings) of the runs in a folder whose settings are whole."""
+    for path in Path(data_dir).glob(f"{pattern}/config.json"):
+        with contextlib.suppress(ConfigError):
+            yield path.parent, read_settings(path.parent)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -638,6 +656,16 @@ def load_maker(name):
     return environments.load_creator(name) or ocean.load(name.removeprefix("puffer_"))
 
 
+def make_section(base, settings, helps, owner):
+    """Make a section's dataclass: `base` and the settings of an owner, {name: default}."""
+    fields = [(key, type(value), field(default=value, metadata={"owner": owner}))
+              for key, value in settings.items()]
+    section = dataclasses.make_dataclass(base.__name__, fields, bases=(base,))
+    section.__doc__ = "".join(f"\n:param {key}: {helps.get(key, f'As {owner} has it.')}"
+                              for key in settings)  # tyro reads this
+    return section
+
+
 def env_section(name, maker):
     """Make the env section's dataclass; no fields without a maker.
 
@@ -646,20 +674,8 @@ def env_section(name, maker):
     """
     if maker is None:
         return dataclasses.make_dataclass("Env", [])
-    helps = getattr(maker, "settings_help", {})  # of an environment in C
-    fields = [_plain_field(key, value, helps.get(key, f"As {name} has it."))
-              for key, value in maker.settings.items()]
-    if isinstance(maker, ocean.Library):
-        text = "Environments side by side. auto: as many as give 90 epochs, 1,024 agents at most."
-        fields.insert(0, ("num_envs", int | Auto, field(default="auto", metadata={"help": text})))
-    elif "num_envs" not in maker.settings:
-        fields.insert(0, _plain_field("num_envs", 1, "Environments side by side."))
-    return dataclasses.make_dataclass("Env", fields)
-
-
-def _plain_field(key, value, text):
-    """Describe a field for make_dataclass by its default and its help."""
-    return key, type(value), field(default=value, metadata={"help": text})
+    base = EnvInC if isinstance(maker, ocean.Library) else Env
+    return make_section(base, maker.settings, getattr(maker, "settings_help", {}), name)
 
 
 def policy_section(name):
@@ -670,10 +686,9 @@ def policy_section(name):
     if not callable(name) and ".py" not in str(name):
         return Policy
     keywords = environments.plain_defaults(load_attribute("policy.name", name, POLICIES))
-    fields = [_plain_field(key, value, f"As {named(name)} has it.")
-              for key, value in keywords.items()
-              if not hasattr(Policy, key) or (key == "hidden_size" and type(value) is int)]
-    return dataclasses.make_dataclass("Policy", fields, bases=(Policy,))
+    custom = {key: value for key, value in keywords.items()
+              if not hasattr(Policy, key) or (key == "hidden_size" and type(value) is int)}
+    return make_section(Policy, custom, {}, named(name))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -704,6 +719,7 @@ def resolve(env_name, argv=()):
         networks = [entry.value for entry in entries
                     if entry[:2] in (("policy", "name"), ("base", "policy_name"))]
         if networks and networks[-1] != values["policy"]["name"]:  # it decides what can be set
+            # what both networks have stays, unless the new one has its own default (metadata)
             before, policy = dataclasses.asdict(schema["policy"]()), values["policy"]
             schema["policy"] = policy_section(networks[-1])
             values["policy"] = {
@@ -725,8 +741,7 @@ def resolve(env_name, argv=()):
     if base["resume"] == "auto":
         base["resume"] = None
         with contextlib.suppress(ConfigError):
-            folder = find_run("latest", base["data_dir"], env_name, "trainer_state.pt")
-            base["resume"] = str(folder)
+            base["resume"] = str(find_run("latest", base["data_dir"], env_name, "trainer_state.pt"))
     apply(saved_entries(base, env_name), ignore_unknown=True)  # an older run has settings that went
     names |= apply(entry for entry in options if entry.section != "base")
     return schema, values, names, maker
@@ -744,15 +759,19 @@ def load_config(env_name, argv=()):
     if len(options) < len(argv):
         show_help(env_name, schema, values)
     train = values["train"]
-    sizes = {key: train.pop(key) for key in SIZES if key in train}
+    if "train.batch_size" in names and "train.horizon" not in names:
+        train["horizon"] = "auto"  # batch_size gives it
     args = {"config_name": env_name, **values.pop("base"), **values}
     args["auto"] = auto.choose_copies(maker, args["env"], args["vec"], train["total_timesteps"])
-    check_used(args, names)
-    check_gpus(train)
-    if sizes:
-        if "train.horizon" in names or "batch_size" not in sizes:
-            sizes["horizon"] = train["horizon"]
-        train |= sizes_of(sizes, count_agents(args), "train.")
+    for name in sorted(names & unused(args).keys()):
+        raise ConfigError(f"--{name.replace('_', '-')} would change nothing: {unused(args)[name]} "
+                          "does not use it. Leave it out.")
+    if train["gpus"] > 1:  # processes, which this machine must hold
+        import torch
+
+        gpus = torch.cuda.device_count() if train["device"] == "cuda" else 0
+        limit = (gpus, f"this machine has {gpus} GPUs") if gpus else processes.processes_at_most()
+        processes.check_count("train.gpus", train["gpus"], *limit)
     return args
 
 
@@ -760,29 +779,20 @@ def show_help(env_name, schema, values):
     """Print the settings with their help, through tyro, and exit."""
     import tyro
 
-    sections = []
-    for section, cls in schema.items():
-        if section == "env":  # made at run time: tyro finds no source from which to read its help
-            cls = dataclasses.make_dataclass("Env", [
-                (f.name, Annotated[f.type, tyro.conf.arg(help=f.metadata["help"])], f)
-                for f in dataclasses.fields(cls)])
-        if section != "base":
-            sections.append((section, cls, field(
-                default_factory=lambda cls=cls, section=section: cls(**values[section]))))
+    sections = [(section, cls, field(default_factory=functools.partial(cls, **values[section])))
+                for section, cls in schema.items() if section != "base"]
     arguments = dataclasses.make_dataclass("Arguments", sections, bases=(Base,))
     arguments.__doc__ = f"Settings of {env_name}; defaults from configuration.py and config/."
-    words = ["train", env_name]
-    if env_name in sys.argv:
-        words = sys.argv[1 : sys.argv.index(env_name) + 1]
+    words = [word for word in sys.argv[1:] if not word.startswith("-")]
     tyro.cli(arguments, args=["--help"], default=arguments(**values["base"]),
-             prog=" ".join([Path(sys.argv[0]).name, *words]),
+             prog=" ".join([Path(sys.argv[0]).name, *words[:2]]),
              config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands))
 
 
 def no_resume(argv):
     """Return the options of a verb; raise ConfigError if --resume is one."""
     if any(word.partition("=")[0] == "--resume" for word in argv):
-        raise ConfigError("--resume is for train. To take a run's weights, network and "
+        raise ConfigError("--resume is for train. To use a run's weights, network and "
                           "environment, give --load-model-path.")
     return argv
 
@@ -808,8 +818,11 @@ def solved(env_name, path=None):
         return None
     entries = (Entry("solved", key, text, f"{path} [solved] {key}")
                for key, text in parser["solved"].items())
-    return Solved(**{key: value for _, key, value in
-                     (convert(entry, {"solved": Solved}) for entry in entries)})
+    known = Solved(**{key: value for _, key, value in
+                      (convert(entry, {"solved": Solved}) for entry in entries)})
+    if (known.score is None) == (known.perf is None):
+        raise ConfigError(f"{path} [solved]: must have score or perf, one of them.")
+    return known
 
 
 # --------------------------------------------------------------------------------------------------
@@ -818,43 +831,24 @@ def solved(env_name, path=None):
 
 def recurrent_layer(args):
     """Return the recurrent layer that rnn.name means."""
-    name = args["rnn"]["name"]
-    if name == "auto":
-        return "mingru" if args["policy"]["name"] in ("default", "auto") else "none"
-    return name
+    name, policy = args["rnn"]["name"], args["policy"]["name"]
+    automatic = "mingru" if policy in ("default", "auto") else "none"
+    return automatic if name == "auto" else name
 
 
 def unused(args):
-    """Return the settings that neither the network nor the optimizer takes."""
-    name, optimizer = args["policy"]["name"], args["train"]["optimizer"]
-    names = {"adam": set(), "muon": {"train.beta2", "train.eps"}}.get(
-        optimizer, {"train.beta2", "train.eps", "train.momentum"})
+    """Return {setting: what does not use it} of those that would change nothing."""
+    policy, optimizer = args["policy"]["name"], args["train"]["optimizer"]
+    names = {"adam": (), "muon": ("train.beta2", "train.eps")}.get(
+        optimizer, ("train.beta2", "train.eps", "train.momentum"))
+    owners = dict.fromkeys(names, f"train.optimizer {named(optimizer)}")
     if recurrent_layer(args) == "none":
-        names |= {"rnn.hidden_size", "rnn.input_size", "rnn.num_layers"}
-        if name not in POLICIES and not emulation.takes(
-                load_attribute("policy.name", name, POLICIES), "hidden_size"):
-            names.add("policy.hidden_size")
-    return names
-
-
-def check_used(args, names):
-    """Raise ConfigError for a setting that the command line gives and nothing takes."""
-    for name in sorted(unused(args) & names):
-        owner = {"train": f"train.optimizer {named(args['train']['optimizer'])}",
-                 "policy": f"policy.name {named(args['policy']['name'])}",
-                 "rnn": "a network without rnn.name"}[name.partition(".")[0]]
-        option = "--" + name.replace("_", "-")
-        raise ConfigError(f"{option} would change nothing: {owner} does not take it. Leave it out.")
-
-
-def check_gpus(train):
-    """Raise ConfigError for more processes than this machine can run."""
-    if train["gpus"] > 1:
-        import torch
-
-        gpus = torch.cuda.device_count() if train["device"] == "cuda" else 0
-        limit = (gpus, f"this machine has {gpus} GPUs") if gpus else processes.processes_at_most()
-        processes.check_count("train.gpus", train["gpus"], *limit)
+        owners |= dict.fromkeys(("rnn.hidden_size", "rnn.input_size", "rnn.num_layers"),
+                                "a network without rnn.name")
+        if policy not in POLICIES and not emulation.takes(
+                load_attribute("policy.name", policy, POLICIES), "hidden_size"):
+            owners["policy.hidden_size"] = f"policy.name {named(policy)}"
+    return owners
 
 
 def train_settings(config):
@@ -865,9 +859,6 @@ def train_settings(config):
     """
     settings = dataclasses.asdict(Train())
     for name, value in config.items():
-        if name in ("optimizer", "loss", "advantage") and callable(value):
-            settings[name] = value
-            continue
         entry = Entry("train", name, value, f"train.{name}")
         section, key, value = convert(entry, {"base": Base, **SECTIONS})
         if section != "train":
@@ -876,47 +867,27 @@ def train_settings(config):
     return settings
 
 
-def sizes_of(settings, agents, where=""):
-    """Replace batch_size by horizon, and num_iterations by total_timesteps.
+def replace_sizes(train, agents):
+    """Return a train section with batch_size and num_iterations as horizon and total_timesteps.
 
-    settings: of the train section. A batch has agents × horizon steps, and an iteration learns from
-    one. where: what errors put before the names. Raises ConfigError if they do not fit together.
+    agents: of all ranks. Raises ConfigError if the sizes do not fit together.
     """
-    settings = dict(settings)
-    batch, iterations = (settings.pop(name, None) for name in SIZES)
-    horizons = ["horizon", *(name.removeprefix("train.") for name, new in
-                             foreign_options()["renamed"].items() if new == "train.horizon")]
-    horizon = next((settings[name] for name in horizons
-                    if settings.get(name) not in (None, "auto")), None)
-    if batch not in (None, "auto"):
-        size = coerce(batch, int, f"{where}batch_size")
-        if size < agents or size % agents or horizon not in (None, size // agents):
-            raise ConfigError(f"{where}batch_size = {size}: must be agents × horizon, {agents} × "
+    batch, iterations, horizon = (None if train[name] == "auto" else train[name]
+                                  for name in (*SIZES, "horizon"))
+    if batch is not None:
+        if batch % agents or horizon not in (None, batch // agents):
+            raise ConfigError(f"train.batch_size = {batch}: must be agents × horizon, {agents} × "
                               f"{horizon or 'a whole number'}. Leave out horizon, or set "
                               "vec.total_agents.")
-        settings["horizon"] = horizon = size // agents
+        horizon = batch // agents
+    steps = train["total_timesteps"]
     if iterations is not None:
-        count = coerce(iterations, int, f"{where}num_iterations")
         if horizon is None:
-            raise ConfigError(f"{where}num_iterations = {count}: an iteration is agents × horizon "
-                              "steps. Give horizon or batch_size as well, or total_timesteps.")
-        settings["total_timesteps"] = count * agents * horizon
-    return settings
-
-
-def count_agents(args):
-    """Return the agents of all ranks that the vec and env sections describe."""
-    import data_parallel
-
-    vec, ranks = args["vec"], args["train"]["gpus"]
-    if data_parallel.started():
-        ranks = data_parallel.connect().count
-    if vec["total_agents"] is not None:
-        return vec["total_agents"] * ranks
-    maker = load_maker(args["env_name"])
-    with environments.sample(maker, args["env"]) as probe:
-        agents = emulation.slots(probe) * ranks
-    return vec["num_envs"] * environments.split_copies(maker, args["env"])[0] * agents
+            raise ConfigError(f"train.num_iterations = {iterations}: an iteration is agents × "
+                              "horizon steps. Give horizon or batch_size as well, or "
+                              "total_timesteps.")
+        steps = iterations * agents * horizon
+    return {**train, **dict.fromkeys(SIZES), "total_timesteps": steps, "horizon": horizon or "auto"}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -929,10 +900,8 @@ BASELINE = "env", "policy", "rnn", "score", "score_error", "steps"  # metadata o
 
 def named(value):
     """Return a setting as config.json has it: an object becomes its name."""
-    if not callable(value):
-        return value
     owner = value if hasattr(value, "__qualname__") else type(value)
-    return f"{owner.__module__}.{owner.__qualname__}"
+    return f"{owner.__module__}.{owner.__qualname__}" if callable(value) else value
 
 
 def has_custom_optimizer(train):
@@ -957,23 +926,6 @@ def load_attribute(setting, name, others=()):
     return environments.find_callable(path, attribute.removeprefix(":"), module_name, f"{setting}: ")
 
 
-def read_json(path):
-    """Return the dict in a JSON file; {} if there is none, or it is damaged."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        content = json.loads(path.read_text())
-        return content if isinstance(content, dict) else {}
-    return {}
-
-
-def turn_of(folder):
-    """Return the number of a run's start or last resume in its data_dir, else 0.
-
-    They are counted because a clock may jump and a copy has another time.
-    """
-    turn = read_json(folder / "config.json").get("turn")
-    return turn if type(turn) is int else 0
-
-
 def stem_of(env_name):
     """Return the stem of the names of an environment's runs."""
     return Path(env_name).stem.strip("<>")  # of a lambda; a shell would read them
@@ -989,8 +941,9 @@ def identify(name):
 def find_run(path, data_dir, name, pattern=None):
     """Return the folder of a run: `path`, or of the last one for latest and best.
 
-    The last one was started or resumed last (turn_of, then the file's time), and has a file that
-    fits the pattern (default: a model's). name: the environment on the command line.
+    The last one was started or resumed last, and has a file that fits the pattern (default: a
+    model's). Starts are counted (`turn`), because a clock may jump and a copy has another time.
+    name: the environment on the command line.
     """
     if path not in ("latest", "best"):
         return Path(path)
@@ -999,19 +952,16 @@ def find_run(path, data_dir, name, pattern=None):
         raise ConfigError(f"{path}: with --data-dir none there are no runs to look through; name "
                           "the run's folder.")
 
-    def is_same(folder):  # a run of squared_mine begins with squared_ too
-        saved = read_json(folder / "config.json")
-        other = saved.get("config_name", saved.get("env_name"))
-        return isinstance(other, str) and identify(other) == identify(name)
-
-    files = [file for file in Path(data_dir).glob(f"{stem_of(find_config(name)[0])}_*/{pattern}")
-             if is_same(file.parent)]
-    if not files:
+    runs = [(saved["turn"], file.stat().st_mtime, folder)
+            for folder, saved in saved_runs(data_dir, f"{stem_of(find_config(name)[0])}_*")
+            if identify(saved.get("config_name", saved["env_name"])) == identify(name)
+            for file in folder.glob(pattern)]
+    if not runs:
         advice = ("Train one first." if path == "latest" else
-                  "It comes once episodes have ended; latest takes any model.")
+                  "It comes once episodes have ended; latest is any model.")
         raise ConfigError(f"{path}: there is no run of {name} with a {pattern} in "
                           f"{Path(data_dir).resolve()}. {advice}")
-    return max(files, key=lambda file: (turn_of(file.parent), file.stat().st_mtime)).parent
+    return max(runs)[2]
 
 
 def find_model(path, data_dir, name):

@@ -20,7 +20,6 @@ with NCCL.
 import atexit
 import contextlib
 import datetime
-import json
 import os
 import secrets
 import signal
@@ -193,21 +192,21 @@ class Ranks:
         name = f"{socket.gethostname()}:{parent.pid}"
         return [*map(list, dict(self.gather((name, parent.create_time()))).items())]
 
-    def find_interrupted(self, data_dir, env_name):
+    def find_interrupted(self, runs):
         """Return the folder of the run that torchrun restarts, or None.
 
-        It is the newest with a checkpoint whose `launch` has one of the launchers.
+        It is the newest with a checkpoint whose `launch` has one of the launchers. runs: (folder,
+        settings) of each.
         """
         launchers = self.launchers()
 
         def find():
-            states = Path(data_dir).glob(f"{env_name}_*/trainer_state.pt")
-            for path in sorted(states, key=lambda path: path.stat().st_mtime, reverse=True):
-                with contextlib.suppress(Exception):  # another program's file
-                    saved = json.loads(path.with_name("config.json").read_text()).get("launch", [])
-                    if any(name == other and abs(start - other_start) < 5
-                           for name, start in launchers for other, other_start in saved):
-                        return str(path.parent)
+            states = [folder / "trainer_state.pt" for folder, saved in runs
+                      if any(name == other and abs(start - other_start) < 5 for name, start
+                             in launchers for other, other_start in saved["launch"])]
+            newest = max(filter(Path.exists, states), key=lambda path: path.stat().st_mtime,
+                         default=None)
+            return newest and str(newest.parent)
 
         return self.first(find) if launchers else None
 

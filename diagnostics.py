@@ -535,10 +535,8 @@ def read_metrics(path, tail=None):
     Lines that a crash has torn are left out; [] without the file. tail: read only its last so many
     bytes.
     """
-    entries = []
-    if not Path(path).exists():
-        return entries
-    with open(path, "rb") as file:
+    entries, lines = [], []
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         file.seek(max(0, file.seek(0, 2) - tail) if tail else 0)
         lines = file.read().splitlines()
     for line in lines:
@@ -551,18 +549,13 @@ def read_metrics(path, tail=None):
     return entries
 
 
-def read(folder):
-    """Return (Warnings, entries) of a run's folder, or raise ValueError."""
-    path, log = Path(folder, "config.json"), Path(folder, "metrics.jsonl")
-    try:
-        config = json.loads(path.read_text())
-        warnings = Warnings(config["train"], config.get("agents"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path}: damaged or not a run's settings "
-                         f"({type(error).__name__}: {error})") from None
-    if not log.exists():
-        raise ValueError(f"{folder}: nothing was logged yet.")
-    return warnings, read_metrics(log)
+def replay(folder, settings):
+    """Return (Warnings, entries) of a run; settings: of its config.json."""
+    warnings = Warnings(settings["train"], settings.get("agents"))
+    entries = read_metrics(Path(folder, "metrics.jsonl"))
+    for entry in entries:
+        warnings.update(entry["step"], entry)
+    return warnings, entries
 
 
 # The look of all pages of curves: the colours of tools/watch.html.
@@ -575,11 +568,9 @@ CURVES = ("environment/score", "environment/episode_return", "environment/episod
           "vital/reward_max", "vital/observation_max")
 
 
-def diagnose(folder):
+def diagnose(folder, settings):
     """Print a run's warnings, write FOLDER/diagnosis.html, return the Warnings."""
-    warnings, entries = read(folder)
-    for entry in entries:
-        warnings.update(entry["step"], entry)
+    warnings, entries = replay(folder, settings)
     reported = sorted(warnings.reported.values())
     for step, sentence in reported:
         print(f"step {step:,}: {sentence}")

@@ -248,13 +248,10 @@ def make_logger(args, folder, first_step=0):
     folder: the run's, whose name ends in the run's id; None: no files. Raises ConfigError.
     """
     loggers, name = LoggerList(), folder and Path(folder).name
-    common = {"name": name, "group": args["group"], "tag": args["tag"], "run_id": name}
     if args["wandb"]:
-        loggers.append(WandbLogger(args["project"], args["entity"], folder=folder and str(folder),
-                                   **common))
+        loggers.append(WandbLogger(args, name=name, run_id=name, folder=folder and str(folder)))
     if args["neptune"]:
-        project = f"{args['entity']}/{args['project']}" if args["entity"] else None
-        loggers.append(NeptuneLogger(project, **common))
+        loggers.append(NeptuneLogger(args, name=name, run_id=name))
     if args["logger"] == "tensorboard" and folder is not None:
         # made last, because it leaves a folder if another one fails
         try:
@@ -322,16 +319,17 @@ class Dashboard:
     def time_left(self, trainer):
         """Return the time gone and left, in words, at the pace since the first call."""
         seconds, step = self.first
-        gone, steps = f"{duration(trainer.uptime)} gone", trainer.global_step - step
-        if steps <= 0:
+        gone = f"{duration(trainer.uptime)} gone"
+        if trainer.global_step <= step:
             return gone
-        rest = max(0, trainer.config["total_timesteps"] - trainer.global_step) / steps
-        return f"{gone}, {duration(rest * (trainer.uptime - seconds))} left"
+        pace = (trainer.uptime - seconds) / (trainer.global_step - step)
+        rest = max(0, trainer.config["total_timesteps"] - trainer.global_step)
+        return f"{gone}, {duration(rest * pace)} left"
 
     def panel(self, trainer):
         """Return the live panel, as a rich renderable that fits the console.
 
-        Green is solved, yellow is unusual.
+        Green is solved, yellow is a warning.
         """
         metric, threshold = self.solved_at
         name, width, score = metric or "score", self.console.width - 4, self.scores[-1]
@@ -438,12 +436,9 @@ def score_of(environment, metric=None):
 
 def duration(seconds):
     """Return seconds in words, such as 2m 05s."""
-    if not math.isfinite(seconds):
-        return "?"
     minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h {minutes:02d}m"
+    if minutes >= 60:
+        return f"{minutes // 60}h {minutes % 60:02d}m"
     return f"{minutes}m {seconds:02d}s" if minutes else f"{seconds}s"
 
 
@@ -479,10 +474,6 @@ def sparkline(values, width):
     return "".join("▁▂▃▄▅▆▇█"[int(height)] for height in heights)
 
 
-# docs/troubleshooting.md
-USUAL = {"approx_kl": (0, 0.05), "clipfrac": (0, 0.3), "explained_variance": (0, 1)}
-
-
 def table(title, rows, lines):
     """Return a table of the panel, a rich renderable of at most `lines` lines."""
     grid = Table(title=title, title_style="bold cyan", box=None, show_header=False,
@@ -491,10 +482,7 @@ def table(title, rows, lines):
     grid.add_column(no_wrap=True, justify="right", min_width=9)
     count = len(rows) if len(rows) < lines else max(0, lines - 2)
     for name, value in rows[:count]:
-        low, high = USUAL.get(name, (-math.inf, math.inf))
-        is_odd = isinstance(value, float) and not low <= value <= high
-        grid.add_row(name, Text(figure(value) if isinstance(value, float) else value,
-                                "yellow" if is_odd else "bold"))
+        grid.add_row(name, Text(figure(value) if isinstance(value, float) else value, "bold"))
     if len(rows) > count:
         grid.add_row(f"and {len(rows) - count} more", "")
     return grid

@@ -85,7 +85,8 @@ from configuration import (
     load_config,
     named,
     read_settings,
-    sizes_of,
+    replace_sizes,
+    saved_runs,
     stem_of,
     train_settings,
 )
@@ -127,8 +128,8 @@ class PuffeRL:
         config, vecenv, policy = normalize_args(config, vecenv if env is None else env, policy)
         self.ranks = data_parallel.connect()
         agents = self.ranks.gather(vecenv.num_agents)
-        config = sizes_of({**config, **settings}, sum(agents))
-        c = self.config = Settings(check_train(config, vecenv, policy, sum(agents), self.ranks))
+        c = self.config = Settings(check_train({**config, **settings}, vecenv, policy, sum(agents),
+                                               self.ranks))
         train_section = {field.name: named(c[field.name]) for field in dataclasses.fields(Train)}
         self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": train_section,
                      "agents": sum(agents), "versions": VERSIONS,
@@ -921,7 +922,8 @@ def check_train(config, vecenv, policy, agents, group):
     ConfigError.
     """
     names = config.keys() & {"env", "data_dir", "run_id", "settings", "use_rnn"}
-    c = train_settings({key: value for key, value in config.items() if key not in names})
+    settings = train_settings({key: value for key, value in config.items() if key not in names})
+    c = replace_sizes(settings, agents)
     is_recurrent = hasattr(policy, "initial_state")
     c |= {"env": vecenv.name, "data_dir": Base.data_dir, "use_rnn": is_recurrent,
           **{key: config[key] for key in names}}
@@ -1099,11 +1101,11 @@ def measure(env_name, args, vecenv, facts):
     vec, count = args["vec"], 1 if facts.native else max(1, getattr(vecenv, "num_processes", 1))
     is_chosen = vec["backend"] != "auto" or vec["num_workers"] or vec["batch_size"]
     gain = spent["environment"] * vecenv.num_agents * (1 - 1 / count)
-    here = count > 1 and not is_chosen and gain < MESSAGE_SECONDS
-    seconds = spent["environment"] / (1 if here else count) + spent["policy"]
-    cut = find_cutoff(np.concatenate(terminals), np.concatenate(truncations))
-    return dataclasses.replace(facts, step_seconds=seconds, learn_seconds=spent["learn"], cut=cut,
-                               here=here)
+    is_serial_faster = count > 1 and not is_chosen and gain < MESSAGE_SECONDS
+    seconds = spent["environment"] / (1 if is_serial_faster else count) + spent["policy"]
+    cutoff = find_cutoff(np.concatenate(terminals), np.concatenate(truncations))
+    return dataclasses.replace(facts, step_seconds=seconds, learn_seconds=spent["learn"],
+                               cutoff=cutoff, is_serial_faster=is_serial_faster)
 
 
 def find_cutoff(terminals, truncations):
@@ -1125,8 +1127,10 @@ def resolve_auto(env_name, args, vecenv):
 
     Rank 0 chooses for all ranks. Returns the Facts that the choice is based on.
     """
-    group, section = data_parallel.connect(), args["train"]
-    facts = facts_of(vecenv, sum(group.gather(vecenv.num_agents)), section["total_timesteps"])
+    group = data_parallel.connect()
+    agents = sum(group.gather(vecenv.num_agents))
+    section = args["train"] = replace_sizes(args["train"], agents)
+    facts = facts_of(vecenv, agents, section["total_timesteps"])
 
     def choose():
         is_unknown = "auto" in (section["replay_ratio"], section["gamma"])
@@ -1146,7 +1150,7 @@ def make_trainer(env_name, args):
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: vecenv.close())
         facts = resolve_auto(env_name, args, vecenv)
-        if facts.here:
+        if facts.is_serial_faster:
             vecenv.close()
             args["vec"]["backend"] = "serial"
             args["auto"]["vec.backend"] = ("a step of all environments is shorter than messages to "
@@ -1261,10 +1265,10 @@ def train(env_name, args=None):
 
 def resume_interrupted(group, args):
     """Resume the run of this command if a launcher has restarted it."""
-    args["resume"] = group.find_interrupted(args["data_dir"], stem_of(args["env_name"]))
+    runs = saved_runs(args["data_dir"], f"{stem_of(args['env_name'])}_*")
+    args["resume"] = group.find_interrupted(runs)
     if args["resume"]:  # its measured choices stay
-        config = Path(args["resume"]) / "config.json"
-        saved = group.first(lambda: read_settings(config))
+        saved = group.first(lambda: read_settings(args["resume"]))
         for section in ("train", "vec"):
             args[section] |= {name: value for name, value in saved[section].items()
                               if args[section].get(name) == "auto"}

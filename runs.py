@@ -26,7 +26,7 @@ import torch
 
 import emulation
 from checkpoints import NUMBERS, load, save, whole_run
-from configuration import turn_of
+from configuration import saved_runs
 from errors import ConfigError
 from loggers import JsonLines
 from models import check_weights
@@ -95,7 +95,8 @@ class Run:
             self._take_lock()
             for part in self.folder.glob("*.part"):  # of a process that was killed
                 part.unlink()
-            turns = map(turn_of, self.folder.parent.glob(f"{self.env_name}_*"))
+            turns = [saved["turn"]
+                     for _, saved in saved_runs(self.folder.parent, f"{self.env_name}_*")]
             settings = {**settings, "turn": 1 + max(turns, default=0)}
             text = json.dumps(settings, indent=2, default=str) + "\n"
             write_whole(self.folder / "config.json", lambda file: file.write(text.encode()))
@@ -220,7 +221,7 @@ REWARD_SCALE = "discounted_returns", "return_moments", "value_targets"
 
 
 class Snapshot:
-    """Take what a trainer needs to resume bit for bit, and restore it.
+    """Copy what a trainer needs to resume bit for bit, and restore it.
 
     All ranks call both.
     """

@@ -1,4 +1,4 @@
-"""Tries random, mostly senseless commands, files, messages, environments and settings.
+"""Tries random, mostly senseless commands, files, environments and settings.
 
     python tests/fuzz.py                              # 60 seconds of it, another seed each day
     python tests/fuzz.py --cases 1000 --seed 3        # a thousand
@@ -6,8 +6,7 @@
 
 A case is right if it ends by itself with 0, or with 1 or 2 and one to eight lines on the error
 stream; with no traceback, no process left behind and no file harmed. Each runs in a process that is
-forked from one that has imported everything, with 6 GB of memory at most; one in fifty is typed as
-a command. COUNTS are left out.
+forked from one that has imported everything, with 6 GB of memory at most. COUNTS are left out.
 """
 
 import argparse
@@ -23,11 +22,9 @@ import random
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -310,63 +307,8 @@ def in_c(draw, here):
     return f"{name} {chosen}", run, {}
 
 
-def messages(draw, here):
-    """The page of a policy that plays, asked by a stranger."""
-    asked = [message(draw) for _ in range(40)]
-
-    def run():
-        args = pufferl.load_config("squared", ["--baseline", "--eval.port", "0"])
-        page = watch.Page("squared", args)
-
-        def stranger():
-            try:
-                for data, read in asked:
-                    with contextlib.suppress(OSError), socket.create_connection(
-                            ("127.0.0.1", page.port), timeout=5) as connection:
-                        connection.sendall(data)
-                        if read:
-                            connection.shutdown(socket.SHUT_WR)
-                            while connection.recv(1 << 16):
-                                pass
-                with socket.create_connection(("127.0.0.1", page.port), timeout=30) as connection:
-                    connection.sendall(b"GET /state HTTP/1.0\r\nHost: localhost\r\n\r\n")
-                    answer = connection.recv(100)
-                    assert answer.startswith(b"HTTP/1.1 200"), answer
-            except BaseException:
-                traceback.print_exc()
-            page.close()
-
-        threading.Thread(target=stranger).start()
-        page.run()
-
-    return f"{[data for data, _ in asked[:3]]}...", run, {}
-
-
-def message(draw):
-    """(bytes, whether their answer is waited for)."""
-    keys = [*watch.PlayRequests.ORDERS, "run", "close", ""]
-    values = ["null", "true", "0", "-1", "1e999", "-Infinity", "NaN", "1" + "0" * 500, '"x"',
-              '"\\ud800"', "[]", "{}", "[" * 1500, '{"a":' * 700, "5", "0.5", '"baseline"',
-              '"latest"', '"squared"', '"untrained"']
-    pairs = [f'"{draw.choice(keys)}": {draw.choice(values)}' for _ in range(draw.randrange(4))]
-    body = "{" + ", ".join(pairs) + "}"
-    if draw.random() < 0.2:
-        body = draw.choice(["", "[", "null", "\0", body[:-1], body * 2, "x" * 4096, "x" * 5000])
-    verb = draw.choice(["POST /order", "POST /order", "POST /x", "GET /", "GET /state?after=-1",
-                        "GET /state?after=x&scores=y", "GET //[", "GET /%00?scores=" + "9" * 5000,
-                        "PUT /", "", "\xff\x00", "GET " + "/a" * 40000])
-    host = draw.choice(["localhost", "127.0.0.1", "[::1]", "evil.test", "[", "",
-                        "localhost\r\nHost: evil.test"])
-    length = draw.choice([len(body.encode())] * 5 + [-1, 10**30, "x", 3])
-    kind = draw.choice(["application/json", "application/json", "text/plain", "", ";;;"])
-    text = (f"{verb} HTTP/1.0\r\nHost: {host}\r\nContent-Type: {kind}\r\n"
-            f"Content-Length: {length}\r\n\r\n{body}")
-    data = text.encode("latin-1", "replace")
-    return (data, True) if draw.random() < 0.8 else (data[: draw.randrange(len(data))], False)
-
-
 KINDS = {"command line": (command_line, 4), "ini": (ini_file, 2), "checkpoint": (checkpoint, 4),
-         "environment": (environment, 2), "in C": (in_c, 4), "messages": (messages, 0.2)}
+         "environment": (environment, 2), "in C": (in_c, 4)}
 
 
 # -- How a case runs, and what is wrong with how it ended -------------------------------------------
@@ -391,15 +333,13 @@ def enter(here, run):
         run()
 
 
-def start(here, run, typed):
-    """The process of a case: (number, what waits for it)."""
-    if typed and isinstance(run, list):
+def start(here, run, typed=False):
+    """The number of a case's process; typed: as a command, not forked."""
+    if typed:
         with open(here / "stdout", "wb") as output, open(here / "stderr", "wb") as errors:
-            command = [sys.executable, str(ROOT / "pufferl.py"),
-                       *(word.encode(errors="surrogateescape") for word in run)]
-            process = subprocess.Popen(command, cwd=here, stdout=output, stderr=errors,
-                                       stdin=subprocess.DEVNULL, start_new_session=True)
-        return process.pid
+            command = [sys.executable, str(ROOT / "pufferl.py"), *run]
+            return subprocess.Popen(command, cwd=here, stdout=output, stderr=errors,
+                                    stdin=subprocess.DEVNULL, start_new_session=True).pid
     sys.stdout.flush()
     number = os.fork()
     if number == 0:
@@ -490,18 +430,17 @@ class Draw(random.Random):
     environments = ocean.names()
 
 
-def case(seed, number, base, show=False, patience=PATIENCE, environments=None, kinds=(),
-         typed=0.02):
+def case(seed, number, base, show=False, patience=PATIENCE, environments=None):
     """Make up and run a case; returns (kind, name, exit status, seconds, what is wrong or None)."""
     draw = Draw(f"{seed} {number}")
     draw.base, draw.environments = base, environments or ocean.names()
-    kind = draw.choices(kinds or list(KINDS), [KINDS[kind][1] for kind in kinds or KINDS])[0]
+    kind = draw.choices(list(KINDS), [weight for _, weight in KINDS.values()])[0]
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         here = Path(folder)
         name, run, files = KINDS[kind][0](draw, here)
         words = " ".join(run) if isinstance(run, list) else ""
         before = digest(files)
-        process = start(here, run, draw.random() < typed)
+        process = start(here, run)
         status, used = wait(process, patience)
         wrong, others = judge(kind, name, status, used, here), left_behind(process)
         after = before if "--resume" in words else digest(files)
@@ -521,7 +460,7 @@ def whole_run(folder):
     """A run to do harm to."""
     here, runs = Path(folder) / "first", Path(folder) / "runs"
     here.mkdir()
-    status, _ = wait(start(here, ["train", "squared", *SMALL, "--data-dir", str(runs)], False), 300)
+    status, _ = wait(start(here, ["train", "squared", *SMALL, "--data-dir", str(runs)]), 300)
     assert status == 0, (here / "stderr").read_text()
     return next(runs.iterdir())
 
@@ -533,9 +472,6 @@ def main():
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--seed", type=int, default=int(time.time() // 86400))
     parser.add_argument("--only", type=int, help="the number of a case")
-    parser.add_argument("--kind", choices=list(KINDS), nargs="*", default=[])
-    parser.add_argument("--typed", type=float, default=0.02,
-                        help="the share of cases that are typed as commands")
     parser.add_argument("--environments", nargs="*", help="those in C that are taken")
     args = parser.parse_args()
     seconds = args.seconds or (60 if args.cases == 10**9 else math.inf)
@@ -547,7 +483,7 @@ def main():
                 break
             patience = min(PATIENCE, max(20.0, end - time.monotonic() + 20))
             kind, name, status, _, wrong = case(args.seed, number, base, args.only is not None,
-                                                patience, args.environments, args.kind, args.typed)
+                                                patience, args.environments)
             counts[kind]["hung" if status is None else status] += 1
             if wrong:
                 faults += 1

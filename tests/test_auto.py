@@ -5,7 +5,6 @@ import json
 import math
 import pickle
 import re
-import subprocess
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +26,6 @@ import pufferl
 import vector
 from auto import Facts, decide
 from errors import NetworkError
-from tools import export
 
 ROOT = Path(__file__).resolve().parent.parent
 BROUGHT = f"{ROOT}/tests/user_envs.py"
@@ -397,16 +395,6 @@ def test_the_value_target_is_near_1_for_any_offset_and_scale_of_rewards(base, ga
     trainer.release()
 
 
-def test_the_reward_scale_follows_a_policy_that_learns():
-    scale, rng = models.RewardScale(8, gamma=0.99), np.random.default_rng(0)
-    resets, valid = torch.zeros(257, 8, dtype=torch.uint8), torch.ones(257, 8, dtype=torch.uint8)
-    for size in (100.0,) * 20 + (1.0,) * 100:  # at first each episode costs a hundred times as much
-        rewards = torch.from_numpy(rng.normal(0, size, (256, 8)).astype(np.float32))
-        scale.merge(scale.moments, [scale.measure_returns(rewards, resets, valid)])
-    deviation = 1 / math.sqrt(1 - 0.99**2)  # of the discounted sum of numbers of deviation 1
-    assert 0.8 < scale.scale * deviation < 1.25
-
-
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.05)])
 def test_the_fused_network_normalises_as_its_forward_does(precision, tolerance):
     trainer = make_cartpoles(norm_obs=True, norm_reward=True, precision=precision)
@@ -430,22 +418,6 @@ def test_the_fused_network_normalises_as_its_forward_does(precision, tolerance):
     trainer.release()
 
 
-@pytest.mark.parametrize(("steps", "measured"), [(20_000, 4), (2_000, 1)])
-def test_small_rollouts_are_measured_until_the_moments_are_of_many(steps, measured):
-    """1,024 observations, or a twentieth of the run's."""
-    name, same = f"{BROUGHT}:PointMass", []
-    args = configure(name, "--train.horizon", "32", "--vec.num-envs", "8", "--vec.backend",
-                     "serial", "--train.norm-obs", steps=steps)
-    vecenv = pufferl.load_env(name, args)
-    trainer = small_trainer(vecenv, pufferl.load_policy(args, vecenv), **args["train"])
-    weights = trainer.arena.flat("weights").clone()
-    for _ in range(measured + 1):
-        run_epochs(trainer, 1)
-        same.append(torch.equal(trainer.arena.flat("weights"), weights))
-    assert same == [True] * measured + [False]
-    trainer.release()
-
-
 def test_what_is_only_measured():
     normalizer = models.Normalizer(2)
     for count, begun, steps, expected in (
@@ -454,30 +426,6 @@ def test_what_is_only_measured():
             (300, 100, 2000, False), (1024, 0, 10**9, False)):  # loaded, or resumed
         normalizer.count.fill_(count)
         assert normalizer.is_measured_only(begun, steps) == expected
-
-
-def test_an_exported_policy_normalises(tmp_path):
-    """In C, as its forward does."""
-    env = SimpleNamespace(single_observation_space=BOX, env_single_observation_space=BOX,
-                          single_action_space=spaces.Discrete(3))
-    policy = models.MinGRUPolicy(env, hidden_size=8, normalize=True)
-    rows = torch.randn(50, 4) * 30 + 100
-    policy.normalizer.merge([policy.normalizer.moments(rows, torch.ones(50, dtype=torch.uint8))])
-    export.flat_policy(policy, env).tofile(tmp_path / "policy.bin")
-    (tmp_path / "run.c").write_text('''#include "policy.h"
-int main(void) { Policy p; const char* problem = policy_load(&p, "policy.bin");
-  if (problem) { puts(problem); return 1; }
-  float x[4]; float* state = policy_new_state(&p, 1);
-  while (scanf("%f %f %f %f", x, x + 1, x + 2, x + 3) == 4) { policy_forward(&p, x, true, state);
-    for (int i = 0; i < p.width; i++) printf("%.9g ", p.outputs[i]); } }''')
-    subprocess.run(["cc", "-std=gnu11", f"-I{ROOT}/ocean", "run.c", "-o", "run", "-lm"],
-                   cwd=tmp_path, check=True)
-    text = "\n".join(" ".join(map(str, row)) for row in rows[:5].tolist())
-    out = subprocess.check_output(["./run"], cwd=tmp_path, input=text, text=True)
-    with torch.no_grad():
-        expected = torch.cat(policy.forward_eval(rows[:5], policy.initial_state(5)), dim=1)
-    torch.testing.assert_close(torch.tensor([float(x) for x in out.split()]).view(5, 4), expected,
-                               atol=1e-4, rtol=1e-4)
 
 
 # -- networks
@@ -749,8 +697,7 @@ def train_ticks(*options, steps=20_000):
 
 
 @pytest.mark.parametrize("options", [
-    ["--env.dtype", "int64"], ["--env.dtype", "float64"], ["--env.nested", "True"],
-    ["--policy.name", f"{__file__}:Small", "--train.norm-obs", "True"]])
+    ["--env.nested", "True"], ["--policy.name", f"{__file__}:Small", "--train.norm-obs", "True"]])
 def test_what_float32_cannot_tell_apart_is_learnt(options):
     """Chance is 5."""
     with warnings.catch_warnings():

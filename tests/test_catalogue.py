@@ -68,7 +68,7 @@ def test_what_cannot_be_listed_is_refused(words, name):
 
 
 @pytest.mark.parametrize(("text", "name"), [
-    ("scores = 1", "score"), ("score = x", "score")])
+    ("scores = 1", "score"), ("score = x", "score"), ("score = 1\nperf = 1", "perf")])
 def test_a_wrong_mark_is_an_error(text, name, tmp_path, monkeypatch):
     (tmp_path / "config").mkdir()
     (tmp_path / "config/squared.ini").write_text(f"[solved]\n{text}\n")

@@ -17,6 +17,7 @@ import loggers
 import models
 import pufferl
 import vector
+from configuration import read_settings
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SETTINGS = {"horizon": 16, "minibatch_size": 64, "replay_ratio": 2, "learning_rate": 0.01, "target_kl": None,
@@ -152,16 +153,46 @@ def entries(first=1, number=40, total=40, settings=SETTINGS, **metrics):
     return names_of(found)
 
 
-def test_a_value_whose_error_shrinks_is_only_behind():
-    assert "value_knows_nothing" in entries(losses__explained_variance=lambda n: -0.5, losses__value_loss=lambda n: 1.0)
-    assert "value_knows_nothing" not in entries(losses__explained_variance=lambda n: -0.5,
-                                                losses__value_loss=lambda n: 1 + 1 / (n + 1))
+def ends(returns, terminated, truncated):
+    return {"environment__episode_return": returns, "vital__terminated": terminated, "vital__truncated": truncated}
 
 
-@pytest.mark.parametrize(("slope", "expected"), [(1.0, False), (0.0, True), (-1.0, True)])
-def test_large_updates_are_no_trouble_while_the_score_rises(slope, expected):
-    found = entries(number=29, losses__approx_kl=lambda n: 0.3, environment__episode_return=lambda n: slope * n)
-    assert ("rate_too_high" in found) == expected
+def fell(n):
+    return 0.9 if n < 8 else 0.1
+
+
+def all_end(n):
+    return 256 if n > 9 else 60
+
+
+def none_end(n):
+    return 0
+
+
+@pytest.mark.parametrize(("name", "expected", "options", "metrics"), [
+    # a value whose error shrinks is only behind
+    ("value_knows_nothing", False, {}, {"losses__explained_variance": lambda n: -0.5,
+                                        "losses__value_loss": lambda n: 1 + 1 / (n + 1)}),
+    # large updates do not matter while the score rises
+    *(("rate_too_high", slope <= 0, {"number": 29}, {
+        "losses__approx_kl": lambda n: 0.3, "environment__episode_return": lambda n, slope=slope: slope * n})
+      for slope in (1.0, 0.0, -1.0)),
+    *(("return_fell", expected, options, {"environment__episode_return": returns})
+      for returns, expected, options in (
+          (lambda n: 0.5 if n < 8 else 0.0, True, {}), (lambda n: -10.0 if n < 9 else -60.0, True, {}),
+          (lambda n: 0.5, False, {}), (lambda n: 1.0 if n < 2 else 0.1, False, {}),  # luck, or ended early
+          (lambda n: [-8, -24, -40, -80][n] if n < 4 else -120 + 3 * n, False, {}),  # a cost a step, and it is learnt
+          (lambda n: 0.5 if n < 15 else 0.6 - 0.01 * n, False, {}),
+          (fell, True, {}), (fell, False, {"total": 80, "first": 41}))),  # a resumed run
+    ("every_step_ends", True, {}, ends(lambda n: 0.7, all_end, none_end)),
+    ("every_step_ends", True, {}, ends(lambda n: 1.0 - n / 40, all_end, none_end)),
+    # the sooner the better, and it is as soon as can be
+    ("every_step_ends", False, {}, ends(lambda n: min(1.0, 0.7 + n / 40), all_end, none_end)),
+    # two steps, whose ends are marked as both
+    ("every_step_ends", False, {}, ends(lambda n: 0.7, *[lambda n: 128 if n > 9 else 30] * 2)),
+])
+def test_what_a_detector_says_of_entries(name, expected, options, metrics):
+    assert (name in entries(**options, **metrics)) == expected
 
 
 @pytest.mark.parametrize(("returns", "expected"), [
@@ -176,16 +207,6 @@ def test_a_lost_score_was_there_for_long_and_is_gone(returns, expected):
 
     assert lost(lambda n: returns[n]) == expected
     assert not lost(lambda n: n)  # as with a bonus that fades out
-
-
-@pytest.mark.parametrize(("returns", "expected"), [
-    (lambda n: 0.5 if n < 8 else 0.0, True), (lambda n: -10.0 if n < 9 else -60.0, True),
-    (lambda n: 0.5, False), (lambda n: 1.0 if n < 2 else 0.1, False),  # luck, or episodes that ended early
-    (lambda n: [-8, -24, -40, -80][n] if n < 4 else -120 + 3 * n, False),  # a cost a step, and it is learnt
-    (lambda n: 0.5 if n < 15 else 0.6 - 0.01 * n, False),
-])
-def test_a_return_that_fell(returns, expected):
-    assert ("return_fell" in entries(environment__episode_return=returns)) == expected
 
 
 @pytest.mark.parametrize(("returns", "entropy", "settled", "level"), [
@@ -211,22 +232,9 @@ def test_random_play_is_that_of_a_run_from_its_begin():
         assert warnings.random_play == expected
 
 
-def test_a_resumed_run_has_no_untrained_returns_and_counts_its_own_steps():
-    fell = {"environment__episode_return": lambda n: 0.9 if n < 8 else 0.1}
-    assert "return_fell" in entries(**fell) and "return_fell" not in entries(total=80, first=41, **fell)
-    ends = {"vital__terminated": lambda n: 0.0, "vital__truncated": lambda n: 0.0}
-    assert not entries(first=4000, number=10, total=400_000, settings={}, **ends)
-
-
-@pytest.mark.parametrize(("returns", "cut", "expected"), [
-    (lambda n: 0.7, lambda n: 0, True), (lambda n: 1.0 - n / 40, lambda n: 0, True),
-    (lambda n: min(1.0, 0.7 + n / 40), lambda n: 0, False),  # the sooner the better, and it is as soon as can be
-    (lambda n: 0.7, lambda n: 128 if n > 9 else 30, False),  # two steps, whose ends are marked as both
-])
-def test_steps_that_all_end_episodes(returns, cut, expected):
-    ended = (lambda n: 256 if n > 9 else 60) if expected or cut(20) == 0 else cut
-    found = entries(environment__episode_return=returns, vital__truncated=cut, vital__terminated=ended)
-    assert ("every_step_ends" in found) == expected
+def test_a_resumed_run_counts_its_own_steps():
+    ended = {"vital__terminated": none_end, "vital__truncated": none_end}
+    assert not entries(first=4000, number=10, total=400_000, settings={}, **ended)
 
 
 @pytest.mark.parametrize(("gamma", "steps", "ends", "expected"), [
@@ -256,31 +264,6 @@ def test_returns_of_random_play(drift, expected):
     assert found == expected and diagnostics.RandomPlay(3).find_drift() is None
 
 
-def test_an_episode_that_is_not_logged_has_ended():
-    class Silent(emulation.PufferEnv):
-        single_observation_space = spaces.Box(0, 1, (1,), np.float32)
-        single_action_space, num_agents = spaces.Discrete(2), 4
-
-        def reset(self, seed=None):
-            self.steps = 0
-            self.observations[:] = 0
-            return self.observations, []
-
-        def step(self, actions):
-            self.steps += 1
-            self.observations[:] = 0
-            self.rewards[:], self.terminals[:] = 1, self.steps % 5 == 3
-            return self.observations, self.rewards, self.terminals, self.truncations, []
-
-    env = vector.make(Silent, 1, "serial")
-    config = {**SETTINGS, "minibatch_size": 8, "horizon": 4, "data_dir": None}
-    trainer = pufferl.PuffeRL(config, env, models.MinGRUPolicy(env.driver_env, 8))
-    trainer.evaluate()
-    trainer.train()
-    assert trainer.warnings.has_ended and not trainer.environment
-    trainer.close()
-
-
 def test_a_sentence_comes_once_and_names_what_to_try():
     found = diagnostics.Warnings({"horizon": 16, "minibatch_size": 256, "replay_ratio": 1.0}, agents=16)
     first = found.update(256, {"losses/entropy": 1.0})
@@ -295,7 +278,7 @@ def test_a_sentence_comes_once_and_names_what_to_try():
 def vital(observations=None, rewards=0.0, actions=None, space=None, **options):
     T, N = (4, 2) if observations is None else (len(observations) - 1, observations.shape[1])
     observations = np.zeros((T + 1, N, 1), np.float32) if observations is None else observations
-    valid, flags = options.pop("valid", np.ones((T + 1, N), np.uint8)), np.zeros((T, N), np.uint8)
+    valid, flags = options.pop("valid", np.ones((T + 1, N), np.uint8)), np.eye(T, N, dtype=np.uint8)
     bounds = None if space is None else flat_spaces.action_bounds(space)
     rewards = np.full((T, N), rewards, np.float32)
     metrics = diagnostics.vital(observations, rewards, valid, flags, flags, actions, bounds, **options)
@@ -306,7 +289,7 @@ def test_vital_looks_at_valid_agents_only():
     observations, valid = np.zeros((5, 2, 3), np.float32), np.ones((5, 2), np.uint8)
     observations[:, 1], valid[:, 1] = np.nan, 0
     metrics = vital(observations, [2.0, -9.0], valid=valid)
-    assert metrics["reward_min"] == metrics["reward_max"] == 2
+    assert metrics["reward_min"] == metrics["reward_max"] == 2 and metrics["terminated"] == metrics["truncated"] == 1
     assert metrics["observation_max"] == 0 and metrics["observation_constant"] == 1
 
 
@@ -340,7 +323,7 @@ def test_the_size_of_an_index_is_no_warning():
 
 def write_run(folder, entries, **config):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"agents": 4, **config}))
+    (folder / "config.json").write_text(json.dumps({"env_name": "mine", "agents": 4, **config}))
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, entries)))
 
 
@@ -351,9 +334,7 @@ def test_the_end_of_a_run_and_diagnose_agree_that_no_episode_ended(tmp_path, cap
     write_run(tmp_path, lines, train={"gamma": 0.99})
     pufferl.main(["diagnose", str(tmp_path)])
     trainer = types.SimpleNamespace(global_step=4 * steps, uptime=1.0, environment={}, run_folder=None,
-                                    warnings=diagnostics.read(tmp_path)[0])
-    for entry in lines:
-        trainer.warnings.update(entry["step"], entry)
+                                    warnings=diagnostics.replay(tmp_path, read_settings(tmp_path))[0])
     closing = "\n".join(loggers.Dashboard().closing(trainer, {"config_name": "mine"}, ""))
     for text in (capsys.readouterr().out, closing):
         assert "episode" in text and [word for word in ("--env.max-episode-steps", "TimeLimit(env,",
@@ -367,7 +348,7 @@ def test_diagnose_a_finished_run(tmp_path, capsys):
     config = {"env_name": "squared", "config_name": "squared", "train": {"total_timesteps": 100},
               "env": {"distance": 5}}
     write_run(run, entries, **config)
-    sentences = diagnostics.diagnose(run).reported.values()
+    sentences = diagnostics.diagnose(run, read_settings(run)).reported.values()
     for name in (str(run), "latest", "squared"):
         pufferl.main(["diagnose", name, "--data-dir", str(tmp_path / "runs")])
         text, page = capsys.readouterr().out, (run / "diagnosis.html").read_text()

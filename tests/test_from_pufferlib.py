@@ -586,7 +586,7 @@ def test_every_old_option_is_understood_or_refused_with_a_reason():
     for old, new in configuration.foreign_options()["renamed"].items():
         assert new.partition("=")[0] in known and old not in known, old
     for old, reason in configuration.foreign_options()["refused"].items():
-        if not old.startswith("sweep.") and old not in ("train.batch_size", "train.num_iterations"):
+        if not old.startswith("sweep."):
             name = "--" + old.replace("_", "-") + (".x" if old in ("torch", "selfplay") else "")
             with pytest.raises(ConfigError, match=re.escape(reason)):
                 configuration.load_config("squared", [name, "1"])

@@ -128,19 +128,20 @@ CONFIGURATION = [
     ("train.keep", Error, "must be 1 or more", give(keep=0)),
     ("train.reward_clip", Error, "must be above 0, or none", give(reward_clip=-1.0)),
     ("train.gama", Error, "there is no such setting. Did you mean --train.gamma?", "--train.gama 1"),
-    ("trian", Error, "there is no section 'trian': did you mean train", "--trian.gamma 1"),
+    ("trian", Error, "there is no such setting. Did you mean --train.gamma? There are: base, env",
+     "--trian.gamma 1"),
     ("--lr", Error, "Did you mean --train.learning-rate?", "--lr 1"),
     ("--num-envs", Error, "Did you mean --env.num-envs or --vec.num-envs?", "--num-envs 1"),
     ("wandb_project", Error, "it is project now", lambda: configuration.check_names(
         {"wandb_project": "x"})),
     ("--train.use-rnn", Error, "rnn.name says whether there is a recurrent layer",
      "--train.use-rnn 1"),
-    ("batch_size", Error, "must be agents × horizon, 1024 × a whole number",
-     "--train.batch-size 1000"),
-    ("batch_size", Error, "must be agents × horizon, 1024 × 64. Leave out horizon",
-     "--train.batch-size 32768 --train.horizon 64"),
+    ("batch_size", Error, "must be agents × horizon, 8 × a whole number",
+     give(batch_size=1001, horizon="auto")),
+    ("batch_size", Error, "must be agents × horizon, 8 × 8. Leave out horizon",
+     give(batch_size=128)),
     ("num_iterations", Error, "Give horizon or batch_size as well",
-     "--train.num-iterations 3 --train.horizon auto"),
+     give(num_iterations=3, horizon="auto")),
     ("train.minibatch_size", Error, "must be a multiple of train.horizon = 8",
      give(minibatch_size=20)),
     ("train.minibatch_size", Error, "is more than one epoch's batch, 8 agents × horizon 8 = 64. "
@@ -148,12 +149,12 @@ CONFIGURATION = [
     ("train.draw", Error, "a recurrent network needs steps in their order", give(draw="steps")),
     ("use_rnn", Error, "must be True, because this policy has an", give(use_rnn=False)),
     ("train.norm_obs", Error, "has no models.Normalizer", give(norm_obs=True)),
-    ("hidden-size", SystemExit, "Mine does not take it. Leave it out.", network(
+    ("hidden-size", SystemExit, "Mine does not use it. Leave it out.", network(
         "models.FeedForward):\n def __init__(self, env): super().__init__(env, 16)",
         "--policy.hidden-size 8")),
-    ("--rnn.num-layers", Error, "would change nothing: a network without rnn.name does not take it",
+    ("--rnn.num-layers", Error, "would change nothing: a network without rnn.name does not use it",
      "--policy.name feed-forward --rnn.num-layers 2"),
-    ("--train.eps", Error, "would change nothing: train.optimizer muon does not take it", "--train.eps 0.1"),
+    ("--train.eps", Error, "would change nothing: train.optimizer muon does not use it", "--train.eps 0.1"),
     ("mine.py", SystemExit, "an error in the environment or the network:", network(
         "torch.nn.Module):\n def __init__(self, env): 1 / 0")),
     ("policy.name", SystemExit, "is called with (env), but takes (env, size)", network(
@@ -170,9 +171,9 @@ CONFIGURATION = [
     ("--baseline", Error, "the policy that ships with drone was trained without drone_race.ini",
      lambda: configuration.load_config("drone_race", ["--baseline"])),
     ("squared.ini", Error, "contains no section headers", read_ini("gamma = 1")),
-    ("squared.ini", Error, "[trian] gamma: there is no section 'trian': did you mean train",
+    ("squared.ini", Error, "[trian] gamma: there is no such setting. Did you mean train.gamma?",
      read_ini("[trian]\ngamma = 1")),
-    ("--resume", SystemExit, "is for train. To take a run's weights, network and environment, "
+    ("--resume", SystemExit, "is for train. To use a run's weights, network and environment, "
      "give --load-model-path", main("eval squared --resume latest")),
     ("squarde", SystemExit, "did you mean squared", main("train squarde")),
     ("trian", SystemExit, "there is no verb 'trian': did you mean train", main("trian squared")),
@@ -604,7 +605,7 @@ TOOLS = [  # eval, export, sweep, history, watch, speed
     ("nothing", SystemExit, "no folder, no run in", verb("runs show nothing --data-dir FOLDER")),
     ("breakout", None, "python pufferl.py train breakout makes one",
      verb("runs breakout --data-dir FOLDER")),
-    ("config.json", SystemExit, "not a run's folder, or its config.json is damaged",
+    ("config.json", SystemExit, "damaged or not a run's settings",
      verb("plot FOLDER")),
     ("train.gamma", ConfigError, "has no distribution: one of uniform", searched({"min": 0, "max": 1})),
     ("train.gamma", ConfigError, "maen: there is no such field. Did you mean mean?",

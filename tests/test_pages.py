@@ -181,7 +181,6 @@ def test_settings_in_the_docs_exist():
     schema = configuration.resolve("squared")[0]
     names = {f"{section}.{field.name}" for section, cls in schema.items()
              for field in dataclasses.fields(cls)}
-    names |= {f"train.{size}" for size in configuration.SIZES}  # instead of others
     used = {}
     for path in sorted((ROOT / "docs").glob("*.md")):
         if path.name != "sweeps.md":

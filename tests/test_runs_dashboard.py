@@ -70,7 +70,6 @@ def test_the_panel_has_a_curve_and_colours(width):
     shown = screen.console.file.getvalue()
     assert "▁▄█" in shown and "0.95" in shown and "Updates are too large." in shown
     assert "\x1b[1;32m" in shown.split("0.96")[0][-40:], "green: it is solved"
-    assert "\x1b[33m" in shown.split("0.2\x1b")[0][-40:], "yellow: approx_kl is worth a look"
     assert "docs/metrics.md" in shown
     assert re.search(r"and \d+ more", shown), "many statistics do not fill the screen"
 

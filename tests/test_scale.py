@@ -23,6 +23,7 @@ import scale_rank
 import torch
 from scale_rank import AGENTS, CASES, DRAWN
 
+import configuration
 import data_parallel
 import vector
 from errors import RankError
@@ -118,15 +119,16 @@ def test_a_last_checkpoint_that_cannot_be_written_ends_rank_0_with_an_error(two)
 
 def test_a_restart_looks_past_folders_that_are_no_runs(tmp_path, monkeypatch):
     group = data_parallel.Ranks()
-    for name, text in {"a": "[]", "b": "[" * 9999, "c": '{"launch": [["here:1", "x"]]}',
-                       "mine": '{"launch": [["here:1", 7.0]]}'}.items():
+    run = '{"env_name": "squared", "launch": %s}'
+    for name, text in {"a": "[]", "b": "{", "c": run % 5, "d": run % "[]", "e": "[" * 9999,
+                       "mine": run % '[["here:1", 7.0]]'}.items():
         folder = tmp_path / f"squared_{name}"
         folder.mkdir()
         (folder / "config.json").write_text(text)
         (folder / "trainer_state.pt").touch()
         os.utime(folder / "trainer_state.pt", (1, 5 if name == "mine" else 9))
     monkeypatch.setattr(group, "launchers", lambda: [["here:1", 7.5]])
-    assert group.find_interrupted(tmp_path, "squared") == str(tmp_path / "squared_mine")
+    assert group.find_interrupted(configuration.saved_runs(tmp_path)) == str(tmp_path / "squared_mine")
 
 
 def test_what_ranks_tell_each_other(two):

@@ -100,8 +100,7 @@ def test_lines_of_metrics_that_are_none_are_skipped(tmp_path, line):
     whole = '{"step": %d, "environment/score": 2.0, "performance/uptime": 3.0}'
     path.write_text("\n".join([whole % 1, line, whole % 2]))
     assert Curve.read(path, "environment/score").step.tolist() == [1, 2]
-    (tmp_path / "config.json").write_text(json.dumps({"train": {"gamma": 0.9}}))
-    assert [entry["step"] for entry in diagnostics.read(tmp_path)[1]] == [1, 2]
+    assert [entry["step"] for entry in diagnostics.read_metrics(path)] == [1, 2]
     loggers.JsonLines(path, first_step=1)
     assert path.read_text() == whole % 1 + "\n"
 

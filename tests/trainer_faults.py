@@ -134,7 +134,8 @@ def squash_unbounded():
 
 
 def diagnose_no_rewards(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"train": {"total_timesteps": 100}, "agents": 4}))
+    (tmp_path / "config.json").write_text(json.dumps({"env_name": "mine", "agents": 4,
+                                                      "train": {"total_timesteps": 100}}))
     entries = [{"step": step, "vital/reward_min": 0.0, "vital/reward_max": 0.0} for step in range(10, 100, 10)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, entries)))
     pufferl.main(["diagnose", str(tmp_path)])

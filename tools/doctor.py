@@ -167,12 +167,10 @@ def train(seconds):
     import pufferl
     from arena import compile_timer
 
-    args = pufferl.load_config("breakout",
-                               ["--train.horizon", "64", "--train.minibatch-size", "65536"])
-    vecenv = pufferl.load_env("breakout", args)
-    config = {**args["train"], "total_timesteps": 10**12, "log_interval": 1e9, "env": "breakout",
-              "data_dir": None}
-    trainer = pufferl.PuffeRL(config, vecenv, pufferl.load_policy(args, vecenv, "breakout"))
+    args = pufferl.load_config("breakout", [
+        "--train.horizon", "64", "--train.minibatch-size", "65536", "--train.total-timesteps",
+        "1e12", "--train.log-interval", "1e9", "--data-dir", "none"])
+    trainer, _ = pufferl.make_trainer("breakout", args)
     with contextlib.closing(trainer):
         for _ in range(2):  # compiles
             trainer.evaluate()
@@ -182,7 +180,7 @@ def train(seconds):
             trainer.evaluate()
             trainer.train()
         speed = (trainer.global_step - before) / (time.perf_counter() - begin)
-        return (f"{speed:,.0f} steps a second of Breakout, float32, {vecenv.num_threads} threads, "
+        return (f"{speed:,.0f} steps a second of Breakout, float32, {trainer.vecenv.num_threads} threads, "
                 f"engine {trainer.engine.name}"), compile_timer.seconds
 
 

@@ -12,7 +12,6 @@ process holds the lock of its folder.
 """
 
 import argparse
-import contextlib
 import functools
 import json
 import math
@@ -51,7 +50,7 @@ class Past(NamedTuple):
         """Return running, done, or stopped (before its last step)."""
         if is_running(self.folder):
             return "running"
-        is_done = self.last.get("step", 0) >= self.saved["train"]["total_timesteps"]
+        is_done = self.last.get("step", 0) >= self.saved["train"].get("total_timesteps", 0)
         return "done" if is_done else "stopped"
 
     @property
@@ -67,14 +66,9 @@ class Past(NamedTuple):
                              self.last.get("environment/episode_return", math.nan))
 
 
-def read(folder):
-    """Read the Past of a folder; ConfigError if it is no run's."""
-    try:
-        saved = json.loads((folder / "config.json").read_text())
-        saved["env_name"], saved["train"]["total_timesteps"] + 0  # no other JSON file has it
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{folder}: not a run's folder, or its config.json is damaged "
-                          f"({type(error).__name__}: {error}).") from None
+def read(folder, saved=None):
+    """Return the Past of a run's folder; saved: its settings, if they are known."""
+    saved = configuration.read_settings(folder) if saved is None else saved
     entries, last = diagnostics.read_metrics(folder / "metrics.jsonl", TAIL), {}
     while entries and "environment/score" not in last:
         last = {**entries.pop(), **last}
@@ -83,13 +77,9 @@ def read(folder):
 
 def list_runs(data_dir, env_name=None):
     """List the runs in a folder, or those of an environment, the newest first."""
-    runs = []
-    for path in Path(data_dir).glob("*/config.json"):
-        with contextlib.suppress(ConfigError):
-            run = read(path.parent)
-            name = run.saved["env_name"]
-            if env_name in (None, name, run.saved.get("config_name"), stem_of(name)):
-                runs.append(run)
+    runs = [read(folder, saved) for folder, saved in configuration.saved_runs(data_dir)
+            if env_name in (None, saved["env_name"], saved.get("config_name"),
+                            stem_of(saved["env_name"]))]
     return sorted(runs, key=lambda run: run.age)
 
 
@@ -102,12 +92,11 @@ def find(name, data_dir):
     for folder in (Path(name), data_dir / name):
         if folder.is_dir():
             return read(folder)
-    matches = [path for path in data_dir.glob(f"*{name}") if (path / "config.json").exists()]
-    if len(matches) > 1:
-        raise ConfigError(f"{name}: this is the end of {len(matches)} runs: "
-                          f"{', '.join(path.name for path in matches)}.")
-    runs = [read(path) for path in matches] or list_runs(data_dir,
-                                                         None if name == "latest" else name)
+    runs = [read(*run) for run in configuration.saved_runs(data_dir, f"*{name}")]
+    if len(runs) > 1:
+        raise ConfigError(f"{name}: this is the end of {len(runs)} runs: "
+                          f"{', '.join(run.folder.name for run in runs)}.")
+    runs = runs or list_runs(data_dir, None if name == "latest" else name)
     if not runs:
         raise ConfigError(f"{name}: no folder, no run in {data_dir.resolve()}, and no environment "
                           f"with one there; {command('runs')} lists those that there are.")
@@ -190,8 +179,7 @@ def table(data_dir, env_name=None):
 
 def show(run):
     """Print what is known of a run, and what to type next."""
-    spoken, entries = (diagnostics.read(run.folder) if (run.folder / "metrics.jsonl").exists()
-                       else (None, []))
+    warnings, entries = diagnostics.replay(run.folder, run.saved)
     scores = [entry.get("environment/score", math.nan) for entry in entries]
     files, other = [path for path in run.folder.rglob("*") if path.is_file()], changes(run.saved)
     print(f"run          {run.folder}   ({len(files)} files, "
@@ -199,7 +187,7 @@ def show(run):
     print(f"environment  {run.saved['env_name']}")
     print(f"state        {run.state}, last entry {duration(run.age)} ago")
     print(f"steps        {run.last.get('step', 0):,} of "
-          f"{run.saved['train']['total_timesteps']:,} in "
+          f"{run.saved['train'].get('total_timesteps', 0):,} in "
           f"{duration(run.last.get('performance/uptime', 0))}")
     if not math.isnan(run.score):
         best = max((score for score in scores if math.isfinite(score)), default=run.score)
@@ -209,9 +197,7 @@ def show(run):
     versions = [f"{name} {version}" for name, version in run.saved.get("versions", {}).items()]
     print(f"engine       {engine.get('name', '-')}; {', '.join(versions)}")
     print(f"settings     {'-' if other is None else join_settings(other) or 'as they ship'}")
-    for entry in entries:
-        spoken.update(entry["step"], entry)
-    for step, sentence in sorted(spoken.reported.values()) if spoken else ():
+    for step, sentence in sorted(warnings.reported.values()):
         print(f"warning      step {step:,}: {sentence}")
     name, folder = run.saved.get("config_name", run.saved["env_name"]), str(run.folder)
     page = [] if ".py:" in name else ["--eval.web"]  # a user's environment may draw nothing
@@ -279,7 +265,7 @@ class Curve(NamedTuple):
 def metric_name(entries, metric):
     """Return the logged name of a metric as typed: "score" or "losses/entropy".
 
-    None takes the score. Raises ConfigError if no entry has it.
+    None: the score. Raises ConfigError if no entry has it.
     """
     known = dict.fromkeys(name for entry in entries for name in entry if name != "step")
     names = (["environment/score", "environment/episode_return"] if metric is None
@@ -296,7 +282,7 @@ def curves(runs, metric=None, x="steps"):
 
     The labels name the settings in which the runs differ.
     """
-    logs = [diagnostics.read(run.folder)[1] for run in runs]
+    logs = [diagnostics.read_metrics(run.folder / "metrics.jsonl") for run in runs]
     name = metric_name([entry for entries in logs for entry in entries], metric)
     over, result = {"steps": "step", "seconds": "performance/uptime"}[x], []
     for run, entries in zip(runs, logs, strict=True):
@@ -357,14 +343,12 @@ def main(argv=None, program="pufferl.py runs"):
     """Run `runs`, `plot` or `diagnose`; `program` is what errors begin with."""
     verb, *argv = list(sys.argv[1:] if argv is None else argv) or ["runs"]
     options = parse(verb, argv, program)
-    with exit_on_error(program, (OSError, ValueError, KeyError)):  # a run's damaged files
+    # of a run's damaged files
+    with exit_on_error(program, (OSError, ValueError, KeyError, TypeError)):
         if verb == "diagnose":
-            name, = options.runs
-            folder = name if Path(name).is_dir() else find(name, options.data_dir).folder
-            rises = diagnostics.diagnose(folder).score_rises()
-            with contextlib.suppress(ConfigError):  # its config.json may be of another version
-                print(end=unsolved(read(Path(folder)), rises))
-            return None
+            run = find(options.runs[0], options.data_dir)
+            is_rising = diagnostics.diagnose(run.folder, run.saved).score_rises()
+            return print(end=unsolved(run, is_rising))
         if verb == "plot":
             return plot([find(name, options.data_dir) for name in options.runs],
                         options.metric, options.x, options.output)

@@ -159,20 +159,19 @@ class Rollouts:
 
     def __init__(self, env_name, args, vec):
         # nothing is kept of the learning, so any minibatch will do
-        train = {**args["train"], "minibatch_size": "auto", "max_minibatch_size": None}
-        args = {**args, "train": train, "vec": {**args["vec"], **vec}, "load_model_path": None}
-        vecenv = pufferl.load_env(env_name, args)
+        train = {**args["train"], "minibatch_size": "auto", "max_minibatch_size": None,
+                 "replay_ratio": 1.0, "gamma": 0.99}
+        self.trainer, _ = pufferl.make_trainer(env_name, {
+            **args, "train": train, "vec": {**args["vec"], **vec}, "load_model_path": None,
+            "data_dir": None})
         try:
-            policy = pufferl.load_policy(args, vecenv, env_name)
-            config = {**args["train"], "env": args["env_name"], "data_dir": None}
-            self.trainer = pufferl.PuffeRL(config, vecenv, policy)
             self.trainer.evaluate()  # compiles the kernels and fills the caches
-            for _ in range(max(0, args["train"]["cudagraphs"])
+            for _ in range(max(0, train["cudagraphs"])
                            if self.trainer.config["device"] == "cuda" else 0):
                 self.trainer.train()  # after these epochs a GPU's rollout is a replayed CUDA graph
                 self.trainer.evaluate()
         except BaseException:
-            vecenv.close()
+            self.trainer.release()
             raise
 
     def run(self, seconds):

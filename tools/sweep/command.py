@@ -152,7 +152,7 @@ def searched_settings(env_name, entries, options=()):
     varied = {name for name, entry in protein.flatten(entries).items()
               if name not in fixed and protein.described(name, entry)["distribution"] != "none"}
     if not DECIDING & varied:  # else some trials may use them
-        fixed |= configuration.unused(args)
+        fixed |= configuration.unused(args).keys()
     general = {}
     if args["train"]["horizon"] == "auto":
         general = configuration.load_config("default")["sweep"]
@@ -218,9 +218,10 @@ def find_setting(schema, name):
 
 def horizons(args, entry):
     """Turn values of batch_size into values of train.horizon."""
-    import configuration
+    import vector
 
-    agents = configuration.count_agents(args)
+    with vector.load_env(args["config_name"], args) as vecenv:
+        agents = vecenv.num_agents * args["train"]["gpus"]
     values = [protein.number(value) for value in entry.get("values", ())]
     if not values or any(value % agents for value in values):
         raise ConfigError(f"[sweep.batch_size] values = {values}: must be multiples of the "
