@@ -11,7 +11,6 @@ import torch
 from gymnasium import spaces
 
 import diagnostics
-import emulation
 import flat_spaces
 import loggers
 import models
