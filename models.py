@@ -1181,9 +1181,10 @@ def find_form(policy, space):
         raise NetworkError(f"{type(policy).__name__} has no forward(observations) -> logits, "
                            "value. For CleanRL's actor and critic: def forward(self, x): return "
                            "self.actor(x), self.critic(x)")
-    if is_plain(policy) or any(hasattr(policy, name)
-                               for name in ("initial_state", "takes_batches")):
-        return
+    is_known = any(hasattr(policy, name) for name in ("initial_state", "takes_batches"))
+    ours = [kind.forward for kind in (FeedForward, MultiInputPolicy, Normalized, Board)]
+    if is_known or is_plain(policy) or type(policy).forward in ours:
+        return  # a subclass may refuse zeros
     parameter = next(policy.parameters(), torch.zeros(()))
     zeros = torch.from_numpy(np.zeros((2, 3, *space.shape), space.dtype)).to(parameter.device)
     errors = []
