@@ -35,10 +35,9 @@ REDUCTION = FASTMATH | {"reassoc"}
 FOLDER = Path(__file__).resolve().parent
 # numba checks only a function's own file for edits. These files inline each other's functions, so
 # an edit of one invalidates the cache of all.
-FILES = [FOLDER / f"{name}.py"
-         for name in ("arena", "kernels", "vector", "fast/products", "fast/compiled", "fast/fused")]
-SOURCES_HASH = hashlib.sha256(b"".join(path.read_bytes() for path in FILES
-                                       if path.exists())).hexdigest()
+FILES = [*(FOLDER / f"{name}.py" for name in ("arena", "kernels", "optim")),
+         *sorted((FOLDER / "fast").glob("*.py"))]
+SOURCES_HASH = hashlib.sha256(b"".join(path.read_bytes() for path in FILES)).hexdigest()
 cell = njit(inline="always", error_model="numpy")
 
 

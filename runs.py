@@ -309,7 +309,7 @@ class Snapshot:
         scale = trainer.reward_scale
         if scale is not None and "value_targets" not in tensors:  # these values are relative to 0
             scale.targets.zero_()[0] = scale.moments[0]
-        # The lines after this loop read or replace some of these.
+        # NUMBERS has _rate_factor, which may be reset below.
         for name in NUMBERS.keys() & saved["numbers"].keys():
             setattr(self._owner(name), name, saved["numbers"][name])
         rate = trainer.config["learning_rate"]

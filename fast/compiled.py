@@ -10,7 +10,7 @@ worker's share of a minibatch, each a single call without the interpreter. Then 
 the engine. An epoch, call by call:
 
     PuffeRL.evaluate > Compiled.rollout > Workers.run > _run_in_one_call, in each thread
-        > _rollout_cpu > _act_cpu, vector.step_environments, for each step
+        > _rollout_cpu > _act_cpu, c_calls.step_environments, for each step
     PuffeRL.train > _minibatch_step > _compute_gradients > Compiled.backward > Workers.run
         > _backward_share, in each thread
         > _learn_cpu > _forward_cpu, kernels._ppo_loss_*, _backward_cpu, for some segments
