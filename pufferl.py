@@ -284,7 +284,7 @@ class PuffeRL:
         Returns means over the valid steps of these minibatches: policy_loss, value_loss, entropy,
         approx_kl, clipfrac, explained_variance, old_approx_kl, importance, grad_norm,
         learning_rate. Logs and saves when due. Raises FloatingPointError if a gradient is not
-        finite; the weights then stay as they are.
+        finite; minibatches from that gradient on change nothing.
         """
         if not self._has_rollout:
             raise RuntimeError("train(): there is no new rollout. Call evaluate() before each "
@@ -461,7 +461,7 @@ class PuffeRL:
             cause = min(causes)[1]
             saved = f"; the last checkpoint is in {self.run_folder}" if self.run_folder else ""
             error = FloatingPointError(
-                f"epoch {self.epoch}: {cause}. The weights are as before this epoch{saved}.")
+                f"epoch {self.epoch}: {cause}. Training stops{saved}.")
             error.elsewhere = self.ranks.rank > 0  # one rank prints it
             raise error
         if self.config["norm_obs"]:
