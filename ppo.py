@@ -22,9 +22,9 @@ holds a rollout:
     resets (T+1, N)                1 if an episode begins with this observation
     valid (T+1, N)                 1 if the agent acts
     action_masks (T+1, N, A)       0 forbids an action; None if nothing is ever forbidden
-    actions (T, N, heads or dims)  taken at t; the next three arrays are what they led to
-    rewards, terminals, truncations (T, N)
-    final_observations (N, ...)    the last observation of each episode that was truncated just now
+    actions (T, N, heads or dims)  taken at t
+    rewards, terminals, truncations (T, N)    results of the actions at t
+    final_observations (N, ...)    last observations of the episodes that this step truncated
 """
 
 import math
@@ -47,15 +47,15 @@ class Args:
     env: tyro.conf.Positional[str] = "breakout"
     """A C environment (a folder of ocean/), gym/ID, pettingzoo/FAMILY/NAME or FILE.py:callable."""
     total_timesteps: int = 20_000_000
-    """Steps of all environments together."""
+    """Steps of all agents together."""
     num_envs: int = 1024
     """Environments that run side by side; if they are in Python, 8 to 64 are enough."""
     horizon: int = 64
     """Steps of one rollout; an agent's steps in it are one segment."""
     minibatch_size: int = 4096
-    """Environment steps in one gradient step, a multiple of the horizon."""
+    """Agent steps in one gradient step, a multiple of the horizon."""
     replay_ratio: float = 1.0
-    """Passes over each rollout, on average (CleanRL's update_epochs)."""
+    """How often each step is used in updates, on average (as CleanRL's update_epochs)."""
     hidden_size: int = 64
     """Width of the network."""
     num_layers: int = 1
@@ -95,11 +95,11 @@ class Args:
     None leaves the rate to the cosine."""
     norm_obs: bool = False
     """Subtract the mean of all observations so far and divide by their standard deviation. The
-    first rollout, and those that begin before step min(1024, total_timesteps / 20), only measure
-    them."""
+    rollouts that begin before step min(1024, total_timesteps / 20), and the first one, update
+    these statistics and not the network."""
     norm_reward: bool = False
     """Divide rewards by the standard deviation of recent discounted returns. If the mean value
-    target is beyond ten of these, values are learned without the excess (value_offset)."""
+    target is then outside ±10, the network learns values without the excess (value_offset)."""
     reward_clip: float = math.inf
     """Clip rewards to ± this."""
     squash: bool = False
@@ -159,7 +159,8 @@ class Policy(nn.Module):
         nn.init.orthogonal_(self.decoder.weight[self.outputs :].data, 1.0)
         for linear in (self.encoder, *self.layers, self.decoder):
             nn.init.zeros_(linear.bias)
-        # a quarter of the channels begins with a long memory (Tallec and Ollivier 2018)
+        # chrono initialization (Tallec and Ollivier 2018): a quarter of the channels starts with
+        # time constants of 2 to 64 steps
         for layer in self.layers:
             layer.bias.data[width : width + width // 4].uniform_(1, 63).log_().neg_()
 
@@ -203,7 +204,7 @@ def rollout(args, envs, storage, policy, state, epoch):
     no_reset, all_valid = torch.zeros(1, N), torch.ones(1, N)
     envs.begin()  # row T of the last rollout becomes row 0
     for t in range(T + 1):
-        assert envs.wait() == (0, t), "all environments are one buffer"
+        assert envs.wait() == (0, t), "expected one buffer of environments"
         # A truncated episode would have continued: bootstrap from its final observation's value.
         if t > 0:
             cut = (storage.truncations[t - 1] != 0) & (storage.terminals[t - 1] == 0)
@@ -218,8 +219,8 @@ def rollout(args, envs, storage, policy, state, epoch):
         else:
             state = following
             # Writes actions, logprobs and values. Actions ~ Categorical(softmax(outputs)) for each
-            # head, or u ~ Normal(outputs, exp(log_std)), or with squash middle + half * tanh(u)
-            # (middle - half * u without finite bounds).
+            # head, or u ~ Normal(outputs, exp(log_std)), or with squash the function of u that
+            # squash_constants describes.
             masks = None if storage.action_masks is None else storage.action_masks[t]
             kernels.sample(torch.cat([outputs, value[..., None]], -1)[0], storage.actions[t],
                            data.logprobs[t], data.values[t], seed=args.seed, step=epoch * T + t,
@@ -233,7 +234,8 @@ def rollout(args, envs, storage, policy, state, epoch):
 def advantage(args, storage, rewards, mean, values, bootstraps, ratios):
     """Return advantages (T, N) by GAE with V-trace's clipped weights.
 
-    Values and bootstraps are relative to `mean` (Schulman et al. 2016, Espeholt et al. 2018).
+    Schulman et al. 2016, Espeholt et al. 2018. `mean` is the value_offset, which values and
+    bootstraps lack; it is taken from the rewards to match.
     """
     advantages, next_advantage = torch.zeros_like(ratios), torch.zeros_like(ratios[0])
     next_value = values[-1]
@@ -248,7 +250,7 @@ def advantage(args, storage, rewards, mean, values, bootstraps, ratios):
         delta = rho * (relative + args.gamma * (not_done * next_value + bootstraps[t]) - values[t])
         current_advantage = delta + args.gamma * args.gae_lambda * c * not_done * next_advantage
         advantages[t] = torch.where(valid, current_advantage, 0.0)
-        # An invalid step passes on what comes after it, unchanged.
+        # Skip a step in which the agent is inactive: carry the next step's numbers back.
         next_advantage = torch.where(valid, current_advantage, not_done * next_advantage)
         next_value = torch.where(valid, values[t], not_done * next_value)
         has_next_value = torch.where(valid, 1.0, not_done * has_next_value)
@@ -291,14 +293,14 @@ def squash_constants(space):
     start + scale * u, where start is the value within the bounds that is nearest to 0.
     """
     if not hasattr(space, "low"):
-        raise SystemExit(f"--squash = True: a tanh is for continuous actions, not {space}. Leave "
-                         "it out.")
+        raise SystemExit(f"--squash: needs a continuous (Box) action space, not {space}. Remove "
+                         "--squash.")
     low, high = (torch.from_numpy(x.ravel()).double() for x in (space.low, space.high))
     half, start = (high - low) / 2, torch.zeros_like(low).clamp(low, high)
     between = (half > 0) & (half <= 1e9)  # a larger range counts as unbounded
     if not between.any() and not start.any():
-        raise SystemExit(f"--squash = True: no dimension of {space} has finite bounds. Leave it "
-                         "out.")
+        raise SystemExit(f"--squash: no dimension of {space} has finite bounds. Remove "
+                         "--squash.")
     scale = torch.where(between, half, start.abs().clamp(min=1))
     return torch.stack([torch.where(between, low + half, start), torch.where(between, half, -scale),
                         scale.log()]).float()
@@ -345,8 +347,8 @@ NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, 
 def muon(args, policy, momenta, learning_rate):
     """Update by one step of Muon (Jordan et al. 2024); return the gradients' norm.
 
-    A matrix moves by its Nesterov momentum with all singular values taken to about 1, a vector by
-    its plain Nesterov momentum. The norm is that before clipping.
+    The Nesterov momentum of a matrix is orthogonalized by Newton-Schulz, that of a vector is used
+    as it is. The norm is that before clipping.
     """
     norm = nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
     if not norm.isfinite():
@@ -372,10 +374,10 @@ def muon(args, policy, momenta, learning_rate):
 
 
 def value_offset(mean):
-    """Return the offset that values are relative to.
+    """Return mean - clip(mean, -10, 10); the network predicts values minus this offset.
 
-    It is the part of the mean value target beyond ten standard deviations of the return (the shift
-    of PopArt, van Hasselt et al. 2016).
+    mean: of the value targets, in standard deviations of the return. It is the shift of PopArt
+    (van Hasselt et al. 2016).
     """
     return (mean - mean.clamp(-10, 10)).float()
 
@@ -398,8 +400,8 @@ def learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, pro
         advantages = advantage(args, storage, rewards, mean, data.values, data.bootstraps, ratios)
         priorities = (advantages.abs() * valid).double().sum(0) ** args.prio_alpha + 1e-6
         priorities = torch.where(valid.any(0), priorities, 0.0)
-        # One segment from each of M equal strata of the priorities, so that a pass meets nearly
-        # all of them; weights = (N * priorities[index] / priorities.sum())^-beta.
+        # Stratified sampling: one segment from each of M equal parts of the cumulated
+        # priorities; weights = (N * priorities[index] / priorities.sum())^-beta.
         kernels.draw_segments(priorities, scratch, index, weights, seed=args.seed,
                               counter=(epoch, minibatch), beta=beta)
         batch = SimpleNamespace(
@@ -417,7 +419,7 @@ def learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, pro
         means = {key: means.get(key, 0.0) + (x.item() - means.get(key, 0.0)) * n / (steps + n)
                  for key, x in losses.items()}
         steps += n
-    if count:  # the spread of the last minibatch's advantages: how much there was to gain
+    if count:  # scales target_kl in train
         means["advantage_std"] = batch.advantages[batch.valid != 0].std(correction=0).item()
     return means | {"learning_rate": learning_rate}
 
@@ -472,15 +474,15 @@ def train(args, envs, policy=None):
         count, progress = int(updates_owed + 1e-9), min(1.0, epoch * T * N / args.total_timesteps)
         updates_owed -= count  # the fraction of an update that is left waits for the next epoch
         schedule = 0.5 * (1 + math.cos(math.pi * progress))
-        # Until its end is near, the schedule is multiplied by a factor that aims at target_kl.
+        # While the schedule is above 0.05, rate_factor steers approx_kl towards target_kl.
         if args.target_kl is not None and "approx_kl" in losses and schedule > 0.05:
             target = args.target_kl
             # Small advantages are mostly noise, and Muon's steps do not shrink with the gradient.
-            # Above four times the setting, the policy unlearns what a few decisive steps taught.
             if args.norm_reward:
                 target *= min(1.0, losses["advantage_std"] / 0.2)
             step = math.sqrt(target / max(losses["approx_kl"], 1e-12))
             rate_factor = max(0.1, rate_factor * min(1.2, max(0.5, step)))
+            # Rates above 4 * learning_rate make the policy unlearn rare decisive steps.
             rate_factor = min(10.0, 4.0 / schedule, rate_factor)
         losses = learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, progress,
                        args.learning_rate * rate_factor * schedule)

@@ -110,12 +110,16 @@ class PuffeRL:
 
     config: the train section as a dict; missing keys have their defaults. It may also have "env"
     (the environment's name), "data_dir" (None: no files), "run_id" and "settings" (all sections,
-    which are saved with the run). vecenv: from make or load_env, or one PufferEnv. policy: a
-    network as in the docstring of models.py. logger: as loggers.NoLogger. The short form takes
-    keywords instead of a configuration; batch_size then sets the horizon:
+    which are saved with the run). vecenv (or env): from make or load_env, or one PufferEnv. policy:
+    a module that maps observations to (logits, value), see models.py. logger: an object with the
+    methods of loggers.NoLogger. Settings may be keywords; batch_size then sets the horizon:
 
         PuffeRL(vecenv, policy, logger=logger, learning_rate=0.01,
                 batch_size=128 * vecenv.num_agents)
+
+    Attributes: engine runs the network forward and backward; buffers holds the rollout's and the
+    minibatch's tensors; arena is the one memory block behind all tensors; ranks are the processes
+    that train together.
 
     Properties: global_step, epoch, total_epochs, sps, uptime, and learning_rate, which overrides
     the schedule if you assign it. Under torchrun every rank makes a trainer with its own
@@ -180,7 +184,7 @@ class PuffeRL:
             c["bonus"], vecenv.driver_env, self.num_agents, self.buffers.torch_device)
 
     def _allocate(self, engine, reason, first_agent):
-        """Make the engine and all long-lived tensors, in one arena (docs/design.md)."""
+        """Make the engine, the optimizer and all long-lived tensors, in one arena."""
         c = self.config
         minibatches = math.ceil(c["replay_ratio"] * self.batch_size / c["minibatch_size"]) + 1
         self.buffers = engine.Buffers(self.policy, self.vecenv, c, self.segments, first_agent)
@@ -204,7 +208,10 @@ class PuffeRL:
         self._use_engine(reason)
 
     def _use_engine(self, reason):
-        """Capture an epoch's functions; print why the engine is not the hand-written one."""
+        """Capture an epoch's functions as CUDA graphs; print why autograd runs the network.
+
+        On a CPU nothing is captured.
+        """
         self.args["engine"] = {"name": self.engine.name, "why": reason}
         if reason and self.ranks.rank == 0:
             text = f"engine: {self.engine.name}, because {reason}"
@@ -223,10 +230,10 @@ class PuffeRL:
             setattr(self, name, capture(function) if name in captured else function)
 
     def _check_engine(self, has_loaded=False):
-        """Follow changes of the network: frozen parameters, edits, loaded weights.
+        """Detect frozen parameters, replaced modules or methods, and loaded weights.
 
-        If the hand-written engine no longer implements the network, one for any network replaces
-        it. Raises RuntimeError if a parameter was added after the trainer was made.
+        If the network is no longer what fast/ implements, the engine for any network replaces the
+        fast one. Raises RuntimeError if a parameter was added after the trainer was made.
         """
         frozen = []
         for name, parameter in self.policy.named_parameters():
@@ -254,10 +261,10 @@ class PuffeRL:
     # -- an epoch ----------------------------------------------------------------------------------
 
     def evaluate(self):
-        """Roll out `horizon` steps of all agents, by the engine's `rollout`.
+        """Collect a rollout of `horizon` steps of all agents with `engine.rollout`.
 
-        Returns the environments' means over the episodes since the last log entry. `train` learns
-        from the last rollout only; the steps of others do not count.
+        Returns the environments' means over the episodes since the last log entry. After several
+        calls, `train` uses and counts the last rollout only.
         """
         if self._is_closed:
             raise RuntimeError("evaluate(): this trainer is closed. Make another one; its "
@@ -279,7 +286,7 @@ class PuffeRL:
         return dict(statistics.environment)
 
     def train(self):
-        """Learn from the last rollout: replay_ratio · batch_size steps, by `_minibatch_step`.
+        """Update the network on the last rollout: replay_ratio · batch_size steps in minibatches.
 
         Returns means over the valid steps of these minibatches: policy_loss, value_loss, entropy,
         approx_kl, clipfrac, explained_variance, old_approx_kl, importance, grad_norm,
@@ -341,13 +348,13 @@ class PuffeRL:
             [numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
         buffers.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
         buffers.rate.fill_(self._used_lr)
-        buffers.counter.copy_(torch.tensor([self.epoch, 0]))  # counts the random numbers of draws
+        buffers.counter.copy_(torch.tensor([self.epoch, 0]))  # for draws
         buffers.found_inf.zero_()
         buffers.ratios.fill_(1.0)
         buffers.sums.zero_()
 
     def _scale_rewards(self):
-        """Divide the rewards by the deviation of the discounted return, and add the bonus.
+        """Divide rewards by the discounted return's standard deviation; add train.bonus.
 
         The deviation includes this rollout; otherwise the first reward after many zeros would be
         divided by almost 0.
@@ -422,12 +429,12 @@ class PuffeRL:
                                   buffers.moments)
 
     def _compute_gradients(self):
-        """Compute the gradients of the minibatch's loss, by the engine's `backward`."""
+        """Compute the gradients of the minibatch's loss with `engine.backward`."""
         kernels.normalisation(self.buffers.moments, self.buffers.settings)
         self.engine.backward()
 
     def _step_optimizer(self):
-        """Step the optimizer; once a gradient's norm was not finite, steps change nothing."""
+        """Step the optimizer; after a gradient that is not finite, steps change nothing."""
         buffers = self.buffers
         norm = torch.as_tensor(self.optimizer.step(buffers.rate, buffers.found_inf),
                                dtype=torch.float64)
@@ -540,7 +547,7 @@ class PuffeRL:
 
     @property
     def storage(self):
-        """Return what the policy reads and does, {name: (T or T + 1, N, ...)}."""
+        """Return the rollout's arrays, {name: (T or T + 1, N, ...)}: observations, actions, ..."""
         return self.buffers.storage
 
     @property
@@ -557,7 +564,7 @@ class PuffeRL:
     def _count_outside(self):
         """Return how many observations in a sample are outside of the declared space.
 
-        Each rollout has another sample. With train.norm_obs twice the bounds are allowed.
+        The sample changes with each log entry. With train.norm_obs, twice the bounds are allowed.
         """
         T, N, size = self.horizon, self.num_agents, math.prod(self._layout.shape)
         strides = max(1, T // 4), min(N, max(1, 4 * N * size // diagnostics.SAMPLE))
@@ -572,7 +579,7 @@ class PuffeRL:
         return count
 
     def _check_command(self):
-        """Return the cause of a bad number from the environment, and what finds it."""
+        """Return advice on a number that is not finite, with the command that finds its origin."""
         name, library = self.config["env"], getattr(self.vecenv, "library", None)
         if library is not None and library.header.parent.parent != ocean.FOLDER:
             name = str(library.header)
@@ -585,7 +592,7 @@ class PuffeRL:
         return f"the environment writes it. To find where: python -m ocean {shlex.join(options)}"
 
     def _find_nan(self):
-        """Return (how early, description) of this epoch's first number that is not finite."""
+        """Return (order, description) of this epoch's first number that is not finite."""
         s, buffers, environment = self.buffers.storage, self.buffers, self._check_command()
         low, loss = "lower train.learning_rate", named(self.config["loss"] or "")
         inactive, masked = s["valid"][: self.horizon] == 0, None  # these numbers are never used
@@ -597,9 +604,9 @@ class PuffeRL:
         rollout = (
             ("observations", s["observations"], environment),
             ("logprobs", masked,
-             "the action mask forbids every choice of a head: leave one, or set valid to 0"),
+             "the action mask forbids every choice of a head: allow one, or set valid to 0"),
             ("logprobs", logprobs, "the network's outputs overflow, or are -inf for every choice "
-             f"of a head: leave one, or {low}"),
+             f"of a head: allow one, or {low}"),
             ("values", buffers.values, f"the network's outputs overflow; {low}"),
             ("rewards", s["rewards"].masked_fill(inactive, 0.0), environment))
         update = (
@@ -641,7 +648,7 @@ class PuffeRL:
     # -- logs and checkpoints ----------------------------------------------------------------------
 
     def mean_and_log(self):
-        """Log and return the means since the last entry; without new steps, that entry."""
+        """Log and return the means since the last entry; return that entry without new steps."""
         time_before, step = self._last_log
         if self.global_step == step:
             return self.statistics.entry
@@ -725,7 +732,7 @@ class PuffeRL:
         return saved["metadata"]
 
     def close(self):
-        """Save, log what is left and release; return the model's path, if there is one.
+        """Save a checkpoint, write the last entry and release; return the model's path or ''.
 
         Raises ConfigError if the checkpoint cannot be written.
         """
