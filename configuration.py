@@ -630,6 +630,8 @@ def read_settings(folder):
         for name, kind in {"env_name": str, **dict.fromkeys(sections, dict), **RUN_FACTS}.items():
             if not isinstance(saved.get(name, kind()), kind):
                 raise TypeError(f"{name} is a {type(saved[name]).__name__}")
+        if not isinstance(saved.get("train", {}).get("total_timesteps", 0), int | float):
+            raise TypeError("train.total_timesteps is not a number")
         return {"turn": 0, "launch": [], **{name: {} for name in sections}, **saved,
                 "env_name": saved["env_name"]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -763,6 +765,8 @@ def load_config(env_name, argv=()):
         train["horizon"] = "auto"  # batch_size gives it
     args = {"config_name": env_name, **values.pop("base"), **values}
     args["auto"] = auto.choose_copies(maker, args["env"], args["vec"], train["total_timesteps"])
+    if any(train[name] not in (None, "auto") for name in SIZES):
+        train |= replace_sizes(train, count_agents(args))
     for name in sorted(names & unused(args).keys()):
         raise ConfigError(f"--{name.replace('_', '-')} would change nothing: {unused(args)[name]} "
                           "does not use it. Leave it out.")
@@ -865,6 +869,21 @@ def train_settings(config):
             raise ConfigError(f"train.{name}: it is {full_name(section, key)} now.")
         settings[key] = value
     return settings
+
+
+def count_agents(args):
+    """Return the agents of all ranks that the vec and env sections describe."""
+    import data_parallel
+
+    vec, ranks = args["vec"], args["train"]["gpus"]
+    if data_parallel.started():
+        ranks = data_parallel.connect().count
+    if vec["total_agents"] is not None:
+        return vec["total_agents"] * ranks
+    maker = load_maker(args["env_name"])
+    with environments.sample(maker, args["env"]) as probe:
+        agents = emulation.slots(probe) * ranks
+    return vec["num_envs"] * environments.split_copies(maker, args["env"])[0] * agents
 
 
 def replace_sizes(train, agents):

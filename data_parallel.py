@@ -161,9 +161,11 @@ class Ranks:
                 result = function()
             except (Exception, SystemExit) as problem:
                 error = problem
-        error, result = self.share((error, result))
-        if error is not None:
-            error.elsewhere = self.rank > 0
+        info, result = self.share((error and (type(error), error.args), result))
+        if info is not None:
+            if self.rank > 0:
+                error = info[0](*info[1])  # attributes may not pickle
+                error.elsewhere = True
             raise error
         return result
 

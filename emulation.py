@@ -263,11 +263,8 @@ def within(env):
 
 
 def episode_info(info, episode_return, episode_length):
-    """Add the episode's return and length to the info of its last step.
-
-    A GymnasiumPufferEnv within other wrappers has added the return of its rewards.
-    """
-    info = {"episode_return": episode_return, **info, "episode_length": episode_length}
+    """Add the episode's return and length to the info of its last step."""
+    info = {**info, "episode_return": episode_return, "episode_length": episode_length}
     # RecordEpisodeStatistics may be below a wrapper that changes rewards.
     if isinstance(info.get("episode"), dict) and "r" in info["episode"]:
         info["episode_return"] = float(np.ravel(info["episode"]["r"])[0])
@@ -380,6 +377,8 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
         self.observation_space = self.single_observation_space
         self.action_space = self.single_action_space
         self._episode_return, self._episode_length = 0.0, 0
+        # one within other wrappers knows the return before they change rewards
+        self._has_inner = any(isinstance(one, GymnasiumPufferEnv) for one in within(self.env))
         self._mask_method = (self.env.get_wrapper_attr("action_masks")
                              if self.env.has_wrapper_attr("action_masks") else None)
 
@@ -410,7 +409,8 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
         self._episode_return += reward
         self._episode_length += 1
         if terminated or truncated:
-            info = episode_info(info, self._episode_return, self._episode_length)
+            total = info["episode_return"] if self._has_inner else self._episode_return
+            info = episode_info(info, total, self._episode_length)
         return observation, self.reward_scale * reward, terminated, truncated, info
 
     def _write(self, view, observation, info):
@@ -488,7 +488,7 @@ class SyncStepper:
     """
 
     METHODS = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write", "_mask")
-    DIGEST = "eafb8e6e9822e7e2"
+    DIGEST = "6638e32d795cbc01"
 
     @classmethod
     def of(cls, envs, numbers, rows):
@@ -497,7 +497,7 @@ class SyncStepper:
         Returns None if one is not a plain GymnasiumPufferEnv or was edited. numbers: of the
         environments, for infos; rows: each row that `step` takes, with the arrays of the views.
         """
-        if not all(type(env) is GymnasiumPufferEnv and not env._unchecked
+        if not all(type(env) is GymnasiumPufferEnv and not env._unchecked and not env._has_inner
                    and not vars(env).keys() & set(cls.METHODS) for env in envs):
             return None
         if cls.digest() != cls.DIGEST:

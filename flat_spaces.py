@@ -509,7 +509,8 @@ def numeric_scalars(info, prefix=""):
             numbers |= numeric_scalars(value, f"{prefix}{key}/")
         if isinstance(value, np.ndarray) and value.size == 1:
             value = value.item()
-        if isinstance(value, NUMBERS) and math.isfinite(value):
+        is_number = isinstance(value, NUMBERS) and not isinstance(value, np.timedelta64)
+        if is_number and math.isfinite(value):
             numbers[f"{prefix}{key}"] = float(value)
     return numbers
 

@@ -160,7 +160,10 @@ def squash(policy, space):
     the bounds, half of their distance and its logarithm, or start, -scale and the logarithm of
     scale. Returns the policy. Raises NetworkError if no number would change.
     """
-    low, high = map(torch.from_numpy, action_bounds(space) or np.zeros((2, 0)))
+    if not isinstance(space, gymnasium.spaces.Box):
+        raise NetworkError(f"policy.squash = tanh: the actions are not a Box, but {space}. Set "
+                           "it to none.")
+    low, high = map(torch.from_numpy, action_bounds(space))
     half, start = (high - low) / 2, torch.zeros_like(low).clamp(low, high)
     is_bounded = half.isfinite() & (half > 0)
     if not is_bounded.any() and not start.any():
@@ -1074,6 +1077,9 @@ class MinGRUWrapper(_RecurrentWrapper):
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
+        if self.input_size != self.hidden_size:
+            raise NetworkError(f"rnn.input_size = {self.input_size}: MinGRU's highway needs "
+                               f"rnn.hidden_size = {self.hidden_size}. Give one of the two.")
         self.rnn = MinGRU(self.hidden_size, self.num_layers)
 
     def scan(self, x, memory, resets, valid):

@@ -243,7 +243,7 @@ class Interrupts:
     def _handle(self, number, frame):
         if number == signal.SIGHUP:  # another one must not interrupt the last checkpoint
             signal.signal(number, signal.SIG_IGN)
-            self._handlers.pop(number)
+            self._handlers.pop(number, None)  # two may come at once
         elif self.requested:
             raise KeyboardInterrupt
         if not self.requested and not self.is_silent:

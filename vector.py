@@ -173,7 +173,7 @@ class Vector(contextlib.AbstractContextManager):
             yield
             is_inside = t + 1 < horizon
         finally:
-            if not is_inside:
+            if horizon > 1 and not is_inside:
                 faulthandler.cancel_dump_traceback_later()
 
     def set_first_env(self, first_env):
@@ -658,6 +658,7 @@ class Emulated(Vector):
         self._results = {}  # {(kind, worker): of its last command}
         self._attributes = {}  # those of set_attr, for workers that begin later
         self._received = self._next_seed = None
+        self._is_starting = False
         self._episodes = EpisodeLog(counts=not isinstance(env, emulation.WRAPPERS))
 
     @property
@@ -687,10 +688,12 @@ class Emulated(Vector):
         """Make the arrays of `horizon` steps and begin the first episodes."""
         self._stop()
         self._busy.clear()
+        self._is_starting = True
         self._start(horizon)
         for name, value in self._attributes.items():
             self._ask(name, value, None)
         self.restart(self.seed)
+        self._is_starting = False
         self.begin()
         self._next_seed = self.seed
         return self.storage
@@ -745,8 +748,8 @@ class Emulated(Vector):
         if now < self._next_check:
             return
         self._next_check = now + 0.5
-        for worker, (start, kind) in self._busy.items():
-            seconds = self.timeout if kind == workers.STEP else max(self.timeout, STARTUP)
+        for worker, (start, _) in self._busy.items():
+            seconds = max(self.timeout, STARTUP) if self._is_starting else self.timeout
             if now - start > seconds:
                 self._fail(worker, f"has not answered for {seconds:.0f} s (vec.timeout)",
                            self._locate(worker))
@@ -882,6 +885,11 @@ class Emulated(Vector):
             self._stop()
         self._busy.clear()
 
+    def __del__(self):
+        if self._driver is not None and not self.closed:
+            with contextlib.suppress(Exception):
+                self.close()
+
 
 class EpisodeLog:
     """Sums over the episodes that ended, of each environment.
@@ -922,7 +930,6 @@ class EpisodeLog:
             if means:
                 means["n"], self._ends = max(means["n"], self._ends), 0
         return means
-
 
 class Serial(Emulated):
     """Environments in Python, one after the other in this process; see `make`."""

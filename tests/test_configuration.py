@@ -110,6 +110,7 @@ def test_a_command_line_gives_settings(files, env, options, expected):
 def test_sizes_of_other_trainers_become_those_of_this_one(env, options, horizon, steps):
     args = load_config(env, [*options.split(), "--vec.total-agents=128", "--data-dir=none",
                              "--train.minibatch-size=auto"])
+    assert (args["train"]["horizon"], args["train"]["total_timesteps"]) == (horizon, steps)
     trainer, _ = pufferl.make_trainer(env, args)
     assert (trainer.horizon, trainer.config["total_timesteps"]) == (horizon, steps)
     trainer.release()

@@ -1,6 +1,7 @@
 """Backends of vectors: each has its environments' episodes, and the same log."""
 
 import functools
+import gc
 import re
 import sys
 import time
@@ -695,3 +696,28 @@ def test_an_attribute_env_may_be_no_wrapper(back):
                 self.env.env = self
 
     vector.make(lambda **_: Keeps(back), num_envs=2, backend="serial").close()
+
+
+class Claims(Steps):
+    """It reports a return of its own, and counts what closes it."""
+
+    closed = 0
+
+    def step(self, action):
+        *results, info = super().step(action)
+        return *results, {**info, "episode_return": -7.0}
+
+    def close(self):
+        Claims.closed += 1
+
+
+def test_a_vector_that_is_forgotten_closes_its_environments():
+    """Its log has the return of the rewards, whatever an info says."""
+    vecenv = vector.make(Claims, num_envs=2, backend="serial")
+    vecenv.reset()
+    for _ in range(20):
+        vecenv.step(np.zeros(2, int))
+    assert vecenv.log()["episode_return"] >= 0
+    del vecenv
+    gc.collect()
+    assert Claims.closed == 2

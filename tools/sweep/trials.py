@@ -393,6 +393,8 @@ class RayPool:
             claim = self.running.pop(ref)
             try:
                 outcomes.append((claim, self.ray.get(ref)))
+            except self.ray.exceptions.RayTaskError:
+                raise  # an error of run_trial itself, and not a lost node
             except self.ray.exceptions.RayError as error:
                 outcomes.append((claim, {"status": "lost", "error": str(error).splitlines()[0]}))
         return outcomes
