@@ -1,7 +1,7 @@
 """Update weights: the optimizer Muon (Jordan et al. 2024), and torch's optimizers.
 
     optimizer = Muon(arena)               # after arena.adopt(policy), before arena.allocate
-    norm = optimizer.step(learning_rate)  # returns the gradient norm before clipping
+    norm = optimizer.step(learning_rate)  # the gradient norm before clipping; found_inf: see step
 
 Muon is momentum on the arena's flat gradients, each matrix of the update orthogonalised by
 Newton-Schulz steps. On a CPU one call orthogonalises all matrices but large ones, which torch's

@@ -801,7 +801,7 @@ def choose_engine(policy, vecenv, config):
               or next((text for is_true, text in conditions if is_true), None))
     if reason is None and verify.digest() not in (verify.DIGEST, None):
         reason = ("models.py or engines.py was edited, and fast/ reimplements it "
-                  "(fast/verify.py says how to have both)")
+                  "(fast/verify.py says how to keep the fast engine)")
     if reason is None:
         try:
             engine = getattr(importlib.import_module(f"fast.{fast}"), module)

@@ -205,14 +205,13 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #      written in each epoch before they are read.
 #   4. Sizes and buffers that were measured for a machine are in config.json and are taken from
 #      there. The engine is chosen again; if it is another one, a line says so.
-#   5. restore checks all but the optimizer's state (which is checked as it is loaded) before it
-#      changes anything. It restores the optimizer, then environments, then the model, then the
-#      tensors (Muon's momentum among them): environments that begin new episodes would overwrite
-#      the recurrent state.
+#   5. restore checks everything but the state of a torch optimizer before it changes anything. It
+#      restores that optimizer, then environments, then the model, then the tensors (Muon's momentum
+#      among them): environments that begin new episodes would overwrite the recurrent state.
 #   6. torch's generator on the CPU is saved for networks that draw from it (dropout). A GPU's is
 #      not.
-#   7. An entry is logged before the checkpoint of its epoch, so that a resume lacks none
-#      (PuffeRL._end_epoch).
+#   7. PuffeRL._end_epoch counts the epoch, adapts the rate and logs before it saves a checkpoint, so
+#      that a resume has all three.
 # The whole list is tested by test_every_kind_of_run_resumes_bit_for_bit in tests/test_pufferl.py.
 
 

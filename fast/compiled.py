@@ -706,7 +706,7 @@ class Compiled:
         self.learner_arguments = list(
             map(self._make_learner_arguments, range(self.num_learners)))
 
-    # -- the engine's four methods
+    # -- the methods of an engine
 
     def rollout(self, number):
         """Roll out all agents for `horizon` steps; return the seconds in environments.

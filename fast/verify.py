@@ -8,7 +8,8 @@ classes in `NETWORKS`. Three checks let them run:
     find_edit   in each epoch: no module has a hook, a parametrization or a replaced method
 
 tests/test_engines.py compares them on many more. After an edit of a method in `REIMPLEMENTED`, make
-it in both engines, run the tests, and write the digest that they print.
+it in both engines too, run the tests, and write the digest that they print. The edited network then
+keeps its fast engine.
 """
 
 import torch
@@ -47,7 +48,7 @@ def digest():
 def find_edit(policy, engine, modules=None):
     """Return what in a policy's objects an engine does not implement; None if nothing.
 
-    Edited source is for `digest`. engine: "compiled" or "fused". modules:
+    It sees classes, hooks and replaced methods; `digest` sees edited source. engine: "compiled" or "fused". modules:
     list(policy.named_modules()) of the engine.
     """
     is_wrapped = type(policy) is models.Normalized
