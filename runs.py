@@ -210,8 +210,8 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #      among them): environments that begin new episodes would overwrite the recurrent state.
 #   6. torch's generator on the CPU is saved for networks that draw from it (dropout). A GPU's is
 #      not.
-#   7. PuffeRL._end_epoch counts the epoch, adapts the rate and logs before it saves a checkpoint, so
-#      that a resume has all three.
+#   7. PuffeRL._end_epoch counts the epoch, adapts the rate and logs before it saves a checkpoint,
+#      so that a resume has all three.
 # The whole list is tested by test_every_kind_of_run_resumes_bit_for_bit in tests/test_pufferl.py.
 
 

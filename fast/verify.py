@@ -48,8 +48,8 @@ def digest():
 def find_edit(policy, engine, modules=None):
     """Return what in a policy's objects an engine does not implement; None if nothing.
 
-    It sees classes, hooks and replaced methods; `digest` sees edited source. engine: "compiled" or "fused". modules:
-    list(policy.named_modules()) of the engine.
+    It sees classes, hooks and replaced methods; `digest` sees edited source. engine: "compiled" or
+    "fused". modules: list(policy.named_modules()) of the engine.
     """
     is_wrapped = type(policy) is models.Normalized
     kind = type(policy.policy if is_wrapped else policy)
