@@ -221,11 +221,11 @@ class PuffeRL:
         self._compute_all_advantages = capture(self._compute_advantages)
         # With several ranks each piece is captured, because ranks sum gradients in between. A
         # custom optimizer may synchronize with the GPU, which a CUDA graph cannot.
-        pieces = {"_sample_segments", "_compute_gradients", "_step_optimizer", "_write_back"}
-        captured = pieces - {"_step_optimizer"} if is_custom else pieces
+        pieces = "_sample_segments", "_compute_gradients", "_step_optimizer", "_write_back"
+        captured = {*pieces} - {"_step_optimizer"} if is_custom else pieces
         if self.engine.whole_minibatches and self.ranks.count == 1 and not is_custom:
             captured = {"_minibatch_step"}
-        for name in ("_minibatch_step", *pieces):
+        for name in ("_minibatch_step", *pieces):  # captured in this order
             function = getattr(type(self), name).__get__(self)
             setattr(self, name, capture(function) if name in captured else function)
 
