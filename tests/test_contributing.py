@@ -225,7 +225,7 @@ class VectorEntryPoint(''')
         with vector.make("gym/CartPole-v1", 2, "counted") as envs:
             envs.reset()
             envs.step(envs.single_action_space.sample() * 0 + [0, 0])
-            assert isinstance(envs, vector.Counted) and envs.steps == 2
+            assert isinstance(envs, vector.Counted) and envs.steps == 3  # two resets
     """)
     _, entry = project.train("--vec.backend", "counted", "--vec.num-envs", 4,
                              "--train.minibatch-size", 128, env="gym/CartPole-v1")

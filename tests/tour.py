@@ -74,7 +74,7 @@ def missing(seen, printed):
     printed = printed.replace(sys.executable, "python").splitlines()
     for line in seen.splitlines():
         parts, at = [], 0
-        line = re.sub("│.*", "│...", line)  # a row of a plot
+        line = re.sub("[▁-█]+", "...", line)  # a curve
         for match in NUMBER.finditer(line):
             what = match[0]
             general = (r"\s+" if what.isspace() else ".*" if what == "..." else
