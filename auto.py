@@ -148,7 +148,7 @@ def choose_horizon(train, facts):
 
 
 def choose_replay_ratio(facts):
-    """Return (replay_ratio, reason): more for few steps, or if learning from one costs little."""
+    """Return (replay_ratio, reason): more for few steps, or if learning is cheap."""
     few = FEW_STEPS / facts.steps
     if facts.learn_seconds is None:
         most = max(few, 2 if facts.native else 4)

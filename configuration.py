@@ -659,7 +659,7 @@ def load_maker(name):
 
 
 def make_section(base, settings, helps, owner):
-    """Make a section's dataclass: `base` and the settings of an owner, {name: default}."""
+    """Make a section's dataclass: `base` and an owner's settings, {name: default}."""
     fields = [(key, type(value), field(default=value, metadata={"owner": owner}))
               for key, value in settings.items()]
     section = dataclasses.make_dataclass(base.__name__, fields, bases=(base,))
@@ -887,7 +887,7 @@ def count_agents(args):
 
 
 def replace_sizes(train, agents):
-    """Return a train section with batch_size and num_iterations as horizon and total_timesteps.
+    """Replace batch_size by horizon, and num_iterations by total_timesteps.
 
     agents: of all ranks. Raises ConfigError if the sizes do not fit together.
     """

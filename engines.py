@@ -724,7 +724,7 @@ class Autograd:
         return 1
 
     def _set_learners(self, count):
-        """Set how many threads learn, and how many steps each passes to the network at once.
+        """Set how many threads learn, and how many steps each takes at once.
 
         These are train.max_minibatch_size, or without it equal parts of a learner's share that fit
         a cache, or all of a minibatch that is not divided.

@@ -85,7 +85,7 @@ def _leaf(space):
 
 
 def _bounds(arrays):
-    """Return the low and high of each number of several leaves, which `_leaf` returned."""
+    """Return the low and high of each number of several leaves (of `_leaf`)."""
     return [np.concatenate([np.broadcast_to(array[i], array[1]).ravel() for array in arrays])
             for i in (2, 3)]
 

@@ -681,7 +681,7 @@ class _SummedLinear(nn.Module):
 
 
 class _OneHot(nn.Module):
-    """The one-hot vectors of a Discrete's or MultiDiscrete's values (B, n), side by side."""
+    """The one-hot vectors of Discrete or MultiDiscrete values (B, n), side by side."""
 
     def __init__(self, space):
         super().__init__()
@@ -788,7 +788,7 @@ class MultiInputPolicy(nn.Module):
 
 
 class Impala(MultiInputPolicy):
-    """`MultiInputPolicy` with IMPALA's residual network for images (Espeholt et al. 2018).
+    """`MultiInputPolicy` with IMPALA's residual network (Espeholt et al. 2018).
 
     For each number of `channels` a convolution, a max-pooling that halves the sides, and two
     residual blocks. It costs several times as much as the plain convolutions and reads varied

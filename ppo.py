@@ -374,7 +374,7 @@ def muon(args, policy, momenta, learning_rate):
 
 
 def value_offset(mean):
-    """Return mean - clip(mean, -10, 10); the network predicts values minus this offset.
+    """Return mean - clip(mean, -10, 10), which the network's values leave out.
 
     mean: of the value targets, in standard deviations of the return. It is the shift of PopArt
     (van Hasselt et al. 2016).

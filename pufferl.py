@@ -208,7 +208,7 @@ class PuffeRL:
         self._use_engine(reason)
 
     def _use_engine(self, reason):
-        """Capture an epoch's functions as CUDA graphs; print why autograd runs the network.
+        """Capture CUDA graphs of an epoch; print why autograd runs the network.
 
         On a CPU nothing is captured.
         """
@@ -286,7 +286,7 @@ class PuffeRL:
         return dict(statistics.environment)
 
     def train(self):
-        """Update the network on the last rollout: replay_ratio · batch_size steps in minibatches.
+        """Update the network on replay_ratio · batch_size steps of the last rollout.
 
         Returns means over the valid steps of these minibatches: policy_loss, value_loss, entropy,
         approx_kl, clipfrac, explained_variance, old_approx_kl, importance, grad_norm,
@@ -547,7 +547,7 @@ class PuffeRL:
 
     @property
     def storage(self):
-        """Return the rollout's arrays, {name: (T or T + 1, N, ...)}: observations, actions, ..."""
+        """Return the rollout's arrays, {name: (T or T + 1, N, ...)}."""
         return self.buffers.storage
 
     @property
@@ -579,7 +579,7 @@ class PuffeRL:
         return count
 
     def _check_command(self):
-        """Return advice on a number that is not finite, with the command that finds its origin."""
+        """Return advice on a number that is not finite, with a command that finds it."""
         name, library = self.config["env"], getattr(self.vecenv, "library", None)
         if library is not None and library.header.parent.parent != ocean.FOLDER:
             name = str(library.header)
@@ -648,7 +648,7 @@ class PuffeRL:
     # -- logs and checkpoints ----------------------------------------------------------------------
 
     def mean_and_log(self):
-        """Log and return the means since the last entry; return that entry without new steps."""
+        """Log the means since the last entry and return them (or that entry)."""
         time_before, step = self._last_log
         if self.global_step == step:
             return self.statistics.entry
@@ -732,7 +732,7 @@ class PuffeRL:
         return saved["metadata"]
 
     def close(self):
-        """Save a checkpoint, write the last entry and release; return the model's path or ''.
+        """Save a checkpoint, log, release; return the model's path or ''.
 
         Raises ConfigError if the checkpoint cannot be written.
         """

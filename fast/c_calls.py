@@ -1,4 +1,4 @@
-"""Call C functions from compiled code: steps of environments, launches of CUDA graphs."""
+"""Call C functions from compiled code: environment steps, CUDA graph launches."""
 
 from llvmlite import ir
 from numba import types

@@ -784,7 +784,7 @@ class Compiled:
         return _layers(None if state is None else state[:, agents])
 
     def _distribution(self, *rows):
-        """Return heads, log_std (*rows, A) and squash of actions, as the arguments of kernels."""
+        """Return heads, log_std (*rows, A) and squash, as the arguments of kernels."""
         log_std = self.log_std
         if log_std is not None:
             log_std = expand_log_std(log_std, (*rows, len(log_std)))

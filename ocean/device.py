@@ -136,7 +136,7 @@ def _find(name, path):
 
 
 class Kernels:
-    """An environment's kernels on the current GPU. Raises EnvError if it is not valid C++."""
+    """An environment's kernels on the current GPU. Raises EnvError for invalid C++."""
 
     def __init__(self, library):
         import cupy

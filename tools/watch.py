@@ -511,7 +511,7 @@ def show_in_window(view):
 
 
 def half_blocks(picture, caption, size):
-    """Return a picture for rich, two pixels a character: its colour above its background.
+    """Return a picture for rich: a character is two pixels, one above the other.
 
     size: (width, height) of the terminal, in characters.
     """
