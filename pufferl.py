@@ -276,9 +276,7 @@ class PuffeRL:
         seconds = self.engine.rollout(self._rollouts)
         statistics.seconds["environment"] += seconds
         statistics.seconds["policy"] += clock() - start - seconds
-        log = self.vecenv.log()
-        if self.ranks.count > 1:
-            log = self.ranks.merge_log(log)
+        log = self.ranks.merge_log(self.vecenv.log())
         statistics.returns = buffers.return_range(*statistics.returns)
         statistics.add_episodes(log, self.policy)
         self._rollouts += 1  # counts the random numbers of actions, so an exact resume needs it
@@ -311,11 +309,9 @@ class PuffeRL:
     def _minibatch_step(self):
         """Update the weights once; several ranks add up their moments and gradients."""
         self._sample_segments()
-        if self.ranks.count > 1:
-            self.ranks.sum(self.buffers.moments)
+        self.ranks.sum(self.buffers.moments)
         self._compute_gradients()
-        if self.ranks.count > 1:
-            self.ranks.sum(self.buffers.gradients[0])
+        self.ranks.sum(self.buffers.gradients[0])
         self._step_optimizer()
         self._write_back()
 
@@ -483,8 +479,10 @@ class PuffeRL:
         self.epoch += 1
         self.global_step += self.batch_size
         self._has_rollout = False
+        # The last entry has the end's episodes alone, even of a run of a second.
+        last = self.total_epochs - max(3, self.total_epochs // 20)
         log_due = (clock() - self._last_log[0] >= c["log_interval"]
-                   or self.epoch in (1, self.total_epochs))
+                   or self.epoch in (1, last, self.total_epochs))
         if self.ranks.count > 1:
             sums, log_due = self.ranks.end_epoch(self, sums, log_due)
         statistics.loss_sums += sums
