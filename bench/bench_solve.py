@@ -35,7 +35,8 @@ import protein
 import pufferl
 from tools import watch
 
-SOLVED = {name: configuration.solved(name) for name in (*ocean.names(), "drone_race")}
+SOLVED = {name: configuration.solved(name) for name in (*ocean.names(), "drone_race")
+          if configuration.solved(name)}
 EPISODES = 100
 PACE = 1.06  # an evaluation when the seconds have grown by this factor
 ROW = "{:16} {:>6} {:>9} {:>9} {:>8} {:>10} {:>7} {:>9} {:>9}"
@@ -152,15 +153,16 @@ def around(args):
     return space
 
 
-def tune(name, minutes):
-    """Search for `minutes`; yield (label, options) of the shipped settings and the three best."""
-    args = pufferl.load_config(name)
-    with_vecenv = pufferl.load_env(name, args)
-    agents_per_env = with_vecenv.num_agents // args["env"]["num_envs"]
-    with_vecenv.close()
+def tune(name, minutes, common):
+    """Search for `minutes`; yield (label, options) of the shipped settings and the three best.
+
+    common: the options of all runs.
+    """
+    args = pufferl.load_config(name, common)
+    agents_per_env = configuration.count_agents(args) // args["env"]["num_envs"]
     tuner = protein.Protein(search_space=around(args), num_trials=10_000, random_trials=16)
     end, trials = time.monotonic() + 60 * minutes, []
-    base = [run(name, seed=seed) for seed in (10, 11)]
+    base = [run(name, common, seed) for seed in (10, 11)]
     best = statistics.mean(result["seconds"] or result["end_seconds"] for result in base)
     while time.monotonic() < end:
         config = tuner.suggest()
@@ -170,7 +172,7 @@ def tune(name, minutes):
         options = [word for key, value in used.items() for word in (f"--{key}", str(value))]
         seconds, cost = [], 0.0
         for seed in (100 + 2 * len(trials), 101 + 2 * len(trials)):
-            result = run(name, options, seed, limit=2.5 * best, pace=1.2)
+            result = run(name, [*common, *options], seed, limit=2.5 * best, pace=1.2)
             seconds.append(result["seconds"] or 5 * best)
             cost += result["end_seconds"]
             if seconds[0] > 1.5 * best:
@@ -180,17 +182,17 @@ def tune(name, minutes):
         trials.append((mean, options))
         best = min(best, mean) if len(seconds) == 2 else best
     print(f"{name}: {len(trials)} trials")
-    yield "ships", []
+    yield "ships", common
     for rank, (_, options) in enumerate(sorted(trials)[:3], 1):
         print(f"{rank}: {' '.join(options)}")
-        yield str(rank), options
+        yield str(rank), [*common, *options]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=sorted(SOLVED), metavar="NAME",
-                        default=[name for name, solved in SOLVED.items() if solved])
+                        default=list(SOLVED))
     parser.add_argument("--seeds", nargs="+", type=int, help="default: 0; with --tune: 0 to 4")
     parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--to-end", action="store_true", help="train to the end of the schedule")
@@ -199,13 +201,15 @@ def main():
                         help="more options of pufferl.py train")
     a = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:a.cores])
+    a.options += ["--vec.num-threads", str(len(os.sched_getaffinity(0)))]
     seeds = a.seeds or (range(5) if a.tune else [0])
     results = {}
     print(ROW.format("environment", "seed", "threshold", "M steps", "seconds", "M, to end",
                      "seconds", "end", "greedy"))
     for name in a.only:
         run(name, a.options, limit=0.01)  # compile
-        for label, options in tune(name, a.tune) if a.tune else [("", a.options)]:
+        runs = tune(name, a.tune, a.options) if a.tune else [("", a.options)]
+        for label, options in runs:
             for seed in seeds:
                 result = run(name, options, seed, to_end=a.to_end)
                 results.setdefault(name, {})[f"{label}{':' if label else ''}{seed}"] = result
