@@ -151,7 +151,7 @@ class Ranks:
     def first(self, function):
         """Return rank 0's function(), or raise its error on all ranks.
 
-        The error's attribute `elsewhere` tells whether another rank raised it.
+        On the others the error has the attribute `elsewhere`.
         """
         if self.count == 1:
             return function()

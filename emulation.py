@@ -612,7 +612,7 @@ def digest(*functions):
     """Return a digest of functions without docstrings and comments.
 
     Returns None without source.
-   """
+    """
     texts = []
     for function in functions:
         try:

@@ -158,7 +158,8 @@ def squash(policy, space):
 
     The policy gets a buffer action_squash (3, A), which is saved with its weights: the middle of
     the bounds, half of their distance and its logarithm, or start, -scale and the logarithm of
-    scale. Returns the policy. Raises NetworkError if no number would change.
+    scale. Returns the policy. Raises NetworkError for discrete actions, or if no number would
+    change.
     """
     if not isinstance(space, gymnasium.spaces.Box):
         raise NetworkError(f"policy.squash = tanh: the actions are not a Box, but {space}. Set "

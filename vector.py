@@ -608,7 +608,7 @@ class GpuEnvs(Native):
 # Environments in Python
 
 
-STARTUP = 120.0  # seconds at least for all but steps: packages load slowly
+STARTUP = 120.0  # seconds at least for a worker's first answers: packages load slowly
 
 
 class Emulated(Vector):
@@ -735,7 +735,7 @@ class Emulated(Vector):
         for worker in indices:
             self._send_command(worker, kind, number)
         self._settle()
-        return [self._results[kind, worker] for worker in indices]
+        return [self._results.pop((kind, worker)) for worker in indices]
 
     def _settle(self):
         while self._busy:
@@ -930,6 +930,7 @@ class EpisodeLog:
             if means:
                 means["n"], self._ends = max(means["n"], self._ends), 0
         return means
+
 
 class Serial(Emulated):
     """Environments in Python, one after the other in this process; see `make`."""

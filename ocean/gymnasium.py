@@ -154,7 +154,9 @@ class Envs:
         return None
 
 
-def _metadata(name):
+def _metadata(name, render_mode):
+    if render_mode not in (None, "rgb_array"):
+        raise ValueError(f'render_mode = {render_mode!r}: must be None or "rgb_array".')
     return {"render_modes": ["rgb_array"], "render_fps": ocean.load(name).fps}
 
 
@@ -178,7 +180,7 @@ class OceanEnv(gymnasium.Env):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
 
     def __init__(self, name, render_mode=None, **settings):
-        self.metadata, self.render_mode = _metadata(name), render_mode
+        self.metadata, self.render_mode = _metadata(name, render_mode), render_mode
         self._envs = _single_agents(name, 1, settings)
         self.observation_space = self._envs.envs.single_observation_space
         self.action_space = self._envs.envs.single_action_space
@@ -223,7 +225,7 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
     metadata = {**OceanEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
     def __init__(self, name, num_envs=1, render_mode=None, **settings):
-        self.metadata = {**self.metadata, **_metadata(name)}
+        self.metadata = {**self.metadata, **_metadata(name, render_mode)}
         self.num_envs, self.render_mode = num_envs, render_mode
         self._envs = _single_agents(name, num_envs, settings)
         self.single_observation_space = self._envs.envs.single_observation_space
@@ -284,7 +286,7 @@ class OceanParallelEnv(ParallelEnv):
     """
 
     def __init__(self, name, render_mode=None, **settings):
-        self.metadata, self.render_mode = _metadata(name), render_mode
+        self.metadata, self.render_mode = _metadata(name, render_mode), render_mode
         self.metadata |= {"name": self.__class__.__name__, "is_parallelizable": True}
         self._envs = envs = Envs(name, 1, settings)
         self.possible_agents = [f"agent_{i}" for i in range(envs.num_agents)]

@@ -95,6 +95,8 @@ def test_wrong_actions_and_calls_are_refused():
     for action in (np.zeros(2, int), np.array([[0, 0], [0, 3]])):
         with pytest.raises(ValueError, match=r"\[2, 2\]|\(2, 2\)"):
             envs.step(action)
+    with pytest.raises(ValueError, match="render_mode"):
+        ocean.gymnasium.OceanEnv("breakout", render_mode="ansi")
     envs.close()
     with pytest.raises(RuntimeError, match="closed"):
         envs.step(np.zeros((2, 2), int))

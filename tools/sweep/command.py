@@ -218,10 +218,9 @@ def find_setting(schema, name):
 
 def horizons(args, entry):
     """Turn values of batch_size into values of train.horizon."""
-    import vector
+    import configuration
 
-    with vector.load_env(args["config_name"], args) as vecenv:
-        agents = vecenv.num_agents * args["train"]["gpus"]
+    agents = configuration.count_agents(args)
     values = [protein.number(value) for value in entry.get("values", ())]
     if not values or any(value % agents for value in values):
         raise ConfigError(f"[sweep.batch_size] values = {values}: must be multiples of the "
