@@ -127,9 +127,9 @@ def decide(train, facts):
     choose("norm_obs", *wants_normalising(facts))
     choose("norm_reward", True, "so that values are near 1 for any rewards")
     is_scaled = adapts and c["norm_reward"] is True and facts.discrete
-    reason = kind if adapts and c["norm_reward"] else None
-    choose("advantage_floor", 1.0 if is_scaled else 0.0, reason)
-    choose("vf_coef", 0.2 if is_scaled else 2.0, reason)
+    reason = "so that the policy also learns from rare rewards"
+    choose("vf_error_bound", *((0.4, reason) if is_scaled
+                               else (math.inf, kind if adapts and c["norm_reward"] else None)))
     return chosen
 
 

@@ -201,16 +201,17 @@ class Train:
     minibatch_size."""
     clip_coef: float = 0.2
     """PPO: how far the probability ratio may leave 1."""
-    vf_coef: float | Auto = "auto"
+    vf_coef: float = 2.0
     """Weight of the value loss."""
     vf_clip_coef: float = 0.2
     """How far a value may leave its old one in an update; inf for no clipping."""
+    vf_error_bound: float | Auto = "auto"
+    """If the value errors of a minibatch have a larger standard deviation, its value loss is
+    divided by (deviation / bound)^1.5, so that a rare reward leaves the policy its share of the
+    clipped gradient. auto: 0.4 (standard deviations of the return) with norm_reward and
+    discrete actions, if learning_rate is auto; else inf."""
     ent_coef: float | Auto = "auto"
     """Weight of the entropy bonus."""
-    advantage_floor: float | Auto = "auto"
-    """Advantages are divided by their deviation in the minibatch, or by this if that is less: else
-    a minibatch without a reward amplifies the errors of the value. auto: 1, a deviation of the
-    return, with norm_reward and discrete actions, if learning_rate is auto, else 0."""
     anneal_ent_coef: bool = False
     """Let ent_coef fall to zero linearly over the training."""
     max_grad_norm: float = 1.5
@@ -374,13 +375,13 @@ BOUNDS = {
     "must be above 0": (
         ABOVE_0, math.inf,
         "train.learning_rate train.max_grad_norm train.vtrace_rho_clip train.vtrace_c_clip "
-        "train.clip_coef train.vf_clip_coef train.total_timesteps train.horizon "
+        "train.clip_coef train.vf_clip_coef train.vf_error_bound train.total_timesteps train.horizon "
         "train.batch_size train.num_iterations train.minibatch_size vec.timeout"),
     "must be above 0, and not inf": (ABOVE_0, FINITE, "train.replay_ratio eval.seconds eval.fps"),
     "must be above 0, or none": (ABOVE_0, math.inf, "train.reward_clip train.target_kl"),
     "must be 0 or more": (
         0, math.inf,
-        "train.bonus_coef train.prio_alpha train.ent_coef train.advantage_floor train.eps "
+        "train.bonus_coef train.prio_alpha train.ent_coef train.eps "
         "train.weight_decay train.vf_coef train.log_interval"),
     "must lie within 0 and 1": (
         0, 1, "train.gamma train.gae_lambda train.prio_beta0 train.min_lr_ratio"),

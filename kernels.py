@@ -1105,13 +1105,13 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
 # PPO loss: forward, gradient and statistics in one pass
 
 # Settings that may change between updates are one array, which a captured CUDA graph reads.
-LOSS_SETTINGS = ("advantage_mean", "advantage_scale", "row_scale", "clip_coef", "vf_coef",
-                 "vf_clip_coef", "ent_coef", "advantage_floor")
+LOSS_SETTINGS = ("advantage_mean", "advantage_scale", "row_scale", "value_scale", "clip_coef",
+                 "vf_coef", "vf_clip_coef", "vf_error_bound", "ent_coef")
 LOSS_SUMS = ("policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac",
              "importance", "return", "return_squared", "residual", "residual_squared", "valid")
 SUMS = len(LOSS_SUMS)
-(ADVANTAGE_MEAN, ADVANTAGE_SCALE, ROW_SCALE, CLIP_COEF, VF_COEF, VF_CLIP_COEF,
- ENT_COEF, ADVANTAGE_FLOOR) = range(len(LOSS_SETTINGS))
+(ADVANTAGE_MEAN, ADVANTAGE_SCALE, ROW_SCALE, VALUE_SCALE, CLIP_COEF, VF_COEF, VF_CLIP_COEF,
+ VF_ERROR_BOUND, ENT_COEF) = range(len(LOSS_SETTINGS))
 (POLICY_LOSS, VALUE_LOSS, ENTROPY, OLD_APPROX_KL, APPROX_KL, CLIPFRAC, IMPORTANCE, RETURN,
  RETURN_SQUARED, RESIDUAL, RESIDUAL_SQUARED, VALID) = range(SUMS)
 
@@ -1183,16 +1183,19 @@ def _normalisation(begin, end, moments, settings):
         mean = moments[1] / count
         variance = moments[2] / count - mean * mean
         std = math.sqrt(0.0 if variance < 0.0 else variance)
-        least = settings[ADVANTAGE_FLOOR]
-        std = least if std < least else std  # NaN stays NaN
-        settings[0], settings[1], settings[2] = mean, 1.0 / (std + 1e-8), 1.0 / count
+        excess = std / settings[VF_ERROR_BOUND]
+        excess = 1.0 if excess < 1.0 else excess  # NaN stays NaN
+        settings[ADVANTAGE_MEAN], settings[ADVANTAGE_SCALE] = mean, 1.0 / (std + 1e-8)
+        settings[ROW_SCALE] = 1.0 / count
+        settings[VALUE_SCALE] = settings[VF_COEF] / (excess * math.sqrt(excess))
 
 
 def normalisation(moments, settings):
-    """Write what normalises advantages into settings.
+    """Write what normalises a minibatch's losses into settings.
 
-    moments: advantage_moments' (count, sum, squares). The first three of settings (LOSS_SETTINGS,)
-    become the mean, 1/(max(std, advantage_floor) + 1e-8) and 1/count.
+    moments: advantage_moments' (count, sum, squares). The first four of settings (LOSS_SETTINGS,)
+    become the mean, 1/(std + 1e-8), 1/count and vf_coef / max(1, std / vf_error_bound)^1.5. The std
+    is that of the value errors too, because an advantage is target - old value.
     """
     run(_normalisation, 1, 1, *check_arrays(
         "normalisation", moments=(moments, (3,), f64),
@@ -1245,7 +1248,8 @@ def objective_cell(logprob, old_logprob, value, old_value, advantage, weight, se
                                                  settings[CLIP_COEF])
     value_loss, dvalue = value_cell(value, old_value, advantage + old_value, settings[VF_CLIP_COEF])
     scale = settings[ROW_SCALE]
-    return policy, value_loss, ratio, logratio, scale * dlogprob, scale * settings[VF_COEF] * dvalue
+    return (policy, value_loss, ratio, logratio, scale * dlogprob,
+            scale * settings[VALUE_SCALE] * dvalue)
 
 
 @cell

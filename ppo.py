@@ -85,11 +85,12 @@ class Args:
     vf_coef: float = 1.0
     """Weight of the value loss."""
     vf_clip_coef: float = 1.0
-    """How far a new value may be from the old one before its loss is clipped."""
+    """Value clipping: a new value is clipped to the old one ± this."""
+    vf_error_bound: float = math.inf
+    """If the value errors of a minibatch have a larger standard deviation, divide its value loss
+    by (deviation / this)^1.5."""
     ent_coef: float = 0.003
     """Weight of the entropy bonus."""
-    advantage_floor: float = 0.0
-    """Divide advantages by max(their standard deviation in the minibatch, this)."""
     target_kl: float | None = None
     """Adapt the learning rate each epoch so that the policy moves by this KL divergence (try 0.01);
     None leaves the rate to the cosine."""
@@ -204,7 +205,8 @@ def rollout(args, envs, storage, policy, state, epoch):
     no_reset, all_valid = torch.zeros(1, N), torch.ones(1, N)
     envs.begin()  # row T of the last rollout becomes row 0
     for t in range(T + 1):
-        assert envs.wait() == (0, t), "expected one buffer of environments"
+        ready = envs.wait()
+        assert ready == (0, t), "expected one buffer of environments"
         # A truncated episode would have continued: bootstrap from its final observation's value.
         if t > 0:
             cut = (storage.truncations[t - 1] != 0) & (storage.terminals[t - 1] == 0)
@@ -241,7 +243,7 @@ def advantage(args, storage, rewards, mean, values, bootstraps, ratios):
     next_value = values[-1]
     terminal, done = storage.terminals.float(), (storage.terminals | storage.truncations).float()
     rewards = rewards.clamp(-args.reward_clip, args.reward_clip)
-    has_next_value = torch.ones_like(next_advantage)  # 0 after an episode's end
+    has_next_value = torch.ones_like(next_advantage)  # 0: ended while inactive
     for t in reversed(range(len(ratios))):
         valid, not_done = storage.valid[t] != 0, 1.0 - done[t]
         rho, c = ratios[t].clamp(max=args.vtrace_rho_clip), ratios[t].clamp(max=args.vtrace_c_clip)
@@ -279,7 +281,7 @@ def log_probability(policy, y, actions, mask):
     logprob, entropy = 0.0, 0.0
     y = y if mask is None else y.masked_fill(mask == 0, -1e9)
     for k, logits in enumerate(y.split(policy.heads, dim=-1)):
-        logp = logits.log_softmax(-1).clamp(min=-1e9)  # a mask may be -inf, and 0 * -inf is NaN
+        logp = logits.log_softmax(-1).clamp(min=-1e9)  # logits may be -inf, and 0 * -inf is NaN
         logprob = logprob + logp.gather(-1, actions[..., k : k + 1].long())[..., 0]
         entropy = entropy - (logp.exp() * logp).sum(-1)
     return logprob, entropy
@@ -318,14 +320,14 @@ def log_slope(policy, u):
 def ppo_loss(args, policy, y, v, batch, weights):
     """Return (loss, ratios (T, M), statistics) over the valid steps of M segments.
 
-    The loss has the clipped policy and value losses (Schulman et al. 2017) and the entropy bonus.
+    The loss: clipped policy loss (Schulman et al. 2017), clipped value loss, entropy bonus.
     """
     valid = batch.valid != 0
     logprob, entropy = log_probability(policy, y, batch.actions, batch.action_masks)
     log_ratio = torch.where(valid, logprob - batch.logprobs, 0.0).clamp(-20, 20)
     ratio = log_ratio.exp()
     advantages = batch.advantages[valid]
-    std = advantages.std(correction=0).clamp(min=args.advantage_floor)
+    std = advantages.std(correction=0)  # of the value errors too: returns - batch.values
     a = weights * (batch.advantages - advantages.mean()) / (std + 1e-8)
     pg = torch.maximum(-a * ratio, -a * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef))
     returns = batch.advantages + batch.values
@@ -336,7 +338,8 @@ def ppo_loss(args, policy, y, v, batch, weights):
     clipfrac = ((ratio - 1).abs() > args.clip_coef)[valid].float().mean()
     losses = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
               "approx_kl": kl, "clipfrac": clipfrac}
-    return policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy, ratio.detach(), losses
+    vf_coef = args.vf_coef / (std / args.vf_error_bound).clamp(min=1) ** 1.5
+    return policy_loss + vf_coef * value_loss - args.ent_coef * entropy, ratio.detach(), losses
 
 
 NEWTON_SCHULZ = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
@@ -396,7 +399,7 @@ def learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, pro
     means, steps = {}, 0
     for minibatch in range(count):
         # Each minibatch computes all advantages again, with the newest values and ratios. Segments
-        # with larger ones are drawn more often (prioritized replay, Schaul et al. 2016).
+        # of larger |advantage| are drawn more often (prioritized replay, Schaul et al. 2016).
         advantages = advantage(args, storage, rewards, mean, data.values, data.bootstraps, ratios)
         priorities = (advantages.abs() * valid).double().sum(0) ** args.prio_alpha + 1e-6
         priorities = torch.where(valid.any(0), priorities, 0.0)

@@ -388,7 +388,7 @@ def mingru_step(M=4, H=6, rounded=False, dtype=torch.float32):
 # PPO loss
 
 
-COEFFICIENTS = {"clip_coef": 0.2, "vf_coef": 1.7, "vf_clip_coef": 0.3, "ent_coef": 0.05}
+COEFFICIENTS = {"clip_coef": 0.2, "vf_coef": 1.7, "vf_clip_coef": 0.3, "vf_error_bound": math.inf, "ent_coef": 0.05}
 ROLLOUT = "logprobs", "values", "advantages", "weights", "valid"
 
 
@@ -477,7 +477,8 @@ def compare_loss(data, coefficients, tolerance, grad, new_values, ratios, sums, 
     for name, value in statistics.items():
         if name != "explained_variance" or expected[name].isfinite():  # else rounding decides
             yield name, value, expected[name].detach(), tolerance
-    total = (statistics["policy_loss"] + coefficients["vf_coef"] * statistics["value_loss"]
+    value_scale = loss_settings(data, **coefficients)[kernels.VALUE_SCALE]
+    total = (statistics["policy_loss"] + value_scale * statistics["value_loss"]
              - coefficients["ent_coef"] * statistics["entropy"])
     yield "loss", total, expected["loss"].detach(), tolerance
     live = drawn(data, "valid") != 0
@@ -537,20 +538,21 @@ def advantage_moments(T=9, N=5, M=12):
     return Call("advantage_moments", [], compare, advantages=advantages, valid=valid, index=index)
 
 
-def normalisation(N=5, floor=0.0):
+def normalisation(N=5, bound=1e30):
     x = 3 * torch.randn(N, generator=generator(N), dtype=torch.float64) + 100
     moments = torch.stack([x.new_tensor(N), x.sum(), x.square().sum()])
 
     def compare(settings):
         yield "mean", settings[0], x.mean(), 1e-7
         yield "1/count", settings[2], 1 / N, 1e-7
-        if N > 1 or floor:
-            yield "1/scale", 1 / settings[1].double(), x.std(correction=0).clamp(min=floor), 1e-7
-        yield "others", settings[3:], others, 0
+        if N > 1:
+            yield "1/scale", 1 / settings[1].double(), x.std(correction=0), 1e-7
+        yield "value", settings[3], 7 / (x.std(correction=0) / bound).clamp(min=1) ** 1.5, 1e-7
+        yield "others", settings[4:], others, 0
 
     settings = torch.full((len(kernels.LOSS_SETTINGS),), 7.0)
-    settings[kernels.ADVANTAGE_FLOOR] = floor
-    others = settings[3:].clone()
+    settings[kernels.VF_ERROR_BOUND] = bound
+    others = settings[4:].clone()
     return Call("normalisation", ["settings"], compare, moments=moments, settings=settings)
 
 
@@ -648,9 +650,9 @@ TABLE = {
     mingru_scan_grad: SCANS,
     ppo_loss: [*(kind | KIND for kind in KINDS for KIND in (*WHOLE, *DRAWN)),
                *(kind | EQUAL for kind in KINDS),
-               *(kind | {"coefficients": {"advantage_floor": 3.0}} for kind in KINDS)],
+               *(kind | {"coefficients": {"vf_error_bound": 0.3}} for kind in KINDS)],
     advantage_moments: [{"N": N} for N in (1, 3, 17, 257)],
-    normalisation: [{"N": N, "floor": floor} for N in (1, 3, 257) for floor in (0.0, 0.5, 50.0)],
+    normalisation: [{"N": N, "bound": bound} for N in (1, 3, 257) for bound in (0.5, 50.0, 1e30)],
     gradient_norm: [{"n": n} for n in (1, 3, 4095, 4096, 4097, 100_001)],
     add_bias_gradients: [{"n": n, "columns": columns, "dtype": dtype, "add": n % 2 == 0}
                          for n, columns in ((1, 1), (5, 3), (1000, 64), (7, 192), (70, 300), (5000, 33))

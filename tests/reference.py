@@ -227,7 +227,7 @@ def squashed_logprob_entropy(mean, log_std, samples, squash):
 
 
 def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, advantages, weights,
-             valid, clip_coef, vf_coef, vf_clip_coef, ent_coef, advantage_floor=0.0,
+             valid, clip_coef, vf_coef, vf_clip_coef, ent_coef, vf_error_bound=float("inf"),
              heads=None, log_std=None, mask=None,
              squash=None):
     """Return the clipped PPO objective over the valid steps of a minibatch.
@@ -239,10 +239,10 @@ def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, adva
     too the actions are the samples of `squashed_logprob_entropy`.
 
         ratio = exp(clip(logprob - old_logprob, +-20))      R = A + V  (V = old_values, A as given)
-        A' = w (A - mean A) / (max(std A, advantage_floor) + 1e-8)  (moments over valid steps, without w)
+        A' = w (A - mean A) / (std A + 1e-8)  (moments over valid steps, without w)
         policy_loss = mean max(-A' ratio, -A' clip(ratio, 1 +- clip_coef))
         value_loss = 1/2 mean max((v - R)^2, (V + clip(v - V, +-vf_clip_coef) - R)^2)
-        loss = policy_loss + vf_coef value_loss - ent_coef mean entropy
+        loss = policy_loss + vf_coef / max(1, std A / vf_error_bound)^1.5 value_loss - ent_coef mean entropy
 
     Without a gradient: old_approx_kl = mean -log ratio, approx_kl = mean (ratio - 1 - log ratio),
     clipfrac = mean [|ratio - 1| > clip_coef], importance = mean ratio, explained_variance = 1 -
@@ -267,7 +267,8 @@ def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, adva
     log_ratio = (logprob - old_logprob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     ratio = log_ratio.exp()
 
-    normalised = w * (adv - adv.mean()) / (adv.std(correction=0).clamp(min=advantage_floor) + 1e-8)
+    std = adv.std(correction=0)
+    normalised = w * (adv - adv.mean()) / (std + 1e-8)
     clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     policy_loss = torch.maximum(-normalised * ratio, -normalised * clipped_ratio).mean()
 
@@ -283,6 +284,7 @@ def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, adva
             "clipfrac": ((ratio - 1).abs() > clip_coef).double().mean(), "importance": ratio.mean(),
             "explained_variance": 1 - residual / torch.where(var_returns > 0, var_returns, math.nan),
             "ratio": torch.ones_like(old_logprobs).masked_scatter(on, ratio)}
+    vf_coef = vf_coef / max(1.0, std / vf_error_bound) ** 1.5
     loss = policy_loss + vf_coef * value_loss - ent_coef * entropy.mean()
     return {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss,
             "entropy": entropy.mean(), **statistics}

@@ -32,7 +32,7 @@ BROUGHT = f"{ROOT}/tests/user_envs.py"
 CART, CATCH = f"{BROUGHT}:cartpole", f"{BROUGHT}:Catch"
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 AUTOS = {"horizon", "replay_ratio", "minibatch_size", "learning_rate", "target_kl", "gamma",
-         "ent_coef", "prio_alpha", "norm_obs", "norm_reward", "vf_coef", "advantage_floor"}
+         "ent_coef", "prio_alpha", "norm_obs", "norm_reward", "vf_error_bound"}
 
 
 def box(low, high, shape, dtype):
@@ -117,7 +117,7 @@ def test_the_shipped_settings_are_what_they_were(monkeypatch):
     for name in names:
         args = pufferl.load_config(name)
         automatic = {key for key in AUTOS if args["train"][key] == "auto"}
-        assert automatic <= {"target_kl", "advantage_floor"} and args["policy"]["name"] != "auto", name
+        assert automatic <= {"target_kl", "vf_error_bound"} and args["policy"]["name"] != "auto", name
         for section, values in shipped.get(name, {}).items():
             assert args[section] == {**args[section], **values}, name
         if name in shipped:
@@ -143,15 +143,15 @@ def test_the_rules_give_settings_that_work(agents, steps, discrete, native, cost
 
 MACHINES = [  # facts, what is set -> what is chosen
     ((64, 300_000, True, [BOX]), {"horizon": 50, "learning_rate": 0.1},
-     {"minibatch_size": 500, "target_kl": None, "gamma": 0.99, "ent_coef": 0.01, "advantage_floor": 0.0, "vf_coef": 2.0,
+     {"minibatch_size": 500, "target_kl": None, "gamma": 0.99, "ent_coef": 0.01, "vf_error_bound": math.inf,
       "prio_alpha": 0.4, "norm_obs": True, "norm_reward": True, "replay_ratio": 4.0}),
     ((64, 300_000, False, [BOX]), {}, {
         "horizon": 32, "replay_ratio": 8.0, "minibatch_size": 512, "learning_rate": 0.005,
-        "target_kl": 0.02, "gamma": 0.99, "ent_coef": 0.0, "prio_alpha": 0.0, "advantage_floor": 0.0, "vf_coef": 2.0}),
+        "target_kl": 0.02, "gamma": 0.99, "ent_coef": 0.0, "prio_alpha": 0.0, "vf_error_bound": math.inf}),
     ((1024, 20_000_000, True, [BOX], True), {}, {
         "horizon": 64, "replay_ratio": 2.0, "minibatch_size": 8192, "learning_rate": 0.02,
-        "target_kl": 0.01, "advantage_floor": 1.0, "vf_coef": 0.2}),
-    ((64, 300_000, True, [BOX]), {"norm_reward": False}, {"advantage_floor": 0.0, "vf_coef": 2.0}),
+        "target_kl": 0.01, "vf_error_bound": 0.4}),
+    ((64, 300_000, True, [BOX]), {"norm_reward": False}, {"vf_error_bound": math.inf}),
     ((1, 64, True, []), {"replay_ratio": 1.0}, {"horizon": 32, "minibatch_size": 32}),
     ((1000, 1_000_000, True, [BOX]), {}, {"horizon": 16}), ((256, 60, True, [BOX]), {},
                                                            {"horizon": 32}),

@@ -145,7 +145,7 @@ def test_a_penalty_on_the_logits(copy):
     """Give it a default of 0.01, which tests that compare implementations then see."""
     project = copy(*LOGITS)
     source = "kernels.py"
-    project.replace(source, r'(?<="advantage_floor")\)', ', "logit_coef")')
+    project.replace(source, r'(?<="vf_error_bound", "ent_coef")\)', ', "logit_coef")')
     project.replace(source, r"\) = range\(len\(LOSS_SETTINGS\)\)",
                     ", LOGIT_COEF) = range(len(LOSS_SETTINGS))")
     project.replace(source, r'"valid"\)$', '"logit_penalty", "valid")')
@@ -177,7 +177,7 @@ def test_a_penalty_on_the_logits(copy):
                     "- args.ent_coef * entropy + (args.logit_coef * y.square().sum(-1)"
                     "[batch.valid != 0].mean() if policy.heads else 0.0)")
     source = "tests/reference.py"
-    project.replace(source, r"advantage_floor=0\.0,$", "advantage_floor=0.0, logit_coef=0.0,")
+    project.replace(source, r'vf_error_bound=float\("inf"\),$', 'vf_error_bound=float("inf"), logit_coef=0.0,')
     project.replace(source, r"^    loss = policy_loss \+ (.*)$",
                     r"    penalty = (y**2).sum(-1).mean() if log_std is None else 0 * y.sum()"
                     r"\n    loss = logit_coef * penalty + policy_loss + \1")

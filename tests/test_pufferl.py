@@ -18,6 +18,7 @@ import torch
 from conftest import slow_but
 from trainers import ACTIONS, NETWORKS, Plain, learn, make_trainer, run_epochs  # noqa: F401  Plain: for other files
 
+import kernels
 import models
 import ppo
 import pufferl
@@ -174,7 +175,7 @@ def test_schedules_follow_the_steps_and_an_assigned_rate_overrides_them(anneal):
         rate = trainer.learning_rate
         run_epochs(trainer, 1)
         assert rate == pytest.approx(reference.cosine_lr(done, 1, 0.1, 0.2) if anneal else 0.1)
-        assert trainer.buffers.settings[6].item() == pytest.approx(0.01 * (1 - done) if anneal else 0.01)
+        assert trainer.buffers.settings[kernels.ENT_COEF].item() == pytest.approx(0.01 * (1 - done) if anneal else 0.01)
         assert trainer.arena["beta"].item() == pytest.approx(0.4 + 0.6 * done)
     trainer.learning_rate = 0.0
     before = trainer.arena.flat("weights").clone()
