@@ -208,7 +208,7 @@ class PuffeRL:
         self._use_engine(reason)
 
     def _use_engine(self, reason):
-        """Capture CUDA graphs of an epoch; print why autograd runs the network.
+        """Capture CUDA graphs of an epoch; print why autograd runs, if it does.
 
         On a CPU nothing is captured.
         """
@@ -479,10 +479,10 @@ class PuffeRL:
         self.epoch += 1
         self.global_step += self.batch_size
         self._has_rollout = False
-        # The last entry has the end's episodes alone, even of a run of a second.
-        last = self.total_epochs - max(3, self.total_epochs // 20)
+        # The entry of this epoch leaves the last one only the episodes at the end of the run.
+        before_last = self.total_epochs - max(3, self.total_epochs // 20)
         log_due = (clock() - self._last_log[0] >= c["log_interval"]
-                   or self.epoch in (1, last, self.total_epochs))
+                   or self.epoch in (1, before_last, self.total_epochs))
         if self.ranks.count > 1:
             sums, log_due = self.ranks.end_epoch(self, sums, log_due)
         statistics.loss_sums += sums
