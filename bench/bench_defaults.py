@@ -454,11 +454,13 @@ def seconds_to(run, target):
 def timed_runs(results, side, name):
     """Return the runs whose seconds are compared.
 
-    Our runs are those "timed" on the peers' machines, if there are any.
+    They ran on the machines of our "timed" runs, if there are any.
     """
-    older = results.get("timed", {}).get(name, {}) if side == "ours" else {}
-    runs = older or results.get(side, {}).get(name, {})
-    return [run for run in runs.values() if score(run) is not None]
+    timed = results.get("timed", {}).get(name, {})
+    runs = (timed if side == "ours" else None) or results.get(side, {}).get(name, {})
+    machines = {run["machine"] for run in (timed or runs).values()}
+    return [run for run in runs.values()
+            if run["machine"] in machines and score(run) is not None]
 
 
 def summary(results):
