@@ -126,10 +126,9 @@ def decide(train, facts):
     choose("prio_alpha", 0.4 if facts.discrete else 0.0, kind)
     choose("norm_obs", *wants_normalising(facts))
     choose("norm_reward", True, "so that values are near 1 for any rewards")
-    is_scaled = adapts and c["norm_reward"] is True and facts.discrete
-    reason = "so that the policy also learns from rare rewards"
-    choose("vf_error_bound", *((0.4, reason) if is_scaled
-                               else (math.inf, kind if adapts and c["norm_reward"] else None)))
+    bound = 0.4 if facts.discrete else math.inf
+    is_scaled = adapts and c["norm_reward"]
+    choose("vf_error_bound", *((bound, kind) if is_scaled else (math.inf, None)))
     return chosen
 
 

@@ -375,14 +375,14 @@ BOUNDS = {
     "must be above 0": (
         ABOVE_0, math.inf,
         "train.learning_rate train.max_grad_norm train.vtrace_rho_clip train.vtrace_c_clip "
-        "train.clip_coef train.vf_clip_coef train.vf_error_bound train.total_timesteps train.horizon "
-        "train.batch_size train.num_iterations train.minibatch_size vec.timeout"),
+        "train.clip_coef train.vf_clip_coef train.vf_error_bound train.total_timesteps "
+        "train.horizon train.batch_size train.num_iterations train.minibatch_size vec.timeout"),
     "must be above 0, and not inf": (ABOVE_0, FINITE, "train.replay_ratio eval.seconds eval.fps"),
     "must be above 0, or none": (ABOVE_0, math.inf, "train.reward_clip train.target_kl"),
     "must be 0 or more": (
         0, math.inf,
-        "train.bonus_coef train.prio_alpha train.ent_coef train.eps "
-        "train.weight_decay train.vf_coef train.log_interval"),
+        "train.bonus_coef train.prio_alpha train.ent_coef train.eps train.weight_decay "
+        "train.vf_coef train.log_interval"),
     "must lie within 0 and 1": (
         0, 1, "train.gamma train.gae_lambda train.prio_beta0 train.min_lr_ratio"),
     "must lie within 0 and 1, without 1": (0, BELOW_1, "train.momentum train.beta2"),

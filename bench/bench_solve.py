@@ -35,8 +35,8 @@ import protein
 import pufferl
 from tools import watch
 
-SOLVED = {name: configuration.solved(name) for name in (*ocean.names(), "drone_race")
-          if configuration.solved(name)}
+SOLVED = {name: solved for name in (*ocean.names(), "drone_race")
+          if (solved := configuration.solved(name))}
 EPISODES = 100
 PACE = 1.06  # an evaluation when the seconds have grown by this factor
 ROW = "{:16} {:>6} {:>9} {:>9} {:>8} {:>10} {:>7} {:>9} {:>9}"
