@@ -7,6 +7,7 @@
 #include ENV_HEADER
 
 #ifndef OCEAN_DEVICE
+#include <stdarg.h>
 #include <stddef.h>
 #endif
 
@@ -341,81 +342,98 @@ static int click_columns(const Env* env) {
     return CLICK_COLUMNS;
 }
 
-/* Descriptions are JSON. Python reads them, so that nothing is declared twice. */
-typedef struct {
-    char* text;
-    size_t size, used;
-} Writer;
+/* Descriptions are JSON. Python reads them, so that nothing is declared twice. A text is valid until this thread's
+ * next one. */
+static _Thread_local char* json_text;
+static _Thread_local size_t json_size;
 
-#define WRITE(writer, ...) \
-    do { \
-        int length = snprintf((writer)->text + (writer)->used, (writer)->size - (writer)->used, __VA_ARGS__); \
-        (writer)->used += (size_t)length; \
-        if ((writer)->used >= (writer)->size) return -1; \
-    } while (0)
-
-/* A string with its quotes and backslashes escaped. */
-static int write_string(Writer* writer, const char* text) {
-    WRITE(writer, "\"");
-    for (; *text; text++)
-        WRITE(writer, strchr("\"\\", *text) ? "\\%c" : "%c", *text);
-    WRITE(writer, "\"");
-    return 0;
+static void json_add(const char* format, ...) {
+    va_list arguments, again;
+    va_start(arguments, format);
+    va_copy(again, arguments);
+    size_t length = (size_t)vsnprintf(NULL, 0, format, arguments);
+    json_text = realloc(json_text, json_size + length + 1);
+    vsnprintf(json_text + json_size, length + 1, format, again);
+    json_size += length;
+    va_end(again);
+    va_end(arguments);
 }
 
-/* Describes what does not depend on settings. Returns -1 if the buffer is too small; so do those below. */
-int ocean_describe(char* text, int64_t size) {
-    Writer w = {text, (size_t)size, 0};
-    const char* dtype = _Generic((OBSERVATION)0, float: "float32", double: "float64", int8_t: "int8", uint8_t: "uint8",
-        int16_t: "int16", uint16_t: "uint16", int32_t: "int32", uint32_t: "uint32");
-    WRITE(&w, "{\"struct_size\": %zu, \"observation_dtype\": \"%s\"", sizeof(Env), dtype);
-    WRITE(&w, ", \"has_valid\": %d, \"has_action_masks\": %d", has_valid, has_action_masks);
-    WRITE(&w, ", \"fps\": %d, \"by_turns\": %d", FPS, by_turns);
-    WRITE(&w, ", \"log_offset\": %zu, \"settings\": [", offsetof(Env, log));
-    const char* comma = "";
-    (void)comma;
-#define SETTING_DESCRIBE(type, name, value, help) \
-    WRITE(&w, "%s[\"%s\", \"%s\", %.17g, ", comma, #name, #type, (double)(value)); \
-    if (write_string(&w, help)) return -1; \
-    WRITE(&w, "]"); \
+/* A string with its quotes and backslashes escaped. */
+static void json_string(const char* string) {
+    json_add("\"");
+    for (; *string; string++)
+        json_add(strchr("\"\\", *string) ? "\\%c" : "%c", *string);
+    json_add("\"");
+}
+
+static void json_list(const char* name, const int* numbers, int count) {
+    json_add("\"%s\": [", name);
+    for (int i = 0; i < count && numbers[i]; i++)
+        json_add("%s%d", i ? ", " : "", numbers[i]);
+    json_add("]");
+}
+
+static const char* json_bool(bool value) {
+    return value ? "true" : "false";
+}
+
+/* Describes what does not depend on settings: attributes of Python's Library. */
+const char* ocean_describe(void) {
+    const char *comma = "", *dtype = _Generic((OBSERVATION)0, float: "float32", double: "float64", int8_t: "int8",
+        uint8_t: "uint8", int16_t: "int16", uint16_t: "uint16", int32_t: "int32", uint32_t: "uint32");
+    json_size = 0;
+    json_add("{\"struct_size\": %zu, \"log_offset\": %zu, \"plain_start\": %zu, \"rows_size\": %zu", sizeof(Env),
+        offsetof(Env, log), plain_start, sizeof(Rows));
+    json_add(", \"observation_dtype\": \"%s\", \"fps\": %d, \"by_turns\": %s", dtype, FPS, json_bool(by_turns));
+    json_add(", \"has_valid\": %s, \"has_action_masks\": %s, \"has_heap\": %s", json_bool(has_valid),
+        json_bool(has_action_masks), json_bool(has_heap));
+    json_add(", \"settings\": {");
+#define SETTING_DEFAULT(type, name, value, help) \
+    json_add("%s\"%s\": ", comma, #name); \
+    json_add(_Generic((type)0, int: "%.0f", float: "%.16e", bool: json_bool((value) != 0)), (double)(value)); \
     comma = ", ";
-    SETTINGS(SETTING_DESCRIBE)
-    WRITE(&w, "], \"log_fields\": [");
+    SETTINGS(SETTING_DEFAULT)
+    json_add("}, \"settings_help\": {");
     comma = "";
-#define LOG_DESCRIBE(name) \
-    WRITE(&w, "%s\"%s\"", comma, #name); \
+#define SETTING_HELP(type, name, value, help) \
+    json_add("%s\"%s\": ", comma, #name); \
+    json_string(help); \
     comma = ", ";
-    LOG(LOG_DESCRIBE)
-    WRITE(&w, "], \"plain_start\": %zu, \"rows_size\": %zu, \"has_heap\": %d}", plain_start, sizeof(Rows), has_heap);
-    return 0;
+    SETTINGS(SETTING_HELP)
+    json_add("}, \"log_fields\": [");
+    comma = "";
+#define LOG_NAME(name) \
+    json_add("%s\"%s\"", comma, #name); \
+    comma = ", ";
+    LOG(LOG_NAME)
+    json_add("]}");
+    return json_text;
 }
 
 /* Describes what depends on the settings, for one initialised environment. */
-int ocean_spaces(char* envs, int64_t index, char* text, int64_t size) {
-    Writer w = {text, (size_t)size, 0};
+const char* ocean_spaces(char* envs, int64_t index) {
     Spaces spaces = spaces_of((Env*)envs + index);
-    WRITE(&w, "{\"observation_low\": \"%.17g\", \"observation_high\": \"%.17g\", \"action_dims\": %d",
-          spaces.observation_low, spaces.observation_high, spaces.action_dims);
-    WRITE(&w, ", \"observation_shape\": [");
-    for (int i = 0; i < MAX_DIMS && spaces.observation_shape[i]; i++)
-        WRITE(&w, "%s%d", i ? ", " : "", spaces.observation_shape[i]);
-    WRITE(&w, "], \"action_heads\": [");
-    for (int i = 0; i < MAX_HEADS && spaces.action_heads[i]; i++)
-        WRITE(&w, "%s%d", i ? ", " : "", spaces.action_heads[i]);
-    WRITE(&w, "]}");
-    return 0;
+    json_size = 0;
+    json_add("{\"observation_low\": \"%.17g\", \"observation_high\": \"%.17g\", \"action_dims\": %d, ",
+        spaces.observation_low, spaces.observation_high, spaces.action_dims);
+    json_list("observation_shape", spaces.observation_shape, MAX_DIMS);
+    json_add(", ");
+    json_list("action_heads", spaces.action_heads, MAX_HEADS);
+    json_add("}");
+    return json_text;
 }
 
 /* Describes the keys that a person can press in one environment. */
-int ocean_keys(char* envs, int64_t index, char* text, int64_t size) {
-    Writer w = {text, (size_t)size, 0};
+const char* ocean_keys(char* envs, int64_t index) {
     Key keys[MAX_KEYS];
     int count = keys_of((Env*)envs + index, keys);
-    WRITE(&w, "{\"click_columns\": %d, \"keys\": [", click_columns((Env*)envs + index));
+    json_size = 0;
+    json_add("{\"click_columns\": %d, \"keys\": [", click_columns((Env*)envs + index));
     for (int i = 0; i < count; i++)
-        WRITE(&w, "%s[%d, %d, \"%s\", %g]", i ? ", " : "", keys[i].head, keys[i].code, keys[i].name, keys[i].value);
-    WRITE(&w, "]}");
-    return 0;
+        json_add("%s[%d, %d, \"%s\", %g]", i ? ", " : "", keys[i].head, keys[i].code, keys[i].name, keys[i].value);
+    json_add("]}");
+    return json_text;
 }
 
 #ifdef OCEAN_BENCH
