@@ -52,14 +52,14 @@ SIGNATURES = {
     "ocean_step": (None, [POINTER, INT, INT, POINTER]),
     "ocean_rows": (None, [POINTER, POINTER, POINTER]),
     "ocean_reset": (None, [POINTER, INT, INT, POINTER]),
-    "ocean_init": (ctypes.c_char_p, [POINTER, INT, INT, INT, ctypes.c_uint64, POINTER, POINTER]),
+    "ocean_init": (ctypes.c_char_p, [POINTER, INT, INT, ctypes.c_uint64, POINTER, INT, POINTER]),
     "ocean_log": (None, [POINTER, INT, INT, POINTER]),
-    "ocean_every_final": (None, [POINTER, INT, INT]),
+    "ocean_every_final": (None, [POINTER, INT]),
     "ocean_save": (INT, [POINTER, INT, POINTER]),
     "ocean_load": (None, [POINTER, INT, POINTER]),
     "ocean_render": (None, [POINTER, INT]),
     "ocean_raylib": (ctypes.c_char_p, [POINTER]),
-    "ocean_close": (None, [POINTER, INT, INT]),
+    "ocean_close": (None, [POINTER, INT]),
     "ocean_describe": (ctypes.c_char_p, []),
     "ocean_spaces": (ctypes.c_char_p, [POINTER, INT]),
     "ocean_keys": (ctypes.c_char_p, [POINTER, INT]),
@@ -211,20 +211,17 @@ class Envs:
         self.agent_offsets = np.zeros(num_envs + 1, dtype=np.int64)
         self._open = 0  # environments that close() must free
 
-        parsed = list(map(library.parse_settings, settings if several else [settings]))
-        for i, values in enumerate(parsed):
-            last = i + 1 if several else num_envs
-            problem = self.functions.ocean_init(self.address, i, last, first_env, int(seed) % 2**64,
-                                                values.ctypes.data, self.agent_offsets.ctypes.data)
-            if problem:
-                where = f" (environment {i})" if several else ""
-                self.close()
-                raise ConfigError(f"{library.name}{where}: {problem.decode()}")
-            self._open = last
+        parsed = np.array([*map(library.parse_settings, settings if several else [settings])])
+        problem = self.functions.ocean_init(
+            self.address, num_envs, first_env, int(seed) % 2**64, parsed.ctypes.data, several,
+            self.agent_offsets.ctypes.data)
+        if problem:
+            where = f" (environment {np.count_nonzero(self.agent_offsets)})" if several else ""
+            raise ConfigError(f"{library.name}{where}: {problem.decode()}")
+        self._open = num_envs
         self.num_agents = int(self.agent_offsets[-1])
         # Saved bytes fit only environments with the same source and the same settings.
-        identity = repr((library.name, library.path.stem, num_envs,
-                         [values.tolist() for values in parsed]))
+        identity = repr((library.path.stem, num_envs, parsed.tolist()))
         self._identity = np.frombuffer(hashlib.sha256(identity.encode()).digest(), dtype=np.uint8)
 
         texts = {self.functions.ocean_spaces(self.address, i)
@@ -293,7 +290,7 @@ class Envs:
 
     def every_final(self):
         """Write final observations of terminated agents too, not only of truncated ones."""
-        self.functions.ocean_every_final(self.address, 0, self._open)
+        self.functions.ocean_every_final(self.address, self._open)
 
     def keys(self):
         """Return how a person plays: ([`Key`], columns of a board for clicks, or 0)."""
@@ -304,26 +301,21 @@ class Envs:
     def save(self):
         """Return the state of all environments as a uint8 array, which `load` restores."""
         self._must_be_open()
-        sizes = [self.functions.ocean_save(self.address, i, None) for i in range(self.num_envs)]
-        ends = len(self._identity) + np.cumsum(sizes)
-        saved = np.empty(int(ends[-1]), dtype=np.uint8)
-        saved[: len(self._identity)] = self._identity
-        for i, (size, last) in enumerate(zip(sizes, ends.tolist(), strict=True)):
-            self.functions.ocean_save(self.address, i, saved.ctypes.data + last - size)
+        size = self.functions.ocean_save(self.address, self.num_envs, None)
+        saved = np.concatenate([self._identity, np.empty(size, np.uint8)])
+        self.functions.ocean_save(self.address, self.num_envs, saved[-size:].ctypes.data)
         return saved
 
     def load(self, saved):
         """Restore a state of as many environments with the same settings and source."""
         self._must_be_open()
         saved = np.ascontiguousarray(np.frombuffer(saved, dtype=np.uint8))
-        is_ours = np.array_equal(saved[: len(self._identity)], self._identity)
-        if not is_ours or len(saved) != len(self.save()):
+        identity, state = np.split(saved, [len(self._identity)])
+        size = self.functions.ocean_save(self.address, self.num_envs, None)
+        if not np.array_equal(identity, self._identity) or len(state) != size:
             raise ValueError(f"this state was not saved from {self.num_envs} environments of "
                              f"{self.library.name} with these settings and this build.")
-        position = saved.ctypes.data + len(self._identity)
-        for i in range(self.num_envs):
-            self.functions.ocean_load(self.address, i, position)
-            position += self.functions.ocean_save(self.address, i, None)
+        self.functions.ocean_load(self.address, self.num_envs, state.ctypes.data)
 
     def render(self, index=0):
         """Draw environment `index`; return the picture, (height, width, 3) uint8, RGB.
@@ -343,7 +335,7 @@ class Envs:
 
     def close(self):
         """Free what the environments allocated. They cannot be used afterwards."""
-        self.functions.ocean_close(self.address, 0, self._open)
+        self.functions.ocean_close(self.address, self._open)
         self._open = 0
 
     def __del__(self):
@@ -406,13 +398,6 @@ def compile_library(source, name, flags, files):
         os.chmod(temporary, 0o755)  # mkstemp gives others no right to read
         os.replace(temporary, path)
     return path
-
-
-def __getattr__(name):
-    """Return `load("breakout")` for `from ocean import Breakout`."""
-    if name[:1].isupper() and name.lower() in names():
-        return load(name.lower())
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @functools.cache

@@ -183,43 +183,48 @@ static void close_env(Env* env) {
 #endif
 }
 
-/* Prepares environments [start, end). Continues agent_offsets: the number of agents before each environment, and
- * after the last. Environment i has random numbers of its own, stream first_env + i of the seed. Returns NULL, or
- * what is wrong. */
-const char* ocean_init(char* envs, int64_t start, int64_t end, int64_t first_env, uint64_t seed, const double* settings,
-                       int64_t* agent_offsets) {
-    for (int64_t i = start; i < end; i++) {
+void ocean_close(char* envs, int64_t num_envs) {
+    for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++)
+        close_env(env);
+}
+
+/* Prepares num_envs environments. Writes agent_offsets: the number of agents before each environment, and after the
+ * last. Environment i has random numbers of its own, stream first_env + i of the seed. settings: those of all; or, if
+ * `several`, those of each, one after another. Returns NULL, or
+ * what is wrong with the first environment whose number of agents is not written. */
+const char* ocean_init(char* envs, int64_t num_envs, int64_t first_env, uint64_t seed, const double* settings,
+                       int64_t several, int64_t* agent_offsets) {
+    const double* setting = settings;
+    for (int64_t i = 0; i < num_envs; i++) {
         Env* env = (Env*)envs + i;
         memset(env, 0, sizeof(Env));
         uint64_t stream = (uint64_t)(first_env + i);
         env->rng = seed ^ random_word(&stream);
         env->rng = random_word(&env->rng);
         env->agent_offset = (uint32_t)agent_offsets[i];
-        const double* setting = settings;
+        if (!several) setting = settings;
 #define SETTING_READ(type, name, value, help) env->name = (type)*setting++;
         SETTINGS(SETTING_READ)
-        (void)setting;
         const char* problem = c_init(env);
-        Spaces spaces = {0};
-        if (!problem) {
-            spaces = spaces_of(env);
-            problem = spaces_problem(spaces);
-            if (problem) close_env(env);
-        }
-        agent_offsets[i + 1] = agent_offsets[i] + (problem ? 0 : spaces.num_agents);
-        if (!problem && agent_offsets[i + 1] > INT32_MAX) problem = "more than 2^31 agents";
         if (problem) {
-            for (int64_t k = start; k < i; k++)
-                close_env((Env*)envs + k);
+            ocean_close(envs, i);
             return problem;
         }
+        Spaces spaces = spaces_of(env);
+        int64_t agents = agent_offsets[i] + spaces.num_agents;
+        problem = agents > INT32_MAX ? "more than 2^31 agents" : spaces_problem(spaces);
+        if (problem) {
+            ocean_close(envs, i + 1);
+            return problem;
+        }
+        agent_offsets[i + 1] = agents;
     }
     return NULL;
 }
 
 /* From now on terminated agents get a final observation too, and not only truncated ones. */
-void ocean_every_final(char* envs, int64_t start, int64_t end) {
-    for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)
+void ocean_every_final(char* envs, int64_t num_envs) {
+    for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++)
         env->every_final = true;
 }
 
@@ -239,22 +244,29 @@ void ocean_log(char* envs, int64_t start, int64_t end, double* sums) {
  * The struct's fields from rng on are plain data, which this file saves. */
 static const size_t plain_start = offsetof(Env, rng), plain_size = sizeof(Env) - offsetof(Env, rng);
 
-int64_t ocean_save(char* envs, int64_t index, char* out) {
-    Env* env = (Env*)envs + index;
-    int64_t size = (int64_t)plain_size;
-    if (out) memcpy(out, (char*)env + plain_start, plain_size);
+/* Returns the bytes of the state of all environments; writes it if out is not NULL. */
+int64_t ocean_save(char* envs, int64_t num_envs, char* out) {
+    char* to = out;
+    int64_t size = 0;
+    for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++) {
+        if (out) memcpy(to = out + size, (char*)env + plain_start, plain_size);
+        size += (int64_t)plain_size;
 #ifdef HAS_HEAP
-    size += c_save(env, out ? out + plain_size : NULL);
+        size += c_save(env, out ? to + plain_size : NULL);
 #endif
+    }
     return size;
 }
 
-void ocean_load(char* envs, int64_t index, const char* in) {
-    Env* env = (Env*)envs + index;
-    memcpy((char*)env + plain_start, in, plain_size);
+void ocean_load(char* envs, int64_t num_envs, const char* in) {
+    for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++) {
+        memcpy((char*)env + plain_start, in, plain_size);
+        in += plain_size;
 #ifdef HAS_HEAP
-    c_load(env, in + plain_size);
+        c_load(env, in);
+        in += c_save(env, NULL);
 #endif
+    }
 }
 
 #ifndef WITHOUT_DRAWING /* main.c defines it for a program that is linked without raylib */
@@ -277,11 +289,6 @@ const char* ocean_raylib(void* library) {
     return NULL;
 }
 #endif
-
-void ocean_close(char* envs, int64_t start, int64_t end) {
-    for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)
-        close_env(env);
-}
 
 #ifdef BY_TURNS
 enum { by_turns = 1 };
