@@ -464,8 +464,8 @@ def with_settings(env, env_kwargs, settings, keywords):
     for key in settings:
         if known is not None and key not in known:
             near = ocean.nearest(key, [*known, *keywords], known)
-            raise ConfigError(f"{name_of(env)} has no setting {key!r}: {near}; "
-                              f"make itself takes {', '.join(keywords)}")
+            others = f"; make itself takes {', '.join(keywords)}" if keywords else ""
+            raise ConfigError(f"{name_of(env)} has no setting {key!r}: {near}{others}")
     if not settings:
         return env_kwargs
     if isinstance(env_kwargs, list | tuple):

@@ -473,6 +473,9 @@ def _raylib():
     raylib.DrawRectangle.argtypes = [ctypes.c_int] * 4 + [_Color]
     raylib.DrawRectangle.restype = None
     raylib.ClearBackground.argtypes, raylib.ClearBackground.restype = [_Color], None
+    for name in ("IsWindowReady", "WindowShouldClose", "IsKeyPressed", "IsKeyDown",
+                 "IsMouseButtonPressed"):
+        getattr(raylib, name).restype = ctypes.c_bool
 
     raylib.order = (slice(None), slice(0, 3))
     raylib.SetTraceLogLevel(4)  # warnings and worse

@@ -170,10 +170,10 @@ def test_a_header_with_dead_agents_masks_and_heap(tmp_path):
     envs = vector.envs
     assert envs.has_valid and envs.has_action_masks and envs.action_heads == [3, 2]
     assert envs.observation_dtype == np.int16 and envs.observation_shape == (2, 1)
-    assert vector.valid.tolist() == [0, 0, 1, 0] and vector.masks.tolist() == [[0, 1, 0, 1, 0]] * 4
+    assert vector.valid.tolist() == [0, 0, 1, 0] and vector.action_masks.tolist() == [[0, 1, 0, 1, 0]] * 4
     vector.step([[2, 0], [0, 1], [1, 0], [2, 1]])
     assert vector.observations[:, :, 0].tolist() == [[2, 1], [-1, 1], [1, 1], [1, 1]]
-    assert vector.valid.tolist() == [1, 1, 0, 1] and vector.masks.tolist() == [[1, 0, 1, 0, 1]] * 4
+    assert vector.valid.tolist() == [1, 1, 0, 1] and vector.action_masks.tolist() == [[1, 0, 1, 0, 1]] * 4
     assert (vector.rewards == 0.5).all()
     saved = envs.save()
     vector.step()
@@ -182,7 +182,7 @@ def test_a_header_with_dead_agents_masks_and_heap(tmp_path):
     assert vector.observations[:, :, 0].tolist() == [[2, 2], [-1, 2], [1, 2], [1, 2]]
     # The log is part of the saved state: two steps of two environments remain of three.
     assert envs.log() == {"perf": 0, "score": 0, "episode_return": 0, "episode_length": 0, "own": 3, "n": 4}
-    vector.check_guards()
+    assert vector.guards_are_whole()
     with pytest.raises(ValueError, match="environment 1"):
         envs.library.create(2, settings=[{}, {"agents": 0}])
 

@@ -27,9 +27,9 @@ def check_step(vector, byte):
     cut = vector.truncations == 1
     assert ((finals[cut] >= space.low) & (finals[cut] <= space.high)).all()
     assert (finals[~cut].view(np.uint8) == byte).all(), "a final observation without a truncation"
-    if vector.masks is not None:
+    if vector.action_masks is not None:
         heads = np.cumsum([0, *envs.action_heads[:-1]])
-        assert np.add.reduceat(vector.masks, heads, axis=1, dtype=int).all(), "no action is legal"
+        assert np.add.reduceat(vector.action_masks, heads, axis=1, dtype=int).all(), "no action is legal"
     return cut.sum()
 
 
@@ -68,7 +68,7 @@ def test_the_contract(name, options):
         if step == SAVE_AT:
             saved = plain.envs.save()
         differs |= not np.array_equal(plain.observations, other.observations)
-        plain.random_actions(rng)
+        plain.act(rng)
         actions = plain.actions.copy()
         plain.poison(0xFF)
         full.poison(0x7F)
@@ -79,13 +79,13 @@ def test_the_contract(name, options):
             for part, rows in zip(parts, (actions[:first], actions[first:]), strict=True):
                 part.step(rows)
             other.step(actions)
-            for whole, *pieces in zip(plain.outputs(), *(part.outputs() for part in parts), strict=True):
+            for whole, *pieces in zip(plain.outputs.values(), *(part.outputs.values() for part in parts), strict=True):
                 assert np.array_equal(whole, np.concatenate(pieces)), step
             if step >= SAVE_AT:
-                played.append((actions, [array.copy() for array in plain.outputs()]))
+                played.append((actions, [array.copy() for array in plain.outputs.values()]))
         else:
             full.step()
-        for one, two in zip(plain.outputs(), full.outputs(), strict=True):
+        for one, two in zip(plain.outputs.values(), full.outputs.values(), strict=True):
             assert np.array_equal(one, two), step
         truncated += check_step(plain, 0xFF)
         check_finals(full, plain, 0x7F)
@@ -99,10 +99,10 @@ def test_the_contract(name, options):
     plain.envs.load(saved)
     for actions, outputs in played:
         plain.step(actions)
-        for one, two in zip(outputs, plain.outputs(), strict=True):
+        for one, two in zip(outputs, plain.outputs.values(), strict=True):
             assert np.array_equal(one, two)
     for vector in (plain, full, other, *parts):
-        vector.check_guards()
+        assert vector.guards_are_whole()
     with pytest.raises(ValueError, match=name):
         other.envs.library.create(number + 1, settings=options).load(saved)
 
@@ -128,9 +128,9 @@ for name, options in VARIANTS:
     vector = Vector(name, count(name, options, 64), options, debug=True)
     rng = np.random.default_rng(0)
     for _ in range(4000):
-        vector.random_actions(rng)
+        vector.act(rng)
         vector.step()
-    vector.check_guards()
+    assert vector.guards_are_whole()
     vector.envs.load(vector.envs.save())
     vector.envs.close()
 print("clean")

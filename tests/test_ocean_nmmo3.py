@@ -93,7 +93,7 @@ def test_a_crowd_keeps_the_world_whole():
     """No two on a tile, what is seen is what there is, gold and items add up, whatever is done."""
     world, rng, ends = World(CROWD), np.random.default_rng(0), np.zeros(2, int)
     for _ in range(1000):
-        world.random_actions(rng)
+        world.act(rng)
         world.step()
         assert world.check() is None, world.check()
         ends += world.terminals.sum(dtype=int), world.truncations.sum(dtype=int)
@@ -110,11 +110,11 @@ def test_what_the_mask_forbids_does_nothing():
     legal one something else."""
     world, rng, counts = World({**CROWD, "num_foes": 10}, 3), np.random.default_rng(0), np.zeros(2, int)
     for t in range(400):
-        world.random_actions(rng)
+        world.act(rng)
         world.step()
         if t % 8:
             continue
-        saved, masks, i = world.envs.save(), world.masks[:, 5:41].copy(), int(rng.integers(40))
+        saved, masks, i = world.envs.save(), world.action_masks[:, 5:41].copy(), int(rng.integers(40))
         world.actions[:] = 0
         world.step()
         nothing = world.envs.save()

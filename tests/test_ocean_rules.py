@@ -102,7 +102,7 @@ def test_a_peer_of_gymnasium_is_followed(name, peer, options, state, action, ste
     rng, ended = np.random.default_rng(0), 0
     for _ in range(steps):
         before = vector.observations.astype(np.float64)
-        vector.random_actions(rng)
+        vector.act(rng)
         vector.step()
         for i in range(32):
             reference.state, reference.steps_beyond_terminated = state(before[i]), None
@@ -165,10 +165,10 @@ def test_go(n):
                 reach = free | (near & (stones == 1))
             assert (reach | (stones == 0)).all(), "stones without a liberty"
             assert (stones >= atari).all()
-        assert (legal <= free).all() and np.array_equal(vector.masks[:, :-1].reshape(8, n, n), legal)
-        assert vector.masks[:, -1].all() and (last <= other).all()
+        assert (legal <= free).all() and np.array_equal(vector.action_masks[:, :-1].reshape(8, n, n), legal)
+        assert vector.action_masks[:, -1].all() and (last <= other).all()
         before = own.sum(axis=(1, 2)) + 1
-        vector.step(np.where(vector.masks == 1, rng.random(vector.masks.shape), -1).argmax(axis=1))
+        vector.step(np.where(vector.action_masks == 1, rng.random(vector.action_masks.shape), -1).argmax(axis=1))
         now = vector.observations.reshape(8, 7, n, n)[:, 0].sum(axis=(1, 2))
         captures += (now < before)[vector.terminals == 0].sum()
     assert captures > 20
@@ -217,7 +217,7 @@ def test_moba_teams_are_mirror_images():
         game.step(actions)
         sides = game.observations.reshape(2, 2, 5, -1)
         assert np.array_equal(sides[:, 0], sides[:, 1])
-        assert np.array_equal(*game.masks.reshape(2, 2, 5, -1).swapaxes(0, 1))
+        assert np.array_equal(*game.action_masks.reshape(2, 2, 5, -1).swapaxes(0, 1))
         rewards = game.rewards.reshape(2, 2, 5)
         np.testing.assert_allclose(rewards[:, 0], rewards[:, 1], atol=1e-6)
         deaths = max(deaths, sides[..., 25].sum())
@@ -231,13 +231,13 @@ def test_moba_illegal_acts_do_nothing():
     for t in range(400):
         players.attack(game, rng)
         if t % 5 == 0:
-            saved, actions, mask = game.envs.save(), game.actions.copy(), game.masks[:, -5:] == 1
+            saved, actions, mask = game.envs.save(), game.actions.copy(), game.action_masks[:, -5:] == 1
             acts = rng.integers(1, 5, 40)
             legal = mask[np.arange(40), acts]
             for act in (np.where(legal, 0, acts), 0 * acts):
                 game.envs.load(saved)
                 game.step(np.column_stack([actions[:, :2], act]))
-                outputs = [array.copy() for array in game.outputs()]
+                outputs = [array.copy() for array in game.outputs.values()]
                 if act.any():
                     illegal = outputs
             assert all(map(np.array_equal, illegal, outputs))
