@@ -72,22 +72,15 @@ class Checked:
 
 
 def explain(error):
-    """Return the EnvError for an error that a returned value caused, else None.
-
-    Such an error is raised in this file or in flat_spaces.py.
-    """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
-    inner = next((frame for frame in frames if "numpy" not in frame.f_code.co_filename), None)
-    if inner is None or inner.f_code.co_filename not in (__file__, flat_spaces.__file__):
-        return None
-    try:
-        for frame in frames:
-            env = frame.f_locals.get("self")
-            if hasattr(env, "check_returned") and "returned" in frame.f_locals:
-                call = "reset" if "reset" in frame.f_code.co_name else "step"
-                env.check_returned(call, frame.f_locals["returned"])
-    except EnvError as fault:
-        return fault
+    """Return the EnvError of a returned value that may have caused an error, else None."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        env = frame.f_locals.get("self")
+        if hasattr(env, "check_returned") and "returned" in frame.f_locals:
+            try:
+                env.check_returned("reset" if "reset" in frame.f_code.co_name else "step",
+                                   frame.f_locals["returned"])
+            except EnvError as fault:
+                return fault
     return None
 
 
@@ -207,11 +200,11 @@ class PufferEnv(Checked):
 
     def check_returned(self, call, returned):
         """Check as Checked does; infos are a list of dicts, and observations lie in place."""
-        infos = returned[-1] if isinstance(returned, tuple | list) and returned else None
-        if isinstance(infos, tuple | list) and all(isinstance(info, dict) for info in infos):
-            check_returned(self, call, [*returned[:-1], {}], None, self.returned_shape)
-        else:
-            check_returned(self, call, returned, None, self.returned_shape)
+        if isinstance(returned, tuple | list) and returned and isinstance(
+                returned[-1], tuple | list):
+            returned = [*returned[:-1], next((info for info in returned[-1]
+                                              if not isinstance(info, dict)), {})]
+        check_returned(self, call, returned, None, self.returned_shape)
         if (self._octets == UNWRITTEN).all():
             raise EnvError(
                 f"{self}: {call}() did not write its observations. Write to self.observations[:] "
@@ -751,10 +744,6 @@ class GymnasiumVectorPufferEnv(Wrapper):
             # The info is the next episode's, but for what RecordEpisodeStatistics adds.
             final = {key: info[key] for key in ("episode", "_episode") if key in info}
             final |= info.get("final_info", {})
-            if truncated.any() and "final_obs" not in info:
-                raise EnvError(
-                    f"{self.env}: its mode of autoreset is same_step, so the info of a step that "
-                    'ends an episode must have the last observations, info["final_obs"][i].')
             for i in np.flatnonzero(truncated):
                 self._observation.flatten(_at(info["final_obs"], i), view.final_observations[i])
         else:
@@ -991,7 +980,7 @@ def wrap(env):
     """Return an environment as workers.py steps it.
 
     PufferEnvs and wrapped ones are returned as they are, Gymnasium's (single, vector, old Gym's)
-    and PettingZoo's (parallel, AEC) wrapped. Raises TypeError for anything else.
+    and PettingZoo's (parallel, AEC) wrapped. Raises EnvError for anything else.
     """
     if hasattr(env, "step_into"):
         return env
@@ -1003,10 +992,7 @@ def wrap(env):
                         "takes it if its arrays are tensors (for Isaac Lab: tensors.IsaacLab).")
     if hasattr(env, "possible_agents"):
         return PettingZooPufferEnv(env)
-    if hasattr(env, "step"):
-        return GymnasiumPufferEnv(env)
-    raise TypeError(f"{describe(env)} is not an environment. Expected a PufferEnv, a gymnasium.Env "
-                    "or a PettingZoo environment.")
+    return GymnasiumPufferEnv(env)
 
 
 def slots(env):

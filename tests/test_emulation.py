@@ -241,10 +241,10 @@ TREES = [
     (of_a_tree((np.zeros(3, np.float32),)), r"\['a'\]\[0\].*\(3,\)"),
     (of_a_tree((np.array([0, 7], np.float32),)), r"\['a'\]\[0\].*\(1,\).*7"),
     (of_a_tree((np.array([0, np.nan], np.float32),)), r"\(1,\).*nan"),
-    (of_a_tree(np.zeros(2, np.float32)), r"\['a'\].*tuple"),
+    (of_a_tree(np.zeros(2, np.float32)), r"\['a'\]\[0\].*\(2,\)"),
     (of_a_tree((np.zeros(2, np.float32),), 3), r"\['b'\].*3"),
     (of_a_tree((np.zeros(2, np.complex64),)), "float32.*complex64"),
-    ([at(0, TREE, observation={"a": 0}), at(1, TREE, observation={"a": 0})], "keys a, b"),
+    ([at(0, TREE, observation={"a": 0}), at(1, TREE, observation={"a": 0})], r"\['a'\]\[0\].*Box"),
 ]
 FAULTS = [
     *((creator, name) for creators, name in TREES for creator in creators),
@@ -335,8 +335,6 @@ PLAIN = {"observation_space": spaces.Discrete(2), "action_space": spaces.Discret
 def test_what_is_not_an_environment_is_an_error(bases, change, name):
     with pytest.raises(EnvError, match=f"Mine.*{name}"):
         vector.make(type("Mine", bases, PLAIN | change))
-    with pytest.raises(TypeError):
-        wrap(3)
     env = Leavers()
     env.action_space = lambda agent: spaces.Discrete(ord(agent))
     with pytest.raises(TypeError, match="supersuit"):
