@@ -32,7 +32,6 @@ import numpy as np
 from gymnasium import spaces
 
 import absolute_imports  # noqa: F401  first
-import flat_spaces
 from errors import ConfigError, EnvError
 from flat_spaces import (
     FlatAction,
