@@ -283,6 +283,7 @@ def _continues_after_load(whole):
     for _ in range(2):
         rng, observations = np.random.default_rng(1), []
         whole.envs.load(saved)
+        whole.poison(0xFF)  # all actions are legal
         for _ in range(50):
             whole.act(rng)
             whole.step()

@@ -35,7 +35,6 @@ from emulation import (
     GymnasiumPufferEnv,
     GymnasiumVectorPufferEnv,
     PettingZooPufferEnv,
-    PufferEnv,
     new_rows,
     wrap,
 )
@@ -163,8 +162,6 @@ def test_action_masks_go_where_their_heads_are(space, mask, expected):
 
 
 NOTHING = spaces.Box(-1, 1, (2, 0), np.float32)
-EMPTY = [NOTHING, spaces.Tuple([spaces.Discrete(2), NOTHING]),
-         spaces.Dict({"a": spaces.Dict({"none": NOTHING}), "b": spaces.Box(-1, 1, (1,))})]
 
 
 @pytest.mark.parametrize(("layout", "space", "kind"), [
@@ -172,27 +169,13 @@ EMPTY = [NOTHING, spaces.Tuple([spaces.Discrete(2), NOTHING]),
     (FlatAction, spaces.Box(-(2**40), 2**40, (1,), np.int64), ValueError),
     (FlatAction, spaces.Text(3), TypeError),
     (FlatAction, spaces.Dict({}), TypeError),
+    (FlatAction, NOTHING, TypeError),
+    (FlatObservation, spaces.Tuple([spaces.Discrete(2), NOTHING]), TypeError),
     (FlatObservation, spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))}), TypeError),
 ])
 def test_spaces_that_cannot_be_flat(layout, space, kind):
     with pytest.raises(kind):
         layout(space)
-
-
-@pytest.mark.parametrize("name", ["observation_space", "action_space"])
-@pytest.mark.parametrize(("kind", "space"), [
-    *((Steps, space) for space in EMPTY), (PufferEnv, NOTHING),
-    (gymnasium.vector.VectorEnv, NOTHING), (gymnasium.vector.VectorEnv, EMPTY[2])])
-def test_a_space_without_numbers_is_refused(kind, name, space):
-    one = "single_" if kind is not Steps else ""
-    attributes = {f"{one}observation_space": spaces.Box(0, 1, (1,)), "num_agents": 1, "num_envs": 1,
-                  f"{one}action_space": spaces.Discrete(2), one + name: space,
-                  "metadata": {"autoreset_mode": "disabled"},
-                  "reset": lambda self, **_: (np.zeros((1, 1)), {})}
-    if kind is not PufferEnv:
-        attributes["__init__"] = lambda self: None
-    with pytest.raises(TypeError, match=r"\(2,\s0\)"):
-        vector.make(lambda: type("Empty", (kind,), attributes)())
 
 
 # -- What an environment returns that it may not ---------------------------------------------------

@@ -24,24 +24,19 @@ def test_names_and_defaults():
         ocean.load("breakot")
 
 
-@pytest.mark.parametrize(("name", "options", "error", "subject"), [
-    ("breakout", {"framskip": 4}, ValueError, "frameskip"),
-    ("breakout", {"frameskip": 4.5}, ConfigError, "frameskip"),
-    ("breakout", {"frameskip": "4"}, ConfigError, "frameskip"),
-    ("breakout", {"continuous": 2}, ConfigError, "continuous"),
-    ("breakout", {"ball_speed": float("nan")}, ConfigError, "ball_speed"),
-    ("breakout", {"ball_speed": -1e300}, ConfigError, "ball_speed"),
-    ("squared", {"distance": 2**31}, ConfigError, "distance"),
-    ("go", {"komi": 7.0}, ValueError, "komi"),
-    ("snake", {"width": 4, "height": 4}, ValueError, "num_food"),
-    ("trash_pickup", {"num_bins": 5, "width": 5, "height": 5}, ValueError, "num_bins"),
-    ("moba", {"bot_range": 0.5, "bot_skill": 0.4}, ValueError, "bot_range"),
-    ("nmmo3", {"width": 60, "height": 60}, ValueError, "world"),
-    ("nmmo3", {"num_agents": 16000}, ValueError, "16384"),
+@pytest.mark.parametrize(("name", "options", "subject"), [
+    ("breakout", {"frameskip": "4"}, "frameskip"),
+    ("breakout", {"ball_speed": float("nan")}, "ball_speed"),
+    ("squared", {"distance": 2**31}, "distance"),
+    ("snake", {"width": 4, "height": 4}, "num_food"),
+    ("trash_pickup", {"num_bins": 5, "width": 5, "height": 5}, "num_bins"),
+    ("moba", {"bot_range": 0.5, "bot_skill": 0.4}, "bot_range"),
+    ("nmmo3", {"width": 60, "height": 60}, "world"),
+    ("nmmo3", {"num_agents": 16000}, "16384"),
 ])
-def test_wrong_settings(name, options, error, subject):
+def test_wrong_settings(name, options, subject):
     """By type, or beside other settings; test_ocean_golden.py has the bounds of each alone."""
-    with pytest.raises(error, match=subject):
+    with pytest.raises(ConfigError, match=subject):
         ocean.load(name).create(2, settings=options)
 
 
@@ -59,10 +54,6 @@ def test_settings_for_each_environment():
 
 
 def test_wrong_calls():
-    with pytest.raises(ValueError, match="contiguous"):
-        ocean.rows(np.zeros((4, 4))[:, ::2], None, None, None, None)
-    with pytest.raises(ValueError, match="num_envs"):
-        ocean.load("snake").create(0)
     envs = (vector := Vector("snake", 2)).envs
     for span in ((0, 3), (-1, 2), (2, 1)):
         with pytest.raises(IndexError):
@@ -71,8 +62,8 @@ def test_wrong_calls():
     with pytest.raises(ValueError, match="saved"):
         envs.load(saved[:-1])
     envs.close()
-    for call in (lambda: envs.step(vector.rows), envs.save, lambda: envs.load(saved), envs.render,
-                 envs.log, envs.keys):
+    for call in (lambda: envs.step(vector.rows), lambda: envs.load(saved), envs.render, envs.log,
+                 envs.keys):
         with pytest.raises(RuntimeError, match=r"^snake:"):
             call()
 

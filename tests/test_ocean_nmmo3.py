@@ -103,27 +103,3 @@ def test_a_crowd_keeps_the_world_whole():
     deaths = sum(log[field] for field in ("starved", "slain_by_foes", "slain_by_agents", "aged"))
     assert deaths == pytest.approx(1, rel=1e-5)
     assert log["perf"] == pytest.approx(log["score"] / 72, rel=1e-4) and 1 < log["gear"] < 15
-
-
-def test_what_the_mask_forbids_does_nothing():
-    """From a saved state an illegal action leaves exactly what doing nothing leaves, a
-    legal one something else."""
-    world, rng, counts = World({**CROWD, "num_foes": 10}, 3), np.random.default_rng(0), np.zeros(2, int)
-    for t in range(400):
-        world.act(rng)
-        world.step()
-        if t % 8:
-            continue
-        saved, masks, i = world.envs.save(), world.action_masks[:, 5:41].copy(), int(rng.integers(40))
-        world.actions[:] = 0
-        world.step()
-        nothing = world.envs.save()
-        for what in range(1, 36):
-            world.envs.load(saved)
-            world.actions[:] = 0
-            world.actions[i] = 0, what, 7
-            world.step()
-            assert np.array_equal(world.envs.save(), nothing) == (masks[i, what] == 0), what
-            counts[masks[i, what]] += 1
-        world.envs.load(saved)
-    assert (counts > [600, 80]).all()
