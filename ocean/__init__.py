@@ -160,13 +160,12 @@ class Library:
 
         settings: those that differ from the defaults, a dict or None.
         """
-        values = dict(self.settings)
-        for name, value in (settings or {}).items():
-            if name not in values:
+        for name in settings or ():
+            if name not in self.settings:
                 raise ConfigError(f"{self.name} has no setting {name!r}: "
-                                 f"{nearest(name, self.settings)}")
-            values[name] = self._parse(name, value)
-        return np.array(list(values.values()), dtype=np.float64)
+                                  f"{nearest(name, self.settings)}")
+        values = self.settings | (settings or {})
+        return np.array([self._parse(name, value) for name, value in values.items()], np.float64)
 
     def _parse(self, name, value):
         kind = type(self.settings[name])
@@ -468,14 +467,13 @@ def _raylib():
     except ImportError as error:
         raise ConfigError("drawing needs raylib: pip install raylib_software") from error
     raylib = ctypes.CDLL(_raylib_cffi.__file__, mode=ctypes.RTLD_LOCAL)
-    raylib.LoadImageFromScreen.restype = _Image
-    raylib.UnloadImage.argtypes, raylib.UnloadImage.restype = [_Image], None
-    raylib.DrawRectangle.argtypes = [ctypes.c_int] * 4 + [_Color]
-    raylib.DrawRectangle.restype = None
-    raylib.ClearBackground.argtypes, raylib.ClearBackground.restype = [_Color], None
-    for name in ("IsWindowReady", "WindowShouldClose", "IsKeyPressed", "IsKeyDown",
-                 "IsMouseButtonPressed"):
-        getattr(raylib, name).restype = ctypes.c_bool
+    flags = "IsWindowReady", "WindowShouldClose", "IsKeyPressed", "IsKeyDown", "IsMouseButtonPressed"
+    for name, result, arguments in (
+            ("LoadImageFromScreen", _Image, []), ("UnloadImage", None, [_Image]),
+            ("DrawRectangle", None, [ctypes.c_int] * 4 + [_Color]),
+            ("ClearBackground", None, [_Color]), *((flag, ctypes.c_bool, None) for flag in flags)):
+        getattr(raylib, name).restype = result
+        getattr(raylib, name).argtypes = arguments
 
     raylib.order = (slice(None), slice(0, 3))
     raylib.SetTraceLogLevel(4)  # warnings and worse
