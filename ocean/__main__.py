@@ -266,15 +266,17 @@ def _check_outputs(whole, twin, play, problem):
 
 def _check_log(log, play):
     """Return {key: problem} of the log after a game without other problems."""
-    if not play.ended.any():
-        return {"end": f"no episode ended in {play.rounds:,} steps: terminals and truncations are "
-                       "always 0. Is there a limit of steps?"}
-    if not log:
-        return {"log": "episodes end, but log.n stays 0: call LOG_EPISODE when an episode ends."}
-    if not 0 <= log["perf"] <= 1:
-        return {"perf": f"log.perf is {log['perf']:.3g} in the mean; it must lie within 0..1."}
     infinite = [name for name, value in log.items() if not math.isfinite(value)]
-    return {"log": f"not finite in the log: {', '.join(infinite)}."} if infinite else {}
+    perf = log.get("perf", 0.0)
+    faults = [
+        (not play.ended.any(), "end", f"no episode ended in {play.rounds:,} steps: terminals and "
+                                      "truncations are always 0. Is there a limit of steps?"),
+        (not log, "log", "episodes end, but log.n stays 0: call LOG_EPISODE when an episode ends."),
+        (not 0 <= perf <= 1, "perf",
+         f"log.perf is {perf:.3g} in the mean; it must lie within 0..1."),
+        (infinite, "log", f"not finite in the log: {', '.join(infinite)}."),
+    ]
+    return next(({key: text} for is_so, key, text in faults if is_so), {})
 
 
 def _continues_after_load(whole):
@@ -601,15 +603,17 @@ def main():
     add("--standalone", nargs="?", const="", metavar="FILE", help="build a program that needs no "
         "Python (FILE: its path, by default the environment's name)")
     add = parser.add_mutually_exclusive_group().add_argument
-    add("--debug", action="store_true", help="build with sanitizers")
-    add("--fast", action="store_true", help="build optimised; --check does not by default")
-    add("--profile", action="store_true", help="build the program optimised with symbols, for perf")
+    for kind, text in (("debug", "build with sanitizers"),
+                       ("fast", "build optimised; --check does not by default"),
+                       ("profile", "build the program optimised with symbols, for perf")):
+        add(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
     arguments = parser.parse_args()
     if arguments.name is None:
         print("\n".join(ocean.names()))
         return 0
-    build_program = arguments.standalone is not None or arguments.profile
-    debug = not build_program and (arguments.debug or (arguments.check and not arguments.fast))
+    kind = arguments.kind or ("debug" if arguments.check else "fast")
+    build_program = arguments.standalone is not None or kind == "profile"
+    debug = kind == "debug" and not build_program
     creator, settings = None, dict(map(parse_setting, arguments.set))
     with errors.exit_on_error("python -m ocean", (ValueError, TypeError)):
         if not arguments.name.endswith(".h") and arguments.name not in ocean.names():
@@ -628,7 +632,6 @@ def main():
                 f"{arguments.name} is an environment in Python. --check checks it; "
                 "`python pufferl.py eval` with --eval.video draws it.")
         if build_program:
-            kind = "debug" if arguments.debug else "profile" if arguments.profile else "fast"
             suffix = "" if kind == "fast" else f"_{kind}"
             standalone(library, settings, arguments.standalone or library.name + suffix, kind)
             return 0

@@ -205,6 +205,7 @@ const char* ocean_init(char* envs, int64_t num_envs, int64_t first_env, uint64_t
         if (!several) setting = settings;
 #define SETTING_READ(type, name, value, help) env->name = (type)*setting++;
         SETTINGS(SETTING_READ)
+        (void)setting;
         const char* problem = c_init(env);
         if (problem) {
             ocean_close(envs, i);
