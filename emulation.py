@@ -311,6 +311,9 @@ class Wrapper(Checked):
         """List the action masks that a reset or step gives, None for none."""
         return [find_mask(observation, info)]
 
+    def views(self, rows, first):
+        return slice_rows(rows, first, slots(self))
+
     def render(self):
         return self.env.render()
 
@@ -378,7 +381,7 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
     # What a vectorizer calls
 
     def views(self, rows, first):
-        return self._stepper.prepare(slice_rows(rows, first, 1))
+        return self._stepper.prepare(super().views(rows, first))
 
     def reset_into(self, view, seed=None):
         self._stepper.reset(view, [seed])
@@ -633,9 +636,6 @@ class GymnasiumVectorPufferEnv(Wrapper):
         masks = info.get("action_mask")
         return [None if masks is None else _at(masks, i) for i in range(self.num_agents)]
 
-    def views(self, rows, first):
-        return slice_rows(rows, first, self.num_agents)
-
     def _write(self, view, observations, info):
         if self._observation.structured:
             self._observation.write(observations, self._fields)
@@ -844,9 +844,6 @@ class PettingZooPufferEnv(Wrapper):
     def _flatten(self, observations):
         return {agent: self._observation.flatten(observation)
                 for agent, observation in observations.items()}
-
-    def views(self, rows, first):
-        return slice_rows(rows, first, self.max_num_agents)
 
     def _write(self, view, observations, infos, agents):
         """Write the observations and masks of these agents; the others are not valid."""

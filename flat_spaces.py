@@ -91,6 +91,13 @@ def _encode(leaf, value):
     return np.frombuffer(value.ljust(leaf.max_length, "\0").encode("utf-32-le"), np.int32)
 
 
+def _decode(leaf, array):
+    """Invert `_encode`; a Discrete's value is a numpy scalar."""
+    if isinstance(leaf, spaces.Text):
+        return "".join(map(chr, array[array != 0]))
+    return array[()] if isinstance(leaf, spaces.Discrete) else array
+
+
 def _bounds(arrays):
     """Return the low and high of each number of several leaves (of `_leaf`)."""
     return [np.concatenate([np.broadcast_to(array[i], array[1]).ravel() for array in arrays])
@@ -242,15 +249,8 @@ class FlatObservation:
 
     def unflatten(self, flat):
         """Invert `flatten`: arrays are views of `flat`, Discrete values numpy scalars."""
-        def decode(leaf, value):
-            if isinstance(leaf, spaces.Discrete):
-                return leaf.dtype.type(value)
-            if isinstance(leaf, spaces.Text):
-                return "".join(map(chr, value[value != 0]))
-            return np.asarray(value)
-
         fields = self.fields(np.ascontiguousarray(flat)[None])
-        return _nest(self.space, (decode(leaf, field[0])
+        return _nest(self.space, (_decode(leaf, field[0, ...])
                                   for (*_, leaf), field in zip(self.leaves, fields, strict=True)))
 
 
