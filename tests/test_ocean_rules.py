@@ -1,11 +1,14 @@
 """The rules of the environments in C, as a player states them. What is written byte by byte is
-held by test_ocean_golden.py; nmmo3 has a file of its own."""
+held by test_ocean_golden.py."""
+
+import re
 
 import gymnasium
 import numpy as np
 import ocean_players as players
 import pytest
 from ocean_vector import Vector
+from test_ocean_golden import CROWD
 
 import ocean
 
@@ -43,6 +46,7 @@ SKILL = [
      {"score": (-1, -0.4), "perf": (0, 0.3), "kills": (0, 10), "deaths": (10, 99)}),
     ("mountaincar", {}, players.swing, 250, {"score": (-170, -80), "perf": (0.15, 1)}),
     ("mountaincar", {"continuous": True}, players.swing, 250, {"score": (85, 100)}),
+    ("nmmo3", CROWD, players.at_random, 600, {"perf": (0.01, 0.2), "gear": (1, 15), "aged": (0.1, 0.9)}),
     ("password", {}, players.at_random, 500, {"perf": (0.01, 0.06)}),
     ("pong", {"continuous": True, "max_score": 5, "frameskip": 4}, players.follow_pong, 4000,
      {"perf": (0.6, 1), "score": (1, 5)}),
@@ -69,8 +73,16 @@ def test_skill_decides(name, options, player, steps, bounds):
 
 
 def test_all_environments_have_a_rule():
-    tested = {row[0] for row in SKILL} | {"memory", "multiagent", "nmmo3", "pendulum", "performance"}
+    tested = {row[0] for row in SKILL} | {"memory", "multiagent", "pendulum", "performance"}
     assert tested == set(ocean.names())
+
+
+def test_the_page_of_nmmo3_names_the_defaults():
+    """docs/nmmo3.md says `setting`=default for each setting."""
+    page = (ocean.FOLDER.parent / "docs" / "nmmo3.md").read_text()
+    written = dict(re.findall(r"`(\w+)`=(−?\d[\d.]*\d|−?\d)", page))
+    defaults = {name: float(value) for name, value in ocean.load("nmmo3").settings.items()}
+    assert {name: float(value.replace("−", "-")) for name, value in written.items()} == pytest.approx(defaults)
 
 
 # Beside Gymnasium
