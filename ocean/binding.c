@@ -397,11 +397,11 @@ const char* ocean_describe(void) {
     json_add(", \"has_valid\": %s, \"has_action_masks\": %s, \"has_heap\": %s", json_bool(has_valid),
         json_bool(has_action_masks), json_bool(has_heap));
     json_add(", \"settings\": {");
-#define SETTING_DEFAULT(type, name, value, help) \
+#define SETTING_DESCRIBE(type, name, value, help) \
     json_add("%s\"%s\": ", comma, #name); \
     json_add(_Generic((type)0, int: "%.0f", float: "%.16e", bool: json_bool((value) != 0)), (double)(value)); \
     comma = ", ";
-    SETTINGS(SETTING_DEFAULT)
+    SETTINGS(SETTING_DESCRIBE)
     json_add("}, \"settings_help\": {");
     comma = "";
 #define SETTING_HELP(type, name, value, help) \
@@ -411,10 +411,10 @@ const char* ocean_describe(void) {
     SETTINGS(SETTING_HELP)
     json_add("}, \"log_fields\": [");
     comma = "";
-#define LOG_NAME(name) \
+#define LOG_DESCRIBE(name) \
     json_add("%s\"%s\"", comma, #name); \
     comma = ", ";
-    LOG(LOG_NAME)
+    LOG(LOG_DESCRIBE)
     json_add("]}");
     return json_text;
 }
