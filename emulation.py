@@ -24,7 +24,6 @@ import re
 import sys
 import textwrap
 import traceback
-import warnings
 from types import SimpleNamespace
 
 import gymnasium
@@ -32,7 +31,6 @@ import numpy as np
 from gymnasium import spaces
 
 import absolute_imports  # noqa: F401  first
-import flat_spaces
 from errors import ConfigError, EnvError
 from flat_spaces import (
     FlatAction,
@@ -72,22 +70,15 @@ class Checked:
 
 
 def explain(error):
-    """Return the EnvError for an error that a returned value caused, else None.
-
-    Such an error is raised in this file or in flat_spaces.py.
-    """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
-    inner = next((frame for frame in frames if "numpy" not in frame.f_code.co_filename), None)
-    if inner is None or inner.f_code.co_filename not in (__file__, flat_spaces.__file__):
-        return None
-    try:
-        for frame in frames:
-            env = frame.f_locals.get("self")
-            if hasattr(env, "check_returned") and "returned" in frame.f_locals:
-                call = "reset" if "reset" in frame.f_code.co_name else "step"
-                env.check_returned(call, frame.f_locals["returned"])
-    except EnvError as fault:
-        return fault
+    """Return the EnvError of a returned value that may have caused an error, else None."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        env = frame.f_locals.get("self")
+        if hasattr(env, "check_returned") and "returned" in frame.f_locals:
+            try:
+                env.check_returned("reset" if "reset" in frame.f_code.co_name else "step",
+                                   frame.f_locals["returned"])
+            except EnvError as fault:
+                return fault
     return None
 
 
@@ -107,6 +98,7 @@ def new_rows(env, num_agents=None):
         actions=np.zeros((n, action.columns), np.int32 if action.heads else np.float32),
         terminals=np.zeros(n, np.uint8),
         truncations=np.zeros(n, np.uint8),
+        resets=np.zeros(n, np.uint8),
         valid=np.ones(n, np.uint8),
         final_observations=np.zeros((n, *space.shape), space.dtype),
         action_masks=np.ones((n, sum(action.heads)), np.uint8) if env.has_action_masks else None,
@@ -207,11 +199,11 @@ class PufferEnv(Checked):
 
     def check_returned(self, call, returned):
         """Check as Checked does; infos are a list of dicts, and observations lie in place."""
-        infos = returned[-1] if isinstance(returned, tuple | list) and returned else None
-        if isinstance(infos, tuple | list) and all(isinstance(info, dict) for info in infos):
-            check_returned(self, call, [*returned[:-1], {}], None, self.returned_shape)
-        else:
-            check_returned(self, call, returned, None, self.returned_shape)
+        if isinstance(returned, tuple | list) and returned and isinstance(
+                returned[-1], tuple | list):
+            returned = [*returned[:-1], next((info for info in returned[-1]
+                                              if not isinstance(info, dict)), {})]
+        check_returned(self, call, returned, None, self.returned_shape)
         if (self._octets == UNWRITTEN).all():
             raise EnvError(
                 f"{self}: {call}() did not write its observations. Write to self.observations[:] "
@@ -299,7 +291,7 @@ class Wrapper(Checked):
     def has_action_masks(self):
         """Tell whether the environment gives action masks; the first call resets it."""
         if self._has_masks is None:
-            self._reset_env(0)
+            self.reset_env(0)
         return self._has_masks
 
     def check_first(self, call, returned):
@@ -318,6 +310,9 @@ class Wrapper(Checked):
     def _masks(self, observation, info):
         """List the action masks that a reset or step gives, None for none."""
         return [find_mask(observation, info)]
+
+    def views(self, rows, first):
+        return slice_rows(rows, first, slots(self))
 
     def render(self):
         return self.env.render()
@@ -377,58 +372,29 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
         self.observation_space = self.single_observation_space
         self.action_space = self.single_action_space
         self._episode_return, self._episode_length = 0.0, 0
-        # one within other wrappers knows the return before they change rewards
-        self._has_inner = any(isinstance(one, GymnasiumPufferEnv) for one in within(self.env))
         self._mask_method = (self.env.get_wrapper_attr("action_masks")
                              if self.env.has_wrapper_attr("action_masks") else None)
+        # one within other wrappers knows the return before they change rewards
+        self.has_inner = any(isinstance(one, GymnasiumPufferEnv) for one in within(self.env))
+        self._stepper = SyncStepper([self])
 
-    # What a vectorizer calls: read the row's action, step, write the flat observation
+    # What a vectorizer calls
 
     def views(self, rows, first):
-        return rows.observations, rows.actions, rows.rewards, rows.action_masks, first, rows
+        return self._stepper.prepare(super().views(rows, first))
+
+    def reset_into(self, view, seed=None):
+        self._stepper.reset(view, [seed])
+        return []
 
     def step_into(self, view):
-        _, actions, rewards, _, i, rows = view
-        returned = self._step_env(actions[i])
-        observation, reward, terminated, truncated, info = returned
-        rewards[i] = reward
-        if terminated or truncated:
-            rows.terminals[i], rows.truncations[i] = bool(terminated), bool(truncated)
-            if truncated:
-                self._observation.flatten(observation, rows.final_observations[i])
-            self.reset_into(view)
-            return [numeric_scalars(info)]
-        self._write(view, observation, info)
-        return ()
+        return [info for _, info in self._stepper.step(view)]
 
-    def _step_env(self, row):
-        returned = self.env.step(self._action.unflatten(row))
-        self.check_first("step", returned)
-        observation, reward, terminated, truncated, info = returned
-        reward = float(reward.item() if isinstance(reward, np.ndarray) else reward)
-        self._episode_return += reward
-        self._episode_length += 1
-        if terminated or truncated:
-            total = info["episode_return"] if self._has_inner else self._episode_return
-            info = episode_info(info, total, self._episode_length)
-        return observation, self.reward_scale * reward, terminated, truncated, info
-
-    def _write(self, view, observation, info):
-        observations, _, _, masks, i, _ = view
-        self._observation.flatten(observation, observations[i])
-        if masks is not None:
-            self._action.write_mask(masks[i], self._mask(observation, info))
-
-    def _mask(self, observation, info):
+    def mask(self, observation, info):
         """Return an observation's mask; a method action_masks() comes first."""
         return self._mask_method() if self._mask_method else find_mask(observation, info)
 
-    def reset_into(self, view, seed=None):
-        returned = self._reset_env(seed)
-        self._write(view, *returned)
-        return []
-
-    def _reset_env(self, seed, options=None):
+    def reset_env(self, seed, options=None):
         # Hand-made environments may take no options.
         returned = self.env.reset(seed=seed, **({} if options is None else {"options": options}))
         self.check_first("reset", returned)
@@ -439,15 +405,23 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
     # Gymnasium's methods
 
     def reset(self, *, seed=None, options=None):
-        observation, info = self._reset_env(seed, options)
+        observation, info = self.reset_env(seed, options)
         return self._observation.flatten(observation), info
 
     def step(self, action):
         """Return Gymnasium's five values; the observation is a new flat array."""
-        observation, reward, terminated, truncated, info = self._step_env(
-            np.reshape(action, self._action.columns))
-        return (self._observation.flatten(observation), reward, bool(terminated),
-                bool(truncated), info)
+        row = np.reshape(action, self._action.columns)
+        returned = self.env.step(self._action.unflatten(row))
+        self.check_first("step", returned)
+        observation, reward, terminated, truncated, info = returned
+        reward = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        self._episode_return += reward
+        self._episode_length += 1
+        if terminated or truncated:
+            total = info["episode_return"] if self.has_inner else self._episode_return
+            info = episode_info(info, total, self._episode_length)
+        return (self._observation.flatten(observation), self.reward_scale * reward,
+                bool(terminated), bool(truncated), info)
 
 
 def note_moments(env):
@@ -466,76 +440,50 @@ def note_moments(env):
 
 
 def _unwrap_step(env):
-    """Return (step, steps to the time limit) of an environment in use.
+    """Return (step, time limit) of an environment.
 
     The outermost wrappers of gymnasium.make check and count what SyncStepper does too.
     """
     wrappers, limit = gymnasium.wrappers, math.inf
     while type(env) in (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker):
-        if type(env) is wrappers.TimeLimit:
-            limit = min(limit, env._max_episode_steps - env._elapsed_steps)
+        limit = min(limit, getattr(env, "_max_episode_steps", math.inf))
         env = env.env
     return env.step, limit
 
 
 class SyncStepper:
-    """Step the GymnasiumPufferEnvs of one process in one loop, as a SyncVectorEnv.
+    """Step GymnasiumPufferEnvs of one process in one loop, as a SyncVectorEnv.
 
-    It inlines METHODS, whose calls take a third of the 5 us of a CartPole's step, and is used only
-    while their source has the digest DIGEST. After an edit, each environment is stepped by its
-    slower step_into. To restore this loop, make the same edit here, run tests/test_workers.py,
-    which compares the two, and set DIGEST to what it prints.
+    A call of a method of each would take a third of the 5 us of a CartPole's step. numbers: of the
+    environments, for infos.
     """
 
-    METHODS = ("views", "reset_into", "step_into", "_reset_env", "_step_env", "_write", "_mask")
-    DIGEST = "6638e32d795cbc01"
-
-    @classmethod
-    def of(cls, envs, numbers, rows):
-        """Return one for environments that have been reset and stepped.
-
-        Returns None if one is not a plain GymnasiumPufferEnv or was edited. numbers: of the
-        environments, for infos; rows: each row that `step` takes, with the arrays of the views.
-        """
-        if not all(type(env) is GymnasiumPufferEnv and not env._unchecked and not env._has_inner
-                   and not vars(env).keys() & set(cls.METHODS) for env in envs):
-            return None
-        if cls.digest() != cls.DIGEST:
-            if numbers[0] == 0:  # one process warns for all workers
-                warnings.warn("GymnasiumPufferEnv was edited, so each environment is stepped by "
-                              "its step_into, which takes longer: see "
-                              "emulation.SyncStepper.",
-                              stacklevel=2)
-            return None
-        return cls(envs, numbers, rows)
-
-    @classmethod
-    def digest(cls):
-        """Return the digest of the methods that `step` reimplements."""
-        methods = (getattr(GymnasiumPufferEnv, name) for name in cls.METHODS)
-        return digest(*methods, FlatAction.unflatten)
-
-    def __init__(self, envs, numbers, rows):
-        first = envs[0]
-        shape = first._observation.space.shape
-        self._envs, self._numbers = envs, numbers
-        self._start = first._action.start
-        self._needs_encoding, self._is_scalar = first._observation.needs_encoding, shape == ()
-        for row in rows:
-            row.valid[:] = 1
-            row.has_flags = True
-            row.joined = (row.observations[:, 0] if self._is_scalar or self._needs_encoding
-                          else row.observations.reshape(-1, *shape[1:]))
-        self._casting = "same_kind"
-        self._steps, limits = zip(*(_unwrap_step(env.env) for env in envs), strict=True)
-        self._resets = [env.env.reset for env in envs]
+    def __init__(self, envs, numbers=(0,)):
+        self._envs, self._numbers, self._casting = envs, numbers, "same_kind"
+        self._start, observation = envs[0]._action.start, envs[0]._observation
+        self._shape, self._needs_encoding = observation.space.shape, observation.needs_encoding
+        self._is_scalar = self._shape == ()
         self._scales = np.array([env.reward_scale for env in envs])
-        self._returns = np.array([env._episode_return for env in envs], np.float64)
-        self._num_steps = 0
-        self._starts = [-env._episode_length for env in envs]  # in steps, of each episode
-        self._limits = [env._episode_length + limit
-                        for env, limit in zip(envs, limits, strict=True)]
-        self._next_limit = min(limits)
+
+    def prepare(self, row):
+        """Return a row with what `reset` and `step` need beside its arrays."""
+        row.valid[:] = 1
+        row.has_flags = True
+        row.joined = (row.observations[:, 0] if self._is_scalar or self._needs_encoding
+                      else row.observations.reshape(-1, *self._shape[1:]))
+        return row
+
+    def reset(self, row, seeds):
+        """Begin new episodes and write a row."""
+        returned = [env.reset_env(seed) for env, seed in zip(self._envs, seeds, strict=True)]
+        self._steps, self._limits = zip(*(_unwrap_step(env.env) for env in self._envs), strict=True)
+        self._resets = [env.env.reset for env in self._envs]
+        self._returns, self._num_steps = np.zeros(len(returned)), 0
+        self._starts = [0] * len(returned)  # in steps, of each episode
+        self._next_limit = min(self._limits)
+        row.rewards[:], row.terminals[:], row.truncations[:], row.resets[:] = 0, 0, 0, 1
+        row.has_flags = True
+        self._write(row, *map(list, zip(*returned, strict=True)))
 
     def step(self, row):
         """Step all with the actions of a row, and write the results there.
@@ -550,6 +498,9 @@ class SyncStepper:
             if self._start:
                 actions += self._start
         returned = [step(action) for step, action in zip(self._steps, actions)]  # noqa: B905
+        if self._num_steps == 0:
+            for env, result in zip(self._envs, returned, strict=True):
+                env.check_first("step", result)
         columns = map(list, zip(*returned))  # noqa: B905
         observations, rewards, terminated, truncated, infos = columns
         try:
@@ -570,18 +521,23 @@ class SyncStepper:
             for i in range(len(returned)):
                 if not (terminated[i] or truncated[i]):
                     continue
-                env = self._envs[i]
                 row.terminals[i], row.truncations[i] = bool(terminated[i]), bool(truncated[i])
                 row.resets[i] = 1
                 if truncated[i]:
-                    env._observation.flatten(observations[i], row.final_observations[i])
-                info = episode_info(infos[i], self._returns.item(i),
-                                    self._num_steps - self._starts[i])
+                    self._envs[i]._observation.flatten(observations[i], row.final_observations[i])
+                total = (infos[i]["episode_return"] if self._envs[i].has_inner
+                         else self._returns.item(i))
+                info = episode_info(infos[i], total, self._num_steps - self._starts[i])
                 ended.append((self._numbers[i], numeric_scalars(info)))
                 self._returns[i], self._starts[i] = 0, self._num_steps
                 observations[i], infos[i] = self._resets[i]()
                 returned[i] = observations[i], *returned[i][1:]
             self._next_limit = min(map(sum, zip(self._starts, self._limits, strict=True)))
+        self._write(row, observations, infos)
+        return ended
+
+    def _write(self, row, observations, infos):
+        """Write observations and action masks to a row."""
         if self._needs_encoding:
             for env, target, observation in zip(self._envs, row.observations, observations,
                                                 strict=True):
@@ -598,11 +554,10 @@ class SyncStepper:
         if row.action_masks is not None:
             for env, target, observation, info in zip(self._envs, row.action_masks, observations,
                                                       infos, strict=True):
-                env._action.write_mask(target, env._mask(observation, info))
-        return ended
+                env._action.write_mask(target, env.mask(observation, info))
 
     def check_returned(self, call, returned):
-        """Raise an EnvError if one of the steps returned something else than declared."""
+        """Raise an EnvError if one of the calls returned something else than declared."""
         for env, result in zip(self._envs, returned, strict=True):
             env.check_returned(call, result)
 
@@ -681,9 +636,6 @@ class GymnasiumVectorPufferEnv(Wrapper):
         masks = info.get("action_mask")
         return [None if masks is None else _at(masks, i) for i in range(self.num_agents)]
 
-    def views(self, rows, first):
-        return slice_rows(rows, first, self.num_agents)
-
     def _write(self, view, observations, info):
         if self._observation.structured:
             self._observation.write(observations, self._fields)
@@ -693,7 +645,7 @@ class GymnasiumVectorPufferEnv(Wrapper):
             for target, mask in zip(view.action_masks, self._masks(None, info), strict=True):
                 self._action.write_mask(target, mask)
 
-    def _reset_env(self, seed):
+    def reset_env(self, seed):
         returned = self.env.reset(seed=seed)
         self.check_first("reset", returned)
         if not self._has_masks and any(env.has_wrapper_attr("action_masks")
@@ -703,7 +655,7 @@ class GymnasiumVectorPufferEnv(Wrapper):
         return returned
 
     def reset_into(self, view, seed=None):
-        returned = self._reset_env(seed)
+        returned = self.reset_env(seed)
         self._write(view, *returned)
         self._returns[:], self._lengths[:], self._is_inactive[:] = 0, 0, False
         return []
@@ -751,10 +703,6 @@ class GymnasiumVectorPufferEnv(Wrapper):
             # The info is the next episode's, but for what RecordEpisodeStatistics adds.
             final = {key: info[key] for key in ("episode", "_episode") if key in info}
             final |= info.get("final_info", {})
-            if truncated.any() and "final_obs" not in info:
-                raise EnvError(
-                    f"{self.env}: its mode of autoreset is same_step, so the info of a step that "
-                    'ends an episode must have the last observations, info["final_obs"][i].')
             for i in np.flatnonzero(truncated):
                 self._observation.flatten(_at(info["final_obs"], i), view.final_observations[i])
         else:
@@ -849,7 +797,7 @@ class PettingZooPufferEnv(Wrapper):
         return [find_mask(observation, infos.get(agent, {}))
                 for agent, observation in observations.items()]
 
-    def _reset_env(self, seed, options=None):
+    def reset_env(self, seed, options=None):
         # Hand-made environments may take no options.
         returned = self.env.reset(seed=seed, **({} if options is None else {"options": options}))
         self.check_first("reset", returned)
@@ -883,7 +831,7 @@ class PettingZooPufferEnv(Wrapper):
             check_returned(f"{self.env}, {agent}", call, parts, space)
 
     def reset(self, seed=None, options=None):
-        observations, infos = self._reset_env(seed, options)
+        observations, infos = self.reset_env(seed, options)
         return self._flatten(observations), infos
 
     def step(self, actions):
@@ -896,9 +844,6 @@ class PettingZooPufferEnv(Wrapper):
     def _flatten(self, observations):
         return {agent: self._observation.flatten(observation)
                 for agent, observation in observations.items()}
-
-    def views(self, rows, first):
-        return slice_rows(rows, first, self.max_num_agents)
 
     def _write(self, view, observations, infos, agents):
         """Write the observations and masks of these agents; the others are not valid."""
@@ -915,7 +860,7 @@ class PettingZooPufferEnv(Wrapper):
                 self._action.write_mask(view.action_masks[slot], mask)
 
     def reset_into(self, view, seed=None):
-        returned = self._reset_env(seed)
+        returned = self.reset_env(seed)
         observations, infos = returned
         self._write(view, observations, infos, self.agents)
         if not self._valid:
@@ -991,7 +936,7 @@ def wrap(env):
     """Return an environment as workers.py steps it.
 
     PufferEnvs and wrapped ones are returned as they are, Gymnasium's (single, vector, old Gym's)
-    and PettingZoo's (parallel, AEC) wrapped. Raises TypeError for anything else.
+    and PettingZoo's (parallel, AEC) wrapped. Raises EnvError for anything else.
     """
     if hasattr(env, "step_into"):
         return env
@@ -1003,10 +948,7 @@ def wrap(env):
                         "takes it if its arrays are tensors (for Isaac Lab: tensors.IsaacLab).")
     if hasattr(env, "possible_agents"):
         return PettingZooPufferEnv(env)
-    if hasattr(env, "step"):
-        return GymnasiumPufferEnv(env)
-    raise TypeError(f"{describe(env)} is not an environment. Expected a PufferEnv, a gymnasium.Env "
-                    "or a PettingZoo environment.")
+    return GymnasiumPufferEnv(env)
 
 
 def slots(env):

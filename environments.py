@@ -27,6 +27,7 @@ from typing import ClassVar
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import load_env_creator
 
 import absolute_imports
 import ocean
@@ -85,11 +86,6 @@ def plain_defaults(function):
     return defaults
 
 
-def _picture_settings(function):
-    """Return {"render_mode": "rgb_array"} if a function takes that, else {}."""
-    return {"render_mode": "rgb_array"} if takes(function, "render_mode") else {}
-
-
 @contextlib.contextmanager
 def _naming(name):
     """Raise a missing package within as a ConfigError about the environment `name`."""
@@ -141,10 +137,8 @@ class GymnasiumCreator:
     def settings(self):
         spec = self._spec()
         entry = spec.entry_point
-        if isinstance(entry, str):
-            module, _, attribute = entry.partition(":")
-            with _naming(self.name):
-                entry = getattr(importlib.import_module(module), attribute)
+        with _naming(self.name):
+            entry = load_env_creator(entry) if isinstance(entry, str) else entry
         settings = plain_defaults(entry) | {
             name: value for name, value in spec.kwargs.items()
             if isinstance(value, bool | int | float | str)}
@@ -215,14 +209,37 @@ class GymnasiumCreator:
         return env if reward_scale == 1 else GymnasiumPufferEnv(env, reward_scale=reward_scale)
 
 
-class PettingZooCreator:
-    """Make pettingzoo/FAMILY/NAME: its parallel_env, or if there is none its env.
+class Creator:
+    """Base class of creators that call a function of a file or a package.
 
-    It is in pettingzoo.FAMILY.NAME, in mpe2.NAME for mpe. Raises ConfigError if it is missing.
+    _find() returns the function, whose signature has the settings.
     """
 
     def __init__(self, name):
         self.name = name
+
+    @property
+    def takes_copies(self):
+        """Tell whether it is called once for each environment, or makes num_envs of them."""
+        return "num_envs" not in self.settings
+
+    @property
+    def settings(self):
+        return plain_defaults(self._find())
+
+    @property
+    def picture_settings(self):
+        return {"render_mode": "rgb_array"} if takes(self._find(), "render_mode") else {}
+
+    def __call__(self, **kwargs):
+        return self._find()(**kwargs)
+
+
+class PettingZooCreator(Creator):
+    """Make pettingzoo/FAMILY/NAME: its parallel_env, or if there is none its env.
+
+    It is in pettingzoo.FAMILY.NAME, in mpe2.NAME for mpe. Raises ConfigError if it is missing.
+    """
 
     def _module(self):
         family, _, name = self.name.removeprefix("pettingzoo/").partition("/")
@@ -236,18 +253,13 @@ class PettingZooCreator:
         raise ConfigError(f"{self.name}: {package.__name__} has no {name}. "
                           f"{ocean.nearest(name, names)}")
 
-    @property
-    def settings(self):
-        return plain_defaults(getattr(self._module(), "raw_env", None))
-
-    @property
-    def picture_settings(self):
-        return _picture_settings(getattr(self._module(), "raw_env", None) or self._module().env)
+    def _find(self):
+        module = self._module()
+        return getattr(module, "raw_env", None) or module.env
 
     def __call__(self, **kwargs):
         module = self._module()
-        make = getattr(module, "parallel_env", None) or module.env
-        return make(**kwargs)
+        return (getattr(module, "parallel_env", None) or module.env)(**kwargs)
 
 
 def can_draw(env, picture_settings):
@@ -296,61 +308,44 @@ def find_callable(path, attribute, module_name, setting=""):
     return getattr(module, attribute)
 
 
-class FileCreator:
+class FileCreator(Creator):
     """Make path/to/file.py:callable. Raises ConfigError if it is missing."""
 
     def __init__(self, name):
-        path, _, self.attribute = name.rpartition(":")
-        self.path = Path(path).resolve()
-        self.name = f"{Path(path).stem}_{self.attribute}"
+        path, _, self._attribute = name.rpartition(":")
+        self._path = Path(path).resolve()
+        super().__init__(f"{self._path.stem}_{self._attribute}")
         # two files may have one name
-        self._module = f"{self.name}_{zlib.crc32(bytes(self.path)):08x}"
-        self._callable()
+        self._module = f"{self.name}_{zlib.crc32(bytes(self._path)):08x}"
+        self._find()
 
-    def _callable(self):
-        if not self.path.exists():
-            raise ConfigError(f"{self.path}: there is no such file.")
-        return find_callable(self.path, self.attribute, self._module)
+    def _find(self):
+        if not self._path.exists():
+            raise ConfigError(f"{self._path}: there is no such file.")
+        return find_callable(self._path, self._attribute, self._module)
 
-    @property
-    def settings(self):
-        return plain_defaults(self._callable())
+
+class FamilyCreator(Creator):
+    """Make FAMILY/NAME, NAME by a function or class of FAMILIES, for packages without ids.
+
+    Raises ConfigError for a missing package.
+    """
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.family, _, self.member = name.partition("/")
+        self.gives_tensors = getattr(FAMILIES[self.family], "gives_tensors", False)
 
     @property
     def takes_copies(self):
-        """Tell whether it is called once for each environment, or makes num_envs of them."""
-        return "num_envs" not in self.settings
+        return super().takes_copies and self.family != "retro"  # a process can hold only one
 
-    @property
-    def picture_settings(self):
-        return _picture_settings(self._callable())
-
-    def __call__(self, **kwargs):
-        return self._callable()(**kwargs)
-
-
-# --------------------------------------------------------------------------------------------------
-# FAMILY/NAME for packages that register no Gymnasium ids. NAME is a function or class of the
-# package; its keyword arguments are the environment's settings
-
-
-class FamilyCreator:
-    """Make FAMILY/NAME of FAMILIES. Raises ConfigError for a missing package."""
-
-    def __init__(self, name):
-        self.name = name
-        self.family, _, self.member = name.partition("/")
-        self._make = FAMILIES[self.family]
-        self.settings = plain_defaults(self._make)
-        self.picture_settings = _picture_settings(self._make)
-        self.gives_tensors = getattr(self._make, "gives_tensors", False)
-        # False, so vec.num_envs is 1 unless it is set: these make num_envs environments themselves,
-        # or (retro) a process can hold only one.
-        self.takes_copies = "num_envs" not in self.settings and self.family != "retro"
+    def _find(self):
+        return functools.partial(FAMILIES[self.family], self.member)
 
     def __call__(self, **kwargs):
         with _naming(self.name):
-            return self._make(self.member, **kwargs)
+            return super().__call__(**kwargs)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -464,8 +459,8 @@ def with_settings(env, env_kwargs, settings, keywords):
     for key in settings:
         if known is not None and key not in known:
             near = ocean.nearest(key, [*known, *keywords], known)
-            raise ConfigError(f"{name_of(env)} has no setting {key!r}: {near}; "
-                              f"make itself takes {', '.join(keywords)}")
+            others = f"; make itself takes {', '.join(keywords)}" if keywords else ""
+            raise ConfigError(f"{name_of(env)} has no setting {key!r}: {near}{others}")
     if not settings:
         return env_kwargs
     if isinstance(env_kwargs, list | tuple):

@@ -45,7 +45,7 @@ class RankError(UserError):
 OURS = [str(Path(__file__).parent / f"{name}.py")
         for name in ("models", "flat_spaces", "emulation", "tensors", "environments",
                      "families/adapters", "workers", "absolute_imports")]
-CALLS = ("reset", "step", "reset_into", "step_into", "_reset_env", "_step_env", "has_action_masks",
+CALLS = ("reset", "step", "reset_into", "step_into", "reset_env", "_step_env", "has_action_masks",
          "wrap", "build", "create", "render", "close")
 OUT_OF_MEMORY = "out of memory", "allocate memory", "bad_alloc"  # as CUDA, torch and C++ say it
 REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EPERM,

@@ -84,6 +84,20 @@ def _leaf(space):
         "and Text can. Take the part out, e.g. with gymnasium.wrappers.FilterObservation.")
 
 
+def _encode(leaf, value):
+    """Return a leaf's value as something that its array takes."""
+    if not isinstance(leaf, spaces.Text):
+        return value
+    return np.frombuffer(value.ljust(leaf.max_length, "\0").encode("utf-32-le"), np.int32)
+
+
+def _decode(leaf, array):
+    """Invert `_encode`; a Discrete's value is a numpy scalar."""
+    if isinstance(leaf, spaces.Text):
+        return "".join(map(chr, array[array != 0]))
+    return array[()] if isinstance(leaf, spaces.Discrete) else array
+
+
 def _bounds(arrays):
     """Return the low and high of each number of several leaves (of `_leaf`)."""
     return [np.concatenate([np.broadcast_to(array[i], array[1]).ravel() for array in arrays])
@@ -210,12 +224,12 @@ class FlatObservation:
             return
         fields = self.fields(observations.cpu().numpy().reshape(-1, *self.shape))
         for (keys, *_), values in itertools.compress(zip(self.leaves, fields, strict=True), wide):
-            columns = values.reshape(len(values), -1)
-            for column in columns[:, np.abs(columns).max(0) > 2**24].T:
-                if len(np.unique(column)) > len(np.unique(column.astype(np.float32))):
-                    warn_once(f"{name}: the {name_field(keys)} has numbers near {column[0]} that "
-                              "are one number in float32, so the network cannot tell them apart. "
-                              "Give --train.norm-obs True, which first subtracts their mean.")
+            for column in values.reshape(len(values), -1).T:
+                near = column[np.abs(column) > 2**24]
+                if len(np.unique(near)) > len(np.unique(near.astype(np.float32))):
+                    warn_once(f"{name}: the {name_field(keys)} has numbers near {near[0]} that are "
+                              "one number in float32, so the network cannot tell them apart. Give "
+                              "--train.norm-obs True, which first subtracts their mean.")
                     return
 
     def flatten(self, value, out=None):
@@ -231,23 +245,12 @@ class FlatObservation:
     def write(self, value, views):
         """Write an observation, or a batch of them, to views of its leaves."""
         for (keys, _, leaf), view in zip(self.leaves, views, strict=True):
-            part = _get_part(value, keys)
-            if isinstance(leaf, spaces.Text):
-                padded = part.ljust(leaf.max_length, "\0")
-                part = np.frombuffer(padded.encode("utf-32-le"), np.int32)  # code points
-            store(view, part, keys)
+            store(view, _encode(leaf, _get_part(value, keys)), keys)
 
     def unflatten(self, flat):
         """Invert `flatten`: arrays are views of `flat`, Discrete values numpy scalars."""
-        def decode(leaf, value):
-            if isinstance(leaf, spaces.Discrete):
-                return leaf.dtype.type(value)
-            if isinstance(leaf, spaces.Text):
-                return "".join(map(chr, value[value != 0]))
-            return np.asarray(value)
-
         fields = self.fields(np.ascontiguousarray(flat)[None])
-        return _nest(self.space, (decode(leaf, field[0])
+        return _nest(self.space, (_decode(leaf, field[0, ...])
                                   for (*_, leaf), field in zip(self.leaves, fields, strict=True)))
 
 
@@ -418,14 +421,6 @@ RESET = "observation", "info"  # what Gymnasium's reset and step return
 STEP = "observation", "reward", "terminated", "truncated", "info"
 
 
-def as_array(value):
-    """Convert to an array, one of objects if the parts have several shapes."""
-    try:
-        return np.asarray(value)
-    except ValueError:
-        return np.array(None)
-
-
 def check_returned(env, call, returned, space, shape=()):
     """Raise an EnvError if `reset` or `step` returned something else than declared.
 
@@ -438,7 +433,7 @@ def check_returned(env, call, returned, space, shape=()):
                else describe(returned))
         raise EnvError(f"{env}: {call}() must return {', '.join(names)}, got {got}.")
     if space is not None:
-        check_value(space, returned[0], f"{env}: the observation of {call}()")
+        check_value(env, call, space, returned[0])
     info = returned[-1]
     if not hasattr(info, "keys"):
         raise EnvError(f"{env}: the info of {call}() must be a dict, got {describe(info)}.")
@@ -446,49 +441,41 @@ def check_returned(env, call, returned, space, shape=()):
         raise EnvError(
             f'{env}: the info of {call}() has "action_masks". Name the mask "action_mask".')
     for name, value in zip(names[1:-1], returned[1:-1], strict=True):
-        array = as_array(value)
-        may_have_one = name == "reward" and not shape and not isinstance(value, list | tuple)
-        shapes = [(), (1,)] if may_have_one else [shape]
-        if array.shape not in shapes or array.dtype.kind not in "biuf":
-            kind = "a number" if name == "reward" else "a bool"
-            raise EnvError(
-                f"{env}: the {name} of {call}() must be "
-                f"{f'numbers of shape {shape}' if shape else kind}, got {describe(value)}.")
+        array = np.array(None) if isinstance(value, list | tuple) else np.asarray(value)
+        has_shape = array.shape == shape or (not shape and array.size == 1)
+        if not has_shape or array.dtype.kind not in "biuf":
+            kind = f"numbers of shape {shape}" if shape else "a number"
+            raise EnvError(f"{env}: the {name} of {call}() must be {kind}, got {describe(value)}.")
 
 
-def check_value(space, value, name):
-    """Raise an EnvError that says where a value breaks its space.
+def check_value(env, call, space, value):
+    """Raise an EnvError that says where an observation breaks its space.
 
     A float64 passes where a float32 is declared; floats may be a HAIR outside.
     """
-    children, expected, got = _children(space), None, describe(value)
-    if isinstance(space, spaces.Tuple):
-        if not isinstance(value, tuple | list) or len(value) != len(children):
-            expected = f"a tuple of {len(children)}"
-    elif isinstance(space, spaces.Dict):
-        if not isinstance(value, dict) or set(value) != set(space.spaces):
-            expected = f"a dict with the keys {', '.join(map(str, space.spaces))}"
-    elif isinstance(space, spaces.Text):
-        if not isinstance(value, str) or len(value) > space.max_length or "\0" in value:
-            expected = str(space)
-    else:
-        dtype, shape, low, high = _leaf(space)
-        array = as_array(value)
-        if array.shape != shape:
+    for keys, _, leaf in _leaves(space):
+        (dtype, shape, low, high), expected = _leaf(leaf), None
+        try:
+            part = _get_part(value, keys)
+            array, got = np.asarray(_encode(leaf, part)), describe(part)
+        except (AttributeError, LookupError, TypeError, ValueError):  # of another structure
+            array, got = None, describe(value)
+        if array is None:
+            expected = f"a value of {leaf}"
+        elif array.shape != shape:
             expected = f"shape {shape}"
         elif not (np.can_cast(array.dtype, dtype, "same_kind")
                   or (dtype.kind in "ui" and array.dtype.kind in "uib")):
             expected, got = f"dtype {dtype}", array.dtype
-        elif (wrong := outside(space, array, slack=HAIR if dtype.kind == "f" else 0)).any():
+        elif (wrong := outside(leaf, array, slack=HAIR if dtype.kind == "f" else 0)).any():
             index = tuple(np.argwhere(np.atleast_1d(wrong))[0].tolist())
             got, low, high = (np.atleast_1d(np.broadcast_to(part, shape))[index]
                               for part in (array, low, high))
             expected = f"{low} to {high} in element {index}"
-    if expected is not None:
-        raise EnvError(f"{name} breaks its space: expected {expected}, got {got}. "
-                       "Correct the space that the environment declares, or what it returns.")
-    for _, key, sub in children or ():
-        check_value(sub, value[key], f"{name}[{key!r}]")
+        if expected is not None:
+            raise EnvError(
+                f"{env}: the {name_field(keys)} of {call}() breaks its space: expected {expected}, "
+                f"got {got}. Correct the space that the environment declares, or what it returns.")
 
 
 def describe(value):

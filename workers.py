@@ -65,6 +65,8 @@ class Envs:
     Environment i gets seed + i. A vector environment of Gymnasium counts as several.
     """
 
+    stepper = None  # of plain Gymnasium environments; others are stepped one by one
+
     def __init__(self, creators, expected, first_env=0, seed=0):
         self.envs = []
         for i, (creator, args, kwargs) in enumerate(creators, first_env):
@@ -85,6 +87,10 @@ class Envs:
         arrays = {name: array[part] if name == "final_observations" else array[:, part]
                   for name, array in arrays.items() if array is not None}
         self._rows = [SimpleNamespace(**row) for row in step_rows({"action_masks": None, **arrays})]
+        if all(type(env) is emulation.GymnasiumPufferEnv for env in self.envs):
+            self.stepper = emulation.SyncStepper(self.envs, self.numbers)
+            self._rows = [*map(self.stepper.prepare, self._rows)]
+            return
         firsts = np.cumsum([0, *self.sizes])[:-1].tolist()
         self._views = [[env.views(row, first)
                         for env, first in zip(self.envs, firsts, strict=True)]
@@ -93,11 +99,15 @@ class Envs:
     def reset(self, seed=None):
         """Begin new episodes and write the last row; return [(environment, info)]."""
         row, infos = self._rows[-1], []
-        self._is_fresh, self.stepper = True, None
+        seeds = [seed if seed is None or getattr(env, "same_seed", False) else seed + i
+                 for i, env in zip(self.numbers, self.envs, strict=True)]
+        if self.stepper is not None:
+            self.stepper.reset(row, seeds)
+            return []
         self._clear(row)
-        for i, env, view in zip(self.numbers, self.envs, self._views[-1], strict=True):
-            is_shared = seed is None or getattr(env, "same_seed", False)
-            infos += [(i, info) for info in env.reset_into(view, seed if is_shared else seed + i)]
+        for i, env, view, own_seed in zip(self.numbers, self.envs, self._views[-1], seeds,
+                                          strict=True):
+            infos += [(i, info) for info in env.reset_into(view, own_seed)]
         row.resets[:] = 1
         self._inactive = row.valid == 0
         return infos
@@ -116,9 +126,6 @@ class Envs:
         np.bitwise_or(row.terminals, row.truncations, out=row.resets)
         row.resets[self._inactive & (row.valid != 0)] = 1  # they act again
         self._inactive = row.valid == 0
-        if self._is_fresh:  # the first step after a reset: now they have been checked
-            self._is_fresh = False
-            self.stepper = emulation.SyncStepper.of(self.envs, self.numbers, self._rows)
         return infos
 
     def do(self, kind, number):

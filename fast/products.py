@@ -46,9 +46,9 @@ def find_problem():
     `accumulate_rows`, which end the process without those names.
     """
     source = Path(__file__).with_name("tile.c")
-    flags = ["-shared", "-fPIC", "-Wall", "-Wextra"]
+    flags = [*ocean.FLAGS, "-shared", "-fPIC", "-Wall", "-Wextra"]
     try:
-        path = ocean.compile_library(source, "tile-", ocean.FLAGS, flags, [source])
+        path = ocean.compile_library(source, "tile-", flags, [source])
         library = ctypes.CDLL(str(path))
     except (ConfigError, OSError, subprocess.CalledProcessError) as error:
         return (str(error).splitlines() or [type(error).__name__])[0]

@@ -52,17 +52,17 @@ SIGNATURES = {
     "ocean_step": (None, [POINTER, INT, INT, POINTER]),
     "ocean_rows": (None, [POINTER, POINTER, POINTER]),
     "ocean_reset": (None, [POINTER, INT, INT, POINTER]),
-    "ocean_init": (ctypes.c_char_p, [POINTER, INT, INT, INT, ctypes.c_uint64, POINTER, POINTER]),
+    "ocean_init": (ctypes.c_char_p, [POINTER, INT, INT, ctypes.c_uint64, POINTER, INT, POINTER]),
     "ocean_log": (None, [POINTER, INT, INT, POINTER]),
-    "ocean_every_final": (None, [POINTER, INT, INT]),
+    "ocean_every_final": (None, [POINTER, INT]),
     "ocean_save": (INT, [POINTER, INT, POINTER]),
     "ocean_load": (None, [POINTER, INT, POINTER]),
     "ocean_render": (None, [POINTER, INT]),
     "ocean_raylib": (ctypes.c_char_p, [POINTER]),
-    "ocean_close": (None, [POINTER, INT, INT]),
-    "ocean_describe": (ctypes.c_int, [POINTER, INT]),
-    "ocean_spaces": (ctypes.c_int, [POINTER, INT, POINTER, INT]),
-    "ocean_keys": (ctypes.c_int, [POINTER, INT, POINTER, INT]),
+    "ocean_close": (None, [POINTER, INT]),
+    "ocean_describe": (ctypes.c_char_p, []),
+    "ocean_spaces": (ctypes.c_char_p, [POINTER, INT]),
+    "ocean_keys": (ctypes.c_char_p, [POINTER, INT]),
 }
 
 
@@ -83,11 +83,9 @@ def load(name, debug=False):
             'a debug build needs the sanitizers. Start Python with LD_PRELOAD="'
             "$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)\" "
             "ASAN_OPTIONS=detect_leaks=0.")
-    if str(name).endswith(".h"):
-        header = Path(name).resolve()
-    elif name in names():
-        header = FOLDER / name / f"{name}.h"
-    else:
+    is_path = str(name).endswith(".h")
+    header = Path(name).resolve() if is_path else FOLDER / name / f"{name}.h"
+    if not header.exists():
         other = (f"Gymnasium's is gym/{name}" if re.search(r"-v\d+$", str(name)) else
                  "Gymnasium's are gym/ID, custom ones FILE.py:NAME or FILE.h")
         raise ConfigError(f"there is no environment {name!r} in {FOLDER.name}/: "
@@ -127,9 +125,11 @@ class Key(NamedTuple):
 class Library:
     """One compiled environment, of a header and its shared library at `path`.
 
-    Attributes: name, header, path; settings {name: default}; settings_help {name: text};
-    log_fields; fps, the natural number of steps a second; by_turns, whether the game waits for a
-    player's key; step_address, reset_address.
+    Attributes: name, header, path; step_address, reset_address; and what ocean_describe of binding.c
+    writes: settings {name: default}; settings_help {name: text}; log_fields; fps, the natural
+    number of steps a second; by_turns, whether the game waits for a player's key; has_valid,
+    has_action_masks, has_heap; observation_dtype; struct_size, plain_start, log_offset and
+    rows_size, in bytes.
     """
 
     def __init__(self, header, path):
@@ -138,19 +138,9 @@ class Library:
         for function, (result, arguments) in SIGNATURES.items():
             getattr(self.functions, function).restype = result
             getattr(self.functions, function).argtypes = arguments
-        described = self._read_json(self.functions.ocean_describe)
-        kinds = {"int": int, "float": float, "bool": bool}
-        self.settings = {setting: kinds[kind](default)
-                         for setting, kind, default, _ in described["settings"]}
-        self.settings_help = {setting: text for setting, _, _, text in described["settings"]}
-        self.log_fields = described["log_fields"]
-        self.fps, self.by_turns = described["fps"], bool(described["by_turns"])
-        self.struct_size, self.log_offset = described["struct_size"], described["log_offset"]
-        self.plain_start, self.rows_size = described["plain_start"], described["rows_size"]
-        self.has_heap = bool(described["has_heap"])
-        self.observation_dtype = np.dtype(described["observation_dtype"])
-        self.has_valid = bool(described["has_valid"])
-        self.has_action_masks = bool(described["has_action_masks"])
+        # a help text may have line breaks
+        self.__dict__.update(json.loads(self.functions.ocean_describe(), strict=False))
+        self.observation_dtype = np.dtype(self.observation_dtype)
         self.step_address = ctypes.cast(self.functions.ocean_step, POINTER).value
         self.reset_address = ctypes.cast(self.functions.ocean_reset, POINTER).value
 
@@ -170,13 +160,12 @@ class Library:
 
         settings: those that differ from the defaults, a dict or None.
         """
-        values = dict(self.settings)
-        for name, value in (settings or {}).items():
-            if name not in values:
+        for name in settings or ():
+            if name not in self.settings:
                 raise ConfigError(f"{self.name} has no setting {name!r}: "
-                                 f"{nearest(name, self.settings)}")
-            values[name] = self._parse(name, value)
-        return np.array(list(values.values()), dtype=np.float64)
+                                  f"{nearest(name, self.settings)}")
+        values = self.settings | (settings or {})
+        return np.array([self._parse(name, value) for name, value in values.items()], np.float64)
 
     def _parse(self, name, value):
         kind = type(self.settings[name])
@@ -189,14 +178,6 @@ class Library:
             raise ConfigError(f"{self.name}: setting {name} must be {description}, got {value!r} "
                               f"({type(value).__name__})")
         return kind(value)
-
-    def _read_json(self, function, *arguments):
-        size = 1 << 12
-        while True:
-            text = ctypes.create_string_buffer(size)
-            if function(*arguments, ctypes.addressof(text), size) == 0:
-                return json.loads(text.value, strict=False)  # a help text may have line breaks
-            size *= 2
 
 
 class Envs:
@@ -229,29 +210,26 @@ class Envs:
         self.agent_offsets = np.zeros(num_envs + 1, dtype=np.int64)
         self._open = 0  # environments that close() must free
 
-        parsed = list(map(library.parse_settings, settings if several else [settings]))
-        for i, values in enumerate(parsed):
-            last = i + 1 if several else num_envs
-            problem = self.functions.ocean_init(self.address, i, last, first_env, int(seed) % 2**64,
-                                                values.ctypes.data, self.agent_offsets.ctypes.data)
-            if problem:
-                where = f" (environment {i})" if several else ""
-                self.close()
-                raise ConfigError(f"{library.name}{where}: {problem.decode()}")
-            self._open = last
+        parsed = np.array([*map(library.parse_settings, settings if several else [settings])])
+        problem = self.functions.ocean_init(
+            self.address, num_envs, first_env, int(seed) % 2**64, parsed.ctypes.data, several,
+            self.agent_offsets.ctypes.data)
+        if problem:
+            where = f" (environment {np.count_nonzero(self.agent_offsets)})" if several else ""
+            raise ConfigError(f"{library.name}{where}: {problem.decode()}")
+        self._open = num_envs
         self.num_agents = int(self.agent_offsets[-1])
         # Saved bytes fit only environments with the same source and the same settings.
-        identity = repr((library.name, library.path.stem, num_envs,
-                         [values.tolist() for values in parsed]))
+        identity = repr((library.path.stem, num_envs, parsed.tolist()))
         self._identity = np.frombuffer(hashlib.sha256(identity.encode()).digest(), dtype=np.uint8)
 
-        spaces = library._read_json(self.functions.ocean_spaces, self.address, 0)
-        for i in range(1, num_envs if several else 1):
-            other = library._read_json(self.functions.ocean_spaces, self.address, i)
-            if other != spaces:
-                self.close()
-                raise ConfigError(f"{library.name}: all environments of a vector must have the "
-                                  f"same spaces, but 0 has {spaces} and {i} has {other}.")
+        texts = {self.functions.ocean_spaces(self.address, i)
+                 for i in range(num_envs if several else 1)}
+        if len(texts) > 1:
+            self.close()
+            raise ConfigError(f"{library.name}: all environments of a vector must have the same "
+                              f"spaces, got {b' and '.join(texts).decode()}.")
+        spaces = json.loads(texts.pop())
         self.observation_shape = tuple(spaces["observation_shape"])
         self.observation_dtype = library.observation_dtype
         self.action_heads = spaces["action_heads"] or None
@@ -311,37 +289,32 @@ class Envs:
 
     def every_final(self):
         """Write final observations of terminated agents too, not only of truncated ones."""
-        self.functions.ocean_every_final(self.address, 0, self._open)
+        self.functions.ocean_every_final(self.address, self._open)
 
     def keys(self):
         """Return how a person plays: ([`Key`], columns of a board for clicks, or 0)."""
         self._must_be_open()
-        described = self.library._read_json(self.functions.ocean_keys, self.address, 0)
+        described = json.loads(self.functions.ocean_keys(self.address, 0))
         return [Key(*entry) for entry in described["keys"]], described["click_columns"]
 
     def save(self):
         """Return the state of all environments as a uint8 array, which `load` restores."""
         self._must_be_open()
-        sizes = [self.functions.ocean_save(self.address, i, None) for i in range(self.num_envs)]
-        ends = len(self._identity) + np.cumsum(sizes)
-        saved = np.empty(int(ends[-1]), dtype=np.uint8)
-        saved[: len(self._identity)] = self._identity
-        for i, (size, last) in enumerate(zip(sizes, ends.tolist(), strict=True)):
-            self.functions.ocean_save(self.address, i, saved.ctypes.data + last - size)
+        size = self.functions.ocean_save(self.address, self.num_envs, None)
+        saved = np.concatenate([self._identity, np.empty(size, np.uint8)])
+        self.functions.ocean_save(self.address, self.num_envs, saved[-size:].ctypes.data)
         return saved
 
     def load(self, saved):
         """Restore a state of as many environments with the same settings and source."""
         self._must_be_open()
         saved = np.ascontiguousarray(np.frombuffer(saved, dtype=np.uint8))
-        is_ours = np.array_equal(saved[: len(self._identity)], self._identity)
-        if not is_ours or len(saved) != len(self.save()):
+        identity, state = np.split(saved, [len(self._identity)])
+        size = self.functions.ocean_save(self.address, self.num_envs, None)
+        if not np.array_equal(identity, self._identity) or len(state) != size:
             raise ValueError(f"this state was not saved from {self.num_envs} environments of "
                              f"{self.library.name} with these settings and this build.")
-        position = saved.ctypes.data + len(self._identity)
-        for i in range(self.num_envs):
-            self.functions.ocean_load(self.address, i, position)
-            position += self.functions.ocean_save(self.address, i, None)
+        self.functions.ocean_load(self.address, self.num_envs, state.ctypes.data)
 
     def render(self, index=0):
         """Draw environment `index`; return the picture, (height, width, 3) uint8, RGB.
@@ -361,7 +334,7 @@ class Envs:
 
     def close(self):
         """Free what the environments allocated. They cannot be used afterwards."""
-        self.functions.ocean_close(self.address, 0, self._open)
+        self.functions.ocean_close(self.address, self._open)
         self._open = 0
 
     def __del__(self):
@@ -393,44 +366,37 @@ def find_compiler():
 
 def build(header, debug=False, extra_flags=()):
     """Compile a header to a shared library, unless it exists; return its path."""
-    flags = [*SHARED_FLAGS, *extra_flags, "-I", str(FOLDER), f'-DENV_HEADER="{header}"']
-    sources = [FOLDER / "env.h", FOLDER / "draw.h", FOLDER / "binding.c",
-               *sorted(header.parent.glob("*.[ch]"))]
-    name = f"{header.stem}-{'debug-' if debug else ''}"
-    return compile_library(FOLDER / "binding.c", name, DEBUG_FLAGS if debug else FLAGS, flags,
-                           sources, header)
+    flags = [*(DEBUG_FLAGS if debug else FLAGS), *SHARED_FLAGS, *extra_flags, "-I", str(FOLDER),
+             f'-DENV_HEADER="{header}"']
+    source = FOLDER / "binding.c"
+    files = [header, FOLDER / "env.h", FOLDER / "draw.h", source,
+             *sorted(header.parent.glob("*.[ch]"))]
+    return compile_library(source, f"{header.stem}-{'debug-' if debug else ''}", flags, files)
 
 
-def compile_library(source, name, target_flags, flags, sources, culprit=None):
+def compile_library(source, name, flags, files):
     """Return the path of the shared library that `source` compiles to.
 
-    Its name is `name` and a hash of `sources`, the flags, the compiler and the processor. It is
+    Its name is `name` and a hash of `files`, the flags, the compiler and the processor. It is
     written under another name and renamed, so that processes that start together never read half
-    of it. Raises ConfigError with the compiler's message; culprit: the file that this error names.
+    of it. Raises ConfigError with the compiler's message, about the first of `files`.
     """
-    compiler, flags = find_compiler(), [*target_flags, *flags]
-    contents = b"\0".join([compiler.encode(), repr(flags).encode(),
-                           _macros(compiler, *target_flags), *(f.read_bytes() for f in sources)])
-    name, folder = f"{name}{hashlib.sha256(contents).hexdigest()[:16]}.so", _cache_folder()
-    if not (folder / name).exists():
-        handle, temporary = tempfile.mkstemp(".so", "building-", folder)
+    compiler = find_compiler()
+    contents = b"\0".join([compiler.encode(), repr(flags).encode(), _macros(compiler, *flags),
+                           *(file.read_bytes() for file in files)])
+    path = _cache_folder() / f"{name}{hashlib.sha256(contents).hexdigest()[:16]}.so"
+    if not path.exists():
+        handle, temporary = tempfile.mkstemp(".so", "building-", path.parent)
         os.close(handle)
         command = [compiler, *flags, str(source), "-o", temporary, "-lm", "-ldl"]
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
             os.remove(temporary)
-            raise ConfigError(f"{culprit or source} does not compile:\n{' '.join(command)}\n"
+            raise ConfigError(f"{files[0]} does not compile:\n{' '.join(command)}\n"
                               f"{result.stderr}")
         os.chmod(temporary, 0o755)  # mkstemp gives others no right to read
-        os.replace(temporary, folder / name)
-    return folder / name
-
-
-def __getattr__(name):
-    """Return `load("breakout")` for `from ocean import Breakout`."""
-    if name[:1].isupper() and name.lower() in names():
-        return load(name.lower())
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        os.replace(temporary, path)
+    return path
 
 
 @functools.cache
@@ -501,11 +467,13 @@ def _raylib():
     except ImportError as error:
         raise ConfigError("drawing needs raylib: pip install raylib_software") from error
     raylib = ctypes.CDLL(_raylib_cffi.__file__, mode=ctypes.RTLD_LOCAL)
-    raylib.LoadImageFromScreen.restype = _Image
-    raylib.UnloadImage.argtypes, raylib.UnloadImage.restype = [_Image], None
-    raylib.DrawRectangle.argtypes = [ctypes.c_int] * 4 + [_Color]
-    raylib.DrawRectangle.restype = None
-    raylib.ClearBackground.argtypes, raylib.ClearBackground.restype = [_Color], None
+    flags = "IsWindowReady", "WindowShouldClose", "IsKeyPressed", "IsKeyDown", "IsMouseButtonPressed"
+    for name, result, arguments in (
+            ("LoadImageFromScreen", _Image, []), ("UnloadImage", None, [_Image]),
+            ("DrawRectangle", None, [ctypes.c_int] * 4 + [_Color]),
+            ("ClearBackground", None, [_Color]), *((flag, ctypes.c_bool, None) for flag in flags)):
+        getattr(raylib, name).restype = result
+        getattr(raylib, name).argtypes = arguments
 
     raylib.order = (slice(None), slice(0, 3))
     raylib.SetTraceLogLevel(4)  # warnings and worse

@@ -7,6 +7,7 @@
 #include ENV_HEADER
 
 #ifndef OCEAN_DEVICE
+#include <stdarg.h>
 #include <stddef.h>
 #endif
 
@@ -182,43 +183,49 @@ static void close_env(Env* env) {
 #endif
 }
 
-/* Prepares environments [start, end). Continues agent_offsets: the number of agents before each environment, and
- * after the last. Environment i has random numbers of its own, stream first_env + i of the seed. Returns NULL, or
- * what is wrong. */
-const char* ocean_init(char* envs, int64_t start, int64_t end, int64_t first_env, uint64_t seed, const double* settings,
-                       int64_t* agent_offsets) {
-    for (int64_t i = start; i < end; i++) {
+void ocean_close(char* envs, int64_t num_envs) {
+    for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++)
+        close_env(env);
+}
+
+/* Prepares num_envs environments. Writes agent_offsets: the number of agents before each environment, and after the
+ * last. Environment i has random numbers of its own, stream first_env + i of the seed. settings: those of all; or, if
+ * `several`, those of each, one after another. Returns NULL, or
+ * what is wrong with the first environment whose number of agents is not written. */
+const char* ocean_init(char* envs, int64_t num_envs, int64_t first_env, uint64_t seed, const double* settings,
+                       int64_t several, int64_t* agent_offsets) {
+    const double* setting = settings;
+    for (int64_t i = 0; i < num_envs; i++) {
         Env* env = (Env*)envs + i;
         memset(env, 0, sizeof(Env));
         uint64_t stream = (uint64_t)(first_env + i);
         env->rng = seed ^ random_word(&stream);
         env->rng = random_word(&env->rng);
         env->agent_offset = (uint32_t)agent_offsets[i];
-        const double* setting = settings;
+        if (!several) setting = settings;
 #define SETTING_READ(type, name, value, help) env->name = (type)*setting++;
         SETTINGS(SETTING_READ)
         (void)setting;
         const char* problem = c_init(env);
-        Spaces spaces = {0};
-        if (!problem) {
-            spaces = spaces_of(env);
-            problem = spaces_problem(spaces);
-            if (problem) close_env(env);
-        }
-        agent_offsets[i + 1] = agent_offsets[i] + (problem ? 0 : spaces.num_agents);
-        if (!problem && agent_offsets[i + 1] > INT32_MAX) problem = "more than 2^31 agents";
         if (problem) {
-            for (int64_t k = start; k < i; k++)
-                close_env((Env*)envs + k);
+            ocean_close(envs, i);
             return problem;
         }
+        Spaces spaces = spaces_of(env);
+        int64_t agents = agent_offsets[i] + spaces.num_agents;
+        problem = agents > INT32_MAX ? "more than 2^31 agents" : spaces_problem(spaces);
+        if (problem) {
+            ocean_close(envs, i + 1);
+            return problem;
+        }
+        agent_offsets[i + 1] = agents;
     }
     return NULL;
 }
 
 /* From now on terminated agents get a final observation too, and not only truncated ones. */
-void ocean_every_final(char* envs, int64_t start, int64_t end) {
-    for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)
+void ocean_every_final(char* envs, int64_t num_envs) {
+    for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++)
         env->every_final = true;
 }
 
@@ -238,22 +245,29 @@ void ocean_log(char* envs, int64_t start, int64_t end, double* sums) {
  * The struct's fields from rng on are plain data, which this file saves. */
 static const size_t plain_start = offsetof(Env, rng), plain_size = sizeof(Env) - offsetof(Env, rng);
 
-int64_t ocean_save(char* envs, int64_t index, char* out) {
-    Env* env = (Env*)envs + index;
-    int64_t size = (int64_t)plain_size;
-    if (out) memcpy(out, (char*)env + plain_start, plain_size);
+/* Returns the bytes of the state of all environments; writes it if out is not NULL. */
+int64_t ocean_save(char* envs, int64_t num_envs, char* out) {
+    char* to = out;
+    int64_t size = 0;
+    for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++) {
+        if (out) memcpy(to = out + size, (char*)env + plain_start, plain_size);
+        size += (int64_t)plain_size;
 #ifdef HAS_HEAP
-    size += c_save(env, out ? out + plain_size : NULL);
+        size += c_save(env, out ? to + plain_size : NULL);
 #endif
+    }
     return size;
 }
 
-void ocean_load(char* envs, int64_t index, const char* in) {
-    Env* env = (Env*)envs + index;
-    memcpy((char*)env + plain_start, in, plain_size);
+void ocean_load(char* envs, int64_t num_envs, const char* in) {
+    for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++) {
+        memcpy((char*)env + plain_start, in, plain_size);
+        in += plain_size;
 #ifdef HAS_HEAP
-    c_load(env, in + plain_size);
+        c_load(env, in);
+        in += c_save(env, NULL);
 #endif
+    }
 }
 
 #ifndef WITHOUT_DRAWING /* main.c defines it for a program that is linked without raylib */
@@ -276,11 +290,6 @@ const char* ocean_raylib(void* library) {
     return NULL;
 }
 #endif
-
-void ocean_close(char* envs, int64_t start, int64_t end) {
-    for (Env* env = (Env*)envs + start; env < (Env*)envs + end; env++)
-        close_env(env);
-}
 
 #ifdef BY_TURNS
 enum { by_turns = 1 };
@@ -341,81 +350,98 @@ static int click_columns(const Env* env) {
     return CLICK_COLUMNS;
 }
 
-/* Descriptions are JSON. Python reads them, so that nothing is declared twice. */
-typedef struct {
-    char* text;
-    size_t size, used;
-} Writer;
+/* Descriptions are JSON. Python reads them, so that nothing is declared twice. A text is valid until this thread's
+ * next one. */
+static _Thread_local char* json_text;
+static _Thread_local size_t json_size;
 
-#define WRITE(writer, ...) \
-    do { \
-        int length = snprintf((writer)->text + (writer)->used, (writer)->size - (writer)->used, __VA_ARGS__); \
-        (writer)->used += (size_t)length; \
-        if ((writer)->used >= (writer)->size) return -1; \
-    } while (0)
-
-/* A string with its quotes and backslashes escaped. */
-static int write_string(Writer* writer, const char* text) {
-    WRITE(writer, "\"");
-    for (; *text; text++)
-        WRITE(writer, strchr("\"\\", *text) ? "\\%c" : "%c", *text);
-    WRITE(writer, "\"");
-    return 0;
+static void json_add(const char* format, ...) {
+    va_list arguments, again;
+    va_start(arguments, format);
+    va_copy(again, arguments);
+    size_t length = (size_t)vsnprintf(NULL, 0, format, arguments);
+    json_text = realloc(json_text, json_size + length + 1);
+    vsnprintf(json_text + json_size, length + 1, format, again);
+    json_size += length;
+    va_end(again);
+    va_end(arguments);
 }
 
-/* Describes what does not depend on settings. Returns -1 if the buffer is too small; so do those below. */
-int ocean_describe(char* text, int64_t size) {
-    Writer w = {text, (size_t)size, 0};
-    const char* dtype = _Generic((OBSERVATION)0, float: "float32", double: "float64", int8_t: "int8", uint8_t: "uint8",
-        int16_t: "int16", uint16_t: "uint16", int32_t: "int32", uint32_t: "uint32");
-    WRITE(&w, "{\"struct_size\": %zu, \"observation_dtype\": \"%s\"", sizeof(Env), dtype);
-    WRITE(&w, ", \"has_valid\": %d, \"has_action_masks\": %d", has_valid, has_action_masks);
-    WRITE(&w, ", \"fps\": %d, \"by_turns\": %d", FPS, by_turns);
-    WRITE(&w, ", \"log_offset\": %zu, \"settings\": [", offsetof(Env, log));
-    const char* comma = "";
-    (void)comma;
+/* A string with its quotes and backslashes escaped. */
+static void json_string(const char* string) {
+    json_add("\"");
+    for (; *string; string++)
+        json_add(strchr("\"\\", *string) ? "\\%c" : "%c", *string);
+    json_add("\"");
+}
+
+static void json_list(const char* name, const int* numbers, int count) {
+    json_add("\"%s\": [", name);
+    for (int i = 0; i < count && numbers[i]; i++)
+        json_add("%s%d", i ? ", " : "", numbers[i]);
+    json_add("]");
+}
+
+static const char* json_bool(bool value) {
+    return value ? "true" : "false";
+}
+
+/* Describes what does not depend on settings: attributes of Python's Library. */
+const char* ocean_describe(void) {
+    const char *comma = "", *dtype = _Generic((OBSERVATION)0, float: "float32", double: "float64", int8_t: "int8",
+        uint8_t: "uint8", int16_t: "int16", uint16_t: "uint16", int32_t: "int32", uint32_t: "uint32");
+    json_size = 0;
+    json_add("{\"struct_size\": %zu, \"log_offset\": %zu, \"plain_start\": %zu, \"rows_size\": %zu", sizeof(Env),
+        offsetof(Env, log), plain_start, sizeof(Rows));
+    json_add(", \"observation_dtype\": \"%s\", \"fps\": %d, \"by_turns\": %s", dtype, FPS, json_bool(by_turns));
+    json_add(", \"has_valid\": %s, \"has_action_masks\": %s, \"has_heap\": %s", json_bool(has_valid),
+        json_bool(has_action_masks), json_bool(has_heap));
+    json_add(", \"settings\": {");
 #define SETTING_DESCRIBE(type, name, value, help) \
-    WRITE(&w, "%s[\"%s\", \"%s\", %.17g, ", comma, #name, #type, (double)(value)); \
-    if (write_string(&w, help)) return -1; \
-    WRITE(&w, "]"); \
+    json_add("%s\"%s\": ", comma, #name); \
+    json_add(_Generic((type)0, int: "%.0f", float: "%.16e", bool: json_bool((value) != 0)), (double)(value)); \
     comma = ", ";
     SETTINGS(SETTING_DESCRIBE)
-    WRITE(&w, "], \"log_fields\": [");
+    json_add("}, \"settings_help\": {");
+    comma = "";
+#define SETTING_HELP(type, name, value, help) \
+    json_add("%s\"%s\": ", comma, #name); \
+    json_string(help); \
+    comma = ", ";
+    SETTINGS(SETTING_HELP)
+    json_add("}, \"log_fields\": [");
     comma = "";
 #define LOG_DESCRIBE(name) \
-    WRITE(&w, "%s\"%s\"", comma, #name); \
+    json_add("%s\"%s\"", comma, #name); \
     comma = ", ";
     LOG(LOG_DESCRIBE)
-    WRITE(&w, "], \"plain_start\": %zu, \"rows_size\": %zu, \"has_heap\": %d}", plain_start, sizeof(Rows), has_heap);
-    return 0;
+    json_add("]}");
+    return json_text;
 }
 
 /* Describes what depends on the settings, for one initialised environment. */
-int ocean_spaces(char* envs, int64_t index, char* text, int64_t size) {
-    Writer w = {text, (size_t)size, 0};
+const char* ocean_spaces(char* envs, int64_t index) {
     Spaces spaces = spaces_of((Env*)envs + index);
-    WRITE(&w, "{\"observation_low\": \"%.17g\", \"observation_high\": \"%.17g\", \"action_dims\": %d",
-          spaces.observation_low, spaces.observation_high, spaces.action_dims);
-    WRITE(&w, ", \"observation_shape\": [");
-    for (int i = 0; i < MAX_DIMS && spaces.observation_shape[i]; i++)
-        WRITE(&w, "%s%d", i ? ", " : "", spaces.observation_shape[i]);
-    WRITE(&w, "], \"action_heads\": [");
-    for (int i = 0; i < MAX_HEADS && spaces.action_heads[i]; i++)
-        WRITE(&w, "%s%d", i ? ", " : "", spaces.action_heads[i]);
-    WRITE(&w, "]}");
-    return 0;
+    json_size = 0;
+    json_add("{\"observation_low\": \"%.17g\", \"observation_high\": \"%.17g\", \"action_dims\": %d, ",
+        spaces.observation_low, spaces.observation_high, spaces.action_dims);
+    json_list("observation_shape", spaces.observation_shape, MAX_DIMS);
+    json_add(", ");
+    json_list("action_heads", spaces.action_heads, MAX_HEADS);
+    json_add("}");
+    return json_text;
 }
 
 /* Describes the keys that a person can press in one environment. */
-int ocean_keys(char* envs, int64_t index, char* text, int64_t size) {
-    Writer w = {text, (size_t)size, 0};
+const char* ocean_keys(char* envs, int64_t index) {
     Key keys[MAX_KEYS];
     int count = keys_of((Env*)envs + index, keys);
-    WRITE(&w, "{\"click_columns\": %d, \"keys\": [", click_columns((Env*)envs + index));
+    json_size = 0;
+    json_add("{\"click_columns\": %d, \"keys\": [", click_columns((Env*)envs + index));
     for (int i = 0; i < count; i++)
-        WRITE(&w, "%s[%d, %d, \"%s\", %g]", i ? ", " : "", keys[i].head, keys[i].code, keys[i].name, keys[i].value);
-    WRITE(&w, "]}");
-    return 0;
+        json_add("%s[%d, %d, \"%s\", %g]", i ? ", " : "", keys[i].head, keys[i].code, keys[i].name, keys[i].value);
+    json_add("]}");
+    return json_text;
 }
 
 #ifdef OCEAN_BENCH

@@ -40,21 +40,30 @@ UNWRITTEN = 0xA5  # each byte of a final observation before C writes it
 class Envs:
     """Environments of one kind and the arrays of one step, for the classes below.
 
-    Attributes: library; envs; num_agents, of all environments; heads (1, action dims), the choices
-    of each action, None if actions are continuous; state: "new", "running" or "over" (the next
-    episodes wait for reset). Of the last step: observations and action_masks (or None), new arrays
-    each time; rewards (num_agents,) float32, terminals and truncations (num_agents,) bool, which
-    the next step overwrites.
+    is_single: whether an environment has one agent, as Gymnasium's have.
+    Attributes: library; envs; num_agents, of all environments; metadata, Gymnasium's; spaces, the
+    observation space and the action space of an agent; heads (1, action dims), the choices of each
+    action, None if actions are continuous; state: "new", "running" or "over" (the next episodes
+    wait for reset). Of the last step: observations and action_masks (or None), new arrays each
+    time; rewards (num_agents,) float32, terminals and truncations (num_agents,) bool, which the
+    next step overwrites.
     """
 
-    def __init__(self, name, num_envs, settings):
+    def __init__(self, name, num_envs, render_mode, settings, is_single=True):
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f'render_mode = {render_mode!r}: must be None or "rgb_array".')
         self.library, self.num_envs, self.settings = ocean.load(name), num_envs, settings
         if self.library.has_valid:
             raise NotImplementedError(f"{name} has inactive agents (HAS_VALID), which neither "
                                       "Gymnasium nor PettingZoo has.")
         self.envs = envs = self.library.create(num_envs, 0, settings)
-        self.state = "new"
         self.num_agents = agents = envs.num_agents
+        if is_single and agents != num_envs:
+            raise ValueError(f"{name} has {agents // num_envs} agents, a Gymnasium environment "
+                             f"one. ocean.gymnasium.parallel_env({str(name)!r}) is for PettingZoo.")
+        self.render_mode, self.state = render_mode, "new"
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": self.library.fps}
+        self.spaces = envs.single_observation_space, envs.single_action_space
         self.heads = np.array([envs.action_heads]) if envs.action_heads else None
         self.actions = np.zeros((agents, envs.action_dims), envs.action_dtype)
         self.rewards = np.zeros(agents, np.float32)
@@ -95,22 +104,22 @@ class Envs:
             self.envs.logs[:] = 0
         self.state = "running"
 
-    def step(self, actions):
-        """Step with actions (num_agents, dims); return (num_agents,) bool: ended, or None.
+    def step(self, actions, shape):
+        """Step with actions of this shape; return (num_agents,) bool: ended, or None.
 
-        None if no episode ended. Raises ValueError for a choice that does not exist and for NaN,
-        TypeError for floats instead of integers, gymnasium.error.ResetNeeded if no episode is
-        running. The environment clips floats to their bounds.
+        None if no episode ended. Raises ValueError for another shape, for a choice that does not
+        exist and for NaN, TypeError for floats instead of integers, gymnasium.error.ResetNeeded if
+        no episode is running. The environment clips floats to their bounds.
         """
         if self.state != "running":
             raise gymnasium.error.ResetNeeded("reset() comes first: no episode is running.")
-        if self.heads is not None and ((actions < 0) | (actions >= self.heads)).any():
-            highest = (self.heads[0] - 1).tolist()
-            raise ValueError(f"{self.library.name}: actions lie within 0 and {highest}, "
-                             f"got {actions.min()} to {actions.max()}.")
-        if self.heads is None and (actions != actions).any():  # only a NaN differs from itself
-            raise ValueError(f"{self.library.name}: an action is NaN.")
-        np.copyto(self.actions, actions, "same_kind")
+        rows = np.reshape(actions, (self.num_agents, -1))
+        wrong = rows != rows if self.heads is None else (rows < 0) | (rows >= self.heads)
+        if np.shape(actions) != shape or wrong.any():
+            raise ValueError(
+                f"{self.library.name}: actions must have the shape {shape} and be in "
+                f"{self.spaces[1]}, got {np.shape(actions)}, {rows.min()} to {rows.max()}.")
+        np.copyto(self.actions, rows, "same_kind")
         self._new_arrays()
         self.envs.step(self._rows)
         done = self.terminals | self.truncations
@@ -145,29 +154,13 @@ class Envs:
         means, has_ended = self.statistics([0])
         return {field: float(values[0]) for field, values in means.items() if has_ended[0]}
 
-    def render(self, mode):
+    def render(self):
         """Draw all environments, (height, width, 3) uint8; None without a render mode."""
-        if mode is not None:
+        if self.render_mode is not None:
             return tuple(self.envs.render(i) for i in range(self.num_envs))
         gymnasium.logger.warn('render() draws nothing unless the environment is made with '
                               'render_mode="rgb_array"')
         return None
-
-
-def _metadata(name, render_mode):
-    if render_mode not in (None, "rgb_array"):
-        raise ValueError(f'render_mode = {render_mode!r}: must be None or "rgb_array".')
-    return {"render_modes": ["rgb_array"], "render_fps": ocean.load(name).fps}
-
-
-def _single_agents(name, num_envs, settings):
-    """Make Envs with one agent each, as Gymnasium's environments have."""
-    envs = Envs(name, num_envs, settings)
-    if envs.num_agents != num_envs:
-        raise ValueError(f"{name} has {envs.num_agents // num_envs} agents, a Gymnasium "
-                         f"environment one. ocean.gymnasium.parallel_env({str(name)!r}) "
-                         "is for PettingZoo.")
-    return envs
 
 
 class OceanEnv(gymnasium.Env):
@@ -180,10 +173,9 @@ class OceanEnv(gymnasium.Env):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
 
     def __init__(self, name, render_mode=None, **settings):
-        self.metadata, self.render_mode = _metadata(name, render_mode), render_mode
-        self._envs = _single_agents(name, 1, settings)
-        self.observation_space = self._envs.envs.single_observation_space
-        self.action_space = self._envs.envs.single_action_space
+        self._envs = Envs(name, 1, render_mode, settings)
+        self.metadata, self.render_mode = self._envs.metadata, render_mode
+        self.observation_space, self.action_space = self._envs.spaces
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -195,11 +187,9 @@ class OceanEnv(gymnasium.Env):
         return {} if masks is None else {"action_mask": masks[0]}
 
     def step(self, action):
-        """Step; raises as Envs.step, and ValueError for an action of another shape."""
-        envs, action = self._envs, np.asarray(action)
-        if action.shape != self.action_space.shape:
-            raise ValueError(f"an action has shape {self.action_space.shape}, got {action.shape}.")
-        done = envs.step(action.reshape(1, -1))
+        """Step; raises as Envs.step."""
+        envs = self._envs
+        done = envs.step(action, self.action_space.shape)
         reward = float(envs.rewards[0])
         if done is None:
             return envs.observations[0], reward, False, False, self._info()
@@ -208,7 +198,7 @@ class OceanEnv(gymnasium.Env):
         return envs.final_observations([0])[0], reward, *ends, envs.means()
 
     def render(self):
-        pictures = self._envs.render(self.render_mode)
+        pictures = self._envs.render()
         return pictures and pictures[0]
 
     def close(self):
@@ -225,11 +215,10 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
     metadata = {**OceanEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
     def __init__(self, name, num_envs=1, render_mode=None, **settings):
-        self.metadata = {**self.metadata, **_metadata(name, render_mode)}
+        self._envs = Envs(name, num_envs, render_mode, settings)
+        self.metadata = {**self.metadata, **self._envs.metadata}
         self.num_envs, self.render_mode = num_envs, render_mode
-        self._envs = _single_agents(name, num_envs, settings)
-        self.single_observation_space = self._envs.envs.single_observation_space
-        self.single_action_space = self._envs.envs.single_action_space
+        self.single_observation_space, self.single_action_space = self._envs.spaces
         batch_space = gymnasium.vector.utils.batch_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -245,11 +234,9 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
                                          "_action_mask": np.ones(self.num_envs, bool)}
 
     def step(self, actions):
-        """Step all; raises as Envs.step, and ValueError for actions of another shape."""
-        envs, actions = self._envs, np.asarray(actions)
-        if actions.shape != self.action_space.shape:
-            raise ValueError(f"actions have shape {self.action_space.shape}, got {actions.shape}.")
-        done, infos = envs.step(actions.reshape(self.num_envs, -1)), self._info()
+        """Step all; raises as Envs.step."""
+        envs = self._envs
+        done, infos = envs.step(actions, self.action_space.shape), self._info()
         if done is not None:
             infos |= self._last_infos(done)
         flags = envs.terminals.copy(), envs.truncations.copy()
@@ -270,7 +257,7 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
                 "_final_info": done.copy()}
 
     def render(self):
-        return self._envs.render(self.render_mode)
+        return self._envs.render()
 
     def close_extras(self, **_):
         self._envs.envs.close()
@@ -286,15 +273,15 @@ class OceanParallelEnv(ParallelEnv):
     """
 
     def __init__(self, name, render_mode=None, **settings):
-        self.metadata, self.render_mode = _metadata(name, render_mode), render_mode
-        self.metadata |= {"name": self.__class__.__name__, "is_parallelizable": True}
-        self._envs = envs = Envs(name, 1, settings)
-        self.possible_agents = [f"agent_{i}" for i in range(envs.num_agents)]
+        self._envs = Envs(name, 1, render_mode, settings, is_single=False)
+        self.render_mode = render_mode
+        self.metadata = {**self._envs.metadata, "name": self.__class__.__name__,
+                         "is_parallelizable": True}
+        self.possible_agents = [f"agent_{i}" for i in range(self._envs.num_agents)]
         self.agents, self._numbers = [], {agent: i for i, agent in enumerate(self.possible_agents)}
-        space = envs.envs.single_observation_space
-        self.observation_spaces = {agent: copy.deepcopy(space) for agent in self.possible_agents}
-        self.action_spaces = {agent: copy.deepcopy(envs.envs.single_action_space)
-                              for agent in self.possible_agents}
+        self.observation_spaces, self.action_spaces = (
+            {agent: copy.deepcopy(space) for agent in self.possible_agents}
+            for space in self._envs.spaces)
 
     def observation_space(self, agent):
         return self.observation_spaces[agent]
@@ -328,7 +315,7 @@ class OceanParallelEnv(ParallelEnv):
         rows = np.zeros(envs.actions.shape, np.float32 if envs.heads is None else np.int64)
         for agent in self.agents:
             rows[self._numbers[agent]] = actions[agent]
-        done = envs.step(rows)
+        done = envs.step(rows, rows.shape)
         observations, infos = self._each(envs.observations), self._infos()
         rewards, terminations, truncations = (
             self._each(array.tolist()) for array in (envs.rewards, envs.terminals, envs.truncations)
@@ -345,7 +332,7 @@ class OceanParallelEnv(ParallelEnv):
         return observations, rewards, terminations, truncations, infos
 
     def render(self):
-        pictures = self._envs.render(self.render_mode)
+        pictures = self._envs.render()
         return pictures and pictures[0]
 
     def close(self):

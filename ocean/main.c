@@ -62,7 +62,7 @@ static void demo_start(const double* settings) {
     int64_t offsets[2] = {0};
     demo.env = aligned_alloc(64, (sizeof(Env) + 63) / 64 * 64);
     if (!demo.env) demo_fail("there is not enough memory", "");
-    const char* problem = ocean_init((char*)demo.env, 0, 1, 0, demo.seed, settings, offsets);
+    const char* problem = ocean_init((char*)demo.env, 1, 0, demo.seed, settings, 0, offsets);
     if (problem) demo_fail(problem, "");
     demo.spaces = spaces_of(demo.env);
     demo.random = demo.seed + 1;

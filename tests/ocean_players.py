@@ -11,7 +11,7 @@ REGULATOR = 34.1, -1446.6, 1788.3, 69.5, -21.3, 255.3
 
 
 def at_random(vector, rng):
-    vector.random_actions(rng)
+    vector.act(rng)
     return vector.actions
 
 
@@ -172,12 +172,12 @@ def place(vector, rng):
 
 def pile_up(vector, rng):
     """2048: into one corner, as long as that moves anything."""
-    return (vector.masks * [4, 2, 3, 1]).argmax(axis=1)
+    return (vector.action_masks * [4, 2, 3, 1]).argmax(axis=1)
 
 
 def deduce(vector, rng):
     """Minesweeper: a cell that one number proves safe, else one that is not proved a mine."""
-    legal = np.where(vector.masks == 1, rng.random(vector.masks.shape), -1)
+    legal = np.where(vector.action_masks == 1, rng.random(vector.action_masks.shape), -1)
     actions = legal.argmax(axis=1)
     for i, planes in enumerate(vector.observations):
         number, covered = planes.argmax(axis=0).astype(int) - 1, planes[0] == 1

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 import ocean
+from ocean.__main__ import Agents
 
 ROOT = Path(__file__).resolve().parent.parent
-GUARD = 64  # bytes before and after each buffer that must stay as they are
 # Settings that end episodes soon enough for a short test, and those that change
 # what agents see or do.
 SHORT = {
@@ -90,70 +90,21 @@ VARIANTS = [
 ]
 
 
-class Vector:
+class Vector(Agents):
     """Environments with one row of buffers, each between two guard zones."""
 
     def __init__(self, name, num_envs=4, options=None, seed=0, first_env=0, debug=False,
                  library=None):
         library = library or ocean.load(name, debug=debug)
-        self.envs = library.create(num_envs, seed=seed, settings=options, first_env=first_env)
-        self.blocks = []
-        agents, envs = self.envs.num_agents, self.envs
-        self.observations = self._buffer((agents, *envs.observation_shape), envs.observation_dtype)
-        self.final_observations = self._buffer((agents, *envs.observation_shape),
-                                               envs.observation_dtype)
-        self.actions = self._buffer((agents, envs.action_dims), envs.action_dtype)
-        self.rewards = self._buffer((agents,), np.float32)
-        self.terminals = self._buffer((agents,), np.uint8)
-        self.truncations = self._buffer((agents,), np.uint8)
-        self.valid = self._buffer((agents,), np.uint8)
-        self.masks = (self._buffer((agents, sum(envs.action_heads)), np.uint8)
-                      if envs.has_action_masks else None)
-        self.rows = ocean.rows(self.observations, self.actions, self.rewards, self.terminals,
-                               self.truncations, self.final_observations, self.valid, self.masks)
-        self.envs.reset(self.rows)
-
-    def _buffer(self, shape, dtype):
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        block = np.full(size + 2 * GUARD, 0xA5, np.uint8)
-        self.blocks.append(block)
-        block[GUARD:-GUARD] = 0
-        return block[GUARD:-GUARD].view(dtype).reshape(shape)
-
-    def outputs(self):
-        masks = () if self.masks is None else (self.masks,)
-        return (self.observations, self.rewards, self.terminals, self.truncations, *masks)
-
-    def poison(self, byte):
-        for array in (*self.outputs(), self.final_observations):
-            array.view(np.uint8)[...] = byte
-
-    def random_actions(self, rng):
-        """Legal nine times in ten, where the environment says which ones are; boxes
-        are overdone at times."""
-        if not self.envs.action_heads:
-            self.actions[:] = 2.4 * rng.random(self.actions.shape) - 1.2
-            return
-        self.actions[:] = rng.random(self.actions.shape) * self.envs.action_heads
-        if self.masks is None:
-            return
-        first = 0
-        for i, n in enumerate(self.envs.action_heads):
-            mask = self.masks[:, first : first + n]
-            legal = np.where(mask, rng.random(mask.shape), -1).argmax(axis=1)
-            self.actions[:, i] = np.where(rng.random(len(mask)) < 0.9, legal, self.actions[:, i])
-            first += n
+        super().__init__(library, num_envs, options, seed, first_env)
+        if self.valid is None:
+            self.valid = np.ones(self.envs.num_agents, np.uint8)
 
     def step(self, *actions):
         if actions:
             self.actions[:] = np.reshape(actions[0], (-1, self.envs.action_dims))
-        self.envs.step(self.rows)
+        super().step()
         return self
-
-    def check_guards(self):
-        for block in self.blocks:
-            assert (block[:GUARD] == 0xA5).all() and (block[-GUARD:] == 0xA5).all(), (
-                "written outside a buffer")
 
 
 def count(name, options, large):

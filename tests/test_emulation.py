@@ -35,7 +35,6 @@ from emulation import (
     GymnasiumPufferEnv,
     GymnasiumVectorPufferEnv,
     PettingZooPufferEnv,
-    PufferEnv,
     new_rows,
     wrap,
 )
@@ -163,8 +162,6 @@ def test_action_masks_go_where_their_heads_are(space, mask, expected):
 
 
 NOTHING = spaces.Box(-1, 1, (2, 0), np.float32)
-EMPTY = [NOTHING, spaces.Tuple([spaces.Discrete(2), NOTHING]),
-         spaces.Dict({"a": spaces.Dict({"none": NOTHING}), "b": spaces.Box(-1, 1, (1,))})]
 
 
 @pytest.mark.parametrize(("layout", "space", "kind"), [
@@ -172,27 +169,13 @@ EMPTY = [NOTHING, spaces.Tuple([spaces.Discrete(2), NOTHING]),
     (FlatAction, spaces.Box(-(2**40), 2**40, (1,), np.int64), ValueError),
     (FlatAction, spaces.Text(3), TypeError),
     (FlatAction, spaces.Dict({}), TypeError),
+    (FlatAction, NOTHING, TypeError),
+    (FlatObservation, spaces.Tuple([spaces.Discrete(2), NOTHING]), TypeError),
     (FlatObservation, spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))}), TypeError),
 ])
 def test_spaces_that_cannot_be_flat(layout, space, kind):
     with pytest.raises(kind):
         layout(space)
-
-
-@pytest.mark.parametrize("name", ["observation_space", "action_space"])
-@pytest.mark.parametrize(("kind", "space"), [
-    *((Steps, space) for space in EMPTY), (PufferEnv, NOTHING),
-    (gymnasium.vector.VectorEnv, NOTHING), (gymnasium.vector.VectorEnv, EMPTY[2])])
-def test_a_space_without_numbers_is_refused(kind, name, space):
-    one = "single_" if kind is not Steps else ""
-    attributes = {f"{one}observation_space": spaces.Box(0, 1, (1,)), "num_agents": 1, "num_envs": 1,
-                  f"{one}action_space": spaces.Discrete(2), one + name: space,
-                  "metadata": {"autoreset_mode": "disabled"},
-                  "reset": lambda self, **_: (np.zeros((1, 1)), {})}
-    if kind is not PufferEnv:
-        attributes["__init__"] = lambda self: None
-    with pytest.raises(TypeError, match=r"\(2,\s0\)"):
-        vector.make(lambda: type("Empty", (kind,), attributes)())
 
 
 # -- What an environment returns that it may not ---------------------------------------------------
@@ -241,18 +224,16 @@ TREES = [
     (of_a_tree((np.zeros(3, np.float32),)), r"\['a'\]\[0\].*\(3,\)"),
     (of_a_tree((np.array([0, 7], np.float32),)), r"\['a'\]\[0\].*\(1,\).*7"),
     (of_a_tree((np.array([0, np.nan], np.float32),)), r"\(1,\).*nan"),
-    (of_a_tree(np.zeros(2, np.float32)), r"\['a'\].*tuple"),
+    (of_a_tree(np.zeros(2, np.float32)), r"\['a'\]\[0\].*\(2,\)"),
     (of_a_tree((np.zeros(2, np.float32),), 3), r"\['b'\].*3"),
     (of_a_tree((np.zeros(2, np.complex64),)), "float32.*complex64"),
-    ([at(0, TREE, observation={"a": 0}), at(1, TREE, observation={"a": 0})], "keys a, b"),
+    ([at(0, TREE, observation={"a": 0}), at(1, TREE, observation={"a": 0})], r"\['a'\]\[0\].*Box"),
 ]
 FAULTS = [
     *((creator, name) for creators, name in TREES for creator in creators),
-    *((at(step, reward=value), "reward") for step in (1, 5) for value in (np.ones(2), [1.0, -0.5])),
-    (at(1, reward=[1.0]), "reward"),
-    *((at(step, reward=reward), "reward") for step in (1, 5) for reward in ("x", 10**400)),
+    *((at(step, reward=reward), "reward") for step in (1, 5)
+      for reward in (np.ones(2), [1.0, -0.5], 10**400)),
     (at(5, terminated=np.zeros(2)), "terminated"),
-    (at(5, terminated=True, info=5), "info.*5"),
     (at(5, terminated=True, info=None), "info.*None"),
     *((at(5, observation=value), "observation") for value in ({"a": 1}, [[1], [2, 3]], "text")),
     (at(5, observation=np.zeros(5)), r"\(3,\).*\(5,\)"),
@@ -330,13 +311,10 @@ PLAIN = {"observation_space": spaces.Discrete(2), "action_space": spaces.Discret
 
 @pytest.mark.parametrize(("bases", "change", "name"), [
     ((gymnasium.Env,), {"observation_space": None}, "observation_space"),
-    ((gymnasium.Env,), {"action_space": None}, "action_space"),
-    ((gymnasium.Env,), {"reset": lambda self: None}, "seed=None"), ((), {}, "gymnasium.Env")])
+    ((gymnasium.Env,), {"action_space": None}, "action_space")])
 def test_what_is_not_an_environment_is_an_error(bases, change, name):
     with pytest.raises(EnvError, match=f"Mine.*{name}"):
         vector.make(type("Mine", bases, PLAIN | change))
-    with pytest.raises(TypeError):
-        wrap(3)
     env = Leavers()
     env.action_space = lambda agent: spaces.Discrete(ord(agent))
     with pytest.raises(TypeError, match="supersuit"):

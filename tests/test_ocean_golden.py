@@ -33,7 +33,7 @@ FILE = Path(__file__).resolve().with_name("golden_ocean.json")
 STORED = json.loads(FILE.read_text())
 PARTS, FIRST_STEPS, TOLERANCE = 4, 8, 1e-3
 RECORDED = ("observations", "rewards", "terminals", "truncations", "final_observations", "valid",
-            "masks", "log")
+            "action_masks", "log")
 USE_LIBM = {"acrobot", "asteroids", "boids", "breakout", "cartpole", "double_pendulum", "drone",
             "lander", "mountaincar", "pendulum", "pong", "target", "tetris"}
 FRACTIONS = USE_LIBM | {"continuous", "enduro", "freeway", "moba", "stochastic"}

@@ -152,18 +152,6 @@ def test_a_step_of_the_check_is_a_few_calls(tmp_path):
     assert (counts[1] - counts[0]) / 2000 < 120
 
 
-def test_the_check_says_how_far_it_is(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    cli.run_check("env", cli.check, ocean.load(plant(tmp_path, SOUND)), {}, 20_000)
-    assert "2,500" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["squared", "breakout", "masked", "lander", "tetris", "snake"])
-def test_check_is_clean(name):
-    problems, _ = cli.check(ocean.load(name), {}, steps=12_000)
-    assert [text for text in problems if "terminals" not in text] == []
-
-
 def command(*arguments):
     return subprocess.run([sys.executable, "-m", "ocean", *arguments], cwd=ROOT,
                           capture_output=True, text=True, timeout=300)

@@ -1,11 +1,14 @@
 """The rules of the environments in C, as a player states them. What is written byte by byte is
-held by test_ocean_golden.py; nmmo3 has a file of its own."""
+held by test_ocean_golden.py."""
+
+import re
 
 import gymnasium
 import numpy as np
 import ocean_players as players
 import pytest
 from ocean_vector import Vector
+from test_ocean_golden import CROWD
 
 import ocean
 
@@ -43,6 +46,7 @@ SKILL = [
      {"score": (-1, -0.4), "perf": (0, 0.3), "kills": (0, 10), "deaths": (10, 99)}),
     ("mountaincar", {}, players.swing, 250, {"score": (-170, -80), "perf": (0.15, 1)}),
     ("mountaincar", {"continuous": True}, players.swing, 250, {"score": (85, 100)}),
+    ("nmmo3", CROWD, players.at_random, 600, {"perf": (0.01, 0.2), "gear": (1, 15), "aged": (0.1, 0.9)}),
     ("password", {}, players.at_random, 500, {"perf": (0.01, 0.06)}),
     ("pong", {"continuous": True, "max_score": 5, "frameskip": 4}, players.follow_pong, 4000,
      {"perf": (0.6, 1), "score": (1, 5)}),
@@ -69,8 +73,16 @@ def test_skill_decides(name, options, player, steps, bounds):
 
 
 def test_all_environments_have_a_rule():
-    tested = {row[0] for row in SKILL} | {"memory", "multiagent", "nmmo3", "pendulum", "performance"}
+    tested = {row[0] for row in SKILL} | {"memory", "multiagent", "pendulum", "performance"}
     assert tested == set(ocean.names())
+
+
+def test_the_page_of_nmmo3_names_the_defaults():
+    """docs/nmmo3.md says `setting`=default for each setting."""
+    page = (ocean.FOLDER.parent / "docs" / "nmmo3.md").read_text()
+    written = dict(re.findall(r"`(\w+)`=(−?\d[\d.]*\d|−?\d)", page))
+    defaults = {name: float(value) for name, value in ocean.load("nmmo3").settings.items()}
+    assert {name: float(value.replace("−", "-")) for name, value in written.items()} == pytest.approx(defaults)
 
 
 # Beside Gymnasium
@@ -102,7 +114,7 @@ def test_a_peer_of_gymnasium_is_followed(name, peer, options, state, action, ste
     rng, ended = np.random.default_rng(0), 0
     for _ in range(steps):
         before = vector.observations.astype(np.float64)
-        vector.random_actions(rng)
+        vector.act(rng)
         vector.step()
         for i in range(32):
             reference.state, reference.steps_beyond_terminated = state(before[i]), None
@@ -125,124 +137,3 @@ def test_masks_may_be_absent():
     rows = ocean.rows(*arrays, np.zeros(2, np.uint8), np.zeros(2, np.uint8))
     envs.reset(rows)
     envs.step(rows)
-
-
-def test_a_long_step_of_breakout_misses_no_brick():
-    """One step of 60 ticks breaks the bricks that 60 steps of one tick break, until rounding parts the
-    two; where it does, it gives as many points as it takes."""
-    number, options = 2000, {"ball_speed": 512.0, "max_ball_speed": 512.0, "paddle_width": 576.0}
-    coarse, fine = (Vector("breakout", number, {**options, "frameskip": ticks}) for ticks in (60, 1))
-    same, fewer, more, equal = np.ones(number, bool), 0, 0, 0
-    for _ in range(16):
-        coarse.step(0)
-        total = np.zeros(number)
-        for _ in range(60):
-            fine.step(0)
-            total += fine.rewards
-            same &= fine.observations[:, 6] == 1
-        same &= coarse.observations[:, 6] == 1
-        fewer += (coarse.rewards < total)[same].sum()
-        more += (coarse.rewards > total)[same].sum()
-        same &= (coarse.observations[:, 10:] == fine.observations[:, 10:]).all(axis=1)
-        equal += same.sum()
-    assert equal > 4000 and more > 200 and fewer < 1.5 * more
-
-
-@pytest.mark.parametrize("n", [5, 9])
-def test_go(n):
-    """No chain is without a liberty, captured stones go, and masks show the legal points."""
-    vector, rng = Vector("go", 8, {"size": n, "komi": 0.5}, seed=n), np.random.default_rng(n)
-    captures = 0
-    for _ in range(150):
-        planes = vector.observations.reshape(8, 7, n, n).swapaxes(0, 1).astype(int)
-        own, other, own_atari, other_atari, legal, last, _ = planes
-        free = (own + other) == 0
-        for stones, atari in ((own, own_atari), (other, other_atari)):
-            reach = free
-            for _ in range(n * n):
-                padded = np.pad(reach, ((0, 0), (1, 1), (1, 1)))
-                near = padded[:, :-2, 1:-1] | padded[:, 2:, 1:-1] | padded[:, 1:-1, :-2] | padded[:, 1:-1, 2:]
-                reach = free | (near & (stones == 1))
-            assert (reach | (stones == 0)).all(), "stones without a liberty"
-            assert (stones >= atari).all()
-        assert (legal <= free).all() and np.array_equal(vector.masks[:, :-1].reshape(8, n, n), legal)
-        assert vector.masks[:, -1].all() and (last <= other).all()
-        before = own.sum(axis=(1, 2)) + 1
-        vector.step(np.where(vector.masks == 1, rng.random(vector.masks.shape), -1).argmax(axis=1))
-        now = vector.observations.reshape(8, 7, n, n)[:, 0].sum(axis=(1, 2))
-        captures += (now < before)[vector.terminals == 0].sum()
-    assert captures > 20
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_cube_turns_are_those_of_the_group(size):
-    vector = Vector("cube", 1, {"size": size, "scramble_min": 50, "scramble_max": 50, "max_steps": 10**6})
-    stickers = 6 * size * size
-
-    def apply(actions):
-        for action in actions:
-            vector.step(action)
-        return vector.observations[0, : stickers * 6].reshape(stickers, 6).argmax(axis=1)
-
-    start = apply([])
-    assert (np.bincount(start, minlength=6) == size * size).all()
-    for side in range(6):
-        assert not np.array_equal(apply([2 * side]), start)
-        assert np.array_equal(apply([2 * side + 1]), start)
-        assert np.array_equal(apply([2 * side] * 4), start)
-        moved = apply([2 * side]) != start
-        assert moved.sum() <= (20 if size == 3 else 12)
-        apply([2 * side + 1])
-    # A commutator of neighbours has order 6, (right, up) one of 105; opposite sides commute.
-    up, right, down = 0, 2, 6
-    assert np.array_equal(apply([right, up, right + 1, up + 1] * 6), start)
-    order = next(k for k in range(1, 200) if np.array_equal(apply([right, up]), start))
-    assert order == (105 if size == 3 else 15)
-    one = apply([up, down])
-    apply([down + 1, up + 1])
-    assert np.array_equal(apply([down, up]), one)
-    pairs = vector.observations.shape[1] - 6 * stickers
-    assert pairs == (480 if size == 3 else 156)
-
-
-def test_moba_teams_are_mirror_images():
-    """Without chance in the damage two teams that act alike see the same, to the last bit, and earn
-    as much."""
-    game = Vector("moba", 2, {"self_play": True, "spread": 0.0, "max_ticks": 1500, "tower_health": 60.0,
-                              "creep_speed": 0.6}, seed=11)
-    rng, deaths, fallen = np.random.default_rng(11), 0, 0
-    for _ in range(2000):
-        actions = players.attack(game, rng).reshape(2, 2, 5, 3)
-        actions[:, 1] = actions[:, 0]
-        game.step(actions)
-        sides = game.observations.reshape(2, 2, 5, -1)
-        assert np.array_equal(sides[:, 0], sides[:, 1])
-        assert np.array_equal(*game.masks.reshape(2, 2, 5, -1).swapaxes(0, 1))
-        rewards = game.rewards.reshape(2, 2, 5)
-        np.testing.assert_allclose(rewards[:, 0], rewards[:, 1], atol=1e-6)
-        deaths = max(deaths, sides[..., 25].sum())
-        fallen = max(fallen, (sides[..., 38:48:4] < 1).sum())
-    assert deaths > 2 and fallen > 2
-
-
-def test_moba_illegal_acts_do_nothing():
-    game = Vector("moba", 4, {"self_play": True, "tower_damage": 1.0}, seed=11)
-    rng, acted = np.random.default_rng(11), np.zeros(5, int)
-    for t in range(400):
-        players.attack(game, rng)
-        if t % 5 == 0:
-            saved, actions, mask = game.envs.save(), game.actions.copy(), game.masks[:, -5:] == 1
-            acts = rng.integers(1, 5, 40)
-            legal = mask[np.arange(40), acts]
-            for act in (np.where(legal, 0, acts), 0 * acts):
-                game.envs.load(saved)
-                game.step(np.column_stack([actions[:, :2], act]))
-                outputs = [array.copy() for array in game.outputs()]
-                if act.any():
-                    illegal = outputs
-            assert all(map(np.array_equal, illegal, outputs))
-            acted += np.bincount(acts[legal], minlength=5)
-            game.envs.load(saved)
-            game.actions[:] = actions
-        game.step()
-    assert (acted[1:] > 0).all()

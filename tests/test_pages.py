@@ -72,7 +72,7 @@ def parse(tmp_path, monkeypatch):
         pufferl: ("train", "find_run"), pufferl.diagnostics: ("diagnose",), watch: ("play", "ship"),
         export: ("export",), speed: ("profile",), catalogue: ("table",),
         history: ("table", "show", "plot", "remove"),
-        ocean.__main__: ("run_check", "play", "standalone", "save_png", "save_gif", "main_python"),
+        ocean.__main__: ("run_check", "play", "standalone", "save_pictures"),
     }.items():
         for name in names:
             monkeypatch.setattr(owner, name, done)

@@ -118,7 +118,7 @@ def test_every_backend_gives_the_same(kind, others):
 def test_c_environments_are_the_same_in_python_backends():
     settings = {"max_steps": 7}
     expected = rollout(vector.make("cartpole", 6, num_buffers=1, seed=5, env_kwargs=settings))
-    for env, options in ((ocean.Cartpole, {"backend": Serial}),
+    for env, options in ((ocean.load("cartpole"), {"backend": Serial}),
                          ("cartpole", {"backend": Multiprocessing, "num_workers": 3})):
         vecenv = vector.make(env, 3, seed=5, env_kwargs={**settings, "num_envs": 2}, **options)
         assert_same(expected, rollout(vecenv))
@@ -362,7 +362,7 @@ def test_what_else_chooses_a_backend(monkeypatch):
     with vector.make(Counters, backend=Native, env_kwargs={"num_agents": 2}) as vecenv:
         assert type(vecenv) is Serial and vecenv.num_agents == 2
     options = {"num_envs": 8, "frameskip": 2}
-    with vector.make(ocean.Breakout, backend=Native, env_kwargs=options) as vecenv:
+    with vector.make(ocean.load("breakout"), backend=Native, env_kwargs=options) as vecenv:
         assert type(vecenv) is Native and vecenv.num_agents == 8
     with vector.make(ROOT / "ocean/breakout/breakout.h", 4, frameskip=2) as vecenv:
         assert type(vecenv) is Native and vecenv.num_envs == 4
@@ -591,8 +591,8 @@ def test_observations_outside_their_space_after_the_first_step(backend, name, va
            else vector.make(lambda: gymnasium.vector.SyncVectorEnv([creator] * 4)))
     text = outside(env)
     assert text is None if words is None else words in text
-    problems, notes = ocean_main.check_python(creator, {}, 50)
-    assert bool(problems or [note for note in notes if "lies outside" in note]) or words is None
+    _, notes = ocean_main.check_python(creator, {}, 50)
+    assert words is None or any(words in note for note in notes)
 
 
 @pytest.mark.parametrize("high", ["TARGET", "AGENT"])
