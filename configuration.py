@@ -802,6 +802,17 @@ def no_resume(argv):
     return argv
 
 
+def read_command(argv, program, description):
+    """Return (environment, its settings) of the command line of a verb other than train.
+
+    Print the description and exit for --help or without an environment.
+    """
+    if not argv or argv[0].startswith("-"):
+        print(f"{description}\nenvironments: {', '.join(ocean.names())}")
+        sys.exit(None if argv[:1] in (["-h"], ["--help"]) else f"{program}: which environment?")
+    return argv[0], load_config(argv[0], no_resume(argv[1:]))
+
+
 def command(*words, script="pufferl.py"):
     """Return what to type in this folder for `python SCRIPT WORDS`.
 

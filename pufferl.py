@@ -1329,9 +1329,8 @@ def main(argv=None):
     if verb in TOOLS:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             sys.exit(f"pufferl.py: {verb} runs in one process; torchrun's are for train.")
-        reads_verb = TOOLS[verb] in ("speed", "history", "watch")
         tool = importlib.import_module(f"tools.{TOOLS[verb]}")
-        return tool.main(argv if reads_verb else argv[1:], program=f"pufferl.py {verb}")
+        return tool.main(argv[1:], f"pufferl.py {verb}")
     if verb != "train":
         known = ocean.nearest(verb, ["train", *TOOLS])
         sys.exit(f"pufferl.py: there is no verb {verb!r}: {known}.\n{usage}")

@@ -330,7 +330,7 @@ def run_main(program, *arguments):
       for name in ("pendulum", "target", "drone", "snake"))])
 def test_a_c_program_plays_the_same_episodes(programs, tmp_path, name, settings, deterministic):
     library, play = ocean.load(name), make_play(name, settings, 32, 2, seed=5)
-    play.deterministic = deterministic
+    play.options["deterministic"] = deterministic
     export.flat_policy(play.policy, play.vecenv.driver_env).tofile(tmp_path / "policy.bin")
     result, log = run_main(programs(name), tmp_path / "policy.bin", "--seed", 5, "--episodes", 12,
                            *["--deterministic"] * deterministic,

@@ -103,7 +103,7 @@ def test_a_run_is_found_by_the_name_that_it_printed(tmp_path):
 
 
 @pytest.mark.parametrize(("words", "name"), [
-    ("runs rm", "rm"), ("runs show squared_1-aa squared_2-bb", "show"),
+    ("runs rm", "rm"), ("runs show", "show"),
     ("runs a b", "a:"),
     ("runs rm notes", "notes"), ("runs rm dd --yes", "squared_4-dd"), ("runs rm aa --yes", "5-ee"),
     ("plot squared_3-cc", "score"), ("plot bb squared_3-cc", "squared_3-cc"),

@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_a_trace_and_a_table(folder, capfd):
     before = dict(vars(kernels))
-    speed.main(["profile", "squared", "--env.num-envs", "64", "--vec.num-buffers", "2",
+    pufferl.main(["profile", "squared", "--env.num-envs", "64", "--vec.num-buffers", "2",
                 "--vec.num-threads", "2", "--train.horizon", "16", "--train.minibatch-size", "256",
                 "--profile.epochs", "2"])
     path = folder / "experiments" / "profile_squared.json"
@@ -61,7 +61,7 @@ def test_a_trace_and_a_table(folder, capfd):
 
 def test_a_network_without_a_normalizer_is_profiled(folder, capfd):
     """norm_obs is auto, and would be on for the default network."""
-    speed.main(["profile", "gym/MountainCarContinuous-v0", "--policy.name", "net.py:Net",
+    pufferl.main(["profile", "gym/MountainCarContinuous-v0", "--policy.name", "net.py:Net",
                 "--rnn.name", "none", "--vec.num-envs", "2", "--train.horizon", "16",
                 "--train.minibatch-size", "32", "--train.replay-ratio", "1", "--train.gamma", "0.9",
                 "--profile.epochs", "1"])
@@ -129,7 +129,7 @@ def test_the_fastest_or_a_simpler_one_as_fast_is_chosen():
 def test_the_best_command_has_the_given_options(monkeypatch, capsys):
     best = {"backend": "serial", "num_buffers": 2, "num_workers": None, "batch_size": None}
     monkeypatch.setattr(speed, "search", lambda *_: (best, {}))
-    speed.main(["autotune", "squared", "--seconds", "1", "--vec.num-workers", "4"])
+    pufferl.main(["autotune", "squared", "--seconds", "1", "--vec.num-workers", "4"])
     assert capsys.readouterr().out.splitlines()[-1].endswith(
         " train squared --vec.num-workers 4 --vec.backend serial --vec.num-buffers 2 "
         "--vec.num-workers None"), "and not what equals the present settings"
@@ -154,7 +154,7 @@ def test_workers_are_found_for_a_slow_environment(capsys):
     name = f"{__file__}:Slow"
     options = ["--train.horizon", "4", "--vec.num-envs", "4", "--policy.hidden-size", "16",
                "--train.total-timesteps", "16", "--logger", "none"]
-    best = speed.main(["autotune", name, "--seconds", "0.2", *options])
+    best = pufferl.main(["autotune", name, "--seconds", "0.2", *options])
     assert best["backend"] == "multiprocessing" and best["num_workers"] >= 2
     last = capsys.readouterr().out.splitlines()[-1]
     assert " ".join(options) in last

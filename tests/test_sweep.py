@@ -22,6 +22,7 @@ from test_runs_loggers import OFFLINE, wandb_records
 import configuration
 import diagnostics
 import loggers
+import runs
 from errors import ConfigError
 from protein import Protein
 from tools.sweep import command as sweep
@@ -55,8 +56,10 @@ def test_a_trial_has_one_number_and_one_file(tmp_path):
 
 def test_one_process_at_a_time_runs_a_sweep(tmp_path, fake):
     (tmp_path / "sweep_squared").mkdir()
-    with sweep.lock_folder(tmp_path / "sweep_squared"), pytest.raises(ConfigError, match="sweep_squared"):
+    lock = runs.lock(tmp_path / "sweep_squared")
+    with pytest.raises(ConfigError, match="sweep_squared"):
         run_sweep(tmp_path, 1)
+    os.close(lock)
     assert list(run_sweep(tmp_path, 1).results()) == [0]
 
 
@@ -143,7 +146,7 @@ def run_sweep(folder, count, space=FAKE_SPACE, **settings):
     tuner = Protein(search_space=sweep.searched_settings("squared", space, options),
                     num_trials=count, metric=settings.metric)
     tuner.env_name = "squared"
-    return sweep.Runner(tuner, settings, options, quiet=True).run()
+    return sweep.Runner(tuner, settings, options).run()
 
 
 def test_a_sweep_and_its_continuation_from_python(tmp_path, fake):
@@ -352,28 +355,17 @@ def test_kill_and_interrupt_lose_nothing(tmp_path):
     assert {path.suffix for path in files.iterdir()} == {".json"}
 
 
-def test_the_tuner_and_the_command_import_no_torch():
+def test_the_tuner_and_the_report_import_no_torch():
     """The tuner by itself and the page of a finished sweep start at once."""
     code = """if True:
         import sys
         heavy = {"torch", "numba", "ray", "plotly", "configuration", "runs", "pufferl", "tools.watch"}
-        import protein
-        assert not heavy & {*sys.modules} and "tools.sweep.command" not in sys.modules
-        import tools.sweep.command
+        import protein, tools.sweep.report
         assert not heavy & {*sys.modules}"""
     subprocess.run([sys.executable, "-c", code], check=True, cwd=sweep_trials.ROOT)
 
 
 # -- the command line
-
-
-def test_split_options():
-    options, space, others = sweep.split_options(
-        ["--sweep.num-trials", "5", "--sweep.train.learning-rate.max=0.1", "--train.gamma", "0.9",
-         "--sweep.web=0", "--help", "--sweep.env.speed.distribution", "none"])
-    assert options == ["--sweep.num-trials", "5", "--sweep.web=0", "--help"]
-    assert others == ["--train.gamma", "0.9"]
-    assert space == {"train.learning_rate": {"max": "0.1"}, "env.speed": {"distribution": "none"}}
 
 
 @pytest.mark.parametrize(("argv", "name"), [

@@ -15,7 +15,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -421,12 +420,8 @@ def export(env_name, args):
               "http://127.0.0.1:8000")
 
 
-def main(argv=None, program="pufferl.py export"):
+def main(argv, program="pufferl.py export"):
     """Run `export`; `program` is what errors begin with."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if not argv or argv[0].startswith("-"):
-        print(f"{__doc__}\nenvironments: {', '.join(ocean.names())}")
-        sys.exit(None if argv[:1] in (["-h"], ["--help"]) else f"{program}: which environment?")
     configuration.SECTIONS["export"] = Export
     with exit_on_error(program):
-        export(argv[0], pufferl.load_config(argv[0], configuration.no_resume(argv[1:])))
+        export(*configuration.read_command(argv, program, __doc__))

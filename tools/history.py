@@ -16,7 +16,6 @@ import functools
 import json
 import math
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -208,20 +207,17 @@ def show(run):
     print(f"its curve    {command('plot', folder)}\nits trouble  {command('diagnose', folder)}")
 
 
-def unsolved(run, is_rising):
-    """Return a line with what the run lacks to count as solved, and its settings.
-
-    "" if it is solved or no score is known. is_rising: whether its score was still rising.
-    """
+def diagnose(run):
+    """Print why a run does not learn, and what it lacks to count as solved."""
+    is_rising = diagnostics.diagnose(run.folder, run.saved).score_rises()
     other = changes(run.saved)
     metric, least = (None, None) if other is None else solved_at(run.saved)
     metrics = {name.removeprefix("environment/"): value for name, value in run.last.items()}
     value = score_of(metrics, metric)
-    if least is None or not value < least:
-        return ""
-    rising = "; it was still rising, so more steps may do" if is_rising else ""
-    return (f"not solved: {metric or 'score'} {figure(value)}, {figure(least)} counts as solved"
-            f"{rising}; settings other than shipped: {join_settings(other) or 'none'}\n")
+    if least is not None and value < least:
+        rising = "; it was still rising, so more steps may do" if is_rising else ""
+        print(f"not solved: {metric or 'score'} {figure(value)}, {figure(least)} counts as solved"
+              f"{rising}; settings other than shipped: {join_settings(other) or 'none'}")
 
 
 def remove(runs, yes):
@@ -321,13 +317,13 @@ def plot(runs, metric=None, x="steps", output=None):
 # Command line
 
 
-def parse(verb, argv, program):
-    """Parse the options of `runs`, `plot` or `diagnose`."""
+def main(argv, program="pufferl.py runs"):
+    """Run `runs`, `plot` or `diagnose`; `program` is what errors begin with."""
+    verb = program.split()[-1]
     parser = argparse.ArgumentParser(prog=program, description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    count = {"runs": "*", "plot": "+", "diagnose": 1}[verb]
-    parser.add_argument("runs", nargs=count, metavar="RUN",
-                        help="for runs: nothing, ENV, show RUN or rm RUN ...")
+    parser.add_argument("runs", nargs={"runs": "*", "plot": "+", "diagnose": 1}[verb],
+                        metavar="RUN", help="for runs: nothing, ENV, show RUN or rm RUN ...")
     parser.add_argument("--data-dir", default=Base.data_dir)
     if verb == "runs":
         parser.add_argument("--yes", action="store_true", help="rm asks nothing")
@@ -336,27 +332,22 @@ def parse(verb, argv, program):
                             help="a name of docs/metrics.md, with or without its first part")
         parser.add_argument("--x", choices=("steps", "seconds"), default="steps")
         parser.add_argument("--output", help="write a page as well, FILE.html")
-    return parser.parse_intermixed_args(argv)  # rm --yes RUN, rm RUN --yes
-
-
-def main(argv=None, program="pufferl.py runs"):
-    """Run `runs`, `plot` or `diagnose`; `program` is what errors begin with."""
-    verb, *argv = list(sys.argv[1:] if argv is None else argv) or ["runs"]
-    options = parse(verb, argv, program)
+    options = parser.parse_intermixed_args(argv)  # rm --yes RUN, rm RUN --yes
+    names, act = options.runs, None
     # of a run's damaged files
     with exit_on_error(program, (OSError, ValueError, KeyError, TypeError)):
-        if verb == "diagnose":
-            run = find(options.runs[0], options.data_dir)
-            is_rising = diagnostics.diagnose(run.folder, run.saved).score_rises()
-            return print(end=unsolved(run, is_rising))
+        if verb == "runs":
+            act, *names = names or [None]
+            if bool(names) != (act in ("rm", "show")):
+                raise ConfigError(f"runs {act}: which run? {command('runs')} lists them. Forms: "
+                                  "runs, runs ENV, runs show RUN ..., runs rm RUN ...")
+            if not names:
+                return table(options.data_dir, act)
+        runs = [find(name, options.data_dir) for name in names]
         if verb == "plot":
-            return plot([find(name, options.data_dir) for name in options.runs],
-                        options.metric, options.x, options.output)
-        action, *names = options.runs or [None]
-        if action in ("rm", "show") and len(names) >= 1 and (action == "rm" or len(names) == 1):
-            runs = [find(name, options.data_dir) for name in names]
-            return show(runs[0]) if action == "show" else remove(runs, options.yes)
-        if names or action in ("rm", "show"):
-            raise ConfigError(f"runs {action}: which run? {command('runs')} lists them. Forms: "
-                              "runs, runs ENV, runs show RUN, runs rm RUN ...")
-        table(options.data_dir, action)
+            plot(runs, options.metric, options.x, options.output)
+        elif act == "rm":
+            remove(runs, options.yes)
+        else:
+            for run in runs:
+                show(run) if act == "show" else diagnose(run)

@@ -24,7 +24,6 @@ import functools
 import inspect
 import shlex
 import statistics
-import sys
 import time
 from pathlib import Path
 
@@ -33,7 +32,6 @@ import torch
 import configuration
 import environments
 import kernels
-import ocean
 import pufferl
 import vector
 from errors import ConfigError, exit_on_error
@@ -240,9 +238,11 @@ def search(tried, make, seconds, report=print):
     return tried[best], medians
 
 
-def autotune(env_name, seconds, argv):
-    """Time what can step an environment; returns the best vec section."""
-    args = configuration.load_config(env_name, argv)
+def autotune(env_name, args, seconds, argv):
+    """Time what can step an environment; returns the best vec section.
+
+    argv: the command line that `args` are of.
+    """
     creator = environments.load_creator(args["env_name"])
     vec = {**args["vec"], "backend": "auto" if creator is None else "serial", "num_workers": None,
            "batch_size": None}
@@ -254,23 +254,18 @@ def autotune(env_name, seconds, argv):
     print(f"{args['env_name']}: {num_envs} environments, {vector.physical_cores()} cores; steps of "
           "all agents a second in rollouts, the policy included")
     best, _ = search(tried, lambda vec: Rollouts(env_name, args, vec), seconds)
-    print(f"\nbest here:  python pufferl.py train {shlex.join([env_name, *argv])} "
+    print(f"\nbest here:  python pufferl.py train {shlex.join(argv)} "
           f"{flags(best, args['vec'])}".rstrip())
     return best
 
 
-def main(argv=None, program="pufferl.py profile"):
+def main(argv, program="pufferl.py profile"):
     """Run `profile` or `autotune`; `program` is what errors begin with."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    verb, env_name = (*argv, "", "")[:2]
-    if verb not in ("profile", "autotune") or not env_name or env_name.startswith("-"):
-        print(f"{__doc__}\nenvironments: {', '.join(ocean.names())}")
-        sys.exit(None if {"-h", "--help"} & set(argv)
-                 else f"{program}: profile or autotune, and which environment?")
+    parser = argparse.ArgumentParser(prog=program, add_help=False)
+    parser.add_argument("--seconds", type=float, default=1.0)
     with exit_on_error(program, RuntimeError):
-        if verb == "profile":
-            return profile(env_name, configuration.load_config(env_name, argv[2:]))
-        parser = argparse.ArgumentParser(prog=program, add_help=False)
-        parser.add_argument("--seconds", type=float, default=1.0)
-        options, rest = parser.parse_known_args(argv[2:])
-        return autotune(env_name, options.seconds, rest)
+        if program.endswith("profile"):
+            return profile(*configuration.read_command(argv, program, __doc__))
+        options, argv = parser.parse_known_args(argv)
+        env_name, args = configuration.read_command(argv, program, __doc__)
+        return autotune(env_name, args, options.seconds, argv)

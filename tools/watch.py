@@ -23,7 +23,6 @@ import math
 import os
 import platform
 import queue
-import random
 import re
 import signal
 import subprocess
@@ -54,7 +53,7 @@ from errors import ConfigError, exit_on_error
 
 EVAL_SEED = 1_000_003  # added to the seed, so that episodes differ from those of training
 GIF_SIDE = 480  # pixels of a GIF's longer side
-STILL_SIDE, STILL_STEPS = 240, 60  # a picture in the page's menu: its longer side, steps before it
+STILL_STEPS = 60  # before a picture in the page's menu
 MOST_ENVS = 4096  # environments in C side by side; with more episodes each plays several
 LARGEST_BASELINE = 450_000  # bytes of a policy that ships with an environment
 
@@ -74,7 +73,7 @@ class Play:
     def __init__(self, env_name, args, num_envs, seed):
         configuration.check_names(args, "eval")
         self.seed = seed
-        self.deterministic = args["eval"]["deterministic"]
+        self.options = args["eval"]
         self.step = 0
         vec = {"num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None,
                "batch_size": None, "device": "host"}
@@ -104,7 +103,7 @@ class Play:
                                 self.vecenv.action_dims)
         actions, _, _ = models.sample_logits(
             self.logits, self.value, seed=self.seed, step=self.step, masks=self.masks,
-            heads=self.vecenv.action_heads, deterministic=self.deterministic,
+            heads=self.vecenv.action_heads, deterministic=self.options["deterministic"],
             squash=models.squash_of(self.policy))
         s.actions[0] = actions.numpy()
 
@@ -268,13 +267,17 @@ def evaluate(env_name, args):
                  f"episodes, {play.step:,} steps of all environments")
     results = counter.statistics()
     for name, value in results.items():
-        error = "" if math.isnan(value.error) else f" ± {value.error:.3f}"
-        print(f"{name:20} mean {value.mean:10.3f}{error}   min {value.min:.3f}   max "
-              f"{value.max:.3f}")
+        print(f"{name:20} mean {figure_with_error(value.mean, value.error, 10)}   min "
+              f"{value.min:.3f}   max {value.max:.3f}")
     each = f" of {counter.agents} agents" if counter.agents > 1 and not is_vector else ""
     print(f"{episodes} episodes{each}, {play.step} steps of all environments, "
           f"{describe_policy(args)}")
     return results
+
+
+def figure_with_error(mean, error, width=0):
+    """Format a mean and its standard error, which is left out if it is NaN."""
+    return f"{mean:{width}.3f}" + ("" if math.isnan(error) else f" ± {error:.3f}")
 
 
 def describe_policy(args):
@@ -342,42 +345,44 @@ class View(Play):
             self.scores.append(float(score))
         self.returns[ended] = self.lengths[ended] = 0
 
+    def mean_score(self):
+        """Return the mean of the scores and its standard error, NaN for too few."""
+        count = len(self.scores)
+        error = np.std(self.scores, ddof=1) / math.sqrt(count) if count > 1 else math.nan
+        return (float(np.mean(self.scores)) if count else math.nan), float(error)
+
     def thoughts(self, agent=0):
         """Return what the policy makes of an agent's observation, after `decide`.
 
-        {value, heads}: for each action head {probabilities, taken, barred, labels}; for continuous
-        actions one {mean, spread, taken}, in the environment's units.
+        {value, heads}: for each action head {probabilities, taken, labels}; for continuous actions
+        one {mean, low, high, taken}, in the environment's units; low, high: a deviation away.
         """
         actions = self.storage.actions[0, agent].tolist()
-        value = float(self.value.reshape(-1)[agent])
         if isinstance(self.logits, torch.distributions.Normal):
-            mean, spread = self.logits.loc[agent], self.logits.scale[agent]
+            mean, deviation = self.logits.loc[agent], self.logits.scale[agent]
             squash = models.squash_of(self.policy)
-            if squash is not None:  # half the distance between a deviation below and one above
-                low, mean, high = (models.squashed(squash, u)
-                                   for u in (mean - spread, mean, mean + spread))
-                spread = (high - low) / 2
-            return {"value": value, "heads": [{"mean": mean.tolist(), "spread": spread.tolist(),
-                                               "taken": actions}]}
-        heads, sizes = [], self.vecenv.action_heads
-        logits = models.join_outputs(self.logits, self.value)[0][agent, : sum(sizes)].double()
-        barred = (torch.zeros_like(logits, dtype=bool) if self.masks is None
-                  else self.masks[agent] == 0)
-        probabilities = logits.masked_fill(barred, -math.inf).split(sizes)
-        for number, (row, barred_row) in enumerate(zip(probabilities, barred.split(sizes),
-                                                       strict=True)):
-            labels = [self.labels.get((number, i)) for i in range(len(row))]
-            heads.append({"probabilities": row.softmax(0).tolist(), "taken": actions[number],
-                          "barred": barred_row.tolist(), "labels": labels if any(labels) else []})
-        return {"value": value, "heads": heads}
+            row = [mean - deviation, mean, mean + deviation]
+            if squash is not None:
+                row = [models.squashed(squash, u) for u in row]
+            low, mean, high = (u.tolist() for u in row)
+            heads = [{"mean": mean, "low": low, "high": high, "taken": actions}]
+        else:
+            sizes = self.vecenv.action_heads
+            logits = models.join_outputs(self.logits, self.value)[0][agent, : sum(sizes)].double()
+            if self.masks is not None:
+                logits = logits.masked_fill(self.masks[agent] == 0, -math.inf)
+            heads = [{"probabilities": row.softmax(0).tolist(), "taken": actions[number],
+                      "labels": [self.labels.get((number, i)) for i in range(len(row))]}
+                     for number, row in enumerate(logits.split(sizes))]
+        return {"value": float(self.value.reshape(-1)[agent]), "heads": heads}
 
     def picture(self):
         """Draw the environment: (height, width, 3) uint8. ConfigError if it draws nothing."""
         drawing = None
         with contextlib.suppress(NotImplementedError):  # an abstract render()
             drawing = self.vecenv.render(0)
-        if isinstance(drawing, list):
-            drawing = drawing[-1] if drawing else None
+        if isinstance(drawing, list) and drawing:
+            drawing = drawing[-1]
         if drawing is None or np.ndim(drawing) not in (2, 3):
             result = "nothing" if drawing is None else f"a {type(drawing).__name__}"
             raise ConfigError(f"{self.vecenv.name} cannot be shown: its render() gave {result}, "
@@ -399,55 +404,39 @@ def episode_pictures(view, seconds):
         counter.play(view, lambda env: view.report)
 
 
-def check_video(path):
-    """Raise ConfigError if a video cannot be written to `path`."""
-    suffix, folder = Path(path).suffix, Path(path).resolve().parent
-    if suffix not in (".mp4", ".gif", ".png") or not folder.is_dir():
-        raise ConfigError(f"eval.video = {path}: must end in .mp4, .gif or .png and be in a folder "
-                          "that exists.")
-    if suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
-        raise ConfigError("eval.video: .mp4 needs a package: pip install imageio-ffmpeg "
-                          "(.gif and .png need none).")
-
-
 def write_video(pictures, path, fps):
-    """Write pictures (height, width, 3) uint8 of one size; returns their number.
+    """Write pictures (height, width, 3) uint8 of one size.
 
     To an .mp4 (H.264) or .gif, or one of their second half to a .png.
     """
     from PIL import Image
 
-    pictures = iter(pictures)
+    pictures, images = iter(pictures), []
     first = next(pictures)
-    pictures, count = itertools.chain([first], pictures), 0
     height, width = first.shape[:2]
-    if path.endswith(".mp4"):
-        import imageio_ffmpeg
+    with contextlib.ExitStack() as stack:
+        if path.endswith(".mp4"):
+            import imageio_ffmpeg
 
-        pad = ((0, height % 2), (0, width % 2), (0, 0))  # yuv420p halves both
-        writer = imageio_ffmpeg.write_frames(
-            path, (width + width % 2, height + height % 2), fps=fps, codec="libx264",
-            pix_fmt_out="yuv420p", quality=8,
-            macro_block_size=2, output_params=["-movflags", "+faststart"])
-        with contextlib.closing(writer):  # ffmpeg ends with its input, also after a kill
+            pad = ((0, height % 2), (0, width % 2), (0, 0))  # yuv420p halves both
+            # ffmpeg ends with its input, also after a kill
+            writer = stack.enter_context(contextlib.closing(imageio_ffmpeg.write_frames(
+                path, (width + width % 2, height + height % 2), fps=fps, codec="libx264",
+                pix_fmt_out="yuv420p", quality=8, macro_block_size=2,
+                output_params=["-movflags", "+faststart"])))
             writer.send(None)
-            for picture in pictures:
-                count += 1
+        for count, picture in enumerate(itertools.chain([first], pictures), 1):
+            if path.endswith(".mp4"):
                 writer.send(np.ascontiguousarray(np.pad(picture, pad, "edge")))
-    elif path.endswith(".gif"):
-        small = [shrink(Image.fromarray(picture), GIF_SIDE) for picture in pictures]
-        small[0].save(path, save_all=True, append_images=small[1:],
-                      duration=round(1000 / fps), loop=0)
-        count = len(small)
-    else:
-        for picture in pictures:
-            count += 1
-            if count & (count - 1) == 0:  # 1, 2, 4, ...: the last of them is in the second half
-                middle = picture
-        Image.fromarray(middle).save(path)
+            elif path.endswith(".gif"):
+                images.append(shrink(Image.fromarray(picture), GIF_SIDE))
+            elif count & (count - 1) == 0:  # 1, 2, 4, ...: the last of them is in the second half
+                images = [Image.fromarray(picture)]
+    if images:
+        images[0].save(path, save_all=True, append_images=images[1:], duration=round(1000 / fps),
+                       loop=0)
     print(f"wrote {path}: {'one of ' if path.endswith('.png') else ''}{count} pictures of "
           f"{width} × {height}")
-    return count
 
 
 def shrink(image, side):
@@ -467,9 +456,8 @@ def summary(view):
     """Summarize the scores so far in one line."""
     if not view.scores:
         return "no episode has ended"
-    count = len(view.scores)
-    error = f" ± {np.std(view.scores, ddof=1) / math.sqrt(count):.3f}" if count > 1 else ""
-    return f"{plural(count, 'episode')}, score {np.mean(view.scores):.3f}{error}"
+    mean, error = view.mean_score()
+    return f"{plural(len(view.scores), 'episode')}, score {figure_with_error(mean, error)}"
 
 
 def show_in_window(view):
@@ -517,26 +505,18 @@ def half_blocks(picture, caption, size):
     """
     from PIL import Image
     from rich.segment import Segment, Segments
-
-    image, columns = Image.fromarray(picture), size[0]
-    lines = max(1, size[1] - 2)
-    scale = min(columns / image.width, 2 * lines / image.height)
-    shape = max(1, round(image.width * scale)), max(2, 2 * round(image.height * scale / 2))
-    pixels, segments = np.asarray(image.resize(shape, Image.Resampling.BOX)), []
-    for upper, lower in zip(pixels[::2].tolist(), pixels[1::2].tolist(), strict=True):
-        for colors, run in itertools.groupby(zip(map(tuple, upper), map(tuple, lower),
-                                                 strict=True)):
-            segments.append(Segment("▀" * len([*run]), block_style(*colors)))
-        segments.append(Segment.line())
-    return Segments([*segments, Segment(caption[:columns]), Segment.line()])
-
-
-@functools.lru_cache(65536)
-def block_style(upper, lower):
-    from rich.color import Color
     from rich.style import Style
 
-    return Style(color=Color.from_rgb(*upper), bgcolor=Color.from_rgb(*lower))
+    image, columns = Image.fromarray(picture), size[0]
+    scale = min(columns / image.width, 2 * max(1, size[1] - 2) / image.height)
+    shape = max(1, round(image.width * scale)), max(2, 2 * round(image.height * scale / 2))
+    pixels, segments = np.asarray(image.resize(shape, Image.Resampling.BOX)), []
+    for pairs in np.concatenate([pixels[::2], pixels[1::2]], axis=2).tolist():
+        for colors, run in itertools.groupby(pairs):
+            style = Style.parse("rgb({},{},{}) on rgb({},{},{})".format(*colors))
+            segments.append(Segment("▀" * len([*run]), style))
+        segments.append(Segment.line())
+    return Segments([*segments, Segment(caption[:columns]), Segment.line()])
 
 
 def show_in_terminal(view, console=None, steps=None):
@@ -570,209 +550,137 @@ class Page:
     """The policy playing on a page at 127.0.0.1.
 
     One thread, that of `run`, plays and draws, because raylib is bound to one. Requests come in
-    other threads: they read the last published state, and put orders ({"pause": true}, {"seed": 3})
-    into a queue. It plays only while a page asks for states.
+    other threads: they read the last published state, and put orders, which are changes of
+    `controls`, into a queue. It plays only while a page asks for states.
     """
 
     PICTURES = 40  # states a second that are published at most
     PATIENCE = 10.0  # seconds that a request waits for a new state
     LARGEST = 960  # pixels of a picture's longer side
+    DRAWN_SCORES = 300  # the last ones
 
     def __init__(self, env_name, args):
         self.args = args
+        self.env_name = env_name
+        self.environments = [*dict.fromkeys([*ocean.names(), env_name])]
+        # step: steps to play while paused
+        self.controls = {"paused": False, "step": 0, "agent": 0, "seed": args["train"]["seed"],
+                         "deterministic": args["eval"]["deterministic"]}
         self.orders = queue.SimpleQueue()
         self.changed = threading.Condition()
         self.number = 0  # of the last published state
-        self.state = {}
-        self.scores = []
-        self.paused = False
-        self.steps = 0  # to play while paused
-        self.agent = 0
         self.problem = None
         self.last_request = 0.0
         self.view = None
-        self.env_name = env_name
-        names = dict.fromkeys([*ocean.names(), env_name])
-        self.trained = [name for name in names
-                        if (ocean.FOLDER / name / "baseline.safetensors").exists()]
-        self.others = [name for name in names if name not in self.trained]
         self._open(env_name, "given")
-        self.server = serve(self, args["eval"]["port"])
-        self.port = self.server.server_address[1]
+        self._publish()
+        self.server = start_server(PlayRequests, args["eval"]["port"], self)
 
     def run(self):
-        """Play, until `close` or an interrupt."""
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        due = last_publish = time.perf_counter()
-        interval = 1 / self.PICTURES
-        self._publish()
-        try:
-            while True:
-                now = time.perf_counter()
-                idle = ((self.paused and not self.steps)
-                        or now - self.last_request > self.PATIENCE + 2)
-                with contextlib.suppress(queue.Empty):
-                    order = self.orders.get(timeout=0.25 if idle else max(0.0, due - now))
-                    if order is None:
-                        break
-                    self._obey(order)
-                    self._publish()
-                    continue
-                if idle:
-                    continue
-                self.steps = max(0, self.steps - 1)
-                self.view.advance()
-                self.view.decide()
-                now = time.perf_counter()
-                due = max(due + 1 / self.speed, now - 0.1)
-                if self.paused or now - last_publish >= interval:
-                    last_publish = now
-                    self._publish()
-                    # drawing takes at most half of the time, so that a busy machine keeps up
-                    interval = max(1 / self.PICTURES, 2 * (time.perf_counter() - now))
-        finally:
-            self.server.shutdown()
-            self.server.server_close()
-            self.view.close()
+        """Play, until `close`."""
+        due = next_publish = time.perf_counter()
+        controls = self.controls
+        while True:
+            now = time.perf_counter()
+            is_idle = ((controls["paused"] and not controls["step"])
+                       or now - self.last_request > self.PATIENCE + 2)
+            with contextlib.suppress(queue.Empty):
+                order = self.orders.get(timeout=0.25 if is_idle else max(0.0, due - now))
+                if order is ...:
+                    return self.view.close()
+                self._obey(order)
+                self._publish()
+                continue
+            if is_idle:
+                continue
+            controls["step"] = max(0, controls["step"] - 1)
+            self.view.advance()
+            self.view.decide()
+            now = time.perf_counter()
+            due = max(due + 1 / max(0.1, controls["speed"]), now - 0.1)
+            if controls["paused"] or now >= next_publish:
+                self._publish()
+                # drawing takes at most half of the time, so that a busy machine keeps up
+                next_publish = max(now + 1 / self.PICTURES, 2 * time.perf_counter() - now)
 
     def close(self):
         """End `run`; a signal's handler may call it."""
-        self.orders.put(None)
+        self.orders.put(...)
 
     def _obey(self, order):
         """Carry out an order of the page; an error is shown there, and the game continues."""
         self.problem = None
         try:
-            for name, value in order.items():
-                getattr(self, f"_set_{name}")(value)
+            changes = {name: type(self.controls[name])(value) for name, value in order.items()}
+            if {"environment", "policy"} & changes.keys():
+                self._open(changes.get("environment", self.controls["environment"]),
+                           changes.get("policy"))
+            elif "seed" in changes:
+                self.view.restart(EVAL_SEED + changes["seed"] % 2**53)
+                self._begin()
+            self.controls.update(changes)
+            self.args["eval"]["deterministic"] = self.controls["deterministic"]
         except Exception as error:
             self.problem = (str(error) if isinstance(error, ConfigError)
                             else f"{type(error).__name__}: {error}")
 
-    def _set_pause(self, value):
-        self.paused = bool(value)
-        self.steps = 0
-
-    def _set_step(self, count):
-        self.paused = True
-        self.steps = max(0, min(int(count), 1000))
-
-    def _set_speed(self, value):
-        self.speed = min(max(0.1, float(value)), 1e5)
-
-    def _set_agent(self, number):
-        self.agent = min(max(int(number), 0), self.view.agents - 1)
-
-    def _set_deterministic(self, value):
-        self.view.deterministic = self.args["eval"]["deterministic"] = bool(value)
-
-    def _set_seed(self, value):
-        self.view.restart(EVAL_SEED + int(value) % 2**53)
-        self._begin()
-
-    def _set_policy(self, name):
-        self._open(self.environment, name)
-
-    def _set_environment(self, name):
-        self._open(name, None)
-
-    def _open(self, name, policy):
-        """Open an environment with a policy: "given" is the command line's, None the best."""
-        policies = self._policies(name) if name in (*self.trained, *self.others) else []
-        policy = policy or next((key for key, *_ in policies), "baseline")
-        if policy not in [key for key, *_ in policies]:
-            raise ConfigError(f"there is no environment {name} with a policy {policy} to choose")
-        run = ["--load-model-path", policy, "--data-dir", self.args["data_dir"]]
-        options = {"baseline": ["--baseline"], "untrained": []}.get(policy, run)
-        args = self.args if policy == "given" else pufferl.load_config(name, options)
-        args = {**args, "eval": self.args["eval"]}
-        seed = self.view.seed if self.view else self.args["train"]["seed"] + EVAL_SEED
-        view = View(name, args, seed)
-        try:
-            view.picture()
-        except ConfigError:
-            view.close()
-            raise
+    def _open(self, name, policy=None):
+        """Open an environment with a policy, by default the best."""
+        if name not in self.environments:
+            raise ConfigError(f"there is no environment {name} to choose")
+        policies = {"given": self.args} if name == self.env_name else {}
+        for key, options in (("baseline", ["--baseline"]), ("best", ["--load-model-path", "best"]),
+                             ("latest", ["--load-model-path", "latest"]), ("untrained", [])):
+            with contextlib.suppress(ConfigError):  # there is none
+                policies[key] = pufferl.load_config(
+                    name, [*options, "--data-dir", str(self.args["data_dir"])])
+        policy = policy or next(iter(policies))
+        view = View(name, {**policies[policy], "eval": self.args["eval"]},
+                    EVAL_SEED + self.controls["seed"])
+        view.picture()  # raises ConfigError if it draws nothing
         if self.view:
             self.view.close()
         self.view = view
-        self.environment = name
-        self.policy = policy
-        self.policies = policies
-        self.speed = view.fps
-        self.agent = 0
+        self.policies = {key: describe_policy(args) for key, args in policies.items()}
+        self.controls |= {"environment": name, "policy": policy, "speed": float(view.fps)}
         self._begin()
 
-    def _policies(self, name):
-        """List (key, title, description) of an environment's policies, the best first."""
-        policies = []
-        if name == self.env_name:
-            policies.append(("given", "as started", describe_policy(self.args)))
-        if name in self.trained:
-            about = configuration.read_baseline(name)[1]
-            score = loggers.figure(about["score"])
-            policies.append(("baseline", "the one that ships",
-                             f"score {score}, {about['steps']:,} steps"))
-        for run, title in (("best", "the latest run's best"), ("latest", "the latest run")):
-            with contextlib.suppress(ConfigError):
-                model = configuration.find_model(run, self.args["data_dir"], name)
-                policies.append((run, title, str(model)))
-        return [*policies, ("untrained", "untrained", "random weights")]
-
     def _begin(self):
-        self.run_id = f"{random.SystemRandom().getrandbits(64):x}"
+        self.began = time.time()  # tells the page's runs apart
         self.view.decide()
 
     def _publish(self):
         """Publish the present state for the page."""
-        view, scores = self.view, self.view.scores
-        count = len(scores)
+        view, agent = self.view, self.controls["agent"] % self.view.agents
+        mean, error = view.mean_score()
         state = {
-            "run": self.run_id, "environment": self.environment,
-            "policy": self.policy, "environments": {"trained": self.trained, "others": self.others},
-            "policies": self.policies, "paused": self.paused, "speed": self.speed, "fps": view.fps,
-            "seed": view.seed - EVAL_SEED, "deterministic": view.deterministic,
-            "agents": view.agents, "agent": self.agent, "steps": view.step,
-            "length": int(view.lengths[self.agent]), "return": float(view.returns[self.agent]),
-            "count": count, "mean": float(np.mean(scores)) if scores else None,
-            "error": float(np.std(scores, ddof=1) / math.sqrt(count)) if count > 1 else None,
-            "problem": self.problem, "picture": png(view.picture(), self.LARGEST),
-            **view.thoughts(self.agent),
+            **self.controls, "number": self.number + 1, "run": self.began,
+            "environments": self.environments, "policies": self.policies, "fps": view.fps,
+            "agents": view.agents, "agent": agent, "steps": view.step,
+            "length": int(view.lengths[agent]), "return": float(view.returns[agent]),
+            "count": len(view.scores), "scores": view.scores[-self.DRAWN_SCORES :], "mean": mean,
+            "error": error, "problem": self.problem, "picture": png(view.picture(), self.LARGEST),
+            **view.thoughts(agent),
         }
+        text = NOT_JSON.sub("null", json.dumps(state))
         with self.changed:
             self.number += 1
-            self.state = {"number": self.number, **state}
-            self.scores = scores
+            self.state = text
             self.changed.notify_all()
 
-    def read(self, after, run, first_score):
-        """Wait for a state that a page does not have; returns it as JSON.
+    def read(self, after):
+        """Return the last state as JSON, once its number is above `after`.
 
-        One later than number `after`, or of another run than `run`, with the scores from number
-        first_score on. None if there is none for PATIENCE seconds.
+        Or after PATIENCE seconds.
         """
         self.last_request = time.perf_counter()
-
-        def is_new():
-            return self.state and (self.number > after or self.state["run"] != run)
-
         with self.changed:
-            if not self.changed.wait_for(is_new, self.PATIENCE):
-                return None
-            state, scores = self.state, self.scores
-        self.last_request = time.perf_counter()
-        first = first_score if state["run"] == run else 0
-        return json.dumps(without_nan({**state, "first_score": first,
-                                       "scores": scores[first : state["count"]]}))
+            self.changed.wait_for(lambda: self.number > after, self.PATIENCE)
+            self.last_request = time.perf_counter()
+            return self.state
 
 
-def without_nan(value):
-    """Replace NaN and infinity, which JSON lacks, by None."""
-    if isinstance(value, dict):
-        return {key: without_nan(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nan(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+NOT_JSON = re.compile(r"(?<=[\[ ])(NaN|-?Infinity)(?=[,\]}])")  # numbers that json.dumps writes
 
 
 def png(picture, side):
@@ -790,8 +698,6 @@ def still(name):
 
     Another process draws it, because raylib is bound to one thread.
     """
-    from PIL import Image
-
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/still.png"
         command = ["/usr/bin/env", "nice", "-n", "5", sys.executable, "-m", "ocean", name,
@@ -799,57 +705,49 @@ def still(name):
         # in its own session, which the Ctrl-C that ends the page does not reach
         subprocess.run(processes.guarded(command), cwd=configuration.ROOT, check=True,
                        capture_output=True, start_new_session=True)
-        return png(np.asarray(Image.open(path)), STILL_SIDE)
+        return base64.b64encode(Path(path).read_bytes()).decode()
 
 
 class Requests(http.server.BaseHTTPRequestHandler):
     """Requests for a page of this machine.
 
-    A subclass calls `refuse` before it does anything, and ends with `answer`. An error is one line
-    on stderr and in the answer; the server continues.
+    A subclass has `respond`, which returns (status, text, content type, what the page may load, in
+    Content-Security-Policy). An error is one line on stderr and in the answer.
     """
 
     protocol_version = "HTTP/1.1"  # connections stay open for the next request
     timeout = 60
     LOCAL = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")  # any port, for ssh tunnels
 
-    def refuse(self):
-        """Answer 403 to other names of this machine (DNS rebinding) and to other sites."""
+    def handle(self):
+        with contextlib.suppress(ConnectionError, TimeoutError):  # the other side has gone
+            super().handle()
+
+    def do_GET(self):
+        # other names of this machine (DNS rebinding) and other sites are refused
         host = ", ".join(self.headers.get_all("Host", []))
-        if self.LOCAL.fullmatch(host) and self.headers.get("Origin") in (None, f"http://{host}"):
-            return False
-        self.close_connection = True  # what it sends is unread
-        self.answer(403, "this page is for http://127.0.0.1 and http://localhost only")
-        return True
-
-    def handle_one_request(self):
-        self.is_answered = False
+        is_local = (self.LOCAL.fullmatch(host)
+                    and self.headers.get("Origin") in (None, f"http://{host}"))
+        answer = 403, "this page is for http://127.0.0.1 and http://localhost only"
         try:
-            super().handle_one_request()
-        except (ConnectionError, TimeoutError):  # the other side has gone
-            self.close_connection = True
+            answer = self.respond() if is_local else answer
         except Exception as error:
-            self.close_connection = True
-            problem = f"the page could not be made: {type(error).__name__}: {error}"
-            print(problem, file=sys.stderr)
-            if not self.is_answered:
-                self.answer(500, problem)
+            answer = 500, f"the page could not be made: {type(error).__name__}: {error}"
+            print(answer[1], file=sys.stderr)
+        self._send(*answer)
 
-    def answer(self, status, text="", kind="text/plain; charset=utf-8", sources=""):
-        """Send an answer; `sources`: what the page may load, in Content-Security-Policy."""
-        self.is_answered = True
+    def _send(self, status, text, kind="text/plain; charset=utf-8", sources=""):
         body = text.encode()
         self.send_response(status)
-        if text:
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-        self.send_header("Content-Security-Policy",
-                         f"default-src 'none'; {sources}base-uri 'none'; form-action 'none'; "
-                         "frame-ancestors 'none'")
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        for name, value in {
+                "Content-Type": kind, "Content-Length": len(body), "Cache-Control": "no-store",
+                "Content-Security-Policy": f"default-src 'none'; {sources}base-uri 'none'; "
+                                           "form-action 'none'; frame-ancestors 'none'",
+                "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+                "Cross-Origin-Resource-Policy": "same-origin",
+                # of an error the request's body may be unread
+                "Connection": "keep-alive" if status == 200 else "close"}.items():
+            self.send_header(name, str(value))
         self.end_headers()
         self.wfile.write(body)
 
@@ -859,65 +757,52 @@ class Requests(http.server.BaseHTTPRequestHandler):
 class PlayRequests(Requests):
     """Requests for the page, its states, its menu's pictures and its orders."""
 
-    ORDERS = ("pause", "step", "speed", "seed", "environment", "policy", "agent", "deterministic")
-    STATE = re.compile(r"/state(?:\?after=(-?\d{1,15})&run=([\w-]*)&scores=(\d{1,15}))?")
+    do_POST = Requests.do_GET
+    SOURCES = ("img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+               "connect-src 'self'; ")
 
-    def do_GET(self):
-        if self.refuse():
-            return
-        page, query = self.server.page, self.STATE.fullmatch(self.path)
-        name = self.path.removeprefix("/still?")
-        if self.path == "/":
-            nonce = f"{random.SystemRandom().getrandbits(128):032x}"
-            text = Path(__file__).with_name("watch.html").read_text("utf-8").replace("NONCE", nonce)
-            self.answer(200, text, "text/html; charset=utf-8",
-                        f"img-src data:; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; "
-                        "connect-src 'self'; ")
-        elif query:
-            after, run, first_score = query.groups()
-            state = page.read(int(after or -1), run, int(first_score or 0))
-            self.answer(204) if state is None else self.answer(200, state, "application/json")
-        elif name != self.path and name in page.trained:
-            self.answer(200, still(name))
-        else:
-            self.answer(404, "there is /, /state?after=N&run=RUN&scores=N and /still?ENV")
-
-    def do_POST(self):
-        if self.refuse():
-            return
-        size, order = self.headers.get("Content-Length", ""), None
-        is_json = self.headers.get_content_type() == "application/json"  # forms cannot send it
-        if self.path == "/order" and is_json and re.fullmatch(r"\d{1,4}", size):
-            with contextlib.suppress(ValueError, RecursionError):
-                order = json.loads(self.rfile.read(int(size)))
-        if isinstance(order, dict) and not order.keys() - {*self.ORDERS}:
-            self.server.page.orders.put(order)
-            self.answer(204)
-        else:
-            self.close_connection = True  # the order may be unread
-            self.answer(400, "an order goes to /order, as application/json of at most 9999 bytes: "
-                             f"an object with some of {', '.join(self.ORDERS)}")
+    def respond(self):
+        page, (path, _, query) = self.server.page, self.path.partition("?")
+        if self.command == "POST":
+            size = self.headers.get("Content-Length", "")
+            is_json = self.headers.get_content_type() == "application/json"  # forms cannot send it
+            if path != "/order" or not is_json or not re.fullmatch(r"\d{1,4}", size):
+                return 400, "an order goes to /order, as application/json of at most 9999 bytes"
+            page.orders.put(json.loads(self.rfile.read(int(size))))
+            return 200, ""
+        if path == "/":
+            text = Path(__file__).with_name("watch.html").read_text("utf-8")
+            return 200, text, "text/html; charset=utf-8", self.SOURCES
+        if path == "/state" and re.fullmatch(r"after=-?\d{1,15}", query):
+            return 200, page.read(int(query.removeprefix("after="))), "application/json"
+        if path == "/still" and query in ocean.names():
+            return 200, still(query)
+        return 404, "there is /, /state?after=N and /still?ENV"
 
 
-def serve(page, port):
-    """Serve a Page at 127.0.0.1, at `port` or the next free one (0: any)."""
+def start_server(requests, port, page=None):
+    """Serve 127.0.0.1 in threads, at `port` or the next free one (0: any).
+
+    requests: a subclass of Requests, which finds `page` in its server.
+    """
     for candidate in [0] if port == 0 else range(port, min(port + 20, 65536)):
         with contextlib.suppress(OSError):
-            server = http.server.ThreadingHTTPServer(("127.0.0.1", candidate), PlayRequests)
+            server = http.server.ThreadingHTTPServer(("127.0.0.1", candidate), requests)
             server.page = page
+            threading.Thread(target=server.serve_forever, daemon=True).start()
             return server
-    raise ConfigError(f"eval.port = {port}: it and the next 19 are in use. Choose another port.")
+    raise ConfigError(f"port {port}: it and the next 19 are in use. Choose another port.")
 
 
 def show_on_page(env_name, args):
     """Play on a page until Ctrl-C."""
     page = Page(env_name, args)
-    address, is_local = f"http://127.0.0.1:{page.port}", not os.environ.get("SSH_CONNECTION")
-    print(f"{env_name}, {describe_policy(args)}: {address}   (ctrl-C ends)\n"
-          f"from another machine: ssh -L {page.port}:127.0.0.1:{page.port} {platform.node()}, then "
+    port, is_local = page.server.server_port, not os.environ.get("SSH_CONNECTION")
+    print(f"{env_name}, {describe_policy(args)}: http://127.0.0.1:{port}   (ctrl-C ends)\n"
+          f"from another machine: ssh -L {port}:127.0.0.1:{port} {platform.node()}, then "
           "the same address there", flush=True)
     if args["eval"]["open"] and is_local and ocean.has_display():
-        webbrowser.open(address)
+        webbrowser.open(f"http://127.0.0.1:{port}")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: page.close())
     page.run()
@@ -980,7 +865,13 @@ def play(env_name, args):
         raise ConfigError(f"--eval.{chosen[0]} and --eval.{chosen[1]}: one of them at a time.")
     arena.compile_timer.announce = lambda: print(loggers.COMPILING, file=sys.stderr)
     if show["video"]:
-        check_video(show["video"])
+        path = Path(show["video"])
+        if path.suffix not in (".mp4", ".gif", ".png") or not path.resolve().parent.is_dir():
+            raise ConfigError(f"eval.video = {path}: must end in .mp4, .gif or .png and be in a "
+                              "folder that exists.")
+        if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
+            raise ConfigError("eval.video: .mp4 needs a package: pip install imageio-ffmpeg "
+                              "(.gif and .png need none).")
     if show["window"] and not ocean.has_display():
         raise ConfigError("eval.window: there is no display (neither DISPLAY nor WAYLAND_DISPLAY "
                           "is set). --eval.web works over ssh, --eval.terminal in any terminal, "
@@ -1008,16 +899,9 @@ def play(env_name, args):
                 show_in_window(view)
 
 
-def main(argv=None, program="pufferl.py eval"):
+def main(argv, program="pufferl.py eval"):
     """Run `eval` or `ship`; `program` is what errors begin with."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    verb = argv.pop(0) if argv[:1] in (["ship"], ["eval"]) else "eval"
-    if not argv or argv[0].startswith("-"):
-        print(f"usage: python pufferl.py {{eval,ship}} ENV [--section.key value ...]\n{__doc__}\n"
-              f"environments: {', '.join(ocean.names())}")
-        if not argv or argv[0] not in ("-h", "--help"):
-            sys.exit(f"{program}: which environment?")
-        return
     with exit_on_error(program):
-        args = pufferl.load_config(argv[0], configuration.no_resume(argv[1:]))
-        (ship if verb == "ship" else play)(argv[0], args)
+        env_name, args = configuration.read_command(argv, program, __doc__)
+        act = ship if program.endswith("ship") else play
+        act(env_name, args)

@@ -25,8 +25,13 @@ from typing import Literal
 
 import numpy as np
 
+import configuration
+import loggers
 import processes
 import protein
+import pufferl
+import runs
+from configuration import Entry
 from errors import ConfigError, exit_on_error
 from protein import Protein, front_of
 from tools.sweep.report import serve, write_report
@@ -44,8 +49,7 @@ from tools.sweep.trials import (
     used,
     write_json,
 )
-
-# Files that import torch are imported within functions.
+from vector import physical_cores
 
 TRAINER = "pufferl.py"
 
@@ -100,6 +104,19 @@ class Sweep:
     """Serve the report on this port of this machine (127.0.0.1) while the sweep runs."""
 
 
+def make_settings(entries):
+    """Return the Sweep of configuration.Entry's; raise ConfigError for a wrong one."""
+    values = {}
+    for entry in entries:
+        _, key, value = configuration.convert(entry, {"sweep": Sweep})
+        values[key] = value
+    settings = Sweep(**values)
+    settings.metric = METRICS.get(settings.metric, settings.metric)
+    if "/" not in settings.metric:
+        settings.metric = f"environment/{settings.metric}"
+    return settings
+
+
 def settings_of(tuner):
     """Return (Sweep, options of `pufferl.py train` for all trials) of a tuner.
 
@@ -109,20 +126,15 @@ def settings_of(tuner):
     for name, value in settings.pop("fixed", {}).items():
         fixed |= ({f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict)
                   else {name: value})
-    names = [field.name for field in dataclasses.fields(Sweep) if field.name != "method"]
-    for key in settings:
-        if key not in names:
-            raise ConfigError(f"{key}: there is no such setting of a sweep. There are: fixed, "
-                              f"{', '.join(names)}.")
-    for key in ("num_trials", "goal", "seed", "max_suggestion_cost"):
+    if "method" in settings:
+        raise ConfigError("method: the tuner's class is the method.")
+    for key in ("metric", "num_trials", "goal", "seed", "max_suggestion_cost"):
         settings[key] = getattr(tuner, key)
-    return Sweep(**{**settings, "metric": metric_of(tuner.metric)}), as_options(fixed)
+    return make_settings(Entry("sweep", *item, item[0]) for item in settings.items()), as_options(fixed)
 
 
 def fixed_settings(names):
     """Return the settings that a command line fixes: its own, and sizes they decide."""
-    import configuration
-
     sizes = {f"train.{size}": f"train.{key}" for size, key in configuration.SIZES.items()}
     names = {sizes.get(name, name) for name in names}
     if names & {"env.num_envs", "vec.num_envs"}:
@@ -142,8 +154,6 @@ def searched_settings(env_name, entries, options=()):
     """
     if env_name is None:
         return entries or {}
-    import configuration
-
     schema, _, names, _ = configuration.resolve(env_name, options)
     args = configuration.load_config(env_name, list(options))
     if entries is None:
@@ -203,23 +213,16 @@ def sections_of(args):
 
 def find_setting(schema, name):
     """Return the full name, "section.key", of a setting that may lack its section."""
-    import configuration
-
     if "." in name:
         return name
     for section in ("train", "policy", "rnn", "vec", "env"):
-        keys = {field.name for field in dataclasses.fields(schema[section])}
-        renamed = configuration.foreign_options()["renamed"].get(f"{section}.{name}", "")
-        new_section, _, new_key = renamed.rpartition(".")
-        if name in keys or (new_section == section and new_key in keys):
-            return f"{section}.{name}"
+        with contextlib.suppress(ConfigError):
+            return ".".join(configuration.translate(section, name, schema, "")[:2])
     return f"train.{name}"  # it does not exist: the lookup of this name raises an error
 
 
 def horizons(args, entry):
     """Turn values of batch_size into values of train.horizon."""
-    import configuration
-
     agents = configuration.count_agents(args)
     values = [protein.number(value) for value in entry.get("values", ())]
     if not values or any(value % agents for value in values):
@@ -233,11 +236,6 @@ METRICS = {"mean_reward": "environment/episode_return",
            "mean_episode_length": "environment/episode_length"}
 
 
-def metric_of(name):
-    """Return a metric's name in metrics.jsonl; `name` may be another library's."""
-    return METRICS.get(name) or (name if "/" in name else f"environment/{name}")
-
-
 class Runner:
     """Runs trials until the sweep's folder holds settings.num_trials of them.
 
@@ -246,15 +244,12 @@ class Runner:
     sweep.
     """
 
-    def __init__(self, tuner, settings, options=(), quiet=False):
+    def __init__(self, tuner, settings, options=()):
         import torch
-
-        import pufferl
 
         self.tuner = tuner
         self.settings = settings
         self.options = list(options)
-        self.quiet = quiet
         self.config = pufferl.load_config(tuner.env_name, self.options)
         self.interrupts = processes.Interrupts()
         gpus = torch.cuda.device_count()
@@ -279,53 +274,54 @@ class Runner:
         Ctrl-C ends at once. Raises RuntimeError if the first trials all fail, ConfigError if
         another process runs this sweep.
         """
-        with lock_folder(self.folder):
-            self._run_trials()
+        settings, ledger = self.settings, self.ledger
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # some disks have no locks
+                try:
+                    stack.callback(os.close, runs.lock(self.folder))
+                except BlockingIOError:
+                    raise ConfigError(f"{self.folder}: another process runs this sweep. Wait until "
+                                      "it ends, stop it, or give another --sweep.name.") from None
+            self.pool = (RayPool(settings.ray, settings.workers, settings.cpus, settings.gpus)
+                         if settings.ray else LocalPool(settings.workers or 1, settings.gpus))
+            self.say(f"sweep {self.folder}: {len(self.tuner.space)} settings "
+                     f"({', '.join(self.tuner.space.names)}), {len(ledger.results())} of "
+                     f"{settings.num_trials} trials done, {self.pool.slots} at a time; a line "
+                     "comes as each ends")
+            if settings.gpus and self.config["train"]["device"] != "cuda":
+                self.say("sweep.gpus without --train.device cuda: the trials train on the CPU")
+            if settings.web is not None:
+                server = stack.enter_context(serve(self.folder, settings.web))
+                stack.callback(server.shutdown)
+                self.say(f"report: http://127.0.0.1:{server.server_port}")
+            self.waiting = [*ledger.claims().values()]  # of a sweep that was stopped or killed
+            stack.enter_context(self.interrupts)
+            show = stack.enter_context(processes.progress())
+            stack.callback(self._close_pool)
+            while not self.interrupts.requested:
+                while (len(self.pool.running) < self.pool.slots
+                       and not self.interrupts.requested and (claim := self.next_claim())):
+                    self.submit(claim)
+                if not self.pool.running:
+                    break
+                for claim, outcome in self.pool.finished(0.5):
+                    self.settle(claim, outcome)
+                show("running: " + ", ".join(
+                    f"{claim['trial']} {100 * claim['at'].get('progress', 0):.0f}% score "
+                    f"{claim['at'].get('score', math.nan):.4g}"
+                    for claim in self.pool.running.values()))
+                refuse_if_all_fail(ledger)
         self.learn()
         self.conclude()
-        return self.ledger
+        return ledger
 
-    def _run_trials(self):
-        settings, ledger = self.settings, self.ledger
-        self.pool = (RayPool(settings.ray, settings.workers, settings.cpus, settings.gpus)
-                     if settings.ray else LocalPool(settings.workers or 1, settings.gpus))
-        server = serve(self.folder, settings.web) if settings.web is not None else None
-        self.say(f"sweep {self.folder}: {len(self.tuner.space)} settings "
-                 f"({', '.join(self.tuner.space.names)}), {len(ledger.results())} of "
-                 f"{settings.num_trials} trials done, {self.pool.slots} at a time; a line comes as "
-                 "each ends")
-        if settings.gpus and self.config["train"]["device"] != "cuda":
-            self.say("sweep.gpus without --train.device cuda: the trials train on the CPU")
-        if server:
-            self.say(f"report: http://127.0.0.1:{server.server_address[1]}")
-        self.waiting = [*ledger.claims().values()]  # of a sweep that was stopped or killed
-        with self.interrupts, processes.progress() as show:
-            try:
-                while not self.interrupts.requested:
-                    while (len(self.pool.running) < self.pool.slots
-                           and not self.interrupts.requested and (claim := self.next_claim())):
-                        self.submit(claim)
-                    if not self.pool.running:
-                        break
-                    for claim, outcome in self.pool.finished(0.5):
-                        self.settle(claim, outcome)
-                    if not self.quiet:
-                        show("running: " + ", ".join(
-                            f"{claim['trial']} {100 * claim['at'].get('progress', 0):.0f}% score "
-                            f"{claim['at'].get('score', math.nan):.4g}"
-                            for claim in self.pool.running.values()))
-                    refuse_if_all_fail(ledger)
-            finally:
-                for claim, outcome in self.pool.close():
-                    is_lost = outcome["status"] == "lost"
-                    self.settle(claim, {"status": "interrupted"} if is_lost else outcome)
-                if server:
-                    server.shutdown()
-                    server.server_close()
+    def _close_pool(self):
+        for claim, outcome in self.pool.close():
+            is_lost = outcome["status"] == "lost"
+            self.settle(claim, {"status": "interrupted"} if is_lost else outcome)
 
     def say(self, text):
-        if not self.quiet:
-            processes.say(f"\r\033[K{text}" if sys.stdout.isatty() else text)
+        processes.say(f"\r\033[K{text}" if sys.stdout.isatty() else text)
 
     def learn(self):
         """Let the tuner observe what is new in the ledger."""
@@ -354,8 +350,6 @@ class Runner:
 
     def submit(self, claim):
         """Start a trial."""
-        from vector import physical_cores
-
         settings, train = self.settings, self.config["train"]
         claim["attempts"] += 1
         self.ledger.update({key: value for key, value in claim.items() if key != "at"})
@@ -415,21 +409,6 @@ class Runner:
             self.say(f"report: {write_report(self.folder)}")
         if self.interrupts.requested:
             self.say("stopped; the same command continues")
-
-
-@contextlib.contextmanager
-def lock_folder(folder):
-    """Hold a sweep's folder. Raises ConfigError if another process does."""
-    import runs
-
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # some disks have no locks
-            try:
-                stack.callback(os.close, runs.lock(folder))
-            except BlockingIOError:
-                raise ConfigError(f"{folder}: another process runs this sweep. Wait until it ends, "
-                                  "stop it, or give another --sweep.name.") from None
-        yield
 
 
 def begin(ledger, tuner, settings, options, config):
@@ -514,8 +493,6 @@ def make_logger(kind, folder, config):
     Raises ImportError if the package is missing. Later errors lose log entries only; the ledger has
     them.
     """
-    import loggers
-
     if kind == "wandb" and importlib.util.find_spec("wandb") is None:
         raise ImportError("--sweep.logger wandb needs the package wandb: pip install wandb")
 
@@ -568,32 +545,6 @@ USAGE = """usage: python protein.py ENV [--sweep.key value ...] [--section.key v
 """
 
 
-def split_options(argv):
-    """Split a command line.
-
-    Returns (--sweep.key options, {setting: {field: text}}, other options).
-    """
-    sweep, space, others, i = [], {}, [], 0
-    while i < len(argv):
-        name, equals, value = argv[i].partition("=")
-        words = [argv[i]]
-        if not equals and i + 1 < len(argv) and not argv[i + 1].startswith("--"):
-            value = argv[i + 1]
-            words.append(value)
-        i += len(words)
-        parts = name.removeprefix("--").replace("-", "_").split(".")
-        if parts[0] == "sweep" and len(parts) == 4:
-            space.setdefault(f"{parts[1]}.{parts[2]}", {})[parts[3]] = value
-        elif parts[0] == "sweep" and len(parts) != 2:
-            raise ConfigError(
-                f"{name}: is --sweep.SECTION.KEY.FIELD VALUE with a field of "
-                f"{', '.join(protein.FIELDS)}, or --sweep.KEY VALUE; --help lists the keys.")
-        else:
-            target = sweep if parts[0] == "sweep" or name in ("-h", "--help") else others
-            target.extend(words)
-    return sweep, space, others
-
-
 def main(argv=None, program="protein.py"):
     """Run a sweep or `report`; `program` is what errors begin with."""
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -613,33 +564,26 @@ def main(argv=None, program="protein.py"):
 
 def sweep_command(env_name, argv):
     """Run the sweep of a command line."""
-    import tyro
-
-    import configuration
-
-    sweep_options, space_options, options = split_options(argv)
+    words = [word for word in argv if word not in ("-h", "--help")]
+    entries = list(configuration.read_options(words))
+    given = [entry for entry in entries if entry.section.partition(".")[0] == "sweep"]
+    options = [word for entry in entries if entry not in given
+               for word in (entry.place, entry.value) if word is not True]
     args = configuration.load_config(env_name, configuration.no_resume(options))
-    schema, shipped = {"sweep": Sweep}, {}
-    for key, text in args["sweep"].get("sweep", {}).items():
-        entry = configuration.Entry("sweep", key, text, f"config [sweep] {key}")
-        _, key, value = configuration.convert(entry, schema)
-        shipped[key] = value
-    for i, word in enumerate(sweep_options):
-        name, equals, value = word.partition("=")
-        if name.startswith("--sweep."):
-            key = configuration.translate("sweep", name[8:].replace("-", "_"), schema, name)[1]
-            sweep_options[i] = f"--sweep.{key.replace('_', '-')}{equals}{value}"
-    field = dataclasses.field(default_factory=lambda: Sweep(**shipped))
-    arguments = dataclasses.make_dataclass("Arguments", [("sweep", Sweep, field)])
-    arguments.__doc__ = (f"Search hyper-parameters of {env_name}.\n\n"
-                         f"{USAGE[USAGE.index('  --sweep.num'):]}")
-    settings = tyro.cli(arguments, args=sweep_options, prog=f"protein.py {env_name}",
-                        config=(tyro.conf.FlagConversionOff,)).sweep
-    settings.metric = metric_of(settings.metric)
-
+    shipped = [Entry("sweep", key, text, f"config [sweep] {key}")
+               for key, text in args["sweep"].get("sweep", {}).items()]
+    settings = make_settings(shipped + [entry for entry in given if entry.section == "sweep"])
+    if len(words) < len(argv):
+        show_help(env_name, settings)
     space = sections_of(args)
-    for name, fields in space_options.items():
-        space.setdefault(name, {}).update(fields)
+    for entry in given:
+        if entry.section.count(".") not in (0, 2):
+            raise ConfigError(
+                f"{entry.place}: is --sweep.SECTION.KEY.FIELD VALUE with a field of "
+                f"{', '.join(protein.FIELDS)}, or --sweep.KEY VALUE; --help lists the keys.")
+        if entry.section != "sweep":
+            text = "" if entry.value is True else entry.value
+            space.setdefault(entry.section.removeprefix("sweep."), {})[entry.key] = text
     fixed = fixed_settings(configuration.resolve(env_name, options)[2])
     for name in space:
         if name in fixed:
@@ -653,3 +597,15 @@ def sweep_command(env_name, argv):
         max_suggestion_cost=limit, random_trials=settings.random_trials)
     tuner.env_name = env_name  # set last: the constructor would check settings without options
     Runner(tuner, settings, options).run()
+
+
+def show_help(env_name, settings):
+    """Print the settings of a sweep, through tyro, and exit."""
+    import tyro
+
+    arguments = dataclasses.make_dataclass("Arguments", [
+        ("sweep", Sweep, dataclasses.field(default_factory=lambda: settings))])
+    arguments.__doc__ = (f"Search hyper-parameters of {env_name}.\n\n"
+                         f"{USAGE[USAGE.index('  --sweep.num'):]}")
+    tyro.cli(arguments, args=["--help"], prog=f"protein.py {env_name}",
+             config=(tyro.conf.FlagConversionOff,))

@@ -10,7 +10,6 @@ It is made of [(title, text, plotly figure)]. To add a figure, edit `sweep_figur
 import contextlib
 import functools
 import html
-import http.server
 import json
 import re
 import threading
@@ -364,16 +363,11 @@ def serve(folder, port):
     make_page = functools.lru_cache(1)(lambda trials: page(folder, refresh=30))
 
     class Requests(watch.Requests):
-        def do_GET(self):
-            if self.refuse():
-                return
+        def respond(self):
             if self.path != "/":
-                self.answer(404, "there is / only")
-                return
+                return 404, "there is / only"
             with lock:
                 text = make_page(len(list((Path(folder) / "trials").glob("*.json"))))
-            self.answer(200, text, "text/html; charset=utf-8", SOURCES)
+            return 200, text, "text/html; charset=utf-8", SOURCES
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Requests)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
+    return watch.start_server(Requests, port)
