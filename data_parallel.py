@@ -174,8 +174,6 @@ class Ranks:
 
         {} if no episode finished.
         """
-        if self.count == 1:
-            return log
         logs = [log for log in self.gather(log) if log]
         merged = {}
         for name in dict.fromkeys(name for log in logs for name in log):

@@ -294,6 +294,8 @@ class Envs:
         if sums is None:
             totals = np.zeros(len(self.library.log_fields))
             envs = range(self._open)[start:end]
+            if not envs:
+                self._must_be_open()
             self.functions.ocean_log(self.address, envs.start, envs.stop, totals.ctypes.data)
             sums = totals.tolist()
         fields = dict(zip(self.library.log_fields, sums, strict=True))
