@@ -188,11 +188,6 @@ class Vector(contextlib.AbstractContextManager):
     def driver_env(self):
         return self if self._driver is None else self._driver
 
-    @property
-    def agents_per_recv(self):
-        """Return the number of agents of one `recv`."""
-        return self.num_agents
-
     @functools.cached_property
     def action_space(self):
         """Return the action space of one `recv`: agents_per_recv actions."""
@@ -223,7 +218,6 @@ class Vector(contextlib.AbstractContextManager):
             final_observations=zeros((N, *shape), dtype),  # of the agents truncated just now
         )
         storage.valid[:] = 1
-        storage.resets[T] = 1  # begin() moves row T to row 0
         if storage.action_masks is not None:
             storage.action_masks[T] = 1
         return storage
@@ -234,6 +228,7 @@ class Vector(contextlib.AbstractContextManager):
         self.num_buffers = len(ranges)
         self.num_agents = ranges[-1].stop
         self.agents_per_batch = ranges[0].stop
+        self.agents_per_recv = self.num_agents
         self.single_observation_space = env.single_observation_space
         self.single_action_space = env.single_action_space
         self.has_action_masks = env.has_action_masks
@@ -258,8 +253,6 @@ class Vector(contextlib.AbstractContextManager):
             if arrays[name] is not None:
                 arrays[name][0] = arrays[name][-1]
         self._t = [0] * self.num_buffers
-        self._waiting = [list(range(worker, self.num_buffers, self.num_workers))
-                         for worker in range(self.num_workers)]
 
     def wait(self, worker=0):
         """Return (buffer, t) of this worker's next buffer, None after t = T in all.
@@ -267,14 +260,14 @@ class Vector(contextlib.AbstractContextManager):
         It is the same buffer until that is done, so that its environments and activations stay in
         the core's cache. t = T is returned once, for the value of the last row.
         """
-        waiting = self._waiting[worker]
-        if not waiting:
-            return None
-        buffer = waiting[0]
-        t = self._t[buffer]
-        if t == len(self.storage.actions):
-            waiting.pop(0)
-        return buffer, t
+        horizon = len(self.storage.actions)
+        for buffer in range(worker, self.num_buffers, self.num_workers):
+            t = self._t[buffer]
+            if t == horizon:
+                self._t[buffer] += 1
+            if t <= horizon:
+                return buffer, t
+        return None
 
     def _settle(self):
         """Wait until all that `advance` began is written."""
@@ -406,7 +399,6 @@ class Native(Vector):
     # (docs/findings.md).
     AGENTS_PER_BUFFER = 2048
     first_env = 0
-    envs = None
 
     def __init__(self, env, num_envs, *, num_buffers=None, num_threads=None, seed=0,
                  env_kwargs=None):
@@ -428,8 +420,7 @@ class Native(Vector):
         self.threads_per_worker = max(1, self.num_threads // self.num_workers)
 
     def _build(self, seed):
-        if self.envs is not None:
-            self.envs.close()
+        self.envs = None  # frees those before
         self.envs = self.library.create(self.num_envs, seed=seed, settings=self.env_kwargs,
                                         first_env=self.first_env)
         self.seed, self._is_fresh = seed, True
@@ -670,15 +661,12 @@ class Emulated(Vector):
         size = self.workers_per_batch * self._agents_each
         self._set_shapes(env, [slice(first, first + size)
                                for first in range(0, count * emulation.slots(env), size)])
+        self.agents_per_recv = size
         self._busy = {}  # {worker: (start of its command, kind)}
         self._ready = {}  # {buffer: None}, the first one first
         self._results = {}  # {(kind, worker): of its last command}
         self._attributes = {}  # those of set_attr, for workers that begin later
         self._episodes = EpisodeLog(counts=not isinstance(env, emulation.WRAPPERS))
-
-    @property
-    def agents_per_recv(self):
-        return self.agents_per_batch
 
     def envs_of(self, worker):
         """Return the arguments of a worker's workers.Envs, pickled."""
@@ -764,7 +752,7 @@ class Emulated(Vector):
         """Return the lines at which a worker hangs, as far as they are known."""
         return ""
 
-    def _fail(self, worker, problem, details="", cause=None):
+    def _fail(self, worker, problem, details=""):
         """End all workers and raise a WorkerError, or `details`, if that is an EnvError."""
         with contextlib.suppress(Exception):
             self.close()
@@ -774,7 +762,7 @@ class Emulated(Vector):
         first, last = worker * each, (worker + 1) * each - 1
         envs = f"environment {first}" if each == 1 else f"environments {first} to {last}"
         raise WorkerError(f"worker {worker} ({envs} of {self.name}) {problem}.\n{details}"
-                          .rstrip()) from cause
+                          .rstrip())
 
     def _finish(self, worker, result):
         """Note that a worker has answered with the result of Envs.do."""
@@ -970,18 +958,15 @@ class Multiprocessing(Emulated):
 
     def _collect(self):
         for fd, _ in self._poller.poll(500):
-            self._take_answer(self._numbers[fd])
-
-    def _take_answer(self, worker):
-        process = self._workers[worker]
-        try:
-            kind, payload = process.receive()
-        except workers.Disconnected:
-            self._fail(worker, "died" + process.describe_end(), process.report())
-        result = pickle.loads(payload) if payload else ()
-        if kind == workers.ERROR:
-            self._fail(worker, "raised", result)
-        self._finish(worker, result)
+            worker = self._numbers[fd]
+            process = self._workers[worker]
+            try:
+                problem, result = process.receive()
+            except EOFError:
+                self._fail(worker, "died" + process.describe_end(), process.report())
+            if problem is not None:
+                self._fail(worker, "raised", problem)
+            self._finish(worker, result)
 
     def _locate(self, worker):
         return self._workers[worker].report(ask=True)
@@ -1012,9 +997,13 @@ class Ray(Emulated):
         self._ray = ray
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False)
-        actor, layout = ray.remote(workers.RemoteEnvs), workers.RemoteEnvs.layout(self.storage)
-        self._references = {}
-        self._actors = [actor.remote(self.envs_of(worker), self._agents_each, layout, sys.path)
+        storage = self.new_storage(1, np.zeros)
+        arrays = {name: array[: self._agents_each] if name == "final_observations"
+                  else array[:, : self._agents_each]
+                  for name, array in vars(storage).items() if array is not None}
+        actor, self._references = ray.remote(workers.RemoteEnvs), {}
+        self._rows = workers.step_rows(vars(self.storage))
+        self._actors = [actor.remote(self.envs_of(worker), arrays, sys.path)
                         for worker in range(self.num_processes)]
 
     def _send(self, worker, kind, number):
@@ -1029,12 +1018,12 @@ class Ray(Emulated):
         for reference in self._ray.wait(references, num_returns=len(references), timeout=0)[0]:
             worker, kind, t = self._references.pop(reference)
             try:
-                result, arrays = self._ray.get(reference)
+                result, rows = self._ray.get(reference)
             except Exception as error:  # an error of the environment, or of a lost machine
-                self._fail(worker, "failed", error, error)
-            if arrays is None:
-                self._fail(worker, "failed", result)
-            workers.RemoteEnvs.store(arrays, self.storage, self.agents_of(worker), kind, t)
+                cause = getattr(error, "cause", error)
+                self._fail(worker, "failed", cause if isinstance(cause, EnvError) else error)
+            for name, row in rows.items():
+                self._rows[t if kind == workers.STEP else -1][name][self.agents_of(worker)] = row
             self._finish(worker, result)
 
     def _stop(self):
