@@ -12,9 +12,9 @@ The trainer calls `connect()`, and these methods where the algorithm needs a num
     ranks.merge_log(log)       # the episodes of all ranks as one
     ranks.first(function)      # only rank 0 calls it, to read a file; all get its result or error
 
-All of them are collective: every rank calls them, in the same order. With one rank they return at
-once, and torch.distributed is not initialized. Tensors on a CPU are sent with gloo, those on a GPU
-with NCCL.
+All of them are collective: every rank calls them, in the same order. With one rank the trainer
+calls neither sum nor merge_log, and torch.distributed is not initialized. Tensors on a CPU are
+sent with gloo, those on a GPU with NCCL.
 """
 
 import atexit
@@ -81,19 +81,18 @@ class Ranks:
 
         All ranks get the same bits.
         """
-        if self.count > 1:
-            host = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
-            tensor = host.to(self.device) if isinstance(values, np.ndarray) else values
-            self.bytes += tensor.nbytes
-            self._run(dist.all_reduce, tensor, group=self._group(tensor))
-            if tensor is not host:
-                host.copy_(tensor)
+        is_numpy = isinstance(values, np.ndarray)
+        host = torch.from_numpy(values) if is_numpy else values
+        tensor = host.to(self.device) if is_numpy else values
+        self.bytes += tensor.nbytes
+        self._run(dist.all_reduce, tensor, group=self._group(tensor))
+        if tensor is not host:
+            host.copy_(tensor)
         return values
 
     def broadcast(self, tensor):
         """Overwrite a tensor with rank 0's."""
-        if self.count > 1:
-            self._run(dist.broadcast, tensor.data, 0, group=self._group(tensor))
+        self._run(dist.broadcast, tensor.data, 0, group=self._group(tensor))
 
     def _group(self, tensor):
         return self._control if tensor.device.type == "cpu" else None
@@ -119,12 +118,15 @@ class Ranks:
         """Return whether the flag is set on any rank."""
         return bool(flag) if self.count == 1 else bool(self.sum(np.array([float(flag)]))[0])
 
+    def _exchange(self, operation, values, *arguments):
+        """Call one of torch's operations on a list of objects, and return the list."""
+        if self.count > 1:
+            self._run(operation, values, *arguments, group=self._control)
+        return values
+
     def gather(self, value):
         """Return [value of rank 0, of rank 1, ...], of anything that pickles."""
-        values = [value] * self.count
-        if self.count > 1:
-            self._run(dist.all_gather_object, values, value, group=self._control)
-        return values
+        return self._exchange(dist.all_gather_object, [value] * self.count, value)
 
     def gather_to_first(self, value):
         """Return the same on rank 0, and [] on other ranks."""
@@ -135,18 +137,11 @@ class Ranks:
 
     def scatter(self, values):
         """Return values[rank] of rank 0's list."""
-        result = [values[0] if self.rank == 0 else None]
-        if self.count > 1:
-            self._run(dist.scatter_object_list, result, values if self.rank == 0 else None,
-                      group=self._control)
-        return result[0]
+        return self._exchange(dist.scatter_object_list, [values[0]], values)[0]
 
     def share(self, value):
         """Return rank 0's value."""
-        values = [value]
-        if self.count > 1:
-            self._run(dist.broadcast_object_list, values, group=self._control)
-        return values[0]
+        return self._exchange(dist.broadcast_object_list, [value])[0]
 
     def first(self, function):
         """Return rank 0's function(), or raise its error on all ranks.
@@ -174,8 +169,6 @@ class Ranks:
 
         {} if no episode finished.
         """
-        if self.count == 1:
-            return log
         logs = [log for log in self.gather(log) if log]
         merged = {}
         for name in dict.fromkeys(name for log in logs for name in log):

@@ -276,7 +276,9 @@ class PuffeRL:
         seconds = self.engine.rollout(self._rollouts)
         statistics.seconds["environment"] += seconds
         statistics.seconds["policy"] += clock() - start - seconds
-        log = self.ranks.merge_log(self.vecenv.log())
+        log = self.vecenv.log()
+        if self.ranks.count > 1:
+            log = self.ranks.merge_log(log)
         statistics.returns = buffers.return_range(*statistics.returns)
         statistics.add_episodes(log, self.policy)
         self._rollouts += 1  # counts the random numbers of actions, so an exact resume needs it
@@ -309,9 +311,11 @@ class PuffeRL:
     def _minibatch_step(self):
         """Update the weights once; several ranks add up their moments and gradients."""
         self._sample_segments()
-        self.ranks.sum(self.buffers.moments)
+        if self.ranks.count > 1:
+            self.ranks.sum(self.buffers.moments)
         self._compute_gradients()
-        self.ranks.sum(self.buffers.gradients[0])
+        if self.ranks.count > 1:
+            self.ranks.sum(self.buffers.gradients[0])
         self._step_optimizer()
         self._write_back()
 

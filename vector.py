@@ -42,7 +42,7 @@ import pickle
 import select
 import sys
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,12 +114,13 @@ class Vector(contextlib.AbstractContextManager):
 
     Attributes [default]:
         name: of the environment; seed: of the environments
-        num_envs, num_agents; agents_per_batch: agents of one buffer
-        single_observation_space, single_action_space: flat, of one agent; `_set_spaces` sets them
-            and what follows from them: observation_shape, observation_dtype, action_heads (sizes of
-            discrete choices, None for a Box), action_dims, action_dtype, has_action_masks
+        num_envs; agents_per_batch: agents of one buffer
+        single_observation_space, single_action_space: flat, of one agent
         has_valid [True]: whether agents may be inactive
-        ranges: the slice of agents of each buffer, in order; num_buffers [their number]
+        ranges: the slice of agents of each buffer, in order. `_set_shapes` sets them, the spaces
+            and what follows: num_buffers, num_agents, agents_per_batch, observation_shape,
+            observation_dtype, action_heads (sizes of discrete choices, None for a Box),
+            action_dims, action_dtype, has_action_masks
         num_workers: threads that call `wait`, each with its own number; threads_per_worker: cores
             of each; num_threads: cores of all
         driver_env [itself]: what policies read the spaces, obs_dtype and
@@ -145,6 +146,7 @@ class Vector(contextlib.AbstractContextManager):
             returns the buffer again, row t of rewards, terminals and truncations is written, row
             t + 1 of observations, resets, valid and action_masks, and final_observations of the
             agents that step t truncated
+        _settle() [nothing]: wait until all that `advance` began is written
         log(env=None): {name: mean} over the episodes that ended since the last call, and their
             number n; {} for none
         save(), load(saved) [empty, new episodes]: the state of all environments as a uint8 array
@@ -161,6 +163,8 @@ class Vector(contextlib.AbstractContextManager):
     _driver = None
     _arrays = None  # stepped into in place of `storage`; see write_to
     _watched_since = 0.0
+    _next_seed = None  # of the first reset of a script
+    _received = ()  # the buffers of the last `recv`
 
     @contextlib.contextmanager
     def _watchdog(self, t):
@@ -183,15 +187,6 @@ class Vector(contextlib.AbstractContextManager):
     @property
     def driver_env(self):
         return self if self._driver is None else self._driver
-
-    @property
-    def num_buffers(self):
-        return len(self.ranges)
-
-    @property
-    def agents_per_recv(self):
-        """Return the number of agents of one `recv`."""
-        return self.num_agents
 
     @functools.cached_property
     def action_space(self):
@@ -223,13 +218,17 @@ class Vector(contextlib.AbstractContextManager):
             final_observations=zeros((N, *shape), dtype),  # of the agents truncated just now
         )
         storage.valid[:] = 1
-        storage.resets[T] = 1  # begin() moves row T to row 0
         if storage.action_masks is not None:
             storage.action_masks[T] = 1
         return storage
 
-    def _set_spaces(self, env):
-        """Set the spaces, and the shapes of a rollout's arrays, from one environment."""
+    def _set_shapes(self, env, ranges):
+        """Set the buffers, and the shapes of a rollout's arrays from one environment."""
+        self.ranges = ranges
+        self.num_buffers = len(ranges)
+        self.num_agents = ranges[-1].stop
+        self.agents_per_batch = ranges[0].stop
+        self.agents_per_recv = self.num_agents
         self.single_observation_space = env.single_observation_space
         self.single_action_space = env.single_action_space
         self.has_action_masks = env.has_action_masks
@@ -253,12 +252,7 @@ class Vector(contextlib.AbstractContextManager):
         for name in POLICY_INPUTS:
             if arrays[name] is not None:
                 arrays[name][0] = arrays[name][-1]
-        self._rewind()
-
-    def _rewind(self):
         self._t = [0] * self.num_buffers
-        self._waiting = [list(range(worker, self.num_buffers, self.num_workers))
-                         for worker in range(self.num_workers)]
 
     def wait(self, worker=0):
         """Return (buffer, t) of this worker's next buffer, None after t = T in all.
@@ -266,23 +260,28 @@ class Vector(contextlib.AbstractContextManager):
         It is the same buffer until that is done, so that its environments and activations stay in
         the core's cache. t = T is returned once, for the value of the last row.
         """
-        waiting = self._waiting[worker]
-        if not waiting:
-            return None
-        buffer = waiting[0]
-        t = self._t[buffer]
-        if t == len(self.storage.actions):
-            waiting.pop(0)
-        return buffer, t
+        horizon = len(self.storage.actions)
+        for buffer in range(worker, self.num_buffers, self.num_workers):
+            t = self._t[buffer]
+            if t == horizon:
+                self._t[buffer] += 1
+            if t <= horizon:
+                return buffer, t
+        return None
+
+    def _settle(self):
+        """Wait until all that `advance` began is written."""
 
     def reset(self, seed=None):
         """Begin new episodes; return (observations (N, *shape), infos).
 
-        A seed other than the last one makes the environments again.
+        The first call of environments in Python uses the vector's seed. Later calls without one
+        continue the random numbers.
         """
-        if self.storage is None:
+        if self.storage is None or len(self.storage.actions) != 1:
             self.allocate(1)
-        self.restart(seed)
+        self.restart(self._next_seed if seed is None else seed)
+        self._next_seed, self._received = None, ()
         self.begin()
         return self.storage.observations[0], []
 
@@ -296,21 +295,21 @@ class Vector(contextlib.AbstractContextManager):
         if self.storage is None or len(self.storage.actions) != 1:
             raise RuntimeError("step() needs reset() first, and cannot be called while a trainer "
                                "uses this vector.")
-        storage = self.storage
-        self._check_actions(actions, self.num_agents)
-        self._rewind()
-        storage.actions[0] = np.reshape(actions, storage.actions[0].shape)
-        with threads(self.num_threads):
-            for worker in range(self.num_workers):
-                while (ready := self.wait(worker)) is not None:
-                    buffer, t = ready
-                    if t == 0:
-                        self.advance(buffer)
-        infos = self._last_infos()
-        flags = storage.terminals[0].view(bool), storage.truncations[0].view(bool)
-        return storage.observations[1], storage.rewards[0], *flags, infos
+        self._settle()
+        self._received = range(self.num_buffers)
+        self.send(actions)
+        self._settle()
+        return self._results_of(range(self.num_buffers))
 
-    def _last_infos(self):
+    def _results_of(self, buffers):
+        s, agents = self.storage, self._agents_of(buffers)
+        flags = s.terminals[0, agents].view(bool), s.truncations[0, agents].view(bool)
+        return s.observations[1, agents], s.rewards[0, agents], *flags, self._infos_of(buffers)
+
+    def _agents_of(self, buffers):
+        return slice(self.ranges[buffers[0]].start, self.ranges[buffers[-1]].stop)
+
+    def _infos_of(self, buffers):
         log = self.log()
         return [log] if log else []
 
@@ -328,22 +327,44 @@ class Vector(contextlib.AbstractContextManager):
                 raise ValueError(f"an action lies outside {self.single_action_space}.")
 
     def async_reset(self, seed=None):
-        """Begin new episodes; `recv` returns their observations."""
-        observations, infos = self.reset(seed)
-        none = np.zeros(self.num_agents, bool)
-        self._last = observations, none.astype(np.float32), none, none, infos
+        """Begin new episodes; `recv` returns the observations of the first batch."""
+        self.reset(seed)
+
+    def _next_buffers(self):
+        """Return the buffers of the next `recv`, () if none steps."""
+        return range(self.num_buffers)
 
     def recv(self):
         """Return (observations, rewards, terminals, truncations, infos, agent_ids, masks).
 
-        They are of the batch to act on next: agent_ids are its agents' numbers, masks is False for
-        an inactive agent.
+        They are of the batch to act on next, views that stay as they are until its environments
+        step again: agent_ids are its agents' numbers, masks is False for an inactive agent. Raises
+        RuntimeError if nothing was sent.
         """
-        return (*self._last, np.arange(self.num_agents), self.storage.valid[-1].view(bool))
+        buffers = () if self.storage is None or self._received else self._next_buffers()
+        if not buffers:
+            raise RuntimeError("recv() comes after async_reset() or send().")
+        self._received = buffers
+        agents = self._agents_of(buffers)
+        return (*self._results_of(buffers), np.arange(agents.start, agents.stop),
+                self.storage.valid[1, agents].view(bool))
 
     def send(self, actions):
-        """Step the agents of the last `recv`, by actions (num_agents, ...)."""
-        self._last = self.step(actions)
+        """Step the agents of the last `recv`, by actions (agents_per_recv, ...).
+
+        Raises RuntimeError without one, and ValueError for another shape or actions outside their
+        space.
+        """
+        if not self._received:
+            raise RuntimeError("send() comes after recv().")
+        rows = self.storage.actions[0, self._agents_of(self._received)]
+        self._check_actions(actions, len(rows))
+        rows[:] = np.reshape(actions, rows.shape)
+        buffers, self._received = self._received, ()
+        with threads(self.num_threads):
+            for buffer in buffers:
+                self._t[buffer] = 0
+                self.advance(buffer)
 
     def save(self):
         """Return an empty array: `load` begins new episodes."""
@@ -378,7 +399,6 @@ class Native(Vector):
     # (docs/findings.md).
     AGENTS_PER_BUFFER = 2048
     first_env = 0
-    envs = None
 
     def __init__(self, env, num_envs, *, num_buffers=None, num_threads=None, seed=0,
                  env_kwargs=None):
@@ -386,20 +406,21 @@ class Native(Vector):
         self.name, self.num_envs, self.env_kwargs = self.library.name, num_envs, env_kwargs
         self.num_threads = num_threads or physical_cores()
         self._build(seed)
-        self._set_spaces(self.envs)
-        self.has_valid, self.num_agents = self.envs.has_valid, self.envs.num_agents
-        num_buffers = num_buffers or self._default_buffers()
+        if num_buffers is None:  # with about AGENTS_PER_BUFFER agents in each
+            target = max(self.num_threads, -(-self.envs.num_agents // self.AGENTS_PER_BUFFER))
+            divisors = [n for n in range(1, min(num_envs, 4 * target) + 1) if num_envs % n == 0]
+            num_buffers = min(divisors, key=lambda n: (n < self.num_threads, abs(n - target)))
         _check_divides("vec.num_buffers", num_buffers, num_envs)
         self.env_ranges = [*itertools.pairwise(range(0, num_envs + 1, num_envs // num_buffers))]
         offsets = self.envs.agent_offsets.tolist()
-        self.ranges = [slice(offsets[first], offsets[last]) for first, last in self.env_ranges]
-        self.agents_per_batch = self.ranges[0].stop
+        self._set_shapes(self.envs, [slice(offsets[first], offsets[last])
+                                     for first, last in self.env_ranges])
+        self.has_valid = self.envs.has_valid
         self.num_workers = min(self.num_threads, num_buffers)
         self.threads_per_worker = max(1, self.num_threads // self.num_workers)
 
     def _build(self, seed):
-        if self.envs is not None:
-            self.envs.close()
+        self.envs = None  # frees those before
         self.envs = self.library.create(self.num_envs, seed=seed, settings=self.env_kwargs,
                                         first_env=self.first_env)
         self.seed, self._is_fresh = seed, True
@@ -408,37 +429,29 @@ class Native(Vector):
         self.first_env = first_env
         self._build(self.seed)
 
-    def _default_buffers(self):
-        """Return the number of buffers with about AGENTS_PER_BUFFER agents in each."""
-        target = max(self.num_threads, -(-self.num_agents // self.AGENTS_PER_BUFFER))
-        candidates = [n for n in range(1, min(self.num_envs, 4 * target) + 1)
-                      if self.num_envs % n == 0]
-        return min(candidates, key=lambda n: (n < self.num_threads, abs(n - target)))
-
     def _bind(self):
-        rows = self._rows_of(vars(self.storage))
-        self._tables = [ocean.rows(*row) for row in rows]
-        self._step_rows = [table.ctypes.data for table in self._tables]
+        self._make_tables(tensors.as_tensors(self.storage))
 
-    def _rows_of(self, arrays):
-        """Return the arrays of each step in the order of ocean.rows.
+    def _make_tables(self, arrays):
+        """Make the table of addresses of each step, in the order of ocean.rows.
 
-        Those of the last step are also the arrays of a reset.
+        Those of the last step are also of the arrays of a reset.
         """
-        arrays = arrays if self.has_valid else {**arrays, "valid": None}
-        return [[row[name] for name in ROW] for row in workers.step_rows(arrays)]
+        self._rows = workers.step_rows(arrays if self.has_valid else {**arrays, "valid": None})
+        self._tables = np.array([[0 if row[name] is None else row[name].data_ptr() for name in ROW]
+                                 for row in self._rows], np.int64)
+        self._step_rows = [table.ctypes.data for table in self._tables]
 
     def restart(self, seed=None):
         """Begin new episodes, seeded if given; observations go to row T."""
-        self._renew(seed)
-        self.envs.reset(self._tables[-1])
-        self.storage.resets[-1] = 1
-
-    def _renew(self, seed):
-        """Make new environments, unless unused ones have that seed."""
         if seed is not None and not (self._is_fresh and seed == self.seed):
             self._build(seed)
         self._is_fresh = False
+        self._reset()
+        self._rows[-1]["resets"].fill_(1)
+
+    def _reset(self):
+        self.envs.reset(self._tables[-1])
 
     def advance(self, buffer):
         """Step a buffer's environments with row t's actions, without the GIL."""
@@ -541,10 +554,8 @@ class GpuEnvs(Native):
 
     def _make_tables(self, arrays):
         """Make the kernels' table of addresses of each step."""
-        self._rows = workers.step_rows(arrays)
-        addresses = [[0 if array is None else array.data_ptr() for array in row]
-                     for row in self._rows_of(arrays)]
-        tables = [self.envs.rows_for_a_gpu(np.array(step, np.int64)) for step in addresses]
+        super()._make_tables(arrays)
+        tables = [self.envs.rows_for_a_gpu(table) for table in self._tables]
         self._tables = torch.from_numpy(np.stack(tables)).to(self.device)
         self._step_rows = [table.data_ptr() for table in self._tables]
 
@@ -556,11 +567,12 @@ class GpuEnvs(Native):
 
     def restart(self, seed=None):
         """Begin new episodes, seeded if given; observations go to row T."""
-        self._renew(seed)
-        self._launch("reset", self._step_rows[-1])
-        self._rows[-1]["resets"].fill_(1)
+        super().restart(seed)
         if self._arrays is None:
             self._copy_to_host(-1)
+
+    def _reset(self):
+        self._launch("reset", self._step_rows[-1])
 
     def launch(self, t):
         """Step all environments with row t's actions on torch's stream."""
@@ -588,7 +600,7 @@ class GpuEnvs(Native):
         first, count = (0, self.num_envs) if env is None else (env, 1)
         logs = self._logs[first : first + count]
         self._launch("log", logs.data_ptr(), first=first, num_envs=count)
-        return self.envs.means(logs.double().sum(0).tolist())
+        return self.envs.log(sums=logs.double().sum(0).tolist())
 
     def save(self):
         """Return the environments' state as a uint8 array; the host can load it, too."""
@@ -608,7 +620,7 @@ class GpuEnvs(Native):
 # Environments in Python
 
 
-STARTUP = 120.0  # seconds at least for a worker's first answers: packages load slowly
+STARTUP = 120.0  # seconds at least for what is no step: a worker's packages load slowly
 
 
 class Emulated(Vector):
@@ -618,9 +630,9 @@ class Emulated(Vector):
     episode_return, episode_length and the numbers of the environment's last info; `log` averages
     them. See `make` for the arguments. A subclass has these methods:
 
-        _start(horizon): set `storage`, and begin num_processes workers. Each makes a workers.Envs
-            of the arguments that `envs_of(worker)` returns, pickled by cloudpickle, and binds it to
-            vars(storage) and its first agent, agents_of(worker).start
+        _start(): begin num_processes workers. Each makes a workers.Envs of the arguments that
+            `envs_of(worker)` returns, pickled by cloudpickle, and binds it to vars(storage) and its
+            first agent, agents_of(worker).start
         _send(worker, kind, number): have the worker do Envs.do(kind, number). kind: workers.STEP
             (row `number`), RESET, RENDER or ASK. If arrays are not shared, send the actions, too
         _collect(): call `_finish(worker, result)` for each worker that has answered, once its
@@ -633,37 +645,28 @@ class Emulated(Vector):
     _next_check = 0.0
 
     def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0, num_threads=None,
-                 name=None, timeout=60.0):
+                 name="", timeout=60.0):
         count = len(creators)
         self.num_processes = num_workers or _most_workers(count)
         _check_divides("vec.num_workers", self.num_processes, count)
         self._creators_each = count // self.num_processes
         _check_divides("vec.batch_size", batch_size or count, count, self._creators_each)
         self.workers_per_batch = (batch_size or count) // self._creators_each
-        self.seed, self.name, self._creators = seed, name or _name_of(type(self)), creators
+        self.seed, self.name, self._creators = seed, name, creators
         self.timeout, self.num_threads = timeout, num_threads or physical_cores()
         self._driver = env = emulation.create(*creators[0], seed)
         emulation.note_moments(env)
-        self._set_spaces(env)
         self.num_envs = count * emulation.copies(env)
-        self.num_agents = count * emulation.slots(env)
-        self.agents_per_env = self.num_agents // self.num_envs
-        self._agents_each = self.num_agents // self.num_processes
-        self.agents_per_batch = self.workers_per_batch * self._agents_each
-        self.ranges = [slice(i, i + self.agents_per_batch)
-                       for i in range(0, self.num_agents, self.agents_per_batch)]
+        self._agents_each = self._creators_each * emulation.slots(env)
+        size = self.workers_per_batch * self._agents_each
+        self._set_shapes(env, [slice(first, first + size)
+                               for first in range(0, count * emulation.slots(env), size)])
+        self.agents_per_recv = size
         self._busy = {}  # {worker: (start of its command, kind)}
-        self._pending = [0] * len(self.ranges)  # the workers that a buffer waits for
-        self._ready = deque()  # buffers
+        self._ready = {}  # {buffer: None}, the first one first
         self._results = {}  # {(kind, worker): of its last command}
         self._attributes = {}  # those of set_attr, for workers that begin later
-        self._received = self._next_seed = None
-        self._is_starting = False
         self._episodes = EpisodeLog(counts=not isinstance(env, emulation.WRAPPERS))
-
-    @property
-    def agents_per_recv(self):
-        return self.agents_per_batch
 
     def envs_of(self, worker):
         """Return the arguments of a worker's workers.Envs, pickled."""
@@ -684,19 +687,13 @@ class Emulated(Vector):
 
     # -- commands to workers, and their answers
 
-    def allocate(self, horizon):
-        """Make the arrays of `horizon` steps and begin the first episodes."""
+    def _bind(self):
         self._stop()
         self._busy.clear()
-        self._is_starting = True
-        self._start(horizon)
+        self._start()
         for name, value in self._attributes.items():
             self._ask(name, value, None)
-        self.restart(self.seed)
-        self._is_starting = False
-        self.begin()
         self._next_seed = self.seed
-        return self.storage
 
     def restart(self, seed=None):
         """Begin new episodes, seeded if given; observations go to row T."""
@@ -705,10 +702,8 @@ class Emulated(Vector):
     def begin(self):
         self._settle()
         super().begin()
-
-    def _rewind(self):
-        super()._rewind()
-        self._ready = deque(range(self.num_buffers))
+        self._results.clear()
+        self._ready = dict.fromkeys(range(self.num_buffers))
 
     def wait(self, worker=0):
         """Return (buffer, t) of the first buffer that is ready, None after all."""
@@ -716,24 +711,23 @@ class Emulated(Vector):
             if not self._busy:
                 return None
             self._listen()
-        buffer = self._ready.popleft()
+        buffer = next(iter(self._ready))
+        del self._ready[buffer]
         return buffer, self._t[buffer]
 
     def advance(self, buffer):
         """Have a buffer's environments step with the actions of its row t."""
-        self._pending[buffer] = self.workers_per_batch
-        for worker in self._workers_of(buffer):
-            self._send_command(worker, workers.STEP, self._t[buffer])
+        self._send_all(self._workers_of(buffer), workers.STEP, self._t[buffer])
 
-    def _send_command(self, worker, kind, number):
-        self._busy[worker] = time.monotonic(), kind
-        self._send(worker, kind, number)
+    def _send_all(self, indices, kind, number):
+        for worker in indices:
+            self._busy[worker] = time.monotonic(), kind
+            self._send(worker, kind, number)
 
     def _command(self, indices, kind, number):
         """Have workers do a command between steps; return their results."""
         self._settle()
-        for worker in indices:
-            self._send_command(worker, kind, number)
+        self._send_all(indices, kind, number)
         self._settle()
         return [self._results.pop((kind, worker)) for worker in indices]
 
@@ -748,8 +742,8 @@ class Emulated(Vector):
         if now < self._next_check:
             return
         self._next_check = now + 0.5
-        for worker, (start, _) in self._busy.items():
-            seconds = max(self.timeout, STARTUP) if self._is_starting else self.timeout
+        for worker, (start, kind) in self._busy.items():
+            seconds = self.timeout if kind == workers.STEP else max(self.timeout, STARTUP)
             if now - start > seconds:
                 self._fail(worker, f"has not answered for {seconds:.0f} s (vec.timeout)",
                            self._locate(worker))
@@ -758,7 +752,7 @@ class Emulated(Vector):
         """Return the lines at which a worker hangs, as far as they are known."""
         return ""
 
-    def _fail(self, worker, problem, details="", cause=None):
+    def _fail(self, worker, problem, details=""):
         """End all workers and raise a WorkerError, or `details`, if that is an EnvError."""
         with contextlib.suppress(Exception):
             self.close()
@@ -768,7 +762,7 @@ class Emulated(Vector):
         first, last = worker * each, (worker + 1) * each - 1
         envs = f"environment {first}" if each == 1 else f"environments {first} to {last}"
         raise WorkerError(f"worker {worker} ({envs} of {self.name}) {problem}.\n{details}"
-                          .rstrip()) from cause
+                          .rstrip())
 
     def _finish(self, worker, result):
         """Note that a worker has answered with the result of Envs.do."""
@@ -777,79 +771,29 @@ class Emulated(Vector):
         if kind in (workers.STEP, workers.RESET):
             for env, info in result:
                 self._episodes.add(env, info)
-        if kind == workers.STEP:
-            buffer = worker // self.workers_per_batch
-            self._pending[buffer] -= 1
-            if self._pending[buffer] == 0:
-                self._t[buffer] += 1
-                self._ready.append(buffer)
+        buffer = worker // self.workers_per_batch
+        if kind == workers.STEP and self._busy.keys().isdisjoint(self._workers_of(buffer)):
+            self._t[buffer] += 1
+            self._ready[buffer] = None
 
     def log(self, env=None):
         """Return {name: mean} over the episodes since the last call, and n.
 
         n: their number, of all environments or of one; {} if none ended.
         """
-        self._settle()
         return self._episodes.means(self.storage, env)
 
     # -- scripts
 
-    def reset(self, seed=None):
-        """Begin new episodes; return (observations (N, *shape), infos).
-
-        The first call uses the vector's seed. Later calls without one continue its random numbers.
-        """
-        if self.storage is None or len(self.storage.actions) != 1:
-            self.allocate(1)
-        self.restart(self._next_seed if seed is None else seed)
-        self._received = self._next_seed = None
-        self.begin()
-        self._results.clear()
-        return self.storage.observations[1], []
-
-    def async_reset(self, seed=None):
-        """Begin new episodes; `recv` returns the observations of the first batch."""
-        self.reset(seed)
-
-    def recv(self):
-        """Return what Vector.recv does, of the first buffer that is ready.
-
-        The arrays are views that stay as they are until its environments step again. Raises
-        RuntimeError if nothing was sent.
-        """
-        ready = None if self._received is not None else self.wait()
-        if ready is None:
-            raise RuntimeError("recv() comes after async_reset() or send().")
-        self._received, s = ready[0], self.storage
-        agents = self.ranges[self._received]
-        flags = s.terminals[0, agents].view(bool), s.truncations[0, agents].view(bool)
-        return (s.observations[1, agents], s.rewards[0, agents], *flags,
-                self._infos_of(self._workers_of(self._received)),
-                np.arange(agents.start, agents.stop), s.valid[1, agents].view(bool))
-
-    def send(self, actions):
-        """Step the agents of the last `recv`, by actions (agents_per_batch, ...).
-
-        Raises RuntimeError without one, and ValueError for another shape or actions outside their
-        space.
-        """
-        if self._received is None:
-            raise RuntimeError("send() comes after recv().")
-        self._check_actions(actions, self.agents_per_batch)
-        buffer, self._received = self._received, None
-        rows = self.storage.actions[0, self.ranges[buffer]]
-        rows[:] = np.reshape(actions, rows.shape)
-        self._t[buffer] = 0
-        self.advance(buffer)
+    def _next_buffers(self):
+        ready = self.wait()
+        return () if ready is None else ready[:1]
 
     def _workers_of(self, buffer):
         return range(buffer * self.workers_per_batch, (buffer + 1) * self.workers_per_batch)
 
-    def _last_infos(self):
-        return self._infos_of(range(self.num_processes))
-
-    def _infos_of(self, indices):
-        return [info for worker in indices
+    def _infos_of(self, buffers):
+        return [info for buffer in buffers for worker in self._workers_of(buffer)
                 for _, info in self._results.get((workers.STEP, worker), ())]
 
     def call(self, name, *args, **kwargs):
@@ -940,8 +884,7 @@ class Serial(Emulated):
     def __init__(self, creators, *, num_workers=1, batch_size=None, **options):
         super().__init__(creators, num_workers=1, **options)
 
-    def _start(self, horizon):
-        self.storage = self.new_storage(horizon, aligned_zeros)
+    def _start(self):
         if self._envs is None:
             creators = [(self._driver, (), {}), *self._creators[1:]]
             self._envs = workers.Envs(creators, emulation.signature(self._driver), seed=self.seed)
@@ -994,14 +937,16 @@ class Multiprocessing(Emulated):
 
     _workers = ()
 
-    def _start(self, horizon):
-        memory = workers.SharedMemory()
-        self.storage = self.new_storage(horizon, memory.zeros)
+    def new_storage(self, horizon, zeros):
+        self._memory = workers.SharedMemory()
+        return super().new_storage(horizon, self._memory.zeros)
+
+    def _start(self):
         names = [name for name, array in vars(self.storage).items() if array is not None]
-        arrays = dict(zip(names, memory.layouts, strict=True))
+        arrays = dict(zip(names, self._memory.layouts, strict=True))
         self._workers, self._numbers, self._poller = [], {}, select.poll()
         for worker in range(self.num_processes):
-            process = workers.Process(memory, {
+            process = workers.Process(self._memory, {
                 "path": sys.path, "envs": self.envs_of(worker), "arrays": arrays,
                 "first_agent": self.agents_of(worker).start})
             self._workers.append(process)
@@ -1013,18 +958,15 @@ class Multiprocessing(Emulated):
 
     def _collect(self):
         for fd, _ in self._poller.poll(500):
-            self._take_answer(self._numbers[fd])
-
-    def _take_answer(self, worker):
-        process = self._workers[worker]
-        try:
-            kind, payload = process.receive()
-        except workers.Disconnected:
-            self._fail(worker, "died" + process.describe_end(), process.report())
-        result = pickle.loads(payload) if payload else ()
-        if kind == workers.ERROR:
-            self._fail(worker, "raised", result)
-        self._finish(worker, result)
+            worker = self._numbers[fd]
+            process = self._workers[worker]
+            try:
+                problem, result = process.receive()
+            except EOFError:
+                self._fail(worker, "died" + process.describe_end(), process.report())
+            if problem is not None:
+                self._fail(worker, "raised", problem)
+            self._finish(worker, result)
 
     def _locate(self, worker):
         return self._workers[worker].report(ask=True)
@@ -1047,7 +989,7 @@ class Ray(Emulated):
 
     _actors = ()
 
-    def _start(self, horizon):
+    def _start(self):
         try:
             import ray
         except ImportError:
@@ -1055,10 +997,13 @@ class Ray(Emulated):
         self._ray = ray
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False)
-        self.storage = self.new_storage(horizon, aligned_zeros)
-        actor, layout = ray.remote(workers.RemoteEnvs), workers.RemoteEnvs.layout(self.storage)
-        self._references = {}
-        self._actors = [actor.remote(self.envs_of(worker), self._agents_each, layout, sys.path)
+        storage = self.new_storage(1, np.zeros)
+        arrays = {name: array[: self._agents_each] if name == "final_observations"
+                  else array[:, : self._agents_each]
+                  for name, array in vars(storage).items() if array is not None}
+        actor, self._references = ray.remote(workers.RemoteEnvs), {}
+        self._rows = workers.step_rows(vars(self.storage))
+        self._actors = [actor.remote(self.envs_of(worker), arrays, sys.path)
                         for worker in range(self.num_processes)]
 
     def _send(self, worker, kind, number):
@@ -1073,12 +1018,12 @@ class Ray(Emulated):
         for reference in self._ray.wait(references, num_returns=len(references), timeout=0)[0]:
             worker, kind, t = self._references.pop(reference)
             try:
-                result, arrays = self._ray.get(reference)
+                result, rows = self._ray.get(reference)
             except Exception as error:  # an error of the environment, or of a lost machine
-                self._fail(worker, "failed", error, error)
-            if arrays is None:
-                self._fail(worker, "failed", result)
-            workers.RemoteEnvs.store(arrays, self.storage, self.agents_of(worker), kind, t)
+                cause = getattr(error, "cause", error)
+                self._fail(worker, "failed", cause if isinstance(cause, EnvError) else error)
+            for name, row in rows.items():
+                self._rows[t if kind == workers.STEP else -1][name][self.agents_of(worker)] = row
             self._finish(worker, result)
 
     def _stop(self):
@@ -1115,10 +1060,9 @@ class Tensors(Vector):
                               "tensors nor arrays with __dlpack__ as JAX's; use another backend.")
         self.seed, self.name, self.timeout = seed, name, timeout
         self.num_threads = self.threads_per_worker = num_threads or physical_cores()
-        self.num_envs = self.num_agents = self.agents_per_batch = self._driver.num_agents
-        self.ranges = [slice(0, self.num_agents)]
+        self.num_envs = self._driver.num_agents
         self.has_valid, self.device = self._driver.has_valid, self._driver.device
-        self._set_spaces(self._driver)
+        self._set_shapes(self._driver, [slice(0, self.num_envs)])
 
     def _bind(self):
         self._host = self._arrays = tensors.as_tensors(self.storage)
@@ -1141,9 +1085,9 @@ class Tensors(Vector):
         """Begin new episodes, seeded if given; observations go to row T."""
         self._driver.reset_into(self._rows[-1], seed)
 
-    def step(self, actions):
+    def send(self, actions):
         self.begin()  # without final_obs, a truncated episode is valued by row 0
-        return super().step(actions)
+        super().send(actions)
 
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
@@ -1294,8 +1238,8 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         made = emulation.build(*whole[0], seed)
         tensor_env = tensors.wrap(made, seed)
         if tensor_env is not None:
-            backend, made = Tensors, tensor_env
-        if tensor_env is not None or num_envs == 1:
+            backend, creators = Tensors, [(tensor_env, (), {})]
+        elif num_envs == 1:
             creators = [(lambda: made, (), {})]
         else:
             made.close()

@@ -4,10 +4,10 @@
     envs.bind(arrays, first_agent=0); envs.reset(); envs.step(t)
 
     process = Process(memory, setup)                        # Multiprocessing: `serve` has Envs
-    process.send(STEP, t); kind, payload = process.receive()
+    process.send(STEP, t); problem, infos = process.receive()
 
     actor = ray.remote(RemoteEnvs).remote(...)              # Ray: an actor that has Envs
-    infos, results = ray.get(actor.do.remote(STEP, t, actions)); RemoteEnvs.store(results, ...)
+    infos, rows = ray.get(actor.do.remote(STEP, t, actions))
 
 A worker process imports this file first, so it imports neither torch nor numba, which are slow.
 """
@@ -20,7 +20,6 @@ import os
 import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -208,10 +207,9 @@ class Envs:
 # Processes: shared memory for the arrays, and messages through a socket
 
 
-# A command is a kind and a number (of ASK: that of the bytes that follow). An answer is a kind and
-# bytes, pickled: an EnvError or a traceback, or the result of Envs.do, if it has one.
-COMMAND, ANSWER = struct.Struct("<Bq"), struct.Struct("<BI")
-STEP, RESET, RENDER, ASK, DONE, ERROR = range(6)
+# A command is a pickled (kind, number), an answer (None, result of Envs.do) or (problem, None): an
+# EnvError or a traceback.
+STEP, RESET, RENDER, ASK = range(4)
 CLOSING = 10  # seconds that an idle worker's environments have to close
 
 
@@ -236,21 +234,6 @@ def map_array(fd, shape, dtype, offset):
     size = math.prod(shape) * np.dtype(dtype).itemsize
     return np.frombuffer(mmap.mmap(fd, max(size, 1), offset=offset), dtype,
                          math.prod(shape)).reshape(shape)
-
-
-class Disconnected(Exception):
-    """The other side of a socket is gone; not an OSError, which environments raise."""
-
-
-def receive(channel, size):
-    """Return exactly `size` bytes. Raises Disconnected."""
-    data = b""
-    with contextlib.suppress(OSError):
-        while len(data) < size and (part := channel.recv(size - len(data))):
-            data += part
-    if len(data) < size:
-        raise Disconnected
-    return data
 
 
 class Process:
@@ -279,25 +262,27 @@ class Process:
              *map(str, (*fds, CLOSING, os.getpid()))],
             pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
         child_channel.close()
-        self.pid, setup = self._process.pid, pickle.dumps(setup)
-        self._write(struct.pack("<Q", len(setup)) + setup)
+        self._answers = self._channel.makefile("rb")
+        self.pid = self._process.pid
+        self._write(setup)
 
     def fileno(self):
         """Return the descriptor that becomes readable with an answer, for polling."""
         return self._channel.fileno()
 
     def send(self, kind, number):
-        self._write(COMMAND.pack(kind, number) if kind != ASK else
-                    COMMAND.pack(kind, len(number)) + number)
+        self._write((kind, number))
 
-    def _write(self, data):
+    def _write(self, message):
         with contextlib.suppress(OSError):  # of one that has died: receive raises
-            self._channel.sendall(data)
+            self._channel.sendall(pickle.dumps(message))
 
     def receive(self):
-        """Return (kind, payload) of the next answer. Raises Disconnected."""
-        kind, size = ANSWER.unpack(receive(self._channel, ANSWER.size))
-        return kind, receive(self._channel, size)
+        """Return the next answer, (problem, result); raise EOFError if there is none."""
+        try:
+            return pickle.load(self._answers)
+        except (OSError, pickle.UnpicklingError):  # it ended within an answer
+            raise EOFError from None
 
     def describe_end(self):
         """Return how it ended, in words, if it ends within two seconds."""
@@ -318,6 +303,7 @@ class Process:
 
     def leave(self):
         """Close the socket; an idle process then ends by itself."""
+        self._answers.close()
         self._channel.close()
 
     def end(self, seconds):
@@ -341,28 +327,20 @@ def serve(channel_fd, memory_fd, report_fd):
     faulthandler.enable(report)  # where a crash happened
     faulthandler.register(signal.SIGUSR1, report)  # where it hangs, when the trainer asks
     channel = socket.socket(fileno=channel_fd)
-    envs = None
-
-    def answer(kind, payload):
-        channel.sendall(ANSWER.pack(kind, len(payload)) + payload)
-
+    commands, envs = channel.makefile("rb"), None
     try:
-        (size,) = struct.unpack("<Q", receive(channel, 8))
-        setup = pickle.loads(receive(channel, size))
+        setup = pickle.load(commands)
         sys.path[:] = setup["path"]
         envs = Envs(*cloudpickle.loads(setup["envs"]))
         arrays = {name: map_array(memory_fd, *layout) for name, layout in setup["arrays"].items()}
         envs.bind(arrays, setup["first_agent"])
-        while True:
-            kind, number = COMMAND.unpack(receive(channel, COMMAND.size))
-            result = envs.do(kind, receive(channel, number) if kind == ASK else number)
-            answer(DONE, pickle.dumps(result) if kind == RENDER or result else b"")
-    except Disconnected:
-        pass
+        while commands.peek(1):  # b"" when the other side is gone
+            result = envs.do(*pickle.load(commands))
+            channel.sendall(pickle.dumps((None, result)))
     except BaseException as error:
-        explained = error if isinstance(error, EnvError) else user_traceback(error)[0]
+        problem = error if isinstance(error, EnvError) else user_traceback(error)[0]
         with contextlib.suppress(OSError):
-            answer(ERROR, pickle.dumps(explained))
+            channel.sendall(pickle.dumps((problem, None)))
     finally:
         if envs is not None:
             with contextlib.suppress(Exception):
@@ -373,57 +351,29 @@ def serve(channel_fd, memory_fd, report_fd):
 # Ray: actors, whose results are sent back
 
 
-RESULTS = "rewards", "terminals", "truncations"  # of a step, in its own row
-
-
 class RemoteEnvs:
     """The environments of a Ray actor, with arrays of a horizon of 1.
 
-    envs: the arguments of Envs, pickled. agents: of them all. layout: as `layout` returns it. path:
-    sys.path.
+    envs: the arguments of Envs, pickled. arrays: {name: array}. path: sys.path.
     """
 
-    def __init__(self, envs, agents, layout, path):
+    def __init__(self, envs, arrays, path):
         import cloudpickle
 
         sys.path[:] = path
         self.envs = Envs(*cloudpickle.loads(envs))
-        rows = {"final_observations": (), **dict.fromkeys(("actions", *RESULTS), (1,))}
-        self.arrays = {name: np.zeros((*rows.get(name, (2,)), agents, *shape), dtype)
-                       for name, (shape, dtype) in layout.items()}
+        self.arrays = {name: array.copy() for name, array in arrays.items()}  # Ray's are read-only
         self.envs.bind(self.arrays, 0)
 
     def do(self, kind, number, actions):
-        """Return (result, {name: array (agents, ...)}) of Envs.do with these actions.
-
-        It is (EnvError, None) if one is raised.
-        """
+        """Return (result, {name: array (agents, ...)}) of Envs.do with these actions."""
         if kind == STEP:
             self.arrays["actions"][0], number = actions, 0
-        try:
-            result = self.envs.do(kind, number)
-        except EnvError as error:
-            return error, None
+        result = self.envs.do(kind, number)
         if kind in (ASK, RENDER):
             return result, {}
-        arrays = {name: array[-1] for name, array in self.arrays.items()
-                  if name not in ("actions", "final_observations")}
+        rows = {name: array[-1] for name, array in self.arrays.items()
+                if name not in ("actions", "final_observations")}
         if self.arrays["truncations"].any():
-            arrays["final_observations"] = self.arrays["final_observations"]
-        return result, arrays
-
-    @staticmethod
-    def layout(storage):
-        """Return {name: (shape of one agent's part, dtype)} of a rollout's arrays."""
-        return {name: (array.shape[2 if name != "final_observations" else 1 :], array.dtype)
-                for name, array in vars(storage).items() if array is not None}
-
-    @staticmethod
-    def store(arrays, storage, agents, kind, t):
-        """Write an actor's arrays of step t, or of a reset, into its agents' part."""
-        for name, array in arrays.items():
-            if name == "final_observations":
-                storage.final_observations[agents] = array
-            else:
-                row = t if name in RESULTS else t + 1
-                getattr(storage, name)[row if kind == STEP else -1, agents] = array
+            rows["final_observations"] = self.arrays["final_observations"]
+        return result, rows

@@ -59,6 +59,15 @@ def measure(arguments):
     policy = pufferl.load_policy(args, vecenv)
     config = {**args["train"], "env": arguments.env, "log_interval": 1e9, "data_dir": None}
     trainer = pufferl.PuffeRL(config, vecenv, policy)
+    compute_gradients = trainer._compute_gradients
+
+    def compute_and_sum():
+        group.sum(trainer.buffers.moments)
+        compute_gradients()
+        group.sum(trainer.buffers.gradients[0])
+
+    if os.environ.get("FORCED"):  # one rank sums nothing by itself
+        trainer._compute_gradients = compute_and_sum
     seconds = []
     for epoch in range(2 + arguments.epochs):
         if epoch == 2:

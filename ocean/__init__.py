@@ -263,17 +263,19 @@ class Envs:
         """
         self._call(self.functions.ocean_step, rows, start, end)
 
-    def log(self, start=0, end=None):
+    def log(self, start=0, end=None, sums=None):
         """Return {field: mean} over the episodes that ended since the last call.
 
-        Of environments [start, end); "n" is the number of episodes. {} if there are none.
+        Of environments [start, end); "n" is the number of episodes. {} if there are none. sums: of
+        the log fields, if they were added up elsewhere.
         """
-        sums = np.zeros(len(self.library.log_fields))
-        self._call(self.functions.ocean_log, sums, start, end)
-        return self.means(sums.tolist())
-
-    def means(self, sums):
-        """Return what `log` returns, from the sums of the log fields."""
+        if sums is None:
+            totals = np.zeros(len(self.library.log_fields))
+            envs = range(self._open)[start:end]
+            if not envs:
+                self._must_be_open()
+            self.functions.ocean_log(self.address, envs.start, envs.stop, totals.ctypes.data)
+            sums = totals.tolist()
         fields = dict(zip(self.library.log_fields, sums, strict=True))
         n = fields.pop("n")
         return {**{name: value / n for name, value in fields.items()}, "n": n} if n else {}

@@ -83,7 +83,7 @@ def same_steps(kernels, name, steps, num_envs, seed, settings):
             kernels.launch("log", num_envs, (other.address, logs.ctypes.data))
             assert logs.tobytes() == before.tobytes() and not other.logs.any()
             means = host.log()
-            assert means == other.means(logs.astype(np.float64).sum(0).tolist())
+            assert means == other.log(sums=logs.astype(np.float64).sum(0).tolist())
             episodes += means.get("n", 0.0)
     host.close()
     other.close()

@@ -175,10 +175,10 @@ def test_one_rank_is_no_group(monkeypatch):
     monkeypatch.setattr(data_parallel, "_connected", None)
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1")):
         monkeypatch.setenv(name, value)
-    group, values = data_parallel.connect(), np.ones(2)
+    group = data_parallel.connect()
     assert (group.rank, group.count) == (0, 1) and not torch.distributed.is_initialized()
-    assert group.sum(values) is values and group.gather(3) == [3] and group.first(lambda: 4) == 4
-    assert group.merge_log({"score": 1.0, "n": 2}) == {"score": 1.0, "n": 2} and group.bytes == 0
+    assert group.gather(3) == [3] and group.share(4) == 4 and group.first(lambda: 4) == 4
+    assert group.scatter([5]) == 5 and group.gather_to_first(6) == [6] and group.any(1) is True
 
 
 # -- whole runs under torchrun

@@ -49,8 +49,7 @@ class Threads(vector.Emulated):
 
     threads = None
 
-    def _start(self, horizon):
-        self.storage = self.new_storage(horizon, np.zeros)
+    def _start(self):
         self.threads, self.futures = ThreadPoolExecutor(self.num_processes), {}
         self.envs = [workers.Envs(*cloudpickle.loads(self.envs_of(worker)))
                      for worker in range(self.num_processes)]
@@ -132,7 +131,7 @@ def test_a_vector_environment_counts_as_its_copies():
     single = vector.make(Walk, 4, Serial, env_kwargs={"limit": 4})
     for options in ({"backend": Serial}, {"backend": Multiprocessing, "num_workers": 2}):
         with vector.make(pair, 2, **options) as vecenv:
-            assert vecenv.num_envs == 4 and vecenv.agents_per_env == 1
+            assert vecenv.num_envs == vecenv.num_agents == 4
             np.testing.assert_array_equal(vecenv.reset(seed=5)[0], single.reset(seed=5)[0])
             for _ in range(4):
                 ours, expected = vecenv.step(np.ones(4, int)), single.step(np.ones(4, int))
