@@ -74,11 +74,11 @@ from arena import Arena, clock, compile_timer
 from auto import decide, drawn_steps, facts_of, plural
 from configuration import (
     Base,
+    Entry,
     Train,
-    check_bound,
     check_names,
-    coerce,
     command,
+    convert,
     find_run,
     has_custom_optimizer,
     load_attribute,
@@ -90,7 +90,7 @@ from configuration import (
     stem_of,
     train_settings,
 )
-from errors import ConfigError, exit_on_error
+from errors import exit_on_error, require
 from fast import verify
 from flat_spaces import HAIR, action_bounds, leaf_kind
 
@@ -890,12 +890,6 @@ class Statistics:
                 **{f"performance/seconds_{name}": value for name, value in stages.items()}}
 
 
-def require(is_right, problem):
-    """Raise ConfigError with this text unless a condition holds."""
-    if not is_right:
-        raise ConfigError(problem)
-
-
 def normalize_args(config, vecenv, policy):
     """Return (configuration, vectorized environment, policy) from PuffeRL's arguments.
 
@@ -1009,7 +1003,6 @@ IN_GRAPHS = ("gamma", "gae_lambda", "vtrace_rho_clip", "vtrace_c_clip", "prio_al
 MUTABLE = ("total_timesteps", "learning_rate", "anneal_lr", "min_lr_ratio", "target_kl",
            *kernels.LOSS_SETTINGS[kernels.CLIP_COEF :], "anneal_ent_coef", "bonus_coef", *IN_GRAPHS,
            "prio_beta0", "state", "log_interval", "checkpoint_interval")
-TYPES = {field.name: field.type for field in dataclasses.fields(Train)}
 
 
 class Settings(dict):
@@ -1023,11 +1016,10 @@ class Settings(dict):
 
     def __setitem__(self, name, value):
         require(name in self, f"train.{name}: {ocean.nearest(name, MUTABLE)}.")
-        if name in MUTABLE:
-            value = coerce(value, TYPES[name], f"train.{name}")
-            # the schedule of a rate or a clip may end in 0
-            if value != 0 or name not in ("learning_rate", "clip_coef", "vf_clip_coef"):
-                check_bound(f"train.{name}", value, f"train.{name}")
+        # the schedule of a rate or a clip may end in 0
+        ends_in_0 = name in ("learning_rate", "clip_coef", "vf_clip_coef") and value == 0
+        if name in MUTABLE and not ends_in_0:
+            *_, value = convert(Entry("train", name, value, f"train.{name}"), {"train": Train})
         require(value != "auto" if name in MUTABLE else value == self[name],
                 f"train.{name} = {named(value)}: this trainer was made for {named(self[name])}. "
                 "Make another one; its load_checkpoint continues this run. These may change "
