@@ -618,7 +618,7 @@ def read_settings(folder):
     path, sections = Path(folder) / "config.json", {name: {} for name in ("env", *SECTIONS)}
     try:
         saved = {"turn": 0, "launch": [], **sections, **json.loads(path.read_text())}
-        check_form(saved, {**dict.fromkeys(sections, {}), **RUN_FACTS,
+        check_form(saved, {**sections, **RUN_FACTS,
                            "train": {"total_timesteps": int | float | None}})
         return saved
     except (OSError, ValueError, TypeError, RecursionError) as error:

@@ -90,7 +90,7 @@ from configuration import (
     stem_of,
     train_settings,
 )
-from errors import exit_on_error, require
+from errors import ConfigError, exit_on_error, require  # noqa: F401  ConfigError: for scripts
 from fast import verify
 from flat_spaces import HAIR, action_bounds, leaf_kind
 

@@ -16,8 +16,8 @@ from test_pufferl import Plain, make_trainer, run_epochs
 
 import configuration
 import pufferl
-from checkpoints import load, save
 from errors import ConfigError
+from runs import load, save
 from tools import watch
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -106,7 +106,7 @@ def flip_a_bit(path):
 
 DAMAGES = {  # a word of the reason, and the damage
     "truncated at 10%": ("truncated", cut(0.1)), "truncated at 50%": ("truncated", cut(0.5)),
-    "truncated at 90%": ("truncated", cut(0.9)), "empty": ("empty", lambda p: p.write_bytes(b"")),
+    "truncated at 90%": ("truncated", cut(0.9)), "empty": ("truncated", lambda p: p.write_bytes(b"")),
     "a folder": ("folder", lambda path: remake(path, lambda path: path.mkdir())),
     "a pipe": ("file", lambda path: remake(path, os.mkfifo)), "a bit": ("checksum", flip_a_bit),
     "text": ("torch", lambda path: path.write_text("hello " * 100)),
