@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from rich.columns import Columns
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
@@ -38,7 +39,7 @@ import processes
 from arena import compile_timer
 from auto import plural
 from configuration import Base, command, resolve, solved
-from errors import ConfigError
+from errors import ConfigError, require
 
 # --------------------------------------------------------------------------------------------------
 # Loggers
@@ -63,9 +64,8 @@ def check_logger(logger):
     """Return the logger. Raises ConfigError if it lacks one of NoLogger's methods."""
     missing = [name for name in vars(NoLogger)
                if not name.startswith("_") and not callable(getattr(logger, name, None))]
-    if missing:
-        raise ConfigError(f"logger: {type(logger).__name__} has no {' and no '.join(missing)}. "
-                          "Derive it from pufferl.NoLogger, which has all four methods.")
+    require(not missing, f"logger: {type(logger).__name__} has no {' and no '.join(missing)}. "
+            "Derive it from pufferl.NoLogger, which has all four methods.")
     return logger
 
 
@@ -343,17 +343,11 @@ class Dashboard:
         grid.add_row(ProgressBar(total=max(1, trainer.total_epochs), completed=trainer.epoch))
         for _, sentence in sorted(trainer.warnings.reported.values()):
             grid.add_row(Text(sentence, "yellow"))
-        used = self.console.render_lines(grid, self.console.options.update(width=width))
-        lines = self.console.height - 2 - len(used)
-        tables, columns = tables_of(trainer), 4 if width >= 108 else 2 if width >= 54 else 1
-        for first in range(0, 4, columns):
-            row, side_by_side = tables[first : first + columns], Table.grid()
-            side_by_side.add_row(*(table(title, rows, lines) for title, rows in row))
-            if lines > 1:
-                grid.add_row(side_by_side)
-            lines -= 1 + max(len(rows) for _, rows in row)
+        grid.add_row(Columns([table(title, rows) for title, rows in tables_of(trainer)]))
+        lines = self.console.render_lines(grid, self.console.options.update(width=width))
         return Panel(grid, title=f"[bold]PuffeRL[/] {trainer.env_name}", border_style="cyan",
-                     subtitle="[dim]docs/metrics.md explains these words")
+                     subtitle="[dim]docs/metrics.md explains these words",
+                     height=min(self.console.height, len(lines) + 2))
 
     def closing(self, trainer, args, model):
         """Yield lines with the result of a training and what to type next.
@@ -474,15 +468,12 @@ def sparkline(values, width):
     return "".join("▁▂▃▄▅▆▇█"[int(height)] for height in heights)
 
 
-def table(title, rows, lines):
-    """Return a table of the panel, a rich renderable of at most `lines` lines."""
+def table(title, rows):
+    """Return a table of the panel, a rich renderable."""
     grid = Table(title=title, title_style="bold cyan", box=None, show_header=False,
                  title_justify="left", padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True, justify="right", min_width=9)
-    count = len(rows) if len(rows) < lines else max(0, lines - 2)
-    for name, value in rows[:count]:
+    for name, value in rows:
         grid.add_row(name, Text(figure(value) if isinstance(value, float) else value, "bold"))
-    if len(rows) > count:
-        grid.add_row(f"and {len(rows) - count} more", "")
     return grid

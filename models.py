@@ -238,7 +238,7 @@ class Normalizer(nn.Module):
                                                   else torch.float32))
         self.register_buffer("scale", torch.ones(size))
 
-    def is_measured_only(self, step, total_timesteps):
+    def is_warmup(self, step, total_timesteps):
         """Return whether the rollout that starts at `step` is not learnt from.
 
         It then only sets the moments. True for the first rollout.
