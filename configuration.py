@@ -810,8 +810,8 @@ def command(*words, script="pufferl.py"):
     It has the path of the Python that runs now if `python` is another one, for example outside an
     activated virtual environment.
     """
-    here, python = Path.cwd(), shutil.which("python")
-    is_same = python and Path(python).parent == Path(sys.executable).parent
+    here, python = Path.cwd(), shutil.which("python") or ""
+    is_same = Path(python).parent == Path(sys.executable).parent
     paths = [path.relative_to(here) if path.is_relative_to(here) else path
              for path in (Path("python" if is_same else sys.executable), ROOT / script)]
     return shlex.join(map(str, (*paths, *words)))
@@ -823,10 +823,9 @@ def solved(env_name, path=None):
     parser = parse_ini(path, "[solved]") if path.exists() else {}
     if "solved" not in parser:
         return None
-    entries = (Entry("solved", key, text, f"{path} [solved] {key}")
-               for key, text in parser["solved"].items())
-    known = Solved(**{key: value for _, key, value in
-                      (convert(entry, {"solved": Solved}) for entry in entries)})
+    known = Solved(**{key: convert(Entry("solved", key, text, f"{path} [solved] {key}"),
+                                   {"solved": Solved})[2]
+                      for key, text in parser["solved"].items()})
     require((known.score is None) != (known.perf is None),
             f"{path} [solved]: must have score or perf, one of them.")
     return known

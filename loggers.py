@@ -151,6 +151,12 @@ def import_package(name):
         raise ConfigError(f"--{name}: needs the package {name}. pip install {name}") from None
 
 
+def options_of(project, **options):
+    """Return a logger's options; those that are None come from all settings, if they are given."""
+    settings = project if isinstance(project, dict) else {"project": project}
+    return settings | {name: value or settings.get(name) for name, value in options.items()}
+
+
 class WandbLogger(NoLogger):
     """Weights & Biases (pip install wandb); the x axis is `global_step`.
 
@@ -162,15 +168,14 @@ class WandbLogger(NoLogger):
     def __init__(self, project="pufferl", entity=None, name=None, config=None, *, group=None,
                  tag=None, run_id=None, folder=None):
         self.wandb = import_package("wandb")
-        if isinstance(project, dict):
-            args = project
-            config = args if config is None else config
-            project, entity = args["project"], entity or args["entity"]
-            name, group, tag = name or args["env_name"], group or args["group"], tag or args["tag"]
+        args = options_of(project, entity=entity, env_name=name, group=group, tag=tag)
+        is_config = isinstance(project, dict) and config is None
         try:
             self.run = self.wandb.init(
-                project=project, entity=entity, name=name, config=config, group=group, id=run_id,
-                tags=[tag] if tag else None, dir=folder, resume="allow" if run_id else None)
+                project=args["project"], entity=args["entity"], name=args["env_name"],
+                config=project if is_config else config, group=args["group"], id=run_id,
+                tags=[args["tag"]] if args["tag"] else None, dir=folder,
+                resume="allow" if run_id else None)
         except self.wandb.errors.Error as error:
             raise ConfigError(f"Weights & Biases: {error} (WANDB_MODE=offline needs no "
                               "account)") from None
@@ -204,15 +209,14 @@ class NeptuneLogger(NoLogger):
     def __init__(self, project=None, name=None, api_token=None, *, group=None, tag=None,
                  run_id=None):
         neptune = import_package("neptune")
+        args = options_of(project, env_name=name, group=group, tag=tag)
         if isinstance(project, dict):
-            args = project
             project = f"{args['entity']}/{args['project']}" if args["entity"] else None
-            name, group, tag = name or args["env_name"], group or args["group"], tag or args["tag"]
         is_offline = os.environ.get("NEPTUNE_MODE") == "offline"  # which takes no custom_run_id
         try:
             self.run = neptune.init_run(
-                project=project, name=name, api_token=api_token,
-                tags=[text for text in (tag, group) if text], source_files=[], capture_stdout=False,
+                project=project, name=args["env_name"], api_token=api_token, source_files=[],
+                tags=[args[key] for key in ("tag", "group") if args[key]], capture_stdout=False,
                 capture_stderr=False, capture_traceback=False,
                 custom_run_id=None if is_offline else run_id)
         except neptune.exceptions.NeptuneException as error:
