@@ -299,12 +299,14 @@ class PuffeRL:
             self._update_schedules()
             self._scale_rewards()
             self._compute_all_advantages()
-            self._update_value_offset()
+            if self.reward_scale is not None:
+                self._update_value_offset()
             minibatches = self._claim_minibatches()
             for _ in range(minibatches):
                 self._minibatch_step()
             norms, sums = self._read_sums(minibatches)
-            self._update_normalizer()
+            if self.config["norm_obs"]:
+                self._update_normalizer()
         return self._end_epoch(start, norms, sums)
 
     def _minibatch_step(self):
@@ -378,7 +380,7 @@ class PuffeRL:
         It is the part of the mean value target beyond RewardScale.FAR deviations of the return.
         """
         returns, buffers = self.reward_scale, self.buffers
-        if returns is not None and returns.scale > 0:  # 0 after an infinite reward: _read_sums
+        if returns.scale > 0:  # 0 after an infinite reward, which _read_sums reports
             mean_before = returns.value_mean
             targets = torch.add(buffers.advantages, buffers.values[:-1], out=buffers.value_targets)
             moments = kernels.advantage_moments(targets, buffers.storage["valid"], None)
@@ -475,10 +477,9 @@ class PuffeRL:
 
     def _update_normalizer(self):
         """Merge the moments of this rollout's observations, of all ranks."""
-        if self.config["norm_obs"]:
-            observations, valid = (self.buffers.storage[name][: self.horizon].flatten(0, 1)
-                                   for name in ("observations", "valid"))
-            self.normalizer.merge(self.ranks.gather(self.normalizer.moments(observations, valid)))
+        observations, valid = (self.buffers.storage[name][: self.horizon].flatten(0, 1)
+                               for name in ("observations", "valid"))
+        self.normalizer.merge(self.ranks.gather(self.normalizer.moments(observations, valid)))
 
     def _end_epoch(self, start, norms, sums):
         """Count the epoch, adapt the rate, log and save if due; return the losses."""
