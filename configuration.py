@@ -24,14 +24,14 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import Literal, NamedTuple, get_args, get_origin
+from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import auto
 import emulation
 import environments
 import ocean
 import processes
-from errors import ConfigError
+from errors import ConfigError, require
 
 ROOT = Path(__file__).resolve().parent
 
@@ -355,9 +355,10 @@ class Solved:
 
 SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Eval,
             "profile": Profile}
-# What config.json has besides settings, with its type.
-RUN_FACTS = {"config_name": str, "auto": dict, "agents": int, "versions": dict, "engine": dict,
-             "launch": list, "defaults": dict, "turn": int, "sources": dict}
+# What config.json has besides settings, with its type. A type with None may be missing.
+RUN_FACTS = {"env_name": str, "config_name": str | None, "auto": dict | None, "agents": int | None,
+             "versions": dict | None, "engine": dict | None, "launch": list, "turn": int,
+             "defaults": dict | None, "sources": dict | None}
 # Settings of one run, which --resume leaves as they are.
 RUN_SETTINGS = {"load_model_path", "baseline", "resume", "data_dir"}
 SIZES = {"batch_size": "horizon", "num_iterations": "total_timesteps"}  # in place of these
@@ -422,11 +423,6 @@ def foreign_options():
 # One setting: its name, its type, its bounds
 
 
-def types_of(cls):
-    """Return {name: type} of a section's settings."""
-    return {f.name: f.type for f in dataclasses.fields(cls)}
-
-
 def full_name(section, key):
     """Return a setting's name on the command line, without the base section."""
     return key if section == "base" else f"{section}.{key}"
@@ -438,7 +434,8 @@ def translate(section, key, schema, place):
     The value is None except for a name that implies one. Raises ConfigError, with the nearest name
     in all sections of `schema`, if there is no such setting.
     """
-    if section in schema and key in types_of(schema[section]):
+    known = get_type_hints(schema[section]) if section in schema else schema
+    if section in schema and key in known:
         return section, key, None
     name, options = full_name(section, key), foreign_options()
     if name in options["renamed"]:
@@ -448,7 +445,6 @@ def translate(section, key, schema, place):
     advice = options["refused"].get(
         name, options["refused"].get(section) if section not in schema else None)
     if advice is None:
-        known = types_of(schema[section]) if section in schema else schema
         advice = (f"there is no such setting.{_suggest(key, schema, place)} There are: "
                   f"{', '.join(known)}")
     raise ConfigError(f"{place}: {advice}.")
@@ -457,7 +453,7 @@ def translate(section, key, schema, place):
 def _suggest(key, schema, place):
     """Return a question with the settings nearest to a key, if there are any."""
     names = [full_name(section, known) for section, cls in schema.items()
-             for known in types_of(cls)]
+             for known in get_type_hints(cls)]
     meanings = dict(zip(names, names, strict=True)) | foreign_options()["renamed"]
     keys = {name: name.rpartition(".")[2] for name in meanings}
     near = difflib.get_close_matches(key, keys.values(), 1)
@@ -496,18 +492,14 @@ def coerce(value, kind, place):
     raise ConfigError(f"{place} = {value!r}: must be {noun}.")
 
 
-def check_bound(name, value, place):
-    """Raise ConfigError if a setting, "section.key", cannot have this value."""
-    low, high, text = BOUND_OF.get(name, (-math.inf, math.inf, ""))
-    if text and value not in (None, "auto", EXEMPT.get(name)) and not low <= value <= high:
-        raise ConfigError(f"{place} = {value}: {text}.")
-
-
 def convert(entry, schema):
     """Return (section, key, value) of an Entry, translated, converted and checked."""
     section, key, implied = translate(entry.section, entry.key, schema, entry.place)
-    value = coerce(implied or entry.value, types_of(schema[section])[key], entry.place)
-    check_bound(f"{section}.{key}", value, entry.place)
+    value = coerce(implied or entry.value, get_type_hints(schema[section])[key], entry.place)
+    name = f"{section}.{key}"
+    low, high, text = BOUND_OF.get(name, (-math.inf, math.inf, ""))
+    require(not text or value in (None, "auto", EXEMPT.get(name)) or low <= value <= high,
+            f"{entry.place} = {value}: {text}.")
     return section, key, value
 
 
@@ -519,14 +511,13 @@ def check_names(args, *sections):
     """
     network = policy_section(args.get("policy", {}).get("name", Policy.name))
     schema = {"base": Base, **SECTIONS, "policy": network}
-    top = () if sections else args.keys() - {*SECTIONS, "env", "sweep", "env_name", *RUN_FACTS}
+    top = () if sections else args.keys() - {*SECTIONS, "env", "sweep", *RUN_FACTS}
     entries = [(section, key) for section in sections or {*SECTIONS} - {"train"}
                for key in args.get(section, ())]
     for section, key in (*(("base", key) for key in top), *entries):
         place = f"args[{key!r}]" if section == "base" else f"{section}.{key}"
         new = translate(section, key, schema, place)[:2]
-        if new != (section, key):
-            raise ConfigError(f"{place}: it is {full_name(*new)} now.")
+        require(new == (section, key), f"{place}: it is {full_name(*new)} now.")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -582,9 +573,8 @@ def read_options(argv):
     while words:
         word = words.pop(0)
         place, equals, value = word.partition("=")
-        if not word.startswith("--") or len(place) < 3:
-            raise ConfigError(f"{word!r}: expected an option, --section.key VALUE; "
-                              "--help lists them.")
+        require(word.startswith("--") and len(place) > 2,
+                f"{word!r}: expected an option, --section.key VALUE; --help lists them.")
         if not equals:
             value = True if not words or words[0].startswith("--") else words.pop(0)
         section, _, key = place[2:].replace("-", "_").rpartition(".")
@@ -605,17 +595,17 @@ def saved_entries(base, env_name):
         file = folder / "config.json"
         saved = read_settings(folder) if file.exists() else {}
     elif base["baseline"]:
-        if ini.stem != Path(name).stem:
-            raise ConfigError(f"--baseline: the policy that ships with {name} was trained without "
-                              f"{ini.name}. Use {name}, or train one.")
+        require(ini.stem == Path(name).stem,
+                f"--baseline: the policy that ships with {name} was trained without {ini.name}. "
+                f"Use {name}, or train one.")
         file, saved = "--baseline", read_baseline(name)[1]
     else:
         return
     if resume and saved:
         other = saved["env_name"]
-        if identify(other)[0] != identify(name)[0]:
-            raise ConfigError(f"--resume {path}: this is a run of {other}, not of {name}. Name "
-                              f"{other}, or use the weights alone: --load-model-path {path}.")
+        require(identify(other)[0] == identify(name)[0],
+                f"--resume {path}: this is a run of {other}, not of {name}. Name {other}, or use "
+                f"the weights alone: --load-model-path {path}.")
         saved["base"] = {key: saved[key] for key in saved.keys() - RUN_SETTINGS}
         sections += ["vec", "train", "base"]
     for section in sections:
@@ -625,19 +615,31 @@ def saved_entries(base, env_name):
 
 def read_settings(folder):
     """Return the config.json of a run's folder. Raises ConfigError for damage."""
-    path, sections = Path(folder) / "config.json", ("env", *SECTIONS)
+    path, sections = Path(folder) / "config.json", {name: {} for name in ("env", *SECTIONS)}
     try:
-        saved = json.loads(path.read_text())
-        for name, kind in {"env_name": str, **dict.fromkeys(sections, dict), **RUN_FACTS}.items():
-            if not isinstance(saved.get(name, kind()), kind):
-                raise TypeError(f"{name} is a {type(saved[name]).__name__}")
-        if not isinstance(saved.get("train", {}).get("total_timesteps", 0), int | float):
-            raise TypeError("train.total_timesteps is not a number")
-        return {"turn": 0, "launch": [], **{name: {} for name in sections}, **saved,
-                "env_name": saved["env_name"]}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        saved = {"turn": 0, "launch": [], **sections, **json.loads(path.read_text())}
+        check_form(saved, {**sections, **RUN_FACTS,
+                           "train": {"total_timesteps": int | float | None}})
+        return saved
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path}: damaged or not a run's settings ({type(error).__name__}: "
                           f"{error}). Weights in another folder load without it.") from None
+
+
+def check_form(items, form, name="it"):
+    """Raise ValueError if what a file holds under `name` does not have a form.
+
+    form: {name: type, or what a dict there holds}. A type with None may be missing; ... means every
+    name.
+    """
+    if not isinstance(items, dict):
+        raise ValueError(f"{name} is a {type(items).__name__}, not a dict")
+    for key, kind in dict.fromkeys(items, form[...]).items() if ... in form else form.items():
+        if isinstance(kind, dict):
+            check_form(items.get(key), kind, key)
+        elif not isinstance(items.get(key), kind):
+            is_there = f"holds a {type(items[key]).__name__} as" if key in items else "lacks"
+            raise ValueError(f"{name} {is_there} {key}")
 
 
 def saved_runs(data_dir, pattern="*"):
@@ -729,7 +731,7 @@ def resolve(env_name, argv=()):
                 f.name: f.default if f.metadata or policy[f.name] == before[f.name]
                 else policy[f.name] for f in dataclasses.fields(schema["policy"])}
         for entry in entries:
-            if not ignore_unknown or entry.key in types_of(schema[entry.section]):
+            if not ignore_unknown or entry.key in get_type_hints(schema[entry.section]):
                 section, key, value = convert(entry, schema)
                 values[section][key] = value
                 names.add(full_name(section, key))
@@ -768,9 +770,9 @@ def load_config(env_name, argv=()):
     args["auto"] = auto.choose_copies(maker, args["env"], args["vec"], train["total_timesteps"])
     if any(train[name] not in (None, "auto") for name in SIZES):
         train |= replace_sizes(train, count_agents(args))
-    for name in sorted(names & unused(args).keys()):
-        raise ConfigError(f"--{name.replace('_', '-')} would change nothing: {unused(args)[name]} "
-                          "does not use it. Leave it out.")
+    for name, owner in unused(args).items():
+        require(name not in names, f"--{name.replace('_', '-')} would change nothing: {owner} does "
+                "not use it. Leave it out.")
     if train["gpus"] > 1:  # processes, which this machine must hold
         import torch
 
@@ -796,9 +798,9 @@ def show_help(env_name, schema, values):
 
 def no_resume(argv):
     """Return the options of a verb; raise ConfigError if --resume is one."""
-    if any(word.partition("=")[0] == "--resume" for word in argv):
-        raise ConfigError("--resume is for train. To use a run's weights, network and "
-                          "environment, give --load-model-path.")
+    require(not any(word.partition("=")[0] == "--resume" for word in argv),
+            "--resume is for train. To use a run's weights, network and environment, give "
+            "--load-model-path.")
     return argv
 
 
@@ -819,8 +821,8 @@ def command(*words, script="pufferl.py"):
     It has the path of the Python that runs now if `python` is another one, for example outside an
     activated virtual environment.
     """
-    here, python = Path.cwd(), shutil.which("python")
-    is_same = python and Path(python).parent == Path(sys.executable).parent
+    here, python = Path.cwd(), shutil.which("python") or ""
+    is_same = Path(python).parent == Path(sys.executable).parent
     paths = [path.relative_to(here) if path.is_relative_to(here) else path
              for path in (Path("python" if is_same else sys.executable), ROOT / script)]
     return shlex.join(map(str, (*paths, *words)))
@@ -832,12 +834,11 @@ def solved(env_name, path=None):
     parser = parse_ini(path, "[solved]") if path.exists() else {}
     if "solved" not in parser:
         return None
-    entries = (Entry("solved", key, text, f"{path} [solved] {key}")
-               for key, text in parser["solved"].items())
-    known = Solved(**{key: value for _, key, value in
-                      (convert(entry, {"solved": Solved}) for entry in entries)})
-    if (known.score is None) == (known.perf is None):
-        raise ConfigError(f"{path} [solved]: must have score or perf, one of them.")
+    known = Solved(**{key: convert(Entry("solved", key, text, f"{path} [solved] {key}"),
+                                   {"solved": Solved})[2]
+                      for key, text in parser["solved"].items()})
+    require((known.score is None) != (known.perf is None),
+            f"{path} [solved]: must have score or perf, one of them.")
     return known
 
 
@@ -877,8 +878,7 @@ def train_settings(config):
     for name, value in config.items():
         entry = Entry("train", name, value, f"train.{name}")
         section, key, value = convert(entry, {"base": Base, **SECTIONS})
-        if section != "train":
-            raise ConfigError(f"train.{name}: it is {full_name(section, key)} now.")
+        require(section == "train", f"train.{name}: it is {full_name(section, key)} now.")
         settings[key] = value
     return settings
 
@@ -906,17 +906,15 @@ def replace_sizes(train, agents):
     batch, iterations, horizon = (None if train[name] == "auto" else train[name]
                                   for name in (*SIZES, "horizon"))
     if batch is not None:
-        if batch % agents or horizon not in (None, batch // agents):
-            raise ConfigError(f"train.batch_size = {batch}: must be agents × horizon, {agents} × "
-                              f"{horizon or 'a whole number'}. Leave out horizon, or set "
-                              "vec.total_agents.")
+        require(batch % agents == 0 and horizon in (None, batch // agents),
+                f"train.batch_size = {batch}: must be agents × horizon, {agents} × "
+                f"{horizon or 'a whole number'}. Leave out horizon, or set vec.total_agents.")
         horizon = batch // agents
     steps = train["total_timesteps"]
     if iterations is not None:
-        if horizon is None:
-            raise ConfigError(f"train.num_iterations = {iterations}: an iteration is agents × "
-                              "horizon steps. Give horizon or batch_size as well, or "
-                              "total_timesteps.")
+        require(horizon is not None,
+                f"train.num_iterations = {iterations}: an iteration is agents × horizon steps. "
+                "Give horizon or batch_size as well, or total_timesteps.")
         steps = iterations * agents * horizon
     return {**train, **dict.fromkeys(SIZES), "total_timesteps": steps, "horizon": horizon or "auto"}
 
@@ -949,9 +947,8 @@ def load_attribute(setting, name, others=()):
         return name
     path, suffix, attribute = str(name).rpartition(".py")
     path = Path(path + suffix)
-    if not suffix or not path.is_file():
-        raise ConfigError(f"{setting} = {name}: must be {', '.join([*others, ''])}"
-                          "path/to/file.py:name of a file that exists.")
+    require(suffix and path.is_file(), f"{setting} = {name}: must be {', '.join([*others, ''])}"
+            "path/to/file.py:name of a file that exists.")
     # a file runs once for all settings that name it, and again after an edit
     module_name = f"{path.resolve()} {path.stat().st_mtime_ns}"
     return environments.find_callable(path, attribute.removeprefix(":"), module_name, f"{setting}: ")
@@ -979,19 +976,16 @@ def find_run(path, data_dir, name, pattern=None):
     if path not in ("latest", "best"):
         return Path(path)
     pattern = pattern or MODELS[path]
-    if data_dir is None:
-        raise ConfigError(f"{path}: with --data-dir none there are no runs to look through; name "
-                          "the run's folder.")
-
+    require(data_dir is not None, f"{path}: with --data-dir none there are no runs to look "
+            "through; name the run's folder.")
     runs = [(saved["turn"], file.stat().st_mtime, folder)
             for folder, saved in saved_runs(data_dir, f"{stem_of(find_config(name)[0])}_*")
-            if identify(saved.get("config_name", saved["env_name"])) == identify(name)
+            if identify(saved.get("config_name") or saved["env_name"]) == identify(name)
             for file in folder.glob(pattern)]
-    if not runs:
-        advice = ("Train one first." if path == "latest" else
-                  "It comes once episodes have ended; latest is any model.")
-        raise ConfigError(f"{path}: there is no run of {name} with a {pattern} in "
-                          f"{Path(data_dir).resolve()}. {advice}")
+    advice = ("Train one first." if path == "latest" else
+              "It comes once episodes have ended; latest is any model.")
+    require(runs, f"{path}: there is no run of {name} with a {pattern} in "
+            f"{Path(data_dir).resolve()}. {advice}")
     return max(runs)[2]
 
 
@@ -1005,8 +999,8 @@ def find_model(path, data_dir, name):
 def find_baseline(env_name):
     """Return where the trained policy of an environment in C is, by its header."""
     maker = load_maker(env_name)
-    if not isinstance(maker, ocean.Library):
-        raise ConfigError(f"--baseline: {env_name} is not in C, and only those ship with a policy.")
+    require(isinstance(maker, ocean.Library),
+            f"--baseline: {env_name} is not in C, and only those ship with a policy.")
     return maker.header.parent / "baseline.safetensors"
 
 

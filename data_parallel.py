@@ -44,8 +44,8 @@ class Ranks:
 
     rank: its number. count: of all ranks. local_rank, local_count: on this machine. device: of the
     trainer's tensors; numpy arrays are sent from there too, because NCCL needs fewer messages than
-    gloo. seconds: spent in collective operations since take_seconds, including the wait for the
-    slowest rank. bytes: sent in sums so far.
+    gloo. collective_seconds: spent in collective operations since take_seconds, including the wait
+    for the slowest rank. bytes: sent in sums so far.
     """
 
     def __init__(self, rank=0, count=1, local_rank=0, local_count=1, control=None,
@@ -55,7 +55,7 @@ class Ranks:
         self.local_rank = local_rank
         self.local_count = local_count
         self.device = torch.device("cpu")
-        self.seconds = 0.0
+        self.collective_seconds = 0.0
         self.bytes = 0
         self.has_user_group = has_user_group  # a script's, which chose GPUs
         self._control = control  # the group for Python objects; None: torch's default one
@@ -69,11 +69,11 @@ class Ranks:
                             "answer. See its output. "
                             f"({(str(error) or type(error).__name__).splitlines()[0]})") from None
         finally:
-            self.seconds += time.perf_counter() - start
+            self.collective_seconds += time.perf_counter() - start
 
     def take_seconds(self):
         """Return the seconds in collective operations since the last call."""
-        seconds, self.seconds = self.seconds, 0.0
+        seconds, self.collective_seconds = self.collective_seconds, 0.0
         return seconds
 
     def sum(self, values):

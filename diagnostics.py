@@ -143,12 +143,10 @@ class RandomPlay:
 
         By the rank-sum test (Mann and Whitney 1947), from five standard deviations on.
         """
-        halves = []
-        for returns, count in zip(self.returns, self.count, strict=True):
-            whole, half = returns[1:count], (count - 1) // 2  # the first may begin in its middle
-            if half > 0:
-                halves.append((whole[:half], whole[-half:]))
-        early, late = (np.array([r for pair in halves for r in pair[i]]) for i in range(2))
+        halves = zip(self.returns, self.count, (self.count - 1) // 2, strict=True)
+        pairs = [(returns[1 : 1 + half], returns[count - half : count])
+                 for returns, count, half in halves]  # the first may begin in its middle
+        early, late = map(np.concatenate, zip(*pairs, strict=True))
         if not len(early) or not np.isfinite([early, late]).all():
             return None
         below, up_to = (np.searchsorted(np.sort(early), late, side) for side in ("left", "right"))

@@ -40,6 +40,12 @@ class RankError(UserError):
     """Another rank has ended or does not answer, or the ranks do not agree."""
 
 
+def require(is_right, problem):
+    """Raise ConfigError with this text unless a condition holds."""
+    if not is_right:
+        raise ConfigError(problem)
+
+
 # Files between a worker and an environment, or that make a network. In the first four only the
 # functions CALLS run a user's environment; their other functions are also called by networks.
 OURS = [str(Path(__file__).parent / f"{name}.py")

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from rich.columns import Columns
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
@@ -38,7 +39,7 @@ import processes
 from arena import compile_timer
 from auto import plural
 from configuration import Base, command, resolve, solved
-from errors import ConfigError
+from errors import ConfigError, require
 
 # --------------------------------------------------------------------------------------------------
 # Loggers
@@ -63,9 +64,8 @@ def check_logger(logger):
     """Return the logger. Raises ConfigError if it lacks one of NoLogger's methods."""
     missing = [name for name in vars(NoLogger)
                if not name.startswith("_") and not callable(getattr(logger, name, None))]
-    if missing:
-        raise ConfigError(f"logger: {type(logger).__name__} has no {' and no '.join(missing)}. "
-                          "Derive it from pufferl.NoLogger, which has all four methods.")
+    require(not missing, f"logger: {type(logger).__name__} has no {' and no '.join(missing)}. "
+            "Derive it from pufferl.NoLogger, which has all four methods.")
     return logger
 
 
@@ -151,6 +151,12 @@ def import_package(name):
         raise ConfigError(f"--{name}: needs the package {name}. pip install {name}") from None
 
 
+def options_of(project, **options):
+    """Return a logger's options; those that are None come from all settings, if they are given."""
+    settings = project if isinstance(project, dict) else {"project": project}
+    return settings | {name: value or settings.get(name) for name, value in options.items()}
+
+
 class WandbLogger(NoLogger):
     """Weights & Biases (pip install wandb); the x axis is `global_step`.
 
@@ -162,15 +168,14 @@ class WandbLogger(NoLogger):
     def __init__(self, project="pufferl", entity=None, name=None, config=None, *, group=None,
                  tag=None, run_id=None, folder=None):
         self.wandb = import_package("wandb")
-        if isinstance(project, dict):
-            args = project
-            config = args if config is None else config
-            project, entity = args["project"], entity or args["entity"]
-            name, group, tag = name or args["env_name"], group or args["group"], tag or args["tag"]
+        args = options_of(project, entity=entity, env_name=name, group=group, tag=tag)
+        is_config = isinstance(project, dict) and config is None
         try:
             self.run = self.wandb.init(
-                project=project, entity=entity, name=name, config=config, group=group, id=run_id,
-                tags=[tag] if tag else None, dir=folder, resume="allow" if run_id else None)
+                project=args["project"], entity=args["entity"], name=args["env_name"],
+                config=project if is_config else config, group=args["group"], id=run_id,
+                tags=[args["tag"]] if args["tag"] else None, dir=folder,
+                resume="allow" if run_id else None)
         except self.wandb.errors.Error as error:
             raise ConfigError(f"Weights & Biases: {error} (WANDB_MODE=offline needs no "
                               "account)") from None
@@ -204,15 +209,14 @@ class NeptuneLogger(NoLogger):
     def __init__(self, project=None, name=None, api_token=None, *, group=None, tag=None,
                  run_id=None):
         neptune = import_package("neptune")
+        args = options_of(project, env_name=name, group=group, tag=tag)
         if isinstance(project, dict):
-            args = project
             project = f"{args['entity']}/{args['project']}" if args["entity"] else None
-            name, group, tag = name or args["env_name"], group or args["group"], tag or args["tag"]
         is_offline = os.environ.get("NEPTUNE_MODE") == "offline"  # which takes no custom_run_id
         try:
             self.run = neptune.init_run(
-                project=project, name=name, api_token=api_token,
-                tags=[text for text in (tag, group) if text], source_files=[], capture_stdout=False,
+                project=project, name=args["env_name"], api_token=api_token, source_files=[],
+                tags=[args[key] for key in ("tag", "group") if args[key]], capture_stdout=False,
                 capture_stderr=False, capture_traceback=False,
                 custom_run_id=None if is_offline else run_id)
         except neptune.exceptions.NeptuneException as error:
@@ -343,17 +347,11 @@ class Dashboard:
         grid.add_row(ProgressBar(total=max(1, trainer.total_epochs), completed=trainer.epoch))
         for _, sentence in sorted(trainer.warnings.reported.values()):
             grid.add_row(Text(sentence, "yellow"))
-        used = self.console.render_lines(grid, self.console.options.update(width=width))
-        lines = self.console.height - 2 - len(used)
-        tables, columns = tables_of(trainer), 4 if width >= 108 else 2 if width >= 54 else 1
-        for first in range(0, 4, columns):
-            row, side_by_side = tables[first : first + columns], Table.grid()
-            side_by_side.add_row(*(table(title, rows, lines) for title, rows in row))
-            if lines > 1:
-                grid.add_row(side_by_side)
-            lines -= 1 + max(len(rows) for _, rows in row)
+        grid.add_row(Columns([table(title, rows) for title, rows in tables_of(trainer)]))
+        lines = self.console.render_lines(grid, self.console.options.update(width=width))
         return Panel(grid, title=f"[bold]PuffeRL[/] {trainer.env_name}", border_style="cyan",
-                     subtitle="[dim]docs/metrics.md explains these words")
+                     subtitle="[dim]docs/metrics.md explains these words",
+                     height=min(self.console.height, len(lines) + 2))
 
     def closing(self, trainer, args, model):
         """Yield lines with the result of a training and what to type next.
@@ -474,15 +472,12 @@ def sparkline(values, width):
     return "".join("▁▂▃▄▅▆▇█"[int(height)] for height in heights)
 
 
-def table(title, rows, lines):
-    """Return a table of the panel, a rich renderable of at most `lines` lines."""
+def table(title, rows):
+    """Return a table of the panel, a rich renderable."""
     grid = Table(title=title, title_style="bold cyan", box=None, show_header=False,
                  title_justify="left", padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True, justify="right", min_width=9)
-    count = len(rows) if len(rows) < lines else max(0, lines - 2)
-    for name, value in rows[:count]:
+    for name, value in rows:
         grid.add_row(name, Text(figure(value) if isinstance(value, float) else value, "bold"))
-    if len(rows) > count:
-        grid.add_row(f"and {len(rows) - count} more", "")
     return grid

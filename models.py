@@ -52,12 +52,12 @@ from torch import nn
 
 import absolute_imports  # noqa: F401  first
 import auto
-import checkpoints
 import configuration
 import data_parallel
 import emulation
 import flat_spaces
 import kernels
+import runs
 from arena import without_torch_function
 from errors import ConfigError, NetworkError
 from fast import pictures, recurrent
@@ -238,7 +238,7 @@ class Normalizer(nn.Module):
                                                   else torch.float32))
         self.register_buffer("scale", torch.ones(size))
 
-    def is_measured_only(self, step, total_timesteps):
+    def is_warmup(self, step, total_timesteps):
         """Return whether the rollout that starts at `step` is not learnt from.
 
         It then only sets the moments. True for the first rollout.
@@ -1461,7 +1461,7 @@ def load_policy(args, vecenv, env_name=""):
             policy = Normalized(env, policy)
     _shape_actions(policy, env.single_action_space, args, weights or {})
     if weights is not None:
-        check_weights(weights, policy.state_dict(), path)
+        runs.check_weights(weights, policy.state_dict(), path)
         policy.load_state_dict(weights)
     return policy
 
@@ -1532,33 +1532,6 @@ def _load_weights(args):
             name = args["env_name"]
             return configuration.find_baseline(name), configuration.read_baseline(name)[0]
         path = configuration.find_model(model, args["data_dir"], args["config_name"])
-        return path, checkpoints.load(path)
+        return path, runs.load(path)
 
     return data_parallel.connect().first(read) if model or is_baseline else (None, None)
-
-
-def check_weights(weights, expected, path):
-    """Check the weights of a file against those of a network.
-
-    Raises ConfigError that names the first one that the other lacks, or that has another shape or
-    kind of numbers, or that is not finite where the network's is.
-    """
-    def describe(tensor):
-        if not isinstance(tensor, torch.Tensor):
-            return "missing" if tensor is None else type(tensor).__name__
-        return f"{tuple(tensor.shape)} {'floats' if tensor.is_floating_point() else 'integers'}"
-
-    for name in {**weights, **expected}:
-        tensor, expected_tensor = weights.get(name), expected.get(name)
-        if describe(tensor) != describe(expected_tensor):
-            raise ConfigError(
-                f"{path} is of another network: {name} is {describe(tensor)} there and "
-                f"{describe(expected_tensor)} here. Undo the change of its class or of the env, "
-                "policy and rnn settings, or begin a new run.")
-        if isinstance(tensor, torch.Tensor):
-            is_mask = expected_tensor.isinf().any()
-            is_broken = tensor.isnan() if is_mask else ~tensor.isfinite()
-            if is_broken.any():
-                raise ConfigError(
-                    f"{path}: {int(is_broken.sum()):,} of the {tensor.numel():,} numbers in {name} "
-                    "are not finite. Use an older checkpoint, or --load-model-path best.")

@@ -247,9 +247,10 @@ def advantage(args, storage, rewards, mean, values, bootstraps, ratios):
     for t in reversed(range(len(ratios))):
         valid, not_done = storage.valid[t] != 0, 1.0 - done[t]
         rho, c = ratios[t].clamp(max=args.vtrace_rho_clip), ratios[t].clamp(max=args.vtrace_c_clip)
-        has_bootstrap = not_done * has_next_value + done[t] - terminal[t]
-        relative = rewards[t] - mean * (1 - args.gamma * has_bootstrap)
-        delta = rho * (relative + args.gamma * (not_done * next_value + bootstraps[t]) - values[t])
+        has_future_value = not_done * has_next_value + done[t] - terminal[t]
+        centered_reward = rewards[t] - mean * (1 - args.gamma * has_future_value)
+        target = centered_reward + args.gamma * (not_done * next_value + bootstraps[t])
+        delta = rho * (target - values[t])
         current_advantage = delta + args.gamma * args.gae_lambda * c * not_done * next_advantage
         advantages[t] = torch.where(valid, current_advantage, 0.0)
         # Skip a step in which the agent is inactive: carry the next step's numbers back.
@@ -276,8 +277,8 @@ def log_probability(policy, y, actions, mask):
             return logprob, entropy
         # This entropy has no closed form, so it is estimated at the sample that was drawn.
         z = ((actions - y) / normal.scale).detach()
-        entropy = entropy + log_slope(policy, y + normal.scale * z)
-        return logprob - log_slope(policy, actions), entropy
+        entropy = entropy + log_jacobian(policy, y + normal.scale * z)
+        return logprob - log_jacobian(policy, actions), entropy
     logprob, entropy = 0.0, 0.0
     y = y if mask is None else y.masked_fill(mask == 0, -1e9)
     for k, logits in enumerate(y.split(policy.heads, dim=-1)):
@@ -308,7 +309,7 @@ def squash_constants(space):
                         scale.log()]).float()
 
 
-def log_slope(policy, u):
+def log_jacobian(policy, u):
     """Return log da/du of a = middle + half * tanh(u), summed over dims.
 
     Haarnoja et al. 2018, appendix C.
@@ -470,9 +471,9 @@ def train(args, envs, policy=None):
             # in the environment's units
             target_stats.add(value_targets[valid].double() / return_stats.scale.double())
             mean = value_offset(target_stats.mean * return_stats.scale)
-        is_measured_only = (observation_stats.count == 0
+        is_warmup = (observation_stats.count == 0
                             or epoch * T * N < min(1024, args.total_timesteps / 20))
-        if not (args.norm_obs and is_measured_only):
+        if not (args.norm_obs and is_warmup):
             updates_owed += args.replay_ratio * T * N / args.minibatch_size
         count, progress = int(updates_owed + 1e-9), min(1.0, epoch * T * N / args.total_timesteps)
         updates_owed -= count  # the fraction of an update that is left waits for the next epoch

@@ -74,11 +74,11 @@ from arena import Arena, clock, compile_timer
 from auto import decide, drawn_steps, facts_of, plural
 from configuration import (
     Base,
+    Entry,
     Train,
-    check_bound,
     check_names,
-    coerce,
     command,
+    convert,
     find_run,
     has_custom_optimizer,
     load_attribute,
@@ -90,7 +90,7 @@ from configuration import (
     stem_of,
     train_settings,
 )
-from errors import ConfigError, exit_on_error
+from errors import ConfigError, exit_on_error, require  # noqa: F401  ConfigError: for scripts
 from fast import verify
 from flat_spaces import HAIR, action_bounds, leaf_kind
 
@@ -296,16 +296,19 @@ class PuffeRL:
         if not self._has_rollout:
             raise RuntimeError("train(): there is no new rollout. Call evaluate() before each "
                                "train().")
-        start = clock() - self.ranks.seconds
+        start = clock() - self.ranks.collective_seconds
         with self.engine.learning():
             self._update_schedules()
             self._scale_rewards()
             self._compute_all_advantages()
-            self._center_values()
-            minibatches = self._num_minibatches()
+            if self.reward_scale is not None:
+                self._update_value_offset()
+            minibatches = self._claim_minibatches()
             for _ in range(minibatches):
                 self._minibatch_step()
             norms, sums = self._read_sums(minibatches)
+            if self.config["norm_obs"]:
+                self._update_normalizer()
         return self._end_epoch(start, norms, sums)
 
     def _minibatch_step(self):
@@ -319,11 +322,14 @@ class PuffeRL:
         self._step_optimizer()
         self._write_back()
 
-    def _num_minibatches(self):
-        """Return how many: replay_ratio · batch_size / minibatch_size on average."""
+    def _claim_minibatches(self):
+        """Return how many are due; the fraction that is left waits for the next epoch.
+
+        On average replay_ratio · batch_size / minibatch_size, none while observations are only
+        measured.
+        """
         c = self.config
-        if c["norm_obs"] and self.normalizer.is_measured_only(self.global_step,
-                                                              c["total_timesteps"]):
+        if c["norm_obs"] and self.normalizer.is_warmup(self.global_step, c["total_timesteps"]):
             return 0
         self._minibatches_owed += c["replay_ratio"] * self.batch_size / c["minibatch_size"]
         count = int(self._minibatches_owed + 1e-9)
@@ -359,34 +365,34 @@ class PuffeRL:
         The deviation includes this rollout; otherwise the first reward after many zeros would be
         divided by almost 0.
         """
-        scale, buffers, storage = self.reward_scale, self.buffers, self.buffers.storage
+        returns, buffers, storage = self.reward_scale, self.buffers, self.buffers.storage
         rewards = storage["rewards"]
-        if scale is not None:
-            moments = scale.measure_returns(*map(buffers.on_host, ("rewards", "resets", "valid")))
-            scale.merge(scale.moments, self.ranks.gather(moments))
-            rewards = torch.mul(rewards, scale.scale, out=buffers.rewards)
-            buffers.value_mean.fill_(scale.value_mean)
+        if returns is not None:
+            moments = returns.measure_returns(*map(buffers.on_host, ("rewards", "resets", "valid")))
+            returns.merge(returns.moments, self.ranks.gather(moments))
+            rewards = torch.mul(rewards, returns.scale, out=buffers.rewards)
+            buffers.value_mean.fill_(returns.value_mean)
         if self.bonus is not None:
             bonuses = self.bonus.update(storage["observations"], storage["resets"],
                                         storage["valid"])
             torch.add(rewards, bonuses, alpha=self.config["bonus_coef"], out=buffers.rewards)
             self.statistics.bonuses.append(float(bonuses.mean()))
 
-    def _center_values(self):
+    def _update_value_offset(self):
         """Update the offset of the values; recompute the advantages if it changed.
 
         It is the part of the mean value target beyond RewardScale.FAR deviations of the return.
         """
-        scale, buffers = self.reward_scale, self.buffers
-        if scale is not None and scale.scale > 0:  # 0 after an infinite reward, see _read_sums
-            mean_before = scale.value_mean
+        returns, buffers = self.reward_scale, self.buffers
+        if returns.scale > 0:  # 0 after an infinite reward, which _read_sums reports
+            mean_before = returns.value_mean
             targets = torch.add(buffers.advantages, buffers.values[:-1], out=buffers.value_targets)
             moments = kernels.advantage_moments(targets, buffers.storage["valid"], None)
             count, total, _ = moments.tolist()
-            mean = (total / max(count, 1.0) + mean_before) / scale.scale
-            scale.merge(scale.targets, self.ranks.gather((count, mean, 0.0)))
-            if scale.value_mean != mean_before:
-                buffers.value_mean.fill_(scale.value_mean)
+            mean = (total / max(count, 1.0) + mean_before) / returns.scale
+            returns.merge(returns.targets, self.ranks.gather((count, mean, 0.0)))
+            if returns.value_mean != mean_before:
+                buffers.value_mean.fill_(returns.value_mean)
                 self._compute_all_advantages()
 
     def _compute_advantages(self, index=None):
@@ -454,7 +460,7 @@ class PuffeRL:
             self._compute_advantages(buffers.index)
 
     def _read_sums(self, minibatches):
-        """Return the gradient norms and summed statistics; merge observation moments.
+        """Return the gradient norms and summed statistics of this epoch's minibatches.
 
         Raises FloatingPointError, which names the first number that is not finite, if a norm or
         train.loss is not finite.
@@ -471,11 +477,13 @@ class PuffeRL:
                 f"epoch {self.epoch}: {cause}. Training stops{saved}.")
             error.elsewhere = self.ranks.rank > 0  # one rank prints it
             raise error
-        if self.config["norm_obs"]:
-            observations, valid = (self.buffers.storage[name][: self.horizon].flatten(0, 1)
-                                   for name in ("observations", "valid"))
-            self.normalizer.merge(self.ranks.gather(self.normalizer.moments(observations, valid)))
         return norms, sums
+
+    def _update_normalizer(self):
+        """Merge the moments of this rollout's observations, of all ranks."""
+        observations, valid = (self.buffers.storage[name][: self.horizon].flatten(0, 1)
+                               for name in ("observations", "valid"))
+        self.normalizer.merge(self.ranks.gather(self.normalizer.moments(observations, valid)))
 
     def _end_epoch(self, start, norms, sums):
         """Count the epoch, adapt the rate, log and save if due; return the losses."""
@@ -491,7 +499,7 @@ class PuffeRL:
             sums, log_due = self.ranks.end_epoch(self, sums, log_due)
         statistics.loss_sums += sums
         statistics.grad_norms += norms
-        statistics.seconds["learn"] += clock() - self.ranks.seconds - start
+        statistics.seconds["learn"] += clock() - self.ranks.collective_seconds - start
         if norms or not self.losses:
             self.losses = self._loss_means(sums, norms)
         logs = dict(self.losses)
@@ -641,11 +649,11 @@ class PuffeRL:
             count = max(count, 1.0)  # all agents may be inactive
             deviation = math.sqrt(max(0.0, squares / count - (total / count) ** 2))
             target *= min(1.0, deviation / SMALL_ADVANTAGES)
-        share = schedule(self.config, self.global_step)
-        if share <= 0.05:
+        annealing = schedule(self.config, self.global_step)
+        if annealing <= 0.05:
             return factor
         step = min(RATE_STEPS[1], max(RATE_STEPS[0], math.sqrt(target / max(kl, 1e-12))))
-        return min(RATE_FACTORS[1], RATE_MOST / share, max(RATE_FACTORS[0], factor * step))
+        return min(RATE_FACTORS[1], RATE_MOST / annealing, max(RATE_FACTORS[0], factor * step))
 
     # -- logs and checkpoints ----------------------------------------------------------------------
 
@@ -894,12 +902,6 @@ class Statistics:
                 **{f"performance/seconds_{name}": value for name, value in stages.items()}}
 
 
-def require(is_right, problem):
-    """Raise ConfigError with this text unless a condition holds."""
-    if not is_right:
-        raise ConfigError(problem)
-
-
 def normalize_args(config, vecenv, policy):
     """Return (configuration, vectorized environment, policy) from PuffeRL's arguments.
 
@@ -1013,7 +1015,6 @@ IN_GRAPHS = ("gamma", "gae_lambda", "vtrace_rho_clip", "vtrace_c_clip", "prio_al
 MUTABLE = ("total_timesteps", "learning_rate", "anneal_lr", "min_lr_ratio", "target_kl",
            *kernels.LOSS_SETTINGS[kernels.CLIP_COEF :], "anneal_ent_coef", "bonus_coef", *IN_GRAPHS,
            "prio_beta0", "state", "log_interval", "checkpoint_interval")
-TYPES = {field.name: field.type for field in dataclasses.fields(Train)}
 
 
 class Settings(dict):
@@ -1027,11 +1028,10 @@ class Settings(dict):
 
     def __setitem__(self, name, value):
         require(name in self, f"train.{name}: {ocean.nearest(name, MUTABLE)}.")
-        if name in MUTABLE:
-            value = coerce(value, TYPES[name], f"train.{name}")
-            # the schedule of a rate or a clip may end in 0
-            if value != 0 or name not in ("learning_rate", "clip_coef", "vf_clip_coef"):
-                check_bound(f"train.{name}", value, f"train.{name}")
+        # the schedule of a rate or a clip may end in 0
+        ends_in_0 = name in ("learning_rate", "clip_coef", "vf_clip_coef") and value == 0
+        if name in MUTABLE and not ends_in_0:
+            *_, value = convert(Entry("train", name, value, f"train.{name}"), {"train": Train})
         require(value != "auto" if name in MUTABLE else value == self[name],
                 f"train.{name} = {named(value)}: this trainer was made for {named(self[name])}. "
                 "Make another one; its load_checkpoint continues this run. These may change "
@@ -1330,24 +1330,25 @@ def main(argv=None):
         print(usage)
         return
     verb = argv[0]
-    if verb in TOOLS:
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            sys.exit(f"pufferl.py: {verb} runs in one process; torchrun's are for train.")
-        tool = importlib.import_module(f"tools.{TOOLS[verb]}")
-        return tool.main(argv[1:], f"pufferl.py {verb}")
-    if verb != "train":
-        known = ocean.nearest(verb, ["train", *TOOLS])
-        sys.exit(f"pufferl.py: there is no verb {verb!r}: {known}.\n{usage}")
-    if len(argv) < 2 or argv[1].startswith("-"):
-        sys.exit(f"pufferl.py train: which environment? There are: {', '.join(ocean.names())}")
     with exit_on_error("pufferl.py"):
-        args = data_parallel.connect().first(lambda: load_config(argv[1], argv[2:]))
-        gpus, count = args["train"]["gpus"], data_parallel.connect().local_count
+        require(verb in ("train", *TOOLS), f"there is no verb {verb!r}: "
+                f"{ocean.nearest(verb, ['train', *TOOLS])}.\n{usage}")
+        if verb in TOOLS:
+            require(int(os.environ.get("WORLD_SIZE", 1)) == 1,
+                    f"{verb} runs in one process; torchrun's are for train.")
+            tool = importlib.import_module(f"tools.{TOOLS[verb]}")
+            return tool.main(argv[1:], f"pufferl.py {verb}")
+        require(len(argv) > 1 and not argv[1].startswith("-"),
+                f"train: which environment? There are: {', '.join(ocean.names())}")
+        ranks = data_parallel.connect()
+        args = ranks.first(lambda: load_config(argv[1], argv[2:]))
+        gpus = args["train"]["gpus"]
         if gpus > 1 and not data_parallel.started():
             return data_parallel.launch(gpus, [__file__, *argv])
-        has_option = any(option.startswith("--train.gpus") for option in argv)
-        require(gpus == count or not has_option, f"train.gpus = {gpus}: torchrun has started "
-                f"{count} ranks on this machine. Leave it out.")
+        require(gpus == ranks.local_count
+                or not any(option.startswith("--train.gpus") for option in argv),
+                f"train.gpus = {gpus}: torchrun has started {ranks.local_count} ranks on this "
+                "machine. Leave it out.")
         train(argv[1], args)
 
 

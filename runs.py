@@ -1,4 +1,4 @@
-"""Keep what a run leaves behind: its folder, with checkpoints, and how it resumes.
+"""Keep what a run leaves behind: its folder, its checkpoints, and how it resumes.
 
     experiments/breakout_20260101-120000-a1b2c3/
         config.json             the resolved settings
@@ -6,7 +6,14 @@
         trainer_state.pt        all that a resume needs
         model_breakout_000100.pt, best_breakout.pt
 
-Loggers and the dashboard are in loggers.py, the format of the files in checkpoints.py.
+    runs.save(state, path)                      # the whole file, or the one before
+    weights = runs.load(path)                   # {name: tensor} of any state_dict
+    state = runs.load(path, runs.whole_run)     # of trainer_state.pt
+
+torch.save writes a zip file, in which each tensor and the list of names have a checksum (CRC-32).
+torch.load does not look at them; `load` does. A checkpoint is data: nothing in it is run
+(weights_only), and only the names of WHOLE_RUN are read. Loggers and the dashboard are in
+loggers.py.
 """
 
 import contextlib
@@ -16,28 +23,26 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import sys
 import sysconfig
 import time
+import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import torch
 
 import emulation
-from checkpoints import NUMBERS, load, save, whole_run
-from configuration import saved_runs
-from errors import ConfigError
+from configuration import check_form, saved_runs
+from errors import ConfigError, require
 from loggers import JsonLines
-from models import check_weights
 from processes import say, write_whole
-from vector import POLICY_INPUTS, Native
+from workers import POLICY_INPUTS
 
 # --------------------------------------------------------------------------------------------------
 # The folder of a run
-
-UNWRITABLE = ("cannot write the run's folder {}: {}. Set --data-dir to one that can be, on a disk "
-              "with room for checkpoints.")
 
 
 def lock(folder):
@@ -92,7 +97,14 @@ class Run:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
+            try:
+                self._lock = lock(self.folder)
+            except BlockingIOError:
+                raise ConfigError(f"{self.folder}: this run is still being trained, by another "
+                                  "process or a trainer that is not closed. End it (Ctrl-C saves "
+                                  "a checkpoint), then resume.") from None
+            except OSError:  # the disk has no locks
+                pass
             for part in self.folder.glob("*.part"):  # of a process that was killed
                 part.unlink()
             turns = [saved["turn"]
@@ -104,18 +116,9 @@ class Run:
             if state is not None:
                 save(state, self.folder / "trainer_state.pt")
         except OSError as error:
-            raise ConfigError(UNWRITABLE.format(self.folder, error)) from None
-
-    def _take_lock(self):
-        """Lock the folder, where the disk has locks."""
-        try:
-            self._lock = lock(self.folder)
-        except BlockingIOError:
-            raise ConfigError(f"{self.folder}: this run is still being trained, by another process "
-                              "or a trainer that is not closed. End it (Ctrl-C saves a "
-                              "checkpoint), then resume.") from None
-        except OSError:
-            pass
+            raise ConfigError(f"cannot write the run's folder {self.folder}: {error}. Set "
+                              "--data-dir to one that can be, on a disk with room for "
+                              "checkpoints.") from None
 
     def release(self):
         """Release the folder."""
@@ -166,6 +169,131 @@ class Run:
 
 
 # --------------------------------------------------------------------------------------------------
+# Files of weights and of whole runs
+
+NUMBERS = {"epoch": int, "_rollouts": int | None, "_minibatches_owed": int | float | None,
+           "_rate_factor": int | float | None, "_override_lr": int | float | None,
+           "best_score": int | float | None, "_recent": tuple | list | None}
+# As in configuration.check_form.
+WHOLE_RUN = {"model": {...: object}, "tensors": {...: torch.Tensor}, "environments": torch.Tensor,
+             "others": list, "numbers": NUMBERS, "epoch": int, "global_step": int,
+             "uptime": int | float, "config": str, "adam": dict | None,
+             "bonus": dict | None, "metadata": object}
+MAX_READ = 20  # files beside a damaged one that are tried
+
+
+def save(state, path):
+    """Write a whole file or none, by torch.save. Raises OSError."""
+    try:
+        write_whole(path, lambda file: torch.save(state, file))
+    except RuntimeError as error:
+        # torch raises a RuntimeError if a write fails; the system's error is its __context__
+        raise OSError(f"{path}: {error.__context__ or error}") from None
+
+
+def weights(items):
+    """Return the weights in a state_dict or in a whole run.
+
+    What a module's get_extra_state returned need not be a tensor.
+    """
+    if isinstance(items, dict) and {"numbers", "model"} <= items.keys():
+        items = items["model"]
+    check_form(items, {...: object})
+    tensors = {name: value for name, value in items.items()
+               if not str(name).endswith("_extra_state")}
+    check_form(tensors, {...: torch.Tensor})
+    if not tensors:
+        raise ValueError("it holds no weights")
+    return {**items, **{name: tensor.detach() for name, tensor in tensors.items()}}
+
+
+def whole_run(items):
+    """Return a trainer's state, of Snapshot, with its configuration as a dict."""
+    if isinstance(items, dict) and "numbers" not in items:
+        raise ValueError("it holds nothing of a run; weights alone are for --load-model-path")
+    check_form(items, WHOLE_RUN)
+    return {"adam": None, "bonus": None, "metadata": {}, **items,
+            "config": json.loads(items["config"])}
+
+
+def load(path, form=weights):
+    """Return what a file holds, on the CPU, in a form: `weights` or `whole_run`.
+
+    Raises ConfigError for a file that is missing, damaged or holds something else.
+    """
+    path = Path(path)
+    require(path.exists(), f"{path}: there is no such checkpoint.")
+    try:
+        return _read(path, form)
+    except ValueError as error:
+        raise ConfigError(f"{path}: damaged ({error}) or not a checkpoint"
+                          f"{_find_newest(path, form)}") from None
+
+
+def _read(path, form):
+    """Return what `load` does. Raises ValueError that says what is wrong."""
+    if not path.is_file():  # opening a pipe would wait for ever
+        raise ValueError("it is a folder" if path.is_dir() else "it is not a file")
+    try:
+        with open(path, "rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of what check_form refuses below
+            begin = file.read(4)
+            if begin == b"PK\x03\x04"[: len(begin)]:  # files of torch before 1.6 have no sums
+                broken = zipfile.ZipFile(file).testzip()
+                if broken is not None:
+                    raise ValueError(f"{broken.partition('/')[2]} does not match its checksum")
+            file.seek(0)
+            items = torch.load(file, weights_only=True, map_location="cpu")
+    except ValueError:
+        raise
+    except OSError as error:
+        raise ValueError(f"it cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # damaged bytes make both readers raise almost anything
+        foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
+        raise ValueError(f"it holds {foreign[1][:80]}, which is neither a tensor nor a plain value"
+                         if foreign else f"truncated at byte {path.stat().st_size:,}, or torch "
+                         "cannot read it") from None
+    return form(items)
+
+
+def _find_newest(path, form):
+    """Return the end of a message that names the newest whole file beside `path`."""
+    others = [other for other in path.parent.glob(f"*{path.suffix}")
+              if other.name != path.name and other.is_file()]
+    others.sort(key=lambda other: other.stat().st_mtime, reverse=True)
+    for kind, text in ((form, "one is {}"), (weights, "weights are {}, for --load-model-path")):
+        for other in others[:MAX_READ]:
+            with contextlib.suppress(ValueError):
+                _read(other, kind)
+                return f"; the newest whole {text.format(other)}."
+    return "; there is no whole one beside it."
+
+
+def check_weights(saved, expected, path):
+    """Check the weights of a file against those of a network.
+
+    Raises ConfigError that names the first one that the other lacks, or that has another shape or
+    kind of numbers, or that is not finite where the network's is.
+    """
+    def describe(tensor):
+        if not isinstance(tensor, torch.Tensor):
+            return "missing" if tensor is None else type(tensor).__name__
+        return f"{tuple(tensor.shape)} {'floats' if tensor.is_floating_point() else 'integers'}"
+
+    for name in {**saved, **expected}:
+        there, here = saved.get(name), expected.get(name)
+        require(describe(there) == describe(here),
+                f"{path} is of another network: {name} is {describe(there)} there and "
+                f"{describe(here)} here. Undo the change of its class or of the env, policy and "
+                "rnn settings, or begin a new run.")
+        if isinstance(there, torch.Tensor):  # a mask may be infinite
+            is_broken = there.isnan() if here.isinf().any() else ~there.isfinite()
+            require(not is_broken.any(),
+                    f"{path}: {int(is_broken.sum()):,} of the {there.numel():,} numbers in {name} "
+                    "are not finite. Use an older checkpoint, or --load-model-path best.")
+
+
+# --------------------------------------------------------------------------------------------------
 # Checkpoints of a whole run
 
 
@@ -194,7 +322,7 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 # bit for bit:
 #   1. Random words are a function of counters (Philox), never drawn from a generator with a state.
 #      kernels.sample has agent, step and head; kernels.draw_segments has epoch, minibatch and the
-#      place there. `_rollouts` and `epoch` are saved among checkpoints.NUMBERS.
+#      place there. `_rollouts` and `epoch` are saved among NUMBERS.
 #   2. Sums have an order. Within a kernel, blocks of fixed size are added one after the other,
 #      whichever thread made them. The gradients of several learners, and what ranks gather, are
 #      added in their order; all_reduce adds in an order that depends on the number of ranks only.
@@ -246,7 +374,7 @@ class Snapshot:
         return self.trainer.statistics if name in SCORES else self.trainer
 
     def take(self, metadata=None):
-        """Return the state, for checkpoints.save."""
+        """Return the state, for `save`."""
         trainer = self.trainer
         # Copies: the tensors are views of the arena, and torch.save writes all of
         # the memory behind a view.
@@ -324,9 +452,8 @@ class Snapshot:
         """
         args, before = self.trainer.args, saved["config"]
         optimizer = before["train"]["optimizer"]
-        if optimizer != args["train"]["optimizer"]:
-            raise ConfigError(f"{path} was trained with train.optimizer {optimizer}, which cannot "
-                              "be changed at resume.")
+        require(optimizer == args["train"]["optimizer"], f"{path} was trained with train.optimizer "
+                f"{optimizer}, which cannot be changed at resume.")
         check_weights(saved["model"], self.trainer.policy.state_dict(), path)
         if changes := difference(before, json.loads(json.dumps(args, default=str))):
             self._say(f"changed since {path} was written: {', '.join(changes)}")
@@ -400,10 +527,9 @@ def _plain(value, name):
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return torch.from_numpy(value.copy())
     value = value.item() if isinstance(value, np.generic) else value
-    if value is not None and type(value) not in (bool, int, float, complex, str, bytes,
-                                                 torch.Tensor):
-        raise ConfigError(f"{name} is a {type(value).__name__}; a checkpoint holds numbers, text, "
-                          "tensors, and lists, tuples and dicts of them.")
+    require(value is None or type(value) in (bool, int, float, complex, str, bytes, torch.Tensor),
+            f"{name} is a {type(value).__name__}; a checkpoint holds numbers, text, tensors, and "
+            "lists, tuples and dicts of them.")
     return value
 
 
@@ -421,7 +547,7 @@ def sources(policy, vecenv, *others):
         if callable(other):
             is_source = inspect.isroutine(other) or inspect.isclass(other)
             kinds.add(other if is_source else type(other))
-    if isinstance(vecenv, Native):
+    if hasattr(vecenv, "library"):
         files.add(str(vecenv.library.header))
     else:
         kinds |= {type(env) for env in emulation.within(vecenv.driver_env)} - {*emulation.WRAPPERS}

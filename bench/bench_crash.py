@@ -48,7 +48,7 @@ import psutil  # noqa: E402
 import torch  # noqa: E402
 import tyro  # noqa: E402
 
-import checkpoints  # noqa: E402
+import runs  # noqa: E402
 from tools.sweep.trials import Ledger  # noqa: E402
 
 INTERVAL = 2  # epochs between checkpoints
@@ -152,10 +152,10 @@ def check_whole(folder):
     """Check that every finished file can be read; return the number of whole runs."""
     states = list(folder.glob("**/trainer_state.pt"))
     for path in states:
-        checkpoints.load(path, checkpoints.whole_run)
+        runs.load(path, runs.whole_run)
         json.loads(path.with_name("config.json").read_text())
     for path in folder.glob("**/model_*.pt"):
-        checkpoints.load(path)
+        runs.load(path)
     return len(states)
 
 
@@ -340,7 +340,7 @@ def on_disk(here, size, logger):
             whole = check_whole(folder)
         except ValueError as error:
             return code, f"not whole: {error}"
-        epochs = [checkpoints.load(path, checkpoints.whole_run)["epoch"]
+        epochs = [runs.load(path, runs.whole_run)["epoch"]
                   for path in folder.glob("*/trainer_state.pt")]
         for wrong, label in (
                 (others, f"left running: {others}"),

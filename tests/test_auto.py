@@ -425,7 +425,7 @@ def test_what_is_only_measured():
             (300, 768, 10**9, True), (300, 1024, 10**9, False), (300, 99, 2000, True),
             (300, 100, 2000, False), (1024, 0, 10**9, False)):  # loaded, or resumed
         normalizer.count.fill_(count)
-        assert normalizer.is_measured_only(begun, steps) == expected
+        assert normalizer.is_warmup(begun, steps) == expected
 
 
 # -- networks

@@ -30,7 +30,6 @@ from gymnasium import spaces
 from trainers import make_trainer
 
 import auto
-import checkpoints
 import configuration
 import emulation
 import models
@@ -39,6 +38,7 @@ import ocean.gymnasium
 import pufferl
 import pufferlib
 import pufferlib.vector
+import runs
 import vector
 from arena import Arena
 from errors import ConfigError, EnvError, NetworkError, WorkerError
@@ -226,16 +226,16 @@ def other_observations():
 
 
 RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
-    ("trainer_state.pt", Error, "damaged (it is empty) or not a checkpoint; the newest whole "
-     "weights are", state(lambda path: path.write_bytes(b""))),
-    ("trainer_state.pt", Error, "damaged (torch cannot read it) or not a checkpoint",
+    ("trainer_state.pt", Error, "damaged (truncated at byte 0, or torch cannot read it) or not "
+     "a checkpoint; the newest whole weights are", state(lambda path: path.write_bytes(b""))),
+    ("trainer_state.pt", Error, "or torch cannot read it) or not a checkpoint",
      state(lambda path: path.write_text("hello " * 100))),
-    ("trainer_state.pt", Error, "damaged (truncated at byte 1,000, or",
+    ("trainer_state.pt", Error, "damaged (truncated at byte 1,000, or torch",
      state(lambda path: path.write_bytes(path.read_bytes()[:1000]))),
     ("trainer_state.pt", Error, "it holds nothing of a run; weights alone are for "
      "--load-model-path", state(lambda path: torch.save({"a": torch.zeros(3)}, path))),
     ("a.pt", ConfigError, "there is no whole one beside it", lambda path: (
-        torch.save([1, 2], path / "a.pt"), checkpoints.load(path / "a.pt"))),
+        torch.save([1, 2], path / "a.pt"), runs.load(path / "a.pt"))),
     ("config.json", Error, "damaged or not a run's settings",
      resume(harm=lambda folder: write(folder / "config.json", "{"))),
     ("trainer_state.pt", Error, "is of another network: encoder.weight is (8, 121) floats there and "

@@ -2,7 +2,6 @@
 what its commands make of a network."""
 
 import contextlib
-import json
 import math
 import re
 import tracemalloc
@@ -22,7 +21,6 @@ import kernels
 import models
 import ppo
 import pufferl
-import runs
 from errors import ConfigError, NetworkError, error_text
 from tools import watch
 
@@ -122,17 +120,6 @@ def test_resume_auto_is_the_latest_run_or_a_new_one(tmp_path, capsys):
         text = capsys.readouterr().out
         assert (f"resumed {tmp_path}" in text) == bool(start), text
     assert len(list(tmp_path.glob("squared_*"))) == 1
-
-
-def test_a_run_of_an_ini_file_is_found_by_that_files_name(tmp_path):
-    run = tmp_path / "drone_1"
-    run.mkdir()
-    (run / "trainer_state.pt").touch()
-    (run / "config.json").write_text(json.dumps({"config_name": "drone_race", "env_name": "drone"}))
-    options = ["--data-dir", str(tmp_path)]
-    assert pufferl.load_config("drone_race", ["--resume", "latest", *options])["resume"] == "latest"
-    assert pufferl.load_config("drone_race", ["--resume", "auto", *options])["resume"] == str(run)
-    assert pufferl.load_config("drone", ["--resume", "auto", *options])["resume"] is None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -419,41 +406,23 @@ def test_what_is_no_optimizer_or_loss_is_named(file, setting, name):
 # Statistics
 
 
-@pytest.fixture
-def statistics():
-    """Statistics of a network of one weight, 0."""
-    policy = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.zeros_(policy.weight)
-    statistics = pufferl.Statistics(1)
-    statistics.best = runs.copies(policy.state_dict())
-
-    def add(weight=None, **log):
-        if weight is not None:
-            torch.nn.init.constant_(policy.weight, weight)
+@pytest.mark.parametrize(("logs", "best", "weight", "environment"), [
+    # the best weights are those of a hundred episodes or more
+    ([{"score": 1.0, "n": 60}, {}, {"score": 3.0, "n": 60}], 2.0, 2, {"score": 2.0, "n": 120}),
+    # of equal scores the newest: if one's gain is the other's loss, the mean of all is always 0
+    ([{"score": 0.0, "n": 100}, {"score": 0.0, "n": 100}], 0.0, 1, {"score": 0.0, "n": 200}),
+    ([{"score": 0.0, "n": 100}, {"score": -0.1, "n": 100}], 0.0, 0, {"score": -0.05, "n": 200}),
+    # what is not in every log has a weight of its own
+    ([{"score": 0.0, "n": 90}, {"score": 1.0, "success": 1.0, "n": 10}, {}, {"score": 1.0, "n": 100}], 1.0, 3,
+     {"score": 110 / 200, "success": 1.0, "n": 200})])
+def test_statistics_of_episodes(logs, best, weight, environment):
+    """A network of one weight, the number of the log."""
+    policy, statistics = torch.nn.Linear(1, 1, bias=False), pufferl.Statistics(1)
+    for i, log in enumerate(logs):
+        torch.nn.init.constant_(policy.weight, i)
         statistics.add_episodes(log, policy)
-
-    statistics.add, statistics.policy = add, policy
-    return statistics
-
-
-def test_the_best_weights_are_those_of_a_hundred_episodes(statistics):
-    for log in ({"score": 1.0, "n": 60}, {}, {"score": 3.0, "n": 60}):
-        statistics.add(**log)
-    assert statistics.best_score == 2.0 and statistics.best_unsaved
-
-
-@pytest.mark.parametrize(("score", "weight"), [(0.0, 1.0), (-0.1, 0.0)])
-def test_of_equal_scores_the_newest_weights_are_the_best(statistics, score, weight):
-    """If one's gain is the other's loss, the mean of all scores is always 0."""
-    statistics.add(score=0.0, n=100)
-    statistics.add(1.0, score=score, n=100)
-    assert statistics.best["weight"].item() == weight
-
-
-def test_statistics_that_are_not_in_every_log_have_weights_of_their_own(statistics):
-    for log in ({"score": 0.0, "n": 90}, {"score": 1.0, "success": 1.0, "n": 10}, {}, {"score": 1.0, "n": 100}):
-        statistics.add(**log)
-    assert statistics.environment == pytest.approx({"score": 110 / 200, "success": 1.0, "n": 200})
+    assert statistics.best_score == best and statistics.best["weight"].item() == weight
+    assert statistics.best_unsaved and statistics.environment == pytest.approx(environment)
 
 
 # --------------------------------------------------------------------------------------------------

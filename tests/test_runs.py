@@ -2,7 +2,6 @@
 another run's policy."""
 
 import collections
-import contextlib
 import errno
 import functools
 import gc
@@ -200,54 +199,21 @@ def test_a_last_checkpoint_that_cannot_be_written_is_an_error_and_the_run_can_be
     again.release()
 
 
-@contextlib.contextmanager
-def small_disk(folder, megabytes):
-    """A file system of its own, or a skip where this user may not mount one."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"needs the right to mount a small file system: {mounted.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-# TensorBoard's writer
-@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("disk", ["full", "fails"])
-def test_a_full_disk_stops_no_training_and_keeps_the_checkpoint(tmp_path, capfd, disk):
-    """The last checkpoint loads, and later ones are written again."""
-    with contextlib.ExitStack() as stack:
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        folder = tmp_path
-        if disk == "full":
-            folder = stack.enter_context(small_disk(tmp_path / "disk", 2))
-        trainer = make_trainer(folder, checkpoint_interval=1, keep=2)
-        trainer.logger = pufferl.TensorBoardLogger(folder / "tensorboard")
-        run_epochs(trainer, 2)
-        path = trainer.run_folder / "trainer_state.pt"
-        assert torch.load(path, weights_only=True)["epoch"] == 2
-        if disk == "full":
-            with contextlib.suppress(OSError), open(folder / "filler", "wb", buffering=0) as file:
-                while file.write(b"x" * 4096):
-                    pass
-            assert os.statvfs(folder).f_bavail == 0
-        else:
-            patch.setattr(os, "fsync", no_space)
+def test_a_full_disk_stops_no_training_and_keeps_the_checkpoint(tmp_path, capfd):
+    """The last checkpoint loads, and later ones are written again. bench/bench_crash.py fills real disks."""
+    trainer = make_trainer(tmp_path, checkpoint_interval=1, keep=2)
+    run_epochs(trainer, 2)
+    path = trainer.run_folder / "trainer_state.pt"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", no_space)
         run_epochs(trainer, 3)
-        assert trainer.epoch == 5 and torch.load(path, weights_only=True)["epoch"] == 2
-        assert list(trainer.run_folder.glob("model_*.pt"))
-        assert not list(trainer.run_folder.glob("*.part"))
-        assert "checkpoint" in capfd.readouterr().err
-        patch.undo()
-        (folder / "filler").unlink(missing_ok=True)
-        run_epochs(trainer, 1)
-        assert torch.load(path, weights_only=True)["epoch"] == 6
-        steps = steps_of(trainer.run_folder)
-        assert steps == sorted(set(steps)) and steps[-1] == trainer.global_step
-        trainer.close()
+    assert trainer.epoch == 5 and torch.load(path, weights_only=True)["epoch"] == 2
+    assert len(list(trainer.run_folder.glob("model_*.pt"))) == 2
+    assert not list(trainer.run_folder.glob("*.part")) and "checkpoint" in capfd.readouterr().err
+    run_epochs(trainer, 1)
+    assert torch.load(path, weights_only=True)["epoch"] == 6
+    assert steps_of(trainer.run_folder) == [192 * epoch for epoch in range(1, 7)]
+    trainer.close()
 
 
 @pytest.mark.slow
@@ -532,7 +498,7 @@ def plant(trainer, name, epoch, t=3):
 
 
 @pytest.mark.parametrize(("name", "continuous"), [
-    ("observations", False), ("rewards", False), ("rewards", True), ("weights", True)])
+    ("observations", False), ("rewards", True), ("weights", True)])
 def test_a_planted_nan_is_named_and_the_checkpoint_left(tmp_path, name, continuous):
     trainer = make_trainer(tmp_path, env_kwargs={"continuous": continuous}, checkpoint_interval=1)
     run_epochs(trainer, 2)
@@ -548,15 +514,6 @@ def test_a_planted_nan_is_named_and_the_checkpoint_left(tmp_path, name, continuo
     trainer.release()
     assert (trainer.run_folder / "trainer_state.pt").read_bytes() == saved
     assert str(trainer.run_folder) in str(error.value)
-
-
-def test_an_inactive_agent_is_not_blamed(tmp_path):
-    trainer = make_trainer(tmp_path)
-    trainer.evaluate()
-    trainer.storage["valid"][:, 0] = 0
-    trainer.buffers.logprobs[2, [0, 5]] = math.nan
-    assert "step 2 of the rollout, of agent 5" in trainer._find_nan()[1]
-    trainer.release()
 
 
 class Poisoned(gymnasium.Env):

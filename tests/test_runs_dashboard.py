@@ -3,7 +3,6 @@
 import errno
 import io
 import math
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -71,7 +70,6 @@ def test_the_panel_has_a_curve_and_colours(width):
     assert "▁▄█" in shown and "0.95" in shown and "Updates are too large." in shown
     assert "\x1b[1;32m" in shown.split("0.96")[0][-40:], "green: it is solved"
     assert "docs/metrics.md" in shown
-    assert re.search(r"and \d+ more", shown), "many statistics do not fill the screen"
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (40, 12), (100, 30), (200, 50)])

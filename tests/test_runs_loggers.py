@@ -212,3 +212,15 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, capsys):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     log.log({"a": 4.0}, 4)
     assert steps_of(path) == [1, 4] and capsys.readouterr().err.count("metrics.jsonl") == 1
+
+
+def test_a_full_disk_ends_tensorboard_alone(tmp_path, capsys):
+    def refuse(*_):
+        raise OSError("the disk is full")
+
+    log = loggers.TensorBoardLogger(tmp_path)
+    log.writer.add_scalar = refuse
+    for step in (1, 2):
+        log.log({"a": 1.0}, step)
+    log.close()
+    assert capsys.readouterr().err.count("TensorBoard") == 1

@@ -70,7 +70,7 @@ def profile(env_name, args):
             trainer.evaluate()
             trainer.train()
 
-    while config["norm_obs"] and trainer.normalizer.is_measured_only(trainer.global_step,
+    while config["norm_obs"] and trainer.normalizer.is_warmup(trainer.global_step,
                                                                      config["total_timesteps"]):
         run_epochs(1)
     # on a GPU until the CUDA graphs are captured

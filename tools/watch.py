@@ -39,7 +39,6 @@ import torch
 
 import absolute_imports  # noqa: F401  first
 import arena
-import checkpoints
 import configuration
 import engines
 import environments
@@ -48,6 +47,7 @@ import models
 import ocean
 import processes
 import pufferl
+import runs
 from auto import plural
 from errors import ConfigError, exit_on_error
 
@@ -826,8 +826,8 @@ def ship(env_name, args):
                           "model file, of a network that ships.")
     model = configuration.find_model(args["load_model_path"], args["data_dir"], args["config_name"])
     weights = {name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous().clone()
-               for name, tensor in checkpoints.load(model).items()}
-    state = checkpoints.load(model.parent / "trainer_state.pt", checkpoints.whole_run)
+               for name, tensor in runs.load(model).items()}
+    state = runs.load(model.parent / "trainer_state.pt", runs.whole_run)
     epoch = re.search(r"_(\d+)$", model.stem)  # best_*.pt has none: the run's steps
     steps = (state["global_step"] if epoch is None
              else int(epoch[1]) * state["global_step"] // max(1, state["epoch"]))

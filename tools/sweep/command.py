@@ -21,7 +21,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_type_hints
 
 import numpy as np
 
@@ -183,7 +183,7 @@ def searched_settings(env_name, entries, options=()):
         takes = protein.SCALES.get(entry["distribution"], protein.Scale()).takes
         if takes == "nothing" or f"{section}.{key}" in fixed:
             continue
-        kind, present = configuration.types_of(schema[section])[key], args[section][key]
+        kind, present = get_type_hints(schema[section])[key], args[section][key]
         if takes == "values":
             entry["values"] = [configuration.coerce(text, kind, f"[sweep.{name}] values")
                                for text in entry.get("values", ())]
