@@ -289,7 +289,7 @@ class RewardScale:
 
     Rewards are divided by sqrt(var + 1e-8), with the variance of the discounted return of all
     agents, and are not centred (Engstrom et al. 2020). If the mean of the value targets exceeds FAR
-    such deviations, the network learns values relative to `value_mean`, the excess (the shift of
+    such deviations, the network learns values relative to `value_offset`, the excess (the shift of
     PopArt, van Hasselt et al. 2016). A step's weight falls to 1/e after WINDOW discount horizons, 1
     / (1 - gamma) steps each, because the returns change while the policy learns.
 
@@ -336,7 +336,7 @@ class RewardScale:
         return (squares / max(count, 1.0) + 1e-8) ** -0.5
 
     @property
-    def value_mean(self):
+    def value_offset(self):
         mean = float(self.targets[1]) * self.scale
         return mean - min(self.FAR, max(-self.FAR, mean))
 

@@ -155,7 +155,7 @@ def test_what_c_cannot_express_is_an_error(function, error):
 # --------------------------------------------------------------------------------------------------
 # The file
 
-DOUBLES = {"priorities", "advantage_moments", "gradient_norm", "clip", "add_bias_gradients",
+DOUBLES = {"priorities", "masked_moments", "gradient_norm", "clip", "add_bias_gradients",
            "ppo_loss_discrete", "ppo_loss_continuous", "draw_segments", "newton_schulz"}  # add up in double
 needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None,
                                  reason="there is no libnvrtc: pip install -r requirements/test.txt")

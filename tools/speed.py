@@ -82,7 +82,7 @@ def profile(env_name, args):
         # torch's profiler names its operations only
         calls = [name for name, function in vars(kernels).items() if inspect.isfunction(function)
                  and function.__module__ == "kernels" and name[0] != "_"
-                 and name not in ("widen", "narrow", "gate_to_save", "load_gates")]
+                 and name != "narrow"]
         engine = trainer.engine
         for owner, names in ((kernels, calls),
                              (engine, ("rollout", "backward", "_backward_share")),
