@@ -193,7 +193,7 @@ class Buffers:
             "ratios": ((T, N), float32), "advantages": ((T, N), float32),
             "segment_weights": ((M,), float32),
             "settings": ((len(kernels.LOSS_SETTINGS),), float32), "beta": ((1,), float32),
-            "rate": ((), float32), "found_inf": ((), float32), "value_mean": ((1,), float32),
+            "rate": ((), float32), "found_inf": ((), float32), "value_offset": ((1,), float32),
             "priorities": ((N * T // span,), float64), "cumulative": ((N * T // span,), float64),
             "moments": ((3,), float64), "index": ((M,), int64),
             "counter": ((2,), int64),  # epoch, minibatch

@@ -416,7 +416,7 @@ def find_mask(observation, info):
 # What environments return: the check of the first reset and step, and infos
 
 
-HAIR = 1e-6  # relative to a bound, or to 1: rounding alone moves a number by less
+ROUNDING_TOLERANCE = 1e-6  # relative to a bound, or to 1: rounding alone moves a number by less
 RESET = "observation", "info"  # what Gymnasium's reset and step return
 STEP = "observation", "reward", "terminated", "truncated", "info"
 
@@ -451,7 +451,7 @@ def check_returned(env, call, returned, space, shape=()):
 def check_value(env, call, space, value):
     """Raise an EnvError that says where an observation breaks its space.
 
-    A float64 passes where a float32 is declared; floats may be a HAIR outside.
+    A float64 passes where a float32 is declared; floats may be a ROUNDING_TOLERANCE outside.
     """
     for keys, _, leaf in _leaves(space):
         (dtype, shape, low, high), expected = _leaf(leaf), None
@@ -467,7 +467,8 @@ def check_value(env, call, space, value):
         elif not (np.can_cast(array.dtype, dtype, "same_kind")
                   or (dtype.kind in "ui" and array.dtype.kind in "uib")):
             expected, got = f"dtype {dtype}", array.dtype
-        elif (wrong := outside(leaf, array, slack=HAIR if dtype.kind == "f" else 0)).any():
+        elif (wrong := outside(leaf, array,
+                               slack=ROUNDING_TOLERANCE if dtype.kind == "f" else 0)).any():
             index = tuple(np.argwhere(np.atleast_1d(wrong))[0].tolist())
             got, low, high = (np.atleast_1d(np.broadcast_to(part, shape))[index]
                               for part in (array, low, high))

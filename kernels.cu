@@ -547,14 +547,14 @@ CELL bool grid_sums(double (&local)[COUNT], double *parts, int *ticket, Shared<C
 extern "C" __global__ void advantage(i64 T, i64 N, i64 count, const i64 *index, const float *values,
                                      const float *rewards, const u8 *terminals,
                                      const u8 *truncations, const float *bootstraps,
-                                     const float *ratios, const u8 *valid, const float *mean,
+                                     const float *ratios, const u8 *valid, const float *offset,
                                      float gamma, float gae_lambda, float rho_clip, float c_clip,
                                      float reward_clip, float *advantages) {
     i64 m = global_thread() / 32;
     int lane = threadIdx.x % 32;
     if (m >= count || (m > 0 && index[m - 1] == index[m])) return;  // a segment drawn twice
     i64 n = index[m];
-    float next_advantage = 0.0f, next_value = values[T * N + n], follows = 1.0f, shift = *mean;
+    float next_advantage = 0.0f, next_value = values[T * N + n], follows = 1.0f, shift = *offset;
     for (i64 end = T; end > 0; end -= 32) {
         int steps = end < 32 ? (int)end : 32;
         i64 place = (end - steps + lane) * N + n;
@@ -596,16 +596,16 @@ extern "C" __global__ void priorities(i64 T, i64 N, i64 count, const float *adva
 // -------------------------------------------------------------------------------------------------
 // Sums of a minibatch
 
-extern "C" __global__ void advantage_moments(i64 T, i64 M, i64 N, const float *advantages,
-                                             const u8 *valid, const i64 *index, double *parts,
-                                             int *ticket, double *moments) {
+extern "C" __global__ void masked_moments(i64 T, i64 M, i64 N, const float *numbers,
+                                          const u8 *valid, const i64 *index, double *parts,
+                                          int *ticket, double *moments) {
     __shared__ Shared<3> shared;
     double local[3] = {};
     for (int i = (int)global_thread(); i < (int)(T * M); i += (int)(gridDim.x * blockDim.x)) {
         i64 place = i / (int)M * N + index[i % (int)M];
         if (valid[place] == 0) continue;
-        double a = advantages[place];
-        local[0] += 1.0, local[1] += a, local[2] += a * a;
+        double x = numbers[place];
+        local[0] += 1.0, local[1] += x, local[2] += x * x;
     }
     if (grid_sums(local, parts, ticket, shared) && threadIdx.x < 3)
         moments[threadIdx.x] = shared.sums[threadIdx.x];

@@ -31,7 +31,6 @@ hgp is the output of a MinGRU layer's one linear map, (T, M, 3H): the pre-activa
 candidate state h, of the update gate g, and of the highway gate p, side by side.
 """
 
-import functools  # noqa: I001  (arena's names on few lines)
 import math
 
 import numpy as np
@@ -39,12 +38,35 @@ import torch
 from numba import njit, types
 from numba.extending import overload
 
-from fast import cuda_cpp
 from arena import (
-    FLOATS, HALF, ONE, ZERO, all_columns, as_array, cell, check_arrays, constant, distinct_driver,
-    driver, expand_log_std, f32, f64, i32, i64, on_gpu, optional_masks, optional_squash, prefetch,
-    reduction_driver, run, u8, u16, u32, u64,
+    FLOATS,
+    HALF,
+    ONE,
+    ZERO,
+    all_columns,
+    as_array,
+    cell,
+    check_arrays,
+    constant,
+    distinct_driver,
+    driver,
+    expand_log_std,
+    f32,
+    f64,
+    i32,
+    i64,
+    on_gpu,
+    optional_masks,
+    optional_squash,
+    prefetch,
+    reduction_driver,
+    run,
+    u8,
+    u16,
+    u32,
+    u64,
 )
+from fast import cuda_cpp
 
 CUDA = cuda_cpp.Module("kernels.cu", globals())  # the GPU kernels that are written in C++
 
@@ -101,6 +123,7 @@ def bfloat_of_float(x):
     return u16((bits | u32(0x00400000) if x != x else u32(bits + u32(0x8000))) >> u32(16))
 
 
+@njit(error_model="numpy")
 def widen(x):
     """Return a number read from an array as float32."""
     return float_of_bfloat(x) if isinstance(x, u16) else x
@@ -109,11 +132,6 @@ def widen(x):
 def narrow(x, array):
     """Return a number as the array's dtype, float32 or bfloat16."""
     return bfloat_of_float(x) if array.dtype == u16 else x
-
-
-@overload(widen)
-def _widen(x):
-    return (lambda x: float_of_bfloat(x)) if x == types.uint16 else (lambda x: x)
 
 
 @overload(narrow)
@@ -448,32 +466,28 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
     takes the most likely action. Raises ValueError or TypeError for a wrong shape or dtype.
     """
     n, width = outputs.shape
-    is_discrete, like = heads is not None, outputs
+    is_discrete, is_squashed, like = heads is not None, squash is not None, outputs
     parts = heads.shape[0] if is_discrete else width - 1
-    outputs, actions_array, *written, counter = check_arrays(
+    has_masks, masks = optional_masks(masks, like, 2)
+    outputs, actions_array, *written, counter, masks, heads, squash, samples, _ = check_arrays(
         "sample", outputs=(outputs, (n, width), f32),
         actions=(actions, (n, parts), i32 if is_discrete else f32),
-        logprobs=(logprobs, (n,), f32), values=(values, (n,), f32), step=(step, (1,), i64))
+        logprobs=(logprobs, (n,), f32), values=(values, (n,), f32), step=(step, (1,), i64),
+        masks=(masks, (n, width - 1) if has_masks else (1, 1), u8), heads=(heads, (parts,), i64),
+        squash=(optional_squash(squash, like), (3, parts if is_squashed else 1), f32),
+        samples=(samples if is_squashed else None if is_discrete else actions, (n, parts), f32),
+        log_std=(log_std, (n, parts) if log_std is not None and log_std.dim() > 1 else (parts,),
+                 f32))
     random = u64(seed), u64(first_agent), counter, deterministic
-    if is_discrete:
-        has_masks, masks = optional_masks(masks, like, 2)
-        masks, heads = check_arrays(
-            "sample", masks=(masks, (n, width - 1) if has_masks else (1, 1), u8),
-            heads=(heads, (parts,), i64))
-        arrays = outputs, has_masks, masks, heads, *random, actions_array, *written
-        if on_gpu(like):
-            run(_sample_discrete_cuda, n, 1, *arrays)
-        else:
-            run(_sample_discrete_lanes, n, 4 * width, *arrays,
-                np.empty((n, CHOICE_ROWS + 2 * (width - 1)), np.float32))
-        return
-    is_squashed, squash = squash is not None, optional_squash(squash, like)
-    squash, samples, _ = check_arrays(
-        "sample", squash=(squash, (3, parts if is_squashed else 1), f32),
-        samples=(samples if is_squashed else actions, (n, parts), f32),
-        log_std=(log_std, (n, parts) if log_std.dim() > 1 else (parts,), f32))
-    run(_sample_continuous_lanes, n, 12 * width, outputs, expand_log_std(log_std, (n, parts)),
-        squash, *random, samples, actions_array, *written)
+    discrete = outputs, has_masks, masks, heads, *random, actions_array, *written
+    if not is_discrete:
+        run(_sample_continuous_lanes, n, 12 * width, outputs, expand_log_std(log_std, (n, parts)),
+            squash, *random, samples, actions_array, *written)
+    elif on_gpu(like):
+        run(_sample_discrete_cuda, n, 1, *discrete)
+    else:
+        run(_sample_discrete_lanes, n, 4 * width, *discrete,
+            np.empty((n, CHOICE_ROWS + 2 * (width - 1)), np.float32))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -482,11 +496,11 @@ def sample(outputs, actions, logprobs, values, *, seed, step, first_agent=0, hea
 
 @cell
 def advantage_cell(value, reward, done, truncated, truncated_value, ratio, valid, next_advantage,
-                   next_value, has_next, mean, gamma, gae_lambda, rho_clip, c_clip, reward_clip):
+                   next_value, has_next, offset, gamma, gae_lambda, rho_clip, c_clip, reward_clip):
     """Go one step back in time: return (advantage, next_value, has_next).
 
     GAE (Schulman et al. 2016, eq. 16) with the clipped importance weights of V-trace (Espeholt et
-    al. 2018, eq. 1). Values are relative to `mean`. has_next is 1 if a value follows, 0 after an
+    al. 2018, eq. 1). Values are relative to `offset`. has_next is 1 if a value follows, 0 after an
     episode's end; `truncated`: truncated_value follows. An invalid step passes on what follows it
     unchanged, or 0 if it ends the episode.
     """
@@ -496,28 +510,24 @@ def advantage_cell(value, reward, done, truncated, truncated_value, ratio, valid
     is_bootstrapped = ONE if truncated else continues * has_next
     rho = rho_clip if ratio > rho_clip else ratio
     c = c_clip if ratio > c_clip else ratio
-    centred_reward = reward - mean * (ONE - gamma * is_bootstrapped)
-    delta = rho * (centred_reward + gamma * (continues * next_value + truncated_value) - value)
+    offset_reward = reward - offset * (ONE - gamma * is_bootstrapped)
+    delta = rho * (offset_reward + gamma * (continues * next_value + truncated_value) - value)
     advantage = delta + gamma * gae_lambda * c * continues * next_advantage
     return ((advantage if valid else continues * next_advantage),
             (value if valid else continues * next_value), (ONE if valid else continues * has_next))
 
 
+@njit(error_model="numpy")
 def column_of(index, lane):
     """Return the segment of a lane: its entry in `index`, or the lane if that is None."""
-    return u64(lane) if index is None else u64(index[lane])
-
-
-@overload(column_of)
-def _column_of(index, lane):
-    if isinstance(index, types.NoneType):
-        return lambda index, lane: u64(lane)
-    return lambda index, lane: u64(index[lane])
+    if index is None:  # numba compiles one branch only
+        return u64(lane)
+    return u64(index[lane])
 
 
 @distinct_driver
 def _advantage_lanes(begin, end, index, values, rewards, terminals, truncations, bootstraps, ratios,
-                     valid, mean, gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages,
+                     valid, offset, gamma, gae_lambda, rho_clip, c_clip, reward_clip, advantages,
                      scratch):
     # all segments, or those in `index` (sorted, or None); 256 at a time, so that what follows them
     # stays in cache
@@ -536,7 +546,7 @@ def _advantage_lanes(begin, end, index, values, rewards, terminals, truncations,
                 is_truncated = is_done & (terminals[t, n] == 0)
                 a, v, f = advantage_cell(values[t, n], rewards[t, n], is_done, is_truncated,
                                          bootstraps[t, n], ratios[t, n], is_valid,
-                                         next_advantage[i], next_value[i], has_next[i], mean[0],
+                                         next_advantage[i], next_value[i], has_next[i], offset[0],
                                          gamma, gae_lambda, rho_clip, c_clip, reward_clip)
                 next_advantage[i], next_value[i], has_next[i] = a, v, f
                 advantages[t, n] = a if is_valid else ZERO
@@ -544,7 +554,7 @@ def _advantage_lanes(begin, end, index, values, rewards, terminals, truncations,
 
 def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid, advantages, *,
               gamma, gae_lambda, rho_clip=1.0, c_clip=1.0, reward_clip=math.inf, index=None,
-              mean=None):
+              offset=None):
     """Write the advantages of all segments, or of the columns `index`.
 
     values (T+1, N), row T bootstraps; rewards, bootstraps (V of a truncated step's final
@@ -552,36 +562,33 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
     (T+1, N) uint8; index (M,) int64, sorted. With n_t = 1 - done_t and f_t = 1 if a value follows
     (V_{t+1} or bootstraps_t), else 0:
 
-        R_t = r_t - mean · (1 - gamma · f_t) + gamma · (n_t · V_{t+1} + bootstraps_t)
+        R_t = r_t - offset · (1 - gamma · f_t) + gamma · (n_t · V_{t+1} + bootstraps_t)
         delta_t = min(ratio_t, rho_clip) · (R_t - V_t)
         A_t = delta_t + gamma · gae_lambda · min(ratio_t, c_clip) · n_t · A_{t+1}
 
-    values and bootstraps are relative to `mean`, float32 (1,), default 0: the result is the
-    advantages of mean + values without their rounding (a shift as in van Hasselt et al. 2016). An
+    values and bootstraps are relative to `offset`, float32 (1,), default 0: the result is the
+    advantages of offset + values without their rounding (a shift as in van Hasselt et al. 2016). An
     invalid step gets 0 and passes the A and V that follow it to the preceding step. `reward_clip`
     clamps r alone. Raises ValueError or TypeError for a wrong shape or dtype.
     """
-    T, N = rewards.shape
-    mean = constant(("no mean",), values, lambda: torch.zeros(1)) if mean is None else mean
-    *rollout, mean, advantages_array = check_arrays(
-        "advantage", values=(values, (T + 1, N), f32), rewards=(rewards, (T, N), f32),
-        terminals=(terminals, (T, N), u8), truncations=(truncations, (T, N), u8),
-        bootstraps=(bootstraps, (T, N), f32), ratios=(ratios, (T, N), f32),
-        valid=(valid, (T + 1, N), u8), mean=(mean, (1,), f32),
-        advantages=(advantages, (T, N), f32))
-    arrays = (*rollout, mean, f32(gamma), f32(gae_lambda), f32(rho_clip), f32(c_clip),
-              f32(reward_clip), advantages_array)
-    is_cuda = on_gpu(values)
-    if index is None and is_cuda:
-        index = all_columns(N, values)
+    (T, N), is_cuda = rewards.shape, on_gpu(values)
+    index = all_columns(N, values) if index is None and is_cuda else index
     lanes = N if index is None else index.shape[0]
-    if index is not None:
-        index, = check_arrays("advantage", index=(index, (lanes,), i64))
+    if offset is None:
+        offset = constant(("no offset",), values, lambda: torch.zeros(1))
+    index, *rollout, advantages = check_arrays(
+        "advantage", index=(index, (lanes,), i64), values=(values, (T + 1, N), f32),
+        rewards=(rewards, (T, N), f32), terminals=(terminals, (T, N), u8),
+        truncations=(truncations, (T, N), u8), bootstraps=(bootstraps, (T, N), f32),
+        ratios=(ratios, (T, N), f32), valid=(valid, (T + 1, N), u8), offset=(offset, (1,), f32),
+        advantages=(advantages, (T, N), f32))
+    arrays = (index, *rollout, *map(f32, (gamma, gae_lambda, rho_clip, c_clip, reward_clip)),
+              advantages)
     if is_cuda:
-        CUDA.launch("advantage", -(-lanes // 8), 256, T, N, lanes, index, *arrays)
-        return
-    run(_advantage_lanes, lanes, (1 if index is None else 4) * T, index, *arrays,
-        np.empty((3, lanes), np.float32))
+        CUDA.launch("advantage", -(-lanes // 8), 256, T, N, lanes, *arrays)
+    else:
+        run(_advantage_lanes, lanes, (1 if index is None else 4) * T, *arrays,
+            np.empty((3, lanes), np.float32))
 
 
 @driver
@@ -655,14 +662,11 @@ def priorities(advantages, valid, priorities, *, alpha, index=None):
     without a valid step.
     """
     (T, N), is_cuda = advantages.shape, on_gpu(priorities)
-    if index is None and is_cuda:
-        index = all_columns(N, advantages)
+    index = all_columns(N, advantages) if index is None and is_cuda else index
     lanes = N if index is None else index.shape[0]
-    if index is not None:
-        index, = check_arrays("priorities", index=(index, (lanes,), i64))
-    advantages, valid, result = check_arrays(
+    advantages, valid, index, result = check_arrays(
         "priorities", advantages=(advantages, (T, N), f32), valid=(valid, (-T, N), u8),
-        priorities=(priorities, (N,), f64))
+        index=(index, (lanes,), i64), priorities=(priorities, (N,), f64))
     arrays = advantages, valid, float(alpha), index, result
     if is_cuda:
         CUDA.launch("priorities", -(-lanes // 8), 256, T, N, lanes, *arrays)
@@ -930,6 +934,7 @@ def mingru_step(hgp, x, state, resets, valid, out):
         out=(out, (M, H), FLOATS)))
 
 
+@njit(error_model="numpy")
 def gate_to_save(gate, preactivation):
     """Return what the scan saves for its gradient.
 
@@ -938,23 +943,10 @@ def gate_to_save(gate, preactivation):
     return preactivation if isinstance(preactivation, u16) else gate
 
 
+@njit(error_model="numpy")
 def load_gates(h, g, p):
     """Return the gates for the backward pass, from what gate_to_save saved."""
     return mingru_gates_cell(widen(h), widen(g), widen(p)) if isinstance(h, u16) else (h, g, p)
-
-
-@overload(gate_to_save)
-def _gate_to_save(gate, preactivation):
-    if preactivation == types.uint16:
-        return lambda gate, preactivation: preactivation
-    return lambda gate, preactivation: gate
-
-
-@overload(load_gates)
-def _load_gates(h, g, p):
-    if h == types.uint16:
-        return lambda h, g, p: mingru_gates_cell(widen(h), widen(g), widen(p))
-    return lambda h, g, p: (h, g, p)
 
 
 PREFETCH_STEPS = 8  # how many steps ahead a scan on a CPU prefetches
@@ -1004,28 +996,24 @@ def mingru_scan(hgp, x, states, resets, valid, out, *, gates=None, index=None, s
     """
     (T, M, H), N, like = x.shape, resets.shape[1], x
     index = all_columns(N, x) if index is None else index
-    arrays = check_arrays(
+    kind = u16 if hgp.dtype == torch.bfloat16 else f32
+    *arrays, gate_array, initial = check_arrays(
         "mingru_scan", hgp=(hgp, (T, M, 3 * H), FLOATS), x=(x, (T, M, H), FLOATS),
         states=(states, (T + 1, M, H), f32), resets=(resets, (-T, N), u8),
         valid=(valid, (-T, N), u8), index=(index, (-(start + M),), i64),
-        out=(out, (T, M, H), FLOATS))
+        out=(out, (T, M, H), FLOATS), gates=(hgp if gates is None else gates, (T, M, 3 * H), kind),
+        initial=(initial, (N, H), f32))
     arrays.insert(6, start)
-    gate_array = arrays[0]
-    if gates is not None:
-        kind = gate_array.dtype.type
-        gate_array, = check_arrays("mingru_scan", gates=(gates, (T, M, 3 * H), kind))
-    if initial is not None:
-        initial, = check_arrays("mingru_scan", initial=(initial, (N, H), f32))
-    if not on_gpu(like):
-        if initial is not None:
-            np.take(initial, arrays[5][start : start + M], axis=0, out=arrays[2][0])
-        run(_mingru_scan_lanes, M, T * H, *arrays, gate_array, np.empty((M, H), np.float32))
+    has_initial = initial is not None
+    if on_gpu(like):
+        if gates is not None:
+            gates.copy_(hgp)
+        _launch_scan("mingru_scan", T, M, N, H, (*arrays[:7], initial if has_initial else arrays[2],
+                                                 has_initial, arrays[7]))
         return
-    if gates is not None:
-        gates.copy_(hgp)
-    has_states = initial is None
-    _launch_scan("mingru_scan", T, M, N, H, (*arrays[:7], arrays[2] if has_states else initial,
-                                             not has_states, arrays[7]))
+    if has_initial:
+        np.take(initial, arrays[5][start : start + M], axis=0, out=arrays[2][0])
+    run(_mingru_scan_lanes, M, T * H, *arrays, gate_array, np.empty((M, H), np.float32))
 
 
 # from this many channels (segments × H) on, a GPU thread has two
@@ -1117,16 +1105,16 @@ SUMS = len(LOSS_SUMS)
 
 
 @reduction_driver
-def _advantage_moments(begin, end, advantages, valid, index, row_sums):
+def _masked_moments(begin, end, numbers, valid, index, row_sums):
     for t in range(begin, end):
         count, total, squares = 0.0, 0.0, 0.0
         for m in range(len(index)):
             n = u64(index[m])
             is_valid = valid[t, n] != 0
-            a = np.float64(advantages[t, n]) if is_valid else 0.0
+            x = np.float64(numbers[t, n]) if is_valid else 0.0
             count += 1.0 if is_valid else 0.0
-            total += a
-            squares += a * a
+            total += x
+            squares += x * x
         row_sums[t, 0], row_sums[t, 1], row_sums[t, 2] = count, total, squares
 
 
@@ -1153,25 +1141,25 @@ def _sums_of_blocks(like, count, tickets=1):
     return as_array(sums), as_array(tickets)
 
 
-def advantage_moments(advantages, valid, index, moments=None):
-    """Write and return the count, sum and sum of squares of advantages.
+def masked_moments(numbers, valid, index, moments=None):
+    """Write and return the count, sum and sum of squares of numbers (T, N).
 
     moments (3,) float64, over the valid steps of the segments `index` (of all if None). The loss
-    normalises advantages by them; several ranks add theirs up first.
+    normalises advantages by theirs, which several ranks add up first.
     """
-    T, N = advantages.shape
-    index = all_columns(N, advantages) if index is None else index
+    T, N = numbers.shape
+    index = all_columns(N, numbers) if index is None else index
     if moments is None:
-        moments = torch.empty(3, dtype=torch.float64, device=advantages.device)
+        moments = torch.empty(3, dtype=torch.float64, device=numbers.device)
     M = index.shape[0]
     *arrays, result = check_arrays(
-        "advantage_moments", advantages=(advantages, (T, N), f32), valid=(valid, (-T, N), u8),
+        "masked_moments", numbers=(numbers, (T, N), f32), valid=(valid, (-T, N), u8),
         index=(index, (M,), i64), moments=(moments, (3,), f64))
-    if on_gpu(advantages):
-        _launch_sum("advantage_moments", T * M, 3, advantages, (T, M, N), (result,), *arrays)
+    if on_gpu(numbers):
+        _launch_sum("masked_moments", T * M, 3, numbers, (T, M, N), (result,), *arrays)
         return moments
     row_sums = np.zeros((T, 3))
-    run(_advantage_moments, T, 3 * M, *arrays, row_sums)
+    run(_masked_moments, T, 3 * M, *arrays, row_sums)
     result[:] = row_sums.sum(0)
     return moments
 
@@ -1193,7 +1181,7 @@ def _normalisation(begin, end, moments, settings):
 def normalisation(moments, settings):
     """Write what normalises a minibatch's losses into settings.
 
-    moments: advantage_moments' (count, sum, squares). The first four of settings (LOSS_SETTINGS,)
+    moments: masked_moments' (count, sum, squares). The first four of settings (LOSS_SETTINGS,)
     become the mean, 1/(std + 1e-8), 1/count and vf_coef / max(1, std / vf_error_bound)^1.5. The std
     is that of the value errors too, because an advantage is target - old value.
     """
@@ -1489,7 +1477,7 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     grad_log_std (T, M, A). Added to: sums (LOSS_SUMS,) float64.
 
         policy: mean max(-A'·ratio, -A'·clip(ratio, 1 ± clip_coef)),
-                A' = weight · (A - mean) · scale
+                A' = weight · (A - advantage_mean) · advantage_scale
         value:  ½ mean max((v-R)², (V + clip(v-V, ± vf_clip_coef) - R)²),  R = A + V
         total = policy + vf_coef · value - ent_coef · entropy
 
@@ -1498,50 +1486,43 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
     fixed. Raises ValueError or TypeError for a wrong shape or dtype.
     """
     (T, M, width), N, B = outputs.shape, logprobs.shape[1], weights.shape[0]
-    is_discrete, like, is_cuda = heads is not None, outputs, on_gpu(outputs)
-    count = heads.shape[0] if is_discrete else width - 1
+    is_discrete, is_squashed, like = heads is not None, squash is not None, outputs
+    is_wide = log_std is not None and log_std.dim() > 1
+    count, shape = heads.shape[0] if is_discrete else width - 1, (T, M, width - 1)
     index = all_columns(N, outputs) if index is None else index
-    outputs, grad, index, actions, *arrays, sum_array = check_arrays(
-        "ppo_loss", outputs=(outputs, (T, M, width), f32), grad=(grad, (T, M, width), f32),
-        index=(index, (-(start + M),), i64),
-        actions=(actions, (T, N, count), i32 if is_discrete else f32),
-        logprobs=(logprobs, (T, N), f32), values=(values, (-T, N), f32),
-        advantages=(advantages, (T, N), f32), weights=(weights, (-(start + M),), f32),
-        valid=(valid, (-T, N), u8), settings=(settings, (len(LOSS_SETTINGS),), f32),
-        new_values=(new_values, (T, B), f32), ratios=(ratios, (T, B), f32),
-        sums=(sums, (SUMS,), f64))
-    rollout, written = arrays[:6], arrays[6:]
-    parts = None if is_cuda else np.zeros((M if is_discrete else T, SUMS))
-    launch = functools.partial(_launch_sum, "ppo_loss_discrete" if is_discrete
-                               else "ppo_loss_continuous", T * M, SUMS, like,
-                               (T, M, N, B, width, start), (sum_array,))
+    has_masks, masks = optional_masks(masks, like, 3)
+    outputs, index, masks, heads, squash, _, *rollout, grad, grad_log_std, new, ratios, sums_array = (
+        check_arrays(
+            "ppo_loss", outputs=(outputs, (T, M, width), f32),
+            index=(index, (-(start + M),), i64),
+            masks=(masks, (-T, N, width - 1) if has_masks else (1, 1, 1), u8),
+            heads=(heads, (count,), i64),
+            squash=(optional_squash(squash, like), (3, width - 1 if is_squashed else 1), f32),
+            log_std=(log_std, shape if is_wide else shape[-1:], f32),
+            actions=(actions, (T, N, count), i32 if is_discrete else f32),
+            logprobs=(logprobs, (T, N), f32), values=(values, (-T, N), f32),
+            advantages=(advantages, (T, N), f32), weights=(weights, (-(start + M),), f32),
+            valid=(valid, (-T, N), u8), settings=(settings, (len(LOSS_SETTINGS),), f32),
+            grad=(grad, (T, M, width), f32), grad_log_std=(grad_log_std, shape, f32),
+            new_values=(new_values, (T, B), f32), ratios=(ratios, (T, B), f32),
+            sums=(sums, (SUMS,), f64)))
     if is_discrete:
-        has_masks, masks = optional_masks(masks, like, 3)
-        masks, heads = check_arrays(
-            "ppo_loss", masks=(masks, (-T, N, width - 1) if has_masks else (1, 1, 1), u8),
-            heads=(heads, (count,), i64))
-        if is_cuda:
-            launch(count, has_masks, outputs, index, masks, heads, actions, *rollout, grad,
-                   *written)
-            return
-        work = np.empty((M, LOSS_ROWS + 3 * (width - 1), T), np.float32)  # a thread uses one of M
-        run(_ppo_loss_discrete_lanes, M, 16 * T * width, outputs, index, start, has_masks, masks,
-            heads, actions, *rollout, grad, *written, parts, work)
+        name, numbers = "ppo_loss_discrete", (count, has_masks)
+        arrays = masks, heads, *rollout, grad, new, ratios
     else:
-        is_wide, is_squashed = log_std.dim() > 1, squash is not None
-        shape = T, M, width - 1
-        squash, grad_log_std, _ = check_arrays(
-            "ppo_loss", squash=(optional_squash(squash, like),
-                                (3, width - 1 if is_squashed else 1), f32),
-            grad_log_std=(grad_log_std, shape, f32),
-            log_std=(log_std, shape if is_wide else shape[-1:], f32))
-        log_std = expand_log_std(log_std, shape)
-        if is_cuda:
-            launch(width - 1 if is_wide else 0, squash.shape[1], outputs, index, log_std, squash,
-                   actions, *rollout, grad, grad_log_std, *written)
-            return
-        run(_ppo_loss_continuous, T, 30 * M * width, outputs, index, start, log_std, squash,
-            actions, *rollout, grad, grad_log_std, *written, parts)
+        name, numbers = "ppo_loss_continuous", (width - 1 if is_wide else 0, squash.shape[1])
+        arrays = (expand_log_std(log_std, shape), squash, *rollout, grad, grad_log_std, new, ratios)
+    if on_gpu(like):
+        _launch_sum(name, T * M, SUMS, like, (T, M, N, B, width, start, *numbers), (sums_array,),
+                    outputs, index, *arrays)
+        return
+    parts = np.zeros((M if is_discrete else T, SUMS))
+    if is_discrete:
+        work = np.empty((M, LOSS_ROWS + 3 * (width - 1), T), np.float32)  # a thread uses one of M
+        run(_ppo_loss_discrete_lanes, M, 16 * T * width, outputs, index, start, has_masks, *arrays,
+            parts, work)
+    else:
+        run(_ppo_loss_continuous, T, 30 * M * width, outputs, index, start, *arrays, parts)
     sums += torch.as_tensor(parts.sum(0))
 
 
@@ -1641,49 +1622,37 @@ def nesterov_cell(gradient, momentum_buffer, momentum):
     return buffer, gradient + momentum * buffer
 
 
+# A GPU multiplies small matrices in a padded copy: places[i] is where weight i's update is in
+# `work`, negative if it stays in `updates`. numba compiles only the branch of places' type.
+
+
 @driver
-def _nesterov_lanes(begin, end, gradients, buffers, updates, scalars):
+def _nesterov_lanes(begin, end, gradients, buffers, updates, scalars, places, work):
     scale, momentum = scalars[SCALE], scalars[MOMENTUM]
     if scale == scale:  # false for NaN: then a gradient is not finite, and nothing changes
         g, m, u = gradients[begin:end], buffers[begin:end], updates[begin:end]
         for i in range(len(g)):
-            buffer, update = nesterov_cell(g[i] * scale, m[i], momentum)
-            m[i] = buffer
-            u[i] = update
-
-
-@driver
-def _nesterov_cuda(begin, end, gradients, buffers, updates, scalars, places, work):
-    scale, momentum = scalars[SCALE], scalars[MOMENTUM]
-    if scale == scale:
-        for i in range(begin, end):
-            buffers[i], update = nesterov_cell(gradients[i] * scale, buffers[i], momentum)
-            if places[i] < 0:
-                updates[i] = update
+            m[i], update = nesterov_cell(g[i] * scale, m[i], momentum)
+            if places is None or places[begin + i] < 0:
+                u[i] = update
             else:
-                work[places[i]] = update
-
-
-CREW = 256  # threads of a block of policy_step and newton_schulz
-STRIP, ACROSS = 16, 32  # rows and columns of a tile of newton_schulz
+                work[places[begin + i]] = update
 
 
 @driver
-def _apply_cuda(begin, end, weights, updates, scalars, places, scales, work):
-    scale, decay, learning_rate = scalars[SCALE], scalars[DECAY], scalars[RATE]
-    if scale == scale:
-        for i in range(begin, end):
-            update = updates[i] if places[i] < 0 else work[places[i]] * scales[i]
-            weights[i] = weights[i] * decay - learning_rate * update
-
-
-@driver
-def _apply_lanes(begin, end, weights, updates, scalars):
+def _apply_lanes(begin, end, weights, updates, scalars, places, scales, work):
     scale, decay, learning_rate = scalars[SCALE], scalars[DECAY], scalars[RATE]
     if scale == scale:
         w, u = weights[begin:end], updates[begin:end]
         for i in range(len(w)):
-            w[i] = w[i] * decay - learning_rate * u[i]
+            update = u[i]
+            if places is not None and places[begin + i] >= 0:
+                update = work[places[begin + i]] * scales[begin + i]
+            w[i] = w[i] * decay - learning_rate * update
+
+
+CREW = 256  # threads of a block of policy_step and newton_schulz
+STRIP, ACROSS = 16, 32  # rows and columns of a tile of newton_schulz
 
 
 def gradient_norm(flat):

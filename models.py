@@ -289,7 +289,7 @@ class RewardScale:
 
     Rewards are divided by sqrt(var + 1e-8), with the variance of the discounted return of all
     agents, and are not centred (Engstrom et al. 2020). If the mean of the value targets exceeds FAR
-    such deviations, the network learns values relative to `value_mean`, the excess (the shift of
+    such deviations, the network learns values relative to `value_offset`, the excess (the shift of
     PopArt, van Hasselt et al. 2016). A step's weight falls to 1/e after WINDOW discount horizons, 1
     / (1 - gamma) steps each, because the returns change while the policy learns.
 
@@ -331,13 +331,13 @@ class RewardScale:
         merge_moments(moments[0], moments[1], moments[2], rank_moments)
 
     @property
-    def scale(self):
+    def factor(self):
         count, _, squares = self.moments.tolist()
         return (squares / max(count, 1.0) + 1e-8) ** -0.5
 
     @property
-    def value_mean(self):
-        mean = float(self.targets[1]) * self.scale
+    def value_offset(self):
+        mean = float(self.targets[1]) * self.factor
         return mean - min(self.FAR, max(-self.FAR, mean))
 
 
@@ -453,7 +453,7 @@ class Bonus(nn.Module):
         bonuses = (novelty.view(T, N) * counted).float()
         rollout = bonuses.cpu(), torch.zeros_like(resets, device="cpu"), valid.cpu()
         self.scale.merge(self.scale.moments, [self.scale.measure_returns(*rollout)])
-        return bonuses * self.scale.scale
+        return bonuses * self.scale.factor
 
 
 # --------------------------------------------------------------------------------------------------

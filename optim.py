@@ -150,8 +150,9 @@ class Muon:
             for name, shape in (("x", wide), ("y", wide), ("s", square), ("p", square)):
                 arena.register(f"muon/{rows}x{columns}/{name}", (len(members), *shape),
                                group="muon")
-        arena.register("muon/scalars", (4,))  # clip's scale, momentum, decay, learning rate
-        self._is_batched = batched and bool(shapes)
+        # clip's scale, momentum, decay, learning rate
+        arena.register("muon/scalars", (4,), group="muon")
+        self._is_batched = batched
         self._groups = None
         self.frozen = []
 
@@ -190,11 +191,14 @@ class Muon:
         groups = "gradients", "momentum", "updates", "weights"
         flats = [self.arena.flat(group) for group in groups]
         self._gradients, self._scalars = flats[0], self.arena["muon/scalars"]
-        flats += self._bind_batched() if self._is_batched else ()
+        batch = self._bind_batched() if self._is_batched else ()
         if self._matrices:
             self._lanes = self._bind_matrices(flats[2])
         slices = self.arena.without("weights", self.frozen)
-        self._parts = [[as_array(flat[part]) for flat in flats] for part in slices]
+        # (gradients, momentum, updates, weights, places, results, scales): None if not batched
+        self._parts = [[as_array(flat[part]) for flat in (*flats, *batch)] + [None] * (3 - len(batch))
+                       for part in slices]
+        self._work = as_array(self.arena.flat("muon")) if self._is_batched else None
 
     def _bind_matrices(self, updates):
         """Return the arguments of `run` for _orthogonalise_lanes.
@@ -262,30 +266,23 @@ class Muon:
             decay = 1.0 - learning_rate * self.weight_decay
             scale = min(1.0, self.max_grad_norm / (norm + 1e-6))
             scalars[:] = scale, self.momentum, decay, learning_rate
-        if self._is_batched:
-            work = as_array(self.arena.flat("muon"))
-            for gradients, momentum, updates, _, places, *_ in self._parts:
-                run(kernels._nesterov_cuda, len(places), 1, gradients, momentum, updates, scalars,
-                    places, work)
-            for matrices, _ in self._groups:
-                self._orthogonalise_batched(*matrices)
-            for _, _, updates, weights, _, results, scales in self._parts:
-                run(kernels._apply_cuda, len(results), 1, weights, updates, scalars, results,
-                    scales, work)
-            return norm
-        for gradients, momentum, updates, _ in self._parts:
-            run(kernels._nesterov_lanes, len(updates), 1, gradients, momentum, updates,
-                scalars)
+        for gradients, momentum, updates, _, places, *_ in self._parts:
+            run(kernels._nesterov_lanes, len(updates), 1, gradients, momentum, updates, scalars,
+                places, self._work)
         if self._matrices:
             run(_orthogonalise_lanes, *self._lanes)
-        for (x, y, gram, polynomial), matrices in self._groups:
-            for normalised, (matrix, _) in zip(x, matrices, strict=True):
+        for work, matrices in self._groups:
+            if self._is_batched:
+                self._orthogonalise_batched(*work)
+                continue
+            for normalised, (matrix, _) in zip(work[0], matrices, strict=True):
                 torch.div(matrix, torch.linalg.vector_norm(matrix) + 1e-7, out=normalised)
-            self._orthogonalise(x, y, gram, polynomial)
-            for orthogonal, (matrix, scale) in zip(y, matrices, strict=True):
+            self._orthogonalise(*work)
+            for orthogonal, (matrix, scale) in zip(work[1], matrices, strict=True):
                 torch.mul(orthogonal, scale, out=matrix)
-        for _, _, updates, weights in self._parts:
-            run(kernels._apply_lanes, len(weights), 1, weights, updates, scalars)
+        for _, _, updates, weights, _, results, scales in self._parts:
+            run(kernels._apply_lanes, len(weights), 1, weights, updates, scalars, results, scales,
+                self._work)
         return norm
 
     def _clip(self, learning_rate, found_inf):

@@ -92,7 +92,7 @@ from configuration import (
 )
 from errors import ConfigError, exit_on_error, require  # noqa: F401  ConfigError: for scripts
 from fast import verify
-from flat_spaces import HAIR, action_bounds, leaf_kind
+from flat_spaces import ROUNDING_TOLERANCE, action_bounds, leaf_kind
 
 # for scripts too
 from loggers import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401
@@ -365,13 +365,13 @@ class PuffeRL:
         The deviation includes this rollout; otherwise the first reward after many zeros would be
         divided by almost 0.
         """
-        returns, buffers, storage = self.reward_scale, self.buffers, self.buffers.storage
+        scale, buffers, storage = self.reward_scale, self.buffers, self.buffers.storage
         rewards = storage["rewards"]
-        if returns is not None:
-            moments = returns.measure_returns(*map(buffers.on_host, ("rewards", "resets", "valid")))
-            returns.merge(returns.moments, self.ranks.gather(moments))
-            rewards = torch.mul(rewards, returns.scale, out=buffers.rewards)
-            buffers.value_mean.fill_(returns.value_mean)
+        if scale is not None:
+            moments = scale.measure_returns(*map(buffers.on_host, ("rewards", "resets", "valid")))
+            scale.merge(scale.moments, self.ranks.gather(moments))
+            rewards = torch.mul(rewards, scale.factor, out=buffers.rewards)
+            buffers.value_offset.fill_(scale.value_offset)
         if self.bonus is not None:
             bonuses = self.bonus.update(storage["observations"], storage["resets"],
                                         storage["valid"])
@@ -383,16 +383,16 @@ class PuffeRL:
 
         It is the part of the mean value target beyond RewardScale.FAR deviations of the return.
         """
-        returns, buffers = self.reward_scale, self.buffers
-        if returns.scale > 0:  # 0 after an infinite reward, which _read_sums reports
-            mean_before = returns.value_mean
+        scale, buffers = self.reward_scale, self.buffers
+        if scale.factor > 0:  # 0 after an infinite reward, which _read_sums reports
+            offset_before = scale.value_offset
             targets = torch.add(buffers.advantages, buffers.values[:-1], out=buffers.value_targets)
-            moments = kernels.advantage_moments(targets, buffers.storage["valid"], None)
+            moments = kernels.masked_moments(targets, buffers.storage["valid"], None)
             count, total, _ = moments.tolist()
-            mean = (total / max(count, 1.0) + mean_before) / returns.scale
-            returns.merge(returns.targets, self.ranks.gather((count, mean, 0.0)))
-            if returns.value_mean != mean_before:
-                buffers.value_mean.fill_(returns.value_mean)
+            mean = (total / max(count, 1.0) + offset_before) / scale.factor
+            scale.merge(scale.targets, self.ranks.gather((count, mean, 0.0)))
+            if scale.value_offset != offset_before:
+                buffers.value_offset.fill_(scale.value_offset)
                 self._compute_all_advantages()
 
     def _compute_advantages(self, index=None):
@@ -409,7 +409,7 @@ class PuffeRL:
                 buffers.bootstraps, buffers.ratios, s["valid"], buffers.advantages,
                 gamma=c["gamma"], gae_lambda=c["gae_lambda"], rho_clip=c["vtrace_rho_clip"],
                 c_clip=c["vtrace_c_clip"], reward_clip=reward_clip, index=index,
-                mean=buffers.value_mean)
+                offset=buffers.value_offset)
         else:  # train.advantage
             agents = index
             if index is None:
@@ -419,7 +419,7 @@ class PuffeRL:
             rewards, *others = (tensor.index_select(1, agents) for tensor in (
                 buffers.rewards, buffers.values, buffers.bootstraps, buffers.ratios))
             args = SimpleNamespace(**{**c, "reward_clip": reward_clip})
-            result = self._advantage(args, SimpleNamespace(**ends), rewards, buffers.value_mean,
+            result = self._advantage(args, SimpleNamespace(**ends), rewards, buffers.value_offset,
                                      *others)
             buffers.advantages.index_copy_(1, agents, result)
         kernels.priorities(buffers.columns.advantages, buffers.columns.valid, buffers.priorities,
@@ -431,7 +431,7 @@ class PuffeRL:
         kernels.draw_segments(buffers.priorities, buffers.cumulative, buffers.index,
                               buffers.segment_weights, seed=self.config["seed"],
                               counter=buffers.counter, beta=buffers.beta, first=self._first_segment)
-        kernels.advantage_moments(buffers.columns.advantages, buffers.columns.valid, buffers.index,
+        kernels.masked_moments(buffers.columns.advantages, buffers.columns.valid, buffers.index,
                                   buffers.moments)
 
     def _compute_gradients(self):
@@ -582,7 +582,7 @@ class PuffeRL:
                      for stride, end in zip(strides, (T, N), strict=True))
         observations, valid = (self.buffers.on_host(name, part).numpy()
                                for name in ("observations", "valid"))
-        tolerance = 1.0 if self.config["norm_obs"] else HAIR
+        tolerance = 1.0 if self.config["norm_obs"] else ROUNDING_TOLERANCE
         count, words = self._layout.find_outside(observations, valid, tolerance)
         if words and not self.warnings.outside:
             self.warnings.outside = f"{words} ({self._check_command()})"

@@ -161,8 +161,8 @@ def advantage_cases():
     yield "draw_segments", Case(
         lambda: kernels.draw_segments(p, cumulative, drawn, weights, seed=7, counter=counter, beta=beta),
         check_draw, B, size(p, cumulative, drawn, weights))
-    yield "advantage_moments", Case(
-        lambda: moments.append(kernels.advantage_moments(source, data["valid"], index)),
+    yield "masked_moments", Case(
+        lambda: moments.append(kernels.masked_moments(source, data["valid"], index)),
         lambda: close("moments", moments[-1],
                       [len(chosen), chosen.sum(), chosen.square().sum()], 1e-6),
         T * B, T * B * 5, moments.clear)
@@ -298,7 +298,7 @@ def loss_case(kind):
         logprobs = (reference.gaussian_logprob_entropy(mean, log_std.double(), actions.double())[0]).float()
     new_values, ratios = poisoned(T, M), poisoned(T, M)
     sums = torch.zeros(kernels.SUMS, dtype=torch.float64)
-    moments = kernels.advantage_moments(advantages, valid, index)
+    moments = kernels.masked_moments(advantages, valid, index)
     settings = torch.tensor([CLIPS.get(name, 0.0) for name in kernels.LOSS_SETTINGS])
     kernels.normalisation(moments, settings)
     heads = {"heads": torch.tensor([A], device="cpu")}

@@ -354,6 +354,8 @@ class Module:
 
 
 def _address(kernel, parameter, array, dtype):
+    if array is None:  # an array that this launch does not read
+        return np.uint64(0)
     if dtype is not None and getattr(array, "dtype", None) != dtype:
         actual = getattr(array, "dtype", type(array))
         raise TypeError(f"{kernel}: {parameter} is {actual}, expected {dtype}.")

@@ -2,10 +2,10 @@
 
     python pufferl.py train breakout --train.device cuda
 
-Each worker of the rollout has a stream for its copies, forward passes and graphs (`GpuRollout`);
+Each worker of the rollout has a stream for its copies, forward passes and graphs (`GpuEngine`);
 learning has the main stream. After train.cudagraphs epochs the steps of the rollout and the
-minibatch are captured as graphs and replayed (`Capture`). `Graphs` runs any network by its forward
-and torch's autograd. `Fused` runs the default network by kernels, and replays a buffer's whole
+minibatch are captured as graphs and replayed. `Graphs` runs any network by its forward and torch's
+autograd. `Fused` runs the default network by kernels, and replays a buffer's whole
 rollout without the interpreter; a step is one kernel, `PolicyStep`, if the weights fit into a
 block's shared memory. Captured functions read and write memory that keeps its address (the arena),
 take changing numbers from there, and never wait for the GPU. `Gpu` holds streams and graphs:
@@ -39,13 +39,11 @@ from arena import (
     as_array,
     check_arrays,
     clock,
-    constant,
     driver,
     f32,
     i32,
     i64,
     on_gpu,
-    optional_masks,
     optional_squash,
     run,
     stream_between,
@@ -334,35 +332,73 @@ class GpuBuffers(engines.Buffers):
         self.gpu.release()
 
 
-class GpuRollout:
-    """Roll out on a GPU: a stream for each worker, a graph for each step of a buffer.
+class GpuEngine:
+    """Roll out on a GPU, a stream for each worker; capture CUDA graphs of rollouts and learning.
 
-    act(worker, observations, state, resets, valid): a step of the network, as in
-    engines.StepByStep. act_on_row(worker, buffer, t): replaces StepByStep's.
-    values_of_cut(worker, agents, truncations, terminals, out): replaces the method of that name.
+    A subclass has `act`, a step of the network as in engines.StepByStep, and may replace
+    `act_on_row`, `values_of_cut` and `run_worker`.
     """
 
-    def __init__(self, vecenv, buffers, act, act_on_row=None, values_of_cut=None):
+    num_learners = 1
+    blocking_classes = ()
+    Buffers = GpuBuffers
+
+    def __init__(self, policy, vecenv, config, buffers):
+        self.policy = policy
         self.vecenv = vecenv
+        self.config = config
         self.buffers = buffers
         self.gpu = buffers.gpu
-        self.act = act
-        self.steps = engines.StepByStep(vecenv, buffers, act, self._replay_step, self._bootstrap)
-        self.act_on_row = act_on_row or self.steps.act_on_row
-        self._values_of_cut = values_of_cut or self.values_of_cut
+        self.precision = getattr(torch, config["precision"])
+        self.at_once = buffers.steps_at_once()  # a GPU is faster with all of a minibatch
+        self.workers = engines.Workers(vecenv)
+        self.steps = engines.StepByStep(vecenv, buffers, self.act, self._replay_step,
+                                        self._bootstrap)
         self.worker_of = {}  # buffer -> the worker that serves it
+        self.functions = []  # of an epoch's learning, in their order
+        self._called = set()  # of them, in this epoch
+        self._ever_called = set()
+        self._epochs = 0
+        self.is_captured = False
+
+    # -- acting
+
+    def rollout(self, number):
+        """Roll out all agents for `horizon` steps; return the seconds in environments."""
+        vecenv, buffers = self.vecenv, self.buffers
+        with self.gpu.main(), engines.torch_threads(1):
+            self.capture_if_due()
+            buffers.begin_rollout(number)
+            with engines.torch_threads(vecenv.threads_per_worker):
+                seconds = self.workers.run(self.run_worker, range(vecenv.num_workers))
+            if not buffers.batched:
+                buffers.copy_rewards()
+        return engines.mean_of_workers(seconds)
 
     @torch.no_grad()
-    def run(self, worker):
+    def run_worker(self, worker):
         """Run one worker's share of a rollout; return its seconds in environments."""
         with self.gpu.worker(worker):
             if not self.buffers.batched:
                 return self.steps.run(worker)
             self.worker_of[0] = worker
-            for first in range(0, self.buffers.horizon + 1, STEPS_A_GRAPH):
-                self.gpu.replay_or_call(("rollout", 0, first), self._run_steps, worker, first)
+            for key, function, arguments in self.calls(worker, 0):
+                self.gpu.replay_or_call(key, function, *arguments)
             self.gpu.wait()
         return 0.0  # only a profile shows the environments' share
+
+    def calls(self, worker, buffer):
+        """Return [(key, function, arguments)] of a buffer's rollout.
+
+        These are its steps and its final values.
+        """
+        horizon = self.buffers.horizon
+        if self.buffers.batched:
+            return [(("rollout", buffer, first), self._run_steps, (worker, first))
+                    for first in range(0, horizon + 1, STEPS_A_GRAPH)]
+        steps = [(("step", buffer, t), self._run_step, (worker, buffer, t))
+                 for t in range(horizon + 1)]
+        return [*steps, (("final", buffer), self.write_final_values, (worker, buffer))]
 
     def _run_steps(self, worker, first):
         """Run STEPS_A_GRAPH steps of policy and environments on this GPU.
@@ -374,7 +410,7 @@ class GpuRollout:
         for t in range(first, min(first + STEPS_A_GRAPH, buffers.horizon + 1)):
             if t > 0 and self.vecenv.truncates:
                 ends = (buffers.storage[name][t - 1] for name in ENDS)
-                self._values_of_cut(worker, slice(None), *ends, buffers.bootstraps[t - 1])
+                self.values_of_cut(worker, slice(None), *ends, buffers.bootstraps[t - 1])
             self._run_step(worker, 0, t)
             if t < buffers.horizon:
                 self.vecenv.launch(t)
@@ -393,6 +429,10 @@ class GpuRollout:
         for target, source in row["copied_back"]:
             target.copy_(source, non_blocking=True)
 
+    def act_on_row(self, worker, buffer, t):
+        """Write actions, logprobs and values of row t of a buffer."""
+        self.steps.act_on_row(worker, buffer, t)
+
     def _bootstrap(self, worker, buffer, t):
         agents, row = self.vecenv.ranges[buffer], self.buffers.rows[buffer][t]
         cut = row["truncations"] & ~row["terminals"]  # after a terminal nothing follows
@@ -408,15 +448,15 @@ class GpuRollout:
         """
         buffers, agents = self.buffers, self.vecenv.ranges[buffer]
         arena, place = buffers.arena, slice(buffer, buffer + 1)
-        final = buffers.storage["final_observations"][agents]
         cut = arena["cut"][agents]
         step = arena["cut_step"][place]
         if not buffers.envs_on_gpu:
-            final.copy_(buffers.host["final_observations"][agents], non_blocking=True)
+            name = "final_observations"
+            buffers.storage[name][agents].copy_(buffers.host[name][agents], non_blocking=True)
         cut.copy_(buffers.host_cut[agents], non_blocking=True)
         step.copy_(buffers.host_cut_step[place], non_blocking=True)
         values = arena["cut_values"][agents]
-        self._values_of_cut(worker, agents, cut, buffers.final_flags[0][agents], values)
+        self.values_of_cut(worker, agents, cut, buffers.final_flags[0][agents], values)
         buffers.bootstraps[:, agents].index_copy_(0, step, values.unsqueeze(0))
 
     def values_of_cut(self, worker, agents, truncations, terminals, out):
@@ -426,52 +466,16 @@ class GpuRollout:
         """
         buffers = self.buffers
         state = {name: tensor[:, agents] for name, tensor in buffers.state.items()}
-        resets, valid = (flags[agents] for flags in buffers.final_flags)
+        flags = (flag[agents] for flag in buffers.final_flags)
         outputs, _ = self.act(worker, buffers.storage["final_observations"][agents],
-                              buffers.copy_state(worker, state), resets, valid)
+                              buffers.copy_state(worker, state), *flags)
         # not a product with 0, because a NaN may be among the values
         out.copy_(outputs[:, -1]).masked_fill_(truncations <= terminals, 0.0)
 
-    def calls(self, worker, buffer):
-        """Return [(key, function, arguments)] of a buffer's rollout.
+    # -- graphs
 
-        These are its steps and its final values.
-        """
-        horizon = self.buffers.horizon
-        if self.buffers.batched:
-            return [(("rollout", buffer, first), self._run_steps, (worker, first))
-                    for first in range(0, horizon + 1, STEPS_A_GRAPH)]
-        steps = [(("step", buffer, t), self._run_step, (worker, buffer, t))
-                 for t in range(horizon + 1)]
-        return [*steps, (("final", buffer), self.write_final_values, (worker, buffer))]
-
-    def capture(self):
-        """Capture the rollouts of all buffers."""
-        for buffer, worker in self.worker_of.items():
-            self.gpu.capture(worker, self.calls(worker, buffer))
-
-
-class Capture:
-    """Capture an engine's rollouts and minibatches after train.cudagraphs epochs.
-
-    capture_rollout(): captures the rollouts. check(functions): called after these are captured;
-    raises what forbids graphs. on_drop(): called when graphs are dropped.
-    """
-
-    def __init__(self, buffers, capture_rollout, check=None, on_drop=lambda: None):
-        self.buffers = buffers
-        self.gpu = buffers.gpu
-        self._capture_rollout = capture_rollout
-        self._check = check
-        self._on_drop = on_drop
-        self.functions = []  # of an epoch's learning, in their order
-        self._called = set()  # of them, in this epoch
-        self._ever_called = set()
-        self._epochs = 0
-        self._is_done = False
-
-    def add(self, function):
-        """Return a callable that calls the function, or replays it once captured."""
+    def capture(self, function):
+        """Return a callable that replays the function after train.cudagraphs epochs."""
         self.functions.append(function)
 
         def replay():
@@ -485,7 +489,7 @@ class Capture:
         """Send work to the main stream; count an epoch if it has learnt."""
         self._called.clear()
         # torch's threads do nothing on a GPU; torch.compile recompiles for another number of them
-        num_threads = self.buffers.vecenv.num_threads
+        num_threads = self.vecenv.num_threads
         with threads(num_threads), engines.torch_threads(1), self.gpu.main():
             yield
         self._ever_called |= self._called
@@ -496,9 +500,9 @@ class Capture:
 
         If that fails, a warning is printed, and the run continues without graphs.
         """
-        if self._is_done or self._epochs != self.buffers.config["cudagraphs"]:
+        if self.is_captured or self._epochs != self.config["cudagraphs"]:
             return
-        self._is_done = True
+        self.is_captured = True
         functions = [function for function in self.functions if function in self._ever_called]
         statistics = []
         if self.buffers.batched and self._ever_called:
@@ -508,79 +512,37 @@ class Capture:
                 self._capture_rollout()
             self.gpu.capture(None, [(function, function, ())
                                     for function in (*statistics, *functions)])
-            if self._check is not None and functions:
-                self._check(functions)
+            self._check_capture(functions)
         except Exception as error:  # numba's CudaAPIError is not a RuntimeError
-            self.drop()
+            self._drop_graphs()
             if data_parallel.connect().rank == 0:
                 reason = (str(error) or type(error).__name__).splitlines()[0]
                 print("train.cudagraphs: the network cannot be captured and runs without, which is "
                       f"slower: {reason}", file=sys.stderr)
         except BaseException:  # an interrupt leaves half of the graphs
-            self.drop()
+            self._drop_graphs()
             raise
 
-    def drop(self):
-        """Drop the graphs."""
+    def _capture_rollout(self):
+        for buffer, worker in self.worker_of.items():
+            self.gpu.capture(worker, self.calls(worker, buffer))
+
+    def _check_capture(self, functions):
+        """Raise what forbids the graphs of these functions."""
+
+    def _drop_graphs(self):
         self.gpu.drop_graphs()
-        self._on_drop()
-
-    def restart(self):
-        """Drop the graphs, whose memory is replaced; they are captured again."""
-        self.drop()
-        self._epochs = 0
-        self._is_done = False
-
-
-class GpuEngine:
-    """Share what both engines of a GPU have: buffers, threads, captured graphs.
-
-    An engine sets `captures`, a Capture, and `_run_worker(worker)`, which runs one worker's share
-    of a rollout and returns its seconds in environments.
-    """
-
-    num_learners = 1
-    blocking_classes = ()
-    Buffers = GpuBuffers
-
-    def __init__(self, policy, vecenv, config, buffers):
-        self.policy = policy
-        self.vecenv = vecenv
-        self.config = config
-        self.buffers = buffers
-        self.gpu = buffers.gpu
-        self.precision = getattr(torch, config["precision"])
-        self.at_once = buffers.steps_at_once()  # a GPU is faster with all of a minibatch
-        self.workers = engines.Workers(vecenv)
-
-    def rollout(self, number):
-        """Roll out all agents for `horizon` steps; return the seconds in environments."""
-        vecenv, buffers = self.vecenv, self.buffers
-        with self.gpu.main(), engines.torch_threads(1):
-            self.captures.capture_if_due()
-            buffers.begin_rollout(number)
-            with engines.torch_threads(vecenv.threads_per_worker):
-                seconds = self.workers.run(self._run_worker, range(vecenv.num_workers))
-            if not buffers.batched:
-                buffers.copy_rewards()
-        return engines.mean_of_workers(seconds)
-
-    def learning(self):
-        """Send work to the main stream."""
-        return self.captures.learning()
-
-    def capture(self, function):
-        """Return a callable that replays the function after train.cudagraphs epochs."""
-        return self.captures.add(function)
 
     def refresh(self):
-        """Drop the graphs, which are captured again."""
-        self.captures.restart()
+        """Drop the graphs, whose memory is replaced; they are captured again."""
+        self._drop_graphs()
+        self._epochs = 0
+        self.is_captured = False
 
     def release(self):
         """Stop the threads, and drop the graphs."""
         self.workers.release()
-        self.captures.drop()
+        self._drop_graphs()
 
 
 class Graphs(GpuEngine):
@@ -592,9 +554,10 @@ class Graphs(GpuEngine):
     def __init__(self, policy, vecenv, config, buffers):
         super().__init__(policy, vecenv, config, buffers)
         self.network = engines.TorchPolicy(policy, vecenv, config, buffers, self.precision)
-        self.actor = GpuRollout(vecenv, buffers, self.network.act)
-        self._run_worker = self.actor.run
-        self.captures = Capture(buffers, self.actor.capture, self._check_capture)
+
+    def act(self, *arguments):
+        """Run one step of the network."""
+        return self.network.act(*arguments)
 
     def register(self, arena):
         """Register nothing: torch allocates what the network needs."""
@@ -618,6 +581,8 @@ class Graphs(GpuEngine):
 
     def _check_capture(self, functions):
         """Compare the gradients of graphs with those without. Raises RuntimeError."""
+        if not functions:
+            return
         memory = self.arena.memory.clone()
         called = []
         self._has_learned = False
@@ -644,74 +609,6 @@ class Graphs(GpuEngine):
 # The default network without autograd: matrix products and fused kernels in preallocated buffers
 
 
-class TorchProducts:
-    """Compute the matrix products of `Layers` by torch.
-
-    In bfloat16 the weights of encoder and layers are rounded, and the decoder's for its input's
-    gradient; weights' gradients are rounded, then added in float32.
-    """
-
-    def __init__(self, policy, arena, name, *, rows, learns, precision):
-        self.arena = arena
-        self.name = name
-        self.precision = precision
-        half = precision != torch.float32
-        self.rounded = [key for key, _ in policy.named_parameters()
-                        if half and key not in ("decoder.bias", "decoder.log_std")]
-        for key in self.rounded:
-            shape = policy.get_parameter(key).shape
-            arena.register(f"{name}/weights/{key}", shape, precision)
-            arena.register(f"{name}/products/{key}", shape, precision)
-        if learns:
-            shape = rows if half else 0, policy.decoder.out_features
-            arena.register(f"{name}/rounded grad", shape, precision)
-
-    def bind(self, masters, gradients):
-        """Make the views of the arena.
-
-        masters: the weights by name. gradients: what is added to, by name.
-        """
-        self.masters = masters
-        self.gradients = gradients
-        rounded = {key: self.arena[f"{self.name}/weights/{key}"] for key in self.rounded}
-        self.weights = masters | rounded
-        self.products = {key: self.arena[f"{self.name}/products/{key}"] for key in self.rounded}
-
-    def refresh(self):
-        """Round the weights, after every change of them."""
-        for key in self.rounded:
-            self.weights[key].copy_(self.masters[key])
-
-    def linear(self, name, x, out):
-        """Write x · W^T + b to `out`, all (rows, width); the decoder's is float32."""
-        weights = self.masters if x.dtype == torch.float32 else self.weights
-        torch.addmm(weights[f"{name}.bias"], x, weights[f"{name}.weight"].t(), out=out)
-
-    def input_gradient(self, name, grad, out, *, add):
-        """Write, or add, grad · W to `out`."""
-        if grad.dtype != out.dtype:
-            grad = self.arena[f"{self.name}/rounded grad"][: len(grad)].copy_(grad)
-        weight = self.weights[f"{name}.weight"]
-        torch.addmm(out, grad, weight, out=out) if add else torch.mm(grad, weight, out=out)
-
-    def weight_gradient(self, name, grad, x, *, add):
-        """Write, or add, grad^T · x to the weight's gradient."""
-        gradient = self.gradients[f"{name}.weight"]
-        rounded = self.products.get(f"{name}.weight")
-        if grad.dtype != gradient.dtype:
-            torch.mm(grad.t(), x, out=rounded)
-            gradient.add_(rounded) if add else gradient.copy_(rounded)
-        elif add:
-            torch.addmm(gradient, grad.t(), x, out=gradient)
-        else:
-            torch.mm(grad.t(), x, out=gradient)
-
-    def bias_gradients(self, rows, *, add):
-        """Write, or add, the sums of {vector's name: rows (n, columns)} to gradients."""
-        pairs = [(values, self.gradients[name]) for name, values in rows.items()]
-        kernels.add_bias_gradients(pairs, add)
-
-
 # Numbers of the dtypes of observations, as policy_step of kernels.cu has them.
 DTYPES = {"float32": 0, "uint8": 1, "bool": 1, "int8": 2, "int16": 3, "uint16": 4, "int32": 5,
           "uint32": 6, "int64": 7, "float64": 8}
@@ -730,19 +627,19 @@ class PolicyStep:
     memory of each block. A network that does not fit has its products by cuBLAS
     (`Layers.step`).
 
-        step = PolicyStep(policy, products)                          # when the weights are bound
+        step = PolicyStep(layers)                                      # when these are bound
         step(observations, state, resets, valid, outputs, drawn=...)   # commit=False: state stays
 
-    products: the TorchProducts that hold the weights. Call their `refresh` when weights change.
+    layers: the Layers that hold the weights. Call their `refresh` when weights change.
     """
 
-    def __init__(self, policy, products):
-        self.policy = policy
-        self.precision = products.precision
-        layers = ["encoder", *(f"rnn.layers.{i}" for i in range(policy.num_layers))]
-        weights = [products.weights[f"{layer}.{kind}"]
-                   for layer in layers for kind in ("weight", "bias")]
-        weights += [products.masters[f"decoder.{kind}"] for kind in ("weight", "bias")]
+    def __init__(self, layers):
+        policy = self.policy = layers.policy
+        self.precision = layers.precision
+        names = ["encoder", *(f"rnn.layers.{i}" for i in range(policy.num_layers))]
+        weights = [layers.weights[f"{name}.{kind}"]
+                   for name in names for kind in ("weight", "bias")]
+        weights += [layers.masters[f"decoder.{kind}"] for kind in ("weight", "bias")]
         addresses = torch.tensor([weight.data_ptr() for weight in weights])
         self.addresses = addresses.to(weights[0].device)
 
@@ -783,45 +680,36 @@ class PolicyStep:
         `kernels.sample`; None samples nothing. Raises ValueError or TypeError for a wrong shape or
         dtype.
         """
-        name, like, norm = "policy_step", outputs, self.policy.normalizer
+        policy, norm, like = self.policy, self.policy.normalizer, outputs
         n, width = outputs.shape
-        policy = self.policy
         inputs, H, L = policy.encoder.in_features, policy.hidden_size, policy.num_layers
         dtype = DTYPES.get(str(observations.dtype).removeprefix("torch."))
         if dtype is None:
             raise TypeError(f"fused.PolicyStep: observations are {observations.dtype}, expected "
                             f"{', '.join(DTYPES)}.")
-        inputs_array, outputs, first, weights, *flags = check_arrays(
-            name, observations=(observations.view(n, -1), (n, inputs), None),
-            outputs=(outputs, (n, width), f32), state=(state[0], (n, H), f32),
-            weights=(self.addresses, (2 * L + 4,), i64), resets=(resets, (n,), u8),
-            valid=(valid, (n,), u8))
-        moments = [as_array(constant(("no normalisation",), like, lambda: torch.zeros(0)))] * 2
-        if norm is not None:
-            moments = check_arrays(name, shift=(norm.shift, (inputs,), f32),
-                                   scale=(norm.scale, (inputs,), f32))
-        ends, values = flags, outputs  # not read
-        if final is not None:
-            truncations, terminals, values = final
-            *ends, values = check_arrays(
-                name, truncations=(truncations, (n,), u8), terminals=(terminals, (n,), u8),
-                values=(values, (n,), f32))
-        if drawn is None:  # arrays that are not read
-            sampling = (0, 0, weights, 0, weights, False, flags[0], outputs, 0,
-                        *(outputs for _ in range(4)), values)
-        else:
+        shift, scale = (None, None) if norm is None else (norm.shift, norm.scale)
+        truncations, terminals, final_values = (None, None, None) if final is None else final
+        weights, inputs_array, shift, scale, first, resets, valid, *ends, outputs = check_arrays(
+            "policy_step", weights=(self.addresses, (2 * L + 4,), i64),
+            observations=(observations.view(n, -1), (n, inputs), None),
+            shift=(shift, (inputs,), f32), scale=(scale, (inputs,), f32),
+            state=(state[0], (n, H), f32), resets=(resets, (n,), u8), valid=(valid, (n,), u8),
+            truncations=(truncations, (n,), u8), terminals=(terminals, (n,), u8),
+            values=(final_values, (n,), f32), outputs=(outputs, (n, width), f32))
+        sampling = 0, 0, None, 0, None, False, None, None, 0, *[None] * 4, ends.pop()
+        if drawn is not None:
             sampling = self._sampling_arguments(n, width - 1, like, **drawn)
         properties = torch.cuda.get_device_properties(like.device)
         processors = properties.multi_processor_count
         rows = next((rows for rows in TILES if -(-n // rows) <= processors), TILES[-1])
-        shared = self.size(self.policy, self.precision, rows)
+        shared = self.size(policy, self.precision, rows)
         per_processor = properties.shared_memory_per_multiprocessor
         blocks = max(1, per_processor // (shared + 1024))  # at once on a multiprocessor
         kernels.CUDA.launch(
-            name, min(-(-n // rows), processors * blocks), kernels.CREW, n, inputs, H, L, width,
-            rows, self.precision != torch.float32, weights, dtype, inputs_array, norm is not None,
-            *moments, state.stride(0), commit, first, *flags, final is not None, *ends, outputs,
-            drawn is not None, *sampling, shared=shared)
+            "policy_step", min(-(-n // rows), processors * blocks), kernels.CREW, n, inputs, H, L,
+            width, rows, self.precision != torch.float32, weights, dtype, inputs_array,
+            norm is not None, shift, scale, state.stride(0), commit, first, resets, valid,
+            final is not None, *ends, outputs, drawn is not None, *sampling, shared=shared)
         return like
 
     @staticmethod
@@ -831,22 +719,16 @@ class PolicyStep:
         """Return the kernel's arguments from the seed on, as `kernels.sample` takes them."""
         is_discrete, is_squashed = heads is not None, squash is not None
         count = len(heads) if is_discrete else choices
-        has_masks, masks = optional_masks(masks, like, 2)
-        masks, squash, action_array, counter, *written = check_arrays(
-            "policy_step", masks=(masks, (n, choices) if has_masks else (1, 1), u8),
+        squash, counter, heads, masks, log_std, *written = check_arrays(
+            "policy_step",
             squash=(optional_squash(squash, like), (3, choices if is_squashed else 1), f32),
-            actions=(actions, (n, count), i32 if is_discrete else f32), step=(step, (1,), i64),
-            logprobs=(logprobs, (n,), f32), values=(values, (n,), f32))
-        if is_discrete:
-            heads, = check_arrays("policy_step", heads=(heads, (count,), i64))
-            log_std = samples = written[0]  # not read
-        else:
-            heads, count = counter, 0  # not read
-            log_std, samples = check_arrays(
-                "policy_step", log_std=(log_std, (choices,), f32),
-                samples=(samples if is_squashed else actions, (n, choices), f32))
-        return (seed, first_agent, counter, count, heads, has_masks, masks, log_std,
-                squash.shape[1], squash, action_array, samples, *written)
+            step=(step, (1,), i64), heads=(heads, (count,), i64), masks=(masks, (n, choices), u8),
+            log_std=(log_std, (choices,), f32),
+            actions=(actions, (n, count), i32 if is_discrete else f32),
+            samples=(samples if is_squashed else None if is_discrete else actions, (n, choices),
+                     f32), logprobs=(logprobs, (n,), f32), values=(values, (n,), f32))
+        return (seed, first_agent, counter, count if is_discrete else 0, heads, masks is not None,
+                masks, log_std, squash.shape[1], squash, *written)
 
 
 class Layers:
@@ -862,59 +744,73 @@ class Layers:
     Each worker has one. With steps=0 it holds only what `step`, a rollout's step, needs.
 
     precision: torch.bfloat16 for the products of encoder and layers and for activations, forward
-    and backward. Weights, states, the decoder's product and the sums of gradients are float32.
-    Call `refresh` after every change of the weights: the products have rounded copies.
+    and backward, and for the decoder's weights in its input's gradient. Weights, states, the
+    decoder's product and the sums of gradients are float32. Call `refresh` after every change of
+    the weights: the products have rounded copies.
     """
 
     def __init__(self, policy, arena, name, *, steps, rows, precision=torch.float32):
         self.policy = policy
         self.arena = arena
         self.name = name
-        self.steps = steps
+        self.precision = precision
         inputs, width = policy.encoder.in_features, policy.decoder.out_features
         H, L, T = policy.hidden_size, policy.num_layers, max(steps, 1)
-        # name -> the shape of its buffer for n segments
-        rounded = {"observations": lambda n: (T, n, inputs)}
-        rounded |= {f"hgp{i}": lambda n: (T, n, 3 * H) for i in range(L if steps else 1)}
-        rounded |= {f"x{i}": lambda n: (T, n, H) for i in range(L if steps else 2)}
-        exact = {"last": lambda n: (T, n, H), "outputs": lambda n: (T, n, width)}
+        is_half = precision != torch.float32
+        # name -> the shape of its buffer for T steps of n segments
+        rounded = {"observations": lambda T, n: (T, n, inputs)}
+        rounded |= {f"hgp{i}": lambda T, n: (T, n, 3 * H) for i in range(L if steps else 1)}
+        rounded |= {f"x{i}": lambda T, n: (T, n, H) for i in range(L if steps else 2)}
+        exact = {"last": lambda T, n: (T, n, H), "outputs": lambda T, n: (T, n, width)}
         if steps:
-            rounded |= {"grad_x": lambda n: (T, n, H)}
-            exact |= {f"states{i}": lambda n: (T + 1, n, H) for i in range(L)}
-            exact |= {f"sums{i}": lambda n: (n, 3 * H) for i in range(L)}
-            exact |= {"grad_outputs": lambda n: (T, n, width),
-                      "grad_log_std": lambda n: (T, n, width - 1)}
+            rounded |= {"grad_x": lambda T, n: (T, n, H),
+                        "rounded_grad": lambda T, n: (T, n if is_half else 0, width)}
+            exact |= {f"states{i}": lambda T, n: (T + 1, n, H) for i in range(L)}
+            exact |= {f"sums{i}": lambda T, n: (n, 3 * H) for i in range(L)}
+            exact |= {"grad_outputs": lambda T, n: (T, n, width),
+                      "grad_log_std": lambda T, n: (T, n, width - 1)}
         for shapes, dtype in ((rounded, precision), (exact, torch.float32)):
             for key, shape in shapes.items():
-                arena.register(f"{name}/{key}", shape(rows), dtype)
+                arena.register(f"{name}/{key}", shape(T, rows), dtype)
         self._shapes = rounded | exact
+        self._steps = T
         self._chunks = {}
-        self.products = TorchProducts(policy, arena, name, rows=T * rows, learns=steps > 0,
-                                      precision=precision)
+        self._rounded = [key for key, _ in policy.named_parameters()
+                         if is_half and key not in ("decoder.bias", "decoder.log_std")]
+        for key in self._rounded:
+            shape = policy.get_parameter(key).shape
+            arena.register(f"{name}/weights/{key}", shape, precision)
+            arena.register(f"{name}/products/{key}", shape, precision)
 
     def bind(self):
-        """Make the views of the allocated arena."""
-        weights = {key: parameter.data for key, parameter in self.policy.named_parameters()}
-        gradients = {key: self.arena[f"gradients/policy.{key}"] for key in weights}
-        self.products.bind(weights, gradients)
-        self.refresh = self.products.refresh
+        """Make the views of the allocated arena, and round the weights."""
+        arena, memory = self.arena, self.arena.memory
+        self.masters = {key: parameter.data for key, parameter in self.policy.named_parameters()}
+        self.gradients = {key: arena[f"gradients/policy.{key}"] for key in self.masters}
+        self.weights = self.masters | {key: arena[f"{self.name}/weights/{key}"]
+                                       for key in self._rounded}
         self.refresh()
-        memory, precision = self.arena.memory, self.products.precision
-        is_small = not self.steps and on_gpu(memory) and PolicyStep.is_supported(
-            self.policy, precision, memory.device)
-        self.step_kernel = PolicyStep(self.policy, self.products) if is_small else None
+        is_small = on_gpu(memory) and PolicyStep.is_supported(self.policy, self.precision,
+                                                              memory.device)
+        self.step_kernel = PolicyStep(self) if is_small else None
 
-    def chunk(self, n):
-        """Return the buffers of n segments, made once for each n.
+    def refresh(self):
+        """Round the weights, after every change of them."""
+        for key in self._rounded:
+            self.weights[key].copy_(self.masters[key])
+
+    def chunk(self, n, steps=None):
+        """Return the buffers of n segments, made once for each n; by default of all steps.
 
         Each is the contiguous beginning of the whole buffer. `flat_` and a buffer's name: the same
         memory as a matrix (steps · n, width), for the products.
         """
-        if n not in self._chunks:
+        steps = self._steps if steps is None else steps
+        if (n, steps) not in self._chunks:
             views = {}
             for key, shape in self._shapes.items():
-                flat = self.arena[f"{self.name}/{key}"].view(-1)
-                views[key] = flat[: math.prod(shape(n))].view(shape(n))
+                shape = shape(steps, n)
+                views[key] = self.arena[f"{self.name}/{key}"].view(-1)[: math.prod(shape)].view(shape)
             flat = {f"flat_{key}": view.flatten(0, 1)
                     for key, view in views.items() if view.dim() == 3}
             for stack in ("hgp", "x", "states"):
@@ -922,8 +818,27 @@ class Layers:
                 names = [name for name in names if name in views]
                 views[stack] = [views[name] for name in names]
                 flat[f"flat_{stack}"] = [flat[f"flat_{name}"] for name in names]
-            self._chunks[n] = SimpleNamespace(**views, **flat)
-        return self._chunks[n]
+            self._chunks[n, steps] = SimpleNamespace(**views, **flat)
+        return self._chunks[n, steps]
+
+    def _linear(self, name, x, out):
+        """Write x · W^T + b to `out`, all (rows, width); the decoder's is float32."""
+        weights = self.masters if x.dtype == torch.float32 else self.weights
+        torch.addmm(weights[f"{name}.bias"], x, weights[f"{name}.weight"].t(), out=out)
+
+    def _weight_gradient(self, name, grad, x, *, add):
+        """Write, or add, grad^T · x to the weight's gradient.
+
+        A product in bfloat16 is rounded, then added in float32.
+        """
+        gradient = self.gradients[f"{name}.weight"]
+        if grad.dtype != gradient.dtype:
+            rounded = torch.mm(grad.t(), x, out=self.arena[f"{self.name}/products/{name}.weight"])
+            gradient.add_(rounded) if add else gradient.copy_(rounded)
+        elif add:
+            torch.addmm(gradient, grad.t(), x, out=gradient)
+        else:
+            torch.mm(grad.t(), x, out=gradient)
 
     def step(self, observations, state, resets, valid, **options):
         """Compute one rollout step; return outputs (n, A + 1).
@@ -931,13 +846,13 @@ class Layers:
         The next call overwrites them. observations (n, *obs) of any dtype; state (n, H) a layer,
         updated in place; resets and valid (n,) uint8. options: keyword arguments of PolicyStep.
         """
-        chunk = self.chunk(len(observations))
+        chunk = self.chunk(len(observations), 1)
         observations = observations.view(len(observations), -1)
         if self.step_kernel is not None:
             return self.step_kernel(observations, state, resets, valid, chunk.flat_outputs,
                                     **options)
         assert not options, "for PolicyStep only"
-        layers, linear = self.policy.num_layers, self.products.linear
+        layers, linear = self.policy.num_layers, self._linear
         x, y, hgp = chunk.flat_x[0], chunk.flat_x[1], chunk.flat_hgp[0]
         if self.policy.normalizer is not None:
             self.gather(chunk, observations.unsqueeze(0), None, 0)
@@ -969,7 +884,7 @@ class Layers:
         They start from chunk.observations and the initial states, (N, H) a layer; resets, valid
         (>= steps, N) uint8 of all agents; outputs (steps, n, A + 1).
         """
-        linear = self.products.linear
+        linear = self._linear
         linear("encoder", chunk.flat_observations, chunk.flat_x[0])
         for i, out in enumerate([*chunk.x[1:], chunk.last]):
             linear(f"rnn.layers.{i}", chunk.flat_x[i], chunk.flat_hgp[i])
@@ -982,41 +897,37 @@ class Layers:
 
         Overwrites the activations.
         """
-        products, grad_x = self.products, chunk.flat_grad_x
-        vectors = {"decoder.bias": chunk.flat_grad_outputs}
+        grad_x, grad_outputs = chunk.flat_grad_x, chunk.flat_grad_outputs
+        vectors = {"decoder.bias": grad_outputs}
         if self.policy.decoder.log_std is not None:
             vectors["decoder.log_std"] = chunk.flat_grad_log_std
-        products.weight_gradient("decoder", chunk.flat_grad_outputs, chunk.flat_last, add=add)
-        products.input_gradient("decoder", chunk.flat_grad_outputs, grad_x, add=False)
+        self._weight_gradient("decoder", grad_outputs, chunk.flat_last, add=add)
+        if self._rounded:
+            grad_outputs = chunk.flat_rounded_grad.copy_(grad_outputs)
+        torch.mm(grad_outputs, self.weights["decoder.weight"], out=grad_x)
         for i in reversed(range(self.policy.num_layers)):
-            sums = getattr(chunk, f"sums{i}")
-            vectors[f"rnn.layers.{i}.bias"] = sums
+            sums, name, hgp = getattr(chunk, f"sums{i}"), f"rnn.layers.{i}", chunk.flat_hgp[i]
+            vectors[f"{name}.bias"] = sums
             kernels.mingru_scan_grad(chunk.hgp[i], chunk.x[i], chunk.states[i], resets, valid,
                                      chunk.grad_x, sums, index=index, start=start)
-            products.weight_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], chunk.flat_x[i], add=add)
-            products.input_gradient(f"rnn.layers.{i}", chunk.flat_hgp[i], grad_x, add=True)
-        products.weight_gradient("encoder", grad_x, chunk.flat_observations, add=add)
-        products.bias_gradients({**vectors, "encoder.bias": grad_x}, add=add)
+            self._weight_gradient(name, hgp, chunk.flat_x[i], add=add)
+            torch.addmm(grad_x, hgp, self.weights[f"{name}.weight"], out=grad_x)
+        self._weight_gradient("encoder", grad_x, chunk.flat_observations, add=add)
+        vectors["encoder.bias"] = grad_x
+        kernels.add_bias_gradients(
+            [(rows, self.gradients[name]) for name, rows in vectors.items()], add)
 
 
 class Sample:
-    """Hold the network as `verify.compare` runs it: forward, backward and step."""
+    """Hold the network as `verify.compare` runs it: forward, backward, then steps."""
 
     def __init__(self, policy, arena, steps, rows, precision=torch.float32):
-        self.layers = Layers(policy, arena, "sample", steps=steps, rows=rows, precision=precision)
-        self.actor = Layers(policy, arena, "sample actor", steps=0, rows=rows, precision=precision)
+        layers = self.layers = Layers(policy, arena, "sample", steps=steps, rows=rows,
+                                      precision=precision)
+        self.bind = layers.bind
+        self.refresh = layers.refresh
+        self.step = layers.step
         self.rows = rows
-        self.step = self.actor.step
-
-    def bind(self):
-        """Make the views of the allocated arena."""
-        self.layers.bind()
-        self.actor.bind()
-
-    def refresh(self):
-        """Round the weights."""
-        self.layers.refresh()
-        self.actor.refresh()
 
     def forward(self, observations, initial, resets, valid):
         """Run all steps of segments; return outputs (T, rows, A + 1).
@@ -1057,6 +968,13 @@ def _call_driver(typing, function, arguments):
 @driver
 def _rollout_cuda(begin, end, environments, launch, synchronize, stream, graphs, terminals,
                   truncations, resets, cut, cut_step):
+    """Run the rollout of agents begin to end by graphs and calls of environments.
+
+    launch, synchronize, stream, graphs: Gpu.graph_handles of T + 1 steps and of the final values.
+    terminals, truncations (T, N); resets (T + 1, N). Written for the graph of final values: cut
+    (N,) uint8, the agents that are cut off, and cut_step (1,) int64, the step. Returns the driver's
+    error number and the share of the time that the environments took.
+    """
     horizon, in_environments, started = len(terminals), 0, cycles()
     for t in range(horizon + 1):
         error, any_cut = 0, False
@@ -1080,22 +998,6 @@ def _rollout_cuda(begin, end, environments, launch, synchronize, stream, graphs,
     return 0, in_environments / (cycles() - started)
 
 
-def replay_rollout(agents, environments, handles, storage, cut, cut_step):
-    """Run a rollout by graphs of the policy and calls of environments.
-
-    agents: a slice. handles: of T + 1 steps and of the final values (Gpu.graph_handles). storage:
-    terminals, truncations (T, N), resets (T + 1, N). Written for the graph of final values: cut
-    (N,) uint8, the agents that are cut off, and cut_step (1,) int64, the step. Returns the share of
-    the time that the environments took. Raises RuntimeError for what the GPU reports.
-    """
-    error, share = _rollout_cuda(agents.start, agents.stop, environments, *handles,
-                                 *map(as_array, (*storage, cut, cut_step)))
-    if error:
-        torch.cuda.synchronize()  # its error says more
-        raise RuntimeError(f"fused.replay_rollout: the GPU's driver reports error {error}.")
-    return share
-
-
 class Fused(GpuEngine):
     """Run the default network on a GPU by kernels, a whole minibatch at once."""
 
@@ -1105,9 +1007,7 @@ class Fused(GpuEngine):
 
     def __init__(self, policy, vecenv, config, buffers):
         super().__init__(policy, vecenv, config, buffers)
-        self.actor = GpuRollout(vecenv, buffers, self._act, self._act_on_row, self._values_of_cut)
         self.handles = {}  # buffer -> Gpu.graph_handles of its rollout
-        self.captures = Capture(buffers, self._capture_rollout, on_drop=self.handles.clear)
 
     def register(self, arena):
         """Register everything that lives as long as the engine."""
@@ -1148,23 +1048,26 @@ class Fused(GpuEngine):
 
     # -- acting
 
-    def _run_worker(self, worker):
+    def run_worker(self, worker):
+        """Run one worker's share, without the interpreter where graphs and environments allow."""
         with torch.no_grad(), self.gpu.worker(worker):
             self.actors[worker].refresh()
             buffers = range(worker, self.vecenv.num_buffers, self.vecenv.num_workers)
             if self.vecenv.can_step_in_kernels and all(map(self.handles.get, buffers)):
                 return sum(map(self._replay_buffer, buffers))
-        return self.actor.run(worker)
+        return super().run_worker(worker)
 
-    def _act(self, worker, observations, state, resets, valid):
+    def act(self, worker, observations, state, resets, valid):
+        """Run one step of the network."""
         outputs = self.actors[worker].step(observations, state["mingru"], resets, valid)
         return outputs, self.log_std
 
-    def _act_on_row(self, worker, buffer, t):
+    def act_on_row(self, worker, buffer, t):
+        """Act, and sample the actions in the same kernel if the network fits into one."""
         actor, agents = self.actors[worker], self.vecenv.ranges[buffer]
         row = self.buffers.rows[buffer][t]
         if actor.step_kernel is None:
-            return self.actor.steps.act_on_row(worker, buffer, t)
+            return super().act_on_row(worker, buffer, t)
         state = self.buffers.state["mingru"][:, agents]
         inputs = row["observations"], state, row["resets"], row["valid"]
         if t == self.buffers.horizon:
@@ -1172,35 +1075,43 @@ class Fused(GpuEngine):
         arguments = {**self.buffers.sample_arguments(row, agents), "log_std": self.log_std}
         return actor.step(*inputs, drawn=arguments)
 
-    def _values_of_cut(self, worker, agents, truncations, terminals, out):
+    def values_of_cut(self, worker, agents, truncations, terminals, out):
+        """Write V of the agents that are cut off, in one kernel if the network fits."""
         actor = self.actors[worker]
         if actor.step_kernel is None:
-            return self.actor.values_of_cut(worker, agents, truncations, terminals, out)
+            return super().values_of_cut(worker, agents, truncations, terminals, out)
         observations = self.buffers.storage["final_observations"][agents]
         state = self.buffers.state["mingru"][:, agents]
-        resets, valid = (flags[agents] for flags in self.buffers.final_flags)
-        return actor.step(observations, state, resets, valid, commit=False,
+        flags = (flag[agents] for flag in self.buffers.final_flags)
+        return actor.step(observations, state, *flags, commit=False,
                           final=(truncations, terminals, out))
 
     def _replay_buffer(self, buffer):
         """Run all steps of one buffer without the interpreter; return its seconds."""
-        begin, buffers, host_arrays = clock(), self.buffers, self.buffers.host
+        begin, buffers, agents = clock(), self.buffers, self.vecenv.ranges[buffer]
         self.gpu.wait()  # this thread may have work on the GPU
-        ends = host_arrays["terminals"], host_arrays["truncations"], host_arrays["resets"]
-        share = replay_rollout(
-            self.vecenv.ranges[buffer], self.vecenv.addresses(buffer), self.handles[buffer], ends,
-            buffers.host_cut, buffers.host_cut_step[buffer : buffer + 1])
+        host_arrays = [buffers.host[name] for name in ("terminals", "truncations", "resets")]
+        host_arrays += buffers.host_cut, buffers.host_cut_step[buffer : buffer + 1]
+        error, share = _rollout_cuda(agents.start, agents.stop, self.vecenv.addresses(buffer),
+                                     *self.handles[buffer], *map(as_array, host_arrays))
+        if error:
+            torch.cuda.synchronize()  # its error says more
+            raise RuntimeError(f"fused: the GPU's driver reports error {error}.")
         return share * (clock() - begin)
 
     def _capture_rollout(self):
-        for buffer, worker in self.actor.worker_of.items():  # not every environment truncates
+        for buffer, worker in self.worker_of.items():  # not every environment truncates
             with self.gpu.worker(worker):
-                self.actor.write_final_values(worker, buffer)
-        self.actor.capture()
+                self.write_final_values(worker, buffer)
+        super()._capture_rollout()
         if self.buffers.batched:
             return
-        for buffer, worker in self.actor.worker_of.items():
+        for buffer, worker in self.worker_of.items():
             # Launched by handle: CUDAGraph.replay() also advances torch's random generator, which
             # this network does not use.
-            calls = self.actor.calls(worker, buffer)
+            calls = self.calls(worker, buffer)
             self.handles[buffer] = self.gpu.graph_handles(worker, calls)
+
+    def _drop_graphs(self):
+        super()._drop_graphs()
+        self.handles.clear()

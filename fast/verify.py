@@ -115,7 +115,6 @@ def _compare(policy, sample, device, observations, resets, valid):
              for name, tensor in state.items()}
     memory = state["mingru"].clone() if state else None
     whole = fast.forward(observations.view(T, N, -1), memory, resets, valid).clone()
-    steps = [fast.step(observations[t], memory, resets[t], valid[t]).clone() for t in range(T)]
     with torch.enable_grad():
         logits, value = models.over_time(policy, observations,
                                          {**state, "resets": resets, "valid": valid})
@@ -132,6 +131,7 @@ def _compare(policy, sample, device, observations, resets, valid):
             reference.append(models.join_outputs(*results)[0])
     arena.flat("gradients").zero_()
     fast.backward(slope, None if log_std is None else torch.ones_like(log_std))
+    steps = [fast.step(observations[t], memory, resets[t], valid[t]).clone() for t in range(T)]
     pairs = {"its outputs": (whole, outputs.detach()),
              "a step's outputs": (torch.stack(steps), torch.stack(reference))}
     if memory is not None:

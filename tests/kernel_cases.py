@@ -196,18 +196,18 @@ def rollout(T, N, seed=0, live=0.85):
             "ratios": (0.5 * torch.randn(T, N, generator=rng)).exp(), "valid": flags(rng, live, T + 1, N)}
 
 
-def advantage(T=3, N=5, index=None, mean=None, seed=0, live=0.85, **settings):
+def advantage(T=3, N=5, index=None, offset=None, seed=0, live=0.85, **settings):
     data, settings = rollout(T, N, seed or N, live), GAE | settings
-    if mean is not None:  # every step pays it, so nearly all of it is in the mean
+    if offset is not None:  # every step pays it, so nearly all of it is in the offset
         data["bootstraps"] *= data["terminals"] == 0  # nothing follows a terminal step
-        data["rewards"] += mean
+        data["rewards"] += offset
     index = None if index is None else torch.tensor(index)
 
     def compare(advantages):
         doubles = {name: value.double() if value.is_floating_point() else value
                    for name, value in data.items()}
         options = {name.replace("gae_lambda", "lam"): value for name, value in settings.items()}
-        expected = reference.advantage(**doubles, mean=mean or 0.0, **options)
+        expected = reference.advantage(**doubles, mean=offset or 0.0, **options)
         chosen = torch.ones(N, dtype=torch.bool)
         if index is not None:
             chosen.fill_(False)[index] = True
@@ -215,7 +215,7 @@ def advantage(T=3, N=5, index=None, mean=None, seed=0, live=0.85, **settings):
         assert advantages[:, ~chosen].isnan().all()
 
     return Call("advantage", ["advantages"], compare, **data, **settings, index=index,
-                advantages=poison(T, N), mean=None if mean is None else torch.tensor([mean]))
+                advantages=poison(T, N), offset=None if offset is None else torch.tensor([offset]))
 
 
 def priorities(T=3, N=5, alpha=0.5, index=None):
@@ -465,7 +465,7 @@ def expected_loss(data, **coefficients):
 
 def loss_settings(data, **coefficients):
     index = torch.arange(data["valid"].shape[1]) if data["index"] is None else data["index"]
-    moments = kernels.advantage_moments(data["advantages"], data["valid"], index)
+    moments = kernels.masked_moments(data["advantages"], data["valid"], index)
     settings = torch.tensor([coefficients.get(name, 0.0) for name in kernels.LOSS_SETTINGS])
     kernels.normalisation(moments, settings)
     return settings
@@ -523,7 +523,7 @@ def in_chunks(call, sizes):
     return results[-1] | joined
 
 
-def advantage_moments(T=9, N=5, M=12):
+def masked_moments(T=9, N=5, M=12):
     rng = generator(N)
     advantages, valid = 3 * torch.randn(T, N, generator=rng) + 100, flags(rng, 0.7, T + 1, N)
     valid[0, 0] = 1
@@ -535,7 +535,7 @@ def advantage_moments(T=9, N=5, M=12):
         expected = torch.stack([x.new_tensor(len(x)), x.sum(), x.square().sum()])
         yield "moments", result, expected, 1e-12
 
-    return Call("advantage_moments", [], compare, advantages=advantages, valid=valid, index=index)
+    return Call("masked_moments", [], compare, numbers=advantages, valid=valid, index=index)
 
 
 def normalisation(N=5, bound=1e30):
@@ -625,7 +625,7 @@ TABLE = {
         {"n": 33, "dims": 2, "squash": True, "deterministic": True}],
     advantage: [
         *({"T": T, "N": N} for T, N in ((1, 1), (2, 3), (17, 17), (64, 65), (2, 257), (9, 513))),
-        *({"T": 17, "N": 67, "mean": mean} for mean in (3.0, -20_000.0)),
+        *({"T": 17, "N": 67, "offset": offset} for offset in (3.0, -20_000.0)),
         *({"T": 13, "N": 67, "index": index} for index in ([0], [2, 2, 2], [0, 1, 1, 5, 66])),
         {"T": 3, "N": 300, "index": list(range(1, 300))}],
     priorities: [
@@ -651,7 +651,7 @@ TABLE = {
     ppo_loss: [*(kind | KIND for kind in KINDS for KIND in (*WHOLE, *DRAWN)),
                *(kind | EQUAL for kind in KINDS),
                *(kind | {"coefficients": {"vf_error_bound": 0.3}} for kind in KINDS)],
-    advantage_moments: [{"N": N} for N in (1, 3, 17, 257)],
+    masked_moments: [{"N": N} for N in (1, 3, 17, 257)],
     normalisation: [{"N": N, "bound": bound} for N in (1, 3, 257) for bound in (0.5, 50.0, 1e30)],
     gradient_norm: [{"n": n} for n in (1, 3, 4095, 4096, 4097, 100_001)],
     add_bias_gradients: [{"n": n, "columns": columns, "dtype": dtype, "add": n % 2 == 0}
@@ -678,7 +678,7 @@ SMALL = {  # a right call of each kind, whose sizes all differ
     "sample continuous": lambda: sample(dims=4),
     "sample squashed": lambda: sample(dims=4, squash=True, wide=True),
     "advantage": advantage,
-    "advantage columns": lambda: advantage(index=INDEX, mean=1.0),
+    "advantage columns": lambda: advantage(index=INDEX, offset=1.0),
     "priorities": lambda: priorities(index=INDEX),
     "draw_segments": lambda: draw_segments(counter=torch.tensor([3, 2]), beta=torch.tensor([0.6])),
     "gather": lambda: gather(tail=(2,), T=3, N=5, M=4),
@@ -690,7 +690,7 @@ SMALL = {  # a right call of each kind, whose sizes all differ
     "mingru_scan_grad": mingru_scan_grad,
     "ppo_loss": lambda: ppo_loss(heads=[2, 3], masked=True),
     "ppo_loss continuous": lambda: ppo_loss(dims=5, N=6),
-    "advantage_moments": lambda: advantage_moments(T=3, N=5, M=4),
+    "masked_moments": lambda: masked_moments(T=3, N=5, M=4),
     "normalisation": normalisation,
     "gradient_norm": gradient_norm,
     "observation_moments": observation_moments,

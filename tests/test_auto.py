@@ -366,7 +366,7 @@ def test_the_reward_scale_is_the_deviation_of_the_discounted_return(seed, gamma,
     if seen:
         mean = np.average(seen, weights=weights)
         variance = np.average((seen - mean) ** 2, weights=weights)
-        assert scale.scale == pytest.approx((variance + 1e-8) ** -0.5, rel=1e-6)
+        assert scale.factor == pytest.approx((variance + 1e-8) ** -0.5, rel=1e-6)
 
 
 @pytest.mark.parametrize(("base", "gain"), [
@@ -414,7 +414,7 @@ def test_the_fused_network_normalises_as_its_forward_does(precision, tolerance):
     trainer.train()
     assert trainer.losses["approx_kl"] < 0.1
     assert not torch.equal(trainer.arena.flat("weights"), weights)
-    torch.testing.assert_close(trainer.buffers.rewards, s["rewards"] * trainer.reward_scale.scale)
+    torch.testing.assert_close(trainer.buffers.rewards, s["rewards"] * trainer.reward_scale.factor)
     trainer.release()
 
 

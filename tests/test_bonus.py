@@ -77,7 +77,7 @@ def test_the_trainer_learns_from_rewards_and_bonuses_and_logs_rewards(norm_rewar
     trainer = make_trainer(bonus="rnd", bonus_coef=2.0, norm_reward=norm_reward, log_interval=0.0)
     trainer.evaluate()
     trainer.train()
-    rewards = trainer.storage["rewards"] * (trainer.reward_scale.scale if norm_reward else 1.0)
+    rewards = trainer.storage["rewards"] * (trainer.reward_scale.factor if norm_reward else 1.0)
     extra = trainer.buffers.rewards - rewards
     assert extra.min() >= 0 and extra.max() > 0
     assert trainer.statistics.entry["losses/bonus"] == pytest.approx(float(extra.mean()) / 2, rel=1e-5)

@@ -28,7 +28,7 @@ WHERE = ([pytest.param("simulator", marks=pytest.mark.cudasim)] if arena.SIMULAT
 
 KERNELS = ("sample", "advantage", "priorities", "draw_segments", "gather", "mingru_step", "mingru_scan",
            "mingru_scan_grad",
-           "advantage_moments", "normalisation", "ppo_loss", "write_back", "gradient_norm",
+           "masked_moments", "normalisation", "ppo_loss", "write_back", "gradient_norm",
            "add_bias_gradients")
 
 
@@ -107,7 +107,7 @@ for name in ("muon", "a_zero_gradient_is_a_zero_step_and_gaps_stay_zero",
 # PTX, for machines without a GPU
 
 SINGLE = {"_sample_discrete_cuda", "_sample_continuous_lanes", "_gather_cuda", "_mingru_step_cuda", "_write_back",
-          "_nesterov_cuda", "_apply_cuda"}
+          "_nesterov_lanes", "_apply_lanes"}
 
 
 @pytest.fixture(scope="module")

@@ -155,7 +155,7 @@ def test_what_c_cannot_express_is_an_error(function, error):
 # --------------------------------------------------------------------------------------------------
 # The file
 
-DOUBLES = {"priorities", "advantage_moments", "gradient_norm", "clip", "add_bias_gradients",
+DOUBLES = {"priorities", "masked_moments", "gradient_norm", "clip", "add_bias_gradients",
            "ppo_loss_discrete", "ppo_loss_continuous", "draw_segments", "newton_schulz"}  # add up in double
 needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None,
                                  reason="there is no libnvrtc: pip install -r requirements/test.txt")
@@ -356,7 +356,7 @@ class Actor:
 
     def expected(self):
         """(outputs, state) in float64, rounded to bfloat16 where the precision says so."""
-        policy, products = self.policy, self.layers.products
+        policy, products = self.policy, self.layers
         half = products.precision == torch.bfloat16
         rounded = (lambda x: x.float().bfloat16().double()) if half else lambda x: x
         x = self.observations.double()
@@ -382,7 +382,7 @@ def check_step(cupy, actor):
     outputs, written, states = actor.step()
     assert cupy.launches == ["policy_step"]
     expected, state = actor.expected()
-    n, half = len(outputs), actor.layers.products.precision == torch.bfloat16
+    n, half = len(outputs), actor.layers.precision == torch.bfloat16
     for actual, right in ((outputs, expected), (states[:, 2 : n + 2], state)):
         error = (actual.double() - right).abs() / (1 + right.abs().max())
         # Rounded to 8 bits, a number between two of them may go to the other one; most do not.

@@ -439,7 +439,7 @@ NANS = [  # kernel, options, argument, place of the NaN, {output: (some NaN here
       for kind in ({"heads": [3, 2]}, {"heads": [3, 2], "masked": True}, {"dims": 2})
       for name, place in (("outputs", (2, 3, 0)), ("outputs", (2, 3, -1)), ("logprobs", (2, 3)),
                           ("values", (2, 3)), ("advantages", (2, 3)), ("weights", (3,)))),
-    (cases.advantage_moments, {"T": 3, "N": 4}, "advantages", (1, 2), {"result": ([1, 2], ALL)}),
+    (cases.masked_moments, {"T": 3, "N": 4}, "numbers", (1, 2), {"result": ([1, 2], ALL)}),
     (cases.gradient_norm, {"n": 10_000}, "flat", (7_777,), {"result": ((), ())}),
     (cases.observation_moments, {}, "observations", (3, 2), {"result": ((ALL, 2), (ALL, 2))}),
 ]
@@ -452,7 +452,7 @@ def test_nan_is_never_lost(make, options, name, place, regions):
     for each, value in (("valid", 1), ("terminals", 0), ("truncations", 0), ("resets", 0)):
         if each in call.tensors:
             call.tensors[each].fill_(value)
-    if make is cases.advantage_moments:
+    if make is cases.masked_moments:
         call.arguments["index"] = torch.arange(4)
     if call.arguments.get("masks") is not None and name == "outputs" and place[-1] >= 0:
         call.arguments["masks"][place] = 1  # a forbidden one is not seen
@@ -500,8 +500,8 @@ def test_nan_in_a_scan(name, valid):
 
 # Arguments of which any number of rows is right, or any number of axes.
 ANY_LENGTH = {("gather", "index"), ("gather", "out"), ("gradient_norm", "flat"),
-              ("advantage", "index"), ("priorities", "index"), ("advantage_moments", "index"),
-              ("priorities", "advantages"), ("advantage_moments", "advantages")}
+              ("advantage", "index"), ("priorities", "index"), ("masked_moments", "index"),
+              ("priorities", "advantages"), ("masked_moments", "numbers")}
 ANY_RANK = {("gather", "source"), ("gather", "out"), ("gradient_norm", "flat")}
 OTHER = {torch.float32: torch.float64, torch.float64: torch.float32, torch.uint8: torch.bool,
          torch.int32: torch.int64, torch.int64: torch.int32}
@@ -574,7 +574,7 @@ SHARED = {
     "mingru_scan_grad": lambda: cases.mingru_scan_grad(**LARGE),
     "ppo_loss": lambda: cases.ppo_loss(17, 1100, heads=[3, 2]),
     "ppo_loss continuous": lambda: cases.ppo_loss(17, 1100, dims=3),
-    "advantage_moments": lambda: cases.advantage_moments(17, 1100, 1100),
+    "masked_moments": lambda: cases.masked_moments(17, 1100, 1100),
     "gradient_norm": lambda: cases.gradient_norm(150_001),
     "observation_moments": lambda: cases.observation_moments(1100, 33),
 }

@@ -525,9 +525,11 @@ def kernel_rows():  # kernels, arena, fast/, devices
         def refuse():
             raise ValueError("operation not permitted")
 
-        buffers = types.SimpleNamespace(config={"cudagraphs": 0}, batched=False, gpu=types.SimpleNamespace(
-            drop_graphs=lambda: None))
-        fused.Capture(buffers, refuse).capture_if_due()
+        engine = object.__new__(fused.Graphs)
+        vars(engine).update(is_captured=False, _epochs=0, config={"cudagraphs": 0}, functions=[],
+                            _ever_called=set(), _capture_rollout=refuse,
+                            buffers=types.SimpleNamespace(batched=False), gpu=types.SimpleNamespace(drop_graphs=list))
+        engine.capture_if_due()
 
     def build(path):
         with pytest.MonkeyPatch.context() as patch:

@@ -80,12 +80,11 @@ def profile(env_name, args):
         # torch's profiler names its operations only
         calls = [name for name, function in vars(kernels).items() if inspect.isfunction(function)
                  and function.__module__ == "kernels" and name[0] != "_"
-                 and name not in ("widen", "narrow", "gate_to_save", "load_gates")]
+                 and name != "narrow"]
         engine = trainer.engine
-        steps = engine.actor.steps if config["device"] == "cuda" else engine.steps
         for owner, names in ((kernels, calls),
                              (engine, ("rollout", "backward", "_backward_share")),
-                             (steps, ("act",)), (trainer.vecenv, ("wait", "advance"))):
+                             (engine.steps, ("act",)), (trainer.vecenv, ("wait", "advance"))):
             for name in filter(functools.partial(hasattr, owner), names):
                 function = getattr(owner, name)
                 stack.callback(setattr, owner, name, function)
