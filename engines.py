@@ -81,35 +81,48 @@ NOT_THREAD_SAFE = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.modules.batchnorm
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
+def inspect_modules(policy):
+    """Return [(path, module, replaced methods, hooks, its classes' attributes)] of a network.
+
+    A result that equals an earlier one says that the same code runs. The methods are those that a
+    function was assigned to in the module; the hooks are also those of its weights and of torch.
+    """
+    inspected = []
+    for path, module in policy.named_modules():
+        kind = type(module)
+        replaced = {name: value for name, value in vars(module).items()
+                    if callable(value) and hasattr(kind, name)}
+        groups = [getattr(module, name) for name in HOOKS]
+        groups += [getattr(nn.modules.module, f"_global{name}") for name in HOOKS]
+        for weight in module.parameters(recurse=False):
+            groups += [weight._backward_hooks, weight._post_accumulate_grad_hooks]
+        hooks = [hook for group in groups if group for hook in group.values()]
+        attributes = [list(vars(base).values()) for base in kind.__mro__[:-2]]  # not nn.Module's
+        inspected.append((path, module, replaced, hooks, attributes))
+    return inspected
+
+
+def unmarked_classes(policy):
+    """Return the names of a network's custom classes without `thread_safe = True`.
+
+    None if marks would not help: a module draws random numbers, writes buffers, or has hooks,
+    parametrizations or replaced methods.
+    """
+    names = set()
+    for _, module, replaced, hooks, _ in inspect_modules(policy):
+        if (replaced or hooks or isinstance(module, NOT_THREAD_SAFE)
+                or getattr(module, "dropout", 0) or nn.utils.parametrize.is_parametrized(module)):
+            return None
+        place = type(module).__module__
+        is_known = place in ("models", "fast.pictures") or place.startswith("torch.nn.")
+        if not is_known and not getattr(module, "thread_safe", False):
+            names.add(type(module).__name__)
+    return sorted(names)
+
+
 def is_thread_safe(policy):
     """Return whether several threads may run a network at once."""
-    return not classes_not_marked_thread_safe(policy) and not needs_one_thread(policy)
-
-
-def classes_not_marked_thread_safe(policy):
-    """Return the names of a network's custom classes without `thread_safe = True`."""
-    def is_marked(module):
-        place = type(module).__module__
-        return (place in ("models", "fast.pictures") or place.startswith("torch.nn.")
-                or getattr(module, "thread_safe", False))
-
-    return sorted({type(module).__name__ for module in policy.modules() if not is_marked(module)})
-
-
-def needs_one_thread(policy):
-    """Return whether a network is unsafe in several threads.
-
-    It is if a module draws random numbers, writes buffers, or has hooks, parametrizations or
-    replaced methods.
-    """
-    return is_hooked(nn.modules.module, "_global") or any(
-        isinstance(module, NOT_THREAD_SAFE) or getattr(module, "dropout", 0) or is_hooked(module)
-        or nn.utils.parametrize.is_parametrized(module)
-        or any(not getattr(module, "thread_safe", False) or hasattr(type(module), name)
-               for name in replaced_methods(module))
-        for module in policy.modules()) or any(
-        weight._backward_hooks or weight._post_accumulate_grad_hooks
-        for weight in policy.parameters())
+    return unmarked_classes(policy) == []
 
 
 def flops(policy, rows):
@@ -121,16 +134,6 @@ def flops(policy, rows):
     operations = getattr(policy, "operations", None)
     return rows * (operations if isinstance(operations, int | float) else
                    2 * sum(weight.numel() for weight in policy.parameters()))
-
-
-def replaced_methods(module):
-    """Return the names of functions that were assigned to this module."""
-    return [name for name, value in vars(module).items() if callable(value)]
-
-
-def is_hooked(owner, prefix=""):
-    """Return whether a module has hooks; with "_global", whether torch has any."""
-    return any(getattr(owner, prefix + hooks) for hooks in HOOKS)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -338,14 +341,6 @@ class Buffers:
         """Return {"GPU": "87%", ...} for a dashboard."""
         return {}
 
-    def add_gradients(self, num_learners):
-        """Add the learners' gradients to the first one's.
-
-        The order of the sum is a part of exact resume (runs.py).
-        """
-        for gradient in self.gradients[1:num_learners]:
-            self.gradients[0].add_(gradient)
-
     def release(self):
         """Free what is not memory."""
 
@@ -502,6 +497,12 @@ class TorchPolicy:
             results = models.one_step(self.policy, observations, view)
             outputs, log_std = models.join_outputs(*results)
         buffers = self.buffers
+        lost = view.keys() - state.keys() - {"resets", "valid", "fields"}
+        if lost:
+            warn_once(f"network: {type(self.policy).__name__} leaves {', '.join(sorted(lost))} in "
+                      "the state, which the next step does not get. A memory is what "
+                      "initial_state(num_agents) returns, zeros of (layers, num_agents, size); or "
+                      "take --rnn.name lstm or gru.")
         if outputs.shape[-1] != buffers.width or (log_std is None) != buffers.has_heads:
             models.check_logits(self.policy, outputs, log_std, self.vecenv.action_heads,
                                 self.vecenv.action_dims)
@@ -625,12 +626,11 @@ class TorchPolicy:
         # bfloat16 rounds more; pufferl.py warns of batch norms
         is_exempt = self.precision != torch.float32 or self.has_batch_norm
         if max(divergence, error) > MAX_DIFFERENCE and not is_exempt:
-            if data_parallel.connect().rank != 0:
-                return
             name = type(models.inner_policy(self.policy)).__name__
-            print(f"network: {name} computes other outputs in learning than in the rollout "
-                  f"(probabilities by {divergence:.1e}, values by {error:.1e}). Remove noise such "
-                  "as dropout; keep memory in the state (docs/scripts.md).", file=sys.stderr)
+            warn_once(f"network: {name} computes other outputs in learning than in the rollout "
+                      f"(probabilities by {divergence:.1e}, values by {error:.1e}). Remove noise "
+                      "such as dropout; keep memory in the state; take time first, not the batch "
+                      "(docs/scripts.md).")
 
 
 def warn_of_detached(policy, logits, value):
@@ -650,11 +650,15 @@ def warn_of_detached(policy, logits, value):
     warn_once(f"network: {problem} to the weights. Remove torch.no_grad and detach from forward.")
 
 
-class Autograd:
-    """Run any nn.Module on a CPU (models.py has the contract)."""
+class CpuEngine:
+    """Share what both engines of a CPU have: threads that learn, each its share of a minibatch.
 
-    name = "autograd"
+    An engine sets `num_learners` and `workers`, and has `_backward_share(learner)`.
+    """
+
     whole_minibatches = True  # a minibatch may be captured as a whole
+    blocking_classes = ()  # classes without `thread_safe`, if only they forbid threads
+    workers = None
     Buffers = Buffers
 
     def __init__(self, policy, vecenv, config, buffers):
@@ -663,6 +667,44 @@ class Autograd:
         self.config = config
         self.buffers = buffers
         self.precision = getattr(torch, config["precision"])
+
+    def register(self, arena):
+        """Register nothing: the engine allocates what it needs."""
+
+    def backward(self):
+        """Compute the gradients and the loss of the segments `buffers.index`.
+
+        `_backward_share` does so for each learner. New values, new ratios and the sums of the loss
+        are in `buffers`. The order of the gradients' sum is a part of exact resume (runs.py).
+        """
+        if self.num_learners == 1:
+            self._backward_share(0)
+        else:
+            self.workers.run(self._backward_share, range(self.num_learners))
+        first, *others = self.buffers.gradients[: self.num_learners]
+        for gradient in others:
+            first.add_(gradient)
+
+    def capture(self, function):
+        """Return the function itself; on a GPU it becomes a CUDA graph."""
+        return function
+
+    def refresh(self):
+        """Follow weights that were loaded or replaced: they are read at each use."""
+
+    def release(self):
+        """Stop the threads."""
+        if self.workers is not None:
+            self.workers.release()
+
+
+class Autograd(CpuEngine):
+    """Run any nn.Module on a CPU (models.py has the contract)."""
+
+    name = "autograd"
+
+    def __init__(self, policy, vecenv, config, buffers):
+        super().__init__(policy, vecenv, config, buffers)
         if self.precision == torch.bfloat16 and not has_bfloat16():
             self.precision = torch.float32
             if data_parallel.connect().rank == 0:
@@ -670,7 +712,6 @@ class Autograd:
                       "float32 runs, up to ten times as fast. Set float32.", file=sys.stderr)
         self.network = TorchPolicy(policy, vecenv, config, buffers, self.precision,
                                    self._find_tiles())
-        self.blocking_classes = ()  # classes without `thread_safe`, if only they forbid threads
         self._set_learners(self._count_learners())
         # Workers may each run the network for their buffers; torch's own threads share the products
         # that go through torch.
@@ -678,7 +719,6 @@ class Autograd:
             self.network.tiles and vecenv.num_buffers >= vecenv.num_workers > 1
             and not self.network.has_batch_norm and is_thread_safe(policy)
             and flops(policy, vecenv.agents_per_batch) >= MIN_FLOPS_FOR_WORKERS)
-        self.workers = None
         if self.is_threaded or self.num_learners > 1:
             self.workers = Workers(vecenv, self.num_learners)
         self.steps = StepByStep(vecenv, buffers, self.network.act)
@@ -717,11 +757,9 @@ class Autograd:
         if self._is_undivided() or config["compile"] or config["max_minibatch_size"]:
             return 1
         count = count_learners(self.policy, self.vecenv, self.buffers, MIN_FLOPS_FOR_LEARNER)
-        if count == 1 or is_thread_safe(self.policy):
-            return count
-        if not needs_one_thread(self.policy):
-            self.blocking_classes = classes_not_marked_thread_safe(self.policy)
-        return 1
+        names = unmarked_classes(self.policy) if count > 1 else []
+        self.blocking_classes = names or ()
+        return count if names == [] else 1
 
     def _set_learners(self, count):
         """Set how many threads learn, and how many steps each takes at once.
@@ -742,9 +780,6 @@ class Autograd:
 
     # -- memory
 
-    def register(self, arena):
-        """Register nothing: torch allocates what the network needs."""
-
     def bind(self, arena):
         """Make the views of the allocated arena."""
         # A trainer that replaces its engine keeps the buffers, made for fewer learners.
@@ -759,15 +794,15 @@ class Autograd:
     def rollout(self, number):
         """Roll out all agents for `horizon` steps; return the seconds in environments.
 
-        Each worker goes through `StepByStep.run`. number: of the rollout, from 0. The seconds
-        include waits for environments.
+        Each worker goes through `StepByStep.run`. number: of the rollout, from 0. The seconds are
+        the most of a worker, and include waits for environments.
         """
         vecenv, workers = self.vecenv, range(self.vecenv.num_workers)
         self.is_threaded = self.is_threaded and is_thread_safe(self.policy)
         with torch_threads(1):  # more of torch's threads would take the workers' cores
             self.buffers.begin_rollout(number)
             if self.is_threaded:
-                return mean_of_workers(self.workers.run(self._run_in_thread, workers))
+                return max(self.workers.run(self._run_in_thread, workers))
             count = self._count_torch_threads(vecenv.agents_per_batch)
             with threads(vecenv.num_threads), torch_threads(count):
                 return sum(map(self.steps.run, workers))
@@ -795,16 +830,8 @@ class Autograd:
             yield
 
     def backward(self):
-        """Compute the gradients and the loss of the segments `buffers.index`.
-
-        `_backward_share` does so for each learner. New values, new ratios and the sums of the loss
-        are in `buffers`.
-        """
-        if self.num_learners == 1:
-            self._backward_share(0)
-        else:
-            self.workers.run(self._backward_share, range(self.num_learners))
-        self.buffers.add_gradients(self.num_learners)
+        """Do as `CpuEngine.backward`, and compare a run's first minibatch with the rollout."""
+        super().backward()
         self.network.compare_with_rollout()
 
     def _backward_share(self, learner):
@@ -822,18 +849,6 @@ class Autograd:
                     index[start : min(start + step, last)], start, self.buffers.sums[learner],
                     gradients, self.num_learners == 1, self.at_once)
 
-    def capture(self, function):
-        """Return the function itself; on a GPU it becomes a CUDA graph."""
-        return function
-
-    def refresh(self):
-        """Follow weights that were loaded or replaced: the network reads them itself."""
-
-    def release(self):
-        """Stop the threads."""
-        if self.workers is not None:
-            self.workers.release()
-
 
 def share(learner, num_learners, segments):
     """Return the first and the last + 1 of a learner's segments of a minibatch."""
@@ -847,82 +862,3 @@ def count_learners(policy, vecenv, buffers, min_flops):
     """
     most = 3 * flops(policy, buffers.segments * buffers.span) // min_flops
     return int(max(1, min(most, vecenv.num_threads, buffers.segments)))
-
-
-def mean_of_workers(seconds):
-    """Return the mean seconds of the workers that stepped environments."""
-    return sum(seconds) / max(1, sum(spent > 0 for spent in seconds))
-
-
-# --------------------------------------------------------------------------------------------------
-# The contract of a recurrent policy
-
-STEPS, AGENTS = 16, 5  # of a sample
-
-
-def sample_inputs(vecenv, device):
-    """Return random observations, resets and valid, all (STEPS, AGENTS, ...)."""
-    random = np.random.default_rng(0)
-    shape, dtype = (STEPS, AGENTS, *vecenv.observation_shape), np.dtype(vecenv.observation_dtype)
-    observations = random.normal(size=shape) if dtype.kind == "f" else random.integers(0, 2, shape)
-    flags = [(random.random((STEPS, AGENTS)) < p).astype(np.uint8) for p in (0.2, 0.8)]
-    arrays = observations.astype(dtype), *flags
-    return [torch.from_numpy(array).to(device) for array in arrays]
-
-
-def check_recurrent_contract(policy, vecenv):
-    """Return which part of the recurrent contract a network violates, or None.
-
-    Checked are two faults that raise no error: a step adds tensors to the state that
-    `initial_state` lacks, which are lost; forward takes agents for time.
-    """
-    if type(policy).__module__ == models.__name__ or models.is_plain(policy):
-        return None
-    device = next(policy.parameters(), torch.zeros(())).device
-    observations, *_ = sample_inputs(vecenv, device)
-
-    def make_state(*shape):
-        """Return the first state of (T, N) steps or (N,) agents."""
-        state = policy.initial_state(shape[-1]) if hasattr(policy, "initial_state") else {}
-        flags = torch.zeros(shape, dtype=torch.uint8, device=device)
-        return {**{name: tensor.to(device) for name, tensor in state.items()},
-                "resets": flags, "valid": flags + 1}
-
-    def run_over_time(observations):
-        return models.join_outputs(*policy(observations, make_state(*observations.shape[:2])))[0]
-
-    def run_steps(keeps_all):
-        """Return the outputs, and the names that a step adds to the state."""
-        torch.manual_seed(0)  # a network may draw noise; `on_trial` restores the generator
-        state, outputs = make_state(AGENTS), []
-        names = set(state)
-        for row in observations:
-            outputs.append(models.join_outputs(*models.one_step(policy, row, state))[0])
-            added = state.keys() - names - {"fields"}
-            state = state if keeps_all else {name: state[name] for name in names}
-        return torch.stack(outputs), added
-
-    name = type(policy).__name__
-    step = "forward_eval" if hasattr(policy, "forward_eval") else "forward"
-    try:
-        with models.evaluation_mode(policy):
-            outputs, added = run_steps(keeps_all=False)
-            if added and relative_error(run_steps(keeps_all=True)[0], outputs) > 1e-3:
-                return (f"{name}.{step} leaves {', '.join(sorted(added))} in the state, which "
-                        "would be lost. Return it from initial_state(num_agents), zeros of "
-                        "(layers, num_agents, size), or take --rnn.name lstm or gru.")
-            if not hasattr(policy, "forward_eval") or getattr(policy, "takes_batches", False):
-                return None
-            swapped = run_over_time(observations.transpose(0, 1)).transpose(0, 1)
-            error = relative_error(run_over_time(observations), outputs)
-            if error > 1e-3 > relative_error(swapped, outputs):
-                return (f"{name}.forward takes agents first, but gets time first, (T, N, "
-                        "*observation). Remove batch_first=True from its layers.")
-    except Exception:  # the run itself reports it
-        return None
-    return None
-
-
-def relative_error(result, expected):
-    """Return the norm of the difference, relative to that of `expected`."""
-    return float((result - expected).norm() / (expected.norm() + 1e-6))

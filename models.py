@@ -574,7 +574,8 @@ class _Recurrent(nn.Module):
 
     def forward_eval(self, observations, state):
         """Compute one step of N agents: (N, ...) -> logits and value of (N, ...)."""
-        return squeeze_time(*self(observations.unsqueeze(0), state))
+        logits, value = self(observations.unsqueeze(0), state)
+        return map_logits(lambda tensor: tensor[0], logits), value[0]
 
 
 class MinGRUPolicy(_Recurrent):
@@ -1139,11 +1140,6 @@ class GRUWrapper(_TorchWrapper):
 # Calling a policy of any form
 
 
-def squeeze_time(logits, value):
-    """Remove the time axis from logits and value of one step, (1, N, ...)."""
-    return map_logits(lambda tensor: tensor[0], logits), value[0]
-
-
 @functools.lru_cache(maxsize=64)
 def _parameters(function):
     return tuple(inspect.signature(function).parameters.values())
@@ -1189,9 +1185,8 @@ def find_form(policy, space):
                            "value. For CleanRL's actor and critic: def forward(self, x): return "
                            "self.actor(x), self.critic(x)")
     is_known = any(hasattr(policy, name) for name in ("initial_state", "takes_batches"))
-    ours = [kind.forward for kind in (FeedForward, MultiInputPolicy, Normalized, Board)]
-    if is_known or is_plain(policy) or type(policy).forward in ours:
-        return  # a subclass may refuse zeros
+    if is_known or is_plain(policy) or getattr(forward, "__module__", "") == __name__:
+        return  # a subclass of a network of this file may refuse zeros
     parameter = next(policy.parameters(), torch.zeros(()))
     zeros = torch.from_numpy(np.zeros((2, 3, *space.shape), space.dtype)).to(parameter.device)
     errors = []
@@ -1207,24 +1202,61 @@ def find_form(policy, space):
     raise errors[0]
 
 
+def one_step(policy, observations, state):
+    """Return logits and value (N, ...) of one step of N agents, by any policy.
+
+    `state` has the recurrent tensors, which are updated, and the flags of this step, (N,).
+    """
+    return _call(policy, observations, state, observations.shape[:1])
+
+
 def over_time(policy, observations, state, forward=None):
     """Return logits and value (T, N, ...) of T steps of N agents, by any policy.
 
     forward: a replacement for the policy's, such as the one of torch.compile.
     """
-    forward, (T, N) = policy if forward is None else forward, observations.shape[:2]
-    is_stateless = is_plain(policy)
-    if not (is_stateless or getattr(policy, "takes_batches", False)):
-        with _note_shapes(policy, "(T, N, *observation), T steps of N agents, and a state",
-                          observations):
-            outputs = forward(observations, state)
-        return _take_outputs(policy, "forward", outputs, state, (T, N))
-    rows = observations.flatten(0, 1)
-    with _note_shapes(policy, "(B, *observation), a batch without time", rows):
-        outputs = forward(rows) if is_stateless else forward(rows, state)
-    logits, value = _take_outputs(policy, "forward", outputs, state, (T * N,))
-    state |= _map_fields(state, lambda field: field.unflatten(0, (T, N)))
-    return map_logits(lambda rows: rows.unflatten(0, (T, N)), logits), value.reshape(T, N, 1)
+    return _call(policy, observations, state, observations.shape[:2], forward)
+
+
+def _call(policy, observations, state, shape, forward=None):
+    """Return logits and value (*shape, ...) of observations (*shape, ...).
+
+    The network gets them as its method takes them: (N, ...), (T, N, ...) or a batch (B, ...). Its
+    rollout_fields become state["fields"].
+    """
+    is_step = len(shape) == 1 and hasattr(policy, "forward_eval")
+    is_stateless = not is_step and is_plain(policy)
+    if is_stateless or getattr(policy, "takes_batches", False):
+        form = (math.prod(shape),)
+    else:
+        form = shape if is_step else (1, *shape)[-2:]
+    function = policy.forward_eval if is_step else forward or policy
+    x = observations.reshape(*form, *observations.shape[len(shape):])
+    flags = {name: state[name].reshape(form) for name in ("resets", "valid")
+             if state.get(name) is not None}
+    named_state = state | flags
+    try:
+        outputs = function(x) if is_stateless else function(x, named_state)
+    except (RuntimeError, IndexError, ValueError) as error:
+        if any(word in str(error) for word in ("shape", "size", "dimension", "dim ")):
+            error.add_note(
+                f"{type(policy).__name__} got observations {tuple(x.shape)}. "
+                "Without memory: forward(observations) over (B, *observation). With memory: "
+                "forward(observations, state) over (T, N, *observation), and forward_eval over (N, "
+                "*observation). Both return logits and value. See models.py.")
+        raise
+    method = "forward_eval" if is_step else "forward"
+    logits, value, fields = _check_outputs(policy, method, outputs, form)
+    state.update({name: tensor for name, tensor in named_state.items() if name not in flags})
+    if form != shape:
+        def reshape(tensor):
+            return tensor.reshape(*shape, *tensor.shape[len(form):])
+
+        logits, value = map_logits(reshape, logits), value.reshape(*shape, 1)
+        fields = {name: reshape(field) for name, field in fields.items()}
+    if fields:
+        state["fields"] = fields
+    return logits, value
 
 
 def check_logits(policy, outputs, log_std, heads, dims):
@@ -1251,16 +1283,12 @@ def are_probabilities(outputs, heads):
                                        for head in probabilities)
 
 
-def _take_outputs(policy, method, outputs, state, shape):
-    """Return logits and value of a network's result for observations (*shape, ...).
-
-    Its rollout_fields become state["fields"].
-    """
-    fields = getattr(policy, "rollout_fields", None)
+def _check_outputs(policy, method, outputs, shape):
+    """Return logits, value and fields of a network's result for observations (*shape, ...)."""
+    names = getattr(policy, "rollout_fields", {})
     try:
-        logits, value = outputs[:2] if fields else outputs
-        if fields:
-            state["fields"] = {name: outputs[2][name] for name in fields}
+        logits, value = outputs[:2] if names else outputs
+        fields = {name: outputs[2][name] for name in names}
         first = logits.loc if isinstance(logits, torch.distributions.Normal) else logits
         first = first[0] if isinstance(first, (list, tuple)) else first
         is_valid = first.shape[:-1] == shape and value.numel() == math.prod(shape)
@@ -1270,52 +1298,11 @@ def _take_outputs(policy, method, outputs, state, shape):
         results = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         received = ", ".join(f"{type(result).__name__} {tuple(getattr(result, 'shape', ()))}"
                              for result in results)
-        names = f", {{{', '.join(fields)}}}" if fields else ""
-        raise NetworkError(f"{type(policy).__name__}.{method} must return (logits, value{names}), "
+        third = f", {{{', '.join(names)}}}" if names else ""
+        raise NetworkError(f"{type(policy).__name__}.{method} must return (logits, value{third}), "
                            f"got {received}; expected are {(*shape, 'actions')} and "
                            f"{(*shape, 1)}. See models.py.")
-    return logits, value
-
-
-def _map_fields(state, function):
-    """Return {"fields": ...} with `function` of each field; {} if there are none."""
-    if "fields" not in state:
-        return {}
-    return {"fields": {name: function(field) for name, field in state["fields"].items()}}
-
-
-@contextlib.contextmanager
-def _note_shapes(policy, form, observations):
-    """Add the network's input to an error about shapes."""
-    try:
-        yield
-    except (RuntimeError, IndexError, ValueError) as error:
-        words = "shape", "size", "dimension", "dim "
-        if not isinstance(error, NetworkError) and any(word in str(error) for word in words):
-            error.add_note(
-                f"{type(policy).__name__} got observations {tuple(observations.shape)}, {form}. "
-                "Without memory: forward(observations) over (B, *observation). With memory: "
-                "forward(observations, state) over (T, N, *observation), and forward_eval over (N, "
-                "*observation). Both return logits and value. See models.py.")
-        raise
-
-
-def one_step(policy, observations, state):
-    """Return logits and value (N, ...) of one step of N agents, by any policy.
-
-    `state` has the recurrent tensors, which are updated, and the flags of this step, (N,).
-    """
-    if hasattr(policy, "forward_eval"):
-        with _note_shapes(policy, "(N, *observation), one step of N agents", observations):
-            outputs = policy.forward_eval(observations, state)
-        return _take_outputs(policy, "forward_eval", outputs, state, observations.shape[:1])
-    flags = {name: state[name].unsqueeze(0) for name in ("resets", "valid")
-             if state.get(name) is not None}
-    timed_state = {**state, **flags}
-    logits, value = over_time(policy, observations.unsqueeze(0), timed_state)
-    timed_state |= _map_fields(timed_state, lambda field: field.squeeze(0))
-    state.update({name: tensor for name, tensor in timed_state.items() if name not in flags})
-    return squeeze_time(logits, value)
+    return logits, value, fields
 
 
 def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks=None, squash=None,

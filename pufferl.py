@@ -247,13 +247,16 @@ class PuffeRL:
             self.engine.refresh()
         if self.engine.name not in verify.NETWORKS:
             return
-        reason = verify.find_edit(self.policy, self.engine.name, self.engine.modules)
-        if reason is None and has_loaded:
+        reason = None
+        if engines.inspect_modules(self.policy) != self.engine.inspected:
+            reason = (verify.find_edit(self.policy, self.engine.name)
+                      or "a part of the network is replaced")
+        elif has_loaded:
             reason = verify.compare(self.policy, self.vecenv, self.engine.Sample,
                                     self.buffers.torch_device)
         if reason is not None:
             self.engine.release()
-            engine = any_network_engine(self.config)
+            engine = generic_engine(self.config)
             self.engine = engine(self.policy, self.vecenv, self.config, self.buffers)
             self.engine.bind(self.arena)
             self._use_engine(reason)
@@ -783,7 +786,7 @@ VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy"
 # The choice of the engine
 
 
-def any_network_engine(config):
+def generic_engine(config):
     """Return the class of the engine that runs any network on train.device."""
     is_gpu = config["device"] == "cuda"
     return importlib.import_module("fast.fused").Graphs if is_gpu else engines.Autograd
@@ -796,7 +799,7 @@ def choose_engine(policy, vecenv, config):
     policy. The reason is None if there is nothing to report, as for a custom network. Raises
     ConfigError if train.engine cannot run this.
     """
-    requested, general = config["engine"], any_network_engine(config)
+    requested, general = config["engine"], generic_engine(config)
     fast, module = ("fused", "Fused") if config["device"] == "cuda" else ("compiled", "Compiled")
     if requested in ("autograd", general.name):
         return general, None
@@ -995,8 +998,6 @@ def check_policy(policy, vecenv, config):
         require(tensor.dim() >= 2 and tensor.shape[1] == 1,
                 f"{network}.initial_state(1): {name} has the shape {tuple(tensor.shape)}, expected "
                 "(layers, 1, size).")
-    problem = engines.check_recurrent_contract(policy, vecenv)
-    require(problem is None, problem)
     require(not config["norm_obs"] or models.find_normalizer(policy) is not None,
             "train.norm_obs = True: this network has no models.Normalizer. load_policy adds one, "
             "as do models.MinGRUPolicy(env, normalize=True) and models.Normalized(env, policy).")

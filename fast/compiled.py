@@ -24,6 +24,8 @@ tower, or two if policy and value are apart (models.Separate).
 """
 
 import contextlib
+import functools
+import math
 
 import numpy as np
 import torch
@@ -45,6 +47,7 @@ from arena import (
     prefetch,
     run,
     threads,
+    u32,
     u64,
 )
 from fast import products
@@ -162,98 +165,95 @@ def _policy_step_cpu(begin, end, observations, network, state, resets, valid, sc
 
 
 @driver
-def _act_cpu(begin, end, observations, network, state, resets, valid, heads, log_std, squash,
-             masked, masks, seed, first_agent, counter, samples, actions, logprobs, values,
-             scratch):
-    """Compute one step of the agents in [begin, end), and sample their actions.
-
-    The arguments from heads on are those of `kernels.sample`. log_std is None for discrete
-    actions, heads for continuous ones.
-    """
-    _policy_step_cpu(begin, end, observations, network, state, resets, valid, scratch)
-    outputs, choices = scratch[4], scratch[6]
-    random, written = (seed, first_agent, counter, False), (actions, logprobs, values)
-    if heads is not None:
-        kernels._sample_discrete_lanes(begin, end, outputs, masked, masks, heads, *random,
-                                       *written, choices)
-    if log_std is not None:  # not `else`: numba compiles only what is not None
-        kernels._sample_continuous_lanes(begin, end, outputs, log_std, squash, *random, samples,
-                                         *written)
+def _values_cpu(begin, end, observations, network, state, state_copy, resets, valid, scratch,
+                values):
+    """Write V of the agents in [begin, end) to `values`; the state stays."""
+    if state is not None:
+        for layer in range(len(state)):
+            for i in range(begin, end):
+                for j in range(state_copy[layer].shape[1]):
+                    state_copy[layer][i, j] = state[layer][i, j]
+    _policy_step_cpu(begin, end, observations, network, state_copy, resets, valid, scratch)
+    outputs = scratch[4]
+    for i in range(begin, end):
+        values[i] = outputs[i, outputs.shape[1] - 1]
 
 
 # --------------------------------------------------------------------------------------------------
 # The rollout of a range of environments in one call. With a call for each step, threads would wait
 # for the interpreter's lock, and to wake a thread takes as long as a step of 256 agents.
+# Its arguments are those of a step, so that environments in Python have one call for each step:
+#   first: the buffer's first agent, among this process's. The lanes [begin, end) count from there.
+#   network, state (a layer (n, H)), scratch: as in _policy_step_cpu; state_copy: like state,
+#   overwritten. storage: observations (T + 1, N, D), resets, valid (T + 1, N), actions (T, N, ...),
+#   terminals, truncations (T, N), final_observations (N, D). heads (None for continuous actions),
+#   log_std (None for discrete ones), squash, masks (T + 1, N, A), seed, first_agent and counter,
+#   (T,) int64, the `step` of each: as in `kernels.sample`. Written: samples (T, N, ...), the actions
+#   themselves without squash, logprobs (T, N), values (T + 1, N), bootstraps (T, N), which must be 0
 
 
 @driver
-def _final_values(begin, end, terminals, truncations, final_observations, network, state,
-                  state_copy, scratch, bootstraps):
-    """Write V of the final observations to `bootstraps`, for truncated agents.
+def _act_cpu(begin, end, t, first, network, storage, state, state_copy, scratch, heads, log_std,
+             squash, masked, masks, seed, first_agent, counter, samples, logprobs, values,
+             bootstraps):
+    """Sample the actions of step t of the agents in [begin, end); values alone at t = T."""
+    observations, resets, valid, actions, _, _, _ = storage
+    rows, flags = observations[t, first:], (resets[t, first:], valid[t, first:])
+    if t == len(actions):
+        _values_cpu(begin, end, rows, network, state, state_copy, *flags, scratch,
+                    values[t, first:])
+        return
+    _policy_step_cpu(begin, end, rows, network, state, *flags, scratch)
+    outputs, choices = scratch[4], scratch[6]
+    random = seed, u64(first_agent + first), counter[t : t + 1], False
+    written = actions[t, first:], logprobs[t, first:], values[t, first:]
+    if heads is not None:
+        mask = masks[t, first:] if masked else masks[0]
+        kernels._sample_discrete_lanes(begin, end, outputs, masked, mask, heads, *random, *written,
+                                       choices)
+    if log_std is not None:  # not `else`: numba compiles only what is not None
+        kernels._sample_continuous_lanes(begin, end, outputs, log_std, squash, *random,
+                                         samples[t, first:], *written)
+
+
+@driver
+def _bootstrap_cpu(begin, end, t, first, network, storage, state, state_copy, scratch, heads,
+                   log_std, squash, masked, masks, seed, first_agent, counter, samples, logprobs,
+                   values, bootstraps):
+    """Write V of the final observations to row t of `bootstraps`, for truncated agents.
 
     These are the agents in [begin, end) that are truncated and not terminated.
     """
-    outputs, first = scratch[4], begin
-    while first < end:
-        last = first
-        while last < end and truncations[last] and not terminals[last]:
-            last += 1
-        if last > first:  # neighbours in one step
-            n = last - first
-            if state is not None:
-                for layer in range(len(state)):
-                    for i in range(n):
-                        for j in range(state_copy[layer].shape[1]):
-                            state_copy[layer][i, j] = state[layer][first - begin + i, j]
+    _, _, _, _, terminals, truncations, final_observations = storage
+    terminated, truncated = terminals[t, first:], truncations[t, first:]
+    start = begin
+    while start < end:
+        stop = start
+        while stop < end and truncated[stop] and not terminated[stop]:
+            stop += 1
+        if stop > start:  # neighbours in one step
             # terminals are 0 here, as resets must be, and truncations are 1, as valid must be
-            _policy_step_cpu(INT0, n, final_observations[first:last], network, state_copy,
-                             terminals[first:last], truncations[first:last], scratch)
-            for i in range(n):
-                bootstraps[first + i] = outputs[i, outputs.shape[1] - 1]
-        first = last + 1
+            _values_cpu(start, stop, final_observations[first:], network, state, state_copy,
+                        terminated, truncated, scratch, bootstraps[t, first:])
+        start = stop + 1
 
 
 @driver
-def _rollout_cpu(environments, begin, end, network, storage, state, state_copy, scratch, heads,
-                 log_std, squash, masked, masks, seed, first_agent, counter, samples, logprobs,
-                 values, bootstraps):
-    """Run all T steps of the agents in [begin, end), as StepByStep does step by step.
+def _rollout_cpu(environments, n, first, network, storage, *arguments):
+    """Run all T steps of n agents, as StepByStep does step by step.
 
-    Returns the share of the time that the environments took.
-
-    environments: addresses of ocean_step and of the environments, the first and the last of them,
-    int64 addresses of their rows (T,). network, state (a layer (n, H)), scratch: as in
-    _policy_step_cpu; state_copy: like state, overwritten. storage: observations (T + 1, N, D),
-    resets, valid (T + 1, N), actions (T, N, ...), terminals, truncations (T, N),
-    final_observations (N, D). counter: (T,) int64, the `step` of `kernels.sample`, as are heads,
-    log_std, squash, masks (T + 1, N, A), seed and first_agent. Written: samples (T, N, ...), the
-    actions themselves without squash, logprobs (T, N), values (T + 1, N), bootstraps (T, N), which
-    must be 0.
+    Returns the share of the time that the environments took. environments: addresses of ocean_step
+    and of the environments, the first and the last of them, int64 addresses of their rows (T,).
     """
-    observations, resets, valid, actions, terminals, truncations, final_observations = storage
-    outputs = scratch[4]
-    n, horizon, in_environments, started = end - begin, len(actions), 0, cycles()
-    for t in range(horizon + 1):
-        rows, flags = observations[t, begin:end], (resets[t, begin:end], valid[t, begin:end])
+    _, resets, _, actions, terminals, truncations, _ = storage
+    in_environments, started = 0, cycles()
+    for t in range(len(actions) + 1):
         if t > 0:
-            _final_values(begin, end, terminals[t - 1], truncations[t - 1], final_observations,
-                          network, state, state_copy, scratch, bootstraps[t - 1])
-        if t == horizon:
-            break
-        mask = masks[t, begin:end] if masked else masks[0]
-        _act_cpu(INT0, n, rows, network, state, flags[0], flags[1], heads, log_std, squash, masked,
-                 mask, seed, u64(first_agent + begin), counter[t : t + 1], samples[t, begin:end],
-                 actions[t, begin:end], logprobs[t, begin:end], values[t, begin:end], scratch)
-        in_environments += step_environments(environments, t, begin, end, terminals, truncations,
-                                             resets)
-    if state is not None:  # the last row needs V only: the state itself stays
-        for layer in range(len(state)):
-            for i in range(n):
-                for j in range(state_copy[layer].shape[1]):
-                    state_copy[layer][i, j] = state[layer][i, j]
-    _policy_step_cpu(INT0, n, rows, network, state_copy, flags[0], flags[1], scratch)
-    for i in range(n):
-        values[horizon, begin + i] = outputs[i, outputs.shape[1] - 1]
+            _bootstrap_cpu(INT0, n, t - 1, first, network, storage, *arguments)
+        _act_cpu(INT0, n, t, first, network, storage, *arguments)
+        if t < len(actions):
+            in_environments += step_environments(environments, t, first, first + n, terminals,
+                                                 truncations, resets)
     return in_environments / (cycles() - started)
 
 
@@ -437,62 +437,58 @@ def _as_tower(maps):
     return encoder, tuple(layers), decoder
 
 
+def _zeros(*shape):
+    """Return a float32 array, aligned to 256 bytes."""
+    size = math.prod(shape)
+    memory = np.zeros(size + 64, f32)
+    first = -memory.ctypes.data % 256 // 4
+    return memory[first : first + size].reshape(shape)
+
+
 class Weights:
     """Hold a network's weights, packed for the products.
 
-    `refresh` packs them, after every change.
+    `_pack_all_cpu(masters)` packs them, after every change.
 
     precision: torch.bfloat16 rounds the operands of the products of encoder and layers, forward and
     backward. Sums, activations, states and the decoder are float32. Raises ValueError for a network
     of another form.
     """
 
-    def __init__(self, policy, arena, name, precision=torch.float32):
+    def __init__(self, policy, precision=torch.float32):
         self.policy = policy
-        self.arena = arena
-        self.name = name
         self.towers, self.decoder, self.activation = find_towers(policy)
-        shape = lambda key: tuple(policy.get_parameter(f"{key}.weight").shape)  # noqa: E731
-        shapes = [[*map(shape, maps), shape(self.decoder)] for maps, _ in self.towers]
-        self.H, self.D = shapes[0][0]
-        self.width = shapes[0][-1][0]
-        self.num_layers = len(shapes[0]) - 2
         self.is_recurrent = isinstance(policy, models.MinGRUPolicy)
+        towers = self.pairs(lambda name: as_array(policy.get_parameter(name).data))
+        shapes = [[weight.shape for weight, _ in pairs] for pairs in towers]
+        self.H, self.D = shapes[0][0]
+        self.num_layers = len(shapes[0]) - 2
         self.inner = (3 if self.is_recurrent else 1) * self.H  # columns of a layer's product
-        expected = [(self.H, self.D), *[(self.inner, self.H)] * self.num_layers,
-                    (self.width, self.H)]
-        if not self.num_layers or any(tower != expected for tower in shapes):
+        self.outputs = [tower[-1][0] for tower in shapes]  # columns of each tower
+        self.width = sum(self.outputs)
+        expected = [(self.H, self.D), *[(self.inner, self.H)] * self.num_layers]
+        if not self.num_layers or any(
+                tower != [*expected, (columns, self.H)]
+                for tower, columns in zip(shapes, self.outputs, strict=True)):
             raise ValueError(f"its weights have the shapes {shapes}")
-        self.outputs = [len(range(self.width)[rows]) for _, rows in self.towers]  # of each tower
-        for t, outputs in enumerate(self.outputs):
-            for i, (columns, inner) in enumerate([*expected[:-1], (outputs, self.H)]):
-                half = precision != torch.float32 and i <= self.num_layers
-                dtype = torch.uint32 if half else torch.float32  # pairs of bfloat16 in a number
-                sizes = {f"{t}/{i}": (inner, columns)}
-                if i > 0:
-                    sizes[f"{t}/{i}/back"] = columns, inner
-                for key, size in sizes.items():
-                    arena.register(f"{name}/packed/{key}", (packed_size(*size, half),), dtype)
-
-    def bind(self):
-        """Make the views of the allocated arena."""
-        is_normalized = isinstance(self.policy, (models.MinGRUPolicy, models.Normalized))
-        norm = self.policy.normalizer if is_normalized else None
-        norm = (torch.zeros(0),) * 2 if norm is None else (norm.shift, norm.scale)
-        towers, back, masters = [], [], []
-        parameter = lambda key: as_array(self.policy.get_parameter(key).data)  # noqa: E731
-        for t, pairs in enumerate(self.pairs(parameter)):
+        # nanoseconds a row, about, for `run`
+        self.cost = sum(weight.numel() for weight in policy.parameters()) // 40
+        networks, back, masters = [], [], []
+        for pairs in towers:
             weights, biases = zip(*pairs, strict=True)
-            place = f"{self.name}/packed/{t}"
-            packed = [as_array(self.arena[f"{place}/{i}"]) for i in range(len(pairs))]
-            turned = [as_array(self.arena[f"{place}/{i}/back"]) for i in range(1, len(pairs))]
-            towers.append(_as_tower(zip(packed, biases, strict=True)))
+            # pairs of bfloat16 in a number
+            half = [precision != torch.float32 and i <= self.num_layers for i in range(len(pairs))]
+            packed = list(map(_packed, (weight.T for weight in weights), half))
+            turned = list(map(_packed, weights[1:], half[1:]))
+            networks.append(_as_tower(zip(packed, biases, strict=True)))
             back.append((tuple(turned[:-1]), turned[-1]))
             masters.append((*_as_tower(weights), *_as_tower(packed), *back[-1]))
-        self.arrays = tuple(towers), *map(as_array, norm), self.activation
+        is_normalized = isinstance(policy, (models.MinGRUPolicy, models.Normalized))
+        norm = policy.normalizer if is_normalized else None
+        norm = (torch.zeros(0),) * 2 if norm is None else (norm.shift, norm.scale)
+        self.arrays = tuple(networks), *map(as_array, norm), self.activation
         self.back = tuple(back)
-        self._masters = tuple(masters)
-        self.refresh()
+        self.masters = tuple(masters)
 
     def pairs(self, find):
         """Return [[(weight, bias) of each map of a tower], ...]; find: from a name."""
@@ -501,146 +497,116 @@ class Weights:
 
         return [[*map(pair, maps), pair(self.decoder, rows)] for maps, rows in self.towers]
 
-    def refresh(self):
-        """Pack the weights."""
-        _pack_all_cpu(self._masters)
+
+def _packed(matrix, half):
+    """Return memory for a packed matrix (inner, columns)."""
+    array = _zeros(packed_size(*matrix.shape, half))
+    return array.view(u32) if half else array
 
 
-def _part_shapes(weights, name, rows):
-    """Return {name: shape} of the towers' parts of the outputs, or of their gradients."""
-    count = len(weights.towers)
-    names = [f"{name} {t}" for t in range(count)] if count > 1 else [name]
-    return {key: (rows, width) for key, width in zip(names, weights.outputs, strict=True)}
+def _outputs(weights, rows):
+    """Return an array of outputs, and its part of each tower, for `_move`."""
+    outputs = _zeros(rows, weights.width)
+    parts = (outputs,)
+    if len(weights.outputs) > 1:
+        parts = tuple(_zeros(rows, columns) for columns in weights.outputs)
+    return outputs, parts
 
 
-class Actor:
-    """One worker's rollout of up to `rows` agents."""
-
-    def __init__(self, weights, name, rows):
-        self.weights = weights
-        self.name = name
-        # nanoseconds a row, about, for `run`
-        self.cost = sum(weight.numel() for weight in weights.policy.parameters()) // 40
-        H, width = weights.H, weights.width
-        self.shapes = {"inputs": (rows, weights.D), "x": (rows, H), "y": (rows, H),
-                       "hgp": (rows if weights.is_recurrent else 0, 3 * H),
-                       "outputs": (rows, width)}
-        self.parts = _part_shapes(weights, "outputs", rows)
-        is_discrete = weights.policy.decoder.log_std is None
-        choices = {"choices": (rows if is_discrete else 0,
-                               kernels.CHOICE_ROWS + 2 * (width - 1))}
-        for key, shape in {**self.shapes, **self.parts, **choices}.items():
-            weights.arena.register(f"{name}/{key}", shape)
-
-    def bind(self):
-        """Make the views of the allocated arena."""
-        view = lambda key: as_array(self.weights.arena[f"{self.name}/{key}"])  # noqa: E731
-        self.outputs = self.weights.arena[f"{self.name}/outputs"]
-        self.scratch = *map(view, self.shapes), tuple(map(view, self.parts)), view("choices")
-
-    def step(self, observations, state, resets, valid):
-        """Compute one step; return outputs (n, A + 1), which the next call overwrites.
-
-        observations (n, *obs) of any dtype but 16-bit floats; state (n, H) a layer, updated in
-        place, or None without memory; resets and valid (n,) uint8.
-        """
-        n = len(observations)
-        run(_policy_step_cpu, n, self.cost, as_array(observations.view(n, -1)), self.weights.arrays,
-            _layers(state), as_array(resets), as_array(valid), self.scratch)
-        return self.outputs[:n]
+def actor_scratch(weights, rows):
+    """Return the scratch of a worker that acts for up to `rows` agents."""
+    H = weights.H
+    is_discrete = weights.policy.decoder.log_std is None
+    choices = _zeros(rows if is_discrete else 0, kernels.CHOICE_ROWS + 2 * (weights.width - 1))
+    hgp = _zeros(rows if weights.is_recurrent else 0, 3 * H)
+    return (_zeros(rows, weights.D), _zeros(rows, H), _zeros(rows, H), hgp,
+            *_outputs(weights, rows), choices)
 
 
 class Learner:
-    """Compute one worker's share of minibatches, `at_once` segments at a time."""
+    """Hold the memory of a worker that learns `at_once` segments at a time.
 
-    def __init__(self, weights, name, steps, at_once, gradients="gradients"):
-        self.weights = weights
-        self.name = name
-        self.T = steps
+    gradient: from a parameter's name to the array that its gradient is added to.
+    """
+
+    def __init__(self, weights, steps, at_once, gradient):
         self.at_once = at_once
-        self.gradients = gradients
-        rows, H, L, width = steps * at_once, weights.H, weights.num_layers, weights.width
-        activations = {"x": [(rows, H)] * (L + 1), "hgp": [(rows, weights.inner)] * L,
-                       "states": [(rows + at_once if weights.is_recurrent else 0, H)] * L}
-        self.activations = {key: len(shapes) for key, shapes in activations.items()}
-        self.parts = [_part_shapes(weights, key, rows) for key in ("outputs", "grad_outputs")]
-        shapes = {"inputs": (rows, weights.D), "outputs": (rows, width),
-                  "grad_outputs": (rows, width), "grad_log_std": (rows, width - 1),
-                  "grad_x": (rows, H), "sums": (at_once, 3 * H), "carry": (at_once, H),
-                  "zeros": (H,), "loss": (1, kernels.LOSS_ROWS + 3 * (width - 1), steps),
-                  **self.parts[0], **self.parts[1],
-                  **{f"{key} {t} {i}": shape for t in range(len(weights.towers))
-                     for key, shapes in activations.items() for i, shape in enumerate(shapes)}}
-        for key, shape in shapes.items():
-            weights.arena.register(f"{name}/{key}", shape)
-        weights.arena.register(f"{name}/statistics", (max(steps, at_once), kernels.SUMS),
-                               torch.float64)
-
-    def bind(self):
-        """Make the views of the allocated arena."""
-        weights, arena = self.weights, self.weights.arena
-        view = lambda key: as_array(arena[f"{self.name}/{key}"])  # noqa: E731
-        gradient = lambda key: as_array(arena[f"{self.gradients}/policy.{key}"])  # noqa: E731
+        rows, H, layers, width = steps * at_once, weights.H, weights.num_layers, weights.width
+        states = rows + at_once if weights.is_recurrent else 0
         activations = tuple(
-            tuple(tuple(view(f"{key} {t} {i}") for i in range(count))
-                  for key, count in self.activations.items())
-            for t in range(len(weights.towers)))
-        self.outputs = view("outputs")
-        self.grad_outputs = view("grad_outputs")
-        self.grad_log_std = view("grad_log_std")
-        parts, grad_parts = (tuple(map(view, names)) for names in self.parts)
-        self.scratch = (activations, view("inputs"), self.outputs, parts, view("carry"),
-                        self.grad_outputs, grad_parts, self.grad_log_std,
-                        *map(view, ("grad_x", "sums", "zeros", "loss")))
-        self.statistics = view("statistics")
+            (tuple(_zeros(rows, H) for _ in range(layers + 1)),
+             tuple(_zeros(rows, weights.inner) for _ in range(layers)),
+             tuple(_zeros(states, H) for _ in range(layers))) for _ in weights.towers)
+        self.outputs, parts = _outputs(weights, rows)
+        self.grad_outputs, grad_parts = _outputs(weights, rows)
+        self.grad_log_std = _zeros(rows, width - 1)
+        self.scratch = (
+            activations, _zeros(rows, weights.D), self.outputs, parts, _zeros(at_once, H),
+            self.grad_outputs, grad_parts, self.grad_log_std, _zeros(rows, H),
+            _zeros(at_once, 3 * H), _zeros(H),
+            _zeros(1, kernels.LOSS_ROWS + 3 * (width - 1), steps))
+        self.statistics = np.zeros((max(steps, at_once), kernels.SUMS))
         log_std = (np.zeros(0, f32) if weights.policy.decoder.log_std is None
                    else gradient(f"{weights.decoder}.log_std"))
         self.totals = tuple(map(_as_tower, weights.pairs(gradient))), log_std
 
-    def forward(self, observations, initial, resets, valid):
-        """Run all steps of n <= at_once segments; return outputs (T, n, A + 1).
 
-        The next call overwrites them. observations (T, n, D); initial (n, H) a layer, or None
-        without memory.
+class Sample:
+    """Run the network as `verify.compare` does: forward, backward and step.
+
+    A call overwrites what the call before returned.
+    """
+
+    def __init__(self, policy, arena, steps, rows, precision=torch.float32):
+        self.policy = policy
+        self.arena = arena
+        self.T = steps
+        self.rows = rows
+        self.precision = precision
+
+    def bind(self):
+        """Make the views of the allocated arena."""
+        self.weights = Weights(self.policy, self.precision)
+        self.learner = Learner(self.weights, self.T, self.rows, lambda name: as_array(
+            self.arena[f"gradients/policy.{name}"]))
+        self.scratch = actor_scratch(self.weights, self.rows)
+
+    def refresh(self):
+        """Pack the weights."""
+        _pack_all_cpu(self.weights.masters)
+
+    def step(self, observations, state, resets, valid):
+        """Compute one step; return outputs (n, A + 1).
+
+        observations (n, *obs); state (n, H) a layer, updated in place, or None without memory;
+        resets and valid (n,) uint8.
+        """
+        n = len(observations)
+        _policy_step_cpu(INT0, n, as_array(observations.view(n, -1)), self.weights.arrays,
+                         _layers(state), as_array(resets), as_array(valid), self.scratch)
+        return torch.from_numpy(self.scratch[4][:n])
+
+    def forward(self, observations, initial, resets, valid):
+        """Run all steps of n segments; return outputs (T, n, A + 1).
+
+        observations (T, n, D); initial (n, H) a layer, or None without memory.
         """
         n = observations.shape[1]
         self.arguments = _layers(initial), as_array(resets), as_array(valid), np.arange(n), 0
         _forward_cpu(n, self.T, as_array(observations), *self.arguments, self.weights.arrays,
-                     self.scratch)
-        return torch.from_numpy(self.outputs[: self.T * n].reshape(self.T, n, -1))
+                     self.learner.scratch)
+        return torch.from_numpy(self.learner.outputs.reshape(self.T, n, -1))
 
     def backward(self, grad_outputs, grad_log_std=None):
         """Add the gradients of all weights, given those of `forward`'s outputs.
 
         grad_outputs (T, n, A + 1), grad_log_std (T, n, A).
         """
-        n = grad_outputs.shape[1]
-        self.grad_outputs[: self.T * n] = grad_outputs.flatten(0, 1)
+        self.learner.grad_outputs[:] = grad_outputs.flatten(0, 1)
         if grad_log_std is not None:
-            self.grad_log_std[: self.T * n] = grad_log_std.flatten(0, 1)
-        _backward_cpu(n, self.T, *self.arguments, self.weights.arrays, self.weights.back,
-                      self.scratch, self.totals)
-
-
-class Sample:
-    """Hold the network as `verify.compare` runs it: forward, backward and step."""
-
-    def __init__(self, policy, arena, steps, rows, precision=torch.float32):
-        self.weights = Weights(policy, arena, "sample", precision)
-        self.learner = Learner(self.weights, "sample", steps, rows)
-        self.actor = Actor(self.weights, "sample actor", rows)
-        self.forward = self.learner.forward
-        self.backward = self.learner.backward
-        self.step = self.actor.step
-
-    def bind(self):
-        """Make the views of the allocated arena."""
-        for holder in (self.weights, self.learner, self.actor):
-            holder.bind()
-
-    def refresh(self):
-        """Pack the weights."""
-        self.weights.refresh()
+            self.learner.grad_log_std[:] = grad_log_std.flatten(0, 1)
+        _backward_cpu(grad_outputs.shape[1], self.T, *self.arguments, self.weights.arrays,
+                      self.weights.back, self.learner.scratch, self.learner.totals)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -651,7 +617,7 @@ class Sample:
 MIN_FLOPS_FOR_LEARNER = 5e7
 
 
-class Compiled:
+class Compiled(engines.CpuEngine):
     """Run the default networks on a CPU.
 
     Each worker takes its environments' rollout in one call, and in learning its share of the
@@ -660,53 +626,35 @@ class Compiled:
 
     name = "compiled"
     Sample = Sample
-    whole_minibatches = True
-    blocking_classes = ()
-    Buffers = engines.Buffers
 
     def __init__(self, policy, vecenv, config, buffers):
-        self.policy = policy
-        self.vecenv = vecenv
-        self.config = config
-        self.buffers = buffers
-        self.precision = getattr(torch, config["precision"])
+        super().__init__(policy, vecenv, config, buffers)
         self.num_learners = engines.count_learners(policy, vecenv, buffers, MIN_FLOPS_FOR_LEARNER)
         self.workers = engines.Workers(vecenv, self.num_learners)
-        self.steps = engines.StepByStep(vecenv, buffers, self._act, self._step)
-
-    # -- memory
-
-    def register(self, arena):
-        """Register everything that lives as long as the engine."""
-        span, max_agents = self.buffers.span, self.buffers.max_agents
-        at_once = max(1, STEPS_AT_ONCE // span)
-        self.products = Weights(self.policy, arena, "products", self.precision)
-        self.actors = [Actor(self.products, f"actor {w}", max_agents)
-                       for w in range(self.vecenv.num_workers)]
-        self.learners = [Learner(self.products, f"learner {i}", span, at_once, group)
-                         for i, group in enumerate(self.buffers.gradient_groups)]
+        self.steps = engines.StepByStep(
+            vecenv, buffers, None, functools.partial(self._step, _act_cpu),
+            functools.partial(self._step, _bootstrap_cpu))
 
     def bind(self, arena):
-        """Make the views of the allocated arena."""
+        """Make the views of the allocated arena, and what the calls write.
+
+        Views take longer to make than a small step, so calls get those made here.
+        """
         buffers = self.buffers
-        for holder in (self.products, *self.actors, *self.learners):
-            holder.bind()
+        self.inspected = engines.inspect_modules(self.policy)
+        self.weights = Weights(self.policy, self.precision)
         observations = buffers.storage["observations"]
         self.observations = observations.view(buffers.horizon + 1, buffers.num_agents, -1)
-        self.observation_columns = buffers.as_columns(self.observations)
-        self.modules = list(self.policy.named_modules())
-        log_std = self.policy.decoder.log_std
-        self.log_std = None if log_std is None else log_std.data  # (A,); None for discrete actions
-        self.step_arguments = {}  # (buffer, t) -> arguments of _act_cpu
-        # Views take longer to make than a small step, so calls get those made here.
-        self.heads = None if buffers.heads is None else as_array(buffers.heads)
-        self.squash = as_array(optional_squash(buffers.squash, buffers.values))
-        self.rollout_arguments = list(
-            map(self._make_rollout_arguments, range(self.vecenv.num_buffers)))
-        self.learner_arguments = list(
-            map(self._make_learner_arguments, range(self.num_learners)))
-
-    # -- the methods of an engine
+        scratch = [actor_scratch(self.weights, buffers.max_agents)
+                   for _ in range(self.vecenv.num_workers)]
+        self.rollout_arguments = [
+            self._make_rollout_arguments(buffer, scratch[buffer % len(scratch)])
+            for buffer in range(self.vecenv.num_buffers)]
+        at_once = max(1, STEPS_AT_ONCE // buffers.span)
+        self.learners = [
+            Learner(self.weights, buffers.span, at_once, lambda name, group=group: as_array(
+                arena[f"{group}/policy.{name}"])) for group in buffers.gradient_groups]
+        self.learner_arguments = list(map(self._make_learner_arguments, range(self.num_learners)))
 
     def rollout(self, number):
         """Roll out all agents for `horizon` steps; return the seconds in environments.
@@ -714,12 +662,11 @@ class Compiled:
         Each worker goes through `_run_in_one_call`, which calls `_rollout_cpu`.
         """
         vecenv = self.vecenv
-        self.products.refresh()
+        _pack_all_cpu(self.weights.masters)
         with engines.torch_threads(vecenv.threads_per_worker):
             self.buffers.begin_rollout(number)
             run_worker = self._run_in_one_call if vecenv.can_step_in_kernels else self.steps.run
-            seconds = self.workers.run(run_worker, range(vecenv.num_workers))
-        return engines.mean_of_workers(seconds)
+            return max(self.workers.run(run_worker, range(vecenv.num_workers)))
 
     @contextlib.contextmanager
     def learning(self):
@@ -734,66 +681,15 @@ class Compiled:
         `_backward_share` does so for each learner. New values, new ratios and the sums of the loss
         are in `buffers`.
         """
-        self.products.refresh()
-        self.workers.run(self._backward_share, range(self.num_learners))
-        self.buffers.add_gradients(self.num_learners)
-
-    def capture(self, function):
-        """Return the function itself; on a GPU it becomes a CUDA graph."""
-        return function
-
-    def refresh(self):
-        """Follow weights that were loaded or replaced: they are packed before each use."""
-
-    def release(self):
-        """Stop the threads."""
-        self.workers.release()
+        _pack_all_cpu(self.weights.masters)
+        super().backward()
 
     # -- acting
 
-    def _act(self, worker, observations, state, resets, valid):
-        outputs = self.actors[worker].step(observations, state.get("mingru"), resets, valid)
-        return outputs, self.log_std
-
-    def _step(self, worker, buffer, t):
-        if t == self.buffers.horizon:
-            self.steps.act_on_row(worker, buffer, t)
-            return
-        agents, actor = self.vecenv.ranges[buffer], self.actors[worker]
-        key = buffer, t
-        if key not in self.step_arguments:
-            row = self.buffers.rows[buffer][t]
-            self.step_arguments[key] = self._make_step_arguments(agents, row, t)
-        run(_act_cpu, agents.stop - agents.start, actor.cost, *self.step_arguments[key],
-            actor.scratch)
-
-    def _make_step_arguments(self, agents, row, t):
-        """Return the arguments of _act_cpu at step t of a buffer."""
-        buffers = self.buffers
-        has_masks, masks = self._masks(buffers.storage["action_masks"])
-        arrays = (as_array(row[name]) for name in ("samples", "actions", "logprobs", "values"))
-        return (as_array(self.observations[t, agents]), self.products.arrays,
-                self._state_of(agents), as_array(row["resets"]), as_array(row["valid"]),
-                *self._distribution(agents.stop - agents.start), has_masks,
-                masks[t, agents] if has_masks else masks[0], u64(self.config["seed"]),
-                u64(buffers.first_agent + agents.start), as_array(row["step"]), *arrays)
-
-    def _state_of(self, agents):
-        """Return the recurrent state of a range of agents as a tuple of arrays, or None."""
-        state = self.buffers.state.get("mingru")
-        return _layers(None if state is None else state[:, agents])
-
-    def _distribution(self, *rows):
-        """Return heads, log_std (*rows, A) and squash, as the arguments of kernels."""
-        log_std = self.log_std
-        if log_std is not None:
-            log_std = expand_log_std(log_std, (*rows, len(log_std)))
-        return self.heads, log_std, self.squash
-
-    def _masks(self, masks):
-        """Return whether there are masks, and their array."""
-        has_masks, masks = optional_masks(masks, self.buffers.values, 3)
-        return has_masks, as_array(masks)
+    def _step(self, function, worker, buffer, t):
+        """Call _act_cpu or _bootstrap_cpu for row t of a buffer."""
+        n, *arguments = self.rollout_arguments[buffer]
+        run(function, n, self.weights.cost, t, *arguments)
 
     def _run_in_one_call(self, worker):
         """Run all steps of a worker's buffers without the interpreter.
@@ -808,20 +704,34 @@ class Compiled:
             seconds += environment_share * (clock() - begin)
         return seconds
 
-    def _make_rollout_arguments(self, buffer):
+    def _make_rollout_arguments(self, buffer, scratch):
         """Return the arguments of _rollout_cpu for a buffer, but for the environments."""
-        buffers, storage = self.buffers, self.buffers.storage
-        agents, worker = self.vecenv.ranges[buffer], buffer % self.vecenv.num_workers
+        buffers, agents = self.buffers, self.vecenv.ranges[buffer]
+        n, worker = agents.stop - agents.start, buffer % self.vecenv.num_workers
         names = ("resets", "valid", "actions", "terminals", "truncations")
-        arrays = (self.observations, *(storage[name] for name in names),
-                  storage["final_observations"].view(buffers.num_agents, -1))
-        written = buffers.steps, buffers.samples, buffers.logprobs, buffers.values
-        return (agents.start, agents.stop, self.products.arrays, tuple(map(as_array, arrays)),
-                self._state_of(agents),
-                _layers(buffers.scratch[worker].get("mingru")), self.actors[worker].scratch,
-                *self._distribution(agents.stop - agents.start),
-                *self._masks(storage["action_masks"]), u64(self.config["seed"]),
-                buffers.first_agent, *map(as_array, (*written, buffers.bootstraps)))
+        storage = (self.observations, *(buffers.storage[name] for name in names),
+                   buffers.storage["final_observations"].view(buffers.num_agents, -1))
+        state = buffers.state.get("mingru")
+        written = (buffers.steps, buffers.samples, buffers.logprobs, buffers.values,
+                   buffers.bootstraps)
+        return (n, agents.start, self.weights.arrays, tuple(map(as_array, storage)),
+                _layers(None if state is None else state[:, agents]),
+                _layers(buffers.scratch[worker].get("mingru")), scratch, *self._distribution(n),
+                *self._masks(buffers.storage["action_masks"]), u64(self.config["seed"]),
+                buffers.first_agent, *map(as_array, written))
+
+    def _distribution(self, *rows):
+        """Return heads, log_std (*rows, A) and squash, as the arguments of kernels."""
+        buffers, log_std = self.buffers, self.policy.decoder.log_std
+        if log_std is not None:
+            log_std = expand_log_std(log_std.data, (*rows, len(log_std)))
+        heads = None if buffers.heads is None else as_array(buffers.heads)
+        return heads, log_std, as_array(optional_squash(buffers.squash, buffers.values))
+
+    def _masks(self, masks):
+        """Return whether there are masks, and their array."""
+        has_masks, masks = optional_masks(masks, self.buffers.values, 3)
+        return has_masks, as_array(masks)
 
     # -- learning
 
@@ -835,15 +745,15 @@ class Compiled:
 
     def _make_learner_arguments(self, worker):
         """Return the arguments of _learn_cpu."""
-        buffers, columns, products = self.buffers, self.buffers.columns, self.products
+        buffers, columns, weights = self.buffers, self.buffers.columns, self.weights
         learner = self.learners[worker]
         heads, log_std, squash = self._distribution(buffers.span, learner.at_once)
         rollout = (columns.samples, columns.logprobs, columns.values, columns.advantages,
                    buffers.segment_weights, columns.valid, buffers.settings)
         written = buffers.new_values, buffers.new_ratios
-        initial = _layers(buffers.initial_state.get("mingru"))
         return (*engines.share(worker, self.num_learners, buffers.segments), learner.at_once,
-                as_array(self.observation_columns), initial, as_array(columns.resets),
-                as_array(buffers.index), products.arrays, products.back, learner.scratch,
+                as_array(buffers.as_columns(self.observations)),
+                _layers(buffers.initial_state.get("mingru")), as_array(columns.resets),
+                as_array(buffers.index), weights.arrays, weights.back, learner.scratch,
                 learner.totals, log_std, squash, *self._masks(columns.action_masks), heads,
                 tuple(map(as_array, rollout)), tuple(map(as_array, written)), learner.statistics)

@@ -370,10 +370,10 @@ class GpuEngine:
             self.capture_if_due()
             buffers.begin_rollout(number)
             with engines.torch_threads(vecenv.threads_per_worker):
-                seconds = self.workers.run(self.run_worker, range(vecenv.num_workers))
+                seconds = max(self.workers.run(self.run_worker, range(vecenv.num_workers)))
             if not buffers.batched:
                 buffers.copy_rewards()
-        return engines.mean_of_workers(seconds)
+        return seconds
 
     @torch.no_grad()
     def run_worker(self, worker):
@@ -1022,7 +1022,7 @@ class Fused(GpuEngine):
     def bind(self, arena):
         """Make the views of the allocated arena."""
         buffers, log_std = self.buffers, self.policy.decoder.log_std
-        self.modules = list(self.policy.named_modules())
+        self.inspected = engines.inspect_modules(self.policy)
         self.log_std = None if log_std is None else log_std.data
         observations = buffers.storage["observations"]
         self.observation_columns = buffers.as_columns(

@@ -4,14 +4,17 @@ fast/compiled.py and fast/fused.py reimplement some methods of models.py and eng
 classes in `NETWORKS`. Three checks let them run:
 
     digest      when a run starts: the syntax trees of these methods have the digest `DIGEST`
+    find_edit   then: no module has a hook, a parametrization or a replaced method
     compare     then, and when weights are loaded: both give the same on a few samples
-    find_edit   in each epoch: no module has a hook, a parametrization or a replaced method
+
+In each epoch the trainer compares `engines.inspect_modules` with that of the start.
 
 tests/test_engines.py compares them on many more. After an edit of a method in `REIMPLEMENTED`, make
 it in both engines too, run the tests, and write the digest that they print. The edited network then
 keeps its fast engine.
 """
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -34,8 +37,10 @@ REIMPLEMENTED = MODELS | {
     engines.Buffers: ("begin_rollout", "sample_actions", "sample_arguments", "copy_state", "loss"),
     engines.StepByStep: ("run", "act_on_row", "bootstrap"),
     engines.TorchPolicy: ("act", "state_of", "add_gradients"),
-    engines.Autograd: ("rollout", "backward", "_backward_share")}
-DIGEST = "0d60f9bca57f6d08"
+    engines.CpuEngine: ("backward",),
+    engines.Autograd: ("rollout", "_backward_share")}
+DIGEST = "20ee94f94c041c45"
+STEPS, AGENTS = 16, 5  # of a sample
 TOLERANCE = 0.1  # relative error; float32 rounding, multiplied by large weights, stays below it
 
 
@@ -45,32 +50,26 @@ def digest():
                               for name in names))
 
 
-def find_edit(policy, engine, modules=None):
+def find_edit(policy, engine):
     """Return what in a policy's objects an engine does not implement; None if nothing.
 
     It sees classes, hooks and replaced methods; `digest` sees edited source. engine: "compiled" or
-    "fused". modules: list(policy.named_modules()) of the engine.
+    "fused".
     """
     is_wrapped = type(policy) is models.Normalized
     kind = type(policy.policy if is_wrapped else policy)
     if kind not in NETWORKS[engine] or (is_wrapped and kind is models.MinGRUPolicy):
         return (f"{'models.Normalized around ' if is_wrapped else ''}{kind.__name__} is not "
                 + " or ".join(f"models.{known.__name__}" for known in NETWORKS[engine]))
-    if modules is not None and modules != list(policy.named_modules()):
-        return "a part of the network is replaced"
-    if engines.is_hooked(nn.modules.module, "_global"):
-        return "torch has hooks for every module"
-    for path, module in policy.named_modules():
+    for path, module, replaced, hooks, _ in engines.inspect_modules(policy):
         name, kind = path or "the network", type(module)
         if kind not in FUNCTIONS:
             return f"{name} is a {kind.__name__}"
-        edits = engines.replaced_methods(module) + [
-            method for method, function in FUNCTIONS[kind].items()
-            if getattr(kind, method, None) is not function]
+        edits = [*replaced, *(method for method, function in FUNCTIONS[kind].items()
+                              if getattr(kind, method, None) is not function)]
         if edits:
             return f"{edits[0]} of {name} is replaced"
-        if engines.is_hooked(module) or any(
-                parameter._backward_hooks for parameter in module.parameters(recurse=False)):
+        if hooks:
             return f"{name} has hooks"
     return None
 
@@ -79,7 +78,7 @@ def compare(policy, vecenv, sample, device="cpu"):
     """Run both on a few samples; return how they differ, or None.
 
     sample(policy, arena, steps, rows): the engine's network, compiled.Sample or fused.Sample.
-    Compared are engines.STEPS steps of engines.AGENTS agents, with resets and inactive agents: the
+    Compared are STEPS steps of AGENTS agents, with resets and inactive agents: the
     outputs over time and of single steps, the state after them, and all gradients, in float32
     without TF32. Weights, gradients and torch's settings do not change.
     """
@@ -91,13 +90,23 @@ def compare(policy, vecenv, sample, device="cpu"):
         if (policy.decoder.out_features, policy.decoder.log_std is None) != (
                 numbers, bool(vecenv.action_heads)):
             return "its decoder is for other actions"  # Autograd raises the error
-        return _compare(policy, sample, device, *engines.sample_inputs(vecenv, device))
+        return _compare(policy, sample, device, *sample_inputs(vecenv, device))
     except Exception as error:
         return f"it does not run as a network of models.py does: {type(error).__name__}: {error}"
     finally:
         matmul.fp32_precision = precision
         for parameter, gradient in gradients.items():
             parameter.grad = gradient
+
+
+def sample_inputs(vecenv, device):
+    """Return random observations, resets and valid, all (STEPS, AGENTS, ...)."""
+    random = np.random.default_rng(0)
+    shape, dtype = (STEPS, AGENTS, *vecenv.observation_shape), np.dtype(vecenv.observation_dtype)
+    observations = random.normal(size=shape) if dtype.kind == "f" else random.integers(0, 2, shape)
+    flags = [(random.random((STEPS, AGENTS)) < p).astype(np.uint8) for p in (0.2, 0.8)]
+    arrays = observations.astype(dtype), *flags
+    return [torch.from_numpy(array).to(device) for array in arrays]
 
 
 def _compare(policy, sample, device, observations, resets, valid):
@@ -141,7 +150,12 @@ def _compare(policy, sample, device, observations, resets, valid):
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             pairs[f"the gradient of {name}"] = arena[f"gradients/policy.{name}"], gradient
     for name, (result, expected) in pairs.items():
-        error = engines.relative_error(result, expected)
+        error = relative_error(result, expected)
         if not error < TOLERANCE:
             return f"{name} would differ by {100 * error:.2g}%"
     return None
+
+
+def relative_error(result, expected):
+    """Return the norm of the difference, relative to that of `expected`."""
+    return float((result - expected).norm() / (expected.norm() + 1e-6))

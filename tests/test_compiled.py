@@ -53,7 +53,7 @@ def test_a_minibatch_is_few_calls():
         trainer.evaluate()
         calls = count_calls(trainer.train)
         trainer.release()
-        places = [i for i, name in enumerate(calls) if name == "backward"]
+        places = [i for i, name in enumerate(calls) if name == "_compute_gradients"]
         assert len(places) == segments * 16 * 4 // minibatch
         numbers.append(np.median(np.diff(places)))  # a collection of garbage may call something between two
     assert numbers[0] == numbers[1] < 90
@@ -62,7 +62,7 @@ def test_a_minibatch_is_few_calls():
 def test_a_step_of_python_environments_is_one_call():
     trainer = make_trainer(env="squared", backend="serial", num_envs=8)
     trainer.evaluate()
-    calls = count_calls(functools.partial(trainer.engine._step, 0, 0, 3))
+    calls = count_calls(functools.partial(trainer.engine.steps._step, 0, 0, 3))
     trainer.release()
     # numba tells a profiler of its function up to Python 3.11
     assert [name for name in calls if name != "_act_cpu"] == ["_step", "run"]
@@ -164,8 +164,8 @@ def test_loaded_weights_are_compared_again(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("precision", ["none", "tf32"])
 def test_a_comparison_is_without_tf32_and_changes_nothing(precision, monkeypatch):
-    matmul, during, inputs = torch.backends.cuda.matmul, [], engines.sample_inputs
-    monkeypatch.setattr(engines, "sample_inputs",
+    matmul, during, inputs = torch.backends.cuda.matmul, [], verify.sample_inputs
+    monkeypatch.setattr(verify, "sample_inputs",
                         lambda *call: (during.append(matmul.fp32_precision), inputs(*call))[1])
     trainer = make_trainer(normalize=True)
     before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
@@ -270,7 +270,7 @@ LEARNERS = [  # (network, change, settings, how many learn, the classes that wou
     (NETWORKS["feed-forward"], lambda policy: hook(policy.encoder[0]), {}, 1, []),
     (NETWORKS["feed-forward"], lambda policy: next(policy.parameters()).register_hook(lambda grad: grad), {}, 1, []),
     (NETWORKS["feed-forward"], lambda policy: policy.encoder.requires_grad_(False), {}, 2, []),
-    (NETWORKS["feed-forward"], lambda policy: setattr(policy, "initial_state", lambda agents: {}), {}, 1, []),
+    (NETWORKS["feed-forward"], lambda policy: setattr(policy, "decode_actions", policy.decode_actions), {}, 1, []),
     (NETWORKS["feed-forward"], lambda policy: setattr(policy, "noise", nn.RReLU()), {}, 1, []),
 ]
 

@@ -139,8 +139,8 @@ def test_files_that_the_code_names_are_there():
     paths = [*arena.FILES, *map(Path, errors.OURS), trials.ROOT / command.TRAINER,
              doctor.ROOT / "docs/speed.md"]
     assert not [path for path in paths if not path.exists()]
-    for name in ("models", "fast.pictures"):  # whose classes are thread safe: engines.classes_not_marked_thread_safe
-        source = inspect.getsource(engines.classes_not_marked_thread_safe)
+    for name in ("models", "fast.pictures"):  # whose classes are thread safe: engines.unmarked_classes
+        source = inspect.getsource(engines.unmarked_classes)
         assert f'"{name}"' in source and importlib.import_module(name)
 
 
