@@ -805,7 +805,7 @@ def no_resume(argv):
 
 
 def read_command(argv, program, description):
-    """Return (environment, its settings) of the command line of a verb other than train.
+    """Return (environment, its settings) from the command line of a tool.
 
     Print the description and exit for --help or without an environment.
     """

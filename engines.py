@@ -82,8 +82,9 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def inspect_modules(policy):
-    """Return [(path, module, replaced methods, hooks, its classes' attributes)] of a network.
+    """List what each module of a network runs.
 
+    Returns [(path, module, replaced methods, hooks, its classes' attributes)].
     A result that equals an earlier one says that the same code runs. The methods are those that a
     function was assigned to in the module; the hooks are also those of its weights and of torch.
     """
@@ -651,9 +652,10 @@ def warn_of_detached(policy, logits, value):
 
 
 class CpuEngine:
-    """Share what both engines of a CPU have: threads that learn, each its share of a minibatch.
+    """Share what both engines of a CPU have.
 
-    An engine sets `num_learners` and `workers`, and has `_backward_share(learner)`.
+    Each thread learns from its share of a minibatch. An engine sets `num_learners` and `workers`,
+    and has `_backward_share(learner)`.
     """
 
     whole_minibatches = True  # a minibatch may be captured as a whole
@@ -830,7 +832,7 @@ class Autograd(CpuEngine):
             yield
 
     def backward(self):
-        """Do as `CpuEngine.backward`, and compare a run's first minibatch with the rollout."""
+        """Compute as CpuEngine does; compare a run's first minibatch with its rollout."""
         super().backward()
         self.network.compare_with_rollout()
 

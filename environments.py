@@ -326,9 +326,9 @@ class FileCreator(Creator):
 
 
 class FamilyCreator(Creator):
-    """Make FAMILY/NAME, NAME by a function or class of FAMILIES, for packages without ids.
+    """Make FAMILY/NAME by a function or class of FAMILIES.
 
-    Raises ConfigError for a missing package.
+    For packages without ids.     Raises ConfigError for a missing package.
     """
 
     def __init__(self, name):

@@ -152,7 +152,7 @@ def import_package(name):
 
 
 def options_of(project, **options):
-    """Return a logger's options; those that are None come from all settings, if they are given."""
+    """Return a logger's options; None is replaced by the setting of that name."""
     settings = project if isinstance(project, dict) else {"project": project}
     return settings | {name: value or settings.get(name) for name, value in options.items()}
 

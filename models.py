@@ -1284,7 +1284,7 @@ def are_probabilities(outputs, heads):
 
 
 def _check_outputs(policy, method, outputs, shape):
-    """Return logits, value and fields of a network's result for observations (*shape, ...)."""
+    """Return logits, value and fields of a network's result; shape: of the steps."""
     names = getattr(policy, "rollout_fields", {})
     try:
         logits, value = outputs[:2] if names else outputs

@@ -196,7 +196,7 @@ def _values_cpu(begin, end, observations, network, state, state_copy, resets, va
 def _act_cpu(begin, end, t, first, network, storage, state, state_copy, scratch, heads, log_std,
              squash, masked, masks, seed, first_agent, counter, samples, logprobs, values,
              bootstraps):
-    """Sample the actions of step t of the agents in [begin, end); values alone at t = T."""
+    """Sample the actions of step t of agents begin to end; at t = T only values."""
     observations, resets, valid, actions, _, _, _ = storage
     rows, flags = observations[t, first:], (resets[t, first:], valid[t, first:])
     if t == len(actions):
@@ -220,7 +220,7 @@ def _act_cpu(begin, end, t, first, network, storage, state, state_copy, scratch,
 def _bootstrap_cpu(begin, end, t, first, network, storage, state, state_copy, scratch, heads,
                    log_std, squash, masked, masks, seed, first_agent, counter, samples, logprobs,
                    values, bootstraps):
-    """Write V of the final observations to row t of `bootstraps`, for truncated agents.
+    """Write values of truncated agents' final observations to row t of bootstraps.
 
     These are the agents in [begin, end) that are truncated and not terminated.
     """

@@ -333,10 +333,10 @@ class GpuBuffers(engines.Buffers):
 
 
 class GpuEngine:
-    """Roll out on a GPU, a stream for each worker; capture CUDA graphs of rollouts and learning.
+    """Roll out on a GPU, with a stream for each worker; capture CUDA graphs.
 
-    A subclass has `act`, a step of the network as in engines.StepByStep, and may replace
-    `act_on_row`, `values_of_cut` and `run_worker`.
+    Rollouts and learning are captured. A subclass has `act`, a step of the network as in
+    engines.StepByStep, and may replace `act_on_row`, `values_of_cut` and `run_worker`.
     """
 
     num_learners = 1
@@ -1049,7 +1049,7 @@ class Fused(GpuEngine):
     # -- acting
 
     def run_worker(self, worker):
-        """Run one worker's share, without the interpreter where graphs and environments allow."""
+        """Run one worker's share, without the interpreter where possible."""
         with torch.no_grad(), self.gpu.worker(worker):
             self.actors[worker].refresh()
             buffers = range(worker, self.vecenv.num_buffers, self.vecenv.num_workers)

@@ -42,7 +42,7 @@ GUARD = 64  # bytes before and after each buffer, in which a check finds writes 
 
 
 class Agents:
-    """Environments, the arrays of one step for them between guards, and random actions.
+    """Hold environments, arrays of one step between guards, and random actions.
 
     apart: each environment has its own buffers. Then an array is (environments, agents of each,
     ...), else (agents, ...).
@@ -468,7 +468,7 @@ def save_pictures(path, pictures, fps):
 
 
 def player_action(envs, raylib, is_down, width):
-    """Return the player's action: of the keys that are down, or of the clicked cell of a board.
+    """Return the player's action, from the keys or from the clicked cell of a board.
 
     Returns None if there is neither and the game waits for one. width: of the picture, in pixels.
     """
@@ -489,7 +489,7 @@ def player_action(envs, raylib, is_down, width):
 
 def find_raylib(compiler):
     """List the compiler's options that link the system's raylib; None without raylib."""
-    found = subprocess.run("pkg-config --cflags --libs raylib", shell=True, capture_output=True,
+    listed = subprocess.run("pkg-config --cflags --libs raylib", shell=True, capture_output=True,
                            text=True).stdout.split()
     static = ["-lraylib", "-lGL", "-lm", "-lpthread", "-ldl", "-lrt", "-lX11"]
     program = "int GetScreenWidth(void); int main(void) { return GetScreenWidth(); }"
@@ -500,7 +500,7 @@ def find_raylib(compiler):
             return subprocess.run(command, input=program, capture_output=True,
                                   text=True).returncode == 0
 
-    return next(filter(links, (found, ["-lraylib", "-lm"], static)), None)
+    return next(filter(links, (listed, ["-lraylib", "-lm"], static)), None)
 
 
 def standalone(library, settings, path, kind="fast"):

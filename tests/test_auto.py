@@ -549,7 +549,7 @@ def test_an_edit_of_a_plain_network_runs_and_a_fault_names_its_form():
         trainer.evaluate()
         assert (trainer.storage["actions"] == 1).all()
         trainer.release()
-        for cls, form in ((Timeless, "T, N, *observation"), (Narrow, "a batch without time")):
+        for cls, form in ((Timeless, "T, N, *observation"), (Narrow, "(B, *observation)")):
             with pytest.raises(RuntimeError) as error:
                 run_epochs(small_trainer(vecenv, cls(vecenv.driver_env)), 1)
             notes = " ".join(error.value.__notes__)

@@ -45,7 +45,7 @@ def test_a_trace_and_a_table(folder, capfd):
     spans = [event for event in json.loads(path.read_text())["traceEvents"]
              if event.get("ph") == "X"]
     names = [event["name"] for event in spans]
-    assert {"rollout", "act", "backward_share", "draw_segments", "aten::add_"} <= {*names}
+    assert {"rollout", "step", "backward_share", "draw_segments", "aten::add_"} <= {*names}
     assert names.count("advance") == 2 * 2 * 16, "epochs × buffers × horizon"
     assert len({event["tid"] for event in spans if event["name"] in ("advance", "learn")}) == 2
     assert all(event["dur"] >= 0 and "ts" in event for event in spans)
@@ -54,7 +54,7 @@ def test_a_trace_and_a_table(folder, capfd):
               if line.endswith("%")}
     assert stages.keys() == {"environment", "policy", "learn", "other"} and stages["learn"] > 0
     assert sum(stages.values()) == pytest.approx(100, abs=1)
-    assert any(f" {name} " in out for name in ("act", "advance", "learn"))
+    assert any(f" {name} " in out for name in ("advance", "learn"))
     assert str(path.relative_to(folder)) in out
     assert vars(kernels) == before, "the kernels are as they were"
 
