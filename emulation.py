@@ -8,10 +8,11 @@
     structure = observation.view(env.obs_dtype)                 # the fields of a Dict or Tuple
     fields = nativize_tensor(observations, nativize_dtype(env)) # the same as torch tensors
 
-workers.py steps each of them by three methods: `views(rows, first)` takes the environment's part of
-one row of the rollout's arrays; `reset_into(view, seed)` and `step_into(view)` read the actions
-there and write everything else. Episodes restart by themselves. Both return a list of dicts, one
-for each episode that ended. flat_spaces.py converts the spaces.
+workers.py steps a process's GymnasiumPufferEnvs together, by `SyncStepper`, and other environments
+by three methods: `views(rows, first)` takes the environment's part of one row of the rollout's
+arrays; `reset_into(view, seed)` and `step_into(view)` read the actions there and write everything
+else. Episodes restart by themselves. Both return a list of dicts, one for each episode that ended.
+flat_spaces.py converts the spaces.
 """
 
 import ast

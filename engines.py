@@ -655,7 +655,7 @@ class CpuEngine:
     """Share what both engines of a CPU have.
 
     Each thread learns from its share of a minibatch. An engine sets `num_learners` and `workers`,
-    and has `_backward_share(learner)`.
+    and has `bind`, `rollout`, `learning` and `_backward_share(learner)`.
     """
 
     whole_minibatches = True  # a minibatch may be captured as a whole
@@ -791,7 +791,7 @@ class Autograd(CpuEngine):
             [(parameter, arena[f"{group}/policy.{name}"]) for name, parameter in parameters]
             for group in self.buffers.gradient_groups]
 
-    # -- the engine's four methods
+    # -- acting and learning
 
     def rollout(self, number):
         """Roll out all agents for `horizon` steps; return the seconds in environments.

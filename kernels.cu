@@ -871,7 +871,7 @@ CELL Prefix prefix_sum(double local, double *shared, double *totals) {
 
 extern "C" __global__ void __launch_bounds__(1024)
     draw_segments(i64 N, i64 M, i64 first, u64 seed, const i64 *counter, const float *beta,
-         const double *priorities, double *cumulative, i64 *index, float *weights) {
+                  const double *priorities, double *cumulative, i64 *index, float *weights) {
     __shared__ double shared[32 * 33], totals[32];
     i64 piece = (N + 1023) / 1024, begin = threadIdx.x * piece,
         end = begin + piece < N ? begin + piece : N;

@@ -435,7 +435,7 @@ class PuffeRL:
                               buffers.segment_weights, seed=self.config["seed"],
                               counter=buffers.counter, beta=buffers.beta, first=self._first_segment)
         kernels.masked_moments(buffers.columns.advantages, buffers.columns.valid, buffers.index,
-                                  buffers.moments)
+                               buffers.moments)
 
     def _compute_gradients(self):
         """Compute the gradients of the minibatch's loss with `engine.backward`."""
