@@ -9,9 +9,9 @@ advantage, priorities, gather, MinGRU, loss, optimizer (optim.py). A kernel has 
 
     *_cell      the formula for one element, on float32 scalars. Two formulas exist twice, because
                 a CPU computes them for many agents or steps at once: `_choose_rows`, `_head_rows`
-    _*_lanes    the driver (some have no suffix): a numba loop without the GIL over a range of lanes (agents, segments
-                or steps). The contiguous axis is innermost, so that the loop vectorises. A driver
-                gets all arrays as arguments; one that allocates fails with
+    _*_lanes    the driver (some have no suffix): a numba loop without the GIL over a range of lanes
+                (agents, segments or steps). The contiguous axis is innermost, so that the loop
+                vectorises. A driver gets all arrays as arguments; one that allocates fails with
                 "NRT required but not enabled". A GPU runs it too, unless the kernel also has a
                 part `_*_cuda` or one in kernels.cu
     _*_cuda     the driver for a GPU: one lane per thread, neighbouring lanes contiguous in memory
