@@ -227,9 +227,10 @@ class Train:
     and a class as optimizer."""
     advantage: str | None = None
     """path/to/file.py:function in place of the advantage, with the arguments and result of
-    ppo.py's: (args, storage, rewards, mean, values, bootstraps, ratios), all (T, N), to advantages
-    (T, N). args: the train section; storage: terminals, truncations, valid. Each agent's must
-    depend on that agent alone."""
+    ppo.py's: (args, storage, rewards, mean, values, bootstraps, ratios) to advantages (T, N).
+    args: the train section; storage: terminals and truncations (T, N), valid (T + 1, N). values
+    are (T + 1, N), mean is a number, the others are (T, N). Each agent's must depend on that agent
+    alone."""
     momentum: float = 0.95
     """Muon's Nesterov momentum, and Adam's beta1."""
     beta2: float = 0.999

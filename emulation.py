@@ -396,7 +396,7 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
         return self._mask_method() if self._mask_method else find_mask(observation, info)
 
     def reset_env(self, seed, options=None):
-        # Hand-made environments may take no options.
+        # The reset of a custom environment may lack the argument `options`.
         returned = self.env.reset(seed=seed, **({} if options is None else {"options": options}))
         self.check_first("reset", returned)
         self._has_masks = self._has_masks or self._mask_method is not None
@@ -799,7 +799,7 @@ class PettingZooPufferEnv(Wrapper):
                 for agent, observation in observations.items()]
 
     def reset_env(self, seed, options=None):
-        # Hand-made environments may take no options.
+        # The reset of a custom environment may lack the argument `options`.
         returned = self.env.reset(seed=seed, **({} if options is None else {"options": options}))
         self.check_first("reset", returned)
         self.agents = list(self.env.agents)

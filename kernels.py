@@ -1479,7 +1479,7 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
         policy: mean max(-A'·ratio, -A'·clip(ratio, 1 ± clip_coef)),
                 A' = weight · (A - advantage_mean) · advantage_scale
         value:  ½ mean max((v-R)², (V + clip(v-V, ± vf_clip_coef) - R)²),  R = A + V
-        total = policy + vf_coef · value - ent_coef · entropy
+        total = policy + value_scale · value - ent_coef · entropy  (see `normalisation`)
 
     With `squash` (3, A) the actions are the samples u = mean + std·z of `sample`. The entropy then
     has no closed form: it is the Gaussian's plus log da/du at these u, and its gradient keeps z
@@ -1588,7 +1588,7 @@ def write_back(index, new_values, new_ratios, counter, values, ratios):
 
     values[t, index[m]] = new_values[t, m], and the same for the ratios; index (M,) int64, new_* (T,
     M), values (T+1, N) (row T is not written), ratios (T, N). A segment that is drawn twice has
-    equal columns. As the minibatch's last kernel it adds 1 to counter[1]; counter (2,) int64 is
+    equal columns. As the last one to use the counter it adds 1 to counter[1]; counter (2,) int64 is
     (epoch, minibatch).
     """
     (T, N), M = ratios.shape, index.shape[0]

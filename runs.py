@@ -423,9 +423,9 @@ class Snapshot:
         fitting = {name for name in tensors.keys() & ours.keys()
                    if tensors[name].shape == ours[name].shape
                    and tensors[name].is_floating_point() == ours[name].is_floating_point()}
+        # The order from here to the copies below matters: see number 5 of the list above.
         before = self._check(saved, path)
         self._restore_optimizer(saved["adam"], fitting, path)
-        # The order from `_check` to the copies below matters: see number 5 of the list above.
         restored = self._restore_environments(saved["epoch"], count, tensors, ours, fitting,
                                               environments)
         trainer.policy.load_state_dict(saved["model"])

@@ -136,7 +136,7 @@ class Vector(contextlib.AbstractContextManager):
     Methods [default]:
         allocate(horizon) [calls _bind() before `restart`]: set `storage` to new_storage(horizon,
             zeros), where zeros(shape, dtype) makes an array, call `restart(self.seed)` and `begin`,
-            and return the storage
+            and return the storage. Without a method _bind, define allocate
         restart(seed=None): begin new episodes; write the last row of observations, resets (1),
             valid and action_masks
         begin() [yes]: move the last row to row 0 and set t to 0 in each buffer
@@ -395,7 +395,7 @@ class Native(Vector):
     threads.
     """
 
-    # Few enough for a core's caches, enough that the calls of a step cost little beside its work
+    # So many fit into a core's caches, and the calls of a step cost little beside its work
     # (docs/findings.md).
     AGENTS_PER_BUFFER = 2048
     first_env = 0
@@ -474,8 +474,8 @@ class Native(Vector):
     def addresses(self, buffer):
         """Return what a kernel needs to step a buffer.
 
-        These are the addresses of ocean_step and of the environments, the buffer's first and last
-        environment, and the addresses of the rows (T,) int64. The kernel writes the resets.
+        These are the addresses of ocean_step and of the environments, the buffer's first and last +
+        1 environment, and the addresses of the rows (T,) int64. The kernel writes the resets.
         """
         return (self.library.step_address, self.envs.address, *self.env_ranges[buffer],
                 np.array(self._step_rows))

@@ -11,8 +11,8 @@ the engine. An epoch, call by call:
 
     PuffeRL.evaluate > Compiled.rollout > Workers.run > _run_in_one_call, in each thread
         > _rollout_cpu > _act_cpu, c_calls.step_environments, for each step
-    PuffeRL.train > _minibatch_step > _compute_gradients > Compiled.backward > Workers.run
-        > _backward_share, in each thread
+    PuffeRL.train > _minibatch_step > _compute_gradients > Compiled.backward > CpuEngine.backward
+        > Workers.run > _backward_share, in each thread
         > _learn_cpu > _forward_cpu, kernels._ppo_loss_*, _backward_cpu, for some segments
 
 The matrix products are those of fast/products.py: a call into torch takes longer than such a small
@@ -136,7 +136,7 @@ def _read_observations(begin, end, observations, shift, scale, out):
 def _policy_step_cpu(begin, end, observations, network, state, resets, valid, scratch):
     """Compute one step of the agents in [begin, end).
 
-    network: `Weights.arrays`. scratch: `Actor.scratch`, whose fifth array gets the outputs.
+    network: `Weights.arrays`. scratch: `actor_scratch`, whose fifth array gets the outputs.
     """
     towers, shift, scale, activation = network
     inputs, x, y, hgp, outputs, parts, _ = scratch
@@ -243,7 +243,7 @@ def _rollout_cpu(environments, n, first, network, storage, *arguments):
     """Run all T steps of n agents, as StepByStep does step by step.
 
     Returns the share of the time that the environments took. environments: addresses of ocean_step
-    and of the environments, the first and the last of them, int64 addresses of their rows (T,).
+    and of the environments, the first and the last + 1 of them, int64 addresses of their rows (T,).
     """
     _, resets, _, actions, terminals, truncations, _ = storage
     in_environments, started = 0, cycles()
