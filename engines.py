@@ -84,22 +84,21 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 def inspect_modules(policy):
     """List what each module of a network runs.
 
-    Returns [(path, module, replaced methods, hooks, its classes' attributes)].
-    A result that equals an earlier one says that the same code runs. The methods are those that a
-    function was assigned to in the module; the hooks are also those of its weights and of torch.
+    Returns [(path, module, functions assigned to it, hooks, its classes' attributes)]. A result that
+    equals an earlier one says that the same code runs. The hooks are also those of the module's
+    weights and of torch.
     """
     inspected = []
     for path, module in policy.named_modules():
         kind = type(module)
-        replaced = {name: value for name, value in vars(module).items()
-                    if callable(value) and hasattr(kind, name)}
+        functions = {name: value for name, value in vars(module).items() if callable(value)}
         groups = [getattr(module, name) for name in HOOKS]
         groups += [getattr(nn.modules.module, f"_global{name}") for name in HOOKS]
         for weight in module.parameters(recurse=False):
             groups += [weight._backward_hooks, weight._post_accumulate_grad_hooks]
         hooks = [hook for group in groups if group for hook in group.values()]
         attributes = [list(vars(base).values()) for base in kind.__mro__[:-2]]  # not nn.Module's
-        inspected.append((path, module, replaced, hooks, attributes))
+        inspected.append((path, module, functions, hooks, attributes))
     return inspected
 
 
@@ -110,13 +109,15 @@ def unmarked_classes(policy):
     parametrizations or replaced methods.
     """
     names = set()
-    for _, module, replaced, hooks, _ in inspect_modules(policy):
+    for _, module, functions, hooks, _ in inspect_modules(policy):
+        is_marked = getattr(module, "thread_safe", False)
+        replaced = [name for name in functions if not is_marked or hasattr(type(module), name)]
         if (replaced or hooks or isinstance(module, NOT_THREAD_SAFE)
                 or getattr(module, "dropout", 0) or nn.utils.parametrize.is_parametrized(module)):
             return None
         place = type(module).__module__
         is_known = place in ("models", "fast.pictures") or place.startswith("torch.nn.")
-        if not is_known and not getattr(module, "thread_safe", False):
+        if not is_known and not is_marked:
             names.add(type(module).__name__)
     return sorted(names)
 
@@ -498,12 +499,6 @@ class TorchPolicy:
             results = models.one_step(self.policy, observations, view)
             outputs, log_std = models.join_outputs(*results)
         buffers = self.buffers
-        lost = view.keys() - state.keys() - {"resets", "valid", "fields"}
-        if lost:
-            warn_once(f"network: {type(self.policy).__name__} leaves {', '.join(sorted(lost))} in "
-                      "the state, which the next step does not get. A memory is what "
-                      "initial_state(num_agents) returns, zeros of (layers, num_agents, size); or "
-                      "take --rnn.name lstm or gru.")
         if outputs.shape[-1] != buffers.width or (log_std is None) != buffers.has_heads:
             models.check_logits(self.policy, outputs, log_std, self.vecenv.action_heads,
                                 self.vecenv.action_dims)
@@ -627,11 +622,12 @@ class TorchPolicy:
         # bfloat16 rounds more; pufferl.py warns of batch norms
         is_exempt = self.precision != torch.float32 or self.has_batch_norm
         if max(divergence, error) > MAX_DIFFERENCE and not is_exempt:
+            if data_parallel.connect().rank != 0:
+                return
             name = type(models.inner_policy(self.policy)).__name__
-            warn_once(f"network: {name} computes other outputs in learning than in the rollout "
-                      f"(probabilities by {divergence:.1e}, values by {error:.1e}). Remove noise "
-                      "such as dropout; keep memory in the state; take time first, not the batch "
-                      "(docs/scripts.md).")
+            print(f"network: {name} computes other outputs in learning than in the rollout "
+                  f"(probabilities by {divergence:.1e}, values by {error:.1e}). Remove noise such "
+                  "as dropout; keep memory in the state (docs/scripts.md).", file=sys.stderr)
 
 
 def warn_of_detached(policy, logits, value):

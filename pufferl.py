@@ -998,6 +998,8 @@ def check_policy(policy, vecenv, config):
         require(tensor.dim() >= 2 and tensor.shape[1] == 1,
                 f"{network}.initial_state(1): {name} has the shape {tuple(tensor.shape)}, expected "
                 "(layers, 1, size).")
+    problem = verify.check_recurrent_contract(policy, vecenv)
+    require(problem is None, problem)
     require(not config["norm_obs"] or models.find_normalizer(policy) is not None,
             "train.norm_obs = True: this network has no models.Normalizer. load_policy adds one, "
             "as do models.MinGRUPolicy(env, normalize=True) and models.Normalized(env, policy).")

@@ -39,7 +39,7 @@ REIMPLEMENTED = MODELS | {
     engines.TorchPolicy: ("act", "state_of", "add_gradients"),
     engines.CpuEngine: ("backward",),
     engines.Autograd: ("rollout", "_backward_share")}
-DIGEST = "20ee94f94c041c45"
+DIGEST = "c241aedf79fdc673"
 STEPS, AGENTS = 16, 5  # of a sample
 TOLERANCE = 0.1  # relative error; float32 rounding, multiplied by large weights, stays below it
 
@@ -61,11 +61,11 @@ def find_edit(policy, engine):
     if kind not in NETWORKS[engine] or (is_wrapped and kind is models.MinGRUPolicy):
         return (f"{'models.Normalized around ' if is_wrapped else ''}{kind.__name__} is not "
                 + " or ".join(f"models.{known.__name__}" for known in NETWORKS[engine]))
-    for path, module, replaced, hooks, _ in engines.inspect_modules(policy):
+    for path, module, functions, hooks, _ in engines.inspect_modules(policy):
         name, kind = path or "the network", type(module)
         if kind not in FUNCTIONS:
             return f"{name} is a {kind.__name__}"
-        edits = [*replaced, *(method for method, function in FUNCTIONS[kind].items()
+        edits = [*functions, *(method for method, function in FUNCTIONS[kind].items()
                               if getattr(kind, method, None) is not function)]
         if edits:
             return f"{edits[0]} of {name} is replaced"
@@ -153,6 +153,59 @@ def _compare(policy, sample, device, observations, resets, valid):
         error = relative_error(result, expected)
         if not error < TOLERANCE:
             return f"{name} would differ by {100 * error:.2g}%"
+    return None
+
+
+def check_recurrent_contract(policy, vecenv):
+    """Return which part of the recurrent contract a network violates, or None.
+
+    Checked are two faults that raise no error: a step adds tensors to the state that
+    `initial_state` lacks, which are lost; forward takes agents for time.
+    """
+    if type(policy).__module__ == models.__name__ or models.is_plain(policy):
+        return None
+    device = next(policy.parameters(), torch.zeros(())).device
+    observations, *_ = sample_inputs(vecenv, device)
+
+    def make_state(*shape):
+        """Return the first state of (T, N) steps or (N,) agents."""
+        state = policy.initial_state(shape[-1]) if hasattr(policy, "initial_state") else {}
+        flags = torch.zeros(shape, dtype=torch.uint8, device=device)
+        return {**{name: tensor.to(device) for name, tensor in state.items()},
+                "resets": flags, "valid": flags + 1}
+
+    def run_over_time(observations):
+        return models.join_outputs(*policy(observations, make_state(*observations.shape[:2])))[0]
+
+    def run_steps(keeps_all):
+        """Return the outputs, and the names that a step adds to the state."""
+        torch.manual_seed(0)  # a network may draw noise; `on_trial` restores the generator
+        state, outputs = make_state(AGENTS), []
+        names = set(state)
+        for row in observations:
+            outputs.append(models.join_outputs(*models.one_step(policy, row, state))[0])
+            added = state.keys() - names - {"fields"}
+            state = state if keeps_all else {name: state[name] for name in names}
+        return torch.stack(outputs), added
+
+    name = type(policy).__name__
+    step = "forward_eval" if hasattr(policy, "forward_eval") else "forward"
+    try:
+        with models.evaluation_mode(policy):
+            outputs, added = run_steps(keeps_all=False)
+            if added and relative_error(run_steps(keeps_all=True)[0], outputs) > 1e-3:
+                return (f"{name}.{step} leaves {', '.join(sorted(added))} in the state, which "
+                        "would be lost. Return it from initial_state(num_agents), zeros of "
+                        "(layers, num_agents, size), or take --rnn.name lstm or gru.")
+            if not hasattr(policy, "forward_eval") or getattr(policy, "takes_batches", False):
+                return None
+            swapped = run_over_time(observations.transpose(0, 1)).transpose(0, 1)
+            error = relative_error(run_over_time(observations), outputs)
+            if error > 1e-3 > relative_error(swapped, outputs):
+                return (f"{name}.forward takes agents first, but gets time first, (T, N, "
+                        "*observation). Remove batch_first=True from its layers.")
+    except Exception:  # the run itself reports it
+        return None
     return None
 
 

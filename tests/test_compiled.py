@@ -270,6 +270,7 @@ LEARNERS = [  # (network, change, settings, how many learn, the classes that wou
     (NETWORKS["feed-forward"], lambda policy: hook(policy.encoder[0]), {}, 1, []),
     (NETWORKS["feed-forward"], lambda policy: next(policy.parameters()).register_hook(lambda grad: grad), {}, 1, []),
     (NETWORKS["feed-forward"], lambda policy: policy.encoder.requires_grad_(False), {}, 2, []),
+    (NETWORKS["feed-forward"], lambda policy: setattr(policy, "initial_state", lambda agents: {}), {}, 1, []),
     (NETWORKS["feed-forward"], lambda policy: setattr(policy, "decode_actions", policy.decode_actions), {}, 1, []),
     (NETWORKS["feed-forward"], lambda policy: setattr(policy, "noise", nn.RReLU()), {}, 1, []),
 ]

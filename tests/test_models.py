@@ -433,9 +433,9 @@ RETURNED = {
 }
 FAULTS = [*[(name, lambda env, f=function: Returns(env, f), "Returns") for name, function in RETURNED.items()],
           *[(kind.__name__, kind, kind.__name__)
-            for kind in (Faulty, NoValueInAStep)],
+            for kind in (Faulty, NoValueInAStep, Forgets, LostState)],
           ("lazy", lazy, "FeedForward"), ("float64", lambda env: models.FeedForward(env, 8).double(), "FeedForward"),
-          ("FlatState", FlatState, "initial_state")]
+          ("BatchFirst", BatchFirst, "batch_first"), ("FlatState", FlatState, "initial_state")]
 
 
 @pytest.mark.parametrize(("network", "word"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS])
@@ -443,13 +443,6 @@ def test_a_network_with_a_fault_is_named_in_a_line(network, word):
     with pytest.raises((ConfigError, NetworkError), match=word) as error:
         make_trainer(policy=network).evaluate()
     assert error_text(error.value) == str(error.value)
-
-
-@pytest.mark.parametrize("network", [Forgets, LostState, BatchFirst])
-def test_a_memory_that_the_trainer_cannot_keep_is_warned_of(network):
-    flat_spaces.warn_once.cache_clear()
-    with pytest.warns(UserWarning, match="network:"):
-        learn(make_trainer(policy=network), 1)
 
 
 @pytest.mark.parametrize("normalize", ["false", "true"])
