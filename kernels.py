@@ -406,8 +406,8 @@ LOG_SQRT_2PI = f32(0.91893853320467274178)
 def squash_cell(u, half):
     """Return (tanh u, log(1 - tanh² u)) without overflow.
 
-    Computing 1 - tanh² u directly loses digits near 0. If half, the second row of models.squash, is
-    not above 0, the action is start - half · u without a tanh, and both results are 0.
+    Computing 1 - tanh² u directly loses digits near 0. `half` is the second row of models.squash.
+    Where it is 0 or less there is no tanh: the action is start - half · u, and both results are 0.
     """
     x = abs(u)
     e = exp_cell(f32(-2) * x)

@@ -489,7 +489,10 @@ class PuffeRL:
         self.normalizer.merge(self.ranks.gather(self.normalizer.moments(observations, valid)))
 
     def _end_epoch(self, start, norms, sums):
-        """Count the epoch, adapt the rate, log and save if due; return the losses."""
+        """Count the epoch, adapt the rate, log and save if due; return the losses.
+
+        An exact resume depends on this order (runs.py, item 7 above Snapshot).
+        """
         c, statistics = self.config, self.statistics
         self.epoch += 1
         self.global_step += self.batch_size

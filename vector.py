@@ -1181,9 +1181,9 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     env: the name of a C environment ("breakout"), the path of its header or an `ocean.Library`;
         "gym/ID", "pettingzoo/FAMILY/NAME" or "path/to/file.py:callable"; a creator (a class or
         function), or a list of one per environment; or an instance, if num_envs is 1
-    backend: a class, or its name in lower case. Default: see `choose_backend`, or Tensors if one
-        environment is made, or one that holds num_envs itself, and its reset returns tensors. It
-        then holds num_envs × env_kwargs["num_envs"]
+    backend: a class, or its name in lower case. Default: `choose_backend`'s; Tensors for one object
+        whose reset returns tensors. That object may hold several environments (its setting
+        num_envs): then num_envs × env_kwargs["num_envs"] of them
     num_workers: processes or Ray actors (default: the physical cores, or the most below them that
         divide num_envs)
     batch_size: environments of one buffer, for which one `recv` waits (default: all)

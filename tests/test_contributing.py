@@ -137,7 +137,7 @@ def test_lists_name_what_is_there():
         assert (ROOT / path).exists(), path
 
 
-LOGITS = ("A term of the loss", "... if it depends on logits or means", "... and to log it")
+LOGITS = ("A term of the loss", "... and to log it")
 
 
 @pytest.mark.slow
