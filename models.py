@@ -1230,7 +1230,9 @@ def _call(policy, observations, state, shape, forward=None):
         form = (math.prod(shape),)
     else:
         form = shape if is_step else (1, *shape)[-2:]
-    function = policy.forward_eval if is_step else forward or policy
+    # not `forward or policy`: what torch.compile returns has no truth value
+    over_steps = policy if forward is None else forward
+    function = policy.forward_eval if is_step else over_steps
     x = observations.reshape(*form, *observations.shape[len(shape):])
     flags = {name: state[name].reshape(form) for name in ("resets", "valid")
              if state.get(name) is not None}

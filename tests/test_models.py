@@ -51,6 +51,16 @@ def over_time(policy, observations, state, resets, valid):
     return outputs, state
 
 
+def test_a_compiled_forward_replaces_the_policys():
+    """torch.compile returns a module without len(), so it has no truth value."""
+    policy = models.FeedForward(environment())
+    observations = segment()[0]
+    compiled = torch.compile(policy, backend="eager")
+    for ours, expected in zip(models.over_time(policy, observations, {}, compiled),
+                              models.over_time(policy, observations, {}), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
 def step_by_step(policy, observations, state, resets, valid):
     state, outputs = dict(state), []
     for t in range(len(observations)):
