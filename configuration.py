@@ -171,9 +171,9 @@ class Train:
     target_kl: float | Auto | None = "auto"
     """Multiply the scheduled learning rate by 0.1 to 10, up to four times the setting, so that an
     epoch's updates move the policy by this KL divergence on average, until the schedule has nearly
-    ended. (By less if norm_reward is on and advantages are small, because they are then mostly
-    noise.) none: the rate is the schedule's. auto: 0.01, or 0.02 with continuous actions, if
-    learning_rate is auto, else none."""
+    ended. With norm_reward and small advantages, which are mostly noise, by less. none: the rate is
+    the schedule's. auto: 0.01, or 0.02 with continuous actions, if learning_rate is auto, else
+    none."""
     gamma: float | Auto = "auto"
     """Discount."""
     gae_lambda: float = 0.95

@@ -151,7 +151,7 @@ class Buffers:
     first_agent: number of this process's first agent among all ranks, for the random numbers.
 
     host: the arrays that environments write, as tensors.
-    storage: what the policy reads; on a CPU the same tensors.
+    storage: the tensors that the policy reads; on a CPU those of `host`.
     columns: the rollout as (span, segments of all agents, ...), from which minibatches are sampled.
     """
 

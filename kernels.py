@@ -7,8 +7,8 @@
 The file has the scalar mathematics first, then the kernels in the order of an epoch: sample,
 advantage, priorities, gather, MinGRU, loss, optimizer (optim.py). A kernel has these parts:
 
-    *_cell      the formula for one element, on float32 scalars. Two formulas exist twice, because
-                a CPU computes them for many agents or steps at once: `_choose_rows`, `_head_rows`
+    *_cell      the formula for one element, on float32 scalars. Two cells have a second form for
+                a CPU, which computes many agents or steps at once: `_choose_rows`, `_head_rows`
     _*_lanes    the driver (some have no suffix): a numba loop without the GIL over a range of lanes
                 (agents, segments or steps). The contiguous axis is innermost, so that the loop
                 vectorises. A driver gets all arrays as arguments; one that allocates fails with
@@ -406,8 +406,8 @@ LOG_SQRT_2PI = f32(0.91893853320467274178)
 def squash_cell(u, half):
     """Return (tanh u, log(1 - tanh² u)) without overflow.
 
-    Computing 1 - tanh² u directly loses digits near 0. `half` is the second row of models.squash.
-    Where it is 0 or less there is no tanh: the action is start - half · u, and both results are 0.
+    Computing 1 - tanh² u directly loses digits where it is near 0. `half` is the second row of
+    models.squash. There an action without a tanh has minus its scale; then both results are 0.
     """
     x = abs(u)
     e = exp_cell(f32(-2) * x)
@@ -1182,8 +1182,8 @@ def normalisation(moments, settings):
     """Write what normalises a minibatch's losses into settings.
 
     moments: masked_moments' (count, sum, squares). The first four of settings (LOSS_SETTINGS,)
-    become the mean, 1/(std + 1e-8), 1/count and vf_coef / max(1, std / vf_error_bound)^1.5. The std
-    is that of the value errors too, because an advantage is target - old value.
+    become the mean, 1/(std + 1e-8), 1/count and vf_coef / max(1, std / vf_error_bound)^1.5. An
+    advantage is the value target minus the old value, so std is also that of the value errors.
     """
     run(_normalisation, 1, 1, *check_arrays(
         "normalisation", moments=(moments, (3,), f64),

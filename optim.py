@@ -369,7 +369,7 @@ class TorchOptimizer:
         self.frozen = []
         if self.is_custom:
             make = load_attribute("train.optimizer", config["optimizer"])
-            # by this keyword, or by **keywords
+            # 0 is passed only to a class that names weight_decay, else the class's default remains
             has_decay = "weight_decay" in inspect.signature(make).parameters
             decay = ({"weight_decay": config["weight_decay"]}
                      if has_decay or config["weight_decay"] else {})

@@ -15,10 +15,11 @@
     trainer.close()
 
 An epoch is one `evaluate` (a rollout of `horizon` steps of all agents) and one `train` (advantages,
-then minibatches of prioritized segments). To change the algorithm, edit `PuffeRL.train`. ppo.py is
-the same algorithm on one page. The formulas are in kernels.py, networks in models.py, environments
-in vector.py, settings in configuration.py and config/*.ini. Networks act and learn in engines.py,
-the default network in fast/compiled.py on a CPU and in fast/fused.py on a GPU.
+then minibatches of prioritized segments). The steps of the algorithm are in `PuffeRL.train`, its
+formulas (advantage, loss, sampling) in kernels.py; ppo.py has both on one page. Networks are in
+models.py, environments in vector.py, settings in configuration.py and config/*.ini. Networks act
+and learn in engines.py, the default network in fast/compiled.py on a CPU and in fast/fused.py on a
+GPU.
 """
 
 import argparse
@@ -384,7 +385,8 @@ class PuffeRL:
     def _update_value_offset(self):
         """Update the offset of the values; recompute the advantages if it changed.
 
-        It is the part of the mean value target beyond RewardScale.FAR deviations of the return.
+        The offset is 0 until the mean value target is beyond RewardScale.FAR deviations of the
+        return, then the excess.
         """
         scale, buffers = self.reward_scale, self.buffers
         if scale.factor > 0:  # 0 after an infinite reward, which _read_sums reports
@@ -796,10 +798,10 @@ def generic_engine(config):
 
 
 def choose_engine(policy, vecenv, config):
-    """Return the engine's class, and why it is not the hand-written one.
+    """Return the engine's class, and why it is not the hand-written one, or None.
 
-    With train.engine = auto it is the hand-written engine of the device, if that implements the
-    policy. The reason is None if there is nothing to report, as for a custom network. Raises
+    With train.engine = auto the hand-written engine of the device runs the policies that it
+    implements. A reason is only given where it would be expected, not for a custom network. Raises
     ConfigError if train.engine cannot run this.
     """
     requested, general = config["engine"], generic_engine(config)

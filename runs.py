@@ -323,8 +323,8 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #   1. Random words are a function of counters (Philox), never drawn from a generator with a state.
 #      kernels.sample has agent, step and head; kernels.draw_segments has epoch, minibatch and the
 #      place there. `_rollouts` and `epoch` are saved among NUMBERS.
-#   2. Sums have an order. Within a kernel, blocks of fixed size are added one after the other,
-#      whichever thread made them. The gradients of several learners, and what ranks gather, are
+#   2. Sums have an order. A kernel sums blocks of fixed size, in any thread, and then adds the
+#      blocks' sums in their order. The gradients of several learners, and what ranks gather, are
 #      added in their order; all_reduce adds in an order that depends on the number of ranks only.
 #      So the numbers of threads, buffers and ranks must be those of before. Arrays are aligned
 #      (vector.aligned_zeros), because libraries round by address.

@@ -120,7 +120,8 @@ class Vector(contextlib.AbstractContextManager):
         ranges: the slice of agents of each buffer, in order. `_set_shapes` sets them, the spaces
             and what follows: num_buffers, num_agents, agents_per_batch, observation_shape,
             observation_dtype, action_heads (sizes of discrete choices, None for a Box),
-            action_dims, action_dtype, has_action_masks
+            action_dims (numbers of an action: heads, or the size of a Box), action_dtype,
+            has_action_masks
         num_workers: threads that call `wait`, each with its own number; threads_per_worker: cores
             of each; num_threads: cores of all
         driver_env [itself]: what policies read the spaces, obs_dtype and
@@ -134,9 +135,9 @@ class Vector(contextlib.AbstractContextManager):
         can_step_in_kernels [False]: whether kernels step with `addresses`; see Native
 
     Methods [default]:
-        allocate(horizon) [calls _bind() before `restart`]: set `storage` to new_storage(horizon,
-            zeros), where zeros(shape, dtype) makes an array, call `restart(self.seed)` and `begin`,
-            and return the storage. Without a method _bind, define allocate
+        allocate(horizon) [yes; calls a subclass's _bind()]: set `storage` to new_storage(horizon,
+            zeros), where zeros(shape, dtype) makes an array, call `_bind()`, `restart(self.seed)`
+            and `begin`, and return the storage
         restart(seed=None): begin new episodes; write the last row of observations, resets (1),
             valid and action_masks
         begin() [yes]: move the last row to row 0 and set t to 0 in each buffer
@@ -395,8 +396,8 @@ class Native(Vector):
     threads.
     """
 
-    # So many fit into a core's caches, and the calls of a step cost little beside its work
-    # (docs/findings.md).
+    # 2,048 agents fit into a core's caches, and are enough work for a step's calls to cost little
+    # beside it (docs/findings.md).
     AGENTS_PER_BUFFER = 2048
     first_env = 0
 
@@ -799,8 +800,8 @@ class Emulated(Vector):
     def call(self, name, *args, **kwargs):
         """Call the method `name` of each environment, or read its attribute.
 
-        It may be within wrappers, and in another process. Call it between rollouts. Returns a list.
-        Raises AttributeError if there is none.
+        The environment may be within wrappers, or in another process. Call between rollouts.
+        Returns a list. Raises AttributeError if there is none of that name.
         """
         return self._ask(name, args, kwargs)
 
@@ -1196,7 +1197,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         per environment; any other keyword is one of them for all
     timeout: seconds after which a worker that does not answer is an error
 
-    num_workers and batch_size may be "auto", their default. Raises ConfigError for settings that
+    None and "auto" are the defaults of num_workers and batch_size. Raises ConfigError for settings that
     cannot work together, MemoryError for more environments than the machine can hold, and TypeError
     for another object.
     """

@@ -188,8 +188,9 @@ def _values_cpu(begin, end, observations, network, state, state_copy, resets, va
 #   overwritten. storage: observations (T + 1, N, D), resets, valid (T + 1, N), actions (T, N, ...),
 #   terminals, truncations (T, N), final_observations (N, D). heads (None for continuous actions),
 #   log_std (None for discrete ones), squash, masks (T + 1, N, A), seed, first_agent and counter,
-#   (T,) int64, the `step` of each: as in `kernels.sample`. Written: samples (T, N, ...), the actions
-#   themselves without squash, logprobs (T, N), values (T + 1, N), bootstraps (T, N), which must be 0
+#   (T,) int64, the `step` of each: as in `kernels.sample`. Written: samples (T, N, ...), which is
+#   `actions` unless they are squashed, logprobs (T, N), values (T + 1, N), bootstraps (T, N), which
+#   must be 0
 
 
 @driver
@@ -232,7 +233,7 @@ def _bootstrap_cpu(begin, end, t, first, network, storage, state, state_copy, sc
         while stop < end and truncated[stop] and not terminated[stop]:
             stop += 1
         if stop > start:  # neighbours in one step
-            # terminals are 0 here, as resets must be, and truncations are 1, as valid must be
+            # these agents' terminals are 0 and truncations 1: what resets and valid have to be
             _values_cpu(start, stop, final_observations[first:], network, state, state_copy,
                         terminated, truncated, scratch, bootstraps[t, first:])
         start = stop + 1

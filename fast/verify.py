@@ -3,13 +3,13 @@
 fast/compiled.py and fast/fused.py reimplement some methods of models.py and engines.py, for the
 classes in `NETWORKS`. Three checks let them run:
 
-    digest      when a run starts: the syntax trees of these methods have the digest `DIGEST`
+    digest      when a run starts: the syntax trees of the methods in `REIMPLEMENTED` have `DIGEST`
     find_edit   then: no module has a hook, a parametrization or a replaced method
-    compare     then, and when weights are loaded: both give the same on a few samples
+    compare     then, and when weights are loaded: engine and policy give the same on a few samples
 
 In each epoch the trainer compares `engines.inspect_modules` with that of the start.
 
-tests/test_engines.py compares them on many more. After an edit of a method in `REIMPLEMENTED`, make
+tests/test_engines.py has many more samples. After an edit of a method in `REIMPLEMENTED`, make
 it in both engines too, run the tests, and write the digest that they print. The edited network then
 keeps its fast engine.
 """
