@@ -421,8 +421,8 @@ class Snapshot:
         self._say = say if ranks.rank == 0 else lambda text: None
         ours = self._tensors()
         fitting = {name for name in tensors.keys() & ours.keys()
-                   if tensors[name].shape == ours[name].shape
-                   and tensors[name].is_floating_point() == ours[name].is_floating_point()}
+                   if (tensors[name].shape, tensors[name].dtype)
+                   == (ours[name].shape, ours[name].dtype)}
         # The order from here to the copies below matters: see number 5 of the list above.
         before = self._check(saved, path)
         self._restore_optimizer(saved["adam"], fitting, path)
