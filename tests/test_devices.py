@@ -370,11 +370,11 @@ def test_what_the_compiler_for_a_gpu_made_trains_as_well(device, case, launcher,
     monkeypatch.setattr(arena, "_launch", recorded(  # environments step on the CPU there, too
         lambda function, *call: (launcher if hasattr(function, "py_func") else on_a_cpu)(
             function, *call)))
-    launcher.counts.clear()
+    launcher.names.clear()
     there, other, _ = run(4, **CASES[case], cudagraphs=2)
     torch.testing.assert_close(there[0], here[0], rtol=1e-2, atol=1e-3)
     torch.testing.assert_close(there[2], here[2], rtol=1e-2, atol=1e-3)
-    assert len(launcher.counts) >= (7 if case == "breakout" else 5)
+    assert len(launcher.names) >= (7 if case == "breakout" else 5)
     assert other == pytest.approx(losses, rel=1e-2, abs=1e-3)
 
 
