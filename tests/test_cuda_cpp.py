@@ -206,9 +206,7 @@ def test_scans_with_two_channels_a_thread_are_those_with_one(T, dtype, simulated
         monkeypatch.setattr(kernels, "CUDA", cuda_cpp.Module("kernels.cu", vars(kernels)))
         options = {"rounded": True, "dtype": dtype}
         scan = cases.mingru_scan(T, 5, 6, **options).run()
-        grad = cases.mingru_scan_grad(T, 5, 6, **options)
-        grad.arguments["grad_out"] = grad.arguments["grad_out"].to(dtype)
-        results.append({**scan, **grad.run()})
+        results.append(scan | cases.mingru_scan_grad(T, 5, 6, **options).run())
     assert len(simulated.launches) == 6
     for name, tensor in results[0].items():
         torch.testing.assert_close(results[1][name], tensor, rtol=0, atol=0, equal_nan=True, msg=name)
@@ -463,19 +461,18 @@ def test_a_step_for_some_agents_leaves_out_tiles_without_any(simulated, monkeypa
                 assert outputs[rows].isnan().all()
 
 
-def test_what_a_step_refuses(simulated):
-    def refused(error, name, change):
-        actor = Actor(4, 6, 8, 1, "heads")
-        change(actor)
-        with pytest.raises(error, match=name):
-            actor.step()
-
-    refused(TypeError, "observations",
-            lambda actor: setattr(actor, "observations", actor.observations.bfloat16()))
-    refused(TypeError, "resets", lambda actor: actor.flags.__setitem__(0, actor.flags[0].bool()))
-    for name in ("actions", "logprobs", "values"):
-        refused(ValueError, name,
-                lambda actor, name=name: actor.written.update({name: actor.written[name][:3]}))
+@pytest.mark.parametrize("error, name, change", [
+    (TypeError, "observations", {"observations": torch.zeros(4, 6, dtype=torch.bfloat16)}),
+    (TypeError, "resets", {"flags": torch.zeros(2, 4, dtype=torch.bool)}),
+    *((ValueError, name, {"written": {name: torch.zeros(3)}}) for name in ("logprobs", "values")),
+    (ValueError, "actions", {"written": {"actions": torch.zeros(3, 2, dtype=torch.int32)}})])
+def test_what_a_step_refuses(error, name, change, simulated):
+    actor = Actor(4, 6, 8, 1, "heads")
+    change = dict(change)
+    actor.written |= change.pop("written", {})
+    vars(actor).update(change)
+    with pytest.raises(error, match=name):
+        actor.step()
 
 
 # --------------------------------------------------------------------------------------------------
