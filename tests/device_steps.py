@@ -41,17 +41,17 @@ def arrays_for(envs):
                     strict=True))
 
 
-def compare(name, steps, num_envs=3, seed=0, settings=None):
+def compare(name, steps, num_envs=3, seed=0):
     """Step both with the same random actions; returns the episodes that ended."""
     with pytest.MonkeyPatch.context() as patch:
         cuda_on_a_cpu.install(patch)
         kernels = device.Kernels(library(name))
         with cuda_cpp.on_stream(cuda_on_a_cpu.STREAM):
-            return same_steps(kernels, name, steps, num_envs, seed, settings)
+            return same_steps(kernels, name, steps, num_envs, seed)
 
 
-def same_steps(kernels, name, steps, num_envs, seed, settings):
-    host, other = (library(name).create(num_envs, seed, settings) for _ in range(2))
+def same_steps(kernels, name, steps, num_envs, seed):
+    host, other = (library(name).create(num_envs, seed) for _ in range(2))
     ours, theirs = arrays_for(host), arrays_for(other)
     rows = ocean.rows(*ours.values())
     table = other.rows_for_a_gpu(ocean.rows(*theirs.values()))

@@ -1,66 +1,40 @@
-"""Compiles CUDA C++ with NVRTC, NVIDIA's compiler as a library, which needs no GPU and no driver.
+"""Compile CUDA C++ with NVRTC, NVIDIA's compiler as a library, which needs no GPU and no driver."""
 
-    ptx = nvrtc.compile(source, "env.cu", "sm_90", ("-std=c++20",))     # the text; RuntimeError with NVRTC's own log
-"""
+import pytest
 
-import ctypes
-import functools
-import glob
-import importlib.util
-import os
+try:
+    from cuda.bindings import nvrtc
 
-FAILED = 6  # NVRTC_ERROR_COMPILATION
+    nvrtc.nvrtcVersion()
+    is_missing = False
+except (ImportError, RuntimeError):
+    is_missing = True
+needed = pytest.mark.skipif(is_missing, reason="there is no libnvrtc: pip install -r requirements/test.txt")
 
 
-@functools.cache
-def library():
-    """libnvrtc of the package nvidia-cuda-nvrtc, or of the system; None if there is neither."""
-    package = importlib.util.find_spec("nvidia")
-    folders = [] if package is None else package.submodule_search_locations
-    found = [path for folder in folders for path in glob.glob(os.path.join(folder, "*", "lib", "libnvrtc.so*"))]
-    for path in [*found, "libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"]:
-        try:
-            # Before 13.5 it asks for this one by name alone, which is found if it is there already.
-            for builtins in glob.glob(os.path.join(os.path.dirname(path), "libnvrtc-builtins.so*")):
-                ctypes.CDLL(builtins)
-            return ctypes.CDLL(path)
-        except OSError:
-            continue
-    return None
+def call(name, *arguments):
+    """Return the results of an NVRTC function, after its status."""
+    status, *results = getattr(nvrtc, f"nvrtc{name}")(*arguments)
+    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, (name, status)
+    return results[0] if results else None
+
+
+def read(program, kind):
+    text = b" " * call(f"Get{kind}Size", program)
+    call(f"Get{kind}", program, text)
+    return text.rstrip(b"\0").decode()
 
 
 def compile(source, name="kernel.cu", arch="sm_90", options=()):
-    """The PTX of `source`, text, for one generation of GPUs. Raises RuntimeError with the compiler's log."""
-    nvrtc = library()
-    if nvrtc is None:
-        raise RuntimeError("there is no libnvrtc here: pip install -r requirements/test.txt")
-    program = ctypes.c_void_p()
-    _check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None))
+    """Return (PTX, log) of `source` for one generation of GPUs; RuntimeError has the compiler's log."""
+    options = [f"--gpu-architecture={arch.replace('sm_', 'compute_')}".encode(),
+               *(option.encode() for option in options)]
+    program = call("CreateProgram", source.encode(), name.encode(), 0, [], [])
     try:
-        options = [f"--gpu-architecture={arch.replace('sm_', 'compute_')}", *options]
-        values = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        result = nvrtc.nvrtcCompileProgram(program, len(options), values)
-        if result != 0:
-            log = _text(nvrtc, program, "ProgramLog") if result == FAILED else ""
-            raise RuntimeError(f"{name} does not compile for {arch}:\n{log or _name(nvrtc, result)}")
-        return _text(nvrtc, program, "PTX")
+        status, = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        log = read(program, "ProgramLog")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise RuntimeError(f"{name} does not compile for {arch}:\n{log}")
+        return read(program, "PTX"), log
     finally:
-        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-
-
-def _text(nvrtc, program, what):
-    size = ctypes.c_size_t()
-    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
-    text = ctypes.create_string_buffer(size.value)
-    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, text))
-    return text.value.decode()
-
-
-def _check(nvrtc, result):
-    if result != 0:
-        raise RuntimeError(f"NVRTC: {_name(nvrtc, result)}")
-
-
-def _name(nvrtc, result):
-    nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
-    return nvrtc.nvrtcGetErrorString(result).decode()
+        call("DestroyProgram", program)

@@ -3,7 +3,7 @@ is translated to C, and its threads run one after another.
 
     launch = Launcher()                                 # instead of arena._launch
     launch(driver, lanes, arguments)                    # the effect that the launch has on a GPU
-    launch.counts                                       # driver -> instructions executed a thread, of its last launch
+    launch.names                                        # drivers that were launched
 
 numba's simulator runs the Python source; this finds what the compiler does to it (docs/findings.md), and what
 compute-sanitizer looks for: AssertionError for an access outside of the arrays that were handed over, and for memory
@@ -34,7 +34,7 @@ PRELUDE = r"""
 typedef struct { uint64_t begin, end; int32_t *writer, *reader; } Range;
 static __thread Range *ranges;
 static __thread int count, thread;
-static __thread uint64_t bad, executed;
+static __thread uint64_t bad;
 static __thread uint32_t tid_x, ntid_x, ctaid_x, nctaid_x;
 
 static Range *range_of(uint64_t address, int size) {
@@ -71,13 +71,13 @@ static inline uint64_t bits_f64(double x) { uint64_t y; memcpy(&y, &x, 8); retur
 """
 
 RUN = r"""
-void run(const uint64_t *params, int64_t blocks, int64_t threads, Range *all, int number, uint64_t *result) {
-    ranges = all, count = number, bad = 0, executed = 0, ntid_x = threads, nctaid_x = blocks;
+uint64_t run(const uint64_t *params, int64_t blocks, int64_t threads, Range *all, int number) {
+    ranges = all, count = number, bad = 0, ntid_x = threads, nctaid_x = blocks;
     for (int64_t i = 0; i < blocks * threads && !bad; i++) {
         thread = i + 1, ctaid_x = i / threads, tid_x = i % threads;
         kernel(params);
     }
-    result[0] = bad, result[1] = executed;
+    return bad;
 }
 """
 
@@ -91,10 +91,8 @@ C_TYPES |= {f"{kind}{bits}": f"{'int' if kind == 's' else 'uint'}{bits}_t" for k
 
 INFIX = {"add": "+", "sub": "-", "and": "&", "or": "|", "xor": "^", "div": "/", "rem": "%", "mul": "*"}
 COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "hi": ">"}
-UNORDERED = {"equ": "==", "neu": "!=", "ltu": "<", "leu": "<=", "gtu": ">", "geu": ">="}
-CALLS = {"min": {"f32": "fminf", "f64": "fmin"}, "max": {"f32": "fmaxf", "f64": "fmax"},
-         "abs": {"f32": "fabsf", "f64": "fabs"}, "sqrt": {"f32": "sqrtf", "f64": "sqrt"},
-         "lg2": {"f32": "log2f"}, "ex2": {"f32": "exp2f"}, "fma": {"f32": "fmaf", "f64": "fma"}}
+CALLS = {"max.f64": "fmax", "abs.f32": "fabsf", "sqrt.f32": "sqrtf", "sqrt.f64": "sqrt", "lg2.f32": "log2f",
+         "fma.f32": "fmaf", "fma.f64": "fma"}
 
 
 def operand(text):
@@ -129,15 +127,6 @@ def registers_kind(text):
 
 def moved(kind, target, source):
     """mov between registers, whose bits stay."""
-    if source.startswith("{"):  # two halves
-        low, high = (operand(half) for half in source[1:-1].split(","))
-        value = f"((uint64_t)(uint32_t){high} << 32 | (uint32_t){low})"
-        return f"{operand(target)} = {f'as_f64({value})' if registers_kind(target) == 'f64' else value};"
-    if target.startswith("{"):
-        source = f"bits_f64({operand(source)})" if registers_kind(source) == "f64" else operand(source)
-        halves = [half.strip() for half in target[1:-1].split(",")]
-        return " ".join(f"{operand(half)} = (uint32_t)({source} >> {shift});"
-                        for half, shift in zip(halves, (0, 32), strict=True) if half != "%temp") + ";"
     value = operand(source)
     if source.startswith("%") and "." not in source:
         ours, theirs = registers_kind(target), registers_kind(source)
@@ -160,7 +149,7 @@ def instruction(text):
     if op == "bra":
         return f"goto {args[0].replace('$', '_')};"
     if op == "ret":
-        return "RETURN;"
+        return "return;"
     if op in ("ld", "st"):
         (base, offset), value = place(args[op == "ld"]), operand(args[op == "st"])
         if "param" in modifiers:
@@ -175,103 +164,64 @@ def instruction(text):
         return f"{to} = {operand(args[1])};"
     if op == "cvt":
         target, source = modifiers[-2:]
-        value = cast(source, args[1])
-        if "rzi" in modifiers and target[0] == "f":
-            value = f"trunc({value})"
-        elif "rni" in modifiers:
-            value = f"rint({value})"
-        if {"sat", "ftz"} & set(modifiers) or (source[0] == "f" and target[0] != "f" and "rzi" not in modifiers):
+        rounds_to_integer = source[0] == "f" and target[0] != "f"
+        if {"sat", "ftz", "rni"} & set(modifiers) or ("rzi" in modifiers) != rounds_to_integer:
             raise NotImplementedError(text)
-        return f"{to} = ({C_TYPES[target]})({value});"
+        return f"{to} = ({C_TYPES[target]})({cast(source, args[1])});"
     if op == "selp":
         return f"{to} = {operand(args[3])} ? {operand(args[1])} : {operand(args[2])};"
     if op == "setp":
         comparison, a, b = modifiers[0], cast(kind, args[1]), cast(kind, args[2])
         if comparison == "nan":
             return f"{to} = isnan({a}) || isnan({b});"
-        if comparison in UNORDERED:
-            return f"{to} = isnan({a}) || isnan({b}) || {a} {UNORDERED[comparison]} {b};"
         ordered = f" && !isnan({a}) && !isnan({b})" if comparison == "ne" and floating else ""
         return f"{to} = {a} {COMPARE[comparison]} {b}{ordered};"
     values = [cast(kind, arg) for arg in args[1:]]
-    if op in ("mul", "mad") and "wide" in modifiers:
+    if op == "mul" and "wide" in modifiers:
         wide = C_TYPES[kind[0] + str(2 * int(kind[1:]))]
-        added = f" + ({wide}){operand(args[3])}" if op == "mad" else ""
-        return f"{to} = ({wide}){values[0]} * ({wide}){values[1]}{added};"
-    if op in ("mul", "mad") and "hi" in modifiers:
-        raise NotImplementedError(text)
-    if op == "mad":
-        return f"{to} = {values[0]} * {values[1]} + {values[2]};"
+        return f"{to} = ({wide}){values[0]} * ({wide}){values[1]};"
     if op in ("shl", "shr"):  # a shift by more than the width leaves nothing but the sign
         bits = int(kind[1:])
         amount, sign = f"(uint32_t)({operand(args[2])})", "shr" in op and kind[0] == "s"
         sign = f"(({values[0]}) < 0 ? -1 : 0)" if sign else "0"
         return f"{to} = {amount} >= {bits} ? {sign} : {values[0]} {'<<' if op == 'shl' else '>>'} {amount};"
-    if op in CALLS and floating:
-        value = f"{CALLS[op][kind]}({', '.join(values)})"
-        if "NaN" in modifiers:
-            value = f"isnan({values[0]}) ? {values[0]} : isnan({values[1]}) ? {values[1]} : {value}"
-        return f"{to} = {value};"
-    if op in ("min", "max"):
+    if f"{op}.{kind}" in CALLS and "NaN" not in modifiers:
+        return f"{to} = {CALLS[f'{op}.{kind}']}({', '.join(values)});"
+    if op in ("min", "max") and not floating:
         return f"{to} = {values[0]} {'<' if op == 'min' else '>'} {values[1]} ? {values[0]} : {values[1]};"
     if op == "rcp" and floating:
         return f"{to} = 1 / {values[0]};"
     if op == "neg":
         return f"{to} = -{values[0]};"
-    if op == "abs":
-        return f"{to} = {values[0]} < 0 ? -{values[0]} : {values[0]};"
     if op == "not":
         return f"{to} = {'!' if kind == 'pred' else '~'}{values[0]};"
-    if op in INFIX and len(values) == 2:
+    if op in INFIX and len(values) == 2 and "hi" not in modifiers:
         return f"{to} = {values[0]} {INFIX[op]} {values[1]};"
     raise NotImplementedError(f"tests/ptx.py does not know {text!r}")
 
 
-def function(header, body):
-    """A .func or .entry as a C function: `kernel` for the entry, which takes its parameters' 8 bytes each."""
-    entry = ".entry" in header
-    names = re.findall(r"\.param \.\w+ (\w+)(?=[,\s)]*(?:\.param|\)|$))",
-                       header.partition("(")[2] if entry else header)
-    lines = []
-    if entry:
-        declared = [f"uint64_t {name} = params[{i}];" for i, name in enumerate(names)]
-        lines += ["#define RETURN return", "static void kernel(const uint64_t *params) {", *declared]
-    else:
-        result, *names = names
-        name = re.search(r"\)\s*(\w+)", header)[1]
-        parameters = ", ".join(f"uint64_t {name}" for name in names)
-        lines += [f"#define RETURN return {result}",
-                  f"static uint64_t {name}({parameters}) {{ uint64_t {result} = 0;"]
-    body = re.sub(r"//.*", "", body)
+def translate(ptx):
+    """A module of PTX with one entry as C: `kernel`, which takes its parameters' 8 bytes each."""
+    ptx = re.sub(r"//.*", "", ptx)
+    if ".func" in ptx:
+        raise NotImplementedError("a function that is not inlined")
+    header, body = re.search(r"\.entry([^{;]*)\n\{\n(.*)\n\}", ptx, flags=re.DOTALL).groups()
+    lines = [PRELUDE, "static void kernel(const uint64_t *params) {"]
+    for i, name in enumerate(re.findall(r"\.param \.\w+ (\w+)", header)):
+        lines.append(f"uint64_t {name} = params[{i}];")
     for kind, prefix, number in re.findall(r"\.reg \.(\w+)\s+%(\w+)<(\d+)>;", body):
         lines.append(f"{C_TYPES[kind]} {', '.join(f'{prefix}{i}' for i in range(int(number)))};")
-    body = re.sub(r"call\.uni\s*\((\w+)\)\s*,\s*(\w+)\s*,\s*\(([^)]*)\)\s*;",
-                  lambda m: f"CALL {m[1]} = {m[2]}({' '.join(m[3].split())});", body)
-    for line in re.split(r";|(?<=:)\s*\n|(?<=[{}])\s*\n", body):
+    for line in re.split(r";|(?<=:)\s*\n", body):
         text = " ".join(line.split())
         if not text or text.startswith((".reg", ".pragma")):
             continue
-        if text in "{}":
-            lines.append(text)
-        elif text.startswith("CALL "):
-            lines.append(text[5:] + ";")
-        elif text.endswith(":"):
+        if text.endswith(":"):
             lines.append(text.replace("$", "_") + ";")
-        elif text.startswith(".param"):
-            lines.append(f"uint64_t {text.split()[-1]} = 0;")
         else:
             predicate, rest = re.match(r"(?:@(!?%\w+)\s+)?(.*)", text).groups()
             condition = f"if ({predicate.replace('%', '')}) " if predicate else ""
-            lines.append(f"executed++; {condition}{{ {instruction(rest)} }}")
-    return "\n".join([*lines, "RETURN;", "}", "#undef RETURN"])
-
-
-def translate(ptx):
-    """A module of PTX with one entry as C."""
-    ptx = re.sub(r"^\s*//.*$", "", ptx, flags=re.MULTILINE)
-    parts = re.findall(r"((?:\.visible )?\.(?:entry|func)[^{;]*)\n\{\n(.*?)\n\}(?=\n|\Z)", ptx, flags=re.DOTALL)
-    functions = [function(*part) for part in sorted(parts, key=lambda part: ".entry" in part[0])]
-    return "\n".join([PRELUDE, *functions, RUN])
+            lines.append(f"{condition}{{ {instruction(rest)} }}")
+    return "\n".join([*lines, "}", RUN])
 
 
 def parameters(arguments):
@@ -295,7 +245,7 @@ class Launcher:
     """arena._launch, by the PTX for one generation of GPUs."""
 
     def __init__(self, capability=(9, 0)):
-        self.capability, self.counts, self._compiled = capability, {}, {}
+        self.capability, self.names, self._compiled = capability, set(), {}
         self._folder, self._lock = tempfile.TemporaryDirectory(prefix="ptx-"), threading.Lock()
 
     def compile(self, driver, arguments):
@@ -327,13 +277,14 @@ class Launcher:
         with self._lock:
             if key not in self._compiled:
                 self._compiled[key] = self._load(driver, arguments)
-        blocks, result = -(-lanes // arena.THREADS), np.zeros(2, np.uint64)
+        blocks = -(-lanes // arena.THREADS)
         bounds = {byte_bounds(argument) for argument in arguments if isinstance(argument, np.ndarray)}
         marks = [np.zeros((2, end - begin), np.int32) for begin, end in bounds]
         ranges = (Range * len(bounds))(*(Range(*bound, *(each.ctypes.data for each in mark))
                                          for bound, mark in zip(bounds, marks, strict=True)))
         values = parameters([lanes, *arguments])
-        self._compiled[key](ctypes.c_void_p(values.ctypes.data), ctypes.c_int64(blocks), ctypes.c_int64(arena.THREADS),
-                            ranges, ctypes.c_int(len(bounds)), ctypes.c_void_p(result.ctypes.data))
-        assert result[0] == 0, f"{driver.__name__} with {lanes} lanes: {PROBLEMS[int(result[0])]}"
-        self.counts[driver.__name__] = int(result[1]) / lanes
+        problem = self._compiled[key](
+            ctypes.c_void_p(values.ctypes.data), ctypes.c_int64(blocks), ctypes.c_int64(arena.THREADS),
+            ranges, ctypes.c_int(len(bounds)))
+        assert problem == 0, f"{driver.__name__} with {lanes} lanes: {PROBLEMS[problem]}"
+        self.names.add(driver.__name__)

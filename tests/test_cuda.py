@@ -27,8 +27,7 @@ WHERE = ([pytest.param("simulator", marks=pytest.mark.cudasim)] if arena.SIMULAT
          ["ptx", pytest.param("gpu", marks=pytest.mark.gpu)])
 
 KERNELS = ("sample", "advantage", "priorities", "draw_segments", "gather", "mingru_step", "mingru_scan",
-           "mingru_scan_grad",
-           "masked_moments", "normalisation", "ppo_loss", "write_back", "gradient_norm",
+           "mingru_scan_grad", "masked_moments", "normalisation", "ppo_loss", "write_back", "gradient_norm",
            "add_bias_gradients")
 
 

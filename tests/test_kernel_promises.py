@@ -4,10 +4,10 @@ memory and make none.
     python -m pytest tests/test_kernel_promises.py -k vectorised
 """
 
-import functools
 import gc
 import re
 import tracemalloc
+from functools import cache, partial
 
 import kernel_cases as cases
 import llvmlite.binding
@@ -63,7 +63,7 @@ DRIVERS = {  # the call that compiles it, and packed arithmetic that its hot loo
     "_nesterov_lanes": ("muon", MULTIPLIES), "_apply_lanes": ("muon", MULTIPLIES)}
 
 
-@functools.cache
+@cache
 def compiled_again(name, call):
     """The driver for the types of its last call, as it is when the cache keeps nothing, for that
     keeps no assembly."""
@@ -116,7 +116,7 @@ def counting():
         _nrt_python.memsys_disable_stats()
 
 
-def growth(function, repeats=50):
+def growth(function):
     """(Python and numpy bytes that stay, their peak above the start, numba blocks that stay)."""
     def blocks():
         return rtsys.get_allocation_stats().alloc - rtsys.get_allocation_stats().free
@@ -125,18 +125,19 @@ def growth(function, repeats=50):
         function()
     start, (before, _) = blocks(), tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
-    for _ in range(repeats):
+    for _ in range(50):
         function()
     gc.collect()  # Python's free lists of small tuples too
     after, peak = tracemalloc.get_traced_memory()
     return after - before, peak - before, blocks() - start
 
 
-@pytest.mark.parametrize("call", cases.SMALL)
+@pytest.mark.parametrize("call", [*cases.SMALL, "muon"])
 def test_repeated_calls_keep_no_memory(call, counting):
-    call, seen = cases.SMALL[call](), []
+    run = partial(made([(192, 64), (64,)])[2].step, 0.01) if call == "muon" else cases.SMALL[call]().run
+    seen = []
     for _ in range(3):  # another thread of the process may allocate once
-        seen.append(growth(call.run))
+        seen.append(growth(run))
         stays, peak, blocks = seen[-1]
         if stays < 4096 and peak < 65536 and blocks == 0:
             return
@@ -144,11 +145,10 @@ def test_repeated_calls_keep_no_memory(call, counting):
 
 
 @pytest.mark.slow
-def test_muon_keeps_no_memory_and_makes_no_large_block(counting):
+def test_muon_makes_no_large_block():
     _, memory, optimizer = made([(192, 64), (64, 118), (192, 64), (4, 64), (64,)])
     memory.flat("gradients").fill_(0.01)
-    stays, peak, blocks = growth(lambda: optimizer.step(0.01), 20)
-    assert stays < 4096 and peak < 65536 and blocks == 0
+    optimizer.step(0.01)
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         optimizer.step(0.01)

