@@ -403,16 +403,9 @@ def judge(kind, name, status, used, here):
     return None
 
 
-class Draw(random.Random):
-    """Random numbers, and what all cases share."""
-
-    base = None  # the folder of a whole run
-    environments = ocean.names()
-
-
-def case(seed, number, base, show=False, patience=PATIENCE, environments=None):
+def case(seed, number, base, show=False, environments=None):
     """Make up and run a case; returns (kind, name, exit status, what is wrong or None)."""
-    draw = Draw(f"{seed} {number}")
+    draw = random.Random(f"{seed} {number}")
     draw.base, draw.environments = base, environments or ocean.names()
     kind = draw.choices(list(KINDS), [weight for _, weight in KINDS.values()])[0]
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
@@ -421,13 +414,13 @@ def case(seed, number, base, show=False, patience=PATIENCE, environments=None):
         words = " ".join(run) if isinstance(run, list) else ""
         before = digest(files)
         process = start(here, run)
-        status, used = wait(process, patience)
-        wrong, others = judge(kind, name, status, used, here), left_behind(process)
-        after = before if "--resume" in words else digest(files)
-        if others and wrong is None:
-            wrong = f"left behind: {others}"
-        if before != after and wrong is None:
-            wrong = f"harmed: {[path.name for path in before if before[path] != after.get(path)]}"
+        status, used = wait(process, PATIENCE)
+        wrong = judge(kind, name, status, used, here)
+        others, after = left_behind(process), digest(files)
+        if others:
+            wrong = wrong or f"left behind: {others}"
+        if before != after and "--resume" not in words:
+            wrong = wrong or f"harmed: {before.keys()}"
         if show:
             print(f"{kind}: {name}\n{words}\nended with {status} after {used:.1f} s of the "
                   f"processor: {wrong}")
@@ -458,7 +451,7 @@ def main():
         base = whole_run(folder)
         for number in range(args.cases) if args.only is None else [args.only]:
             kind, name, status, wrong = case(args.seed, number, base, args.only is not None,
-                                             environments=args.environments)
+                                             args.environments)
             counts[kind]["hung" if status is None else status] += 1
             if wrong:
                 faults += 1

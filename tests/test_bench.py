@@ -1,60 +1,9 @@
-"""The tools that compare two trees: what they count, and that they see a difference."""
-
-import ast
+"""The tools that compare two trees and two tables of scores: that they see a difference."""
 
 import numpy as np
-import pytest
 import torch
 
-from bench import same_bits, scores, size
-
-SOURCE = '''"""A module."""
-import b  # the other
-
-
-def f(trainer):
-    """A function."""
-    from a import x
-    raise ValueError(f"{x}")
-'''
-
-
-def test_a_count_leaves_out_docstrings_and_comments(tmp_path):
-    path = tmp_path / "a.py"
-    path.write_text(SOURCE)
-    counts = size.count(path)
-    assert (counts["statements"], counts["lines"], counts["raises"]) == (4, 8, 1)
-    path.write_text(SOURCE.replace("import b  # the other", "import b, c"))
-    assert size.count(path)["tokens"] == counts["tokens"] + 2
-
-
-@pytest.mark.parametrize(("other", "at_import", "everywhere"), [
-    ("import a", [["a", "p.b"]], [["a", "p.b"]]),
-    ("def f():\n    import a", [], [["a", "p.b"]]),
-    ("import p", [], []),
-])
-def test_circles(other, at_import, everywhere):
-    sources = {"a": ("a.py", "from p import b"), "p": ("p/__init__.py", ""),
-               "p.b": ("p/b.py", other)}
-    modules = {name: (path, ast.parse(text)) for name, (path, text) in sources.items()}
-    assert size.circles(modules, True) == at_import
-    assert size.circles(modules, False) == everywhere
-
-
-def test_the_product_is_what_git_tracks(tmp_path):
-    names = size.product_files(size.ROOT)
-    assert {"pufferl.py", "ocean/device.py", "kernels.cu", "fast/tile.c"} < {*names}
-    assert not any(name.startswith(("tests/", "bench/")) for name in names)
-    (tmp_path / "tests").mkdir()
-    trainer = ("class PuffeRL:\n    def f(self):\n        import a\n        self.x, self.y = 1, 2\n"
-               "        self.x = 3\n")
-    for name, text in (("a.py", SOURCE), ("b.py", trainer), ("tests/c.py", SOURCE), ("d.cu", "\n")):
-        (tmp_path / name).write_text(text)
-    rows, figures = size.measure(tmp_path)
-    assert list(rows) == ["a.py", "b.py", "d.cu"] and rows["d.cu"] == {"lines": 1}
-    assert {name: number for name, (number, _) in figures.items()} == {
-        "modules": 2, "modules at the root": 2, "functions with trainer first": 1,
-        "attributes of PuffeRL": 2, "import circles": 0, "import circles, functions too": 1}
+from bench import same_bits, scores
 
 
 def test_a_difference_of_one_bit_is_seen_and_another_name_is_none():

@@ -137,23 +137,13 @@ def test_the_example_of_the_readme_learns(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("line", [
-    "pufferl.py train breakout --train.learning-rat 0.1", "pufferl.py trian breakout",
-    "pufferl.py train brekout", "pufferl.py eval breakout --eval.vidoe a.mp4",
-    "pufferl.py plot latest --metrik score", "pufferl.py export breakout --export.www out",
-    "pufferl.py ship brekout", "pufferl.py runs sho latest", "pufferl.py list brekout",
-    "pufferl.py doctor --seconds ten", "pufferl.py diagnose",
-    "pufferl.py autotune breakout --vec.num-work 2", "protein.py breakout --sweep.wokers 2",
-    "protein.py breakout --sweep.train.gama.max 1", "protein.py report a --outputs b",
-    "-m ocean squared --chek", "-m ocean squared --set distanc=3"])
+    "python pufferl.py train breakout --train.learning-rat 0.1", "python pufferl.py train brekout",
+    "python pufferl.py export breakout --export.www out", "python pufferl.py runs sho latest",
+    "python protein.py breakout --sweep.wokers 2", "python protein.py report a --outputs b",
+    "python -m ocean squared --chek", "make trian", "make -C breakout_c ran"])
 def test_what_is_misspelt_is_refused(parse, line):
     with pytest.raises((AssertionError, ValueError)):
-        parse(["python", *shlex.split(line)])
-
-
-@pytest.mark.parametrize("line", ["trian", "-C breakout_c ran"])
-def test_a_misspelt_target_is_refused(line):
-    with pytest.raises(AssertionError):
-        check_make(line.split())
+        parse(shlex.split(line))
 
 
 def test_settings_in_the_docs_exist():

@@ -1,7 +1,5 @@
 """bench/prose.py: what `make lint` warns of, and that no page has a refused word."""
 
-import subprocess
-
 from bench import prose
 
 CODE = '''"""Compute things."""
@@ -50,17 +48,3 @@ def test_places_are_found_and_only_pages_fail(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prose, "ROOT", tmp_path)
     assert not prose.main(["code.py"]) and prose.main(["page.md"])
     assert "page.md:2: " in capsys.readouterr().out
-
-
-def test_subjects_since_the_merge_base(tmp_path):
-    def git(*arguments):
-        subprocess.run(["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *arguments],
-                       check=True, capture_output=True)
-
-    assert prose.find_subjects(tmp_path) == []
-    git("init", "-b", "main")
-    git("commit", "--allow-empty", "-m", 80 * "x")
-    git("checkout", "-b", "branch")
-    git("commit", "--allow-empty", "-m", "Add a line")
-    git("commit", "--allow-empty", "-m", 73 * "y")
-    assert [subject.split()[1] for subject in prose.find_subjects(tmp_path)] == [73 * "y"]

@@ -2,14 +2,13 @@
 score; pictures, videos, the terminal and the page show the game."""
 
 import base64
+import ctypes
 import http.client
 import io
 import itertools
 import json
 import math
-import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -306,52 +305,26 @@ def test_what_cannot_be_shown_is_refused(monkeypatch):
     refuses("Steps", BARE, "--eval.window")
 
 
-def screen(file):
-    """What Xvfb shows, (height, width, 3) uint8, from the file of its -fbdir, an xwd."""
-    data = Path(file).read_bytes()
-    header = np.frombuffer(data[:100], ">u4")
-    size, height, width, line, colors = header[[0, 5, 4, 12, 19]].tolist()
-    pixels = np.frombuffer(data, np.uint8, height * line, size + 12 * colors)
-    return pixels.reshape(height, line // 4, 4)[:, :width, 2::-1]
+def test_a_window_shows_the_game(monkeypatch):
+    """Three pictures of an environment in Python, in raylib's form; space pauses the last."""
+    view = watch.View(UNEVEN, pufferl.load_config(UNEVEN, [*SERIAL, "--eval.fps", "1000"]), 0)
+    raylib, shown = mock.MagicMock(), []
+    raylib.WindowShouldClose.side_effect = [False, False, False, True]
+    raylib.IsKeyPressed.side_effect = [0, 0, 0, 0, 1, 0]  # space, then the right arrow
 
+    def update(*_):
+        address = raylib.ffi.cast.call_args[0][1]
+        pixels = (ctypes.c_uint8 * (8 * 16 * 4)).from_address(address)
+        shown.append(np.frombuffer(pixels, np.uint8).reshape(8, 16, 4).copy())
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["cartpole", UNEVEN])
-def test_a_window_shows_the_game(name, tmp_path):
-    """On a virtual display: it moves, and its colours and top are where they belong."""
-    pytest.importorskip("raylib")
-    if shutil.which("Xvfb") is None:
-        pytest.skip("needs Xvfb, a display in memory (Debian: apt-get install xvfb)")
-    reader, writer = os.pipe()
-    display = subprocess.Popen(["Xvfb", "-displayfd", str(writer), "-screen", "0", "1280x800x24",
-                                "-fbdir", tmp_path], pass_fds=[writer], stderr=subprocess.DEVNULL)
-    os.close(writer)
-    try:
-        environment = {**os.environ, "DISPLAY": f":{os.read(reader, 16).decode().strip()}",
-                       "PYTHONPATH": str(ROOT / "tests")}
-        environment.pop("WAYLAND_DISPLAY", None)
-        environment.pop("SDL_VIDEODRIVER", None)  # "dummy", once a test of this process has drawn
-        process = subprocess.Popen(
-            [sys.executable, str(ROOT / "pufferl.py"), "eval", name, "--eval.episodes", "1",
-             "--eval.window", "--eval.fps", "20", "--eval.max-steps", "1000"], env=environment,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        pictures = {}
-
-        def look():
-            assert process.poll() is None, process.stderr.read().decode()
-            now = screen(tmp_path / "Xvfb_screen0")
-            pictures[now.tobytes()] = now
-            return len(pictures) > 6
-
-        wait_for(look)
-        process.terminate()
-        assert process.wait(30) == -signal.SIGTERM
-    finally:
-        process.kill()
-        display.terminate()
-        display.wait(30)
-        os.close(reader)
-    assert name == UNEVEN or is_upright([*pictures.values()][-1], 8)
+    raylib.UpdateTexture.side_effect = update
+    monkeypatch.setitem(sys.modules, "raylib", raylib)
+    watch.show_in_window(view)
+    assert view.step == 2 and (shown[2] == shown[1]).all() and (shown[0] != shown[1]).any()
+    np.testing.assert_array_equal(shown[2][..., :3], view.picture())
+    assert (shown[2][..., 3] == 255).all()
+    assert raylib.InitWindow.call_args[0][:2] == (16 * 45, 8 * 45)
+    view.close()
 
 
 # -- the terminal
