@@ -214,25 +214,18 @@ class VectorEntryPoint(''')
 
 
 @pytest.mark.slow
-def test_a_metric_of_an_environment_in_c(copy):
-    project = copy("A metric of an environment in C")
+def test_metrics_of_an_environment_in_c_and_of_the_trainer(copy):
+    project = copy("A metric of an environment in C", "A metric of the trainer")
     project.edit("ocean/squared/squared.h", lambda text: text.replace(
         "#define BY_TURNS\n", "#define BY_TURNS\n#define OWN_LOG(X) X(edges)\n").replace(
         "    LOG_EPISODE(", "    env->log.edges += !is_inside(env);\n    LOG_EPISODE("))
-    _, entry = project.train()
-    assert 0 < entry["environment/edges"] < 1
-
-
-@pytest.mark.slow
-def test_a_metric_of_the_trainer(copy):
-    project = copy("A metric of the trainer")
     project.replace("pufferl.py", r'^( +)metrics \|= \{"performance/sps"',
                     r'\1metrics["performance/agents"] = self.num_agents'
                     r'\n\1metrics |= {"performance/sps"')
     project.replace("docs/metrics.md", r"^(\| `performance/sps`)",
                     r"| `performance/agents` | agents |\n\1")
     _, entry = project.train("--vec.total-agents", 64)
-    assert entry["performance/agents"] == 64
+    assert 0 < entry["environment/edges"] < 1 and entry["performance/agents"] == 64
 
 
 def test_a_distribution_of_sweeps(copy):

@@ -46,26 +46,6 @@ def test_what_takes_no_time(tmp_path, monkeypatch, capfd):
         assert image.size == (640, 400) and len(image.getcolors()) > 3
 
 
-def test_the_game(tmp_path):
-    """The rules that the page tells: who always flies towards the middle passes every
-    gate, and is then cut off."""
-    (tmp_path / "kite.h").write_text(tour.header())
-    agents = ocean.__main__.Agents(ocean.load(str(tmp_path / "kite.h")), 8, {})
-    rewards, ends, cut = 0.0, 0, 0
-    for _ in range(1000):
-        _, speed, _, above = agents.observations.T
-        agents.actions[:, 0] = above > 0.6 * speed
-        agents.envs.step(agents.rows)
-        rewards += agents.rewards.sum()
-        ends, cut = ends + agents.terminals.sum(), cut + agents.truncations.sum()
-    log = agents.envs.log()
-    assert (cut == log["n"] == 8 * (1000 // 320) and ends == 0 and log["score"] == 10
-            and rewards == 8 * (1000 // 32))
-    for settings in ({"gap": 0}, {"gap": 2}, {"gates": 0}):
-        with pytest.raises(ValueError, match="gap must lie within"):
-            ocean.__main__.Agents(ocean.load(str(tmp_path / "kite.h")), 1, settings)
-
-
 def test_the_notebook_is_the_page():
     assert tour.NOTEBOOK.read_text() == tour.as_text(), "python tests/tour.py writes it"
     nbformat = pytest.importorskip("nbformat", reason="pip install -r requirements/test.txt")
