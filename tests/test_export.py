@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import functools
 import io
-import itertools
 import re
 import shutil
 import subprocess
@@ -44,25 +43,27 @@ def box(low, high, *shape, dtype=np.float32):
     return spaces.Box(low, high, shape, dtype)
 
 
-image, board = partial(box, 0, 255, dtype=np.uint8), partial(box, dtype=np.int8)
 LARGEST = np.finfo(np.float32).max
 SEEN = {
-    "vector": box(-LARGEST, LARGEST, 6), "float64": box(-1, 1, 2, 3, dtype=np.float64),
-    "float16": box(-1, 1, 3, dtype=np.float16), "integers": box(-300, 300, 5, dtype=np.int64),
-    "uint8": box(0, 5, 11, 11, dtype=np.uint8), "int8": board(-5, 5, 9),
-    "int16": box(-3, 3, 8, dtype=np.int16), "int32": box(-3, 3, 5, dtype=np.int32),
-    "uint16": box(0, 2**16 - 1, 5, dtype=np.uint16), "uint32": box(0, 9, 5, dtype=np.uint32),
-    "discrete": spaces.Discrete(5, start=2), "flags": spaces.MultiBinary(7), "text": spaces.Text(6),
-    "choices": spaces.MultiDiscrete([3, 4], start=[1, -2]), "image first": image(4, 84, 84),
-    "image last": image(84, 84, 3), "one channel": image(84, 84, 1), "one first": image(1, 84, 84),
-    "grid": image(7, 7, 3), "grid of one": image(7, 7, 1), "square": image(16, 16, 16),
-    "pixels": image(84, 84), "board": board(-2, 3, 8, 8), "flag board": board(0, 1, 6, 6, 1),
-    "plane": board(0, 1, 6, 6), "planes": box(0, 1, 2, 9, 9, dtype=np.uint8),
-    "boards": box(0, 4, 5, 5, 1, dtype=np.int32),
+    "vector": box(-LARGEST, LARGEST, 6),
+    "float64": box(-1, 1, 2, 3, dtype=np.float64),
+    "float16": box(-1, 1, 3, dtype=np.float16),
+    "integers": box(-300, 300, 5, dtype=np.int64),
+    "uint8": box(0, 5, 11, 11, dtype=np.uint8),
+    "int8": box(-5, 5, 9, dtype=np.int8),
+    "int16": box(-3, 3, 8, dtype=np.int16),
+    "int32": box(-3, 3, 5, dtype=np.int32),
+    "uint16": box(0, 2**16 - 1, 5, dtype=np.uint16),
+    "uint32": box(0, 9, 5, dtype=np.uint32),
+    "discrete": spaces.Discrete(5, start=2),
+    "image": box(0, 255, 4, 84, 84, dtype=np.uint8),
+    "one channel": box(0, 255, 84, 84, 1, dtype=np.uint8),
+    "board": box(-2, 3, 8, 8, dtype=np.int8),
     "dict": spaces.Dict({
         "value": box(-1, 1, 3), "kind": spaces.Discrete(3, start=1), "text": spaces.Text(6),
-        "mingru": box(-9, 9, 2, dtype=np.int16), "eye": image(20, 20, 1), "inner": spaces.Dict(
-            {"far": box(-9, 9, dtype=np.float64), "board": board(0, 3, 4, 4)}),
+        "mingru": box(-9, 9, 2, dtype=np.int16), "eye": box(0, 255, 20, 20, 1, dtype=np.uint8),
+        "inner": spaces.Dict({"far": box(-9, 9, dtype=np.float64),
+                              "board": box(0, 3, 4, 4, dtype=np.int8)}),
         "pair": spaces.Tuple([box(-1, 1, 3), spaces.MultiBinary(4)])}),
     "floats": spaces.Dict({"b": box(-1, 1, 3), "a": box(-1, 1, 2, 2)}),
 }
@@ -82,7 +83,6 @@ TAKEN = {
     "integers": spaces.Box(-3, 4, (2, 2), np.int16),
     "far start": spaces.Discrete(3, start=2**24 + 1), "many": spaces.MultiBinary(65),
 }
-IN_C = [name for name in TAKEN if name not in ("far start", "many")]
 
 
 def make_policy(seen="vector", taken="start", kind="auto", hidden=12, layers=1, normalize=True):
@@ -389,10 +389,11 @@ def test_command_line_writes_a_program_and_files_into_new_folders(tmp_path):
 
 
 def test_what_is_missing_for_an_export_is_named(tmp_path, monkeypatch):
+    library = ocean.load("squared")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(pufferl.ConfigError, match="emscripten"):
-        export.write_web(ocean.load("squared"), {}, None, tmp_path)
+        export.write_web(library, {}, None, tmp_path)
     with pytest.raises(pufferl.ConfigError, match="onnxscript"):
         export.write_onnx(*reversed(make_policy()), str(tmp_path / "x.onnx"))
 
@@ -419,14 +420,12 @@ def leaves(space, value):
 FAST = [("dict", "clipped", "auto"), ("one channel", "masked", "auto"),
         ("board", "squashed", "auto"), ("discrete", "dict", "auto"),
         ("float16", "box dict", "auto"), ("vector", "far start", "auto")]
-MORE = [*zip(SEEN, itertools.cycle(IN_C), itertools.repeat("auto")),
-        *(("vector", taken, "auto") for taken in TAKEN),
-        *itertools.product(["int8"], ["start", "dict", "clipped", "squashed"],
-                           ["lstm", "gru", "feed-forward"])]
+MORE = [("image", "integers", "auto"), ("vector", "many", "auto"), ("int8", "start", "gru"),
+        ("int8", "clipped", "lstm"), ("int8", "squashed", "feed-forward")]
 
 
 @pytest.mark.parametrize(("seen", "taken", "kind"), [
-    *FAST, *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE if row not in FAST)])
+    *FAST, *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE)])
 def test_onnx_has_the_networks_outputs_and_the_environments_action(tmp_path, seen, taken, kind):
     """Fed with what the environment returns, one input a key, and its own states, which a reset
     zeroes; against the policy with its `resets`."""
