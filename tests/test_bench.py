@@ -1,80 +1,23 @@
-"""The tools that compare two trees: what they count, and that they see a difference."""
-
-import ast
+"""The tools that compare two trees and two tables of scores: that they see a difference."""
 
 import numpy as np
-import pytest
 import torch
 
-from bench import same_bits, scores, size
-
-SOURCE = '''"""A module."""
-import b  # the other
-
-
-def f(trainer):
-    """A function."""
-    from a import x
-    raise ValueError(f"{x}")
-'''
-
-
-def test_a_count_leaves_out_docstrings_and_comments(tmp_path):
-    path = tmp_path / "a.py"
-    path.write_text(SOURCE)
-    counts = size.count(path)
-    assert (counts["statements"], counts["lines"], counts["raises"]) == (4, 8, 1)
-    bare = SOURCE.replace("  # the other", "").replace('    """A function."""\n', "")
-    path.write_text(bare.replace('"""A module."""\n', ""))
-    assert size.count(path) == {**counts, "lines": 6}
-    path.write_text(bare.replace("import b", "import b, c"))
-    assert size.count(path)["tokens"] == counts["tokens"] + 2
-
-
-@pytest.mark.parametrize(("other", "at_import", "everywhere"), [
-    ("import a", [["a", "p.b"]], [["a", "p.b"]]),
-    ("def f():\n    import a", [], [["a", "p.b"]]),
-    ("import p", [], []),
-])
-def test_circles(other, at_import, everywhere):
-    sources = {"a": ("a.py", "from p import b"), "p": ("p/__init__.py", ""),
-               "p.b": ("p/b.py", other)}
-    modules = {name: (path, ast.parse(text)) for name, (path, text) in sources.items()}
-    assert size.circles(modules, True) == at_import
-    assert size.circles(modules, False) == everywhere
-
-
-def test_the_product_is_what_git_tracks(tmp_path):
-    names = size.product_files(size.ROOT)
-    assert {"pufferl.py", "ocean/device.py", "kernels.cu", "fast/tile.c"} < {*names}
-    assert not any(name.startswith(("tests/", "bench/")) for name in names)
-    (tmp_path / "tests").mkdir()
-    trainer = ("class PuffeRL:\n    def f(self):\n        import a\n        self.x, self.y = 1, 2\n"
-               "        self.x = 3\n")
-    for name, text in (("a.py", SOURCE), ("b.py", trainer), ("tests/c.py", SOURCE), ("d.cu", "\n")):
-        (tmp_path / name).write_text(text)
-    rows, figures = size.measure(tmp_path)
-    assert list(rows) == ["a.py", "b.py", "d.cu"] and rows["d.cu"] == {"lines": 1}
-    assert {name: number for name, (number, _) in figures.items()} == {
-        "modules": 2, "modules at the root": 2, "functions with trainer first": 1,
-        "attributes of PuffeRL": 2, "import circles": 0, "import circles, functions too": 1}
+from bench import same_bits, scores
 
 
 def test_a_difference_of_one_bit_is_seen_and_another_name_is_none():
-    state = {"model": {"w": torch.zeros(3)}, "epoch": 3}
-    before = dict(same_bits.leaves(state))
+    weights, masses = torch.zeros(3), torch.arange(3.0)
+    before = dict(same_bits.leaves({"model": {"w": weights}, "masses": masses}))
+    assert before.keys() == {"model/w", "masses"}
     assert same_bits.compare(before, dict(before))[0] == "same"
-    verdict, details = same_bits.compare(
-        before, {**before, "model/w": torch.tensor([0.0, -0.0, 0.0])})
-    assert verdict == "differs" and "model/w" in details
-    assert same_bits.digest(state) != same_bits.digest({**state, "epoch": 4})
-    assert same_bits.compare(before, {"epoch": before["epoch"]})[0] == "differs"
-    before = {"masses": torch.arange(3.0), "w": torch.zeros(2)}
-    now = {"priorities": torch.arange(3.0), "w": torch.zeros(2)}
-    verdict, details = same_bits.compare(before, now)
+    for now in ({**before, "model/w": torch.tensor([0.0, -0.0, 0.0])}, {"masses": masses},
+                {"model/w": weights, "priorities": torch.zeros(3)}):
+        verdict, details = same_bits.compare(before, now)
+        assert verdict == "differs" and details
+    verdict, details = same_bits.compare(before, {"model/w": weights, "priorities": masses})
     assert verdict == "same" and "masses -> priorities" in details
-    assert same_bits.compare(before, {**now, "priorities": torch.zeros(3)})[0] == "differs"
-    assert same_bits.compare_texts("a\nb", "a\nb")[0] == "same"
+    assert same_bits.digest(before) != same_bits.digest({**before, "masses": masses + 1})
     verdict, details = same_bits.compare_texts("a\nb", "a\nc")
     assert verdict == "differs" and "-b" in details and "+c" in details
 

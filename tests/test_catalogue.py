@@ -27,11 +27,8 @@ def test_every_environment_has_a_line_of_its_own():
 
 def test_the_settings_of_an_ini_count():
     """drone_race is drone's, which has another number of agents."""
-    race, squared = catalogue.look("drone_race"), catalogue.look("squared")
+    race = catalogue.look("drone_race")
     assert (race.agents, race.does, race.solved.score, race.ships) == (8, "4 numbers", 6, False)
-    assert (squared.sees, squared.does, squared.agents, squared.ships) == ("11 × 11 uint8", "5", 1,
-                                                                          True)
-    assert catalogue.took(squared.solved) == "2 M, 8 s"
 
 
 def test_the_table_has_a_line_each(monkeypatch, capsys):
@@ -58,13 +55,6 @@ def test_one_is_shown_with_what_to_type_next(name, texts, capsys):
     shown = capsys.readouterr().out
     assert not [text for text in texts if text not in shown], shown
     assert ("\nships" in shown) == (name == "squared")
-
-
-@pytest.mark.parametrize(("words", "name"), [(["brakeout"], "breakout"), (["--all"], "--all"),
-                                             (["squared", "target"], "target|nothing")])
-def test_what_cannot_be_listed_is_refused(words, name):
-    with pytest.raises(SystemExit, match=name):
-        pufferl.main(["list", *words])
 
 
 @pytest.mark.parametrize(("text", "name"), [

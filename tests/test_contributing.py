@@ -40,16 +40,6 @@ def files_of(*titles):
     return {path for path in paths if (ROOT / path).is_file()}
 
 
-def find_end(text, begin):
-    """Return the place of the parenthesis that closes the one at `begin`."""
-    depth = 0
-    for place in range(begin, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[place], 0)
-        if depth == 0:
-            return place
-    raise AssertionError(f"an open parenthesis in {text[begin:begin + 60]!r}")
-
-
 class Copy:
     """A copy of the project, of which only some files may be edited."""
 
@@ -77,19 +67,11 @@ class Copy:
 
         self.edit(path, change)
 
-    def append(self, path, name, extra, count, after=""):
-        """Append an argument to each call, or definition, of a function after a text."""
-        def change(text):
-            begin, number = text.index(after), 0
-            while match := re.compile(rf"(?<!\w){name}\(").search(text, begin):
-                end = find_end(text, match.end() - 1)
-                text = text[:end] + extra + text[end:]
-                begin, number = end, number + 1
-                if number == count:
-                    return text
-            raise AssertionError(f"{path}: {name} is there {number} times after {after!r}")
-
-        self.edit(path, change)
+    def add_arguments(self, path, name, *arguments):
+        """Add an argument to each call, or definition, of a function, in their order."""
+        rest = iter(arguments)
+        self.replace(path, rf"({name}\([^()]*)\)", lambda match: f"{match[1]}, {next(rest)})",
+                     count=len(arguments))
 
     def run(self, *words, status=0):
         """Run Python in the copy; returns what it prints."""
@@ -152,9 +134,7 @@ def test_a_penalty_on_the_logits(copy):
     project.replace(source, r"VALID\) = range\(SUMS\)", "LOGIT_PENALTY, VALID) = range(SUMS)")
     project.replace(source, r"^    sums\[VALID\] \+= ONE$",
                     "    sums[LOGIT_PENALTY] += penalty\n    sums[VALID] += ONE")
-    project.append(source, "statistics_cell", ", penalty", 1)
-    project.append(source, "statistics_cell", ", penalty", 1, "def _ppo_loss_discrete_lanes")
-    project.append(source, "statistics_cell", ", ZERO", 1, "def _ppo_loss_continuous")
+    project.add_arguments(source, "statistics_cell", "penalty", "penalty", "ZERO")
     project.replace(source, r'(?<="importance")\)$', ', "logit_penalty")')
     project.replace(source, r"(?<=^    return \()(?=ent_coef \* entropy_grad_cell)",
                     "f32(2) * settings[LOGIT_COEF] * settings[ROW_SCALE] * logit + ")
@@ -167,8 +147,7 @@ def test_a_penalty_on_the_logits(copy):
     project.replace(source, r"( +)drow\[j\] =\n +logit_grad_cell", r"\1penalty += row[j] * row[j];\n\g<0>")
     project.replace(source, r"(?<=float logprob = 0\.0f, entropy = 0\.0f, )(advantage = adv.*;)$",
                     r"penalty = 0.0f, \1", count=1)
-    project.append(source, "statistics_cell", ", penalty", 1, "void ppo_loss_discrete")
-    project.append(source, "statistics_cell", ", 0.0f", 1, "void ppo_loss_continuous")
+    project.add_arguments(source, "statistics_cell", "penalty", "0.0f")
 
     for source in ("configuration.py", "ppo.py"):
         project.replace(source, r"^( +)ent_coef: ", r"\1logit_coef: float = 0.01\n\1ent_coef: ")
@@ -235,25 +214,18 @@ class VectorEntryPoint(''')
 
 
 @pytest.mark.slow
-def test_a_metric_of_an_environment_in_c(copy):
-    project = copy("A metric of an environment in C")
+def test_metrics_of_an_environment_in_c_and_of_the_trainer(copy):
+    project = copy("A metric of an environment in C", "A metric of the trainer")
     project.edit("ocean/squared/squared.h", lambda text: text.replace(
         "#define BY_TURNS\n", "#define BY_TURNS\n#define OWN_LOG(X) X(edges)\n").replace(
         "    LOG_EPISODE(", "    env->log.edges += !is_inside(env);\n    LOG_EPISODE("))
-    _, entry = project.train()
-    assert 0 < entry["environment/edges"] < 1
-
-
-@pytest.mark.slow
-def test_a_metric_of_the_trainer(copy):
-    project = copy("A metric of the trainer")
     project.replace("pufferl.py", r'^( +)metrics \|= \{"performance/sps"',
                     r'\1metrics["performance/agents"] = self.num_agents'
                     r'\n\1metrics |= {"performance/sps"')
     project.replace("docs/metrics.md", r"^(\| `performance/sps`)",
                     r"| `performance/agents` | agents |\n\1")
     _, entry = project.train("--vec.total-agents", 64)
-    assert entry["performance/agents"] == 64
+    assert 0 < entry["environment/edges"] < 1 and entry["performance/agents"] == 64
 
 
 def test_a_distribution_of_sweeps(copy):
@@ -279,44 +251,25 @@ def test_a_distribution_of_sweeps(copy):
     """)
 
 
-SGD = '''class Sgd:
-    """Step against the gradient."""
+SGD = '''
 
-    def __init__(self, arena, max_grad_norm):
-        self.arena, self.max_grad_norm, self.frozen = arena, max_grad_norm, []
+class Sgd(TorchOptimizer):
+    "Step against the gradient."
 
-    def freeze(self, names):
-        self.frozen = names
-
-    def step(self, rate, found_inf):
-        gradients = self.arena.flat("gradients")
-        for name in self.frozen:
-            self.arena[f"gradients/{name}"].zero_()
-        norm = torch.as_tensor(kernels.gradient_norm(gradients))
-        found_inf.copy_((found_inf != 0) | ~norm.isfinite())
-        scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-        self.arena.flat("weights").sub_(gradients * (rate * scale * (found_inf == 0)).float())
-        return norm
-
-    def tensors(self):
-        return {}
-
-    def state(self):
-        return {}
-
-    def load(self, state): ...
-
-
-class TorchOptimizer:'''
+    def __init__(self, config, policy, arena):
+        super().__init__(config, policy, arena)
+        self.optimizer = torch.optim.SGD(policy.parameters(), lr=arena["rate"], fused=True)
+        self.optimizer.found_inf = arena["found_inf"]
+'''
 
 
 @pytest.mark.slow
 def test_an_optimizer(copy):
     project = copy("An optimizer's name")
-    project.replace("optim.py", "^class TorchOptimizer:", SGD)
+    project.edit("optim.py", lambda text: text + SGD)
     project.replace("pufferl.py", r"^( +)if self\.optimizer is None:$",
                     r'\1if c["optimizer"] == "sgd":'
-                    r'\n\1    self.optimizer = optim.Sgd(arena, c["max_grad_norm"])'
+                    r'\n\1    self.optimizer = optim.Sgd(c, self.policy, arena)'
                     r"\n\1if self.optimizer is None:")
     project.replace("configuration.py", r'optimizer: Literal\["muon", "adam"\]',
                     'optimizer: Literal["muon", "adam", "sgd"]')

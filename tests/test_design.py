@@ -32,7 +32,6 @@ WITHIN = {  # what else a file may import, of its own layer
 }
 PRIMITIVES = {"fast/c_calls", "fast/cuda_cpp", "fast/pictures", "fast/products", "fast/recurrent"}
 BELOW_PRIMITIVES = {"arena", "errors", "kernels", "processes", "ocean"}  # what they import from the root
-COLUMNS, WIDER = 100, 0.055  # the share of lines that may be wider
 
 
 def layer(name):
@@ -69,25 +68,16 @@ def module_of(name):
     return path
 
 
-def imports(tree):
-    """[(imported module, name of the function that imports it or None)]."""
-    found = []
-
-    def look(node, inside):
-        for child in ast.iter_child_nodes(node):
-            here = inside
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                here = inside or child.name
-            if isinstance(child, ast.If) and "__main__" in ast.unparse(child.test):
-                here = "__main__"
-            if isinstance(child, ast.Import):
-                found.extend((module_of(alias.name), inside) for alias in child.names)
-            elif isinstance(child, ast.ImportFrom) and not child.level:
-                found.extend({(module_of(f"{child.module}.{alias.name}"), inside) for alias in child.names})
-            look(child, here)
-
-    look(tree, None)
-    return found
+def imports(node, function=None):
+    """Yield (imported module, name of the function that imports it or None)."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from ((module_of(alias.name), function) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and not child.level:
+            yield from ((module_of(f"{child.module}.{alias.name}"), function)
+                        for alias in child.names)
+        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        yield from imports(child, function or (child.name if is_function else None))
 
 
 def test_every_file_has_a_layer():
@@ -110,28 +100,25 @@ def test_a_file_imports_from_below(path):
             f"{name} imports {module} from above it, in {function or 'the file itself'}")
 
 
-def test_few_lines_are_wide():
-    folders = (".", "fast", "families", "tools", "tools/sweep", "bench", "tests", "ocean",
-               "examples")
-    paths = [path for folder in folders for path in (ROOT / folder).glob("*.py")]
-    wide = {path: [len(line) > COLUMNS for line in path.read_text().splitlines()] for path in paths}
-    share = sum(map(sum, wide.values())) / sum(map(len, wide.values()))
-    most = sorted(wide, key=lambda path: -sum(wide[path]))[:5]
-    assert share <= WIDER, (
-        f"{share:.1%} of all lines have over {COLUMNS} columns; most are in "
-        f"{', '.join(path.name for path in most)}")
-
-
 PAGES = ["README.md", ".github/CONTRIBUTING.md", ".github/SECURITY.md",
          *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_links_to_what_is_there(page):
+def anchors(page):
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+            for heading in re.findall(r"^#+ (.+)$", text, flags=re.M)]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_links_to_what_is_there(name):
+    page = ROOT / name
     # code has brackets of its own
-    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)
-    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
-    assert not [link for link in links if not ((ROOT / page).parent / link).exists()]
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for target, anchor in re.findall(r"\]\((?!\w+://)([^)#]*)#?([^)]*)\)", text):
+        linked = page.parent / target if target else page
+        assert linked.exists() and (not anchor or anchor in anchors(linked)), (target, anchor)
 
 
 def test_files_that_the_code_names_are_there():
@@ -144,16 +131,11 @@ def test_files_that_the_code_names_are_there():
         assert f'"{name}"' in source and importlib.import_module(name)
 
 
-def test_the_code_map_names_every_file_and_folder():
-    page = (ROOT / "docs/README.md").read_text()
-    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    folders |= {"config", "examples", "docs", "tests"}
-    assert not [path.name for path in ROOT_FILES if f"(../{path.name})" not in page]
-    assert not [folder for folder in folders - {"docs"} if f"(../{folder})" not in page]
-
-
 def test_the_map_of_the_source_names_what_is_there():
-    page = (ROOT / "docs" / "README.md").read_text()
+    page = (ROOT / "docs/README.md").read_text()
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"config", "examples"}
+    names = [*(path.name for path in ROOT_FILES), *folders, "tests"]
+    assert not [name for name in names if f"(../{name})" not in page]
     methods = re.findall(r"^(\w+)\.(\w+)\.(\w+)  ", page, flags=re.M)
     assert len(methods) > 6
     for file, cls, method in methods:

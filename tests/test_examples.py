@@ -9,13 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_sweep import FAKE_SPACE, record
+from test_sweep import FAKE_SPACE, record, write_sweep
+from trainers import Tanh, make_trainer, run_epochs
 
 import models
-import pufferl
 import vector
 from protein import Random
-from tools.sweep.trials import Ledger, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs/recipes.md").read_text()
@@ -112,13 +111,10 @@ def test_the_page_names_each_script_and_each_script_is_short():
 
 def parameters():
     for name, steps, check in RUNS:
-        if check is None:
-            continue
-        if steps is None:  # takes seconds as it is
-            yield pytest.param(name, None, check, id=name)
-        else:
+        if check and steps:
             yield pytest.param(name, steps, None, id=f"{name}-short")
-            yield pytest.param(name, None, check, id=name, marks=pytest.mark.slow)
+        if check:  # without steps it takes seconds as it is
+            yield pytest.param(name, None, check, id=name, marks=[pytest.mark.slow] * bool(steps))
 
 
 @pytest.mark.parametrize(("name", "steps", "check"), [*parameters()])
@@ -135,23 +131,24 @@ def test_an_example_runs(example, tmp_path, name, steps, check):
 def test_a_minibatch_has_the_fields_of_the_page(example):
     names = example("custom_loss", main=False)
     minibatches = []
-    env = vector.make("cartpole", num_envs=64)
-    trainer = pufferl.PuffeRL(env=env, policy=models.MinGRUPolicy(env, hidden_size=32),
-                              loss=lambda minibatch: minibatches.append(minibatch)
-                              or names.smooth(minibatch), optimizer=names.Slow,
-                              batch_size=64 * 32, minibatch_size=512, data_dir=None)
-    trainer.evaluate()
-    trainer.train()
+
+    def loss(minibatch):
+        minibatches.append(minibatch)
+        return names.smooth(minibatch)
+
+    trainer = make_trainer(loss=loss, optimizer=names.Slow)
+    run_epochs(trainer, 1)
     minibatch = minibatches[-1]
     table = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", PAGE, flags=re.M))
-    assert table.keys() - {"action_masks"} == vars(minibatch).keys()
+    del table["action_masks"]
+    assert table.keys() == vars(minibatch).keys()
     assert set(minibatch.state) == {"mingru", "resets", "valid"}
-    T, segments = trainer.horizon, trainer.segments
-    for name in table.keys() - {"action_masks", "state"}:
+    for name in table.keys() - {"state"}:
         dimensions = table[name].partition(")")[0].split(",")
         shape = getattr(minibatch, name).shape
         assert [word.strip(" (") for word in dimensions[:2]] == ["T", "M"], name
-        assert tuple(shape[:2]) == (T, segments) and len(shape) == len(dimensions), name
+        assert shape[:2] == (trainer.horizon, trainer.segments), name
+        assert len(shape) == len(dimensions), name
     assert isinstance(trainer.optimizer.optimizer, torch.optim.RMSprop)
     trainer.close()
 
@@ -171,49 +168,39 @@ def test_attention_learns_as_it_acts(example):
     env.close()
 
 
-def test_an_interrupt_restores_the_last_epoch(example):
+def test_an_interrupt_restores_the_last_epoch(example, monkeypatch):
     names = example("notebook")
-    trainer, train_until_stopped = names.trainer, names.train_until_stopped
+    trainer = names.trainer
     weights = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
-    train, calls = trainer.train, []
 
-    def interrupt():
-        calls.append(train())
+    def interrupt(train=trainer.train):
+        train()
         raise KeyboardInterrupt
 
-    trainer.train = interrupt
-    train_until_stopped(5)
-    trainer.train = train
-    assert len(calls) == 1 and trainer.epoch == 5
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "train", interrupt)
+        names.train_until_stopped(5)
+    assert trainer.epoch == 5
     assert all((weights[name] == x).all() for name, x in trainer.policy.state_dict().items())
-    train_until_stopped(2)
+    names.train_until_stopped(2)
     assert trainer.epoch == 7
     trainer.close()
 
 
-class ModeRecorder(torch.nn.Module):
-    def __init__(self, env):
-        super().__init__()
-        self.layer, self.norm = torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(4)
-        self.modes = set()
-
-    def forward(self, x):
-        self.modes.add((torch.is_grad_enabled(), self.training, self.norm.training))
-        outputs = self.layer(self.norm(x))
-        return outputs[:, :2], outputs[:, 2:]
-
-
 def test_batch_norm_and_dropout_are_in_training_mode():
     """As docs/recipes.md says: in rollouts and updates, unless the network is in eval mode."""
-    env = vector.make("cartpole", num_envs=16)
-    policy = ModeRecorder(env)
-    trainer = pufferl.PuffeRL(env=env, policy=policy, horizon=8, minibatch_size=64, data_dir=None)
+    modes = set()
+
+    def record(policy):
+        policy.encoder.register_forward_hook(lambda module, *_: modes.add(
+            (torch.is_grad_enabled(), module.training)))
+
+    trainer = make_trainer(policy=Tanh, change=record)
     for training in (True, False):
-        policy.train(training)
-        policy.modes.clear()
-        trainer.evaluate()
-        trainer.train()
-        assert policy.modes == {(False, training, training), (True, training, training)}
+        trainer.policy.train(training)
+        modes.clear()
+        run_epochs(trainer, 1)
+        assert modes == {(False, training), (True, training)}
     trainer.release()
 
 
@@ -231,37 +218,28 @@ def test_mlflow(example, tmp_path, monkeypatch):
 
 def test_hub(example, tmp_path, monkeypatch):
     hub = pytest.importorskip("huggingface_hub", reason="needs the package huggingface_hub")
-    errors = pytest.importorskip("huggingface_hub.errors")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    folder = tmp_path / "squared_20260101"
+    folder, uploads = tmp_path / "squared_20260101", []
     folder.mkdir()
     (folder / "config.json").write_text('{"env_name": "squared"}')
     for name in ("model_squared_000001.pt", "model_squared_000002.pt"):
         (folder / name).touch()
     monkeypatch.setattr(sys, "argv", ["hub.py", str(folder), "me/squared"])
-    with pytest.raises(errors.OfflineModeIsEnabled):
-        example("hub")
+    monkeypatch.setattr(hub.HfApi, "create_repo", lambda *arguments, **options: None)
+    monkeypatch.setattr(hub.HfApi, "upload_folder", lambda self, **options: uploads.append(options))
+    example("hub")
     readme = (folder / "README.md").read_text()
     assert "eval squared --load-model-path model_squared_000002.pt" in readme
-    calls = []
-    monkeypatch.setattr(hub.HfApi, "create_repo", lambda *arguments, **options: None)
-    monkeypatch.setattr(hub.HfApi, "upload_folder", lambda self, **options: calls.append(options))
-    example("hub")
-    assert calls[0]["repo_id"] == "me/squared" and calls[0]["folder_path"] == folder
-    files = {path.name for path in folder.iterdir()} & set(calls[0]["allow_patterns"])
+    assert uploads[0]["repo_id"] == "me/squared" and uploads[0]["folder_path"] == folder
+    files = {path.name for path in folder.iterdir()} & set(uploads[0]["allow_patterns"])
     assert files == {"README.md", "config.json", "model_squared_000002.pt"}
 
 
 def test_fronts_of_several_sweeps(example, tmp_path, monkeypatch):
     for name, factor in (("a", 1.0), ("b", 2.0)):
-        ledger = Ledger(tmp_path / name)
-        asked = {"env": "squared", "metric": "environment/score", "goal": "maximize",
-                 "cost": "performance/uptime"}
-        write_json(ledger.folder / "sweep.json",
-                   {"asked": asked, "options": [], "space": FAKE_SPACE})
-        tuner = Random(search_space=FAKE_SPACE)
+        ledger = write_sweep(tmp_path / name, FAKE_SPACE)
         for number, (score, cost) in enumerate([(0.2, 1.0), (0.1, 2.0), (0.6, 4.0)]):
-            ledger.finish(record(number, factor * score, cost, **tuner.suggest()))
+            settings = Random(search_space=FAKE_SPACE).suggest()
+            ledger.finish(record(number, factor * score, cost, **settings))
     monkeypatch.setattr(sys, "argv", ["compare_sweeps.py", "a", "b"])
     names = example("compare_sweeps")
     assert Path("fronts.html").exists()

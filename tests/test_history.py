@@ -4,6 +4,7 @@ import json
 import math
 import os
 import time
+from unittest import mock
 
 import pytest
 
@@ -12,16 +13,6 @@ import pufferl
 import runs
 from tools import history
 
-MINE = """
-import gymnasium, numpy as np
-
-class Mine(gymnasium.Env):
-    observation_space, action_space = gymnasium.spaces.Box(0, 1, (2,)), gymnasium.spaces.Discrete(2)
-
-    def __init__(self, size=3, speed=1.0): ...
-    def reset(self, seed=None, options=None): return np.zeros(2, np.float32), {}
-    def step(self, action): return np.zeros(2, np.float32), 1.0, True, False, {}
-"""
 SETTINGS = configuration.load_config("squared")
 SCORES = [0.1, 0.2, 0.4, 0.7, 0.9]
 
@@ -98,7 +89,6 @@ def test_a_run_is_found_by_the_name_that_it_printed(tmp_path):
     name = f"{tmp_path}/mine.py:Env"
     write_config(tmp_path / "mine_1-aa", env_name=name, config_name=name)
     assert history.find("mine", tmp_path).folder == tmp_path / "mine_1-aa"
-    assert configuration.stem_of("<lambda>") == "lambda"
     assert configuration.stem_of("gym/my:A-v0") == "my:A-v0"
 
 
@@ -119,20 +109,15 @@ def test_what_cannot_be_is_refused(folder, words, name):
 
 
 def test_a_run_is_removed_after_a_question_or_with_yes(folder, monkeypatch, call):
-    questions = []
-    monkeypatch.setattr("builtins.input", lambda text: questions.append(text) or "")
-    call("runs", "rm", "aa", "--data-dir", folder)
-    assert all(part in questions[0] for part in ("squared_1-aa", "3,000,000", "0.9"))
-
-    def end(text):
-        raise EOFError
-
-    monkeypatch.setattr("builtins.input", end)
+    remove = "runs", "rm", "aa", "--data-dir", folder
+    answer = mock.Mock(side_effect=["", EOFError, "y"])
+    monkeypatch.setattr("builtins.input", answer)
+    call(*remove)
+    assert all(part in answer.call_args[0][0] for part in ("squared_1-aa", "3,000,000", "0.9"))
     with pytest.raises(SystemExit, match="--yes"):
-        call("runs", "rm", "aa", "--data-dir", folder)
+        call(*remove)
     assert (folder / "squared_1-aa").exists()
-    monkeypatch.setattr("builtins.input", lambda text: "y")
-    call("runs", "rm", "aa", "--data-dir", folder)
+    call(*remove)
     call("runs", "rm", "bb", "--yes", "--data-dir", folder)
     assert sorted(path.name for path in folder.iterdir()) == ["notes", "squared_3-cc"]
 
@@ -165,12 +150,12 @@ def test_curves_are_named_by_what_differs(folder, call):
 
 def test_a_run_of_a_users_environment_has_its_settings(tmp_path, call):
     """The file itself is not needed any more, and is not run."""
-    (tmp_path / "mine.py").write_text(MINE)
-    call("train", f"{tmp_path}/mine.py:Mine", "--env.size", "9", "--train.gamma", "0.9",
+    (tmp_path / "mine.py").write_text("from small_envs import Steps")
+    call("train", f"{tmp_path}/mine.py:Steps", "--env.limit", "9", "--train.gamma", "0.9",
          "--train.total-timesteps", "512", "--vec.backend", "serial", "--logger", "none",
          "--data-dir", tmp_path / "runs")
     (tmp_path / "mine.py").write_text("raise RuntimeError('it was run')")
     title, row, *_ = call("runs", "--data-dir", tmp_path / "runs")
     assert row[title.index("other"):] == (
-        "env.size 9, vec.backend serial, total_timesteps 512, gamma 0.9")
+        "env.limit 9, vec.backend serial, total_timesteps 512, gamma 0.9")
     assert call("diagnose", next((tmp_path / "runs").iterdir()))

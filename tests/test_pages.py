@@ -27,28 +27,19 @@ BEGINNINGS = re.compile(r"(make|python (pufferl|protein)\.py|python -m ocean)(?=
 # what write_an_environment.md has its reader make
 OWN = {"mine": "squared", "ocean/mine/mine.h": "squared"}
 EXAMPLE = """
-import gymnasium
-import torch
-
-def make_env():
-    return gymnasium.make("CartPole-v1")
-
-class MyPolicy(torch.nn.Module):
-    pass
-
-class Network(torch.nn.Module):
-    pass
+import gymnasium, torch
+make_env = lambda: gymnasium.make("CartPole-v1")
+MyPolicy = Network = torch.nn.Module
 """
 
 
 def shell(page):
-    """The lines of a page's blocks of code that are typed in a shell, without their comments and
-    what is wrong on purpose; a line that ends with a backslash goes on in the next."""
-    text = re.sub(r"^```(?!(?:sh|bash|console)?[ \n])\w.*?^```$", "", page, flags=re.M | re.S)
-    text = re.sub(r"^```sh wrong\n.*?^```$", "", text, flags=re.M | re.S)
-    blocks = re.findall(r"^```.*?\n(.*?)^```$", text, flags=re.M | re.S)
-    blocks += re.findall(r"^ {4}\S.*$",
-                         re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), flags=re.M)
+    """Yield the commands of a page's blocks that are typed in a shell, without their comments and
+    what is wrong on purpose."""
+    flags, fence = re.M | re.S, r"^```.*?\n(.*?)^```$"
+    text = re.sub(r"^```(?:sh wrong|(?!sh\b)\w).*?^```$", "", page, flags=flags)
+    blocks = re.findall(fence, text, flags)
+    blocks += re.findall(r"^ {4}\S.*$", re.sub(fence, "", text, flags=flags), re.M)
     for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
         for part in re.split(r" (?:&&|\|\|?|;) ", re.sub(r"(^|\s)#.*", "", line)):
             yield part.strip().removeprefix("$ ")
@@ -145,36 +136,14 @@ def test_the_example_of_the_readme_learns(tmp_path, monkeypatch):
     assert names["trainer"].environment["episode_return"] > 60, "a random policy has 22"
 
 
-def test_speeds_of_the_readme_are_of_the_settings_that_ship():
-    page = (ROOT / "README.md").read_text()
-    table = page.partition("| machine | trained steps")[2].partition("\n\n")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
-    assert len(rows) >= 2 and all(machine and speed and command for machine, speed, command in rows)
-    size = configuration.load_config("breakout")["train"]["minibatch_size"]
-    assert rows[0][2] == f"`python bench/bench_train.py --minibatch-size {size}`"
-    known = (ROOT / "bench/bench_train.py").read_text().replace("_", "-")
-    options = [option for row in rows for option in re.findall(r"--([\w-]+)", row[2])]
-    assert not [option for option in options if f"\n    {option}: " not in known]
-
-
-MISSPELT = [
-    "train breakout --train.learning-rat 0.1", "trian breakout", "train brekout",
-    "train breakout --env.sie 3", "eval breakout --eval.vidoe a.mp4", "plot latest --metrik score",
-    "export breakout --export.www out", "ship brekout", "runs sho latest", "list brekout",
-    "doctor --seconds ten", "diagnose", "autotune breakout --vec.num-work 2",
-    "protein.py breakout --sweep.wokers 2", "protein.py breakout --sweep.train.gama.max 1",
-    "protein.py report a --outputs b", "-m ocean squared --chek",
-    "-m ocean squared --set distanc=3", "make trian", "make -C breakout_c ran",
-]
-
-
-def test_what_is_misspelt_is_refused(parse):
-    for line in MISSPELT:
-        words = shlex.split(line)
-        if words[0] not in ("make", "-m", "protein.py"):
-            words.insert(0, "pufferl.py")
-        with pytest.raises((AssertionError, ValueError)):
-            parse(words if words[0] == "make" else ["python", *words])
+@pytest.mark.parametrize("line", [
+    "python pufferl.py train breakout --train.learning-rat 0.1", "python pufferl.py train brekout",
+    "python pufferl.py export breakout --export.www out", "python pufferl.py runs sho latest",
+    "python protein.py breakout --sweep.wokers 2", "python protein.py report a --outputs b",
+    "python -m ocean squared --chek", "make trian", "make -C breakout_c ran"])
+def test_what_is_misspelt_is_refused(parse, line):
+    with pytest.raises((AssertionError, ValueError)):
+        parse(shlex.split(line))
 
 
 def test_settings_in_the_docs_exist():
@@ -198,22 +167,6 @@ def test_the_findings_are_short_and_the_log_has_every_entry():
         contents, *entries = re.split(r"^## ", path.read_text(), flags=re.M)
         titles = [re.sub(r"[^\w\- ]", "", entry.partition("\n")[0].lower()) for entry in entries]
         assert re.findall(r"\]\(#(.+?)\) \| \S", contents) == [t.replace(" ", "-") for t in titles]
-
-
-def anchors(page):
-    """The anchors of a page's headings, as GitHub and the site make them."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page, flags=re.M | re.S), flags=re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_links_between_pages_lead_to_headings():
-    links = 0
-    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for target, anchor in re.findall(r"\]\(([\w/.]*\.md|)#([^)]+)\)", path.read_text()):
-            page = path.parent / target if target else path
-            assert anchor in anchors(page.read_text()), f"{path.name}: {target}#{anchor}"
-            links += 1
-    assert links > 10
 
 
 def test_every_page_is_in_the_navigation_of_the_site():

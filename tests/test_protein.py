@@ -1,7 +1,6 @@
 """protein.py: the search space, the models against closed forms, the tuners on problems whose
 Pareto front is known."""
 
-import contextlib
 import json
 import math
 import re
@@ -87,25 +86,27 @@ def test_what_a_setting_cannot_be_is_refused(name, entry, word):
         Space(searched_settings("squared", {name: entry}))
 
 
-def test_what_is_fixed_or_has_no_use_is_not_searched(tmp_path):
-    """beta2 is for adam; some networks have sizes of their own; sizes that are automatic are
-    searched only in a range of one's own, because those that ship are for environments in C."""
+@pytest.mark.parametrize(("fixed", "out"), [
+    ({"train.total_timesteps": 1_000_000}, "train.total_timesteps"),
+    ({"train": {"num_steps": 32}}, "train.horizon"), ({"env.num_envs": 8}, "vec.total_agents")])
+def test_what_is_fixed_is_not_searched(fixed, out):
     everything = {*Protein("squared").space.names}
-    for fixed, out in (({"train.total_timesteps": 1_000_000}, {"train.total_timesteps"}),
-                       ({"train": {"num_steps": 32}}, {"train.horizon"}),
-                       ({"env.num_envs": 8}, {"vec.total_agents"})):
-        assert everything - {*Protein("squared", fixed=fixed).space.names} == out
-    for fixed, word in (({"train.gama": 1}, "gamma"), ({"train.gamma": "x"}, "train.gamma")):
-        with pytest.raises(ValueError, match=word):
-            Protein("squared", fixed=fixed)
+    assert everything - {*Protein("squared", fixed=fixed).space.names} == {out}
 
-    (tmp_path / "net.py").write_text("import models\nclass Fixed(models.FeedForward):\n"
-                                     "    def __init__(self, env):\n        super().__init__(env, 16)\n"
-                                     "class Sized(models.FeedForward):\n    pass\n")
-    for name, size in (("Fixed", set()), ("Sized", {"policy.hidden_size"})):
-        space = searched_settings("squared", None, ["--policy.name", f"{tmp_path}/net.py:{name}"])
-        assert {"policy.hidden_size", "train.gamma"} & {*space} == {"train.gamma", *size}
 
+@pytest.mark.parametrize("sizes", [(), ("hidden_size",)])
+def test_sizes_that_a_network_lacks_are_not_searched(tmp_path, sizes):
+    (tmp_path / "net.py").write_text(
+        "import models\nclass Net(models.FeedForward):\n"
+        f"    def __init__(self, {', '.join(('env', *sizes))}):\n"
+        "        super().__init__(env, 16)\n")
+    space = searched_settings("squared", None, ["--policy.name", f"{tmp_path}/net.py:Net"])
+    assert {"policy.hidden_size", "train.gamma"} & {*space} == {
+        "train.gamma", *(f"policy.{size}" for size in sizes)}
+
+
+def test_automatic_sizes_are_searched_only_in_a_custom_range():
+    """Those that ship are for environments in C."""
     catch = f"{Path(__file__).parent}/user_envs.py:Catch"
     space = searched_settings(catch, None)
     assert "train.learning_rate" in space and not {*SIZES} & {*space}
@@ -113,6 +114,9 @@ def test_what_is_fixed_or_has_no_use_is_not_searched(tmp_path):
     assert space["train.horizon"]["max"] == 64
     assert {*SIZES} <= {*searched_settings("breakout", None)}
 
+
+def test_settings_of_another_optimizer_are_not_searched():
+    """beta2 is for adam."""
     some = {"train.beta2": span(0.9, 0.99), "train.gamma": span(0.9, 0.99)}
     optimizer = {"train.optimizer": {"distribution": "choice", "values": "muon, adam"}}
     assert {*searched_settings("squared", optimizer | some)} == {*optimizer, *some}
@@ -126,26 +130,24 @@ def test_what_is_fixed_or_has_no_use_is_not_searched(tmp_path):
 
 
 def test_present_values_are_the_means_and_values_have_the_settings_types():
+    config = configuration.load_config("squared")
     space = searched_settings("squared", {
         "train.total_timesteps": span(1e5, 1e8, "log_normal"),
         "env.distance": span(2, 9, "int_uniform"), "train.gamma": {**UNIT, "mean": 0.3},
         "train.vf_coef": span(5, 9)})
-    config = configuration.load_config("squared")
-    means = {name: entry.get("mean") for name, entry in space.items()}
-    assert means == {"train.total_timesteps": config["train"]["total_timesteps"],
-                     "env.distance": 5, "train.gamma": 0.3, "train.vf_coef": None}
+    assert {name: entry.get("mean") for name, entry in space.items()} == {
+        "train.total_timesteps": config["train"]["total_timesteps"], "env.distance": 5,
+        "train.gamma": 0.3, "train.vf_coef": None}
     assert isinstance(Random(search_space=space).suggest()["train.total_timesteps"], int)
-    choices = {"train.optimizer": ["muon", "adam"], "train.reward_clip": [1, None],
-               "policy.hidden_size": [128, 64, 32]}
-    shipped = {name: config[name.split(".")[0]][name.split(".")[1]] for name in choices}
-    space = searched_settings("squared", choices)
-    assert Random(search_space=space).suggest() == shipped
-    space = Space(searched_settings("squared", {
+    space = searched_settings("squared", {
+        "train.optimizer": ["muon", "adam"], "train.reward_clip": [1, None],
         "rnn.name": {"distribution": "choice", "values": "mingru, lstm, none"},
-        "train.reward_clip": [None, 1], "train.anneal_lr": {"values": "true, false"},
-        "policy.hidden_size": {"values": "32, 64"}}))
-    assert [setting.values for setting in space.settings] == [
-        ("mingru", "lstm", "none"), (None, 1.0), (True, False), (32, 64)]
+        "train.anneal_lr": {"values": "true, false"}, "policy.hidden_size": {"values": "128, 64"}})
+    assert [setting.values for setting in Space(space).settings] == [
+        ("muon", "adam"), (1.0, None), ("mingru", "lstm", "none"), (True, False), (128, 64)]
+    first = Random(search_space=space).suggest()
+    del first["rnn.name"]  # auto, which is none of the values
+    assert first == {name: config[name.split(".")[0]][name.split(".")[1]] for name in first}
 
 
 INIS = [path for path in sorted((configuration.ROOT / "config").glob("*.ini"))
@@ -158,25 +160,16 @@ INIS = [path for path in sorted((configuration.ROOT / "config").glob("*.ini"))
 def test_a_sweep_begins_at_the_environments_own_settings(path, monkeypatch):
     """What is known to learn is the first trial: every present value lies in its range, and is its
     mean. The package of an environment in Python need not be here: a stand-in has its settings."""
-    default = {}
-    if path.stem in ocean.names():
-        args = configuration.load_config(path.stem)
-        settings = dict(args["env"])
-        agents = settings.pop("num_envs") * args["vec"]["num_envs"]
-        with contextlib.closing(ocean.load(path.stem).create(1, settings=settings)) as env:
-            agents *= env.num_agents
-        default = {"vec.total_agents": agents,
-                   "train.minibatch_size": min(8192, agents * args["train"]["horizon"])}
-    else:
+    if path.stem not in ocean.names():
         sections = dict(configuration.parse_ini(path))
         settings = {key: protein.number(text) for key, text in sections.get("env", {}).items()}
         creator = SimpleNamespace(settings=settings)
         monkeypatch.setattr(environments, "load_creator", lambda name: creator)
-        args = configuration.load_config(path.stem)
-    space = searched_settings(path.stem, None)
-    present = {key: args[key.split(".")[0]][key.split(".")[1]] for key in space}
-    assert {key: entry.get("mean") for key, entry in space.items()} == {
-        key: default.get(key) if value is None else value for key, value in present.items()}
+    args = configuration.load_config(path.stem)
+    for name, entry in searched_settings(path.stem, None).items():
+        section, _, key = name.partition(".")
+        present = args[section][key]
+        assert entry.get("mean") == present or (present is None and name in SIZES), name
 
 
 def test_preference_has_the_mean_and_the_scale():
@@ -191,28 +184,11 @@ def test_preference_has_the_mean_and_the_scale():
 # -- the Gaussian process
 
 
-def regression_data(n, features):
-    rng = np.random.default_rng(0)
-    X = rng.random((n, features))
-    return X, np.sin(4 * X).sum(1) - 1 + 0.1 * rng.standard_normal(n), rng
-
-
-@pytest.mark.parametrize("features, grouped", [(1, False), (4, False), (4, True)])
-def test_gradient_of_the_marginal_likelihood(features, grouped):
-    X, y, rng = regression_data(30, features)
-    groups = np.arange(30) // 3 if grouped else None
-    gp = GP(features)
-    theta = gp.prior_mean + 0.3 * rng.standard_normal(len(gp.prior_mean))
-    gradient = gp.loss(theta, X, y, groups)[1]
-    for k, step in enumerate(1e-5 * np.eye(len(theta))):
-        numeric = gp.loss(theta + step, X, y, groups)[0] - gp.loss(theta - step, X, y, groups)[0]
-        assert gradient[k] == pytest.approx(numeric / 2e-5, abs=1e-6, rel=1e-6)
-
-
 @pytest.mark.parametrize("grouped", [True, False])
-def test_loss_and_posterior_in_closed_form(grouped):
+def test_loss_its_gradient_and_posterior(grouped):
     """Rasmussen and Williams 2006, eq. 2.25 to 2.30 and 4.17, written out entry by entry."""
-    X, y, rng = regression_data(7, 2)
+    rng = np.random.default_rng(0)
+    X, y = rng.random((7, 2)), rng.standard_normal(7)
     groups = np.array([0, 0, 1, 2, 2, 2, 3]) if grouped else None
     gp = GP(2)
     gp.theta = theta = gp.prior_mean + 0.2 * rng.standard_normal(6)
@@ -224,9 +200,14 @@ def test_loss_and_posterior_in_closed_form(grouped):
 
     same = 0 if groups is None else groups[:, None] == groups
     K = np.array([[k(a, b) for b in X] for a in X]) + group * same + (noise + 1e-9) * np.eye(7)
-    loss = 0.5 * y @ np.linalg.solve(K, y) + 0.5 * np.linalg.slogdet(K)[1]
-    loss += 3.5 * math.log(2 * math.pi) + 0.5 * (((theta - gp.prior_mean) / gp.prior_sd) ** 2).sum()
-    assert gp.loss(theta, X, y, groups)[0] == pytest.approx(loss, rel=1e-10)
+    expected = 0.5 * y @ np.linalg.solve(K, y) + 0.5 * np.linalg.slogdet(K)[1]
+    expected += 3.5 * math.log(2 * math.pi)
+    expected += 0.5 * (((theta - gp.prior_mean) / gp.prior_sd) ** 2).sum()
+    loss, gradient = gp.loss(theta, X, y, groups)
+    assert loss == pytest.approx(expected, rel=1e-10)
+    for partial, step in zip(gradient, 1e-5 * np.eye(6), strict=True):
+        numeric = gp.loss(theta + step, X, y, groups)[0] - gp.loss(theta - step, X, y, groups)[0]
+        assert partial == pytest.approx(numeric / 2e-5, abs=1e-6, rel=1e-6)
     x = rng.random(2)
     cross = np.array([k(x, row) for row in X])
     mean, sd = gp.condition(X, y, groups).predict(x[None])
@@ -259,11 +240,6 @@ def play(tuner, objective, trials):
         score, cost = objective(config, rng)
         tuner.observe(config, score, cost, failed=not math.isfinite(score))
     return np.array([o.unit for o in tuner.observations])
-
-
-def test_front_of():
-    assert protein.front_of([1, 3, 2, 3, 0], [1, 4, 2, 5, 0.5]) == [4, 0, 2, 1]
-    assert protein.front_of([1, 2, 2], [1, 1, 1]) in ([1], [2])
 
 
 @pytest.mark.parametrize("name", slow_but(["branin", "hartmann6", "valleys", "training", "faulty"],

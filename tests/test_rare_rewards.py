@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import pufferl
 from bench import rare_rewards
 
 
@@ -43,12 +42,3 @@ def test_the_best_score_is_reached_by_the_policy_that_the_tables_give(name):
         best.insert(0, chances.argmax(1))  # by the steps that are left
     returns, _ = play(env, lambda state: best[env.steps][state], 300)
     assert returns.mean() == pytest.approx(tables.facts["best"], abs=4 * returns.std() / 300**0.5 + 1e-9)
-
-
-@pytest.mark.slow
-def test_a_depth_that_random_play_seldom_reaches_is_learnt(one_torch_thread):
-    args = pufferl.load_config(f"{rare_rewards.__file__}:make_deep_sea_8", [
-        "--train.total-timesteps", "200_000", "--train.seed", "1", "--logger", "none"])
-    args["data_dir"] = None
-    trainer = pufferl.train(args["env_name"], args)
-    assert trainer.environment["episode_return"] > 0.9  # random play: -0.001, the best: 0.99

@@ -3,34 +3,19 @@ all work, and the fastest is chosen, or a simpler one that is as fast."""
 
 import json
 import time
+from unittest import mock
 
-import gymnasium
-import numpy as np
 import pytest
+import trainers
+from small_envs import Steps
 
 import kernels
 import pufferl
 from tools import speed
 
-NET = """
-import torch
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self, env, hidden_size=8):
-        super().__init__()
-        self.mean, self.value = nn.Linear(2, 1), nn.Linear(2, 1)
-
-    def forward(self, observations, state=None):
-        mean = self.mean(observations.float())
-        return torch.distributions.Normal(mean, torch.ones_like(mean)), self.value(observations)
-"""
-
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -61,10 +46,10 @@ def test_a_trace_and_a_table(folder, capfd):
 
 def test_a_network_without_a_normalizer_is_profiled(folder, capfd):
     """norm_obs is auto, and would be on for the default network."""
-    pufferl.main(["profile", "gym/MountainCarContinuous-v0", "--policy.name", "net.py:Net",
-                "--rnn.name", "none", "--vec.num-envs", "2", "--train.horizon", "16",
-                "--train.minibatch-size", "32", "--train.replay-ratio", "1", "--train.gamma", "0.9",
-                "--profile.epochs", "1"])
+    pufferl.main(["profile", "gym/MountainCarContinuous-v0", "--policy.name",
+                  f"{trainers.__file__}:FixedSpread", "--rnn.name", "none", "--vec.num-envs", "2",
+                  "--train.horizon", "16", "--train.minibatch-size", "32",
+                  "--train.replay-ratio", "1", "--train.gamma", "0.9", "--profile.epochs", "1"])
     assert "learn " in capfd.readouterr().out
     assert [p.suffix for p in (folder / "experiments").iterdir()] == [".json"], "no run's folder"
 
@@ -88,42 +73,30 @@ def test_candidates_divide(num_envs, cores, most_workers):
     assert all(agents % n == 0 for n in buffers)
 
 
-class Candidate:
-    def __init__(self, steps):
-        self.steps, self.open = steps, True
-
-    def run(self, seconds):
-        assert self.open and seconds == 0.5
-        return self.steps
-
-    def close(self):
-        self.open = False
-
-
-def find_best(*speeds):
-    """search over candidates with these speeds in place of measurements; None cannot work."""
-    made, lines = [], []
+@pytest.mark.parametrize(("speeds", "best", "finalists"), [
+    ([100, 300, 200], 1, 3), ([100, 295, 200, 301, 250, 10], 1, speed.FINALISTS),
+    ([None, 5, 4, 3, 2, 1], 1, speed.FINALISTS), ([None, None], None, 0)])
+def test_the_fastest_or_a_simpler_one_as_fast_is_chosen(speeds, best, finalists):
+    """None stands for a candidate that cannot work."""
+    candidates, lines = [], []
 
     def make(vec):
-        if speeds[vec["num_workers"]] is None:
+        steps = speeds[vec["num_workers"]]
+        if steps is None:
             raise ValueError("it\nbroke")
-        made.append(Candidate(speeds[vec["num_workers"]]))
-        return made[-1]
+        candidates.append(mock.Mock(**{"run.return_value": steps}))
+        return candidates[-1]
 
-    best, medians = speed.search(
-        [{"backend": "multiprocessing", "num_workers": i, "batch_size": i}
-         for i in range(len(speeds))], make, 0.5, lines.append)
-    assert not any(one.open for one in made)
-    return best["num_workers"], len(medians), lines
-
-
-def test_the_fastest_or_a_simpler_one_as_fast_is_chosen():
-    assert find_best(100, 300, 200)[:2] == (1, 3)
-    assert find_best(100, 295, 200, 301, 250, 10)[:2] == (1, speed.FINALISTS)
-    best, finalists, lines = find_best(None, 5, 4, 3, 2, 1)
-    assert (best, finalists) == (1, speed.FINALISTS) and lines[0].endswith(": it")
-    with pytest.raises(RuntimeError):
-        find_best(None, None)
+    vecs = [{"backend": "multiprocessing", "num_workers": i, "batch_size": i}
+            for i in range(len(speeds))]
+    if best is None:
+        with pytest.raises(RuntimeError):
+            speed.search(vecs, make, 0.5, lines.append)
+    else:
+        chosen, medians = speed.search(vecs, make, 0.5, lines.append)
+        assert chosen["num_workers"] == best and len(medians) == finalists
+    assert all(candidate.method_calls[-1] == mock.call.close() for candidate in candidates)
+    assert speeds[0] is not None or lines[0].endswith(": it")
 
 
 def test_the_best_command_has_the_given_options(monkeypatch, capsys):
@@ -135,18 +108,12 @@ def test_the_best_command_has_the_given_options(monkeypatch, capsys):
         "--vec.num-workers None"), "and not what equals the present settings"
 
 
-class Slow(gymnasium.Env):
+class Slow(Steps):
     """A step sleeps, so that workers pay even on a busy machine."""
-
-    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(1, np.float32), {}
 
     def step(self, action):
         time.sleep(0.02)
-        return np.zeros(1, np.float32), 0.0, False, False, {}
+        return super().step(action)
 
 
 @pytest.mark.slow

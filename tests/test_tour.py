@@ -1,11 +1,8 @@
 """docs/tour.md and its notebook: the commands there run, and print what the page shows.
 tests/test_pages.py reads the commands that only the slow tests run."""
 
-import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,33 +16,13 @@ import pufferl
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def program_folder(folder):
-    """A folder that looks like this project's, for what is typed in it; with none of its runs."""
-    for path in ROOT.iterdir():
-        if path.name not in ("experiments", ".git", ".pytest_cache", ".hypothesis",
-                             ".ruff_cache", "kite.h"):
-            (folder / path.name).symlink_to(path)
-    (folder / "kite.h").write_text(tour.header())
-    return folder
-
-
-def with_python():
-    """Environment variables under which `python` is this Python."""
-    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-
-
 def test_the_page_has_all_of_it():
-    steps = tour.steps()
-    assert {step.who for step in steps if step.kind == "sh"} == {"fast", "wrong", "slow", "typed"}
-    assert all(step.seen or step.who == "typed" for step in steps if step.kind == "sh"), (
-        "what one sees stands below")
+    blocks = [step for step in tour.steps() if step.kind == "sh"]
+    assert {step.who for step in blocks} == {"fast", "wrong", "slow", "typed"}
+    assert all(step.seen or step.who == "typed" for step in blocks), "what one sees is below"
     code = re.sub(r"/\*.*?\*/", "", tour.header(), flags=re.S)
-    assert 50 <= sum(bool(line.strip()) for line in code.splitlines()) <= 69, "fewer than 70 lines"
+    assert 50 <= sum(bool(line.strip()) for line in code.splitlines()) < 70, "as the page says"
     assert not (ROOT / "ocean/kite").exists(), "it is a game that is not there yet"
-    for _, picture in re.findall(r"!\[(.*)\]\((.*)\)", tour.PAGE.read_text()):
-        path = ROOT / "docs" / picture
-        with Image.open(path) as image:
-            assert image.n_frames > 4 and path.stat().st_size < 250_000, picture
 
 
 def test_what_takes_no_time(tmp_path, monkeypatch, capfd):
@@ -69,44 +46,10 @@ def test_what_takes_no_time(tmp_path, monkeypatch, capfd):
         assert image.size == (640, 400) and len(image.getcolors()) > 3
 
 
-def test_the_game(tmp_path):
-    """The rules that the page tells: who always flies towards the middle passes every
-    gate, and is then cut off."""
-    (tmp_path / "kite.h").write_text(tour.header())
-    agents = ocean.__main__.Agents(ocean.load(str(tmp_path / "kite.h")), 8, {})
-    rewards, ends, cut = 0.0, 0, 0
-    for _ in range(1000):
-        _, speed, _, above = agents.observations.T
-        agents.actions[:, 0] = above > 0.6 * speed
-        agents.envs.step(agents.rows)
-        rewards += agents.rewards.sum()
-        ends, cut = ends + agents.terminals.sum(), cut + agents.truncations.sum()
-    log = agents.envs.log()
-    assert (cut == log["n"] == 8 * (1000 // 320) and ends == 0 and log["score"] == 10
-            and rewards == 8 * (1000 // 32))
-    for settings in ({"gap": 0}, {"gap": 2}, {"gates": 0}):
-        with pytest.raises(ValueError, match="gap must lie within"):
-            ocean.__main__.Agents(ocean.load(str(tmp_path / "kite.h")), 1, settings)
-
-
 def test_the_notebook_is_the_page():
     assert tour.NOTEBOOK.read_text() == tour.as_text(), "python tests/tour.py writes it"
     nbformat = pytest.importorskip("nbformat", reason="pip install -r requirements/test.txt")
     nbformat.validate(nbformat.read(tour.NOTEBOOK, as_version=4))
-
-
-@pytest.mark.slow
-def test_the_web_page(tmp_path):
-    if shutil.which("emcc") is None:
-        pytest.skip("needs emscripten (Debian: apt-get install emscripten node-acorn)")
-    folder = program_folder(tmp_path)
-    [(command, seen)] = [(line, seen) for line, seen in tour.typed("typed") if " export " in line]
-    command = command.replace("--load-model-path latest", "")  # its policy is untrained
-    done = subprocess.run(command, shell=True, cwd=folder, env=with_python(),
-                          capture_output=True, text=True)
-    assert tour.missing(seen, done.stdout) is None, f"{done.stdout}{done.stderr}"
-    assert ((folder / "kite_web/index.html").exists()
-            and (folder / "kite_web/kite.wasm").stat().st_size > 10_000)
 
 
 @pytest.mark.slow
@@ -115,11 +58,12 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     nbclient = pytest.importorskip("nbclient", reason="pip install -r requirements/test.txt")
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel", reason="pip install -r requirements/test.txt")
-    folder = program_folder(tmp_path)
-    (folder / "kite.h").unlink()
+    for path in ROOT.iterdir():  # a folder that looks like this project's, without its runs
+        if path.name not in ("experiments", ".git", "kite.h"):
+            (tmp_path / path.name).symlink_to(path)
     done = nbformat.read(tour.NOTEBOOK, as_version=4)
     nbclient.NotebookClient(done, timeout=1800, kernel_name="python3",
-                            resources={"metadata": {"path": str(folder)}}).execute()
+                            resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = {cell.source: "".join(output.get("text", "") for output in cell.outputs)
                for cell in done.cells if cell.cell_type == "code"}
     compared = 0

@@ -2,31 +2,31 @@
 score; pictures, videos, the terminal and the page show the game."""
 
 import base64
+import ctypes
 import http.client
 import io
 import itertools
 import json
 import math
-import os
 import re
-import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import gymnasium
 import numpy as np
 import psutil
 import pytest
+import small_envs
 import torch
 from conftest import open_chromium, read_until, wait_for
 from PIL import Image, ImageSequence
+from small_envs import Counters, Steps
 
 import configuration
 import emulation
@@ -39,46 +39,27 @@ ROOT = Path(__file__).resolve().parent.parent
 SERIAL = "--vec.backend", "serial"
 
 
-class Bare(gymnasium.Env):
-    """Has no render()."""
-
-    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        return np.zeros(1, np.float32), 1.0, True, False, {}
-
-
-class Always(Bare):
+class Always(Steps):
     """Draws without a render_mode."""
 
     def render(self):
         return np.zeros((8, 16, 3), np.uint8)
 
 
-class Uneven(Bare):
+class Uneven(Steps):
     """Half of the episodes last one step and return 0, the others 20 steps and return 1."""
 
     def __init__(self, render_mode=None):
+        super().__init__(change=lambda t: {"reward": float(t == 20)})
         self.render_mode = render_mode
 
-    def reset(self, seed=None, options=None):
+    def reset(self, *, seed=None, options=None):
         start = super().reset(seed=seed)
-        self.left = 1 if self.np_random.random() < 0.5 else 20
-        self.long = self.left > 1
+        self.limit = 1 if self.np_random.random() < 0.5 else 20
         return start
 
-    def step(self, action):
-        self.left -= 1
-        end = self.left == 0
-        return np.zeros(1, np.float32), float(end and self.long), end, False, {}
-
     def render(self):
-        return np.full((8, 16, 3), 5 * self.left, np.uint8)
+        return np.full((8, 16, 3), 5 * self.t, np.uint8)
 
 
 class Blind(Uneven):
@@ -88,7 +69,15 @@ class Blind(Uneven):
         return None
 
 
-UNEVEN, BARE, BLIND = (f"{__file__}:{name}" for name in ("Uneven", "Bare", "Blind"))
+class Copies(Counters):
+    """Holds its copies itself, as agents; agent i's episodes have at most 4 + i steps."""
+
+    def __init__(self, num_envs=4, buf=None, seed=0):
+        super().__init__(num_envs, buf, seed)
+
+
+UNEVEN, BLIND, COPIES = (f"{__file__}:{name}" for name in ("Uneven", "Blind", "Copies"))
+BARE = f"{small_envs.__file__}:Steps"  # has no render()
 
 
 def evaluate(name, *options):
@@ -139,37 +128,12 @@ def test_reports_of_a_whole_environment_count_once_and_rewards_if_there_are_none
     assert results["episode_length"].mean == 2.5
 
 
-class Inner(emulation.PufferEnv):
-    """Holds its copies itself, as agents; agent i's episodes last LENGTHS[i] steps and return i."""
-
-    LENGTHS = np.array([7, 11, 13, 17])
-
-    def __init__(self, num_envs=4, buf=None):
-        self.single_observation_space = Bare.observation_space
-        self.single_action_space = Bare.action_space
-        self.num_agents = num_envs
-        super().__init__(buf)
-        self.left = self.LENGTHS.copy()
-
-    def reset(self, seed=None):
-        self.observations[:] = 0
-        return self.observations, []
-
-    def step(self, actions):
-        self.left -= 1
-        self.observations[:] = 0
-        self.terminals[:] = self.left == 0
-        self.rewards[:] = np.where(self.terminals, np.arange(self.num_agents), 0)
-        infos = [{"score": float(i), "n": 1} for i in np.flatnonzero(self.terminals)]
-        self.left = np.where(self.terminals, self.LENGTHS, self.left)
-        return self.observations, self.rewards, self.terminals, self.truncations, infos
-
-
 def test_an_environment_that_holds_its_own_copies(capsys):
-    results = evaluate(f"{__file__}:Inner", "--eval.episodes", "20", "--vec.num-envs", "1",
+    results = evaluate(COPIES, "--eval.episodes", "400", "--vec.num-envs", "1",
                        "--env.num-envs", "4", *SERIAL)
-    assert results["score"].mean == 1.5, "five episodes of each"
-    assert re.search(r"\b20\b.*\b85\b", capsys.readouterr().out), "episodes and steps"
+    assert 3 < results["episode_length"].mean < 5 and results["episode_length"].max <= 7
+    episodes, steps = re.search(r"(\d+) episodes, (\d+) steps", capsys.readouterr().out).groups()
+    assert episodes == "400" and 400 < int(steps) < 700, "100 of each"
 
 
 def test_thoughts_of_squashed_actions_are_in_the_environments_units():
@@ -181,27 +145,12 @@ def test_thoughts_of_squashed_actions_are_in_the_environments_units():
         view.policy.decoder.log_std.fill_(-5)
     view.decide()
     (head,) = view.thoughts()["heads"]
+    assert not view.policy.training, "without dropout"
     assert head["taken"] == pytest.approx(head["mean"]) and 1.9 < head["taken"][0] < 2
     x, noise = math.atanh(head["mean"][0] / 2), math.exp(-5)
     assert [head["low"][0], head["high"][0]] == pytest.approx(
         [2 * math.tanh(x - noise), 2 * math.tanh(x + noise)])
     view.close()
-
-
-def test_a_policy_is_evaluated_without_dropout(tmp_path):
-    (tmp_path / "mine.py").write_text("""import models, torch
-class Dropping(models.FeedForward):
-    def encode_observations(self, observations, state=None):
-        x = super().encode_observations(observations)
-        return torch.nn.functional.dropout(x, 0.5, self.training)
-""")
-    args = pufferl.load_config("squared", ["--policy.name", f"{tmp_path}/mine.py:Dropping"])
-    play = watch.Play("squared", args, 4, 0)
-    play.decide()
-    first = play.logits
-    play.decide()
-    assert torch.equal(first, play.logits) and not play.policy.training
-    play.vecenv.close()
 
 
 # -- the policies that ship
@@ -306,17 +255,9 @@ def test_a_video_moves_and_is_upright(tmp_path):
         assert moves >= 20 or suffix == ".png"
 
 
-def test_a_picture_of_python_environments(tmp_path):
-    path = tmp_path / "out.png"
-    for name in (UNEVEN, "gym/CartPole-v1", "gym/FrozenLake-v1"):
-        watch.main([name, "--eval.episodes", "1", "--eval.video", str(path), *SERIAL])
-        assert path.read_bytes()[:4] == b"\x89PNG"
-        path.unlink()
-
-
 @pytest.mark.parametrize(("make", "settings", "draws"), [
-    (Bare, {}, False), (partial(object.__new__, emulation.PufferEnv), {}, False), (Always, {}, True),
-    (Uneven, {"render_mode": "rgb_array"}, True), (Uneven, {}, False),
+    (Steps, {}, False), (partial(object.__new__, emulation.PufferEnv), {}, False),
+    (Always, {}, True), (Uneven, {"render_mode": "rgb_array"}, True), (Uneven, {}, False),
     (partial(gymnasium.make, "CartPole-v1"), {"render_mode": "rgb_array"}, True)])
 def test_it_is_known_whether_an_environment_draws(make, settings, draws):
     env = make()
@@ -337,10 +278,13 @@ def test_the_end_of_a_run_suggests_what_works(name, draws, tmp_path, capsys):
 
 def test_a_video_plays_one_episode_and_is_refused_before_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(watch, "evaluate", lambda *_: pytest.fail("many episodes were played"))
-    watch.main([UNEVEN, "--eval.video", str(tmp_path / "out.gif")])
-    assert re.search(r"(?m)^1\b", capsys.readouterr().out) and (tmp_path / "out.gif").exists()
+    for name in (UNEVEN, "gym/CartPole-v1", "gym/FrozenLake-v1"):
+        path = tmp_path / "out.gif"
+        watch.main([name, "--eval.video", str(path)])
+        assert re.search(r"(?m)^1\b", capsys.readouterr().out) and len(read_frames(path)) > 1
+        path.unlink()
     monkeypatch.setattr(watch.View, "advance", lambda self: pytest.fail("it was stepped"))
-    for word, name, path in (("Bare", BARE, "b.gif"), ("Blind", BLIND, "b.gif"),
+    for word, name, path in (("Steps", BARE, "b.gif"), ("Blind", BLIND, "b.gif"),
                              (r"\.mp4.*\.gif.*\.png", "squared", "b.avi"),
                              ("eval.video", "squared", "none/a.gif")):
         refuses(word, name, "--eval.video", tmp_path / path)
@@ -358,55 +302,29 @@ def test_what_cannot_be_shown_is_refused(monkeypatch):
     monkeypatch.setattr(watch.sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(watch, "evaluate", lambda *_: None)
     assert watch.main([BARE]) is None
-    refuses("Bare", BARE, "--eval.window")
+    refuses("Steps", BARE, "--eval.window")
 
 
-def screen(file):
-    """What Xvfb shows, (height, width, 3) uint8, from the file of its -fbdir, an xwd."""
-    data = Path(file).read_bytes()
-    header = np.frombuffer(data[:100], ">u4")
-    size, height, width, line, colors = header[[0, 5, 4, 12, 19]].tolist()
-    pixels = np.frombuffer(data, np.uint8, height * line, size + 12 * colors)
-    return pixels.reshape(height, line // 4, 4)[:, :width, 2::-1]
+def test_a_window_shows_the_game(monkeypatch):
+    """Three pictures of an environment in Python, in raylib's form; space pauses the last."""
+    view = watch.View(UNEVEN, pufferl.load_config(UNEVEN, [*SERIAL, "--eval.fps", "1000"]), 0)
+    raylib, shown = mock.MagicMock(), []
+    raylib.WindowShouldClose.side_effect = [False, False, False, True]
+    raylib.IsKeyPressed.side_effect = [0, 0, 0, 0, 1, 0]  # space, then the right arrow
 
+    def update(*_):
+        address = raylib.ffi.cast.call_args[0][1]
+        pixels = (ctypes.c_uint8 * (8 * 16 * 4)).from_address(address)
+        shown.append(np.frombuffer(pixels, np.uint8).reshape(8, 16, 4).copy())
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["cartpole", UNEVEN])
-def test_a_window_shows_the_game(name, tmp_path):
-    """On a virtual display: it moves, and its colours and top are where they belong."""
-    pytest.importorskip("raylib")
-    if shutil.which("Xvfb") is None:
-        pytest.skip("needs Xvfb, a display in memory (Debian: apt-get install xvfb)")
-    reader, writer = os.pipe()
-    display = subprocess.Popen(["Xvfb", "-displayfd", str(writer), "-screen", "0", "1280x800x24",
-                                "-fbdir", tmp_path], pass_fds=[writer], stderr=subprocess.DEVNULL)
-    os.close(writer)
-    try:
-        environment = {**os.environ, "DISPLAY": f":{os.read(reader, 16).decode().strip()}",
-                       "PYTHONPATH": str(ROOT / "tests")}
-        environment.pop("WAYLAND_DISPLAY", None)
-        environment.pop("SDL_VIDEODRIVER", None)  # "dummy", once a test of this process has drawn
-        process = subprocess.Popen(
-            [sys.executable, str(ROOT / "pufferl.py"), "eval", name, "--eval.episodes", "1",
-             "--eval.window", "--eval.fps", "20", "--eval.max-steps", "1000"], env=environment,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        pictures = {}
-
-        def look():
-            assert process.poll() is None, process.stderr.read().decode()
-            now = screen(tmp_path / "Xvfb_screen0")
-            pictures[now.tobytes()] = now
-            return len(pictures) > 6
-
-        wait_for(look)
-        process.terminate()
-        assert process.wait(30) == -signal.SIGTERM
-    finally:
-        process.kill()
-        display.terminate()
-        display.wait(30)
-        os.close(reader)
-    assert name == UNEVEN or is_upright([*pictures.values()][-1], 8)
+    raylib.UpdateTexture.side_effect = update
+    monkeypatch.setitem(sys.modules, "raylib", raylib)
+    watch.show_in_window(view)
+    assert view.step == 2 and (shown[2] == shown[1]).all() and (shown[0] != shown[1]).any()
+    np.testing.assert_array_equal(shown[2][..., :3], view.picture())
+    assert (shown[2][..., 3] == 255).all()
+    assert raylib.InitWindow.call_args[0][:2] == (16 * 45, 8 * 45)
+    view.close()
 
 
 # -- the terminal
@@ -419,21 +337,20 @@ def terminal(width, height):
                    height=height)
 
 
-@pytest.mark.parametrize(("width", "height", "lines"), [
-    (4, 6, [(4, "255;0;0", "0;0;0"), (4, "0;0;0", "0;0;255"), "capt"]),
-    (9, 4, [(4, "255;0;0", "0;0;0"), (4, "0;0;0", "0;0;255"), "caption"]),  # the height limits it
-    (8, 6, [(8, "255;0;0", "255;0;0"), (8, "0;0;0", "0;0;0"), (8, "0;0;0", "0;0;0"),
-            (8, "0;0;255", "0;0;255"), "caption"]),
-    (1, 1, [(1, "128;0;0", "0;0;128"), "c"])])
-def test_the_terminal_shows_two_pixels_a_character(width, height, lines):
-    console = terminal(width, height)
+@pytest.mark.parametrize(("size", "repeats"), [
+    ((4, 6), 4), ((9, 4), 4),  # the height limits it
+    ((8, 6), 8)])
+def test_the_terminal_shows_two_pixels_a_character(size, repeats):
+    console = terminal(*size)
     picture = np.zeros((4, 4, 3), np.uint8)
     picture[0] = 255, 0, 0
     picture[3] = 0, 0, 255
-    console.print(watch.half_blocks(picture, "caption", (width, height)))
-    assert console.file.getvalue().split("\n")[: len(lines)] == [
-        line if isinstance(line, str)
-        else f"\x1b[38;2;{line[1]};48;2;{line[2]}m{'▀' * line[0]}\x1b[0m" for line in lines]
+    console.print(watch.half_blocks(picture, "caption", size))
+    rows = [(255, 0, 0), (0, 0, 0), (0, 0, 0), (0, 0, 255)]
+    rows = np.repeat(rows, repeats // 4, axis=0).reshape(-1, 6).tolist()
+    expected = ["\x1b[38;2;{};{};{};48;2;{};{};{}m".format(*row) + f"{'▀' * repeats}\x1b[0m"
+                for row in rows]
+    assert console.file.getvalue().split("\n")[:-1] == [*expected, "caption"[: size[0]]]
 
 
 def test_a_policy_plays_in_the_terminal(capsys):
@@ -472,13 +389,8 @@ def server():
 def ask(port, method, path, body=None, **headers):
     """(status, headers, text) of a request; headers: Host="evil.test"."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.putrequest(method, path, skip_host="Host" in headers)
-    for name, value in headers.items():
-        connection.putheader(name.replace("_", "-"), value)
-    data = None if body is None else json.dumps(body).encode()
-    if data is not None:
-        connection.putheader("Content-Length", str(len(data)))
-    connection.endheaders(data)
+    connection.request(method, path, None if body is None else json.dumps(body),
+                       {name.replace("_", "-"): value for name, value in headers.items()})
     answer = connection.getresponse()
     return answer.status, answer.headers, answer.read().decode()
 
@@ -511,28 +423,17 @@ def test_the_page_is_for_this_machine_only(server):
         order(port, 403, paused=True, headers={"Host": host})
     for origin, status in (("http://evil.test", 403), ("null", 403), (f"http://localhost:{port}", 200)):
         order(port, status, speed=10, headers={"Host": f"localhost:{port}", "Origin": origin})
-    two = b"GET / HTTP/1.0\r\nHost: localhost\r\nHost: localhost\r\n\r\n"
-    assert send(port, two).split()[1] == b"403"
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(65536).split()[1] == b"403"
     order(port, 400, speed=10, headers={"Content_Type": "text/plain"})
     order(port, 400, x="y" * 10000)
-    for path, status in (("/../pufferl.py", 404), ("/state?after=x", 404), ("/still?", 404),
-                         ("/still?nothing", 404), ("/still?../ocean", 404),
-                         ("/still?target/target.h", 404)):
-        assert ask(port, "GET", path)[0] == status
+    for path in ("/../pufferl.py", "/state?after=x", "/still?", "/still?nothing",
+                 "/still?../ocean", "/still?target/target.h"):
+        assert ask(port, "GET", path)[0] == 404
     _, headers, text = ask(port, "GET", "/")
     assert "default-src 'none'" in headers["Content-Security-Policy"]
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text), "no resource from elsewhere"
-
-
-def send(port, data, read=True):
-    """What comes back for some bytes, or nothing for a connection that is dropped at once."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        connection.sendall(data)
-        if not read:  # as a crash does
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            return b""
-        connection.shutdown(socket.SHUT_WR)
-        return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def test_states_and_orders(server):
@@ -582,9 +483,10 @@ def test_a_state_has_no_nan():
 
 
 def test_the_page_in_a_browser(server):
+    """What the page shows and sends; test_states_and_orders has what the orders do."""
     _, port = server
     order(port, paused=False)  # the tests before share this server
-    with open_chromium("MAP evil.test 127.0.0.1") as (page, requests, problems):
+    with open_chromium("MAP * ~NOTFOUND, EXCLUDE localhost") as (page, requests, problems):
         page.goto(f"http://localhost:{port}/")
 
         def wait(expression):
@@ -599,8 +501,6 @@ def test_the_page_in_a_browser(server):
         page.click("#pause")
         wait_for(lambda: page.inner_text("#pause") == "Play" and page.is_visible("#paused"))
         still = picture(), page.evaluate("state.steps")
-        time.sleep(1)
-        assert (picture(), page.evaluate("state.steps")) == still, "pause stops"
         page.click("#step")
         wait_for(lambda: page.evaluate("state.steps") == still[1] + 1 and picture() != still[0])
         page.keyboard.press("Space")
@@ -608,8 +508,7 @@ def test_the_page_in_a_browser(server):
         order(port, speed=300)
         curve = picture("scores")
         wait_for(lambda: picture("scores") != curve)
-        wait("scores.length > 5")
-        wait("state.mean > 0.8")
+        wait("scores.length > 5 && state.mean > 0.8")
         assert page.locator(".bar").count() == 5 and page.locator(".bar.chosen").count() == 1
         page.fill("#seed", "42")
         page.press("#seed", "Enter")
@@ -622,28 +521,22 @@ def test_the_page_in_a_browser(server):
         wait("document.querySelector('.tile img')?.naturalWidth > 99")
         page.click(".tile[value=target]")
         wait("document.querySelector('.tile.chosen').value === 'target'")
-        page.evaluate("scrollTo(0, 0)")
         shape, drawn = (page.evaluate(f"(box => box.width / box.height)({box})") for box in
                         ("$('screen').getBoundingClientRect()", "$('picture')"))
         assert shape == pytest.approx(drawn, rel=0.02), "no bands"
-        own = (f"http://localhost:{port}/", "data:")
-        assert problems == [] and all(url.startswith(own) for url in requests)
-        refused = page.goto(f"http://evil.test:{port}/")  # another name for this machine
-        assert refused.status == 403
+        ours = (f"http://localhost:{port}/", "data:")
+        assert problems == [] and all(url.startswith(ours) for url in requests)
         order(port, environment="squared")
 
 
-@pytest.mark.parametrize(("wanted", "session", "display", "opened"), [
+@pytest.mark.parametrize(("wanted", "session", "display", "is_opened"), [
     (True, "", ":0", True), (False, "", ":0", False), (True, "", "", False),
     (True, "10.0.0.2 50000 10.0.0.1 22", ":0", False)])
-def test_the_page_is_opened_where_it_can_be_seen(wanted, session, display, opened, monkeypatch,
+def test_the_page_is_opened_where_it_can_be_seen(wanted, session, display, is_opened, monkeypatch,
                                                  capsys):
-    class Page:
-        server, view = SimpleNamespace(server_port=1234), SimpleNamespace(scores=[])
-        __init__, run, close = (lambda self, *_: None,) * 3
-
-    urls = []
-    monkeypatch.setattr(watch, "Page", Page)
+    page, urls = mock.Mock(), []
+    page.server.server_port, page.view.scores = 1234, []
+    monkeypatch.setattr(watch, "Page", lambda *_: page)
     monkeypatch.setattr(watch.webbrowser, "open", urls.append)
     monkeypatch.setattr(watch.signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "platform", "linux")
@@ -651,7 +544,7 @@ def test_the_page_is_opened_where_it_can_be_seen(wanted, session, display, opene
         monkeypatch.setenv(name, value)
     watch.show_on_page("breakout", {"eval": {"open": wanted}, "baseline": False,
                                     "load_model_path": None})
-    assert urls == ["http://127.0.0.1:1234"] * opened
+    assert urls == ["http://127.0.0.1:1234"] * is_opened
     printed = capsys.readouterr().out
     assert "http://127.0.0.1:1234" in printed and "ssh -L 1234:127.0.0.1:1234 " in printed
 

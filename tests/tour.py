@@ -17,8 +17,8 @@ PAGE, NOTEBOOK = ROOT / "docs/tour.md", ROOT / "docs/tour.ipynb"
 FENCE = re.compile(r"^```(\w+) ?(\w*).*\n((?s:.*?))^```\n(?:\n```text\n((?s:.*?))^```\n)?",
                    flags=re.M)
 PICTURE = re.compile(r"^!\[.*\]\((.*)\)\n", flags=re.M)
-NUMBER = re.compile(r"_\d{8}-\d{6}-[0-9a-f]{6}|(?:\d+h )?(?:\d+m "
-                    r")?\d+s\b|\d[\d,.]*\d|\d|\s+|\.\.\.")
+NUMBER = re.compile(r"(_\d{8}-\d{6}-[0-9a-f]{6}|(?:\d+h )?(?:\d+m )?\d+s\b|-?\d[\d,.]*\d|-?\d|\s+|"
+                    r"\.\.\.)")
 SETUP = """\
 import os
 import sys
@@ -68,27 +68,28 @@ def header():
     return next(step.text for step in steps() if step.kind == "c")
 
 
+def generalize(word):
+    """Return a pattern for a number, a date, a duration or a space."""
+    if word.isspace():
+        return r"\s+"
+    if word == "...":
+        return ".*"
+    if word[0] == "_":
+        return r"_\d{8}-\d{6}-[0-9a-f]{6}"
+    return r"(\d+h )?(\d+m )?\d+s" if word[-1] == "s" else r"-?[\d,.]*\d"
+
+
 def missing(seen, printed):
     """The first line of the page's output that was not printed after the ones before it, or None.
     Numbers, dates, curves and the width of spaces may differ; ... stands for anything."""
-    printed = printed.replace(sys.executable, "python").splitlines()
+    lines = iter(printed.replace(sys.executable, "python").splitlines())
     for line in seen.splitlines():
-        parts, at = [], 0
-        line = re.sub("[▁-█]+", "...", line)  # a curve
-        for match in NUMBER.finditer(line):
-            what = match[0]
-            general = (r"\s+" if what.isspace() else ".*" if what == "..." else
-                       r"_\d{8}-\d{6}-[0-9a-f]{6}" if what[0] == "_" else
-                       r"(\d+h )?(\d+m )?\d+s" if what[-1] == "s" else r"-?[\d,.]*\d")
-            parts += [re.escape(line[at : match.start()].removesuffix("-")), general]
-            at = match.end()
-        wanted = re.compile("".join(parts) + re.escape(line[at:]))
-        places = [i for i, one in enumerate(printed) if wanted.fullmatch(one.rstrip())
-                  or line == "..."]
-        if not places:
+        # text and numbers alternate
+        parts = NUMBER.split(re.sub("[▁-█]+", "...", line))  # a curve
+        wanted = re.compile("".join(generalize(part) if i % 2 else re.escape(part)
+                                    for i, part in enumerate(parts)))
+        if line != "..." and not any(wanted.fullmatch(one.rstrip()) for one in lines):
             return line
-        if line != "...":
-            printed = printed[places[0] + 1 :]
     return None
 
 
