@@ -1,6 +1,7 @@
 """Small environments of each kind, and rollouts, which several test files share."""
 
 import copy
+import ctypes
 import os
 import signal
 import sys
@@ -95,13 +96,9 @@ class Walk(gymnasium.Env):
             raise self.trouble("the walker fell")
         if self.trouble == "hang":
             time.sleep(1000)
-        while self.trouble == "spin":
-            pass
         if self.trouble == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.trouble == "segfault":
-            import ctypes
-
             ctypes.string_at(0)
         if self.trouble == "shape":
             self.x = np.zeros(3)
@@ -248,12 +245,6 @@ def several(autoreset):
     return gymnasium.vector.SyncVectorEnv([Steps, lambda: Steps(2)], autoreset_mode=autoreset)
 
 
-def scaled_float32():
-    env = gymnasium.make("Pendulum-v1", max_episode_steps=9)
-    env = gymnasium.wrappers.TransformReward(env, np.float32)
-    return emulation.GymnasiumPufferEnv(env, reward_scale=0.1)
-
-
 MASK = np.array([1, 0, 1, 1, 1, 0, 0, 0, 1])
 FIELDS = spaces.Dict({"n": spaces.MultiDiscrete([2, 3]), "text": spaces.Text(3),
                       "bits": spaces.MultiBinary(3), "x": spaces.Box(-1, 1, (), np.float64)})
@@ -264,7 +255,8 @@ KINDS = {  # creator of environment i, whether they can be stepped together
     "Blackjack": (lambda i: gymnasium.make("Blackjack-v1"), True),
     "scaled": (lambda i: environments.load_creator("gym/Pendulum-v1")(
         reward_scale=0.3, max_episode_steps=9), True),
-    "scaled float32": (lambda i: scaled_float32(), True),
+    "scaled float32": (lambda i: emulation.GymnasiumPufferEnv(gymnasium.wrappers.TransformReward(
+        gymnasium.make("Pendulum-v1", max_episode_steps=9), np.float32), reward_scale=0.1), True),
     "Dict": (lambda i: Walk(limit=4 + i), True),
     "nested": (lambda i: Nested(limit=5, end=None if i else 3), True),
     "masked": (lambda i: Nested(limit=5, mask=MASK), True),

@@ -249,21 +249,14 @@ PARTS = {"observations": np.zeros(1, np.float32), "rewards": 1.0, "terminated": 
          "truncated": False, "infos": {}}
 
 
-@pytest.mark.parametrize("late", [0, 2])
-@pytest.mark.parametrize(("part", "value"), [
-    ("infos", None), ("infos", {"a": None}), ("rewards", {"a": None}), ("rewards", 1.0),
-    ("rewards", {"a": np.ones(2)}), ("terminated", {"a": np.zeros(2)}), ("truncated", None),
-    ("observations", {"a": "x"})])
-def test_a_wrong_return_of_a_parallel_environment_is_a_fault(part, value, late):
-    """At the first step, and later, when nothing is checked beforehand."""
-    class Wrong(Leavers):
-        def step(self, actions):
-            self.t += 1
-            parts = {name: dict.fromkeys(self.agents, value) for name, value in PARTS.items()}
-            return *(parts | ({part: value} if self.t > late else {})).values(),
+def step_with(late, part, value):
+    """Return a `step` of which a part is wrong, at once or when nothing is checked beforehand."""
+    def step(self, actions):
+        self.t += 1
+        parts = {name: dict.fromkeys(self.agents, value) for name, value in PARTS.items()}
+        return *(parts | ({part: value} if self.t > late else {})).values(),
 
-    with pytest.raises(EnvError, match=part[:4]):
-        run_to_fault(Wrong)
+    return {"step": step}
 
 
 def step_with_a_guest(self, actions):
@@ -271,7 +264,15 @@ def step_with_a_guest(self, actions):
     return {**observations, "guest": observations["a"]}, *rest
 
 
+WRONG_RESULTS = [
+    ("infos", None), ("infos", {"a": None}), ("rewards", {"a": None}), ("rewards", 1.0),
+    ("rewards", {"a": np.ones(2)}), ("terminated", {"a": np.zeros(2)}), ("truncated", None),
+    ("observations", {"a": "x"})]
+
+
 @pytest.mark.parametrize(("change", "name"), [
+    *((step_with(late, part, value), part[:4]) for part, value in WRONG_RESULTS
+      for late in (0, 2)),
     ({"step": step_with_a_guest}, "guest.*possible_agents"),
     ({"reset": lambda self, seed=None: ({}, None), "agents": []}, "infos"),
     ({"reset": lambda self, seed=None: {}}, "reset.*infos"),
@@ -279,10 +280,9 @@ def step_with_a_guest(self, actions):
     ({"step": lambda self, actions: ({},) * 4}, "step.*observations"),
     ({"reset": lambda self, seed=None: (Leavers.reset(self)[0], {})}, "reset"),  # late masks
 ])
-def test_a_parallel_environment_that_is_none_is_a_fault(change, name):
-    kind = type("Odd", (Leavers,), change)
+def test_a_wrong_return_of_a_parallel_environment_is_a_fault(change, name):
     with pytest.raises(EnvError, match=name):
-        run_to_fault(kind)
+        run_to_fault(type("Odd", (Leavers,), change))
 
 
 @pytest.mark.parametrize("name", ["observation_space", "action_space"])
@@ -586,15 +586,15 @@ def test_a_puffer_env_writes_the_arrays_that_it_is_given(late):
         run_to_fault(Stale)
 
 
-@pytest.mark.parametrize(("returned", "name"), [
-    (lambda env: (env.observations, env.rewards, env.terminals, []), "4 values"),
-    (lambda env: (env.observations, np.ones(3), env.terminals, env.truncations, []), "reward"),
-    (lambda env: (env.observations, env.rewards, env.terminals, env.truncations, None), "info")])
-def test_a_wrong_return_of_a_puffer_env_is_a_fault(returned, name):
+@pytest.mark.parametrize(("number", "value", "name"), [
+    (slice(3, 4), [], "4 values"), (slice(1, 2), [np.ones(3)], "reward"),
+    (slice(4, 5), [None], "info")])
+def test_a_wrong_return_of_a_puffer_env_is_a_fault(number, value, name):
     class Wrong(Counters):
         def step(self, actions):
-            super().step(actions)
-            return returned(self)
+            returned = list(super().step(actions))
+            returned[number] = value
+            return tuple(returned)
 
     with pytest.raises(EnvError, match=f"Wrong.*{name}"):
         run_to_fault(Wrong)
