@@ -274,7 +274,6 @@ KINDS = {  # creator of environment i, whether they can be stepped together
 
 
 def creators_of(kind, number):
-    """Return creators of `number` environments of a kind."""
     return [lambda i=i: KINDS[kind][0](i) for i in range(number)]
 
 
@@ -345,7 +344,6 @@ def same_as_bare(creators, steps=2000, seed=5, reset_at=None):
     bare, rng = [creator() for creator in creators], np.random.default_rng(seed)
     observation = emulation.FlatObservation(bare[0].observation_space)
     action = emulation.FlatAction(bare[0].action_space)
-    action.flat_space.seed(seed)
     ended = [], []
 
     def equal(row, expected, info=None):
@@ -366,8 +364,7 @@ def same_as_bare(creators, steps=2000, seed=5, reset_at=None):
                 for i, env in enumerate(bare):
                     equal(rows[i], *env.reset(seed=seed + i if t == 0 else None))
                 continue
-            actions = (allowed_actions(vecenv, rng) if masks is not None else
-                       np.stack([np.ravel(action.flat_space.sample()) for _ in bare]))
+            actions = allowed_actions(vecenv, rng)
             shape = len(bare), *vecenv.single_action_space.shape
             rows, rewards, *flags, _ = vecenv.step(np.reshape(actions, shape))
             for i, env in enumerate(bare):

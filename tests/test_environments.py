@@ -259,37 +259,31 @@ def test_pokemon_red_wants_a_rom_and_is_rewarded_for_tiles_levels_and_badges(tmp
     env.close()
 
 
-SOUND = """
-import gymnasium, numpy as np
-from gymnasium.spaces import Box, Discrete
+SOUND = f"""
+import sys, numpy as np
+from gymnasium.spaces import Box
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from small_envs import Steps
 
-class Sound(gymnasium.Env):
-    def __init__(self, trouble="none"):
-        self.trouble, self.sum = trouble, 0.0
-        high, dtype = (1e301, np.float64) if trouble == "large" else (5, np.float32)
-        self.observation_space, self.action_space = Box(-high, high, (2,), dtype), Discrete(2)
+def sound(trouble="none"):
+    high, dtype = (1e301, np.float64) if trouble == "large" else (5, np.float32)
+    random, sums = np.random.default_rng(0), []
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.np_random.uniform(-1, 1, 2).astype(self.observation_space.dtype), {}
-
-    def step(self, action):
-        self.t += 1
-        seen, reward = self.np_random.uniform(-1, 1, 2), float(action)
-        self.sum += reward
-        if self.t == 7 or self.trouble == "first":
-            values = {"nan": np.nan, "large": 1e300, "range": 9, "first": 9}
-            seen[0] = values.get(self.trouble, seen[0])
-            reward = np.inf if self.trouble == "reward" else reward
-            if self.trouble == "raise":
+    def change(t):
+        seen, reward = random.uniform(-1, 1, 2).astype(dtype), float(random.integers(2))
+        if t == 7 or (t == 1 and trouble == "first"):
+            seen[0] = dict(nan=np.nan, large=1e300, range=9, first=9).get(trouble, seen[0])
+            reward = np.inf if trouble == "reward" else reward
+            if trouble == "raise":
                 raise ConnectionError("the simulator hung up")
-        reward = self.sum if self.trouble == "sum" else reward
-        ended = self.t == 20 and self.trouble != "endless"
-        return seen.astype(self.observation_space.dtype), reward, ended, False, {}
+        sums.append(reward)
+        return dict(observation=seen, reward=sum(sums) if trouble == "sum" else reward)
+
+    end = None if trouble == "endless" else 20
+    return Steps(end, None, change, observation_space=Box(-high, high, (2,), dtype))
 """
 TROUBLES = {  # the words of the report, whether it is a problem
-    "none": ("Sound_Sound", False),
+    "none": ("sound_sound", False),
     "nan": (r"7: observation\[0\].*nan", True),
     "large": (r"7: observation\[0\].*1e\+300", True),
     "reward": ("7: .*reward.*inf", True),
@@ -304,9 +298,9 @@ TROUBLES = {  # the words of the report, whether it is a problem
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_check_finds_what_is_wrong_with_an_environment_in_python(trouble, tmp_path, capsys,
                                                                  monkeypatch):
-    (tmp_path / "Sound.py").write_text(SOUND)
+    (tmp_path / "sound.py").write_text(SOUND)
     steps = "60" if trouble != "sum" else "1000"
-    monkeypatch.setattr("sys.argv", ["ocean", f"{tmp_path}/Sound.py:Sound", "--check", "--steps",
+    monkeypatch.setattr("sys.argv", ["ocean", f"{tmp_path}/sound.py:sound", "--check", "--steps",
                                      steps, "--set", f"trouble={trouble}"])
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     status, (output, shown) = ocean_main.main(), capsys.readouterr()

@@ -98,23 +98,22 @@ def test_a_guarded_process_whose_parent_is_gone_already_ends_at_once():
 
 
 HALF = """
-import subprocess, sys
+import sys
 sys.path.insert(0, sys.argv[1])
-import data_parallel, processes, psutil
-
-class Popen(subprocess.Popen):
-    count = 0
-    def __init__(self, *arguments, **options):
-        Popen.count += 1
-        if Popen.count == 3:
-            print([child.pid for child in psutil.Process().children()], flush=True)
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        super().__init__(*arguments, **options)
-
+import data_parallel
 import torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler as handler
-handler.Popen = Popen
-run = [sys.argv[1] + "/pufferl.py", "train", "squared", "--train.gpus", "4"]
-sys.exit(data_parallel.launch(4, run))
+
+ranks, Popen = [], handler.Popen
+
+def start(*arguments, **options):
+    if len(ranks) == 2:
+        print([rank.pid for rank in ranks], flush=True)
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    ranks.append(Popen(*arguments, **options))
+    return ranks[-1]
+
+handler.Popen = start
+sys.exit(data_parallel.launch(4, [sys.argv[1] + "/pufferl.py", "train", "squared"]))
 """
 
 

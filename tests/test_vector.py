@@ -3,7 +3,6 @@
 import gc
 import re
 import sys
-import time
 import warnings
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -138,43 +137,6 @@ def test_a_vector_environment_counts_as_its_copies():
                 np.testing.assert_array_equal(vecenv.render(i), single.render(i))
                 log = single.log(i)
                 assert vecenv.log(i) == pytest.approx(log) and log["n"] == 1
-
-
-def test_the_first_buffer_that_is_ready_comes_first(tmp_path):
-    class Gated(Steps):
-        """A step that waits until a file is there; the observation is the last action."""
-
-        def __init__(self, gate):
-            super().__init__(limit=None, change=lambda t: {"observation": self.observed})
-            self.gate, self.observed = Path(gate), np.zeros(1, np.float32)
-
-        def step(self, action):
-            while not self.gate.exists():
-                time.sleep(0.01)
-            self.observed = np.full(1, action, np.float32)
-            return super().step(action)
-
-    gate = tmp_path / "open"
-    gates = [{"gate": str(path)} for path in (tmp_path, tmp_path, gate, gate)]  # 2 and 3 must wait
-    with vector.make(Gated, 4, Multiprocessing, num_workers=4, batch_size=2,
-                     env_kwargs=gates) as vecenv:
-        vecenv.async_reset(seed=0)
-        stepped = set()
-
-        def turn():
-            observations, *arrays, infos, agents, masks = vecenv.recv()
-            assert masks.all() and infos == [] and all(array.shape == (2,) for array in arrays)
-            assert observations.tolist() == [[agent in stepped] for agent in agents]
-            stepped.update(agents.tolist())
-            vecenv.send(np.ones(2, int))
-            return agents.tolist()
-
-        while 3 not in stepped:
-            turn()
-        assert [turn() for _ in range(5)] == [[0, 1]] * 5
-        gate.touch()
-        while turn() != [2, 3]:
-            pass
 
 
 @pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
