@@ -234,7 +234,6 @@ class Counters(emulation.PufferEnv):
 
 
 def in_wrappers(env, *limits):
-    """Wrap an environment as gymnasium.make does."""
     env = gymnasium.wrappers.OrderEnforcing(gymnasium.wrappers.PassiveEnvChecker(env))
     for limit in limits:
         env = gymnasium.wrappers.TimeLimit(env, limit)
@@ -312,7 +311,6 @@ def rollout(vecenv, horizon=6, count=4):
 
 
 def assert_same(ours, theirs):
-    """Assert that two rollouts are equal."""
     for row, expected in zip(ours[0], theirs[0], strict=True):
         assert row.keys() == expected.keys()
         for name, array in row.items():
@@ -323,7 +321,6 @@ def assert_same(ours, theirs):
 
 
 def allowed_actions(vecenv, rng):
-    """Random actions among those that the masks allow."""
     if not vecenv.action_heads:
         return rng.uniform(-1, 1, (vecenv.num_agents, vecenv.action_dims)).astype(np.float32)
     masks, columns, first = vecenv.storage.action_masks, [], 0

@@ -55,7 +55,6 @@ def boxes(draw):
 
 
 def trees(leaves):
-    """Spaces nested in Dict and Tuple."""
     keys = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=4)
     return st.recursive(leaves, lambda sub: st.one_of(
         st.dictionaries(keys, sub, min_size=1, max_size=4).map(spaces.Dict),
@@ -79,7 +78,6 @@ HUGE = spaces.Dict({"image": spaces.Box(0, 255, (512, 512, 3), np.uint8),
 @given(nested, st.integers(0, 2**31))
 @example(HUGE, 0)
 def test_a_flat_observation_is_the_same_unflattened_and_as_views(space, seed):
-    """As numpy's record and as torch's tensors, too."""
     layout = FlatObservation(space)
     space.seed(seed)
     values = [space.sample() for _ in range(3)]

@@ -44,7 +44,6 @@ Serial, Multiprocessing = pufferlib.vector.Serial, pufferlib.vector.Multiprocess
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """A user's folder."""
     monkeypatch.chdir(tmp_path)
 
 

@@ -131,7 +131,6 @@ def test_a_launch_that_fails_half_way_leaves_no_rank(tmp_path):
 @LINUX
 @pytest.mark.parametrize("file", slow_but(["pufferl.py", "protein.py"], "pufferl.py"))
 def test_ctrl_c_shows_no_traceback(file):
-    """Also while packages are imported."""
     moments, train = random.Random(file), ["train"] if file == "pufferl.py" else []
     for _ in range(2):
         process = start([sys.executable, "-S", "-c", "import signal, sys, os\n"
@@ -207,7 +206,6 @@ def test_a_command_ends_quietly_when_enough_is_read():
 
 
 def test_a_run_without_stderr_in_a_locale_without_our_signs(tmp_path):
-    """As some daemons start jobs, and old machines are set."""
     plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *TRAIN, "squared",
                            "--train.total-timesteps", "70_000", "--logger", "none", "--data-dir",

@@ -112,7 +112,6 @@ def test_unequal_weights_and_settings_are_errors_that_name_them(two, name, kind,
 
 
 def test_a_last_checkpoint_that_cannot_be_written_ends_rank_0_with_an_error(two):
-    """Then torchrun ends with an error too."""
     first, second = (results["lost"] for results in two[0])
     assert first[0].startswith("ConfigError") and "No space left on device" in first[0]
     assert second is None
@@ -203,7 +202,6 @@ def start(command, folder, **environment):
 
 
 def finish(process, folder, timeout=300):
-    """(exit code, what it printed)."""
     try:
         return process.wait(timeout), (folder / "output.txt").read_text()
     except subprocess.TimeoutExpired:
@@ -358,17 +356,14 @@ print(f"rank done: {{trainer.global_step}} {{logs['entropy']:.6f}} {{weights:.6f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["rendezvous", "static"])
-def test_a_script_of_your_own_on_two_nodes_unchanged(tmp_path, how):
+def test_a_script_of_your_own_on_two_nodes_unchanged(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     port, nodes = free_port(), []
-    for node, address in enumerate(("127.0.0.1", "127.0.0.2")):
-        folder = tmp_path / f"node{node}"
+    for address in ("127.0.0.1", "127.0.0.2"):
+        folder = tmp_path / f"node{address}"
         folder.mkdir()
-        options = ([f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"]
-                   if how == "static" else ["--rdzv-backend=c10d", "--rdzv-id=test",
-                                            f"--rdzv-endpoint=127.0.0.1:{port}"])
-        command = [*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", f"--local-addr={address}", *options]
+        command = [*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", f"--local-addr={address}",
+                   "--rdzv-backend=c10d", "--rdzv-id=test", f"--rdzv-endpoint=127.0.0.1:{port}"]
         nodes.append((start([*command, str(tmp_path / "train.py")], folder), folder))
     codes, texts = zip(*(finish(*node) for node in nodes), strict=True)
     assert codes == (0, 0), "\n".join(texts)

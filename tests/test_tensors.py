@@ -31,7 +31,6 @@ MODES = ["SameStep", "NextStep", "Disabled"]
 
 
 def convert(array, kind):
-    """Copy an array as numpy's, torch's or JAX's."""
     if kind == "torch":
         return torch.from_numpy(array.copy())
     return array.copy() if kind == "numpy" else importlib.import_module("jax").numpy.array(array)
@@ -113,7 +112,6 @@ def test_the_rollout_is_that_of_the_same_environment_in_numpy(kind, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_synchronous_form(kind, mode):
-    """Count an end once."""
     with vector.make(lambda: Walks(kind=kind, mode=mode)) as vecenv:
         assert type(vecenv) is vector.Tensors and vecenv.num_envs == 5
         assert vecenv.device == torch.device("cpu")
@@ -508,7 +506,6 @@ def test_gymnax():
 
 
 def test_brax():
-    """Step its environment for tests: 5 steps, then the time limit."""
     pytest.importorskip("brax")
     with vector.make("brax/fast", 4, env_kwargs={"episode_length": 5}) as vecenv:
         storage = vecenv.allocate(12)
@@ -612,7 +609,6 @@ def test_a_run_resumes_with_new_episodes(tmp_path, capsys):
 
 
 def test_train_and_eval_by_the_command_line(tmp_path, monkeypatch, capsys):
-    """Train shortly, and evaluate one episode in each of 16 environments."""
     monkeypatch.chdir(ROOT)
     options = ["--env.num-envs", "16", "--data-dir", str(tmp_path)]
     pufferl.main(["train", CARTPOLE, *options, "--train.total-timesteps", "4000"])

@@ -76,7 +76,6 @@ BARE = ["CartPole", "Pendulum", "Blackjack", "Dict", "nested", "masked", "drawn"
 @pytest.mark.filterwarnings("ignore:.*share an object", "ignore:.*box bound")
 @pytest.mark.parametrize("kind", BARE)
 def test_episodes_are_those_of_the_environment(kind):
-    """Also after a reset in the middle of episodes."""
     returns, lengths, log = same_as_bare(creators_of(kind, 3), 40, reset_at=15)
     assert log["n"] == len(returns) > 8 and log["score"] == log["episode_return"]
     assert log["episode_return"] == pytest.approx(np.mean(returns), rel=1e-5)
@@ -163,8 +162,6 @@ def test_running_environments_are_called_and_changed(backend):
 
 
 class Paced(CartPoleEnv):
-    """Its rewards are its `pace`, which a method can change, too."""
-
     def __init__(self, pace=1.0):
         super().__init__()
         self.pace = pace
@@ -423,7 +420,6 @@ def test_an_error_in_a_custom_backend():
 
 
 def test_a_run_continues_after_a_step_that_was_interrupted(tmp_path, monkeypatch):
-    """Stop a step as in a notebook, whose cell is interrupted."""
     step, left = CartPoleEnv.step, [10**9]
 
     def interrupt(env, action):
@@ -456,7 +452,6 @@ CONFIGS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed", "threshold", "package"), CONFIGS)
 def test_shipped_configs_learn(name, seed, threshold, package, tmp_path):
-    """Mean return of 64 fresh episodes after the config's own training."""
     pytest.importorskip(package, reason=f"needs {package} (requirements/extras.txt)")
     options = ["--data-dir", str(tmp_path), "--logger", "none", "--train.seed", str(seed)]
     if package != "gymnasium":
@@ -517,7 +512,6 @@ def test_observations_outside_their_space_after_the_first_step(backend, name, va
     (spaces.Dict(x=PAIR), {"x": [0, 7]}, 1e-6, "['x'][1] was 7.0"),
     (spaces.Dict(at=spaces.Discrete(3, start=1)), {"at": 0}, 0.0, "['at'] was 0")])
 def test_what_lies_outside_a_space(space, value, margin, words):
-    """Count only active agents."""
     flat = emulation.FlatObservation(space)
     rows = np.stack([np.asarray(flat.flatten(one)) for one in (flat.space.sample(), value)])
     count, text = flat.find_outside(rows, np.array([1, 1], np.uint8), margin)

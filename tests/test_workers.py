@@ -183,7 +183,6 @@ def test_an_error_of_this_process_names_its_environment():
 
 
 def test_a_policys_error_is_not_an_environments():
-    """Read observations in a policy by functions of the environments' files."""
     with pytest.raises(RuntimeError, match="unflatten") as raised:
         emulation.nativize_tensor(torch.zeros(2, 3), {"a": (torch.float32, (5,), 0, 12)})
     assert not user_traceback(raised.value)[1]
