@@ -67,7 +67,6 @@ def learn_from_given_segments(trainer, members):
 
 
 def keep(trainer):
-    """What a rollout is made of."""
     arrays = {name: tensor.clone() for name, tensor in trainer.storage.items() if tensor is not None}
     arrays |= {name: getattr(trainer.buffers, name).clone() for name in ("logprobs", "values", "bootstraps")}
     return arrays, initial_state(trainer)

@@ -1,7 +1,7 @@
 """Small environments of each kind, and rollouts, which several test files share."""
 
-import contextlib
 import copy
+import ctypes
 import os
 import signal
 import sys
@@ -96,13 +96,9 @@ class Walk(gymnasium.Env):
             raise self.trouble("the walker fell")
         if self.trouble == "hang":
             time.sleep(1000)
-        while self.trouble == "spin":
-            pass
         if self.trouble == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.trouble == "segfault":
-            import ctypes
-
             ctypes.string_at(0)
         if self.trouble == "shape":
             self.x = np.zeros(3)
@@ -238,7 +234,6 @@ class Counters(emulation.PufferEnv):
 
 
 def in_wrappers(env, *limits):
-    """Wrap an environment as gymnasium.make does."""
     env = gymnasium.wrappers.OrderEnforcing(gymnasium.wrappers.PassiveEnvChecker(env))
     for limit in limits:
         env = gymnasium.wrappers.TimeLimit(env, limit)
@@ -247,12 +242,6 @@ def in_wrappers(env, *limits):
 
 def several(autoreset):
     return gymnasium.vector.SyncVectorEnv([Steps, lambda: Steps(2)], autoreset_mode=autoreset)
-
-
-def scaled_float32():
-    env = gymnasium.make("Pendulum-v1", max_episode_steps=9)
-    env = gymnasium.wrappers.TransformReward(env, np.float32)
-    return emulation.GymnasiumPufferEnv(env, reward_scale=0.1)
 
 
 MASK = np.array([1, 0, 1, 1, 1, 0, 0, 0, 1])
@@ -265,7 +254,8 @@ KINDS = {  # creator of environment i, whether they can be stepped together
     "Blackjack": (lambda i: gymnasium.make("Blackjack-v1"), True),
     "scaled": (lambda i: environments.load_creator("gym/Pendulum-v1")(
         reward_scale=0.3, max_episode_steps=9), True),
-    "scaled float32": (lambda i: scaled_float32(), True),
+    "scaled float32": (lambda i: emulation.GymnasiumPufferEnv(gymnasium.wrappers.TransformReward(
+        gymnasium.make("Pendulum-v1", max_episode_steps=9), np.float32), reward_scale=0.1), True),
     "Dict": (lambda i: Walk(limit=4 + i), True),
     "nested": (lambda i: Nested(limit=5, end=None if i else 3), True),
     "masked": (lambda i: Nested(limit=5, mask=MASK), True),
@@ -283,7 +273,6 @@ KINDS = {  # creator of environment i, whether they can be stepped together
 
 
 def creators_of(kind, number):
-    """Return creators of `number` environments of a kind."""
     return [lambda i=i: KINDS[kind][0](i) for i in range(number)]
 
 
@@ -322,7 +311,6 @@ def rollout(vecenv, horizon=6, count=4):
 
 
 def assert_same(ours, theirs):
-    """Assert that two rollouts are equal."""
     for row, expected in zip(ours[0], theirs[0], strict=True):
         assert row.keys() == expected.keys()
         for name, array in row.items():
@@ -333,7 +321,6 @@ def assert_same(ours, theirs):
 
 
 def allowed_actions(vecenv, rng):
-    """Random actions among those that the masks allow."""
     if not vecenv.action_heads:
         return rng.uniform(-1, 1, (vecenv.num_agents, vecenv.action_dims)).astype(np.float32)
     masks, columns, first = vecenv.storage.action_masks, [], 0
@@ -351,57 +338,45 @@ def same_as_bare(creators, steps=2000, seed=5, reset_at=None):
     Returns (returns, lengths) of the episodes and the log of the vector.
     """
     creators = creators if isinstance(creators, list) else [creators]
-    rng = np.random.default_rng(seed)
-    with contextlib.ExitStack() as stack:
-        bare = [stack.enter_context(contextlib.closing(creator())) for creator in creators]
-        vecenv = stack.enter_context(vector.make(list(creators), len(bare), "serial"))
-        observation = emulation.FlatObservation(bare[0].observation_space)
-        action = emulation.FlatAction(bare[0].action_space)
-        action.flat_space.seed(seed)
-        ended = [], []
+    bare, rng = [creator() for creator in creators], np.random.default_rng(seed)
+    observation = emulation.FlatObservation(bare[0].observation_space)
+    action = emulation.FlatAction(bare[0].action_space)
+    ended = [], []
 
-        def equal(row, expected, t):
-            row, flat = row.reshape(observation.shape), observation.flatten(expected)
-            again = observation.flatten(observation.unflatten(row))
-            np.testing.assert_array_equal(row, again, f"step {t}: flat and back")
-            np.testing.assert_array_equal(row, flat, f"step {t}")
+    def equal(row, expected, info=None):
+        flat = observation.flatten(expected)
+        np.testing.assert_array_equal(row.reshape(observation.shape), flat)
+        if info is not None and masks is not None and "action_mask" in info:
+            mask = np.concatenate([*map(np.ravel, info["action_mask"])])
+            np.testing.assert_array_equal(masks[-1][i] != 0, mask != 0)
 
-        def equal_masks(i, info):
-            if vecenv.storage.action_masks is not None and "action_mask" in info:
-                mask = np.concatenate([*map(np.ravel, info["action_mask"])])
-                np.testing.assert_array_equal(vecenv.storage.action_masks[-1][i] != 0, mask != 0)
-
-        def begin(seed):
-            rows = vecenv.reset(seed=seed)[0]
-            for i, env in enumerate(bare):
-                expected, info = env.reset(seed=None if seed is None else seed + i)
-                equal(rows[i], expected, 0)
-                equal_masks(i, info)
-            return np.zeros((2, len(bare)))
-
+    with vector.make(list(creators), len(bare), "serial") as vecenv:
         for env in bare:
             env.reset()  # as the question whether there are masks does
-        sums = begin(seed)
-        for t in range(1, steps + 1):
-            if t == reset_at:
-                sums = begin(None)
+        for t in range(steps + 1):
+            if t in (0, reset_at):
+                first = seed if t == 0 else None
+                rows, sums = vecenv.reset(seed=first)[0], np.zeros((2, len(bare)))
+                masks = vecenv.storage.action_masks
+                for i, env in enumerate(bare):
+                    equal(rows[i], *env.reset(seed=seed + i if t == 0 else None))
+                continue
             actions = allowed_actions(vecenv, rng)
-            if vecenv.storage.action_masks is None:
-                actions = np.stack([np.ravel(action.flat_space.sample()) for _ in bare])
             shape = len(bare), *vecenv.single_action_space.shape
-            rows, rewards, terminals, truncations, _ = vecenv.step(np.reshape(actions, shape))
+            rows, rewards, *flags, _ = vecenv.step(np.reshape(actions, shape))
             for i, env in enumerate(bare):
                 expected, reward, *ends, info = env.step(action.unflatten(actions[i]))
                 assert rewards[i] == np.float32(np.ravel(reward)[0]), f"step {t}: {reward}"
-                assert [terminals[i], truncations[i]] == [bool(end) for end in ends], f"step {t}"
+                assert [flag[i] for flag in flags] == [bool(end) for end in ends], f"step {t}"
                 sums[:, i] += rewards[i], 1
+                if ends[1]:
+                    equal(vecenv.storage.final_observations[i], expected)
                 if any(ends):
-                    if ends[1]:
-                        equal(vecenv.storage.final_observations[i], expected, t)
                     for values, value in zip(ended, sums[:, i].tolist(), strict=True):
                         values.append(value)
                     sums[:, i] = 0
                     expected, info = env.reset()
-                equal(rows[i], expected, t)
-                equal_masks(i, info)
+                equal(rows[i], expected, info)
+        for env in bare:
+            env.close()
         return *ended, vecenv.log()

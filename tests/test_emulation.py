@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from small_envs import (
     MASK,
     MODES,
-    SAME_STEP,
     Counters,
     Leavers,
     Nested,
     Steps,
+    Walk,
     declares,
     several,
 )
@@ -55,7 +55,6 @@ def boxes(draw):
 
 
 def trees(leaves):
-    """Spaces nested in Dict and Tuple."""
     keys = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=4)
     return st.recursive(leaves, lambda sub: st.one_of(
         st.dictionaries(keys, sub, min_size=1, max_size=4).map(spaces.Dict),
@@ -75,27 +74,10 @@ HUGE = spaces.Dict({"image": spaces.Box(0, 255, (512, 512, 3), np.uint8),
                     "x": spaces.Box(-1, 1, (), np.float64)})
 
 
-def assert_same(space, a, b):
-    if isinstance(space, spaces.Dict):
-        assert list(a) == list(space.spaces) and set(b) == set(space.spaces)
-        for key, sub in space.spaces.items():
-            assert_same(sub, a[key], b[key])
-    elif isinstance(space, spaces.Tuple):
-        assert isinstance(a, tuple)
-        for sub, x, y in zip(space.spaces, a, b, strict=True):
-            assert_same(sub, x, y)
-    elif isinstance(space, spaces.Text):
-        assert a == b
-    else:
-        assert a.dtype == b.dtype == space.dtype and a.shape == b.shape
-        np.testing.assert_array_equal(a, b)
-
-
 @settings(max_examples=200)
 @given(nested, st.integers(0, 2**31))
 @example(HUGE, 0)
 def test_a_flat_observation_is_the_same_unflattened_and_as_views(space, seed):
-    """As numpy's record and as torch's tensors, too."""
     layout = FlatObservation(space)
     space.seed(seed)
     values = [space.sample() for _ in range(3)]
@@ -105,8 +87,9 @@ def test_a_flat_observation_is_the_same_unflattened_and_as_views(space, seed):
     fields = emulation.nativize_tensor(torch.from_numpy(flat.copy()),
                                        emulation.nativize_dtype(layout.dtype))
     for i, value in enumerate(values):
-        assert layout.flat_space.contains(flat[i])
-        assert_same(space, layout.unflatten(flat[i]), value)
+        again = layout.unflatten(flat[i])
+        assert layout.flat_space.contains(flat[i]) and space.contains(again)
+        np.testing.assert_array_equal(layout.flatten(again), flat[i])
         for keys, names, leaf in layout.leaves:
             part, tensor, original = flat[i].view(layout.dtype), fields, value
             for key, name in zip(keys, names, strict=True):
@@ -150,8 +133,6 @@ PAIR = spaces.MultiDiscrete([2, 3])
     (PAIR, ([1, 0], [0, 0, 0]), [1, 0, 1, 1, 1]),  # nothing allowed is everything
     (PAIR, [0, 0, 0, 2, 0], [1, 1, 0, 1, 0]),
     (PAIR, [[1, 0], [0, 1, 1]], [1, 0, 0, 1, 1]),
-    (PAIR, [1, 0, 0, 1, 1], [1, 0, 0, 1, 1]),
-    (spaces.MultiBinary(2), ([1, 0], [0, 1]), [1, 0, 0, 1]),
     (spaces.Discrete(3), None, [1, 1, 1]),
     (Nested.action_space, (MASK[:3], (MASK[3:5], np.array([0, 0, 0, 1]))), MASK.tolist()),
 ])
@@ -182,13 +163,14 @@ def test_spaces_that_cannot_be_flat(layout, space, kind):
 
 TREE = spaces.Dict({"a": spaces.Tuple([spaces.Box(0, 1, (2,), np.float32)]),
                     "b": spaces.Discrete(3)})
+FINE = {"a": (np.zeros(2, np.float32),), "b": 1}
 SEEN = np.zeros(2, np.uint8)
 BYTES, FLOATS = spaces.Box(0, 255, (2,), np.uint8), spaces.Box(-9, 9, (3,), np.float32)
 
 
 def at(step, space=FLOATS, **parts):
     """A creator: one step of the environment returns other parts."""
-    fine = {"observation": {"a": (np.zeros(2, np.float32),), "b": 1}} if space is TREE else {}
+    fine = {"observation": FINE} if space is TREE else {}
 
     def change(t):
         return parts if t == step else fine
@@ -196,7 +178,7 @@ def at(step, space=FLOATS, **parts):
     return lambda: Steps(limit=None, change=change, observation_space=space)
 
 
-def returning(**results):
+def replace_returns(**results):
     """A creator: a method returns a given tuple."""
     def make():
         env = Steps(observation_space=BYTES)
@@ -207,48 +189,44 @@ def returning(**results):
     return make
 
 
-def wrapped(wrapper, *arguments, **options):
-    def make():
-        sync = gymnasium.vector.SyncVectorEnv([lambda: Steps(observation_space=BYTES)] * 2)
-        return wrapper(sync, *arguments, **options)
-
-    return make
-
-
-def of_a_tree(a, b=0):
-    """The observation at the reset and at the first step."""
-    return [at(step, TREE, observation={"a": a, "b": b}) for step in (0, 1)]
+def transform_observations(observe, **options):
+    """A creator: a vector environment whose observations a function changes."""
+    sync = [lambda: Steps(observation_space=BYTES)] * 2
+    return lambda: vector_wrappers.TransformObservation(
+        gymnasium.vector.SyncVectorEnv(sync), observe, **options)
 
 
-TREES = [
-    (of_a_tree((np.zeros(3, np.float32),)), r"\['a'\]\[0\].*\(3,\)"),
-    (of_a_tree((np.array([0, 7], np.float32),)), r"\['a'\]\[0\].*\(1,\).*7"),
-    (of_a_tree((np.array([0, np.nan], np.float32),)), r"\(1,\).*nan"),
-    (of_a_tree(np.zeros(2, np.float32)), r"\['a'\]\[0\].*\(2,\)"),
-    (of_a_tree((np.zeros(2, np.float32),), 3), r"\['b'\].*3"),
-    (of_a_tree((np.zeros(2, np.complex64),)), "float32.*complex64"),
-    ([at(0, TREE, observation={"a": 0}), at(1, TREE, observation={"a": 0})], r"\['a'\]\[0\].*Box"),
+WRONG_PARTS = [  # of an observation in TREE
+    ({"a": (np.zeros(3, np.float32),)}, r"\['a'\]\[0\].*\(3,\)"),
+    ({"a": (np.array([0, 7], np.float32),)}, r"\['a'\]\[0\].*\(1,\).*7"),
+    ({"a": (np.array([0, np.nan], np.float32),)}, r"\(1,\).*nan"),
+    ({"a": np.zeros(2, np.float32)}, r"\['a'\]\[0\].*\(2,\)"),
+    ({"b": 3}, r"\['b'\].*3"),
+    ({"a": (np.zeros(2, np.complex64),)}, "float32.*complex64"),
+    ({"a": 0}, r"\['a'\]\[0\].*Box"),
 ]
 FAULTS = [
-    *((creator, name) for creators, name in TREES for creator in creators),
+    *((at(step, TREE, observation=FINE | parts), name)
+      for parts, name in WRONG_PARTS for step in (0, 1)),
+    (at(0, TREE, observation={"a": FINE["a"]}), "b"),
     *((at(step, reward=reward), "reward") for step in (1, 5)
       for reward in (np.ones(2), [1.0, -0.5], 10**400)),
     (at(5, terminated=np.zeros(2)), "terminated"),
-    (at(5, terminated=True, info=None), "info.*None"),
-    *((at(5, observation=value), "observation") for value in ({"a": 1}, [[1], [2, 3]], "text")),
-    (at(5, observation=np.zeros(5)), r"\(3,\).*\(5,\)"),
-    (returning(step=(SEEN, 0.0, False, False, None)), "info.*None"),
-    (returning(step=(SEEN, 0.0, False, {})), "step.*terminated, truncated.*4 values"),  # old Gym's
-    (returning(reset=(SEEN, None)), "info.*reset.*None"),
-    (returning(reset=(SEEN, 3, {})), "reset.*3 values"),
-    (returning(reset=SEEN), "reset.*observation, info"),
-    (returning(step=(SEEN.astype(np.float32), 0.0, False, False, {})), "uint8.*float32"),
-    (wrapped(vector_wrappers.TransformObservation, lambda seen: seen[:, :1]), "reset"),
-    (wrapped(vector_wrappers.TransformObservation, lambda seen: seen.reshape(2, 2, 1)), "reset"),
-    (wrapped(vector_wrappers.TransformObservation, lambda seen: seen / 255), "reset"),
-    (wrapped(vector_wrappers.TransformObservation, lambda seen: seen[:, :1],
-             observation_space=spaces.Box(0, 255, (2, 1), np.uint8)), "reset"),
-    (wrapped(vector_wrappers.TransformReward, np.sum), "step"),
+    (at(5, terminated=True, info=None), "info"),
+    *((at(5, observation=value), "observation")
+      for value in ({"a": 1}, [[1], [2, 3]], "text", np.zeros(5))),
+    (replace_returns(step=(SEEN, 0.0, False, False, None)), "info"),
+    (replace_returns(step=(SEEN, 0.0, False, {})), "step.*4 values"),  # old Gym's
+    (replace_returns(reset=(SEEN, None)), "info.*reset"),
+    (replace_returns(reset=(SEEN, 3, {})), "reset.*3 values"),
+    (replace_returns(reset=SEEN), "reset.*observation, info"),
+    (replace_returns(step=(SEEN.astype(np.float32), 0.0, False, False, {})), "uint8.*float32"),
+    (transform_observations(lambda seen: seen[:, :1]), "reset"),
+    (transform_observations(lambda seen: seen / 255), "reset"),
+    (transform_observations(lambda seen: seen[:, :1],
+                            observation_space=spaces.Box(0, 255, (2, 1), np.uint8)), "reset"),
+    (lambda: vector_wrappers.TransformReward(gymnasium.vector.SyncVectorEnv([Steps] * 2), np.sum),
+     "step"),
 ]
 
 
@@ -269,21 +247,14 @@ PARTS = {"observations": np.zeros(1, np.float32), "rewards": 1.0, "terminated": 
          "truncated": False, "infos": {}}
 
 
-@pytest.mark.parametrize("late", [0, 2])
-@pytest.mark.parametrize(("part", "value"), [
-    ("infos", None), ("infos", {"a": None}), ("rewards", {"a": None}), ("rewards", 1.0),
-    ("rewards", {"a": np.ones(2)}), ("terminated", {"a": np.zeros(2)}), ("truncated", None),
-    ("observations", {"a": "x"})])
-def test_a_wrong_return_of_a_parallel_environment_is_a_fault(part, value, late):
-    """At the first step, and later, when nothing is checked beforehand."""
-    class Wrong(Leavers):
-        def step(self, actions):
-            self.t += 1
-            parts = {name: dict.fromkeys(self.agents, value) for name, value in PARTS.items()}
-            return *(parts | ({part: value} if self.t > late else {})).values(),
+def step_with(late, part, value):
+    """Return a `step` of which a part is wrong, at once or when nothing is checked beforehand."""
+    def step(self, actions):
+        self.t += 1
+        parts = {name: dict.fromkeys(self.agents, value) for name, value in PARTS.items()}
+        return *(parts | ({part: value} if self.t > late else {})).values(),
 
-    with pytest.raises(EnvError, match=part[:4]):
-        run_to_fault(Wrong)
+    return {"step": step}
 
 
 def step_with_a_guest(self, actions):
@@ -291,7 +262,15 @@ def step_with_a_guest(self, actions):
     return {**observations, "guest": observations["a"]}, *rest
 
 
+WRONG_RESULTS = [
+    ("infos", None), ("infos", {"a": None}), ("rewards", {"a": None}), ("rewards", 1.0),
+    ("rewards", {"a": np.ones(2)}), ("terminated", {"a": np.zeros(2)}), ("truncated", None),
+    ("observations", {"a": "x"})]
+
+
 @pytest.mark.parametrize(("change", "name"), [
+    *((step_with(late, part, value), part[:4]) for part, value in WRONG_RESULTS
+      for late in (0, 2)),
     ({"step": step_with_a_guest}, "guest.*possible_agents"),
     ({"reset": lambda self, seed=None: ({}, None), "agents": []}, "infos"),
     ({"reset": lambda self, seed=None: {}}, "reset.*infos"),
@@ -299,22 +278,18 @@ def step_with_a_guest(self, actions):
     ({"step": lambda self, actions: ({},) * 4}, "step.*observations"),
     ({"reset": lambda self, seed=None: (Leavers.reset(self)[0], {})}, "reset"),  # late masks
 ])
-def test_a_parallel_environment_that_is_none_is_a_fault(change, name):
-    kind = type("Odd", (Leavers,), change)
+def test_a_wrong_return_of_a_parallel_environment_is_a_fault(change, name):
     with pytest.raises(EnvError, match=name):
-        run_to_fault(kind)
+        run_to_fault(type("Odd", (Leavers,), change))
 
 
-PLAIN = {"observation_space": spaces.Discrete(2), "action_space": spaces.Discrete(2),
-         "reset": lambda self, seed=None: None, "step": lambda self, action: None}
-
-
-@pytest.mark.parametrize(("bases", "change", "name"), [
-    ((gymnasium.Env,), {"observation_space": None}, "observation_space"),
-    ((gymnasium.Env,), {"action_space": None}, "action_space")])
-def test_what_is_not_an_environment_is_an_error(bases, change, name):
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+def test_an_environment_without_spaces_is_an_error(name):
     with pytest.raises(EnvError, match=f"Mine.*{name}"):
-        vector.make(type("Mine", bases, PLAIN | change))
+        vector.make(type("Mine", (Walk,), {name: None}))
+
+
+def test_agents_of_different_spaces_are_an_error():
     env = Leavers()
     env.action_space = lambda agent: spaces.Discrete(ord(agent))
     with pytest.raises(TypeError, match="supersuit"):
@@ -329,33 +304,31 @@ def test_old_gym_environments_are_converted_by_shimmy(monkeypatch):
     class Later(Old):
         def reset(self, seed=None): ...
 
-    def shim(name):
-        return lambda env: Steps(change=lambda t: {"info": {"shim": name, "of": env}})
+    class Shim(Steps):
+        def __init__(self, env):
+            super().__init__(change=lambda t: {"info": {"of": env}})
+
+    class Other(Shim):
+        pass
 
     monkeypatch.setitem(sys.modules, "gym", SimpleNamespace(Env=Old))
     monkeypatch.setitem(sys.modules, "shimmy", None)
     with pytest.raises(EnvError, match="shimmy"):
         emulation.gymnasium_form(Old())
     monkeypatch.setitem(sys.modules, "shimmy", SimpleNamespace(
-        GymV21CompatibilityV0=shim("V21"), GymV26CompatibilityV0=shim("V26")))
-    for old, name in ((Old(), "V21"), (Later(), "V26")):
-        assert emulation.gymnasium_form(old).reset()[1] == {"shim": name, "of": old}
+        GymV21CompatibilityV0=Shim, GymV26CompatibilityV0=Other))
+    for old, kind in ((Old(), Shim), (Later(), Other)):
+        env = emulation.gymnasium_form(old)
+        assert type(env) is kind and env.reset()[1] == {"of": old}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_value_may_be_a_hair_outside_its_bounds(dtype):
-    space = spaces.Box(0.0, 1.0, (2,), dtype)
     seen = np.array([np.nextafter(dtype(1), dtype(2)), -np.finfo(dtype).tiny], dtype)
-
-    def make():
-        return Steps(change=lambda t: {"observation": seen}, observation_space=space)
-
-    env = GymnasiumPufferEnv(make())
+    env = GymnasiumPufferEnv(Steps(change=lambda t: {"observation": seen},
+                                   observation_space=spaces.Box(0.0, 1.0, (2,), dtype)))
     np.testing.assert_array_equal(env.reset()[0], seen)
     np.testing.assert_array_equal(env.step(0)[0], seen)
-    seen = np.array([1.001, 0], dtype)
-    with pytest.raises(EnvError, match=r"1\.001.*\(0,\)|\(0,\).*1\.001"):
-        GymnasiumPufferEnv(make()).reset()
 
 
 # -- Rows of single environments -------------------------------------------------------------------
@@ -380,10 +353,6 @@ def drive(env, steps, actions=0):
                   for name, array in vars(rows).items()}
         history.append(SimpleNamespace(infos=infos, **copies))
     return env, history
-
-
-def column(history, name, agent=0):
-    return [float(getattr(row, name)[agent].item()) for row in history]
 
 
 @pytest.mark.parametrize("creator", [
@@ -428,15 +397,10 @@ class Masked(Steps):
 
 
 def test_action_masks_come_from_a_method_also_through_wrappers():
-    env = wrap(gymnasium.wrappers.TimeLimit(Masked(), 100))
-    rows, masks = new_rows(env, 1), []
-    view = env.views(rows, 0)
-    env.reset_into(view, 3)
-    for _ in range(5):
-        masks.append(rows.action_masks[0].tolist())
-        rows.actions[:] = rows.action_masks.argmax()
-        env.step_into(view)
-    assert masks == np.eye(4, dtype=int)[[0, 1, 2, 0, 1]].tolist()
+    actions = np.array([0, 1, 2, 0, 1]).reshape(5, 1, 1)
+    _, history = drive(gymnasium.wrappers.TimeLimit(Masked(), 100), 5, actions)
+    masks = [row.action_masks[0].tolist() for row in history]
+    assert masks == np.eye(4, dtype=int)[[1, 2, 0, 1, 2]].tolist()
 
 
 class Around(gymnasium.Wrapper):
@@ -495,8 +459,8 @@ def test_vector_environments_in_every_autoreset_mode(mode):
     env, history = drive(several(mode), 8)
     assert isinstance(env, GymnasiumVectorPufferEnv)
     for name, columns in (NEXT_STEP if next_step else OTHERS).items():
-        for agent, expected in enumerate(columns):
-            assert column(history, name, agent) == expected, name
+        rows = [getattr(row, name).reshape(2).tolist() for row in history]
+        assert [*map(list, zip(*rows, strict=True))] == list(columns), name
     assert history[2].final_observations[0].item() == 3
     infos = [info for row in history for info in row.infos]
     for info in infos:
@@ -515,7 +479,7 @@ def test_the_return_of_a_vector_environment_is_the_recorded_one():
 def test_a_vector_environment_has_a_mode_of_autoreset():
     env = gymnasium.vector.SyncVectorEnv([Steps])
     env.metadata = {"autoreset_mode": "same_step"}  # Gymnasium's, or a word
-    assert GymnasiumVectorPufferEnv(env).mode == "same_step" == SAME_STEP.name.lower()
+    assert GymnasiumVectorPufferEnv(env).mode == "same_step"
     for env.metadata in ({"autoreset_mode": "never"}, {}):
         with pytest.raises(EnvError, match="autoreset_mode"):
             GymnasiumVectorPufferEnv(env)
@@ -554,7 +518,7 @@ def test_a_wrapped_environment_is_a_valid_pettingzoo_environment(module):
 def test_stepping_past_pettingzoos_checks_changes_nothing():
     kaz = pytest.importorskip("pettingzoo.butterfly.knights_archers_zombies_v11",
                               reason="requirements/extras.txt")
-    options = {"max_cycles": 300, "spawn_delay": 4, "line_death": True, "render_mode": "rgb_array"}
+    options = {"max_cycles": 300, "spawn_delay": 4, "line_death": True}
     slow, quick = (PettingZooPufferEnv(kaz.parallel_env(**options)) for _ in range(2))
     assert type(quick._unguarded_env.aec_env) is kaz.raw_env is not type(quick.env.aec_env)
     slow._unguarded_env = slow.env
@@ -564,7 +528,6 @@ def test_stepping_past_pettingzoos_checks_changes_nothing():
         for name, array in vars(expected_row).items():
             np.testing.assert_array_equal(getattr(row, name), array, err_msg=name)
     assert any(row.rewards.any() for row in history) and not all(row.valid.all() for row in history)
-    assert quick.render().ndim == 3
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -590,9 +553,7 @@ def test_turn_based_games_are_converted():
 
 def test_a_puffer_env_works_alone_and_in_anothers_memory():
     env = Counters(4)
-    observations, infos = env.reset(seed=0)
-    first = observations.copy()
-    assert observations.shape == (4, 2) and infos == []
+    first = env.reset(seed=0)[0].copy()
     assert env.action_space.shape == (4,) and env.masks.all()
     _, rewards, terminals, _, infos = env.step(np.arange(4))
     assert rewards.tolist() == [0, 1, 2, 3] and not terminals.any() and infos == []
@@ -608,35 +569,30 @@ def test_a_puffer_env_works_alone_and_in_anothers_memory():
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("kind", ["keeps", "replaces"])
-def test_a_puffer_env_writes_the_arrays_that_it_is_given(kind, late):
+def test_a_puffer_env_writes_the_arrays_that_it_is_given(late):
     class Stale(Counters):
-        def __init__(self, **options):
-            super().__init__(**options)
-            self.first, self.begun = self.observations, False
+        begun = False
 
         def _observe(self):
             seen = np.stack([self.count, self.age], 1)
             if late and not self.begun:
                 self.observations[:], self.begun = seen, True
-            elif kind == "replaces":
-                self.observations = seen.astype(np.float32)
             else:
-                self.first[:] = seen
+                self.observations = seen.astype(np.float32)
 
     with pytest.raises(EnvError, match=f"Stale: {'step' if late else 'reset'}.*observations"):
         run_to_fault(Stale)
 
 
-@pytest.mark.parametrize(("returned", "name"), [
-    (lambda env: (env.observations, env.rewards, env.terminals, []), "4 values"),
-    (lambda env: (env.observations, np.ones(3), env.terminals, env.truncations, []), "reward"),
-    (lambda env: (env.observations, env.rewards, env.terminals, env.truncations, None), "info")])
-def test_a_wrong_return_of_a_puffer_env_is_a_fault(returned, name):
+@pytest.mark.parametrize(("number", "value", "name"), [
+    (slice(3, 4), [], "4 values"), (slice(1, 2), [np.ones(3)], "reward"),
+    (slice(4, 5), [None], "info")])
+def test_a_wrong_return_of_a_puffer_env_is_a_fault(number, value, name):
     class Wrong(Counters):
         def step(self, actions):
-            super().step(actions)
-            return returned(self)
+            returned = list(super().step(actions))
+            returned[number] = value
+            return tuple(returned)
 
     with pytest.raises(EnvError, match=f"Wrong.*{name}"):
         run_to_fault(Wrong)
@@ -645,19 +601,17 @@ def test_a_wrong_return_of_a_puffer_env_is_a_fault(returned, name):
 # -- The network that reads structured observations ------------------------------------------------
 
 
-@pytest.mark.parametrize("network", [models.MultiInputPolicy, models.Impala])
-@pytest.mark.parametrize("space", [
-    spaces.Discrete(5, start=2), spaces.Dict(word=spaces.Text(5), bits=spaces.MultiBinary(3)),
-    spaces.Box(0, 255, (7, 7, 3), np.uint8),
-    spaces.Box(0, 255, (4, 40, 40), np.uint8),
-    spaces.Box(0, 255, (70, 64, 3), np.uint8),
-    spaces.Dict({"a": spaces.Tuple([PAIR, spaces.Box(-1, 1, (2, 2), np.float64)]),
-                 "image": spaces.Box(0, 255, (7, 7, 3), np.uint8)})])
-def test_networks_read_structured_observations(space, network):
+DEEP = spaces.Dict({"a": spaces.Tuple([PAIR, spaces.Box(-1, 1, (2, 2), np.float64)]),
+                    "image": spaces.Box(0, 255, (7, 7, 3), np.uint8)})
+
+
+@pytest.mark.parametrize(("network", "space"), [
+    (models.MultiInputPolicy, spaces.Discrete(5, start=2)),
+    (models.MultiInputPolicy, spaces.Dict(word=spaces.Text(5), bits=spaces.MultiBinary(3))),
+    (models.MultiInputPolicy, DEEP), (models.Impala, DEEP)])
+def test_networks_read_structured_observations(network, space):
     layout, env = FlatObservation(space), declares(space)
     assert models.wants_encoding(env)
-    if network is models.Impala and not {len(leaf.shape or ()) for *_, leaf in layout.leaves} & {3}:
-        pytest.skip("there is no image")
     policy = models.MinGRUWrapper(env, network(env, hidden_size=8, normalize=True), hidden_size=8)
     rows = np.stack([layout.flatten(space.sample()) for _ in range(6)])
     logits, value = policy(torch.from_numpy(rows.reshape(2, 3, *layout.shape)),

@@ -98,23 +98,22 @@ def test_a_guarded_process_whose_parent_is_gone_already_ends_at_once():
 
 
 HALF = """
-import subprocess, sys
+import sys
 sys.path.insert(0, sys.argv[1])
-import data_parallel, processes, psutil
-
-class Popen(subprocess.Popen):
-    count = 0
-    def __init__(self, *arguments, **options):
-        Popen.count += 1
-        if Popen.count == 3:
-            print([child.pid for child in psutil.Process().children()], flush=True)
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        super().__init__(*arguments, **options)
-
+import data_parallel
 import torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler as handler
-handler.Popen = Popen
-run = [sys.argv[1] + "/pufferl.py", "train", "squared", "--train.gpus", "4"]
-sys.exit(data_parallel.launch(4, run))
+
+ranks, Popen = [], handler.Popen
+
+def start(*arguments, **options):
+    if len(ranks) == 2:
+        print([rank.pid for rank in ranks], flush=True)
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    ranks.append(Popen(*arguments, **options))
+    return ranks[-1]
+
+handler.Popen = start
+sys.exit(data_parallel.launch(4, [sys.argv[1] + "/pufferl.py", "train", "squared"]))
 """
 
 
@@ -132,7 +131,6 @@ def test_a_launch_that_fails_half_way_leaves_no_rank(tmp_path):
 @LINUX
 @pytest.mark.parametrize("file", slow_but(["pufferl.py", "protein.py"], "pufferl.py"))
 def test_ctrl_c_shows_no_traceback(file):
-    """Also while packages are imported."""
     moments, train = random.Random(file), ["train"] if file == "pufferl.py" else []
     for _ in range(2):
         process = start([sys.executable, "-S", "-c", "import signal, sys, os\n"
@@ -208,7 +206,6 @@ def test_a_command_ends_quietly_when_enough_is_read():
 
 
 def test_a_run_without_stderr_in_a_locale_without_our_signs(tmp_path):
-    """As some daemons start jobs, and old machines are set."""
     plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *TRAIN, "squared",
                            "--train.total-timesteps", "70_000", "--logger", "none", "--data-dir",

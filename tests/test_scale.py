@@ -103,15 +103,15 @@ def test_weights_stay_equal_and_a_run_of_two_ranks_resumes_bit_for_bit(two):
     assert first["environment"] == second["environment"] and first["environment"]["n"] > AGENTS
 
 
-def test_unequal_weights_and_settings_are_errors_that_name_them(two):
+@pytest.mark.parametrize(("name", "kind", "subject"), [
+    ("unequal", "RankError", "weights"), ("seeds", "RankError", "train.seed"),
+    ("few", "ConfigError", "minibatch_size"), ("gpus", "ConfigError", "train.gpus")])
+def test_unequal_weights_and_settings_are_errors_that_name_them(two, name, kind, subject):
     for seen in two[0]:
-        for name, words in {"unequal": ("RankError", "weights"), "seeds": ("RankError", "train.seed"),
-                            "few": ("ConfigError", "minibatch_size"), "gpus": ("ConfigError", "train.gpus")}.items():
-            assert all(word in seen[name][0] for word in words), seen[name]
+        assert kind in seen[name][0] and subject in seen[name][0]
 
 
 def test_a_last_checkpoint_that_cannot_be_written_ends_rank_0_with_an_error(two):
-    """Then torchrun ends with an error too."""
     first, second = (results["lost"] for results in two[0])
     assert first[0].startswith("ConfigError") and "No space left on device" in first[0]
     assert second is None
@@ -120,15 +120,16 @@ def test_a_last_checkpoint_that_cannot_be_written_ends_rank_0_with_an_error(two)
 def test_a_restart_looks_past_folders_that_are_no_runs(tmp_path, monkeypatch):
     group = data_parallel.Ranks()
     run = '{"env_name": "squared", "launch": %s}'
-    for name, text in {"a": "[]", "b": "{", "c": run % 5, "d": run % "[]", "e": "[" * 9999,
-                       "mine": run % '[["here:1", 7.0]]'}.items():
+    for name, text in {"a": "[]", "b": "{", "c": run % 5, "d": run % "[]",
+                       "mine": run % '[["gone:3", 6.0], ["here:1", 7.0]]'}.items():
         folder = tmp_path / f"squared_{name}"
         folder.mkdir()
         (folder / "config.json").write_text(text)
         (folder / "trainer_state.pt").touch()
         os.utime(folder / "trainer_state.pt", (1, 5 if name == "mine" else 9))
-    monkeypatch.setattr(group, "launchers", lambda: [["here:1", 7.5]])
-    assert group.find_interrupted(configuration.saved_runs(tmp_path)) == str(tmp_path / "squared_mine")
+    monkeypatch.setattr(group, "launchers", lambda: [["here:1", 7.5], ["new:2", 9.0]])
+    found = group.find_interrupted(configuration.saved_runs(tmp_path))
+    assert found == str(tmp_path / "squared_mine")
 
 
 def test_what_ranks_tell_each_other(two):
@@ -201,7 +202,6 @@ def start(command, folder, **environment):
 
 
 def finish(process, folder, timeout=300):
-    """(exit code, what it printed)."""
     try:
         return process.wait(timeout), (folder / "output.txt").read_text()
     except subprocess.TimeoutExpired:
@@ -255,20 +255,16 @@ def test_gpus_trains_interrupts_and_resumes_with_one_rank_and_two(tmp_path):
     (state,) = checkpoints(tmp_path)
     saved = torch.load(state, weights_only=True)
     assert saved["global_step"] == saved["epoch"] * 2 * 64 * 64 and len(saved["others"]) == 1
-    assert json.loads((state.parent / "config.json").read_text())["train"]["gpus"] == 2
 
-    stop = str(saved["global_step"] + 10 * 64 * 64)
-    again = [*SQUARED, "--resume", "latest", "--logger", "none"]
-    text = run([*again, "--train.gpus", "1", "--train.total-timesteps", stop], tmp_path)
-    assert CHANGE.findall(text) == [("2", "1")] and steps(tmp_path)[-1] == int(stop)
-    stop = str(int(stop) + 10 * 2 * 64 * 64)
-    text = run([*again, "--train.gpus", "2", "--train.total-timesteps", stop], tmp_path)
-    assert CHANGE.findall(text)[1:] == [("1", "2")] and steps(tmp_path)[-1] == int(stop)
-    assert steps(tmp_path) == sorted(steps(tmp_path))
-    stop = str(int(stop) + 2 * 64 * 64)
-    # the run remembers that it has two ranks
-    text = run([*again, "--train.total-timesteps", stop], tmp_path)
-    assert len(CHANGE.findall(text)) == 2 and steps(tmp_path)[-1] == int(stop)
+    stop = saved["global_step"]
+    for ranks, epochs, change in ((1, 10, ("2", "1")), (2, 10, ("1", "2")), (None, 1, None)):
+        stop += epochs * (ranks or 2) * 64 * 64  # the run remembers that it has two ranks
+        options = ["--train.gpus", str(ranks)] if ranks else []
+        text = run([*SQUARED, "--resume", "latest", "--logger", "none", *options,
+                    "--train.total-timesteps", str(stop)], tmp_path)
+        assert CHANGE.findall(text)[-1] == (change or ("1", "2"))
+        assert steps(tmp_path)[-1] == stop
+    assert len(CHANGE.findall(text)) == 2 and steps(tmp_path) == sorted(steps(tmp_path))
 
 
 @pytest.mark.slow
@@ -286,28 +282,23 @@ def test_a_killed_rank_ends_the_others(tmp_path):
 
 
 FAULTY = """
-import gymnasium, os
+import gymnasium, itertools, os
+count = itertools.count()
 
-class Faulty(gymnasium.Env):
-    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2)
-    steps = 0
+def act(action):
+    if os.environ["RANK"] == "1" and next(count) == 300:
+        raise ValueError("the sky has fallen")
+    return action
 
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 300 and os.environ["RANK"] == "1":
-            raise ValueError("the sky has fallen")
-        return self.observation_space.sample(), float(action), self.steps % 20 == 0, False, {}
+def make():
+    return gymnasium.wrappers.TransformAction(gymnasium.make("CartPole-v1"), act, None)
 """
 
 
 @pytest.mark.slow
 def test_an_error_on_one_rank_ends_the_others_and_is_shown(tmp_path):
     (tmp_path / "faulty.py").write_text(FAULTY)
-    command = [*TWO_RANKS, PUFFERL, "train", "faulty.py:Faulty", "--vec.num-envs", "4", "--vec.backend", "serial",
+    command = [*TWO_RANKS, PUFFERL, "train", "faulty.py:make", "--vec.num-envs", "4", "--vec.backend", "serial",
                "--train.total-timesteps", "1000000", "--logger", "none"]
     code, text = finish(start(command, tmp_path), tmp_path)
     assert code == 1 and text.count("ValueError: the sky has fallen") == 1, text
@@ -348,35 +339,6 @@ def test_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path):
     assert len(list((tmp_path / "experiments").glob("squared_*/metrics.jsonl"))) == 1
 
 
-def rendezvous(port):
-    return ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test"]
-
-
-@pytest.mark.slow
-def test_a_node_that_joins_and_one_that_leaves(tmp_path):
-    def node(address):
-        (tmp_path / address).mkdir()
-        command = [*TORCHRUN, "--nnodes=1:2", "--nproc-per-node=1", f"--local-addr={address}", "--max-restarts=3",
-                   *rendezvous(port), "--rdzv-conf=last_call_timeout=2,keep_alive_interval=2", PUFFERL, "train",
-                   "squared", *FOREVER, "--data-dir", str(tmp_path / "experiments")]
-        return start(command, tmp_path / address, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
-
-    def resumed(times):
-        text = (tmp_path / "127.0.0.1" / "output.txt").read_text()
-        return text.count("resumed ") == times and "sps" in text.rpartition("resumed ")[2]
-
-    port, folder = free_port(), tmp_path / "127.0.0.1"
-    first = node("127.0.0.1")
-    (state,) = wait_for(lambda: checkpoints(tmp_path), first, folder)
-    second = node("127.0.0.2")
-    wait_for(lambda: resumed(1) and torch.load(state, weights_only=True)["others"], first, folder)
-    second.kill()
-    wait_for(lambda: resumed(2), first, folder)
-    text = (folder / "output.txt").read_text()
-    assert {("1", "2"), ("2", "1")} <= set(CHANGE.findall(text))
-    assert len(list((tmp_path / "experiments").iterdir())) == 1
-
-
 SCRIPT = f"""
 import sys; sys.path.insert(0, {str(ROOT)!r})
 from pufferl import PuffeRL, load_config, load_env, load_policy
@@ -394,16 +356,14 @@ print(f"rank done: {{trainer.global_step}} {{logs['entropy']:.6f}} {{weights:.6f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["rendezvous", "static"])
-def test_a_script_of_your_own_on_two_nodes_unchanged(tmp_path, how):
+def test_a_script_of_your_own_on_two_nodes_unchanged(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     port, nodes = free_port(), []
-    for node, address in enumerate(("127.0.0.1", "127.0.0.2")):
-        folder = tmp_path / f"node{node}"
+    for address in ("127.0.0.1", "127.0.0.2"):
+        folder = tmp_path / f"node{address}"
         folder.mkdir()
-        options = rendezvous(port) if how == "rendezvous" else [
-            f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"]
-        command = [*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", f"--local-addr={address}", *options]
+        command = [*TORCHRUN, "--nnodes=2", "--nproc-per-node=1", f"--local-addr={address}",
+                   "--rdzv-backend=c10d", "--rdzv-id=test", f"--rdzv-endpoint=127.0.0.1:{port}"]
         nodes.append((start([*command, str(tmp_path / "train.py")], folder), folder))
     codes, texts = zip(*(finish(*node) for node in nodes), strict=True)
     assert codes == (0, 0), "\n".join(texts)
@@ -416,12 +376,12 @@ def test_a_script_of_your_own_on_two_nodes_unchanged(tmp_path, how):
 
 PYTHON = ["gym/CartPole-v1", "--vec.num-envs", "8", "--vec.backend"]
 BACKENDS = {  # name -> (the number of ranks, options)
-    "multiprocessing": (2, [*PYTHON, "multiprocessing", "--vec.num-workers", "1"]),
     "serial lstm": (2, [*PYTHON, "serial", "--rnn.name", "lstm", "--policy.name", "feed-forward",
                         "--train.max-minibatch-size", "256"]),
     "ray": (2, [*PYTHON, "ray", "--vec.num-workers", "1"]),
-    "C under multiprocessing": (2, ["cartpole", "--vec.backend", "multiprocessing", "--vec.num-workers", "1",
-                                    "--vec.num-envs", "8", "--env.num-envs", "2"]),
+    "C under multiprocessing": (2, ["cartpole", "--vec.backend", "multiprocessing",
+                                    "--vec.num-workers", "1", "--vec.num-envs", "8",
+                                    "--env.num-envs", "2"]),
     "uneven shares": (3, ["cartpole", "--env.num-envs", "16"]),
 }
 
@@ -437,32 +397,3 @@ def test_every_vectorizer_and_wrapper(tmp_path, case):
                "--train.minibatch-size", str(size), "--train.total-timesteps", "4000", "--logger", "none"]
     text = run(command, tmp_path, RAY_raylet_start_wait_time_s="240")
     assert f"{ranks} ranks" in text and str(128 if ranks == 3 else size) in text and steps(tmp_path)[-1] >= 4000
-
-
-LEARNING = ["--train.total-timesteps", str(20 * 2 * 256 * 64), "--train.minibatch-size", "4096",
-            "--logger", "none", "--train.learning-rate", "0.015", "--train.log-interval", "0"]
-
-
-def curve(folder):
-    """Mean episode length along a run, an entry an epoch."""
-    (metrics,) = folder.glob("experiments/*/metrics.jsonl")
-    entries = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return [entry["environment/episode_length"] for entry in entries
-            if "environment/episode_length" in entry]
-
-
-@pytest.mark.slow
-def test_two_ranks_learn_as_one_process_with_twice_the_agents(tmp_path):
-    areas = {1: [], 2: []}
-    for count in areas:
-        for seed in range(4):
-            folder = tmp_path / f"{count} {seed}"
-            folder.mkdir()
-            run([sys.executable, PUFFERL, "train", "cartpole", *LEARNING, "--train.seed", str(seed), "--train.gpus",
-                 str(count), "--env.num-envs", str(512 // count)], folder)
-            lengths = curve(folder)
-            assert len(lengths) == 20 and lengths[-1] > 3 * lengths[0], lengths
-            areas[count].append(np.mean(lengths))
-    spread = np.hypot(np.std(areas[1], ddof=1), np.std(areas[2], ddof=1)) / 2
-    difference = abs(np.mean(areas[1]) - np.mean(areas[2]))
-    assert difference < max(3 * spread, 0.1 * np.mean(areas[1])), areas

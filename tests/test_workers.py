@@ -1,5 +1,6 @@
 """Environments in workers: stepped together or one by one, and when they break."""
 
+import functools
 import signal
 import subprocess
 import sys
@@ -11,12 +12,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from conftest import read_until, slow_but, start
+from conftest import read_until, slow_but, start, wait_for
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_envs import KINDS, Counters, Drawn, Steps, Walk, assert_same, rollout
-from test_emulation import nested
+from test_emulation import choices, nested
 
 import emulation
 import vector
@@ -29,15 +30,12 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-def run_python(code, folder=ROOT, **options):
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True,
-                          timeout=100, **options)
-
-
 def test_a_worker_imports_no_torch():
     """Nor anything else that takes long: each process pays for it when it begins."""
-    done = run_python("import sys, workers; print({'torch', 'numba', 'vector', 'environments', "
-                      "'ocean'} & set(sys.modules))", check=True)
+    code = ("import sys, workers; print({'torch', 'numba', 'vector', 'environments', 'ocean'} "
+            "& set(sys.modules))")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                          check=True)
     assert done.stdout == "set()\n"
 
 
@@ -45,60 +43,29 @@ def test_a_worker_imports_no_torch():
 
 
 class Alone(GymnasiumPufferEnv):
-    """A subclass, which is stepped by itself."""
+    """A subclass, which may step in another way, so that each is stepped by itself."""
 
 
-def play(creator, number, horizon, seed, again, alone=False):
-    """Return (all arrays and infos of three rollouts, whether they stepped together).
-
-    New episodes begin after rollout `again`.
-    """
-    history = []
-
-    def make(i):
+def assert_together_as_alone(creator, number, horizon, seed):
+    """Compare both; return whether the environments were stepped together."""
+    def make(i, kind):
         env = emulation.wrap(creator(i))
-        if alone and type(env) is GymnasiumPufferEnv:
-            env.__class__ = Alone
+        if type(env) is GymnasiumPufferEnv:
+            env.__class__ = kind
         return env
 
-    def finish(worker, infos):
-        history.append(infos)
-        Serial._finish(vecenv, worker, infos)
-
-    creators = [lambda i=i: make(i) for i in range(number)]
-    with vector.make(creators, number, Serial, seed=seed) as vecenv:
-        vecenv._finish = finish
-        storage, rng = vecenv.allocate(horizon), np.random.default_rng(seed)
-        for epoch in range(3):
-            vecenv.begin()
-            while (ready := vecenv.wait())[1] < horizon:
-                shape, heads = storage.actions[0].shape, vecenv.action_heads
-                storage.actions[ready[1]] = (rng.normal(size=shape) if heads is None
-                                             else rng.integers(0, heads, shape))
-                vecenv.advance(ready[0])
-            history.append({name: array.copy() for name, array in vars(storage).items()
-                            if array is not None})
-            if epoch == again:
-                vecenv.restart()
-        return history, vecenv._envs.stepper is not None
-
-
-def assert_together_as_alone(creator, **options):
-    """Compare both; return whether the environments were stepped together."""
-    history, together = play(creator, **options)
-    expected, together_alone = play(creator, **options, alone=True)
-    assert not together_alone
-    for ours, theirs in zip(history, expected, strict=True):
-        if isinstance(ours, dict):
-            for name in theirs:
-                np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
-        else:
-            assert ours == theirs
+    results = []
+    for kind in (Alone, GymnasiumPufferEnv):
+        creators = [functools.partial(make, i, kind) for i in range(number)]
+        vecenv = vector.make(creators, number, Serial, seed=seed)
+        results.append(rollout(vecenv, horizon, 3))
+        together = vecenv._envs.stepper is not None
+        assert kind is GymnasiumPufferEnv or not together
+    np.testing.assert_equal(*results)
     return together
 
 
-plays = {"number": st.integers(1, 4), "horizon": st.integers(1, 9), "seed": st.integers(0, 2**20),
-         "again": st.integers(0, 2)}
+plays = {"number": st.integers(1, 4), "horizon": st.integers(1, 9), "seed": st.integers(0, 2**20)}
 
 
 @pytest.mark.filterwarnings("ignore:.*share an object", "ignore:.*Casting input",
@@ -111,11 +78,6 @@ def test_every_kind_is_stepped_together_as_one_by_one(kind, **options):
     assert assert_together_as_alone(creator, **options) == can
 
 
-choices = st.one_of(
-    st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 9),
-              st.integers(-5, 5)),
-    st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 9), min_size=1, max_size=3)),
-    st.builds(spaces.MultiBinary, st.integers(1, 5)))
 moves = st.one_of(choices, st.just(spaces.Box(-2, 1, (2,), np.float64)),
                   st.just(spaces.Box(-1, 2, (), np.float32)),
                   st.lists(choices, min_size=1, max_size=3).map(spaces.Tuple))
@@ -128,32 +90,16 @@ def test_any_space_is_stepped_together_as_one_by_one(space, actions, masked, inf
     assert_together_as_alone(lambda i: Drawn(space, actions, masked, infos), **options)
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_reward_may_become_an_array_of_one(number):
-    """Later than the first step, of one environment or of both at once."""
-    with vector.make(Steps, number, Serial) as vecenv:
+def test_a_reward_may_become_an_array_of_one():
+    """Of one environment alone, later than the first step."""
+    def change(t):
+        return {"reward": np.ones(1)} if t == 3 else {}
+
+    with vector.make([lambda: Steps(change=change), Steps], 2, Serial) as vecenv:
         vecenv.reset(seed=0)
-        for step in range(9):
-            for env in vecenv.envs[: 1 if step < 6 else 2]:
-                env.env.change = (lambda t: {"reward": np.ones(1)}) if step > 3 else None
-            assert (vecenv.step([0] * number)[1] == 1).all()
-        log = vecenv.log()
-        assert log.pop("t") == log.pop("score") == 3
-        assert log == {"episode_return": 3, "episode_length": 3, "n": 3 * number}
-        assert vecenv._envs.stepper is not None
-
-
-class Doubled(GymnasiumPufferEnv):
-    def step_into(self, view):
-        infos = super().step_into(view)
-        view.rewards *= 2
-        return infos
-
-
-def test_a_subclass_may_step_in_another_way():
-    history, together = play(lambda i: Doubled(Steps()), 2, 4, 0, 2)
-    assert not together
-    assert all((rows["rewards"] == 2).all() for rows in history if isinstance(rows, dict))
+        for _ in range(9):
+            assert (vecenv.step([0, 0])[1] == 1).all()
+        assert vecenv.log()["episode_return"] == 3 and vecenv._envs.stepper is not None
 
 
 # -- What breaks -----------------------------------------------------------------------------------
@@ -182,7 +128,6 @@ def fails(creator, trouble, backend=Multiprocessing, number=4, num_workers=2, st
 @pytest.mark.parametrize(("creator", "trouble", "error", "words"), [
     (Walk, ArithmeticError, WorkerError, r"worker 1 .*2 to 3 of Walk.*step.*ArithmeticError"),
     (Walk, EOFError, WorkerError, r"worker 1 .*raised.*step.*EOFError"),  # not the worker's
-    (Walk, BrokenPipeError, WorkerError, r"worker 1 .*raised.*step.*BrokenPipeError"),
     (Walk, KeyboardInterrupt, WorkerError, r"worker 1 .*raised.*KeyboardInterrupt"),
     (Walk, "kill", WorkerError, r"worker 1 .*9.*SIGKILL"),
     (Walk, "segfault", WorkerError, r"worker 1 .*11.*SIGSEGV.*step"),
@@ -203,14 +148,19 @@ def test_a_worker_in_trouble_is_an_error(creator, trouble, error, words):
 
 
 def hang_beside_another(backend):
-    vecenv = vector.make(Walk, 2, backend, num_workers=2, batch_size=1,
-                         env_kwargs=[{}, {"trouble": "hang"}], timeout=1)
-    vecenv.async_reset(seed=0)
-    begun = time.perf_counter()
-    with pytest.raises(WorkerError, match=r"worker 1 .*vec\.timeout"):
-        while time.perf_counter() - begun < 100:
-            vecenv.recv()
-            vecenv.send([1])
+    """The worker whose batch is there is received first, the other one is noticed."""
+    begun, received = time.perf_counter(), [0, 0]
+    with vector.make(Walk, 2, backend, num_workers=2, batch_size=1, timeout=1,
+                     env_kwargs=[{}, {"trouble": "hang"}]) as vecenv:
+        vecenv.async_reset(seed=0)
+        with pytest.raises(WorkerError, match=r"worker 1 .*vec\.timeout"):
+            while time.perf_counter() - begun < 100:
+                observations, *arrays, infos, (agent,), masks = vecenv.recv()
+                assert masks.all() and all(array.shape == (1,) for array in arrays)
+                assert observations.shape[0] == 1 and (agent == 0 or infos == [])
+                received[agent] += 1
+                vecenv.send([1])
+    assert received[0] > 10 and received[1] == 3  # it hangs in its third step
 
 
 def test_a_worker_that_hangs_is_noticed_while_others_answer():
@@ -233,7 +183,6 @@ def test_an_error_of_this_process_names_its_environment():
 
 
 def test_a_policys_error_is_not_an_environments():
-    """Read observations in a policy by functions of the environments' files."""
     with pytest.raises(RuntimeError, match="unflatten") as raised:
         emulation.nativize_tensor(torch.zeros(2, 3), {"a": (torch.float32, (5,), 0, 12)})
     assert not user_traceback(raised.value)[1]
@@ -266,27 +215,25 @@ def test_a_step_of_this_process_that_takes_too_long_shows_where_it_is(pauses, la
 def test_closing_ends_what_it_can(options, tmp_path):
     """Give slow environments time to close; one that fails does not keep others open."""
     class Closes(Walk):
-        def __init__(self, path, seconds, trouble=None):
+        def __init__(self, path, trouble=None):
             super().__init__(trouble)
-            self.path, self.seconds = Path(path), seconds
+            self.path = Path(path)
 
         def close(self):
-            time.sleep(self.seconds)
+            time.sleep(0.4)
             with self.path.open("a") as file:
                 file.write("closed ")
             raise OSError("the_window")
 
-    serial = options["backend"] is Serial
-    envs = [{"path": str(tmp_path / str(i)), "seconds": 0.0} for i in range(3)]
-    envs[1]["seconds"] = 0.0 if serial else 1.2
+    envs = [{"path": str(tmp_path / str(i))} for i in range(3)]
     vecenv = vector.make(Closes, 3, env_kwargs=envs, **options)
     vecenv.reset(seed=0)
     with pytest.raises(OSError, match="the_window"):
         vecenv.close()
     times = [(tmp_path / str(i)).read_text().count("closed") for i in range(3)]
     # processes have an environment 0 and we have one
-    assert times == [1 if serial else 2, 1, 1]
-    envs[1] |= {"trouble": ArithmeticError, "seconds": 0.0}
+    assert times == [1 if options["backend"] is Serial else 2, 1, 1]
+    envs[1]["trouble"] = ArithmeticError
     vecenv = vector.make(Closes, 3, env_kwargs=envs, **options)
     vecenv.reset(seed=0)
     with pytest.raises((WorkerError, ArithmeticError), match="walker"):
@@ -309,25 +256,23 @@ vecenv.reset()
 print(*[process.pid for process in vecenv._workers], flush=True)
 {last}
 """], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    pids = [int(pid) for pid in read_until(parent, "\n").split()]
-    assert len(pids) == 2
+    workers = [psutil.Process(int(pid)) for pid in read_until(parent, "\n").split()]
+    assert len(workers) == 2
     if end.startswith("SIG"):
         parent.send_signal(getattr(signal, end))
     parent.communicate(timeout=100)
-    deadline = time.monotonic() + 60
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
-        assert time.monotonic() < deadline, "workers live on"
-        time.sleep(0.05)
+    wait_for(lambda: not any(process.is_running() and process.status() != "zombie"
+                             for process in workers), 60)
 
 
 @pytest.mark.slow
 def test_ray_gives_the_same():
     ray = pytest.importorskip("ray", reason="requirements/extras.txt")
-    serial = rollout(vector.make(Walk, 4, Serial))
+    # A busy machine may take minutes to start an actor.
+    make = functools.partial(vector.make, Walk, 4, Ray, num_workers=2, timeout=600)
     try:
-        # A busy machine may take minutes to start an actor.
-        assert_same(serial, rollout(vector.make(Walk, 4, Ray, num_workers=2, timeout=600)))
-        with vector.make(Walk, 4, Ray, num_workers=2, timeout=600) as vecenv:
+        assert_same(rollout(vector.make(Walk, 4, Serial)), rollout(make()))
+        with make() as vecenv:
             vecenv.reset()
             vecenv.set_attr("limit", 3)
             assert vecenv.call("limit") == [3] * 4
@@ -338,7 +283,7 @@ def test_ray_gives_the_same():
         assert raised.value.__notes__ == ["(environment 3)"]
         assert "Traceback" not in str(raised.value)
         hang_beside_another(Ray)
-        vecenv = vector.make(Walk, 4, Ray, num_workers=2, timeout=600)
+        vecenv = make()
         vecenv.reset(seed=0)
         actors = [process for process in psutil.Process().children(recursive=True)
                   if "ray::RemoteEnvs" in "".join(process.cmdline())]
@@ -347,7 +292,6 @@ def test_ray_gives_the_same():
         with pytest.raises(WorkerError, match=r"worker [01] .* of Walk"):
             for _ in range(20):
                 vecenv.step(np.ones(4, int))
-        psutil.wait_procs(actors, timeout=60)
-        assert not any(process.is_running() for process in actors)
+        assert psutil.wait_procs(actors, timeout=60)[1] == []
     finally:
         ray.shutdown()
