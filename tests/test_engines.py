@@ -353,12 +353,6 @@ def test_an_epoch_in_bfloat16_is_near_one_in_float32(network, env):
 # What is edited is what runs
 
 
-def triple(policy):
-    forward = policy.forward
-    policy.forward = lambda observations, state: (lambda logits, value: (logits * 3, value))(
-        *forward(observations, state))
-
-
 def clamp(policy):
     split = policy.decoder.split
     policy.decoder.split = lambda outputs: split(outputs.clamp(-20, 20))
@@ -379,22 +373,6 @@ def parametrize(policy):
 def another_layer(policy):
     policy.encoder = nn.Sequential(policy.encoder, nn.Tanh())
     policy.encoder.in_features = policy.encoder[0].in_features
-
-
-def two_heads(policy):
-    """For one, the commonest edit."""
-    actor, critic = nn.Linear(16, 2), nn.Linear(16, 1)
-    del policy.decoder
-    policy.actor, policy.critic = actor, critic
-
-    def forward(observations, state):
-        T, N = observations.shape[:2]
-        flags = policy.flags(state, T, N, observations.device)
-        x, state["mingru"] = policy.rnn(policy.encoder(observations.float()), state["mingru"], *flags)
-        return actor(x), critic(x)
-
-    policy.forward = forward
-    policy.initial_state = lambda n: {"mingru": torch.zeros(2, n, 16)}
 
 
 def other_activation(policy):
@@ -423,7 +401,7 @@ def share(policy):
 
 
 EDITS = [
-    *[("mingru", edit) for edit in (triple, clamp, hook, hook_weight, parametrize, another_layer, two_heads)],
+    *[("mingru", edit) for edit in (clamp, hook, hook_weight, parametrize, another_layer)],
     *[("feed-forward", edit) for edit in (other_activation, widen, double)],
     *[("separate", edit) for edit in (mix_activations, deepen_value, share)],
 ]
