@@ -454,19 +454,13 @@ def test_an_edit_in_the_middle_of_a_run_is_followed_and_noted_once(network, edit
     trainer.release()
 
 
-def test_a_decoder_for_other_actions_or_of_new_weights_is_an_error():
-    def replace(policy, actions=5):
-        policy.decoder = models.Decoder(16, gymnasium.spaces.Discrete(actions))
+@pytest.mark.parametrize("network", ["mingru", "feed-forward"])
+def test_a_decoder_for_other_actions_is_an_error(network):
+    def replace(policy):
+        policy.decoder = models.Decoder(16, gymnasium.spaces.Discrete(5))
 
-    for network in ("mingru", "feed-forward"):
-        trainer = make_trainer(policy=NETWORKS[network], change=replace)
-        with pytest.raises(NetworkError, match=type(trainer.policy).__name__):
-            trainer.evaluate()
-        trainer.release()
-    trainer = make_trainer()
-    trainer.evaluate()
-    replace(trainer.policy, 2)
-    with pytest.raises(RuntimeError, match="decoder"):  # nothing would train it
+    trainer = make_trainer(policy=NETWORKS[network], change=replace)
+    with pytest.raises(NetworkError, match=type(trainer.policy).__name__):
         trainer.evaluate()
     trainer.release()
 
