@@ -15,15 +15,6 @@ def at_random(vector, rng):
     return vector.actions
 
 
-def walk_to_target(vector, rng):
-    """Squared: rows first."""
-    agents = vector.observations.reshape(len(vector.actions), -1)
-    side = vector.observations.shape[1]
-    own, goal = (agents == 1).argmax(axis=1), (agents == 2).argmax(axis=1)
-    down, right = goal // side - own // side, goal % side - own % side
-    return np.where(down < 0, 1, np.where(down > 0, 2, np.where(right < 0, 3, 4)))
-
-
 def follow_ball(vector, rng):
     """Breakout: strikes with any part of the paddle."""
     o = vector.observations.astype(np.float64)
@@ -42,13 +33,6 @@ def follow_pong(vector, rng):
     if vector.envs.action_heads:
         return np.where(way > 20, 2, np.where(way < -20, 1, 0))
     return np.clip(way / 32, -1, 1)
-
-
-def balance(vector, rng):
-    """Cartpole: a push towards where the pole falls."""
-    x, speed, angle, turn = vector.observations.astype(np.float64).T
-    push = angle + 0.3 * turn + 0.05 * x + 0.1 * speed > 0
-    return push if vector.envs.action_heads else 2.0 * push - 1
 
 
 def swing(vector, rng):
@@ -214,18 +198,6 @@ def eat(vector, rng):
     return (200 * wall + food + 0.5 * rng.random(food.shape)).argmin(axis=1)
 
 
-def steer(vector, rng):
-    """Boids, by Reynolds's three rules: apart, alike, together."""
-    o = vector.observations.astype(np.float64)
-    near = o[:, 6:].reshape(len(o), -1, 5)
-    far = np.maximum(1 - near[..., 0], 1e-3)
-    crowd = np.maximum(1 - far * 100 / 30, 0) * (np.abs(near).max(axis=2) > 0) / far
-    x = 2 * o[:, 4] + 0.5 * o[:, 2] - 3 * (near[..., 1] * crowd).sum(axis=1) + 0.3
-    y = 2 * o[:, 5] + 0.5 * o[:, 3] - 3 * (near[..., 2] * crowd).sum(axis=1)
-    turn = np.where(x > 0, y / np.maximum(x, 1e-6), 9 * np.sign(y)) / 0.2
-    return np.clip(np.column_stack([turn, 16 * o[:, 4] + 2 * o[:, 2]]), -1, 1)
-
-
 def collect(vector, rng):
     """Trash pickup: to the nearest piece in sight; with one to the bin."""
     size = round(((vector.observations.shape[1] - 26) / 5) ** 0.5)
@@ -250,15 +222,6 @@ def attack(vector, rng):
     actions = at_random(vector, rng)
     actions[:, 0] = np.where(rng.random(len(actions)) < 0.5, 6, actions[:, 0])
     return actions
-
-
-def go_there(vector, rng):
-    """Continuous: the way to the goal."""
-    return 20.0 * vector.observations[:, vector.observations.shape[1] // 2 :]
-
-
-def stand_still(vector, rng):
-    return np.zeros(vector.actions.shape)
 
 
 def go_up(vector, rng):

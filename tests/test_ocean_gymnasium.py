@@ -96,14 +96,6 @@ def test_wrong_actions_and_calls_are_refused():
         envs.step(np.zeros((2, 2), int))
 
 
-def test_a_float_out_of_bounds_is_clamped():
-    env = gymnasium.make("puffer/Pendulum-v0").unwrapped
-    env.reset(seed=0)
-    far = env.step(np.full(env.action_space.shape, 50, np.float32))
-    env.reset(seed=0)
-    np.testing.assert_array_equal(far[0], env.step(env.action_space.high)[0])
-
-
 # Episodes
 
 

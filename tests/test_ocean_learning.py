@@ -62,16 +62,20 @@ def test_the_sanity_suite_is_learnt(name, tmp_path):
     assert not said, "what is learnt shows no sign of not being learnt"
 
 
+def score_of_fresh_episodes(name, folder, seed, episodes, *options):
+    """Train, then play new episodes, as a user would."""
+    args = pufferl.load_config(name, ["--data-dir", str(folder), "--logger", "none",
+                                      "--train.seed", str(seed), *options])
+    trainer = pufferl.train(name, args)
+    args["eval"]["episodes"] = episodes
+    return watch.evaluate(name, {**args, "load_model_path": str(trainer.run_folder)})["score"][0]
+
+
 @pytest.mark.slow
 def test_catch_is_learnt_from_pictures(tmp_path):
     """84 × 84 pixels and no setting but the steps."""
     name = f"{configuration.ROOT}/tests/user_envs.py:CatchImage"
-    args = pufferl.load_config(name, ["--data-dir", str(tmp_path), "--logger", "none", "--train.seed", "0",
-                                      "--train.total-timesteps", "60000"])
-    trainer = pufferl.train(name, args)
-    args["eval"]["episodes"] = 100
-    results = watch.evaluate(name, {**args, "load_model_path": str(trainer.run_folder)})
-    assert results["score"][0] >= 0.9, results
+    assert score_of_fresh_episodes(name, tmp_path, 0, 100, "--train.total-timesteps", "60000") >= 0.9
 
 
 def test_actions_that_a_tanh_squashes_are_learnt(tmp_path):
@@ -90,11 +94,6 @@ def test_is_solved(name, tmp_path):
 @pytest.mark.parametrize(("name", "seed"),
                          [*((name, 0) for name in FRESH), ("breakout", 1), ("breakout", 2)])
 def test_is_solved_in_fresh_episodes(name, seed, tmp_path):
-    """As a user would: train, then play new episodes (enduro's are so long that none
-    ends in the last epochs)."""
-    args = pufferl.load_config(name, ["--data-dir", str(tmp_path), "--logger", "none",
-                                      "--train.seed", str(seed)])
-    trainer = pufferl.train(name, args)
-    args["eval"]["episodes"] = 32 if name in ("enduro", "freeway") else 256
-    results = watch.evaluate(name, {**args, "load_model_path": str(trainer.run_folder)})
-    assert results["score"][0] > SOLVED[name].score, results
+    """Enduro's are so long that none ends in the last epochs."""
+    episodes = 32 if name in ("enduro", "freeway") else 256
+    assert score_of_fresh_episodes(name, tmp_path, seed, episodes) > SOLVED[name].score

@@ -1,4 +1,4 @@
-"""Muon against its float64 reference and torch's, and what it leaves alone."""
+"""Muon against its float64 reference, and what it leaves alone."""
 
 import math
 
@@ -14,7 +14,7 @@ from arena import on_gpu, threads
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SHAPES = [(4, 9), (9, 4), (6, 6), (5,), (3, 2, 2, 2), (6, 6), (1, 7), (7, 1), (9, 4),
-          *([] if arena.SIMULATOR else [(192, 64), (65, 118)]), (1,)]
+          *([] if arena.SIMULATOR else [(192, 64), (65, 118)]), (1,), (17, 3), (3, 257)]
 ON_EACH = pytest.mark.parametrize("batched", [False, True], ids=["apart", "batched"])
 
 
@@ -71,43 +71,6 @@ def test_muon(momentum, weight_decay, max_grad_norm, products, monkeypatch):
             assert (delta - change).norm() < 1e-5 * size + rounding
             close(p.detach(), now, 1e-5)
             close(arena[f"momentum/policy.{name}"], m, 1e-6)
-
-
-@pytest.mark.parametrize("shape", [(64, 64), (192, 64), (64, 118), (17, 3), (3, 257), (1, 1), (2, 5),
-                                   (128, 90)])
-def test_a_matrix_step_from_zero(shape):
-    """The update alone: no rounding of a weight hides it."""
-    module, _, optimizer = made([shape, shape], 0.9, 0.0, 1e9)
-    for p in module.parameters():
-        p.data.zero_()
-        p.grad.copy_(torch.randn(shape, generator=generator(p.numel())))
-    optimizer.step(1.0)
-    for p in module.parameters():
-        expected = -reference.newton_schulz(p.grad.double()) * max(1, shape[0] / shape[1])**0.5
-        assert (p.detach() - expected).norm() < 1e-5 * expected.norm()
-
-
-def test_against_torch(monkeypatch):
-    """torch's takes one (a, b, c), damps its momentum (which the normalisation undoes) and works
-    in bfloat16."""
-    triple = (3.4445, -4.7750, 2.0315)
-    monkeypatch.setattr(optim, "NEWTON_SCHULZ", (triple,) * 5)
-    shapes = [(64, 118), (192, 64), (40, 64), (17, 17)]
-    (module, _, optimizer), theirs = made(shapes, 0.9, 0.1, 1e9), Weights(shapes)
-    other = torch.optim.Muon(theirs.parameters(), lr=0.02, weight_decay=0.1, momentum=0.9,
-                             nesterov=True, ns_coefficients=triple, ns_steps=5,
-                             adjust_lr_fn="original")
-    rng = generator(2)
-    for _ in range(4):
-        starts = [p.detach().clone() for p in module.parameters()]
-        for p, q in zip(module.parameters(), theirs.parameters(), strict=True):
-            q.data.copy_(p.data)
-            p.grad.copy_(torch.randn(p.shape, generator=rng))
-            q.grad = p.grad.clone()
-        optimizer.step(0.02)
-        other.step()
-        for p, q, start in zip(module.parameters(), theirs.parameters(), starts, strict=True):
-            assert (p - q).norm() < 2e-2 * (q - start).norm()
 
 
 @ON_EACH
