@@ -69,19 +69,21 @@ def vital(observations, rewards, valid, terminals, truncations, actions=None, bo
     return metrics
 
 
-def find_nan(weights, rollout, update):
-    """Return (how early, description) of the first number that is not finite.
+def find_nan(weights, valid, rollout, update):
+    """Return (how early, description) of the first number that is not finite, or (inf, ...).
 
-    Weights come first, then the rollout's tensors (T, N, ...) step by step, then the update's.
-    rollout, update: (name, tensor or None, cause), in the order of a step.
+    Weights come first, then the rollout's tensors (T or T + 1, N, ...) step by step, where `valid`
+    (T + 1, N) is True, because others are never used, then the update's. rollout, update: (name,
+    tensor or None, cause), in the order of a step.
     """
     if not weights.isfinite().all():
         return -1, "weights not finite (after too large an update, or written from outside)"
     faults = [(math.inf, "gradient norm not finite (lower train.learning_rate)")]
     for order, (name, tensor, cause) in enumerate(rollout):
-        if tensor is None:
+        if tensor is None or not tensor.is_floating_point():
             continue
-        is_finite = tensor.float().isfinite().reshape(*tensor.shape[:2], -1).all(2)
+        is_finite = tensor.isfinite().reshape(*tensor.shape[:2], -1).all(2)
+        is_finite |= ~valid[: len(tensor)]
         if not is_finite.all():
             step, agent = (~is_finite).nonzero()[0].tolist()
             faults.append((step + order / 10, f"{name} not finite, first at step {step} of the "

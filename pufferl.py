@@ -472,11 +472,14 @@ class PuffeRL:
         """
         norms = self.buffers.norms[:minibatches].tolist()
         sums = self.buffers.sums.sum(0).cpu().numpy()
-        is_finite = all(map(math.isfinite, norms))
+        # Without a minibatch, as in a warm-up, no gradient tells of a NaN in the rollout.
+        is_finite = bool(norms) and all(map(math.isfinite, norms))
         if not (is_finite and math.isfinite(sums[-1])):
             # All ranks have the same gradient, but one rank's numbers may be the cause.
             causes = [self._find_nan()] if is_finite else self.ranks.gather(self._find_nan())
-            cause = min(causes)[1]
+            order, cause = min(causes)
+            if not norms and order == math.inf:
+                return norms, sums
             saved = f"; the last checkpoint is in {self.run_folder}" if self.run_folder else ""
             error = FloatingPointError(
                 f"epoch {self.epoch}: {cause}. Training stops{saved}.")
@@ -613,8 +616,7 @@ class PuffeRL:
         """Return (order, description) of this epoch's first number that is not finite."""
         s, buffers, environment = self.buffers.storage, self.buffers, self._check_command()
         low, loss = "lower train.learning_rate", named(self.config["loss"] or "")
-        inactive, masked = s["valid"][: self.horizon] == 0, None  # these numbers are never used
-        logprobs = buffers.logprobs.masked_fill(inactive, 0.0)
+        logprobs, masked = buffers.logprobs, None
         if s["action_masks"] is not None:
             heads = s["action_masks"][: self.horizon].split(buffers.heads.tolist(), dim=-1)
             has_choice = torch.stack([(head != 0).any(-1) for head in heads]).all(0)
@@ -626,7 +628,7 @@ class PuffeRL:
             ("logprobs", logprobs, "the network's outputs overflow, or are -inf for every choice "
              f"of a head: allow one, or {low}"),
             ("values", buffers.values, f"the network's outputs overflow; {low}"),
-            ("rewards", s["rewards"].masked_fill(inactive, 0.0), environment))
+            ("rewards", s["rewards"], environment))
         update = (
             ("advantages", buffers.advantages,
              "rewards or values overflow; scale them or set train.reward_clip"),
@@ -634,7 +636,7 @@ class PuffeRL:
             (f"train.loss = {loss}", buffers.sums[:, kernels.SUMS], "your function returned it"),
             ("gradients", buffers.gradients[0], f"the update overflows; {low}"
              + (", or correct the derivative of train.loss" if loss else "")))
-        return diagnostics.find_nan(self.arena.flat("weights"), rollout, update)
+        return diagnostics.find_nan(self.arena.flat("weights"), s["valid"] != 0, rollout, update)
 
     def _loss_means(self, sums, norms):
         """Return the losses to log, from the sums and gradient norms of some minibatches."""

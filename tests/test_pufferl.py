@@ -443,6 +443,18 @@ def test_a_reward_that_is_not_finite_stops_the_run_and_leaves_the_weights(epochs
     trainer.release()
 
 
+def test_a_rollout_that_is_not_finite_stops_an_epoch_without_minibatches():
+    """In the warm-up of norm_obs too, which would take the number into its moments."""
+    trainer = make_trainer(replay_ratio=0.1)
+    trainer.evaluate()
+    assert math.isnan(trainer.train()["grad_norm"])
+    trainer.evaluate()
+    trainer.storage["rewards"][3, 2] = math.nan
+    with pytest.raises(FloatingPointError, match="rewards"):
+        trainer.train()
+    trainer.release()
+
+
 def test_masks_of_agents_that_are_not_valid_are_no_cause():
     """Such a mask may forbid everything: the log-probability is not finite, and never used."""
     trainer = make_trainer(env="masked")
