@@ -70,9 +70,9 @@ def vital(observations, rewards, valid, terminals, truncations, actions=None, bo
 
 
 def find_nan(weights, valid, rollout, update):
-    """Return (how early, description) of the first number that is not finite, or (inf, ...).
+    """Return (how early, description) of the first number that is not finite.
 
-    Weights come first, then the rollout's tensors (T or T + 1, N, ...) step by step, where `valid`
+    The order is inf if there is none. Weights come first, then the rollout's tensors (T or T + 1, N, ...) step by step, where `valid`
     (T + 1, N) is True, because others are never used, then the update's. rollout, update: (name,
     tensor or None, cause), in the order of a step.
     """
