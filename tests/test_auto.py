@@ -13,9 +13,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+import trainers
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainers import Tanh, make_trainer, run_epochs
 
 import auto
 import configuration
@@ -30,6 +32,8 @@ from errors import NetworkError
 ROOT = Path(__file__).resolve().parent.parent
 BROUGHT = f"{ROOT}/tests/user_envs.py"
 CART, CATCH = f"{BROUGHT}:cartpole", f"{BROUGHT}:Catch"
+CUSTOM = f"{trainers.__file__}:Tanh"
+CARTPOLES = {"env": "gym/CartPole-v1", "num_envs": 8, "backend": "serial"}
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 AUTOS = {"horizon", "replay_ratio", "minibatch_size", "learning_rate", "target_kl", "gamma",
          "ent_coef", "prio_alpha", "norm_obs", "norm_reward", "vf_error_bound"}
@@ -68,32 +72,6 @@ def train(name, *options, steps=2000):
     return pufferl.train(name, configure(name, *options, steps=steps))
 
 
-def run_epochs(trainer, count):
-    for _ in range(count):
-        trainer.evaluate()
-        trainer.train()
-
-
-def make_cartpoles(**options):
-    """A trainer of 32 cartpoles in C with the options of the train section."""
-    words = [f"--train.{name.replace('_', '-')}={value}" for name, value in options.items()
-             if name != "data_dir"]
-    args = configure("cartpole", "--env.num-envs", "32", "--train.minibatch-size", "512",
-                     "--rnn.num-layers", "2", *words, steps=10**7)
-    vecenv = pufferl.load_env("cartpole", args)
-    policy = pufferl.load_policy(args, vecenv)
-    settings = {**args["train"], "env": "cartpole", "data_dir": options.get("data_dir")}
-    return pufferl.PuffeRL(settings, vecenv, policy)
-
-
-def cartpoles():
-    return vector.make("gym/CartPole-v1", num_envs=8, backend="serial")
-
-
-def small_trainer(vecenv, policy, **settings):
-    return pufferl.PuffeRL({"data_dir": None, "total_timesteps": 5000, **settings}, vecenv, policy)
-
-
 # -- the rules
 
 
@@ -102,36 +80,30 @@ def test_the_shipped_settings_are_what_they_were(monkeypatch):
     setting is off in all."""
     load = environments.load_creator
 
-    def load_or_fake(name):
-        try:
-            creator = load(name)
-            return creator if creator is None or creator.settings is not None else None
-        except Exception:  # its package is not installed
-            return SimpleNamespace(name=name, settings={"terminal_on_life_loss": False,
-                                                        "reward_scale": 1.0})
+    def load_c(name):
+        if (ROOT / "ocean" / name).is_dir():
+            return load(name)
+        settings = {"terminal_on_life_loss": False, "reward_scale": 1.0}
+        return SimpleNamespace(name=name, settings=settings)  # its package may be missing
 
-    monkeypatch.setattr(environments, "load_creator", load_or_fake)
+    monkeypatch.setattr(environments, "load_creator", load_c)
     shipped = json.loads(Path(__file__).with_name("shipped_settings.json").read_text())
-    names = {path.stem for path in (ROOT / "config").glob("*.ini")} - {"default"}
-    assert set(shipped) <= names
-    for name in names:
+    for name in {path.stem for path in (ROOT / "config").glob("*.ini")} - {"default"}:
         args = pufferl.load_config(name)
         automatic = {key for key in AUTOS if args["train"][key] == "auto"}
         assert automatic <= {"target_kl", "vf_error_bound"} and args["policy"]["name"] != "auto", name
-        for section, values in shipped.get(name, {}).items():
+        for section, values in shipped.pop(name, {}).items():
             assert args[section] == {**args[section], **values}, name
-        if name in shipped:
-            assert args["train"]["norm_obs"] is args["train"]["norm_reward"] is False, name
+    assert not shipped
 
 
 @settings(deadline=None, max_examples=200)
 @given(agents=st.integers(1, 20_000), steps=st.integers(1, 10**9), discrete=st.booleans(),
        native=st.booleans(),
-       costs=st.none() | st.tuples(st.floats(1e-7, 1.0), st.floats(1e-7, 1.0)))
+       costs=st.just((None, None)) | st.tuples(st.floats(1e-7, 1.0), st.floats(1e-7, 1.0)))
 def test_the_rules_give_settings_that_work(agents, steps, discrete, native, costs):
-    costs = dict(zip(("step_seconds", "learn_seconds"), costs or (None, None), strict=True))
     train = dataclasses.asdict(configuration.Train(total_timesteps=steps))
-    chosen = decide(train, Facts(agents, steps, discrete, [BOX], native, **costs))
+    chosen = decide(train, Facts(agents, steps, discrete, [BOX], native, *costs))
     assert set(chosen) == AUTOS and all(reason for _, reason in chosen.values())
     c = {name: value for name, (value, _) in chosen.items()}
     assert c["minibatch_size"] % c["horizon"] == 0
@@ -151,28 +123,22 @@ MACHINES = [  # facts, what is set -> what is chosen
     ((1024, 20_000_000, True, [BOX], True), {}, {
         "horizon": 64, "replay_ratio": 2.0, "minibatch_size": 8192, "learning_rate": 0.02,
         "target_kl": 0.01, "vf_error_bound": 0.4}),
-    ((64, 300_000, True, [BOX]), {"norm_reward": False}, {"vf_error_bound": math.inf}),
-    ((1, 64, True, []), {"replay_ratio": 1.0}, {"horizon": 32, "minibatch_size": 32}),
-    ((1000, 1_000_000, True, [BOX]), {}, {"horizon": 16}), ((256, 60, True, [BOX]), {},
-                                                           {"horizon": 32}),
-    ((1, 10**9, False, [BOX]), {}, {"horizon": 256}), ((1, 10**9, True, [BOX]), {},
-                                                       {"horizon": 64}),
+    ((1000, 1_000_000, True, [BOX]), {}, {"horizon": 16}),
+    ((256, 60, True, [BOX]), {}, {"horizon": 32}),
+    ((1, 10**9, False, [BOX]), {}, {"horizon": 256}),
     ((64, 300_000, True, [BOX]), {"optimizer": "adam"}, {"learning_rate": 0.0005}),
-    ((64, 100_000, True, [BOX]), {}, {"minibatch_size": 512}),
     # single steps need no whole segments, but an epoch as large
     ((16, 100_000, True, [BOX]), {"minibatch_size": 127, "draw": "steps"}, {"horizon": 64}),
     ((16, 100_000, True, [BOX]), {"minibatch_size": 2000, "draw": "steps"}, {"horizon": 125}),
     *(((agents, 300_000, True, [BOX]), {"minibatch_size": size}, {"horizon": horizon})
-      for size, agents, horizon in ((1000, 64, 40), (4096, 64, 64), (512, 1, 512), (96, 8, 48),
-                                    (2048, 64, 32))),
+      for size, agents, horizon in ((1000, 64, 40), (4096, 64, 64), (512, 1, 512), (96, 8, 48))),
     # what was measured
     ((64, 10**7, True, [BOX], False, 1e-3, 1e-3), {}, {"replay_ratio": 1.0}),
     ((64, 10**7, True, [BOX], False, 2e-3, 1e-3), {}, {"replay_ratio": 2.0}),
-    ((64, 10**7, True, [BOX], False, 1e-7, 1e-6), {}, {"replay_ratio": 4.0}),
     ((64, 10**7, False, [BOX], False, 1.0, 1e-6), {}, {"replay_ratio": 8.0}),
     # every episode is cut off after so many steps
     *(((64, 300_000, True, [BOX], False, None, None, cut), {}, {"gamma": gamma})
-      for cut, gamma in ((1, 0.5), (25, 0.96), (99, 0.99), (100, 0.99), (500, 0.99))),
+      for cut, gamma in ((1, 0.5), (25, 0.96), (100, 0.99), (500, 0.99))),
 ]
 
 
@@ -188,45 +154,36 @@ IMAGE = box(0, 255, (8, 8, 3), "uint8")  # in C, a linear map reads it
 
 
 @pytest.mark.parametrize(("fields", "expected"), [
-    ([BOX], True), ([box(0.0, 1.0, (7, 7), "float32")], False),
-    ([box(-1.0, 1.0, (3,), "float32")], False), ([box(-2.0, 2.0, (3,), "float32")], False),
-    ([box(-2.5, 2.0, (3,), "float32")], True),
+    ([BOX], True), ([box(-1.0, 1.0, (3,), "float32")], False),
+    ([box(-2.0, 2.0, (3,), "float32")], False), ([box(-2.5, 2.0, (3,), "float32")], True),
     ([spaces.Box(np.float32([-1.2, -0.07]), np.float32([0.6, 0.07]))], True),
-    ([box(0, 255, (84, 84, 3), "uint8")], False), ([box(0, 4, (6, 6), "int64")], False),
-    ([box(0, 255, (128,), "uint8")], True), ([box(-128, 127, (3,), "int8")], True),
-    ([box(0, 10, (3,), "int64")], False), ([spaces.Text(5)], True),
-    ([box(0, 20_000, (2,), "int64")], True), ([box(-(2**31), 2**31 - 1, (2,), "int32")], True),
-    ([spaces.Discrete(16)], False)] + [
-    ([box(-1.0, 1.0, (3,), "float32"), other], False) for other in (
-        box(0, 32, (3,), "int64"), spaces.Discrete(9), IMAGE)])
+    ([IMAGE], False), ([box(0, 4, (6, 6), "int64")], False), ([box(0, 255, (128,), "uint8")], True),
+    ([box(0, 10, (3,), "int64")], False), ([box(0, 20_000, (2,), "int64")], True),
+    ([spaces.Text(5)], True), ([spaces.Discrete(16)], False),
+    *(([box(-1.0, 1.0, (3,), "float32"), other], False)
+      for other in (box(0, 32, (3,), "int64"), spaces.Discrete(9), IMAGE))])
 def test_what_is_normalised(fields, expected):
     chosen, reason = auto.wants_normalising(Facts(64, 1000, True, fields))
     assert chosen is expected and ("aside" in reason) == (len(fields) > 1)
     assert auto.wants_normalising(Facts(64, 1000, True, [IMAGE], native=True))[0]
 
 
-def describe(name, *options, **facts):
-    """The lines that a run begins with, if other facts were measured."""
-    args = configure(name, *options)
-    trainer, known = pufferl.make_trainer(name, args)
-    lines = [*pufferl.describe(trainer, args, dataclasses.replace(known, **facts))]
-    trainer.close()
-    return lines
-
-
 def test_a_run_tells_of_a_gpu_and_of_steps_for_five_minutes(monkeypatch):
-    def tells(word, *arguments, **facts):
-        return [line for line in describe(*arguments, **facts) if word in line]
+    def tells(word, name, *options, **facts):
+        """The lines with the word that a run begins with, if other facts were measured."""
+        args = configure(name, *options)
+        trainer, known = pufferl.make_trainer(name, args)
+        lines = [*pufferl.describe(trainer, args, dataclasses.replace(known, **facts))]
+        trainer.close()
+        return [line for line in lines if word in line]
 
     assert not tells("GPU", "squared")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert tells("GPU", "squared") and not tells("GPU", "squared", "--train.device", "cpu")
-    options = CATCH, "--train.gamma", "0.9", "--train.replay-ratio", "1", "--train.total-timesteps"
+    options = CATCH, "--train.gamma", "0.9", "--train.replay-ratio", "1", "--train.total-timesteps", "1000000"
     for seconds, steps in ((1e-3, ["300000"]), (1e-5, [])):
-        lines = tells(" minutes: ", *options, "1000000", step_seconds=seconds / 2,
-                      learn_seconds=seconds / 2)
-        flags = [re.search(r"--train.total-timesteps (\d+)", line)[1] for line in lines]
-        assert flags == steps
+        lines = tells(" minutes: ", *options, step_seconds=seconds / 2, learn_seconds=seconds / 2)
+        assert [re.search(r"--train.total-timesteps (\d+)", line)[1] for line in lines] == steps
 
 
 def test_the_printed_flags_repeat_the_run_and_a_resume_has_them(tmp_path, capsys):
@@ -265,8 +222,7 @@ def test_an_environment_that_one_process_cannot_hold_twice_is_not_measured(monke
 
 
 @pytest.mark.parametrize(("name", "option", "gamma"), [
-    ("PointMass", "--env.length=25", 0.96), ("Catch", "--env.size=7", 0.99),
-    pytest.param("PointMass", "--env.length=500", 0.99, marks=pytest.mark.slow)])
+    ("PointMass", "--env.length=25", 0.96), ("Catch", "--env.size=7", 0.99)])
 def test_episodes_that_are_all_cut_off_soon_shorten_the_view(name, option, gamma):
     assert train(f"{BROUGHT}:{name}", option, steps=3000).config["gamma"] == gamma
 
@@ -287,8 +243,7 @@ def test_environments_that_are_quicker_than_messages_stay_in_this_process(
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=40), ended=st.booleans(),
        agents=st.integers(1, 3))
 def test_how_episodes_end(lengths, ended, agents):
-    steps = sum(lengths) + 3
-    truncations = np.zeros((steps, agents), np.uint8)
+    truncations = np.zeros((sum(lengths) + 3, agents), np.uint8)
     truncations[np.cumsum(lengths) - 1] = 1
     terminals = np.zeros_like(truncations)
     terminals[-1, -1] = ended
@@ -369,8 +324,7 @@ def test_the_reward_scale_is_the_deviation_of_the_discounted_return(seed, gamma,
         assert scale.factor == pytest.approx((variance + 1e-8) ** -0.5, rel=1e-6)
 
 
-@pytest.mark.parametrize(("base", "gain"), [
-    (-1e5, 1.0), (100.0, 1e-3), (5.0, 0.0), pytest.param(10_000.0, 1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("base", "gain"), [(-1e5, 1.0), (100.0, 1e-3), (5.0, 0.0)])
 def test_the_value_target_is_near_1_for_any_offset_and_scale_of_rewards(base, gain):
     class Choice(Episodes):
         observation_space, action_space, length = box(0, 1, (4,), "float32"), spaces.Discrete(4), 1
@@ -382,39 +336,15 @@ def test_the_value_target_is_near_1_for_any_offset_and_scale_of_rewards(base, ga
         def pay(self, action):
             return base + gain * (action == self.right)
 
-    vecenv = vector.make([Choice] * 32, 32, "serial")
-    trainer = small_trainer(vecenv, models.FeedForward(vecenv, hidden_size=32), horizon=32,
-                            minibatch_size=256, replay_ratio=4.0, learning_rate=0.005,
-                            norm_reward=True, total_timesteps=40_000)
+    trainer = make_trainer(env=Choice, policy=lambda env: models.FeedForward(env, 32), num_envs=32,
+                           backend="serial", horizon=32, minibatch_size=256, replay_ratio=4.0,
+                           learning_rate=0.005, norm_reward=True, total_timesteps=40_000)
     for _ in range(30):
         trainer.evaluate()
         losses = trainer.train()
         assert losses["value_loss"] < 100.0  # half the square of RewardScale.FAR, and what is learnt
     right = (trainer.storage["rewards"] - base) > gain / 2
     assert gain == 0.0 or right.float().mean() > 0.9
-    trainer.release()
-
-
-@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.05)])
-def test_the_fused_network_normalises_as_its_forward_does(precision, tolerance):
-    trainer = make_cartpoles(norm_obs=True, norm_reward=True, precision=precision)
-    weights, policy = trainer.arena.flat("weights").clone(), trainer.policy
-    run_epochs(trainer, 1)
-    assert torch.equal(trainer.arena.flat("weights"), weights), "the first rollout only measures"
-    assert policy.normalizer.count == trainer.batch_size
-    trainer.evaluate()
-    s = trainer.storage
-    state = {name: tensor.clone() for name, tensor in trainer.buffers.initial_state.items()}
-    with torch.no_grad():
-        logits, value = policy(s["observations"][:-1],
-                               {**state, "resets": s["resets"][:-1], "valid": s["valid"][:-1]})
-    logprobs = logits.log_softmax(-1).gather(-1, s["actions"].long())[..., 0]
-    for ours, expected in ((trainer.buffers.values[:-1], value[..., 0]), (trainer.buffers.logprobs, logprobs)):
-        torch.testing.assert_close(ours, expected, atol=tolerance, rtol=tolerance)
-    trainer.train()
-    assert trainer.losses["approx_kl"] < 0.1
-    assert not torch.equal(trainer.arena.flat("weights"), weights)
-    torch.testing.assert_close(trainer.buffers.rewards, s["rewards"] * trainer.reward_scale.factor)
     trainer.release()
 
 
@@ -432,26 +362,24 @@ def test_what_is_only_measured():
 
 
 KINDS = {
-    "board": [box(0, 4, (6, 6), "int64"), box(0, 1, (10, 10, 4), bool), box(0, 1, (3, 3, 2), "int8"),
-              box(-1, 1, (2, 8, 8), "int8"), box(0, 10, (7, 7, 3), "uint8")],
+    "board": [box(0, 4, (6, 6), "int64"), box(0, 1, (10, 10, 4), bool), box(-1, 1, (2, 8, 8), "int8"),
+              box(0, 10, (7, 7, 3), "uint8")],
     "image": [box(0, 255, (84, 84, 3), "uint8"), box(0, 255, (7, 7, 3), "uint8"),
               box(0, 255, (84, 84), "uint8"), box(0, 255, (4, 32, 40, 3), "uint8"),
-              box(0, 65535, (64, 64, 1), "uint16"), box(0.0, 1.0, (3, 64, 64), "float32"),
               box(0.0, 255.0, (64, 64), "float64"), box(0, 1, (84, 84, 1), "uint8")],
-    "numbers": [box(0, 255, (31, 40), "uint8"), box(0.0, 1.0, (31, 64, 3), "float32"),
-                box(-1.0, 1.0, (64, 64), "float32"), box(0, 255, (12,), "uint8"),
-                box(0, 1000, (6, 6), "int64"), box(0.0, 1.0, (7, 7), "float32"),
-                box(-(2**63), 2**63 - 1, (5, 5), "int64"), box(0, 2**64 - 1, (5, 5), "uint64")],
+    "numbers": [box(0, 255, (31, 40), "uint8"), box(-1.0, 1.0, (64, 64), "float32"),
+                box(0, 255, (12,), "uint8"), box(0, 1000, (6, 6), "int64"),
+                box(0.0, 1.0, (7, 7), "float32"), box(0, 2**64 - 1, (5, 5), "uint64")],
     "choices": [spaces.Discrete(5)],
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_encoder_fits_what_is_seen(kind):
-    assert [flat_spaces.leaf_kind(space) for space in KINDS[kind]] == [kind] * len(KINDS[kind])
+    assert {flat_spaces.leaf_kind(space) for space in KINDS[kind]} == {kind}
 
 
-@pytest.mark.parametrize("space", [KINDS["board"][i] for i in (0, 1, 3)], ids=str)
+@pytest.mark.parametrize("space", KINDS["board"][:3], ids=str)
 def test_planes_are_one_hot(space):
     planes = models._Planes(space)
     space.seed(1)
@@ -483,7 +411,7 @@ def test_a_dict_gets_one_encoder_a_key_and_a_memory():
         assert isinstance(policy, models.MinGRUWrapper)
         assert sorted(kind for *_, kind in policy.policy.leaves) == ["board", "choices", "numbers"]
         assert {"board", "one-hot", "MinGRU"} <= set(re.findall(r"[\w-]+", models.summarize(policy)))
-        trainer = small_trainer(vecenv, policy, total_timesteps=20_000)
+        trainer = pufferl.PuffeRL({"data_dir": None, "total_timesteps": 20_000}, vecenv, policy)
         assert trainer.config["norm_obs"]
         run_epochs(trainer, 3)
         observations = trainer.storage["observations"][: trainer.horizon].flatten(0, 1)
@@ -491,85 +419,41 @@ def test_a_dict_gets_one_encoder_a_key_and_a_memory():
         assert numbers.shape[1] == 2 and float(trainer.normalizer.scale.max()) < 1
         trainer.release()
         with pytest.raises(NetworkError, match="array"):  # a custom network has one input
-            models.Normalized(vecenv.driver_env, Plain(None))
+            models.Normalized(vecenv.driver_env, torch.nn.Identity())
 
 
-class Plain(torch.nn.Module):
-    """As simple as a network can be."""
-
-    def __init__(self, env, hidden_size=32):
-        super().__init__()
-        self.body = torch.nn.Sequential(torch.nn.Linear(4, hidden_size), torch.nn.Tanh())
-        self.logits, self.value = torch.nn.Linear(hidden_size, 2), torch.nn.Linear(hidden_size, 1)
-
-    def forward(self, observations):
-        assert observations.dim() == 2, "a batch without time"
-        hidden = self.body(observations)
-        return self.logits(hidden), self.value(hidden)
-
-
-class Edited(Plain):
-    def forward(self, observations):
-        logits, value = super().forward(observations)
-        return logits * 0 + torch.tensor([0.0, 50.0]), value
-
-
-class Timeless(Plain):
+class Timeless(Tanh):
     """It takes a state, so that it is given time, and reads a batch."""
 
     def forward(self, observations, state):
-        hidden = self.body(observations.reshape(len(observations), 5))
-        return self.logits(hidden), self.value(hidden)
+        return super().forward(observations.reshape(len(observations), 5))
 
 
-class Narrow(Plain):
+class Narrow(Tanh):
     def forward(self, observations):
         return super().forward(observations[:, :3])
 
 
-@pytest.mark.parametrize("normalised", [False, True])
-def test_a_plain_network_sees_a_batch(normalised):
-    with cartpoles() as vecenv:
-        policy = Plain(vecenv.driver_env)
-        assert models.is_plain(policy) and not models.is_plain(models.FeedForward(vecenv.driver_env))
-        policy = models.Normalized(vecenv.driver_env, policy) if normalised else policy
-        trainer = small_trainer(vecenv, policy)
-        before = trainer.arena.flat("weights").clone()
-        run_epochs(trainer, 3)
-        assert not torch.equal(trainer.arena.flat("weights"), before)
-        assert trainer.config["norm_obs"] is normalised
-        logits, value = models.one_step(policy, trainer.storage["observations"][0], {})
-        assert logits.shape == (8, 2) and value.shape[0] == 8
-        trainer.release()
-
-
-def test_an_edit_of_a_plain_network_runs_and_a_fault_names_its_form():
-    with cartpoles() as vecenv:
-        trainer = small_trainer(vecenv, Edited(vecenv.driver_env))
-        trainer.evaluate()
-        assert (trainer.storage["actions"] == 1).all()
-        trainer.release()
-        for cls, form in ((Timeless, "T, N, *observation"), (Narrow, "(B, *observation)")):
-            with pytest.raises(RuntimeError) as error:
-                run_epochs(small_trainer(vecenv, cls(vecenv.driver_env)), 1)
-            notes = " ".join(error.value.__notes__)
-            assert form in notes and "forward(observations)" in notes
+@pytest.mark.parametrize(("network", "form"), [(Timeless, "T, N, *observation"), (Narrow, "(B, *observation)")])
+def test_a_fault_of_a_plain_network_names_its_form(network, form):
+    with pytest.raises(RuntimeError) as error:
+        run_epochs(make_trainer(**CARTPOLES, policy=network), 1)
+    notes = " ".join(error.value.__notes__)
+    assert form in notes and "forward(observations)" in notes
 
 
 def test_target_kl_moves_the_learning_rate_towards_it():
-    with cartpoles() as vecenv:
-        trainer = small_trainer(vecenv, Plain(vecenv.driver_env), total_timesteps=10**6,
-                                learning_rate=1e-5, target_kl=0.01)
-        run_epochs(trainer, 20)
-        assert trainer.learning_rate == pytest.approx(4e-5, rel=1e-2), "four times what was set"
-        assert trainer.losses["learning_rate"] <= trainer.learning_rate * 1.01
-        trainer.global_step, trainer._rate_factor = 8 * 10**5, 9.5
-        assert trainer._adapt_rate(0.0) == 10.0, (
-            "late, when the schedule is a tenth, ten times that")
-        trainer.release()
+    trainer = make_trainer(**CARTPOLES, policy=Tanh, total_timesteps=10**6, horizon=64,
+                           learning_rate=1e-5, target_kl=0.01)
+    run_epochs(trainer, 20)
+    assert trainer.learning_rate == pytest.approx(4e-5, rel=1e-2), "four times what was set"
+    assert trainer.losses["learning_rate"] <= trainer.learning_rate * 1.01
+    trainer.global_step, trainer._rate_factor = 8 * 10**5, 9.5
+    assert trainer._adapt_rate(0.0) == 10.0, "late, when the schedule is a tenth, ten times that"
+    trainer.release()
 
 
-class Normalising(Plain):
+class Normalising(Tanh):
     """A custom network that normalises by itself."""
 
     def __init__(self, env):
@@ -593,7 +477,7 @@ def test_a_network_that_normalises_itself_is_not_wrapped(tmp_path):
     assert type(resumed.policy).__name__ == "Normalising"
     assert resumed.normalizer.count > first.normalizer.count
     args = configure(CART, "--load-model-path", str(first.run_folder), "--vec.num-envs", "8")
-    with cartpoles() as vecenv:
+    with pufferl.load_env(CART, args) as vecenv:
         loaded = pufferl.load_policy(args, vecenv, CART)
     assert torch.equal(loaded.normalizer.squares, resumed.normalizer.squares)
 
@@ -608,8 +492,7 @@ def test_what_starts_from_normalised_weights_can_be_resumed(tmp_path):
 
 
 def test_reward_scaling_may_begin_and_cease_at_a_resume(tmp_path, capsys):
-    scaled, plain = (make_cartpoles(norm_reward=value, data_dir=str(tmp_path))
-                     for value in (True, False))
+    scaled, plain = (make_trainer(tmp_path, norm_reward=value) for value in (True, False))
     paths = []
     for trainer in (scaled, plain):
         run_epochs(trainer, 1)
@@ -643,19 +526,17 @@ INF = np.inf
 
 
 @pytest.mark.parametrize(("low", "high", "wanted"), [
-    (-1, 1, False), (-2, 2, False), (0, 1, False), (-0.4, 0.4, False), (-INF, INF, False),
-    (0, INF, False), (-VAST, VAST, False), (0, VAST, False), (-1e10, 1e10, False),
-    (-1e6, 1e6, True), (0, 0, False), (0, 500, True), (-0.01, 0.01, True), (2, 4, True),
-    (-4, -2, True), (7, INF, True), (-INF, -7, True), (0.5, INF, False)])
+    (-2, 2, False), (-0.4, 0.4, False), (-INF, INF, False), (0, INF, False), (-VAST, VAST, False),
+    (0, VAST, False), (-1e6, 1e6, True), (0, 0, False), (0, 500, True), (-0.01, 0.01, True),
+    (2, 4, True), (-4, -2, True), (7, INF, True), (-INF, -7, True), (0.5, INF, False)])
 def test_actions_far_from_one_go_through_a_tanh(low, high, wanted):
     space = box(low, high, (2,), "float32")
     one = spaces.Box(np.float32([-1, low]), np.float32([1, high]))
     beside = spaces.Box(np.float32([-INF, low, 3]), np.float32([INF, high, 3]))
     for each in (space, one, beside):
         assert (auto.why_squash(each) is not None) == wanted
-    assert auto.why_squash(spaces.Discrete(5)) is None
-    if low == high or high in (VAST, 1e10) or (low in (-INF, 0) and high == INF):
-        with pytest.raises(NetworkError, match="bound"):  # nothing would change
+    if low == high or high == VAST or (low in (-INF, 0) and high == INF):
+        with pytest.raises(NetworkError):  # nothing would change
             models.squash(torch.nn.Identity(), space)
     else:
         models.squash(torch.nn.Identity(), space)
@@ -679,25 +560,13 @@ class Ticks(Episodes):
         return action == self.odd
 
 
-class Small(torch.nn.Module):
-    """A user's custom network."""
-
-    def __init__(self, env):
-        super().__init__()
-        self.body = torch.nn.Linear(1, 16)
-        self.decoder = models.Decoder(16, env.single_action_space)
-
-    def forward(self, observations):
-        return self.decoder.split(self.decoder(torch.tanh(self.body(observations.float()))))
-
-
 def train_ticks(*options, steps=20_000):
     return train(f"{__file__}:Ticks", "--train.log-interval", "0", "--vec.backend", "serial",
                  *options, steps=steps)
 
 
 @pytest.mark.parametrize("options", [
-    ["--env.nested", "True"], ["--policy.name", f"{__file__}:Small", "--train.norm-obs", "True"]])
+    ["--env.nested", "True"], ["--policy.name", CUSTOM, "--train.norm-obs", "True"]])
 def test_what_float32_cannot_tell_apart_is_learnt(options):
     """Chance is 5."""
     with warnings.catch_warnings():
@@ -706,26 +575,12 @@ def test_what_float32_cannot_tell_apart_is_learnt(options):
 
 
 @pytest.mark.parametrize("options", [
-    ["--train.norm-obs", "False"], ["--env.nested", "True", "--train.norm-obs", "False"],
-    ["--policy.name", f"{__file__}:Small"]])
+    ["--env.nested", "True", "--train.norm-obs", "False"], ["--policy.name", CUSTOM]])
 def test_what_float32_cannot_tell_apart_is_named(options):
     flat_spaces.warn_once.cache_clear()
     field = r"observation\['price'\]" if "--env.nested" in options else r"observation\b"
     with pytest.warns(UserWarning, match=f"{field}.*100000000.*float32.*--train.norm-obs"):
         train_ticks(*options, steps=512)
-
-
-class Heating(Episodes):
-    """The observation says which setting, from 0 to 500, is wanted."""
-
-    observation_space, action_space = box(0, 1, (1,), "float32"), box(0, 500, (1,), "float32")
-
-    def observe(self):
-        self.wanted = self.np_random.random(1, np.float32)
-        return self.wanted
-
-    def pay(self, action):
-        return -abs(float(action[0] / 500 - self.wanted[0]))
 
 
 class OneSided(Episodes):
@@ -741,10 +596,8 @@ class OneSided(Episodes):
         return -abs(action[1] - 800) / 100 - abs(action[0] - 0.0005) * 1000
 
 
-@pytest.mark.parametrize(("name", "steps", "least"), [
-    ("Heating", 30_000, -1.2),  # any constant is at -2.5 or less, without the tanh it is -4.9
-    ("OneSided", 60_000, -0.75)])  # a uniform draw of the first number alone gives -6
-def test_actions_of_any_size_are_learnt_without_a_setting(name, steps, least):
-    trainer = train(f"{__file__}:{name}", "--train.replay-ratio", "8", steps=steps)  # not measured
+def test_actions_of_any_size_are_learnt_without_a_setting():
+    """A uniform draw of the first number alone gives -6."""
+    trainer = train(f"{__file__}:OneSided", "--train.replay-ratio", "8", steps=60_000)  # not measured
     assert trainer.args["policy"]["squash"] == "tanh" and "policy.squash" in trainer.args["auto"]
-    assert trainer.environment["episode_return"] > least
+    assert trainer.environment["episode_return"] > -0.75

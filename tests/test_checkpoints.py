@@ -7,12 +7,13 @@ import math
 import os
 import pickle
 import re
+import shutil
 import time
 import zipfile
 
 import pytest
 import torch
-from test_pufferl import Plain, make_trainer, run_epochs
+from trainers import Plain, make_trainer, run_epochs
 
 import configuration
 import pufferl
@@ -41,12 +42,7 @@ def run(tmp_path_factory):
 @pytest.fixture
 def folder(run, tmp_path):
     """A copy of it, to damage."""
-    copy = tmp_path / run.name
-    copy.mkdir()
-    for path in run.glob("*.*"):
-        (copy / path.name).write_bytes(path.read_bytes())
-        os.utime(copy / path.name, (path.stat().st_mtime, path.stat().st_mtime))
-    return copy
+    return shutil.copytree(run, tmp_path / run.name)
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +61,13 @@ def evaluate(path, *more):
 
 def refused(trainer, path, message):
     """A resume that is refused, and leaves the trainer as it was."""
-    before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
+    before = trainer.arena.flat("weights").clone()
     names = set(vars(trainer))
     with pytest.raises(ConfigError, match=message) as error:
         trainer.load_checkpoint(path)
     assert "\n" not in str(error.value)
     assert trainer.epoch == 0 and set(vars(trainer)) == names
-    assert all(torch.equal(before[name], tensor)
-               for name, tensor in trainer.policy.state_dict().items())
+    assert torch.equal(before, trainer.arena.flat("weights"))
 
 
 # -- damaged
@@ -83,19 +78,6 @@ class Foreign:
         return (os.mkdir, (f"{__file__}.harmed",))
 
 
-def cut(share):
-    def damage(path):
-        data = path.read_bytes()
-        path.write_bytes(data[: int(len(data) * share)])
-
-    return damage
-
-
-def remake(path, make):
-    path.unlink()
-    make(path)
-
-
 def flip_a_bit(path):
     with zipfile.ZipFile(path) as entries:
         largest = max(entries.infolist(), key=lambda entry: entry.file_size)
@@ -104,17 +86,28 @@ def flip_a_bit(path):
     path.write_bytes(data)
 
 
+def cut(path):
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def make_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def make_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
 DAMAGES = {  # a word of the reason, and the damage
-    "truncated at 10%": ("truncated", cut(0.1)), "truncated at 50%": ("truncated", cut(0.5)),
-    "truncated at 90%": ("truncated", cut(0.9)), "empty": ("truncated", lambda p: p.write_bytes(b"")),
-    "a folder": ("folder", lambda path: remake(path, lambda path: path.mkdir())),
-    "a pipe": ("file", lambda path: remake(path, os.mkfifo)), "a bit": ("checksum", flip_a_bit),
-    "text": ("torch", lambda path: path.write_text("hello " * 100)),
+    "truncated": ("truncated", cut), "empty": ("truncated", lambda path: path.write_bytes(b"")),
+    "a folder": ("folder", make_folder), "a pipe": ("file", make_pipe), "a bit": ("checksum", flip_a_bit),
     "foreign": (r"posix\.mkdir", lambda path: torch.save({"weight": Foreign()}, path)),
     "a pickle": ("torch", lambda path: path.write_bytes(pickle.dumps(Foreign()))),
     "a tensor": ("Tensor", lambda path: torch.save(torch.zeros(3), path)),
     "no weights": ("holds no", lambda path: torch.save({}, path)),
-    "a module": (r"modules\.linear\.Linear", lambda p: torch.save(torch.nn.Linear(2, 2), p)),
 }
 
 
@@ -168,13 +161,13 @@ def edit(path, **changes):
 CHANGES = [
     ("epoch", {"epoch": "ten"}), ("epoch", {"numbers": {"epoch": ...}}),
     ("tensors", {"tensors": ...}), ("model", {"model": ...}), ("config", {"config": ...}),
-    ("Expecting", {"config": "{"}), ("best_score", {"numbers": {"best_score": torch.zeros(3)}}),
+    ("Expecting", {"config": "{"}),
+    ("best_score", {"numbers": {"best_score": torch.zeros(3)}}),
     ("others", {"others": {}}), ("environments", {"environments": 5}),
     ("tensors.*momentum", {"tensors": {"momentum": [1.0]}}),
     (r"encoder\.bias", {"model": {"encoder.bias": torch.zeros(3)}}),
     (r"encoder\.bias.*integers", {"model": {"encoder.bias": torch.zeros(8, dtype=torch.int32)}}),
     (r"8\b.*encoder\.bias", {"model": {"encoder.bias": torch.full((8,), math.nan)}}),
-    ("adam", {"adam": 5}),
 ]
 
 
@@ -187,44 +180,37 @@ def test_another_state_is_refused_and_nothing_is_changed(folder, trainer, name, 
 @pytest.mark.parametrize("optimizer", ["muon", "adam"])
 def test_what_a_state_lacks_begins_anew(tmp_path, capsys, optimizer):
     """Bytes of environments, and an optimizer's momenta."""
-    first = fresh_trainer(tmp_path, optimizer=optimizer)
+    first, second = (fresh_trainer(tmp_path, optimizer=optimizer) for _ in range(2))
     run_epochs(first, 2)
-    path, short = tmp_path / "a.pt", tmp_path / "b.pt"
-    for file in (path, short):
-        first.save_checkpoint(file)
-    edit(path, **({"adam": ...} if optimizer == "adam" else {"tensors": {"momentum": ...}}))
-    environments = torch.load(short, weights_only=True)["environments"]
-    edit(short, environments=environments[:-8].clone())
-    second = fresh_trainer(tmp_path, optimizer=optimizer)
-    for file, new in ((path, "optimizer"), (short, "episodes")):
-        capsys.readouterr()
-        second.load_checkpoint(file)
-        printed = capsys.readouterr().out
-        assert (f"{path} holds no" in printed) == (new == "optimizer")
-        assert ("environments begin" in printed) == (new == "episodes") and second.epoch == 2
-    run_epochs(second, 1)
-    assert second.epoch == 3
-
-
-def test_another_state_of_adam_is_refused(tmp_path):
-    first, trainer = (fresh_trainer(tmp_path, optimizer="adam") for _ in range(2))
-    run_epochs(first, 1)
     path = tmp_path / "a.pt"
     first.save_checkpoint(path)
-    edit(path, adam={"state": 5})
-    refused(trainer, path, "optimizer")
-    run_epochs(trainer, 1)
+    environments = torch.load(path, weights_only=True)["environments"]
+    for word, changes in (("optimizer", {"adam": ...} if optimizer == "adam" else {"tensors": {"momentum": ...}}),
+                          ("episodes", {"environments": environments[:-8].clone()})):
+        first.save_checkpoint(path)
+        edit(path, **changes)
+        capsys.readouterr()
+        second.load_checkpoint(path)
+        printed = capsys.readouterr().out
+        assert (f"{path} holds no" in printed) == (word == "optimizer")
+        assert ("environments begin" in printed) == (word == "episodes") and second.epoch == 2
+    run_epochs(second, 1)
+    if optimizer == "adam":
+        trainer = fresh_trainer(tmp_path, optimizer=optimizer)
+        edit(path, adam={"state": 5})
+        refused(trainer, path, "optimizer")
+        run_epochs(trainer, 1)
 
 
 def test_damaged_settings_of_a_run_are_one_line(folder):
     path = folder / "config.json"
     whole = json.loads(path.read_text())
-    for broken in ("", "{", "[]", "5", "\x00", "[" * 100_000, json.dumps({**whole, "policy": 5}),
-                   json.dumps({**whole, "policy": {"hidden_size": "wide"}}),
-                   json.dumps({**whole, "train": {"horizon": [1]}})):
-        path.write_text(broken)
-        # weights come without the training's settings
-        for option in ("--load-model-path", "--resume")[1 if '"horizon": [1]' in broken else 0 :]:
+    for changes, options in ((None, ("--load-model-path", "--resume")),
+                             ({"policy": 5}, ("--load-model-path", "--resume")),
+                             ({"policy": {"hidden_size": "wide"}}, ("--load-model-path", "--resume")),
+                             ({"train": {"horizon": [1]}}, ("--resume",))):  # weights come without it
+        path.write_text("[" * 100_000 if changes is None else json.dumps({**whole, **changes}))
+        for option in options:
             with pytest.raises(ConfigError, match=re.escape(str(path))) as error:
                 pufferl.load_config("squared", [option, str(folder)])
             assert "\n" not in str(error.value)
@@ -233,7 +219,7 @@ def test_damaged_settings_of_a_run_are_one_line(folder):
 def test_a_damaged_policy_that_ships_is_named(tmp_path, monkeypatch):
     data, path = configuration.find_baseline("squared").read_bytes(), tmp_path / "baseline.safetensors"
     monkeypatch.setattr(configuration, "find_baseline", lambda _: path)
-    for broken in (b"", data[:7], data[: len(data) // 2], b"\xff" * 100, data[:8] + b"[" + data[9:]):
+    for broken in (data[:7], data[: len(data) // 2], b"\xff" * 100, data[:8] + b"[" + data[9:]):
         path.write_bytes(broken)
         with pytest.raises(ConfigError, match=r"baseline\.safetensors"):
             pufferl.load_config("squared", ["--baseline"])
@@ -248,12 +234,12 @@ def test_state_dicts_of_others_load(folder, tmp_path):
     expected = evaluate(folder / MODEL)["score"].mean
     ordered = collections.OrderedDict(weights)
     ordered._metadata = {"": {"version": 1}}
-    others = {"ordered": ordered, "double": {n: t.double() for n, t in weights.items()},
-              "parameters": {n: torch.nn.Parameter(t) for n, t in weights.items()}}
-    for name, content in others.items():
-        torch.save(content, tmp_path / f"{name}.pt")
-        assert evaluate(tmp_path / f"{name}.pt")["score"].mean == expected, name
+    others = (ordered, {name: tensor.double() for name, tensor in weights.items()},
+              {name: torch.nn.Parameter(tensor) for name, tensor in weights.items()})
     old = tmp_path / "old.pt"
+    for content in others:
+        torch.save(content, old)
+        assert evaluate(old)["score"].mean == expected
     torch.save(weights, old, _use_new_zipfile_serialization=False)
     assert evaluate(old)["score"].mean == expected
     old.write_bytes(old.read_bytes()[:-100])
@@ -277,17 +263,12 @@ def test_a_mask_may_be_infinite(tmp_path):
     again = make_trainer(tmp_path, policy=Masked)
     again.load_checkpoint(path)
     assert again.epoch == 1 and again.policy.mask.isinf().any()
-    trainer.policy.mask.fill_(math.nan)
-    path = trainer.save_checkpoint(tmp_path / "a.pt")
-    with pytest.raises(ConfigError, match=r"\b9 .*mask"):
-        make_trainer(tmp_path, policy=Masked).load_checkpoint(path)
 
 
 def test_a_write_that_fails_leaves_the_file_before(tmp_path):
     path = tmp_path / "a.pt"
     save({"a": torch.zeros(4)}, path)
     before = path.read_bytes()
-    for broken in ({"a": lambda: None}, {"a": open(__file__)}):  # noqa: SIM115 - neither can be pickled
-        with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
-            save(broken, path)
-        assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["a.pt"]
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        save({"a": lambda: None}, path)
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["a.pt"]

@@ -128,15 +128,12 @@ def test_a_planted_failure_is_named(name):
 
 
 @pytest.mark.parametrize("case", [
-    {}, {"minibatch_size": 128}, {"gamma": 0.0, "ent_coef": 0.0},
-    {"prio_alpha": 0.0, "vf_clip_coef": math.inf, "target_kl": 0.01, "replay_ratio": 4},
-    {"optimizer": "adam", "learning_rate": 1e-3}, {"policy": lambda env: models.FeedForward(env, 32)},
+    {}, {"prio_alpha": 0.0, "vf_clip_coef": math.inf, "target_kl": 0.01, "replay_ratio": 4},
+    {"optimizer": "adam", "learning_rate": 1e-3, "policy": lambda env: models.FeedForward(env, 32)},
     {"world": {"cut": True, "observation": 30.0}}, {"world": {"length": 1}}, {"world": {"length": 30, "reward": 10.0}},
-    {"world": {"reward": -1.0, "high": 1.0}}, {"world": {"length": 7, "reward": 0.01}},
-    {"norm_reward": True, "world": {"reward": 5000.0}},
-    {"world": {"bounds": (-1.0, 1.0)}}, {"world": {"bounds": (0.0, 10.0)}}, {"world": {"bounds": (-1e-3, 1e-3)}},
-    {"world": {"bounds": (0.0, 500.0)}, "policy": squashed}, {"world": {"bounds": (-np.inf, np.inf)}},
-    {"world": {"bounds": (0.0, np.inf)}}, {"world": {"bounds": (100.0, np.inf)}, "policy": squashed},
+    {"world": {"reward": -1.0, "high": 1.0}}, {"norm_reward": True, "world": {"reward": 5000.0}},
+    {"world": {"bounds": (-1e-3, 1e-3)}}, {"world": {"bounds": (0.0, 500.0)}, "policy": squashed},
+    {"world": {"bounds": (-np.inf, np.inf)}}, {"world": {"bounds": (0.0, np.inf)}},
     {"norm_obs": True, "world": {"observation": 1e5},
      "policy": lambda env: models.MinGRUPolicy(env, 32, normalize=True)},
 ], ids=lambda case: " ".join(case) or "nothing set")
@@ -152,43 +149,44 @@ def entries(first=1, number=40, total=40, settings=SETTINGS, **metrics):
     return names_of(found)
 
 
-def ends(returns, terminated, truncated):
-    return {"environment__episode_return": returns, "vital__terminated": terminated, "vital__truncated": truncated}
+def constant(value):
+    return lambda n: value
 
 
-def fell(n):
-    return 0.9 if n < 8 else 0.1
+def ends(returns, early, late, truncated=lambda n: 0):
+    """Entries of which more steps end from the tenth on."""
+    return {"environment__episode_return": returns, "vital__terminated": lambda n: late if n > 9 else early,
+            "vital__truncated": truncated}
 
 
-def all_end(n):
-    return 256 if n > 9 else 60
-
-
-def none_end(n):
-    return 0
+RETURNS = [  # whether it fell, and the entries of the run
+    (lambda n: 0.5 if n < 8 else 0.0, True, {}), (lambda n: -10.0 if n < 9 else -60.0, True, {}),
+    (constant(0.5), False, {}), (lambda n: 1.0 if n < 2 else 0.1, False, {}),  # luck, or ended early
+    (lambda n: [-8, -24, -40, -80][n] if n < 4 else -120 + 3 * n, False, {}),  # a cost a step, and it is learnt
+    (lambda n: 0.5 if n < 15 else 0.6 - 0.01 * n, False, {}),
+    (lambda n: 0.9 if n < 8 else 0.1, False, {"total": 80, "first": 41}),  # a resumed run
+]
 
 
 @pytest.mark.parametrize(("name", "expected", "options", "metrics"), [
     # a value whose error shrinks is only behind
-    ("value_knows_nothing", False, {}, {"losses__explained_variance": lambda n: -0.5,
+    ("value_knows_nothing", False, {}, {"losses__explained_variance": constant(-0.5),
                                         "losses__value_loss": lambda n: 1 + 1 / (n + 1)}),
     # large updates do not matter while the score rises
     *(("rate_too_high", slope <= 0, {"number": 29}, {
-        "losses__approx_kl": lambda n: 0.3, "environment__episode_return": lambda n, slope=slope: slope * n})
+        "losses__approx_kl": constant(0.3), "environment__episode_return": lambda n, slope=slope: slope * n})
       for slope in (1.0, 0.0, -1.0)),
     *(("return_fell", expected, options, {"environment__episode_return": returns})
-      for returns, expected, options in (
-          (lambda n: 0.5 if n < 8 else 0.0, True, {}), (lambda n: -10.0 if n < 9 else -60.0, True, {}),
-          (lambda n: 0.5, False, {}), (lambda n: 1.0 if n < 2 else 0.1, False, {}),  # luck, or ended early
-          (lambda n: [-8, -24, -40, -80][n] if n < 4 else -120 + 3 * n, False, {}),  # a cost a step, and it is learnt
-          (lambda n: 0.5 if n < 15 else 0.6 - 0.01 * n, False, {}),
-          (fell, True, {}), (fell, False, {"total": 80, "first": 41}))),  # a resumed run
-    ("every_step_ends", True, {}, ends(lambda n: 0.7, all_end, none_end)),
-    ("every_step_ends", True, {}, ends(lambda n: 1.0 - n / 40, all_end, none_end)),
+      for returns, expected, options in RETURNS),
+    ("every_step_ends", True, {}, ends(constant(0.7), 60, 256)),
+    ("every_step_ends", True, {}, ends(lambda n: 1.0 - n / 40, 60, 256)),
     # the sooner the better, and it is as soon as can be
-    ("every_step_ends", False, {}, ends(lambda n: min(1.0, 0.7 + n / 40), all_end, none_end)),
+    ("every_step_ends", False, {}, ends(lambda n: min(1.0, 0.7 + n / 40), 60, 256)),
     # two steps, whose ends are marked as both
-    ("every_step_ends", False, {}, ends(lambda n: 0.7, *[lambda n: 128 if n > 9 else 30] * 2)),
+    ("every_step_ends", False, {}, ends(constant(0.7), 30, 128, lambda n: 128 if n > 9 else 30)),
+    # a resumed run counts its own steps
+    ("episodes_never_end", False, {"first": 4000, "number": 10, "total": 400_000, "settings": {}},
+     {"vital__terminated": constant(0), "vital__truncated": constant(0)}),
 ])
 def test_what_a_detector_says_of_entries(name, expected, options, metrics):
     assert (name in entries(**options, **metrics)) == expected
@@ -210,7 +208,7 @@ def test_a_lost_score_was_there_for_long_and_is_gone(returns, expected):
 
 @pytest.mark.parametrize(("returns", "entropy", "settled", "level"), [
     (lambda n: -0.36 - 0.04 * (n > 8) + 0.01 * (n % 2), 0.5, True, -0.358),  # the box that is pushed nowhere
-    (lambda n: -0.36 + 0.01 * (n % 2), 0.5, True, None), (lambda n: -0.36 + 0.01 * (n % 2), 0.8, False, None),
+    (lambda n: -0.36 + 0.01 * (n % 2), 0.8, False, None),
     (lambda n: -0.36 + 0.01 * n, 0.2, False, None),  # it learns
     (lambda n: -0.36 + (n > 30), 0.5, True, None),  # said before it learns
     (lambda n: 0.0, 0.2, False, None),  # two players: what one wins the other loses
@@ -229,11 +227,6 @@ def test_random_play_is_that_of_a_run_from_its_begin():
         warnings = diagnostics.Warnings({**SETTINGS, "total_timesteps": 40 * 256}, AGENTS)
         warnings.update(first, {"environment/episode_return": 0.5, "environment/n": count, "losses/entropy": 1.0})
         assert warnings.random_play == expected
-
-
-def test_a_resumed_run_counts_its_own_steps():
-    ended = {"vital__terminated": none_end, "vital__truncated": none_end}
-    assert not entries(first=4000, number=10, total=400_000, settings={}, **ended)
 
 
 @pytest.mark.parametrize(("gamma", "steps", "ends", "expected"), [
@@ -260,7 +253,7 @@ def test_returns_of_random_play(drift, expected):
             played.add(rewards, np.zeros(40, bool))
             played.add(rewards, np.ones(40, bool))
         found += played.find_drift() is not None
-    assert found == expected and diagnostics.RandomPlay(3).find_drift() is None
+    assert found == expected
 
 
 def test_a_sentence_comes_once_and_names_what_to_try():
@@ -305,14 +298,11 @@ def test_the_reach_of_actions_has_each_number_that_has_a_bound(low, high, first,
     assert vital(actions=actions, space=space)["action_reach"] == reach
 
 
-def test_vital_sees_large_observations_change():
-    pictures = np.random.default_rng(0).integers(0, 255, (9, 4, 84, 84, 4)).astype(np.uint8)
-    metrics = vital(pictures)
+def test_vital_looks_at_all_of_a_large_observation_and_at_no_index():
+    rng = np.random.default_rng(0)
+    metrics = vital(rng.integers(0, 255, (9, 4, 84, 84, 4)).astype(np.uint8))
     assert metrics["observation_constant"] < 1 and metrics["observation_max"] > 200
-
-
-def test_the_size_of_an_index_is_no_warning():
-    metrics = vital(np.random.default_rng(0).integers(0, 10**5, (9, 4, 1)), choices=True)
+    metrics = vital(rng.integers(0, 10**5, (9, 4, 1)), choices=True)
     assert metrics["observation_constant"] == 0 and "observation_max" not in metrics
 
 
@@ -326,9 +316,8 @@ def write_run(folder, entries, **config):
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, entries)))
 
 
-@pytest.mark.parametrize(("steps", "words"), [
-    (4_000, []), (6_000, ["--env.max-episode-steps", "TimeLimit(env,", "env->truncations"])])
-def test_the_end_of_a_run_and_diagnose_agree_that_no_episode_ended(tmp_path, capsys, steps, words):
+@pytest.mark.parametrize(("steps", "is_named"), [(4_000, False), (6_000, True)])
+def test_the_end_of_a_run_and_diagnose_agree_that_no_episode_ended(tmp_path, capsys, steps, is_named):
     lines = [{"step": 4 * step, "vital/terminated": 0.0, "vital/truncated": 0.0} for step in (1, steps)]
     write_run(tmp_path, lines, train={"gamma": 0.99})
     pufferl.main(["diagnose", str(tmp_path)])
@@ -336,29 +325,23 @@ def test_the_end_of_a_run_and_diagnose_agree_that_no_episode_ended(tmp_path, cap
                                     warnings=diagnostics.replay(tmp_path, read_settings(tmp_path))[0])
     closing = "\n".join(loggers.Dashboard().closing(trainer, {"config_name": "mine"}, ""))
     for text in (capsys.readouterr().out, closing):
-        assert "episode" in text and [word for word in ("--env.max-episode-steps", "TimeLimit(env,",
-                                                        "env->truncations") if word in text] == words
+        assert "episode" in text and ("--env.max-episode-steps" in text) == is_named
 
 
 def test_diagnose_a_finished_run(tmp_path, capsys):
     entries = [{"step": step, "vital/reward_min": 0.0, "vital/reward_max": 0.0, "losses/entropy": 1.0}
                for step in range(10, 100, 10)]
     run = tmp_path / "runs" / "squared_1"
-    config = {"env_name": "squared", "config_name": "squared", "train": {"total_timesteps": 100},
-              "env": {"distance": 5}}
-    write_run(run, entries, **config)
+    write_run(run, [*entries, {"step": 90, "environment/score": 0.5}], env_name="squared", config_name="squared",
+              train={"total_timesteps": 100}, env={"distance": 5})
     sentences = diagnostics.diagnose(run, read_settings(run)).reported.values()
     for name in (str(run), "latest", "squared"):
         pufferl.main(["diagnose", name, "--data-dir", str(tmp_path / "runs")])
         text, page = capsys.readouterr().out, (run / "diagnosis.html").read_text()
         assert str(run / "diagnosis.html") in text and "entropy" in page
         assert sentences and all(sentence in text and sentence in page for _, sentence in sentences)
-    write_run(run, [*entries, {"step": 90, "environment/score": 0.5}], **config)
-    pufferl.main(["diagnose", str(run)])
-    text = capsys.readouterr().out
-    assert "0.95" in text and "total_timesteps" in text  # what solves it, and settings other than shipped
+        assert "0.95" in text and "total_timesteps" in text  # what solves it, and settings other than shipped
     (run / "config.json").write_text("{}")
-    for arguments, word in (([], "2"), ([str(tmp_path / "none")], "diagnose"), ([str(run.parent)], "diagnose"),
-                            ([str(run)], "diagnose")):
-        with pytest.raises(SystemExit, match=word):
+    for arguments in ([], [str(tmp_path / "none")], [str(run.parent)], [str(run)]):
+        with pytest.raises(SystemExit):
             pufferl.main(["diagnose", *arguments])

@@ -1,6 +1,5 @@
 """Loggers: the same numbers everywhere, offline, without tokens; whole lines; full disks."""
 
-import inspect
 import json
 import math
 import os
@@ -10,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -39,10 +39,6 @@ def run(tmp_path_factory):
     return next((folder / "experiments").glob("squared_*"))
 
 
-def lines_of(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def wandb_records(path):
     """The records of a .wandb file: LevelDB's log format, blocks of 32 kB,
     after a header of 7 bytes."""
@@ -64,6 +60,10 @@ def wandb_records(path):
 
 
 # What a logger has written: ({metric: {step: value}}, settings)
+
+
+def lines_of(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def read_tensorboard(run):
@@ -141,50 +141,27 @@ def test_every_metric_has_a_meaning_in_the_docs(run):
     assert len(names) > 20 and not [name for name in names if f"`{name}`" not in text]
 
 
-@pytest.mark.parametrize("logger", [loggers.WandbLogger, loggers.NeptuneLogger])
-def test_a_missing_package_is_named(monkeypatch, logger):
-    package = logger.__name__.removesuffix("Logger").lower()
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(pufferl.ConfigError, match=f"pip install {package}"):
-        logger()
-
-
-def test_a_logger_is_made_from_keywords_or_all_settings(monkeypatch):
+@pytest.mark.parametrize(("package", "function", "logger", "expected"), [
+    ("wandb", "init", pufferl.WandbLogger, {"project": "p", "entity": "me", "name": "squared",
+                                            "group": "pair", "tags": ["x"]}),
+    ("neptune", "init_run", pufferl.NeptuneLogger, {"project": "me/p", "name": "squared", "tags": ["x", "pair"]})])
+def test_a_logger_is_made_from_all_settings_and_names_a_missing_package(
+        monkeypatch, package, function, logger, expected):
     """As PufferLib 3's scripts make it: WandbLogger(args)."""
-    assert pufferl.WandbLogger is loggers.WandbLogger
-    names = {"WandbLogger": ["project", "entity", "name", "config"],
-             "NeptuneLogger": ["project", "name", "api_token"]}
-    for logger, parameters in names.items():
-        found = list(inspect.signature(getattr(pufferl, logger)).parameters)
-        assert found[: len(parameters)] == parameters
-    pufferl.NoLogger().log({"losses/entropy": 1.0}, 0)
-    options = {}
-
     class Started(Exception): ...
 
-    def start(**keywords):
-        options.update(keywords)
-        raise Started
-
-    for package, name in (("wandb", "init"), ("neptune", "init_run")):
-        module = SimpleNamespace(**{name: start}, errors=SimpleNamespace(Error=OSError),
-                                 exceptions=SimpleNamespace(NeptuneException=OSError))
-        monkeypatch.setitem(sys.modules, package, module)
+    module = SimpleNamespace(**{function: mock.Mock(side_effect=Started)}, errors=SimpleNamespace(Error=OSError),
+                             exceptions=SimpleNamespace(NeptuneException=OSError))
+    monkeypatch.setitem(sys.modules, package, module)
     args = pufferl.load_config("squared", ["--project", "p", "--entity", "me", "--group", "pair",
                                            "--tag", "x"])
     with pytest.raises(Started):
-        pufferl.WandbLogger(args)
-    expected = {"project": "p", "entity": "me", "name": "squared", "group": "pair", "tags": ["x"],
-                "config": args}
+        logger(args)
+    options = getattr(module, function).call_args.kwargs
     assert {name: options[name] for name in expected} == expected
-    with pytest.raises(Started):
-        pufferl.NeptuneLogger(args)
-    assert [options[name] for name in ("project", "name", "tags")] == ["me/p", "squared",
-                                                                       ["x", "pair"]]
-
-
-def steps_of(path):
-    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(pufferl.ConfigError, match=f"pip install {package}"):
+        logger()
 
 
 def test_a_resumed_log_has_every_step_once_and_no_torn_line(tmp_path):
@@ -195,8 +172,7 @@ def test_a_resumed_log_has_every_step_once_and_no_torn_line(tmp_path):
     path.write_text(path.read_text() + '{"step": 40, "losses/entr')  # what kill -9 may leave
     log = JsonLines(path, first_step=20)
     log.log({"losses/entropy": 31.0}, 30)
-    entries = [json.loads(line)["losses/entropy"] for line in path.read_text().splitlines()]
-    assert steps_of(path) == [10, 20, 30] and entries == [10.0, 20.0, 31.0]
+    assert [(line["step"], line["losses/entropy"]) for line in lines_of(tmp_path)] == [(10, 10), (20, 20), (30, 31)]
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
@@ -211,7 +187,8 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, capsys):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     log.log({"a": 4.0}, 4)
-    assert steps_of(path) == [1, 4] and capsys.readouterr().err.count("metrics.jsonl") == 1
+    assert [line["step"] for line in lines_of(tmp_path)] == [1, 4]
+    assert capsys.readouterr().err.count("metrics.jsonl") == 1
 
 
 def test_a_full_disk_ends_tensorboard_alone(tmp_path, capsys):

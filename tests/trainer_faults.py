@@ -1,11 +1,8 @@
 """Mistakes around one trainer, as users make them, for test_messages.py."""
 
-import json
 import math
 import warnings
-from unittest import mock
 
-import gymnasium
 import torch
 from test_models import LostState, Returns, environment, lazy  # noqa: F401
 from test_pufferl import box
@@ -28,18 +25,14 @@ def train(trainer):
         trainer.release()
 
 
-def construct(vecenv=None, policy=None, logger=None, wrap=lambda policy: policy):
+def construct(vecenv=None, logger=None, wrap=lambda policy: policy):
     with vector.make("cartpole", 4) as envs:
-        policy = wrap(models.FeedForward(envs)) if policy is None else policy
-        pufferl.PuffeRL({}, envs if vecenv is None else vecenv, policy, logger)
+        pufferl.PuffeRL({}, vecenv or envs, wrap(models.FeedForward(envs)), logger)
 
 
 def swap():
     with vector.make("cartpole", 4) as envs:
         pufferl.PuffeRL(models.FeedForward(envs), envs)
-
-
-class Acrobot(gymnasium.Env): ...
 
 
 class Mine:
@@ -120,25 +113,9 @@ def noise():
     decode(lambda logits, value: (logits + torch.rand_like(logits), value + torch.rand_like(value)))
 
 
-def say_nothing_of_threads(tmp_path):
-    (tmp_path / "mine.py").write_text("import models\nclass Mine(models.FeedForward): ...\n")
-    with mock.patch("engines.MIN_FLOPS_FOR_LEARNER", 1):
-        pufferl.main(["train", "squared", "--policy.name", f"{tmp_path}/mine.py:Mine", "--rnn.name", "none",
-                      "--vec.num-threads", "2", "--train.total-timesteps", "1024", "--env.num-envs", "16",
-                      "--train.minibatch-size", "256", "--train.horizon", "16", "--data-dir", "none"])
-
-
 def squash_unbounded():
     space = box([-math.inf], [1])
     models.squash(models.FeedForward(environment(space)), space)
-
-
-def diagnose_no_rewards(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"env_name": "mine", "agents": 4,
-                                                      "train": {"total_timesteps": 100}}))
-    entries = [{"step": step, "vital/reward_min": 0.0, "vital/reward_max": 0.0} for step in range(10, 100, 10)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, entries)))
-    pufferl.main(["diagnose", str(tmp_path)])
 
 
 TRIPLED = {"policy": NETWORKS["tripled"], "engine": "compiled"}
