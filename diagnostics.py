@@ -72,9 +72,9 @@ def vital(observations, rewards, valid, terminals, truncations, actions=None, bo
 def find_nan(weights, valid, rollout, update):
     """Return (how early, description) of the first number that is not finite.
 
-    The order is inf if there is none. Weights come first, then the rollout's tensors (T or T + 1, N, ...) step by step, where `valid`
-    (T + 1, N) is True, because others are never used, then the update's. rollout, update: (name,
-    tensor or None, cause), in the order of a step.
+    The order is inf if there is none. Weights come first, then the rollout's tensors (T or T + 1,
+    N, ...) step by step, where `valid` (T + 1, N) is True, because others are never used, then the
+    update's. rollout, update: (name, tensor or None, cause), in the order of a step.
     """
     if not weights.isfinite().all():
         return -1, "weights not finite (after too large an update, or written from outside)"
