@@ -179,14 +179,16 @@ def test_another_state_is_refused_and_nothing_is_changed(folder, trainer, name, 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adam"])
 def test_what_a_state_lacks_begins_anew(tmp_path, capsys, optimizer):
-    """Bytes of environments, and an optimizer's momenta."""
+    """Bytes of environments, an optimizer's momenta, and a tensor of another dtype."""
     first, second = (fresh_trainer(tmp_path, optimizer=optimizer) for _ in range(2))
     run_epochs(first, 2)
     path = tmp_path / "a.pt"
     first.save_checkpoint(path)
-    environments = torch.load(path, weights_only=True)["environments"]
+    state = torch.load(path, weights_only=True)
+    environments, random = state["environments"], state["tensors"]["torch_random"]
     for word, changes in (("optimizer", {"adam": ...} if optimizer == "adam" else {"tensors": {"momentum": ...}}),
-                          ("episodes", {"environments": environments[:-8].clone()})):
+                          ("episodes", {"environments": environments[:-8].clone()}),
+                          ("episodes", {"tensors": {"torch_random": random.to(torch.int32)}})):
         first.save_checkpoint(path)
         edit(path, **changes)
         capsys.readouterr()
