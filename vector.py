@@ -1197,9 +1197,9 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         per environment; any other keyword is one of them for all
     timeout: seconds after which a worker that does not answer is an error
 
-    None and "auto" are the defaults of num_workers and batch_size. Raises ConfigError for settings that
-    cannot work together, MemoryError for more environments than the machine can hold, and TypeError
-    for another object.
+    None and "auto" are the defaults of num_workers and batch_size. Raises ConfigError for settings
+    that cannot work together, MemoryError for more environments than the machine can hold, and
+    TypeError for another object.
     """
     num_workers, batch_size = (None if number == "auto" else number
                                for number in (num_workers, batch_size))

@@ -77,7 +77,7 @@ def test_candidates_divide(num_envs, cores, most_workers):
     ([100, 300, 200], 1, 3), ([100, 295, 200, 301, 250, 10], 1, speed.FINALISTS),
     ([None, 5, 4, 3, 2, 1], 1, speed.FINALISTS), ([None, None], None, 0)])
 def test_the_fastest_or_a_simpler_one_as_fast_is_chosen(speeds, best, finalists):
-    """None stands for a candidate that cannot work."""
+    """None is the time of a candidate that cannot work."""
     candidates, lines = [], []
 
     def make(vec):

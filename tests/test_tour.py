@@ -54,7 +54,7 @@ def test_the_notebook_is_the_page():
 
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch):
-    """On this Python, cell by cell; each prints what stands on the page."""
+    """On this Python, cell by cell; each prints what the page shows."""
     nbclient = pytest.importorskip("nbclient", reason="pip install -r requirements/test.txt")
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel", reason="pip install -r requirements/test.txt")

@@ -81,7 +81,7 @@ def generalize(word):
 
 def missing(seen, printed):
     """The first line of the page's output that was not printed after the ones before it, or None.
-    Numbers, dates, curves and the width of spaces may differ; ... stands for anything."""
+    Numbers, dates, curves and the width of spaces may differ; ... matches anything."""
     lines = iter(printed.replace(sys.executable, "python").splitlines())
     for line in seen.splitlines():
         # text and numbers alternate
