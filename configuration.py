@@ -3,10 +3,10 @@
     args = load_config("breakout", ["--train.learning-rate", "0.01"])    # nested dicts
     args["train"]["horizon"]
 
-The dataclasses have the defaults. config/default.ini, config/ENV.ini and the command line change
-them, in this order. To add a setting, add a field with its docstring: it appears in --help and is
-known in each .ini file. An unknown key or a wrong type is a ConfigError that names the file, the
-key and the nearest known key.
+The dataclasses below have the defaults. config/ENV.ini changes them, then the command line.
+(config/default.ini comes before both; it has the ranges of sweeps.) To add a setting, add a field
+with its docstring: it appears in --help and is known in each .ini file. An unknown key or a wrong
+type is a ConfigError that names the file, the key and the nearest known key.
 """
 
 import ast
@@ -487,19 +487,24 @@ def coerce(value, kind, place):
         if plain not in (None, str) and plain(number) == number and (
                 plain is bool or not isinstance(number, bool)):
             return plain(number)
-    noun = NOUNS.get(plain)
+    noun = " or ".join([NOUNS[plain], *words]) if plain else ""
     if words and plain in (None, str):
         noun = f"one of {', '.join(words)}" + (", or path/to/file.py:name" if plain else "")
     raise ConfigError(f"{place} = {value!r}: must be {noun}.")
 
 
 def convert(entry, schema):
-    """Return (section, key, value) of an Entry, translated, converted and checked."""
+    """Return (section, key, value) of an Entry.
+
+    The name is this trainer's, and the value has the setting's type. Raises ConfigError outside of
+    the setting's bounds.
+    """
     section, key, implied = translate(entry.section, entry.key, schema, entry.place)
     value = coerce(implied or entry.value, get_type_hints(schema[section])[key], entry.place)
     name = f"{section}.{key}"
     low, high, text = BOUND_OF.get(name, (-math.inf, math.inf, ""))
-    require(not text or value in (None, "auto", EXEMPT.get(name)) or low <= value <= high,
+    is_number = value not in (None, "auto", EXEMPT.get(name))  # -1 may stand for none
+    require(not (text and is_number) or low <= value <= high,
             f"{entry.place} = {value}: {text}.")
     return section, key, value
 

@@ -99,7 +99,7 @@ def give(**settings):
 
 
 CONFIGURATION = [
-    ("train.gamma", Error, "= 'high': must be a number", "--train.gamma high"),
+    ("train.gamma", Error, "= 'high': must be a number or auto", "--train.gamma high"),
     ("train.horizon", Error, "= 2.5: must be a whole number", give(horizon=2.5)),
     ("train.anneal-lr", Error, "must be true or false", "--train.anneal-lr 3"),
     ("train.optimizer", Error, "must be one of muon, adam, or path/to/file.py:name",
