@@ -209,9 +209,10 @@ class PuffeRL:
         self._use_engine(reason)
 
     def _use_engine(self, reason):
-        """Capture CUDA graphs of an epoch; print why autograd runs, if it does.
+        """Print why autograd runs, if it does; capture CUDA graphs of an epoch's kernels.
 
-        On a CPU nothing is captured.
+        Makes `_compute_all_advantages`, which replays `_compute_advantages` of all segments, and
+        replaces the methods of a minibatch by their graphs. On a CPU these are the methods.
         """
         self.args["engine"] = {"name": self.engine.name, "why": reason}
         if reason and self.ranks.rank == 0:
@@ -341,7 +342,7 @@ class PuffeRL:
         return count
 
     def _update_schedules(self):
-        """Write this epoch's settings to where the kernels read them."""
+        """Write this epoch's settings into the buffers that kernels read."""
         c, buffers = self.config, self.buffers
         self.args["train"].update({name: c[name] for name in MUTABLE})
         if self.reward_scale is not None:
@@ -353,7 +354,7 @@ class PuffeRL:
         self._used_lr = self.learning_rate
         ent_coef = c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)
         numbers = {**c, "ent_coef": ent_coef}
-        first = kernels.CLIP_COEF  # kernels.normalisation writes settings[:first] in each minibatch
+        first = kernels.CLIP_COEF  # kernels.normalisation writes those before it, every minibatch
         buffers.settings[first:] = torch.tensor(
             [numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
         buffers.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
@@ -389,7 +390,7 @@ class PuffeRL:
         return, then the excess.
         """
         scale, buffers = self.reward_scale, self.buffers
-        if scale.factor > 0:  # 0 after an infinite reward, which _read_sums reports
+        if scale.factor > 0:  # an infinite reward makes it 0; _read_sums reports the reward
             offset_before = scale.value_offset
             targets = torch.add(buffers.advantages, buffers.values[:-1], out=buffers.value_targets)
             moments = kernels.masked_moments(targets, buffers.storage["valid"], None)
@@ -475,15 +476,17 @@ class PuffeRL:
         # Without a minibatch, as in a warm-up, no gradient tells of a NaN in the rollout.
         is_finite = bool(norms) and all(map(math.isfinite, norms))
         if not (is_finite and math.isfinite(sums[-1])):
-            # All ranks have the same gradient, but one rank's numbers may be the cause.
-            causes = [self._find_nan()] if is_finite else self.ranks.gather(self._find_nan())
-            order, cause = min(causes)
+            fault = self._find_nan()
+            # All ranks have the same gradient, and one rank's numbers may be the cause. The sum of
+            # train.loss is of this rank alone.
+            faults = [fault] if is_finite else self.ranks.gather(fault)
+            order, cause = min(faults)
             if not norms and order == math.inf:
                 return norms, sums
             saved = f"; the last checkpoint is in {self.run_folder}" if self.run_folder else ""
             error = FloatingPointError(
-                f"epoch {self.epoch}: {cause}. Training stops{saved}.")
-            error.elsewhere = self.ranks.rank > 0  # one rank prints it
+                f"epoch {self.epoch + 1}: {cause}. Training stops{saved}.")
+            error.elsewhere = not is_finite and self.ranks.rank > 0  # rank 0 prints it
             raise error
         return norms, sums
 
