@@ -84,7 +84,10 @@ def user_traceback(error):
 
 
 def error_text(error):
-    """Return the text that a command prints for an error, None for our faults."""
+    """Return the text that a command prints for an error.
+
+    None for a fault of this project, which needs a traceback.
+    """
     (lines, is_users), text = user_traceback(error), str(error)
     is_explained = (isinstance(error, UserError)
                     or type(error).__name__ == "DependencyNotInstalled")  # Gymnasium's
@@ -110,10 +113,10 @@ def error_text(error):
 
 @contextlib.contextmanager
 def exit_on_error(program, expected=()):
-    """End the program if the block raises, and print its name and the `error_text`.
+    """Exit if the block raises, with the program's name and the `error_text`.
 
-    An error without a text is raised, unless it is of the classes `expected`. A rank is silent on
-    which it did not happen.
+    An error without a text is raised, unless it is of the classes `expected`. A rank whose error
+    another rank prints (its attribute `elsewhere`) prints nothing.
     """
     try:
         yield

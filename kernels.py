@@ -1629,7 +1629,7 @@ def nesterov_cell(gradient, momentum_buffer, momentum):
 @driver
 def _nesterov_lanes(begin, end, gradients, buffers, updates, scalars, places, work):
     scale, momentum = scalars[SCALE], scalars[MOMENTUM]
-    if scale == scale:  # false for NaN: then a gradient is not finite, and nothing changes
+    if scale == scale:  # not NaN, which is the scale of a gradient that is not finite
         g, m, u = gradients[begin:end], buffers[begin:end], updates[begin:end]
         for i in range(len(g)):
             m[i], update = nesterov_cell(g[i] * scale, m[i], momentum)

@@ -269,8 +269,8 @@ def stop_at_once():
 def run_command(function):
     """Run the main function of a command line.
 
-    Within it Ctrl-C raises KeyboardInterrupt; after it no traceback is printed. A crash in C, for
-    example of an environment, prints its place.
+    Ctrl-C raises KeyboardInterrupt in `function`, and ends the process without a traceback. A crash
+    in C, for example of an environment, prints where Python was.
     """
     for name in ("stdout", "stderr"):
         # Some daemons start jobs without them.
