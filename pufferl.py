@@ -849,8 +849,8 @@ BEST_EPISODES = 100  # the best score is a mean of at least so many episodes
 class Statistics:
     """Collect statistics between two log entries, and the weights of the best score."""
 
-    def __init__(self, ranks):
-        stages = ("environment", "policy", "learn", *(("ranks",) if ranks > 1 else ()), "other")
+    def __init__(self, rank_count):
+        stages = "environment", "policy", "learn", *(["ranks"] if rank_count > 1 else []), "other"
         self.stages = dict.fromkeys(stages, 0.0)  # seconds of the last entry
         self.environment = {}  # means over episodes
         self.best_score = -math.inf
@@ -892,15 +892,15 @@ class Statistics:
                 self.best = runs.copies(policy.state_dict())
             self._recent = 0.0, 0
 
-    def means(self, group, seconds, losses):
+    def means(self, ranks, seconds, losses):
         """Return the metrics to log, {"environment/score": ..., "losses/...": ...}.
 
         seconds: since the last entry. All ranks call this.
         """
         stages, (low, high) = dict(self.seconds), self.returns
-        if group.count > 1:
-            stages["ranks"] = group.take_seconds()
-            lows, highs = zip(*group.gather((low, high)), strict=True)
+        if ranks.count > 1:
+            stages["ranks"] = ranks.take_seconds()
+            lows, highs = zip(*ranks.gather((low, high)), strict=True)
             low, high = min(lows), max(highs)
         ends = {"episode_return_min": low, "episode_return_max": high} if low <= high else {}
         if self._totals:
@@ -938,11 +938,11 @@ def normalize_args(config, vecenv, policy):
     return config or {}, vecenv, policy
 
 
-def check_train(config, vecenv, policy, agents, group):
+def check_train(config, vecenv, policy, agents, ranks):
     """Return the train section that a trainer runs with, checked, without "auto".
 
     config: train's settings, by their names here or in other trainers, and perhaps env, data_dir,
-    run_id, settings and use_rnn. agents: of all ranks. group: data_parallel.connect(). Raises
+    run_id, settings and use_rnn. agents: of all ranks. ranks: data_parallel.connect(). Raises
     ConfigError.
     """
     names = config.keys() & {"env", "data_dir", "run_id", "settings", "use_rnn"}
@@ -964,16 +964,16 @@ def check_train(config, vecenv, policy, agents, group):
             f"use_rnn = {c['use_rnn']}: must be {is_recurrent}, because this policy "
             f"{'has an' if is_recurrent else 'has no'} initial_state. Leave it out; "
             "models.LSTMWrapper makes a policy recurrent.")
-    require(c["gpus"] in (1, group.local_count), f"train.gpus = {c['gpus']}: there are "
-            f"{group.local_count} ranks on this machine. pufferl.py train or torchrun starts them.")
-    require(c["bonus"] == "none" or group.count == 1, f"train.bonus = {c['bonus']}: with several "
+    require(c["gpus"] in (1, ranks.local_count), f"train.gpus = {c['gpus']}: there are "
+            f"{ranks.local_count} ranks on this machine. pufferl.py train or torchrun starts them.")
+    require(c["bonus"] == "none" or ranks.count == 1, f"train.bonus = {c['bonus']}: with several "
             "ranks each would count other observations as new. Take one process.")
     require(c["minibatch_size"] % span == 0, f"{size}: {multiple}, whole segments are drawn.")
     require(c["minibatch_size"] <= batch,
             f"{size}: is more than one epoch's batch, {agents} agents × horizon {c['horizon']} = "
             f"{batch}. Take a smaller one or more agents (vec.total_agents).")
-    require(c["minibatch_size"] >= span * group.count,
-            f"{size}: is less than one segment of {plural(span, 'step')} for each of {group.count} "
+    require(c["minibatch_size"] >= span * ranks.count,
+            f"{size}: is less than one segment of {plural(span, 'step')} for each of {ranks.count} "
             "ranks. Take a larger one.")
     require(largest is None or (largest >= span and largest % span == 0),
             f"train.max_minibatch_size = {largest}: {multiple}.")
@@ -1149,8 +1149,8 @@ def resolve_auto(env_name, args, vecenv):
 
     Rank 0 chooses for all ranks. Returns the Facts that the choice is based on.
     """
-    group = data_parallel.connect()
-    agents = sum(group.gather(vecenv.num_agents))
+    ranks = data_parallel.connect()
+    agents = sum(ranks.gather(vecenv.num_agents))
     section = args["train"] = replace_sizes(args["train"], agents)
     facts = facts_of(vecenv, agents, section["total_timesteps"])
 
@@ -1159,7 +1159,7 @@ def resolve_auto(env_name, args, vecenv):
         measured = measure(env_name, args, vecenv, facts) if is_unknown else facts
         return decide(section, measured), measured
 
-    choices, facts = group.first(choose)
+    choices, facts = ranks.first(choose)
     section |= {name: value for name, (value, _) in choices.items()}
     reasons = {f"train.{name}": reason for name, (_, reason) in choices.items()}
     args["auto"] = args.get("auto", {}) | reasons
@@ -1168,7 +1168,7 @@ def resolve_auto(env_name, args, vecenv):
 
 def make_trainer(env_name, args):
     """Return a configuration's trainer, and the Facts that "auto" was decided by."""
-    group, vecenv = data_parallel.connect(), load_env(env_name, args)
+    ranks, vecenv = data_parallel.connect(), load_env(env_name, args)
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: vecenv.close())
         facts = resolve_auto(env_name, args, vecenv)
@@ -1187,10 +1187,10 @@ def make_trainer(env_name, args):
             args["train"]["norm_obs"] = normalizes
             args["auto"]["train.norm_obs"] = f"the {kind} network decides that"
         if args["resume"]:
-            path = group.first(lambda: find_run(args["resume"], args["data_dir"], env_name,
+            path = ranks.first(lambda: find_run(args["resume"], args["data_dir"], env_name,
                                                 "trainer_state.pt"))
         trainer = PuffeRL({**args["train"], "env": args["env_name"], "data_dir": args["data_dir"],
-                           "settings": {**args, "launch": group.launchers()}}, vecenv, policy)
+                           "settings": {**args, "launch": ranks.launchers()}}, vecenv, policy)
         if args["resume"]:
             trainer.run_folder = path.parent if path.name == "trainer_state.pt" else path
         stack.pop_all()
@@ -1239,13 +1239,13 @@ def train(env_name, args=None):
 
     args: from load_config, by default load_config(env_name).
     """
-    args, group = load_config(env_name) if args is None else args, data_parallel.connect()
+    args, ranks = load_config(env_name) if args is None else args, data_parallel.connect()
     check_names(args)
     if data_parallel.started():
-        args["train"]["gpus"] = group.local_count
+        args["train"]["gpus"] = ranks.local_count
     if not args["resume"] and args["data_dir"] is not None:
-        resume_interrupted(group, args)
-    say = processes.say if group.rank == 0 else lambda text: None
+        resume_interrupted(ranks, args)
+    say = processes.say if ranks.rank == 0 else lambda text: None
     compile_timer.announce = lambda: say(loggers.COMPILING)
     trainer, facts = make_trainer(env_name, args)
 
@@ -1259,13 +1259,13 @@ def train(env_name, args=None):
             say(f"resumed {trainer.run_folder} at step {trainer.global_step:,}")
             if trainer.epoch >= trainer.total_epochs:
                 say("nothing is left of its train.total_timesteps; give more to continue")
-        group.first(make_logger)
+        ranks.first(make_logger)
         trainer.record()
         for line in describe(trainer, args, facts):
             say(line)
         shown, interval = 0.0, args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5)
-        with processes.Interrupts(is_silent=group.rank > 0) as interrupts:
-            while trainer.epoch < trainer.total_epochs and not group.any(interrupts.requested):
+        with processes.Interrupts(is_silent=ranks.rank > 0) as interrupts:
+            while trainer.epoch < trainer.total_epochs and not ranks.any(interrupts.requested):
                 trainer.evaluate()
                 trainer.train()
                 if time.perf_counter() - shown > interval or trainer.epoch == trainer.total_epochs:
@@ -1285,12 +1285,12 @@ def train(env_name, args=None):
     return trainer
 
 
-def resume_interrupted(group, args):
+def resume_interrupted(ranks, args):
     """Resume the run of this command if a launcher has restarted it."""
     runs = saved_runs(args["data_dir"], f"{stem_of(args['env_name'])}_*")
-    args["resume"] = group.find_interrupted(runs)
+    args["resume"] = ranks.find_interrupted(runs)
     if args["resume"]:  # its measured choices stay
-        saved = group.first(lambda: read_settings(args["resume"]))
+        saved = ranks.first(lambda: read_settings(args["resume"]))
         for section in ("train", "vec"):
             args[section] |= {name: value for name, value in saved[section].items()
                               if args[section].get(name) == "auto"}
