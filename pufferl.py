@@ -1277,7 +1277,7 @@ def train(env_name, args=None):
         if isinstance(error, Exception) and trainer.epoch and folder and (
                 folder / "trainer_state.pt").exists():
             resume = command("train", env_name, "--resume", str(folder))
-            error.add_note(f"The last checkpoint is intact. To continue: {resume}")
+            error.add_note(f"To continue from the last checkpoint: {resume}")
         raise
     model = trainer.close()
     for line in screen.closing(trainer, args, model):

@@ -218,7 +218,7 @@ def test_a_trial_is_stopped_or_lost_or_fails(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("code", "text", "error"), [
     (2, "╭ Parsing error ───╮\n│ invalid choice   │\n╰──────────────────╯\n", "invalid choice"),
     (1, "Traceback (most recent call last):\nRuntimeError: no licence\n(environment 0)\n"
-        "The last checkpoint is intact. To continue: python pufferl.py train\n", "RuntimeError: no licence"),
+        "To continue from the last checkpoint: python pufferl.py train\n", "RuntimeError: no licence"),
     (3, "", "")])
 def test_a_failure_is_told_by_its_error(code, text, error):
     line = sweep_trials.explain(code, text)
