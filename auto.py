@@ -126,9 +126,11 @@ def decide(train, facts):
     choose("prio_alpha", 0.4 if facts.discrete else 0.0, kind)
     choose("norm_obs", *wants_normalising(facts))
     choose("norm_reward", True, "so that values are near 1 for any rewards")
-    bound = 0.4 if facts.discrete else math.inf
     is_scaled = adapts and c["norm_reward"]
-    choose("vf_error_bound", *((bound, kind) if is_scaled else (math.inf, None)))
+    for name, with_choices, without in (("min_advantage_std", 0.1, 0.0),
+                                        ("vf_error_bound", 0.4, math.inf)):
+        value = with_choices if facts.discrete else without
+        choose(name, *((value, kind) if is_scaled else (without, None)))
     return chosen
 
 

@@ -201,6 +201,11 @@ class Train:
     minibatch_size."""
     clip_coef: float = 0.2
     """PPO: how far the probability ratio may leave 1."""
+    min_advantage_std: float | Auto = "auto"
+    """Advantages are divided by their standard deviation in the minibatch, or by this if it is
+    larger: where no reward occurs they are only errors of the value function, which must not weigh
+    as much as a reward. auto: 0.1 (standard deviations of the return) with norm_reward and
+    discrete actions, if learning_rate is auto; else 0."""
     vf_coef: float = 2.0
     """Weight of the value loss."""
     vf_clip_coef: float = 0.2
@@ -384,7 +389,7 @@ BOUNDS = {
     "must be 0 or more": (
         0, math.inf,
         "train.bonus_coef train.prio_alpha train.ent_coef train.eps train.weight_decay "
-        "train.vf_coef train.log_interval"),
+        "train.vf_coef train.min_advantage_std train.log_interval"),
     "must lie within 0 and 1": (
         0, 1, "train.gamma train.gae_lambda train.prio_beta0 train.min_lr_ratio"),
     "must lie within 0 and 1, without 1": (0, BELOW_1, "train.momentum train.beta2"),

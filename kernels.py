@@ -1094,12 +1094,12 @@ def mingru_scan_grad(hgp, x, states, resets, valid, grad_out, sums, *, index=Non
 
 # Settings that may change between updates are one array, which a captured CUDA graph reads.
 LOSS_SETTINGS = ("advantage_mean", "advantage_scale", "row_scale", "value_scale", "clip_coef",
-                 "vf_coef", "vf_clip_coef", "vf_error_bound", "ent_coef")
+                 "min_advantage_std", "vf_coef", "vf_clip_coef", "vf_error_bound", "ent_coef")
 LOSS_SUMS = ("policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac",
              "importance", "return", "return_squared", "residual", "residual_squared", "valid")
 SUMS = len(LOSS_SUMS)
-(ADVANTAGE_MEAN, ADVANTAGE_SCALE, ROW_SCALE, VALUE_SCALE, CLIP_COEF, VF_COEF, VF_CLIP_COEF,
- VF_ERROR_BOUND, ENT_COEF) = range(len(LOSS_SETTINGS))
+(ADVANTAGE_MEAN, ADVANTAGE_SCALE, ROW_SCALE, VALUE_SCALE, CLIP_COEF, MIN_ADVANTAGE_STD, VF_COEF,
+ VF_CLIP_COEF, VF_ERROR_BOUND, ENT_COEF) = range(len(LOSS_SETTINGS))
 (POLICY_LOSS, VALUE_LOSS, ENTROPY, OLD_APPROX_KL, APPROX_KL, CLIPFRAC, IMPORTANCE, RETURN,
  RETURN_SQUARED, RESIDUAL, RESIDUAL_SQUARED, VALID) = range(SUMS)
 
@@ -1173,7 +1173,8 @@ def _normalisation(begin, end, moments, settings):
         std = math.sqrt(0.0 if variance < 0.0 else variance)
         excess = std / settings[VF_ERROR_BOUND]
         excess = 1.0 if excess < 1.0 else excess  # NaN stays NaN
-        settings[ADVANTAGE_MEAN], settings[ADVANTAGE_SCALE] = mean, 1.0 / (std + 1e-8)
+        divisor = settings[MIN_ADVANTAGE_STD] if std < settings[MIN_ADVANTAGE_STD] else std
+        settings[ADVANTAGE_MEAN], settings[ADVANTAGE_SCALE] = mean, 1.0 / (divisor + 1e-8)
         settings[ROW_SCALE] = 1.0 / count
         settings[VALUE_SCALE] = settings[VF_COEF] / (excess * math.sqrt(excess))
 
@@ -1182,8 +1183,9 @@ def normalisation(moments, settings):
     """Write what normalises a minibatch's losses into settings.
 
     moments: masked_moments' (count, sum, squares). The first four of settings (LOSS_SETTINGS,)
-    become the mean, 1/(std + 1e-8), 1/count and vf_coef / max(1, std / vf_error_bound)^1.5. An
-    advantage is the value target minus the old value, so std is also that of the value errors.
+    become the mean, 1/(max(std, min_advantage_std) + 1e-8), 1/count and
+    vf_coef / max(1, std / vf_error_bound)^1.5. An advantage is the value target minus the old
+    value, so std is also that of the value errors.
     """
     run(_normalisation, 1, 1, *check_arrays(
         "normalisation", moments=(moments, (3,), f64),

@@ -82,6 +82,8 @@ class Args:
     """Initial exponent of the importance weights that correct for it; annealed to 1."""
     clip_coef: float = 0.2
     """PPO's clipping range: ratios are clipped to 1 ± this."""
+    min_advantage_std: float = 0.0
+    """Advantages are divided by their standard deviation, or by this if it is larger."""
     vf_coef: float = 1.0
     """Weight of the value loss."""
     vf_clip_coef: float = 1.0
@@ -329,7 +331,8 @@ def ppo_loss(args, policy, y, v, batch, weights):
     ratio = log_ratio.exp()
     advantages = batch.advantages[valid]
     std = advantages.std(correction=0)  # of the value errors too: returns - batch.values
-    a = weights * (batch.advantages - advantages.mean()) / (std + 1e-8)
+    a = batch.advantages - advantages.mean()
+    a = weights * a / (std.clamp(min=args.min_advantage_std) + 1e-8)
     pg = torch.maximum(-a * ratio, -a * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef))
     returns = batch.advantages + batch.values
     clipped = batch.values + (v - batch.values).clamp(-args.vf_clip_coef, args.vf_clip_coef)

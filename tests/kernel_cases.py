@@ -538,20 +538,20 @@ def masked_moments(T=9, N=5, M=12):
     return Call("masked_moments", [], compare, numbers=advantages, valid=valid, index=index)
 
 
-def normalisation(N=5, bound=1e30):
+def normalisation(N=5, bound=1e30, floor=0.0):
     x = 3 * torch.randn(N, generator=generator(N), dtype=torch.float64) + 100
     moments = torch.stack([x.new_tensor(N), x.sum(), x.square().sum()])
 
     def compare(settings):
         yield "mean", settings[0], x.mean(), 1e-7
         yield "1/count", settings[2], 1 / N, 1e-7
-        if N > 1:
-            yield "1/scale", 1 / settings[1].double(), x.std(correction=0), 1e-7
+        if N > 1 or floor:
+            yield "1/scale", 1 / settings[1].double(), x.std(correction=0).clamp(min=floor), 1e-7
         yield "value", settings[3], 7 / (x.std(correction=0) / bound).clamp(min=1) ** 1.5, 1e-7
         yield "others", settings[4:], others, 0
 
     settings = torch.full((len(kernels.LOSS_SETTINGS),), 7.0)
-    settings[kernels.VF_ERROR_BOUND] = bound
+    settings[kernels.VF_ERROR_BOUND], settings[kernels.MIN_ADVANTAGE_STD] = bound, floor
     others = settings[4:].clone()
     return Call("normalisation", ["settings"], compare, moments=moments, settings=settings)
 
@@ -650,9 +650,10 @@ TABLE = {
     mingru_scan_grad: SCANS,
     ppo_loss: [*(kind | KIND for kind in KINDS for KIND in (*WHOLE, *DRAWN)),
                *(kind | EQUAL for kind in KINDS),
-               *(kind | {"coefficients": {"vf_error_bound": 0.3}} for kind in KINDS)],
+               *(kind | {"coefficients": {"vf_error_bound": 0.3, "min_advantage_std": 2.0}} for kind in KINDS)],
     masked_moments: [{"N": N} for N in (1, 3, 17, 257)],
-    normalisation: [{"N": N, "bound": bound} for N in (1, 3, 257) for bound in (0.5, 50.0, 1e30)],
+    normalisation: [{"N": N, "bound": bound, "floor": floor} for N in (1, 3, 257)
+                    for bound, floor in ((0.5, 0.0), (50.0, 1000.0), (1e30, 0.0))],
     gradient_norm: [{"n": n} for n in (1, 3, 4095, 4096, 4097, 100_001)],
     add_bias_gradients: [{"n": n, "columns": columns, "dtype": dtype, "add": n % 2 == 0}
                          for n, columns in ((1, 1), (5, 3), (1000, 64), (7, 192), (70, 300), (5000, 33))

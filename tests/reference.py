@@ -228,8 +228,7 @@ def squashed_logprob_entropy(mean, log_std, samples, squash):
 
 def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, advantages, weights,
              valid, clip_coef, vf_coef, vf_clip_coef, ent_coef, vf_error_bound=float("inf"),
-             heads=None, log_std=None, mask=None,
-             squash=None):
+             min_advantage_std=0.0, heads=None, log_std=None, mask=None, squash=None):
     """Return the clipped PPO objective over the valid steps of a minibatch.
 
     A dict of scalars, and "ratio" (T, M). logits_or_mean (T, M, sum(heads) or A), values_new (T,
@@ -239,7 +238,7 @@ def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, adva
     too the actions are the samples of `squashed_logprob_entropy`.
 
         ratio = exp(clip(logprob - old_logprob, +-20))      R = A + V  (V = old_values, A as given)
-        A' = w (A - mean A) / (std A + 1e-8)  (moments over valid steps, without w)
+        A' = w (A - mean A) / (max(std A, min_advantage_std) + 1e-8)  (moments over valid steps, without w)
         policy_loss = mean max(-A' ratio, -A' clip(ratio, 1 +- clip_coef))
         value_loss = 1/2 mean max((v - R)^2, (V + clip(v - V, +-vf_clip_coef) - R)^2)
         loss = policy_loss + vf_coef / max(1, std A / vf_error_bound)^1.5 value_loss - ent_coef mean entropy
@@ -268,7 +267,7 @@ def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, adva
     ratio = log_ratio.exp()
 
     std = adv.std(correction=0)
-    normalised = w * (adv - adv.mean()) / (std + 1e-8)
+    normalised = w * (adv - adv.mean()) / (std.clamp(min=min_advantage_std) + 1e-8)
     clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
     policy_loss = torch.maximum(-normalised * ratio, -normalised * clipped_ratio).mean()
 

@@ -36,7 +36,8 @@ CUSTOM = f"{trainers.__file__}:Tanh"
 CARTPOLES = {"env": "gym/CartPole-v1", "num_envs": 8, "backend": "serial"}
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 AUTOS = {"horizon", "replay_ratio", "minibatch_size", "learning_rate", "target_kl", "gamma",
-         "ent_coef", "prio_alpha", "norm_obs", "norm_reward", "vf_error_bound"}
+         "ent_coef", "prio_alpha", "norm_obs", "norm_reward", "min_advantage_std",
+         "vf_error_bound"}
 
 
 def box(low, high, shape, dtype):
@@ -91,7 +92,8 @@ def test_the_shipped_settings_are_what_they_were(monkeypatch):
     for name in {path.stem for path in (ROOT / "config").glob("*.ini")} - {"default"}:
         args = pufferl.load_config(name)
         automatic = {key for key in AUTOS if args["train"][key] == "auto"}
-        assert automatic <= {"target_kl", "vf_error_bound"} and args["policy"]["name"] != "auto", name
+        assert automatic <= {"target_kl", "min_advantage_std", "vf_error_bound"}, name
+        assert args["policy"]["name"] != "auto", name
         for section, values in shipped.pop(name, {}).items():
             assert args[section] == {**args[section], **values}, name
     assert not shipped
@@ -116,13 +118,13 @@ def test_the_rules_give_settings_that_work(agents, steps, discrete, native, cost
 MACHINES = [  # facts, what is set -> what is chosen
     ((64, 300_000, True, [BOX]), {"horizon": 50, "learning_rate": 0.1},
      {"minibatch_size": 500, "target_kl": None, "gamma": 0.99, "ent_coef": 0.01, "vf_error_bound": math.inf,
-      "prio_alpha": 0.4, "norm_obs": True, "norm_reward": True, "replay_ratio": 4.0}),
+      "min_advantage_std": 0.0, "prio_alpha": 0.4, "norm_obs": True, "norm_reward": True, "replay_ratio": 4.0}),
     ((64, 300_000, False, [BOX]), {}, {
         "horizon": 32, "replay_ratio": 8.0, "minibatch_size": 512, "learning_rate": 0.005,
         "target_kl": 0.02, "gamma": 0.99, "ent_coef": 0.0, "prio_alpha": 0.0, "vf_error_bound": math.inf}),
     ((1024, 20_000_000, True, [BOX], True), {}, {
         "horizon": 64, "replay_ratio": 2.0, "minibatch_size": 8192, "learning_rate": 0.02,
-        "target_kl": 0.01, "vf_error_bound": 0.4}),
+        "target_kl": 0.01, "min_advantage_std": 0.1, "vf_error_bound": 0.4}),
     ((1000, 1_000_000, True, [BOX]), {}, {"horizon": 16}),
     ((256, 60, True, [BOX]), {}, {"horizon": 32}),
     ((1, 10**9, False, [BOX]), {}, {"horizon": 256}),

@@ -24,7 +24,8 @@ SETTINGS = {
     "weight_decay": 0.1, "max_grad_norm": 0.7, "gamma": 0.97, "gae_lambda": 0.9, "vtrace_rho_clip": 1.1,
     "vtrace_c_clip": 0.9, "prio_alpha": 0.7, "prio_beta0": 0.3, "clip_coef": 0.2, "vf_coef": 0.7,
     "vf_clip_coef": 0.2, "ent_coef": 0.01, "reward_clip": 0.8, "norm_reward": False, "norm_obs": False,
-    "vf_error_bound": math.inf, "target_kl": None, "seed": 3, "total_timesteps": EPOCHS * 16 * 32,
+    "vf_error_bound": math.inf, "min_advantage_std": 0.0, "target_kl": None, "seed": 3,
+    "total_timesteps": EPOCHS * 16 * 32,
 }
 
 
@@ -84,7 +85,7 @@ CASES = {
     "one-sided": {},  # a squashed number beside one with a single bound
 }
 SCALED = {"norm_obs": True, "norm_reward": True, "target_kl": 0.01, "reward_clip": 100.0,
-          "learning_rate": 0.003, "vf_error_bound": 0.3}
+          "learning_rate": 0.003, "vf_error_bound": 0.3, "min_advantage_std": 0.1}
 
 
 class OneSided(gymnasium.Env):
