@@ -406,8 +406,9 @@ LOG_SQRT_2PI = f32(0.91893853320467274178)
 def squash_cell(u, half):
     """Return (tanh u, log(1 - tanh² u)) without overflow.
 
-    Computing 1 - tanh² u directly loses digits where it is near 0. `half` is the second row of
-    models.squash. There an action without a tanh has minus its scale; then both results are 0.
+    Computing 1 - tanh² u directly loses digits where it is near 0. half: the second row of
+    models.squash, half the action's range. It is negative for an action without a tanh; both
+    results are then 0.
     """
     x = abs(u)
     e = exp_cell(f32(-2) * x)

@@ -583,8 +583,8 @@ class MinGRUPolicy(_Recurrent):
 
     The decoder gives logits and value. normalize: observations go through a `Normalizer` first. The
     engines of fast/compiled.py and fast/fused.py compute the same without autograd. If `forward` is
-    changed (here, in a subclass or by a hook), the trainer notices and runs `forward`
-    (fast/verify.py).
+    changed (here, in a subclass or by a hook), the trainer notices and runs `forward`:
+    pufferl.choose_engine and PuffeRL._check_engine call the checks of fast/verify.py.
     """
 
     def __init__(self, env, hidden_size=128, num_layers=1, normalize=False):

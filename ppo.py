@@ -402,8 +402,9 @@ def learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, pro
     beta = args.prio_beta0 + (1 - args.prio_beta0) * progress
     means, steps = {}, 0
     for minibatch in range(count):
-        # Each minibatch computes all advantages again, with the newest values and ratios. Segments
-        # of larger |advantage| are drawn more often (prioritized replay, Schaul et al. 2016).
+        # Each minibatch computes all advantages again, with the newest values and ratios. (Those of
+        # the last minibatch's segments would be enough.) Segments of larger |advantage| are drawn
+        # more often (prioritized replay, Schaul et al. 2016).
         advantages = advantage(args, storage, rewards, mean, data.values, data.bootstraps, ratios)
         priorities = (advantages.abs() * valid).double().sum(0) ** args.prio_alpha + 1e-6
         priorities = torch.where(valid.any(0), priorities, 0.0)

@@ -42,9 +42,9 @@ from threadpoolctl import ThreadpoolController
 
 
 class Scale(NamedTuple):
-    """The meaning of a distribution: a scale on which equal steps matter equally.
+    """A distribution of sweeps: the scale on which equal steps matter equally.
 
-    The logarithm for log_normal, for example.
+    For example the logarithm for log_normal. The density on all scales is a truncated normal.
     """
 
     transform: Callable = float  # a value's place on the scale

@@ -211,8 +211,8 @@ class PuffeRL:
     def _use_engine(self, reason):
         """Print why autograd runs, if it does; capture CUDA graphs of an epoch's kernels.
 
-        Makes `_compute_all_advantages`, which replays `_compute_advantages` of all segments, and
-        replaces the methods of a minibatch by their graphs. On a CPU these are the methods.
+        On a GPU a graph takes the place of each method of a minibatch, and of `_compute_advantages`
+        of all segments, named `_compute_all_advantages`. On a CPU the methods are called.
         """
         self.args["engine"] = {"name": self.engine.name, "why": reason}
         if reason and self.ranks.rank == 0:
@@ -386,11 +386,11 @@ class PuffeRL:
     def _update_value_offset(self):
         """Update the offset of the values; recompute the advantages if it changed.
 
-        The offset is 0 until the mean value target is beyond RewardScale.FAR deviations of the
-        return, then the excess.
+        Within ± RewardScale.FAR deviations of the return a mean value target has the offset 0; the
+        offset is the part of the mean beyond that.
         """
         scale, buffers = self.reward_scale, self.buffers
-        if scale.factor > 0:  # an infinite reward makes it 0; _read_sums reports the reward
+        if scale.factor > 0:  # an infinite reward makes the factor 0; _read_sums reports the reward
             offset_before = scale.value_offset
             targets = torch.add(buffers.advantages, buffers.values[:-1], out=buffers.value_targets)
             moments = kernels.masked_moments(targets, buffers.storage["valid"], None)
@@ -519,7 +519,7 @@ class PuffeRL:
         logs = dict(self.losses)
         if norms and c["target_kl"] is not None:
             self._rate_factor = self._adapt_rate(logs["approx_kl"])
-        if log_due:  # before the checkpoint: a resumed run repeats an entry, but never lacks one
+        if log_due:  # before the checkpoint, so that a resumed run has this entry
             self.mean_and_log()
         if self.epoch % c["checkpoint_interval"] == 0 and self.run_folder:
             try:

@@ -333,13 +333,15 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #      written in each epoch before they are read.
 #   4. Sizes and buffers that were measured for a machine are in config.json and are taken from
 #      there. The engine is chosen again; if it is another one, a line says so.
-#   5. restore checks everything but the state of a torch optimizer before it changes anything. It
-#      restores that optimizer, then environments, then the model, then the tensors (Muon's momentum
-#      among them): environments that begin new episodes would overwrite the recurrent state.
+#   5. Snapshot.restore checks all but the state of a torch optimizer before it changes anything. It
+#      restores a torch optimizer, environments, model and tensors (Muon's momentum among them), in
+#      this order. Environments that begin new episodes set the recurrent state to zero, so the
+#      tensors are last.
 #   6. torch's generator on the CPU is saved for networks that draw from it (dropout). A GPU's is
 #      not.
 #   7. PuffeRL._end_epoch counts the epoch, adapts the rate and logs before it saves a checkpoint,
-#      so that a resume has all three.
+#      so that a resume has all three. PuffeRL.evaluate counts `_rollouts` after a rollout, and
+#      _write_back advances the counter of minibatches after everything that reads it.
 # The whole list is tested by test_every_kind_of_run_resumes_bit_for_bit in tests/test_pufferl.py.
 
 

@@ -122,8 +122,8 @@ class Vector(contextlib.AbstractContextManager):
             observation_dtype, action_heads (sizes of discrete choices, None for a Box),
             action_dims (numbers of an action: heads, or the size of a Box), action_dtype,
             has_action_masks
-        num_workers: threads that call `wait`, each with its own number; threads_per_worker: cores
-            of each; num_threads: cores of all
+        num_workers: threads of this process that call `wait`, each with its own number, and not the
+            processes that `make` calls so; threads_per_worker: cores of each; num_threads: of all
         driver_env [itself]: what policies read the spaces, obs_dtype and
             env_single_observation_space from
         storage [None until `allocate`]: the arrays of `new_storage`
@@ -396,8 +396,7 @@ class Native(Vector):
     threads.
     """
 
-    # 2,048 agents fit into a core's caches, and are enough work for a step's calls to cost little
-    # beside it (docs/findings.md).
+    # 2,048 agents fit into a core's caches, and their step takes much longer than its calls.
     AGENTS_PER_BUFFER = 2048
     first_env = 0
 
@@ -1197,7 +1196,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         per environment; any other keyword is one of them for all
     timeout: seconds after which a worker that does not answer is an error
 
-    None and "auto" are the defaults of num_workers and batch_size. Raises ConfigError for settings
+    For num_workers and batch_size "auto" is the same as None. Raises ConfigError for settings
     that cannot work together, MemoryError for more environments than the machine can hold, and
     TypeError for another object.
     """

@@ -11,9 +11,10 @@ the engine. An epoch, call by call:
 
     PuffeRL.evaluate > Compiled.rollout > Workers.run > _run_in_one_call, in each thread
         > _rollout_cpu > _act_cpu, c_calls.step_environments, for each step
+        (environments in Python: Workers.run > StepByStep.run > _act_cpu, vecenv.advance)
     PuffeRL.train > _minibatch_step > _compute_gradients > Compiled.backward > CpuEngine.backward
-        > Workers.run > _backward_share, in each thread
-        > _learn_cpu > _forward_cpu, kernels._ppo_loss_*, _backward_cpu, for some segments
+        > _backward_share, in each thread > _learn_cpu
+        > _forward_cpu, kernels._ppo_loss_*, _backward_cpu, for some segments
 
 The matrix products are those of fast/products.py: a call into torch takes longer than such a small
 product. A few segments at a time pass the whole network, forward and backward, so that the results
@@ -182,7 +183,8 @@ def _values_cpu(begin, end, observations, network, state, state_copy, resets, va
 # --------------------------------------------------------------------------------------------------
 # The rollout of a range of environments in one call. With a call for each step, threads would wait
 # for the interpreter's lock, and to wake a thread takes as long as a step of 256 agents.
-# Its arguments are those of a step, so that environments in Python have one call for each step:
+# The functions below take the range of steps as well, so that environments in Python call them for
+# one step at a time. Their arguments:
 #   first: the buffer's first agent, among this process's. The lanes [begin, end) count from there.
 #   network, state (a layer (n, H)), scratch: as in _policy_step_cpu; state_copy: like state,
 #   overwritten. storage: observations (T + 1, N, D), resets, valid (T + 1, N), actions (T, N, ...),

@@ -7,11 +7,12 @@ classes in `NETWORKS`. Three checks let them run:
     find_edit   then: no module has a hook, a parametrization or a replaced method
     compare     then, and when weights are loaded: engine and policy give the same on a few samples
 
-In each epoch the trainer compares `engines.inspect_modules` with that of the start.
+`pufferl.choose_engine` calls them when a run starts. In each epoch `PuffeRL._check_engine` compares
+`engines.inspect_modules` with that of the start, and calls `find_edit` after a difference.
 
-tests/test_engines.py has many more samples. After an edit of a method in `REIMPLEMENTED`, make
-it in both engines too, run the tests, and write the digest that they print. The edited network then
-keeps its fast engine.
+tests/test_engines.py has many more samples. To keep the fast engines after an edit of a method in
+`REIMPLEMENTED`, make the same edit in both, run the tests, and set `DIGEST` to the digest that they
+print.
 """
 
 import numpy as np
