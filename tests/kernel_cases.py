@@ -650,7 +650,8 @@ TABLE = {
     mingru_scan_grad: SCANS,
     ppo_loss: [*(kind | KIND for kind in KINDS for KIND in (*WHOLE, *DRAWN)),
                *(kind | EQUAL for kind in KINDS),
-               *(kind | {"coefficients": {"vf_error_bound": 0.3}} for kind in KINDS)],
+               *(kind | {"coefficients": {"vf_error_bound": 0.3}} for kind in KINDS),
+               {"T": 4, "B": 6, "heads": [3], "spread": 30.0}],  # log-ratios are clamped
     masked_moments: [{"N": N} for N in (1, 3, 17, 257)],
     normalisation: [{"N": N, "bound": bound} for N in (1, 3, 257) for bound in (0.5, 50.0, 1e30)],
     gradient_norm: [{"n": n} for n in (1, 3, 4095, 4096, 4097, 100_001)],
