@@ -92,7 +92,7 @@ def borrowed(name, where):
 
 SIMULATED = ("values", "nan_is_never_lost", "a_masked_action_is_never_taken_for_a_nan")
 for name in SIMULATED if arena.SIMULATOR else (
-        *SIMULATED, "nan_in_a_scan", "bfloat16_rounds_only_what_is_written", "loss_in_chunks",
+        *SIMULATED, "bfloat16_rounds_only_what_is_written", "loss_in_chunks",
         "explained_variance", "a_wrong_argument_is_refused"):
     globals()[f"test_{name}"] = borrowed(name, WHERE)
 # On a GPU Muon is for bench/bench_kernels.py and the tests of the trainer.

@@ -379,7 +379,7 @@ def test_explained_variance():
 # --------------------------------------------------------------------------------------------------
 # A NaN is never lost
 
-ALL = slice(None)
+ALL, SCAN = slice(None), {"T": 4, "M": 3, "H": 21}
 NANS = [  # kernel, options, argument, place of the NaN, {output: (some NaN here, nothing outside)}
     *((cases.sample, {"n": 3, "heads": [3], "masked": masked, "deterministic": likely}, "outputs",
        (1, place), {"logprobs": (1, 1)})
@@ -399,6 +399,13 @@ NANS = [  # kernel, options, argument, place of the NaN, {output: (some NaN here
       for kind in ({"heads": [3, 2]}, {"heads": [3, 2], "masked": True}, {"dims": 2})
       for name, place in (("outputs", (2, 3, 0)), ("outputs", (2, 3, -1)), ("logprobs", (2, 3)),
                           ("values", (2, 3)), ("advantages", (2, 3)), ("weights", (3,)))),
+    *((cases.mingru_scan, SCAN, name, place, {"out": ((2, 1, 5), (ALL, 1))})
+      for name, place in (("hgp", (2, 1, 5)), ("hgp", (2, 1, 26)), ("hgp", (2, 1, 47)),
+                          ("x", (2, 1, 5)), ("states", (0, 1, 5)))),
+    *((cases.mingru_scan_grad, SCAN, name, place, {"hgp": ((ALL, 1), (ALL, 1))})
+      for name, place in (("hgp", (2, 1, 5)), ("x", (2, 1, 5)), ("states", (2, 1, 5)))),
+    (cases.mingru_scan_grad, SCAN, "grad_out", (3, 0, 7),
+     {"hgp": ((3, 0, [7, 28, 49]), (ALL, 0)), "sums": ((0, [7, 28]), 0)}),
     (cases.masked_moments, {"T": 3, "N": 4}, "numbers", (1, 2), {"result": ([1, 2], ALL)}),
     (cases.gradient_norm, {"n": 10_000}, "flat", (7_777,), {"result": ((), ())}),
     (cases.observation_moments, {}, "observations", (3, 2), {"result": ((ALL, 2), (ALL, 2))}),
@@ -432,27 +439,6 @@ def test_a_masked_action_is_never_taken_for_a_nan():
         outputs, masks = torch.zeros(1, 4), torch.tensor([[0, 1, 1]], dtype=torch.uint8)
         outputs[0, place] = NAN
         assert draw_actions(outputs, [3], masks=masks, deterministic=likely)[0].item() > 0
-
-
-@pytest.mark.parametrize("valid", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["h", "g", "p", "x", "state"])
-def test_nan_in_a_scan(name, valid):
-    if not valid and name in ("h", "g"):
-        pytest.skip("an inactive step takes in nothing")
-    H, arguments = 21, {"T": 4, "M": 3, "resets": 0.0}
-    scan = cases.mingru_scan(**arguments, H=H, live=valid)
-    data = scan.arguments
-    target = {"x": data["x"][2], "state": data["states"][0]}.get(name, data["hgp"][2])
-    target[1, {"g": H, "p": 2 * H}.get(name, 0) + 5] = NAN
-    out = scan.run()["out"]
-    assert out[2, 1, 5].isnan() and out[:, [0, 2]].isfinite().all()
-    inputs = [data[each] for each in ("hgp", "x", "states", "resets", "valid")]
-    kernels.mingru_scan_grad(*inputs, torch.ones(4, 3, H), torch.zeros(3, 3 * H))
-    assert data["hgp"][2, 1].isnan().any() and data["hgp"][:, [0, 2]].isfinite().all()
-    grad = cases.mingru_scan_grad(**arguments, H=H, live=1.0)
-    grad.arguments["grad_out"][3, 0, 7] = NAN
-    hgp = grad.run()["hgp"]
-    assert hgp[:, 0, [7, H + 7]].isnan().all() and hgp[3, 0, 2 * H + 7].isnan()
 
 
 # --------------------------------------------------------------------------------------------------
