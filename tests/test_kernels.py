@@ -37,15 +37,10 @@ def test_values(make, options):
 # Scalar mathematics
 
 
-def by_cell(cell, x):
-    """cell(x), compiled as a driver compiles it."""
-    @numba.njit(error_model="numpy", fastmath=arena.FASTMATH)
-    def loop(x, out):
-        for i in range(len(x)):
-            out[i] = cell(x[i])
-
-    out = np.full_like(x, np.nan)
-    loop(x, out)
+def by_cell(name, x, dtype=np.float32):
+    """Return the cell's results, compiled as a driver compiles it."""
+    out = np.zeros(len(x), dtype)
+    numba.njit(cases.cell_loop(name), error_model="numpy", fastmath=arena.FASTMATH)(x, out)
     return out
 
 
@@ -65,7 +60,7 @@ FORMULAS = [  # cell, formula, numbers, the largest errors: absolute and relativ
 @pytest.mark.parametrize("cell, formula, numbers, absolute, relative", FORMULAS)
 def test_a_cell_is_its_formula(cell, formula, numbers, absolute, relative):
     x = np.array(numbers, np.float32)
-    out = by_cell(getattr(kernels, cell), x)
+    out = by_cell(cell, x)
     with np.errstate(over="ignore", invalid="ignore"):
         exact = formula(x.astype(float))
         error, most = np.abs(out - exact), relative * np.abs(exact)
@@ -73,13 +68,6 @@ def test_a_cell_is_its_formula(cell, formula, numbers, absolute, relative):
     assert np.nanmax(error) < absolute and not (error > most).any()
     if np.isinf(x).any():
         assert np.nanmin(exact) <= np.nanmin(out) and np.nanmax(out) <= np.nanmax(exact)
-
-
-@numba.njit(error_model="numpy", fastmath=arena.FASTMATH)
-def bfloat_probe(x, bits, back):
-    for i in range(len(x)):
-        bits[i] = kernels.bfloat_of_float(x[i])
-        back[i] = kernels.float_of_bfloat(bits[i])
 
 
 def test_bfloat16_rounds_to_the_nearest():
@@ -90,8 +78,8 @@ def test_bfloat16_rounds_to_the_nearest():
     nans = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF800001, 0x7FC00000, 0x7F808000,
                      0x7FFF8000], np.uint32).view(np.float32)
     x = np.concatenate([x[~np.isnan(x)], nans])
-    halves, back = np.zeros(len(x), np.uint16), np.zeros_like(x)
-    bfloat_probe(x, halves, back)
+    halves = by_cell("bfloat_of_float", x, np.uint16)
+    back = by_cell("float_of_bfloat", halves)
     # torch rounds a tie to even, the kernels away from zero
     away = (x.view(np.uint32) & 0xFFFF) == 0x8000
     nearest = np.where(away & ~np.isnan(x), (x.view(np.uint32) + 1).view(np.float32), x)

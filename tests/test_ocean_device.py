@@ -41,11 +41,9 @@ def stand_in(request, monkeypatch):
 
 
 def test_most_environments_are_plain_data():
-    assert len(NAMES) >= 30
     for name, why in STAY.items():
         assert why in on_device.why_not(ocean.load(name))
-        with pytest.raises(ValueError, match=why):
-            vector.make(name, device="cpu")
+    assert len(NAMES) >= 30
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -151,11 +149,6 @@ def broken(folder):
     return ocean.load(folder / "broken.h")
 
 
-def test_what_is_no_cpp_is_refused(tmp_path):
-    with pytest.raises(EnvError, match=r"broken\.h"):
-        on_device.Kernels(broken(tmp_path))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The same steps
 
@@ -256,9 +249,7 @@ def make_trainer(name, there, **settings):
 
 def train(trainer, epochs):
     logs = [(trainer.evaluate(), trainer.train()) for _ in range(epochs)]
-    buffers = trainer.buffers
-    tensors = trainer.arena.flat("weights"), buffers.values, buffers.storage["actions"], buffers.bootstraps
-    return [tensor.clone() for tensor in tensors], logs, trainer.statistics.returns
+    return test_devices.copies(trainer), logs, trainer.statistics.returns
 
 
 CASES = {
@@ -320,7 +311,6 @@ def test_the_range_of_returns_is_that_of_the_host(launcher):
 
 
 def test_a_policy_on_the_cpu_may_act_in_them():
-    """Each step is copied, as it is for scripts."""
     results = [train(make_trainer("cartpole", there, device="cpu"), 3) for there in (False, True)]
     assert all_equal(results[0][0], results[1][0])
 
@@ -363,9 +353,9 @@ def test_a_gpu_plays_the_rollout_in_graphs(name):
     for graphs in (2, -1):
         trainer = test_devices.make_trainer(device_steps.library(name), 256, vec=place, horizon=16,
                                             minibatch_size=1024, cudagraphs=graphs)
-        results.append(train(trainer, 6))
+        results.append(train(trainer, 6)[0])
         assert (("rollout", 0, 16) in trainer.buffers.gpu._graphs) == (graphs == 2)
-    assert all_equal(results[0][0], results[1][0])
+    assert all_equal(*results)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
