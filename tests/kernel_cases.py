@@ -33,10 +33,7 @@ def flags(rng, probability, *shape):
 
 
 def close(actual, expected, tolerance=1e-5, name=""):
-    """Return whether |actual - expected| <= tolerance · (1 + |expected|) everywhere.
-
-    A NaN is never close.
-    """
+    """Assert |actual - expected| <= tolerance · (1 + |expected|); a NaN is not."""
     actual, expected = torch.as_tensor(actual).double(), torch.as_tensor(expected).double()
     assert actual.shape == expected.shape, name
     error = (actual - expected).abs() / (1 + expected.abs())
@@ -49,10 +46,7 @@ def bits(tensor):
 
 
 class Call:
-    """A kernel's arguments, the names of its outputs, and their expected values.
-
-    compare(**written) yields (name, actual, expected, tolerance).
-    """
+    """A kernel's call; compare(**written) yields (name, actual, expected, tolerance)."""
 
     def __init__(self, kernel, written, compare, *, scratch=(), **arguments):
         self.kernel, self.written, self.compare = kernel, written, compare
@@ -97,10 +91,7 @@ def some_masks(rng, n, heads):
 
 
 def bounds(dims, mixed=False):
-    """Return models.squash's rows (middle, half, log |half|).
-
-    mixed: two of three have at most one bound.
-    """
+    """Return models.squash's rows; mixed: two of three have at most one bound."""
     low, high = -1.0 - torch.arange(dims), torch.linspace(0.5, 4.0, dims)
     middle, half = (low + high) / 2, (high - low) / 2
     if mixed:
@@ -122,10 +113,7 @@ def uniforms(n, parts, seed=0, step=0, first_agent=0):
 
 def sample(n=5, heads=None, dims=None, masked=False, wide=False, squash=None, far=False,
            outputs=None, log_std=None, masks=None, **options):
-    """Make a call of sample.
-
-    `wide`: a log-std for every agent; `squash`: False, True or "mixed".
-    """
+    """Make a call of sample; `wide`: a log-std for every agent; squash: see bounds."""
     rng, where = generator(n), FAR if far else {"seed": 7, "step": 0, "first_agent": 0}
     where = {**where, **{name: options.pop(name) for name in FAR if name in options}}
     width = sum(heads) if heads else dims
@@ -300,10 +288,7 @@ def write_back(T=4, N=5, M=5):
 
 def segments(T, M, H, seed=0, columns=None, resets=0.2, live=0.8, rows=0, scale=1.0, rounded=False,
              dtype=torch.float32):
-    """Make the arguments of a scan.
-
-    rounded: arrays that may be bfloat16 are rounded to that and have this dtype.
-    """
+    """Make the arguments of a scan; rounded: to bfloat16, in arrays of this dtype."""
     rng = generator(seed)
     columns = columns or M
     data = {"hgp": 2 * scale * torch.randn(T, M, 3 * H, generator=rng),
@@ -317,10 +302,7 @@ def segments(T, M, H, seed=0, columns=None, resets=0.2, live=0.8, rows=0, scale=
 
 def mingru_scan(T=3, M=4, H=6, seed=0, start=0, columns=None, resets=0.2, live=0.8, drawn=False,
                 scale=1.0, rounded=False, dtype=torch.float32):
-    """Make a call of mingru_scan.
-
-    drawn: segments are columns of an index, and initial states those of all agents.
-    """
+    """Make a call; drawn: segments are columns of an index, initial of all agents."""
     columns = columns or start + M
     data = segments(T, M, H, seed, columns, resets, live, seed % 2, scale, rounded, dtype)
     rng, where, chosen, first = generator(seed + 1), {"start": start}, torch.arange(columns), data["states"][0].clone()
@@ -443,10 +425,7 @@ def drawn(data, name):
 
 
 def expected_loss(data, **coefficients):
-    """Return (statistics, d loss/d outputs, d loss/d log_std or None).
-
-    Of the reference.
-    """
+    """Return the reference's (statistics, d loss/d outputs, d loss/d log_std or None)."""
     outputs = data["outputs"].double().requires_grad_()
     log_std = data["log_std"].double().requires_grad_() if "log_std" in data else None
     rows = log_std  # of which the reference takes one for each valid step as well

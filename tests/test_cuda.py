@@ -1,12 +1,9 @@
-"""The kernels of a GPU, through the tests of the CPU's: on a GPU, or without one. Then numba's
-drivers run in its simulator and, as a GPU's compiler leaves them, through tests/ptx.py; CUDA C++
-runs behind tests/cuda_shim.h.
+"""The kernels of a GPU, through the tests of the CPU's. Without a GPU, CUDA C++ runs behind
+tests/cuda_shim.h, and numba's drivers in its simulator and through tests/ptx.py.
 
     NUMBA_ENABLE_CUDASIM=1 NUMBA_DISABLE_JIT=1 python -m pytest tests/test_cuda.py -m cudasim
     python -m pytest tests/test_cuda.py -m gpu
     python -m pytest tests/test_cuda.py             # PTX, with every access to memory looked at
-
-and each of them compiled to PTX for three generations of GPUs.
 """
 
 import functools

@@ -3,8 +3,7 @@
 The recorder keeps tensors apart from the environments' arrays, runs the CUDA drivers on the CPU,
 and captures as a GPU does: it notes each torch operation and each kernel with its tensors and
 numbers, and a replay repeats exactly those. So it finds a number of Python's that a graph bakes in,
-and memory that moves. With `Streams` it finds work that does not wait for another stream's. It
-cannot find what only real memory does.
+and memory that moves. With `Streams` it finds work that does not wait for another stream's.
 """
 
 import contextlib
@@ -139,10 +138,7 @@ class Recorder:
 
 
 def install(monkeypatch, execute):
-    """Put the recorder instead of a GPU.
-
-    `execute` runs numba's drivers, tests/cuda_on_a_cpu.py the CUDA C++.
-    """
+    """Put the recorder instead of a GPU; `execute` runs numba's drivers."""
     monkeypatch.setattr(arena, "SIMULATOR", True)
     monkeypatch.setattr(arena, "_launch", recorded(execute))
     monkeypatch.setattr(fused, "find_gpu", lambda workers: Recorder())
@@ -319,10 +315,7 @@ def launches(trainer, key):
 @pytest.mark.parametrize("fits, step, final", [(True, 4, 5), (False, 10, 14)],
                          ids=["in one kernel", "by products"])
 def test_a_rollouts_step_is_few_launches(device, fits, step, final, monkeypatch):
-    """Count two copies from the host, the policy's step and a copy of the actions.
-
-    And the values of final observations.
-    """
+    """Count copies from the host, the policy's step and a copy of the actions."""
     if not fits:
         as_if_it_did_not_fit(monkeypatch)
     trainer = make_trainer(cudagraphs=1)

@@ -1,8 +1,4 @@
-"""What the compiler makes of the kernels: vectorised loops in single precision, which keep no
-memory and make none.
-
-    python -m pytest tests/test_kernel_promises.py -k vectorised
-"""
+"""What the compiler makes of the kernels: vectorised loops in single precision that keep no memory."""
 
 import gc
 import re
@@ -30,8 +26,7 @@ needs_avx = pytest.mark.skipif(not llvmlite.binding.get_host_cpu_features().get(
 
 
 def assembly_of(compiled):
-    """The machine code without the wrapper for Python callers, which turns Python's double scalars
-    to single."""
+    """The machine code without the wrapper for Python callers, which has double scalars."""
     (text,) = compiled.inspect_asm().values()
     parts = FUNCTION.split(text)[1:]
     code = [body for name, body in zip(parts[::2], parts[1::2], strict=True)
@@ -65,8 +60,7 @@ DRIVERS = {  # the call that compiles it, and packed arithmetic that its hot loo
 
 @cache
 def compiled_again(name, call):
-    """The driver for the types of its last call, as it is when the cache keeps nothing, for that
-    keeps no assembly."""
+    """The driver for the types of its last call, without the cache, which keeps no assembly."""
     driver = getattr(kernels, name)
     if call == "muon":
         made([(3, 4)])[2].step(0.1)
@@ -93,8 +87,7 @@ def test_a_cpu_driver_is_vectorised(name):
     ("ppo_loss", "_ppo_loss_discrete_lanes", ("_head_rows", "_objective_rows", "_logit_grad_rows")),
     ("sample", "_sample_discrete_lanes", ("_uniform_rows", "_choose_rows"))])
 def test_rows_lie_side_by_side(call, driver, loops):
-    """numba knows it, else their loops are scalar: what it unpacks from an array of two dimensions,
-    it takes to have any stride."""
+    """numba knows it, else their loops are scalar: a row of two dimensions may have any stride."""
     compiled_again(driver, call)  # and what it calls
     for rows in (getattr(kernels, name) for name in loops):
         arrays = [kind for kind in rows.signatures[0] if isinstance(kind, numba.types.Array)]
