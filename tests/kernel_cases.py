@@ -154,16 +154,15 @@ def sample(n=5, heads=None, dims=None, masked=False, wide=False, squash=None, fa
         u, v = uniforms(n, dims, **where)
         noise = (-2 * (-u).log1p()).sqrt() * (2 * math.pi * v).cos() * (not deterministic)
         drawn, spread = actions if samples is None else samples, log_std.double()
-        known = logits, spread, drawn.double()
         yield "values", values, outputs[:, -1], 0
         yield "samples", drawn, logits + spread.exp() * noise, 3e-6
-        if samples is None:
-            yield "logprobs", logprobs, reference.gaussian_logprob_entropy(*known)[0], 1e-5
-            return
-        middle, half, _ = rows = arguments["squash"].double()
-        expected = torch.where(half > 0, middle + half * known[2].tanh(), middle - half * known[2])
-        yield "actions", actions, expected, 1e-6
-        yield "logprobs", logprobs, reference.squashed_logprob_entropy(*known, rows)[0], 1e-5
+        rows, drawn = arguments.get("squash"), drawn.double()
+        if rows is not None:
+            middle, half, _ = rows = rows.double()
+            expected = torch.where(half > 0, middle + half * drawn.tanh(), middle - half * drawn)
+            yield "actions", actions, expected, 1e-6
+        logprob, _ = reference.logprob_entropy(logits, drawn, log_std=spread, squash=rows)
+        yield "logprobs", logprobs, logprob, 1e-5
 
     return Call("sample", written, discrete if heads else continuous, **arguments)
 
@@ -406,11 +405,11 @@ def minibatch(T, B, *, heads=None, dims=None, masked=False, seed=0, live=0.8, sp
         log_std = 0.4 * torch.randn(*((T, N) if wide else ()), dims, generator=rng)
         noise = torch.randn(T, N, dims, generator=rng)
         data["actions"] = outputs[..., :-1] + log_std.exp() * noise
-        known = outputs[..., :-1].double(), log_std.double(), data["actions"].double()
-        logprobs, _ = reference.gaussian_logprob_entropy(*known)
         if squash:
             data["squash"] = bounds(dims, squash == "mixed")
-            logprobs, _ = reference.squashed_logprob_entropy(*known, data["squash"].double())
+        logprobs, _ = reference.logprob_entropy(
+            outputs[..., :-1].double(), data["actions"].double(), log_std=log_std.double(),
+            squash=data["squash"].double() if squash else None)
         data["log_std"] = log_std[:, columns].contiguous() if wide else log_std
     data["logprobs"] = logprobs.view(T, N).float() + spread * torch.randn(T, N, generator=rng)
     data["outputs"] = outputs[:, columns].contiguous()
@@ -601,7 +600,9 @@ TABLE = {
         {"n": 33, "dims": 7, "deterministic": True}, {"n": 1, "dims": 1, "squash": True},
         {"n": 257, "dims": 3, "squash": True, "far": True},
         {"n": 65, "dims": 6, "squash": "mixed", "wide": True},
-        {"n": 33, "dims": 2, "squash": True, "deterministic": True}],
+        {"n": 33, "dims": 2, "squash": True, "deterministic": True},
+        *({"n": 1, "dims": 2, "squash": True, "outputs": far * torch.tensor([[1.0, -1.0, 0.0]])}
+          for far in (9.0, 60.0))],
     advantage: [
         *({"T": T, "N": N} for T, N in ((1, 1), (2, 3), (17, 17), (64, 65), (2, 257), (9, 513))),
         *({"T": 17, "N": 67, "offset": offset} for offset in (3.0, -20_000.0)),

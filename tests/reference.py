@@ -202,6 +202,15 @@ def squashed_logprob_entropy(mean, log_std, samples, squash):
     return logprob.sum(-1), (normal.entropy() + transform.log_abs_det_jacobian(u, transform(u))).sum(-1)
 
 
+def logprob_entropy(y, actions, heads=None, log_std=None, mask=None, squash=None):
+    """Return joint log-probability or -density of actions, and joint entropy, each (...)."""
+    if heads is not None:
+        return discrete_logprob_entropy(y, actions, heads, mask)
+    if squash is None:
+        return gaussian_logprob_entropy(y, log_std, actions)
+    return squashed_logprob_entropy(y, log_std, actions, squash)
+
+
 def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, advantages, weights,
              valid, clip_coef, vf_coef, vf_clip_coef, ent_coef, vf_error_bound=float("inf"),
              heads=None, log_std=None, mask=None,
@@ -235,11 +244,8 @@ def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, adva
     y, v, a, old_logprob = logits_or_mean[on], values_new[on], actions[on], old_logprobs[on]
     old_v, adv, w = old_values[on], advantages[on], weights.expand_as(valid)[on]
 
-    if log_std is None:
-        logprob, entropy = discrete_logprob_entropy(y, a, heads, None if mask is None else mask[on])
-    else:
-        density = gaussian_logprob_entropy if squash is None else squashed_logprob_entropy
-        logprob, entropy = density(y, log_std, a, *([] if squash is None else [squash]))
+    mask = None if mask is None else mask[on]
+    logprob, entropy = logprob_entropy(y, a, heads, log_std, mask, squash)
     log_ratio = (logprob - old_logprob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     ratio = log_ratio.exp()
 

@@ -140,14 +140,10 @@ class Reference:
             outputs, log_std = self.forward(r["observations"], self.state | {name: r[name] for name in flags})
         torch.testing.assert_close(self.values, outputs[..., -1], atol=1e-5, rtol=1e-4)
         logits, samples = outputs[:-1, :, :-1], r["samples"].double()
-        if log_std is None:
-            masks = r["action_masks"][:-1] if "action_masks" in r else None
-            logprobs, _ = reference.discrete_logprob_entropy(logits, samples, self.distribution["heads"], masks)
-        elif (squash := self.distribution["squash"]) is None:
-            logprobs, _ = reference.gaussian_logprob_entropy(logits, log_std, samples)
-        else:
-            logprobs, _ = reference.squashed_logprob_entropy(logits, log_std, samples, squash)
-            middle, half, _ = squash[:, 0]
+        masks = r["action_masks"][:-1] if "action_masks" in r else None
+        logprobs, _ = reference.logprob_entropy(logits, samples, log_std=log_std, mask=masks, **self.distribution)
+        if self.distribution["squash"] is not None:
+            middle, half, _ = self.distribution["squash"][:, 0]
             torch.testing.assert_close(r["actions"].double(), middle + half * samples.tanh(), atol=1e-6, rtol=1e-6)
         torch.testing.assert_close(r["logprobs"], logprobs.double(), atol=1e-4, rtol=1e-4)
         assert torch.equal(r["resets"][1:], r["terminals"] | r["truncations"])
