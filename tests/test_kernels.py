@@ -477,34 +477,14 @@ def test_a_chunk_outside_of_the_minibatch_is_refused(call, more):
 # --------------------------------------------------------------------------------------------------
 # The same bits for any number of threads
 
-LARGE = {"T": 17, "M": 1100, "H": 33}
-SHARED = {
-    "sample": lambda: cases.sample(1100, heads=[2, 3]),
-    "sample continuous": lambda: cases.sample(1100, dims=5),
-    "advantage": lambda: cases.advantage(17, 1100),
-    "advantage columns": lambda: cases.advantage(17, 1100, index=list(range(0, 1100, 2))),
-    "priorities": lambda: cases.priorities(17, 1100),
-    "draw_segments": lambda: cases.draw_segments(1100, 500),
-    "gather": lambda: cases.gather(N=1100, M=500),
-    "write_back": lambda: cases.write_back(17, 1100, 500),
-    "mingru_step": lambda: cases.mingru_step(1100, 33),
-    "mingru_scan": lambda: cases.mingru_scan(**LARGE),
-    "mingru_scan_grad": lambda: cases.mingru_scan_grad(**LARGE),
-    "ppo_loss": lambda: cases.ppo_loss(17, 1100, heads=[3, 2]),
-    "ppo_loss continuous": lambda: cases.ppo_loss(17, 1100, dims=3),
-    "masked_moments": lambda: cases.masked_moments(17, 1100, 1100),
-    "gradient_norm": lambda: cases.gradient_norm(150_001),
-    "observation_moments": lambda: cases.observation_moments(1100, 33),
-}
 
-
-@pytest.mark.parametrize("make", SHARED.values(), ids=SHARED)
-def test_thread_count_changes_no_bit(make, monkeypatch):
-    """Shared out among two threads or more, however little there is to do, each lane once."""
+@pytest.mark.parametrize("make, options", cases.CASES)
+def test_thread_count_changes_no_bit(make, options, monkeypatch):
+    """Shared out among all threads, however little there is to do, each lane once."""
     monkeypatch.setattr(arena, "MIN_THREAD_NANOSECONDS", 1)
-    expected, run_shared, shares = make().run(), kernels.run, []
+    expected, run_shared = make(**options).run(), kernels.run
 
-    def count_shares(function, lanes, cost, *arguments):
+    def run_and_count(function, lanes, cost, *arguments):
         ranges = []
 
         def counted(first, last, *arguments):
@@ -513,14 +493,10 @@ def test_thread_count_changes_no_bit(make, monkeypatch):
 
         run_shared(counted, lanes, cost, *arguments)
         assert sorted(itertools.chain(*itertools.starmap(range, ranges))) == list(range(lanes))
-        if lanes > 1:  # there is nothing to share out of one
-            shares.append(len(ranges))
+        assert len(ranges) == min(lanes, count)
 
-    monkeypatch.setattr(kernels, "run", count_shares)
+    monkeypatch.setattr(kernels, "run", run_and_count)
     for count in cases.THREAD_COUNTS:
-        call = make()
-        shares.clear()
         with threads(count):
-            results = call.run()
+            results = make(**options).run()
         assert all(torch.equal(bits(results[name]), bits(x)) for name, x in expected.items())
-        assert min(shares) == count
