@@ -225,9 +225,10 @@ def test_newton_schulz_takes_fewer_blocks_if_the_gpu_cannot_hold_all(monkeypatch
     memory.adopt(torch.nn.Linear(2, 2))
     x, y = matrices.cuda(), torch.zeros(matrices.shape, device="cuda")
     squares = torch.full((2, 40, 128, 128), torch.nan, device="cuda")
+    optimizer = optim.Muon(memory, batched=True)
 
     def call():
-        optim.Muon(memory, batched=True)._orthogonalise_batched(x, y, *squares)
+        optimizer._orthogonalise_batched(x, y, *squares)
 
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     torch.cuda.synchronize()
