@@ -1,12 +1,10 @@
-"""CuPy's part in launching a kernel, without a GPU: a module that stands for `cupy`, whose kernels are compiled as C++
-for the CPU behind cuda_shim.h and take the addresses of numpy's arrays.
+"""A stand-in for CuPy: kernels are compiled as C++ behind cuda_shim.h and take the addresses of numpy's arrays.
 
     cupy = cuda_on_a_cpu.install(monkeypatch)          # from now on kernels.CUDA and environments launch here
+    cupy.launches                                      # the names of the kernels
 
-It takes what CuPy takes: numpy's scalars by their size, a grid and a block as tuples, a stream in a `with`. Some
-mistakes that a GPU does not report are errors here: a wrong number of arguments, a wrong size or kind
-of one, another stream than torch's, and threads that wait for each other for ever. `launches`
-are the names of the kernels, as they were launched.
+Some mistakes that a GPU does not report are errors here: a wrong number, size or kind of arguments, another stream
+than torch's, and threads that wait for each other for ever.
 """
 
 import ctypes
@@ -122,8 +120,7 @@ class Stream:
 
 
 def cupy():
-    """The module. `backwards` runs the last thread first; `execute(kernel, blocks, threads, shared, values, addresses,
-    together)` may be replaced by what notes the launches."""
+    """The module. `backwards` runs the last thread first; `execute` may be replaced by what notes the launches."""
     module = types.ModuleType("cupy")
     module.streams, module.backwards, module.launches = Streams(), False, []
 

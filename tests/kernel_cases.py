@@ -33,10 +33,7 @@ def flags(rng, probability, *shape):
 
 
 def close(actual, expected, tolerance=1e-5, name=""):
-    """Return whether |actual - expected| <= tolerance · (1 + |expected|) everywhere.
-
-    A NaN is never close.
-    """
+    """Assert |actual - expected| <= tolerance · (1 + |expected|); a NaN is not."""
     actual, expected = torch.as_tensor(actual).double(), torch.as_tensor(expected).double()
     assert actual.shape == expected.shape, name
     error = (actual - expected).abs() / (1 + expected.abs())
@@ -49,10 +46,7 @@ def bits(tensor):
 
 
 class Call:
-    """A kernel's arguments, the names of its outputs, and their expected values.
-
-    compare(**written) yields (name, actual, expected, tolerance).
-    """
+    """A kernel's call; compare(**written) yields (name, actual, expected, tolerance)."""
 
     def __init__(self, kernel, written, compare, *, scratch=(), **arguments):
         self.kernel, self.written, self.compare = kernel, written, compare
@@ -97,10 +91,7 @@ def some_masks(rng, n, heads):
 
 
 def bounds(dims, mixed=False):
-    """Return models.squash's rows (middle, half, log |half|).
-
-    mixed: two of three have at most one bound.
-    """
+    """Return models.squash's rows; mixed: two of three have at most one bound."""
     low, high = -1.0 - torch.arange(dims), torch.linspace(0.5, 4.0, dims)
     middle, half = (low + high) / 2, (high - low) / 2
     if mixed:
@@ -122,10 +113,7 @@ def uniforms(n, parts, seed=0, step=0, first_agent=0):
 
 def sample(n=5, heads=None, dims=None, masked=False, wide=False, squash=None, far=False,
            outputs=None, log_std=None, masks=None, **options):
-    """Make a call of sample.
-
-    `wide`: a log-std for every agent; `squash`: False, True or "mixed".
-    """
+    """Make a call of sample; `wide`: a log-std for every agent; squash: see bounds."""
     rng, where = generator(n), FAR if far else {"seed": 7, "step": 0, "first_agent": 0}
     where = {**where, **{name: options.pop(name) for name in FAR if name in options}}
     width = sum(heads) if heads else dims
@@ -166,16 +154,15 @@ def sample(n=5, heads=None, dims=None, masked=False, wide=False, squash=None, fa
         u, v = uniforms(n, dims, **where)
         noise = (-2 * (-u).log1p()).sqrt() * (2 * math.pi * v).cos() * (not deterministic)
         drawn, spread = actions if samples is None else samples, log_std.double()
-        known = logits, spread, drawn.double()
         yield "values", values, outputs[:, -1], 0
         yield "samples", drawn, logits + spread.exp() * noise, 3e-6
-        if samples is None:
-            yield "logprobs", logprobs, reference.gaussian_logprob_entropy(*known)[0], 1e-5
-            return
-        middle, half, _ = rows = arguments["squash"].double()
-        expected = torch.where(half > 0, middle + half * known[2].tanh(), middle - half * known[2])
-        yield "actions", actions, expected, 1e-6
-        yield "logprobs", logprobs, reference.squashed_logprob_entropy(*known, rows)[0], 1e-5
+        rows, drawn = arguments.get("squash"), drawn.double()
+        if rows is not None:
+            middle, half, _ = rows = rows.double()
+            expected = torch.where(half > 0, middle + half * drawn.tanh(), middle - half * drawn)
+            yield "actions", actions, expected, 1e-6
+        logprob, _ = reference.logprob_entropy(logits, drawn, log_std=spread, squash=rows)
+        yield "logprobs", logprobs, logprob, 1e-5
 
     return Call("sample", written, discrete if heads else continuous, **arguments)
 
@@ -300,10 +287,7 @@ def write_back(T=4, N=5, M=5):
 
 def segments(T, M, H, seed=0, columns=None, resets=0.2, live=0.8, rows=0, scale=1.0, rounded=False,
              dtype=torch.float32):
-    """Make the arguments of a scan.
-
-    rounded: arrays that may be bfloat16 are rounded to that and have this dtype.
-    """
+    """Make the arguments of a scan; rounded: to bfloat16, in arrays of this dtype."""
     rng = generator(seed)
     columns = columns or M
     data = {"hgp": 2 * scale * torch.randn(T, M, 3 * H, generator=rng),
@@ -317,10 +301,7 @@ def segments(T, M, H, seed=0, columns=None, resets=0.2, live=0.8, rows=0, scale=
 
 def mingru_scan(T=3, M=4, H=6, seed=0, start=0, columns=None, resets=0.2, live=0.8, drawn=False,
                 scale=1.0, rounded=False, dtype=torch.float32):
-    """Make a call of mingru_scan.
-
-    drawn: segments are columns of an index, and initial states those of all agents.
-    """
+    """Make a call; drawn: segments are columns of an index, initial of all agents."""
     columns = columns or start + M
     data = segments(T, M, H, seed, columns, resets, live, seed % 2, scale, rounded, dtype)
     rng, where, chosen, first = generator(seed + 1), {"start": start}, torch.arange(columns), data["states"][0].clone()
@@ -424,11 +405,11 @@ def minibatch(T, B, *, heads=None, dims=None, masked=False, seed=0, live=0.8, sp
         log_std = 0.4 * torch.randn(*((T, N) if wide else ()), dims, generator=rng)
         noise = torch.randn(T, N, dims, generator=rng)
         data["actions"] = outputs[..., :-1] + log_std.exp() * noise
-        known = outputs[..., :-1].double(), log_std.double(), data["actions"].double()
-        logprobs, _ = reference.gaussian_logprob_entropy(*known)
         if squash:
             data["squash"] = bounds(dims, squash == "mixed")
-            logprobs, _ = reference.squashed_logprob_entropy(*known, data["squash"].double())
+        logprobs, _ = reference.logprob_entropy(
+            outputs[..., :-1].double(), data["actions"].double(), log_std=log_std.double(),
+            squash=data["squash"].double() if squash else None)
         data["log_std"] = log_std[:, columns].contiguous() if wide else log_std
     data["logprobs"] = logprobs.view(T, N).float() + spread * torch.randn(T, N, generator=rng)
     data["outputs"] = outputs[:, columns].contiguous()
@@ -443,10 +424,7 @@ def drawn(data, name):
 
 
 def expected_loss(data, **coefficients):
-    """Return (statistics, d loss/d outputs, d loss/d log_std or None).
-
-    Of the reference.
-    """
+    """Return the reference's (statistics, d loss/d outputs, d loss/d log_std or None)."""
     outputs = data["outputs"].double().requires_grad_()
     log_std = data["log_std"].double().requires_grad_() if "log_std" in data else None
     rows = log_std  # of which the reference takes one for each valid step as well
@@ -622,7 +600,9 @@ TABLE = {
         {"n": 33, "dims": 7, "deterministic": True}, {"n": 1, "dims": 1, "squash": True},
         {"n": 257, "dims": 3, "squash": True, "far": True},
         {"n": 65, "dims": 6, "squash": "mixed", "wide": True},
-        {"n": 33, "dims": 2, "squash": True, "deterministic": True}],
+        {"n": 33, "dims": 2, "squash": True, "deterministic": True},
+        *({"n": 1, "dims": 2, "squash": True, "outputs": far * torch.tensor([[1.0, -1.0, 0.0]])}
+          for far in (9.0, 60.0))],
     advantage: [
         *({"T": T, "N": N} for T, N in ((1, 1), (2, 3), (17, 17), (64, 65), (2, 257), (9, 513))),
         *({"T": 17, "N": 67, "offset": offset} for offset in (3.0, -20_000.0)),
@@ -650,7 +630,8 @@ TABLE = {
     mingru_scan_grad: SCANS,
     ppo_loss: [*(kind | KIND for kind in KINDS for KIND in (*WHOLE, *DRAWN)),
                *(kind | EQUAL for kind in KINDS),
-               *(kind | {"coefficients": {"vf_error_bound": 0.3, "min_advantage_std": 2.0}} for kind in KINDS)],
+               *(kind | {"coefficients": {"vf_error_bound": 0.3, "min_advantage_std": 2.0}} for kind in KINDS),
+               {"T": 4, "B": 6, "heads": [3], "spread": 30.0}],  # log-ratios are clamped
     masked_moments: [{"N": N} for N in (1, 3, 17, 257)],
     normalisation: [{"N": N, "bound": bound, "floor": floor} for N in (1, 3, 257)
                     for bound, floor in ((0.5, 0.0), (50.0, 1000.0), (1e30, 0.0))],

@@ -66,8 +66,6 @@ static void store(uint64_t address, int size, const void *value) {
 }
 static inline float as_f32(uint32_t x) { float y; memcpy(&y, &x, 4); return y; }
 static inline double as_f64(uint64_t x) { double y; memcpy(&y, &x, 8); return y; }
-static inline uint32_t bits_f32(float x) { uint32_t y; memcpy(&y, &x, 4); return y; }
-static inline uint64_t bits_f64(double x) { uint64_t y; memcpy(&y, &x, 8); return y; }
 """
 
 RUN = r"""
@@ -120,23 +118,6 @@ def cast(kind, text):
     return f"({C_TYPES[kind]})({operand(text)})"
 
 
-def registers_kind(text):
-    """b32, f64, ... of a register, by its name."""
-    return {"p": "pred", "rs": "b16", "r": "b32", "f": "f32", "rd": "b64", "fd": "f64"}[re.match("%([a-z]+)", text)[1]]
-
-
-def moved(kind, target, source):
-    """mov between registers, whose bits stay."""
-    value = operand(source)
-    if source.startswith("%") and "." not in source:
-        ours, theirs = registers_kind(target), registers_kind(source)
-        if ours[0] == "f" and theirs[0] == "b":
-            value = f"as_{ours}({value})"
-        elif ours[0] == "b" and theirs[0] == "f":
-            value = f"bits_{theirs}({value})"
-    return f"{operand(target)} = {f'{value} != 0' if kind == 'pred' else value};"
-
-
 def instruction(text):
     """One PTX instruction, without its predicate, as a C statement."""
     name, _, rest = text.partition(" ")
@@ -159,7 +140,10 @@ def instruction(text):
         return (f"{{ {C_TYPES[kind]} memory; load({size}); {value} = memory; }}" if op == "ld"
                 else f"{{ {C_TYPES[kind]} memory = {value}; store({size}); }}")
     if op == "mov":
-        return moved(kind, *args)
+        source = operand(args[1])
+        if args[1].startswith("%") and "." not in args[1]:  # between registers the bits stay
+            return f"memcpy(&{to}, &{source}, sizeof {to});"
+        return f"{to} = {f'{source} != 0' if kind == 'pred' else source};"
     if op == "cvta":
         return f"{to} = {operand(args[1])};"
     if op == "cvt":

@@ -86,21 +86,14 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
 
 
 def priorities(advantages, valid, alpha):
-    """Return the priority of each segment, (N,), without normalisation."""
+    """Return the priority of each segment, (N,); 0 without a valid step before row T."""
     is_valid = valid[: len(advantages)] != 0
     s = torch.where(is_valid, advantages.abs(), 0.0).sum(0)
     return torch.where(is_valid.any(0), s**alpha + 1e-6, 0.0)
 
 
 def probabilities(advantages, valid, alpha):
-    """Return the probability of each segment to be drawn: (N,).
-
-    0 for a segment without a valid step. advantages (T, N); valid (>= T, N), only rows up to T
-    count.
-
-        s_n = sum over valid t of |A_tn|
-        p_n = (s_n^alpha + 1e-6) / sum of the same over the segments with a valid step
-              (NaN if there is none)
+    """Return the probability of each segment to be drawn, (N,); NaN if none is valid.
 
     Source: Schaul et al. 2016 (PER, equation 1), on segments instead of transitions.
     """
@@ -117,10 +110,9 @@ def importance_weights(p, beta):
 
 
 def draw(p, u):
-    """Return segment indices by the inverse CDF.
+    """Return segments by the inverse CDF: the first n with p_0 + ... + p_n > u * sum(p).
 
-    The first n with p_0 + ... + p_n > u * sum(p). p (N,), u in [0, 1). Never a segment with p = 0;
-    clamped into 0..N-1, so that a NaN gives a legal index.
+    Never a segment with p = 0; a NaN gives a legal index.
     """
     cdf = p.cumsum(0)
     possible = (p > 0).nonzero()
@@ -146,13 +138,7 @@ def mingru_layer(x, hgp, state, resets, valid):
     """Return out (T, M, H) and states (T, M, H) of MinGRU with a highway gate.
 
     x (T, M, H) the layer's input; hgp (T, M, 3H) its linear map in the order h, g, p; state (M, H)
-    at the start; resets, valid (T, M).
-
-        z = sigmoid(g)        h~ = h + 1/2 if h >= 0 else sigmoid(h)
-        s_t = (1 - z) s_{t-1} (1 - reset_t) + z h~
-        out = sigmoid(p) s_t + (1 - sigmoid(p)) x
-
-    An invalid step reads nothing: s_t = s_{t-1} (1 - reset_t), and out by the same formula.
+    at the start; resets, valid (T, M). An invalid step reads nothing.
 
     Source: Feng et al. 2024 ("Were RNNs all we needed?", minGRU, with h~ as in the log-space form
     of appendix B); Srivastava et al. 2015 (highway networks, equation 3).
@@ -173,21 +159,14 @@ def mingru_layer(x, hgp, state, resets, valid):
 
 
 def log_softmax_heads(logits, heads, mask=None):
-    """Return log-probabilities of all actions of all heads: (..., sum(heads)).
-
-    logits and mask (..., sum(heads)). An action with mask 0 has log-probability -inf; each head
-    needs one that is allowed.
-    """
+    """Return log-probabilities of all heads' actions, (..., sum(heads)); -inf if masked."""
     if mask is not None:
         logits = logits.masked_fill(mask == 0, -math.inf)
     return torch.cat([torch.log_softmax(head, dim=-1) for head in logits.split(list(heads), dim=-1)], dim=-1)
 
 
 def discrete_logprob_entropy(logits, actions, heads, mask=None):
-    """Return joint log-probability of actions (..., len(heads)) and joint entropy.
-
-    Each (...), sums over independent heads. A masked action adds nothing to the entropy.
-    """
+    """Return joint log-probability of actions (..., len(heads)) and joint entropy."""
     logp = log_softmax_heads(logits, heads, mask)
     chosen = [head.gather(-1, actions[..., i, None].long())[..., 0]
               for i, head in enumerate(logp.split(list(heads), dim=-1))]
@@ -197,10 +176,7 @@ def discrete_logprob_entropy(logits, actions, heads, mask=None):
 
 
 def gaussian_logprob_entropy(mean, log_std, actions):
-    """Return joint log-density and entropy of a diagonal Gaussian, each (...).
-
-    mean and actions (..., A), as they are sampled; log_std (A,).
-    """
+    """Return joint log-density and entropy of a diagonal Gaussian, each (...)."""
     log_std = log_std.expand_as(mean)
     score = (actions - mean) / log_std.exp()
     logprob = -0.5 * score**2 - log_std - 0.5 * math.log(2 * math.pi)
@@ -224,6 +200,15 @@ def squashed_logprob_entropy(mean, log_std, samples, squash):
     logprob = normal.log_prob(samples) - transform.log_abs_det_jacobian(samples, transform(samples))
     u = mean + normal.scale * ((samples - mean) / normal.scale).detach()
     return logprob.sum(-1), (normal.entropy() + transform.log_abs_det_jacobian(u, transform(u))).sum(-1)
+
+
+def logprob_entropy(y, actions, heads=None, log_std=None, mask=None, squash=None):
+    """Return joint log-probability or -density of actions, and joint entropy, each (...)."""
+    if heads is not None:
+        return discrete_logprob_entropy(y, actions, heads, mask)
+    if squash is None:
+        return gaussian_logprob_entropy(y, log_std, actions)
+    return squashed_logprob_entropy(y, log_std, actions, squash)
 
 
 def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, advantages, weights,
@@ -258,11 +243,8 @@ def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, adva
     y, v, a, old_logprob = logits_or_mean[on], values_new[on], actions[on], old_logprobs[on]
     old_v, adv, w = old_values[on], advantages[on], weights.expand_as(valid)[on]
 
-    if log_std is None:
-        logprob, entropy = discrete_logprob_entropy(y, a, heads, None if mask is None else mask[on])
-    else:
-        density = gaussian_logprob_entropy if squash is None else squashed_logprob_entropy
-        logprob, entropy = density(y, log_std, a, *([] if squash is None else [squash]))
+    mask = None if mask is None else mask[on]
+    logprob, entropy = logprob_entropy(y, a, heads, log_std, mask, squash)
     log_ratio = (logprob - old_logprob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     ratio = log_ratio.exp()
 
@@ -292,11 +274,6 @@ def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, adva
 def newton_schulz(matrix):
     """Return a matrix with the same singular vectors, and singular values near 1.
 
-    (rows, cols); zeros give zeros.
-
-        X = G / (|G|_F + 1e-7), transposed for these steps if rows > cols
-        five times, with that step's (a, b, c):  S = X X^T,  X <- (a I + b S + c S^2) X
-
     Source: Jordan et al. 2024 (Muon); the coefficients are the design's.
     """
     tall = matrix.shape[0] > matrix.shape[1]
@@ -309,10 +286,7 @@ def newton_schulz(matrix):
 
 
 def clip_gradients(grads, max_norm):
-    """Return (gradients times min(1, max_norm / (norm + 1e-6)), their norm unclipped).
-
-    Pascanu et al. 2013.
-    """
+    """Return the gradients, clipped, and their norm before (Pascanu et al. 2013)."""
     norm = torch.cat([g.flatten() for g in grads]).norm()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     return [g * scale for g in grads], norm
@@ -320,12 +294,6 @@ def clip_gradients(grads, max_norm):
 
 def muon_step(params, grads, momenta, lr, momentum, weight_decay, max_grad_norm):
     """Return new params and new momenta of one step of Muon; arguments are unchanged.
-
-        g clipped to the global norm        m <- momentum m + g        u = g + momentum m
-        of two and more dimensions: u as (first, rest) <- newton_schulz(u) sqrt(max(1, rows / cols))
-        w <- w (1 - lr weight_decay) - lr u
-
-    Weight decay acts on matrices and vectors alike. The momentum starts at zero and is not damped.
 
     Source: Jordan et al. 2024 (Muon), weight decay as in Liu et al. 2025 (Moonlight).
     """
@@ -344,10 +312,6 @@ def muon_step(params, grads, momenta, lr, momentum, weight_decay, max_grad_norm)
 
 
 def cosine_lr(step, total, lr, min_ratio):
-    """Return the learning rate after step of total.
-
-    lr at 0, lr * min_ratio at total and beyond, half a cosine between (Loshchilov & Hutter 2017,
-    equation 5, without restarts).
-    """
+    """Return the rate after step of total (Loshchilov & Hutter 2017, equation 5)."""
     progress = min(max(step / total, 0.0), 1.0)
     return lr * (min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))

@@ -37,53 +37,37 @@ def test_values(make, options):
 # Scalar mathematics
 
 
-def by_cell(cell, x):
-    """cell(x), compiled as a driver compiles it."""
-    @numba.njit(error_model="numpy", fastmath=arena.FASTMATH)
-    def loop(x, out):
-        for i in range(len(x)):
-            out[i] = cell(x[i])
-
-    out = np.full_like(x, np.nan)
-    loop(x, out)
+def by_cell(name, x, dtype=np.float32):
+    """Return the cell's results, compiled as a driver compiles it."""
+    out = np.zeros(len(x), dtype)
+    numba.njit(cases.cell_loop(name), error_model="numpy", fastmath=arena.FASTMATH)(x, out)
     return out
 
 
-def test_exp_log_and_cosine():
-    x = np.linspace(-87, 88, 300_007, dtype=np.float32)
-    out = by_cell(kernels.exp_cell, np.concatenate([x, np.float32([np.nan])]))
-    assert np.isnan(out[-1]) and np.abs(out[:-1] / np.exp(x.astype(float)) - 1).max() < 2e-7
-    rng = np.random.default_rng(0)
-    x = np.concatenate([1 - np.arange(2**16) * 2.0**-24, np.exp(rng.uniform(-80, 80, 100_000))])
-    x = x.astype(np.float32)
-    exact = np.log(x.astype(float))
-    error = np.abs(by_cell(kernels.log_cell, x) - exact)
-    assert error.max() < 1e-5 and (error <= 2e-7 * np.abs(exact)).all()
-    x = np.arange(0, 1, 2.0**-20, dtype=np.float32)
-    exact = np.cos(2 * np.pi * x.astype(float))
-    assert np.abs(by_cell(kernels.cos_turn_cell, x) - exact).max() < 1e-6
+NORMAL = np.linspace(-87, 88, 300_007, dtype=np.float32)
+STRANGE = np.float32([-1e30, -1e3, -0.0, 0.0, 1e3, 1e30, -np.inf, np.inf, np.nan])
+TINY = np.exp(np.linspace(-80, 0, 100_003))
+FORMULAS = [  # cell, formula, numbers, the largest errors: absolute and relative
+    ("exp_cell", np.exp, [*NORMAL, np.nan], np.inf, 2e-7),
+    ("log_cell", np.log, [*(1 - np.arange(2**16) * 2.0**-24), *TINY, *(1 / TINY)], 1e-5, 2e-7),
+    ("cos_turn_cell", lambda x: np.cos(2 * np.pi * x), np.arange(0, 1, 2.0**-20), 1e-6, np.inf),
+    ("sigmoid_cell", lambda x: 1 / (1 + np.exp(-x)), [*NORMAL, *STRANGE], 1e-6, np.inf),
+    ("tanh_cell", np.tanh, [*NORMAL, *STRANGE], 4e-7, np.inf),
+    ("tanh_cell", np.tanh, TINY, np.inf, 3e-7),
+]
 
 
-def test_sigmoid_and_tanh():
-    x = np.linspace(-87, 88, 300_007, dtype=np.float32)
-    x = np.concatenate([x, np.float32([-1e30, -1e3, -0.0, 0.0, 1e3, 1e30, -np.inf, np.inf, np.nan])])
-    out, numbers = by_cell(kernels.sigmoid_cell, x), x[:-1].astype(float)
-    with np.errstate(over="ignore"):
-        exact = 1 / (1 + np.exp(-numbers))
-    assert np.isnan(out[-1]) and np.abs(out[:-1] - exact).max() < 1e-6
-    assert out[:-1].min() >= 0 and out[:-1].max() <= 1
-    out = by_cell(kernels.tanh_cell, x)
-    assert np.isnan(out[-1]) and np.abs(out[:-1]).max() <= 1
-    assert np.abs(out[:-1] - np.tanh(numbers)).max() < 4e-7
-    x = np.exp(np.linspace(-80, 0, 100_003)).astype(np.float32)
-    assert np.abs(by_cell(kernels.tanh_cell, x) / np.tanh(x.astype(float)) - 1).max() < 3e-7
-
-
-@numba.njit(error_model="numpy", fastmath=arena.FASTMATH)
-def bfloat_probe(x, bits, back):
-    for i in range(len(x)):
-        bits[i] = kernels.bfloat_of_float(x[i])
-        back[i] = kernels.float_of_bfloat(bits[i])
+@pytest.mark.parametrize("cell, formula, numbers, absolute, relative", FORMULAS)
+def test_a_cell_is_its_formula(cell, formula, numbers, absolute, relative):
+    x = np.array(numbers, np.float32)
+    out = by_cell(cell, x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = formula(x.astype(float))
+        error, most = np.abs(out - exact), relative * np.abs(exact)
+    assert np.array_equal(np.isnan(out), np.isnan(x))
+    assert np.nanmax(error) < absolute and not (error > most).any()
+    if np.isinf(x).any():
+        assert np.nanmin(exact) <= np.nanmin(out) and np.nanmax(out) <= np.nanmax(exact)
 
 
 def test_bfloat16_rounds_to_the_nearest():
@@ -94,8 +78,8 @@ def test_bfloat16_rounds_to_the_nearest():
     nans = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF800001, 0x7FC00000, 0x7F808000,
                      0x7FFF8000], np.uint32).view(np.float32)
     x = np.concatenate([x[~np.isnan(x)], nans])
-    halves, back = np.zeros(len(x), np.uint16), np.zeros_like(x)
-    bfloat_probe(x, halves, back)
+    halves = by_cell("bfloat_of_float", x, np.uint16)
+    back = by_cell("float_of_bfloat", halves)
     # torch rounds a tie to even, the kernels away from zero
     away = (x.view(np.uint32) & 0xFFFF) == 0x8000
     nearest = np.where(away & ~np.isnan(x), (x.view(np.uint32) + 1).view(np.float32), x)
@@ -170,19 +154,11 @@ def test_each_number_is_squashed_by_its_own_bounds():
     close(actions[:, 4], 100 + 100 * u[:, 4], 1e-6)
 
 
-@pytest.mark.parametrize("far", [9.0, 60.0, 3e38])
-def test_far_from_the_middle_squashed_actions_stay_finite_and_within_the_bounds(far):
-    outputs = torch.tensor([[far, -far, 0.0]])
-    call = cases.sample(1, dims=2, outputs=outputs, log_std=torch.zeros(2), squash=True)
-    results = call.run()
-    actions, logprobs, samples = (results[name] for name in ("actions", "logprobs", "samples"))
-    close(actions, torch.tensor([[0.5, -2.0]]), 1e-5)
-    if far < 1e30:  # log(1 - tanh² u) is 2 (log 2 - |u|) there
-        expected, _ = reference.gaussian_logprob_entropy(
-            outputs[:, :2].double(), torch.zeros(2), samples.double())
-        slope = cases.bounds(2)[2] + 2 * (math.log(2) - samples.abs())
-        close(logprobs, expected - slope.sum(-1), 1e-4)
-    assert not actions.isnan().any() and not logprobs.isnan().any()
+def test_squashed_actions_stay_within_the_bounds_however_far_the_means_are():
+    outputs = torch.tensor([[3e38, -3e38, 0.0]])
+    results = cases.sample(1, dims=2, outputs=outputs, squash=True).run()
+    close(results["actions"], torch.tensor([[0.5, -2.0]]), 1e-5)
+    assert not results["logprobs"].isnan().any()
 
 
 def test_a_thread_that_chooses_keeps_to_its_own_agents():
@@ -304,23 +280,14 @@ def test_bfloat16_rounds_only_what_is_written(make, sizes):
 @pytest.mark.parametrize("low", [-math.inf, float(np.finfo(np.float32).min), -1e30])
 @pytest.mark.parametrize("heads", [[6], [4, 3, 2]])
 def test_logits_that_rule_a_choice_out_are_a_mask(heads, low):
-    """A network may mask by itself: the same results as with a mask, and torch's entropy."""
+    """A network may mask by itself: the same results as with a mask, also of the entropy."""
     data = cases.minibatch(7, 5, heads=heads, masked=True)
-    masked = cases.ppo_loss(data=data).run()
+    coefficients = {"vf_coef": 0.0, "ent_coef": 1.0}
+    masked = cases.ppo_loss(data=data, coefficients=coefficients).run()
     out = data.pop("masks")[:7] == 0
     data["outputs"][..., :-1] = data["outputs"][..., :-1].masked_fill(out, low)
-    for name, tensor in cases.ppo_loss(data=data).run().items():
+    for name, tensor in cases.ppo_loss(data=data, coefficients=coefficients).run().items():
         close(tensor, masked[name], 1e-6, name)
-    alone = {"vf_coef": 0.0, "ent_coef": 1.0}
-    results = cases.ppo_loss(data=data, coefficients=alone).run()
-    without = cases.ppo_loss(data=data, coefficients=alone | {"ent_coef": 0.0}).run()
-    logits = data["outputs"][..., :-1].double().requires_grad_()
-    parts = [torch.distributions.Categorical(logits=head) for head in logits.split(heads, -1)]
-    entropy = sum(part.entropy() for part in parts)[cases.drawn(data, "valid") != 0].mean()
-    entropy.backward()
-    statistics = kernels.loss_statistics(results["sums"])
-    assert statistics["entropy"] == pytest.approx(entropy.item(), abs=1e-5)
-    close((without["grad"] - results["grad"])[..., :-1], logits.grad, 1e-5)
 
 
 @pytest.mark.parametrize("kind", cases.KINDS, ids=str)
@@ -357,18 +324,6 @@ def test_loss_of_any_settings(T, B, N, kind, seed, live, **coefficients):
     cases.ppo_loss(T, B, N=N, seed=seed, live=live, coefficients=coefficients, **kind).check()
 
 
-def test_loss_clamps_the_log_ratio():
-    data = cases.minibatch(4, 6, heads=[3])
-    data["logprobs"][0] += 30
-    data["logprobs"][1] -= 30
-    results = cases.ppo_loss(data=data).run()
-    statistics = kernels.loss_statistics(results["sums"])
-    expected, slopes, _ = cases.expected_loss(data, **cases.COEFFICIENTS)
-    torch.testing.assert_close(results["ratios"].double(), expected["ratio"], rtol=3e-6, atol=0)
-    assert statistics["policy_loss"] == pytest.approx(expected["policy_loss"].item(), rel=1e-5)
-    torch.testing.assert_close(results["grad"].double(), slopes, rtol=1e-4, atol=1e-6)
-
-
 def test_explained_variance():
     """Returns of 1,000 ± 1 that the value explains to 10%: their squares must not be summed in
     float32. Constant returns have none, and no step at all is no error; a NaN reaches the settings."""
@@ -395,7 +350,7 @@ def test_explained_variance():
 # --------------------------------------------------------------------------------------------------
 # A NaN is never lost
 
-ALL = slice(None)
+ALL, SCAN = slice(None), {"T": 4, "M": 3, "H": 21}
 NANS = [  # kernel, options, argument, place of the NaN, {output: (some NaN here, nothing outside)}
     *((cases.sample, {"n": 3, "heads": [3], "masked": masked, "deterministic": likely}, "outputs",
        (1, place), {"logprobs": (1, 1)})
@@ -415,6 +370,13 @@ NANS = [  # kernel, options, argument, place of the NaN, {output: (some NaN here
       for kind in ({"heads": [3, 2]}, {"heads": [3, 2], "masked": True}, {"dims": 2})
       for name, place in (("outputs", (2, 3, 0)), ("outputs", (2, 3, -1)), ("logprobs", (2, 3)),
                           ("values", (2, 3)), ("advantages", (2, 3)), ("weights", (3,)))),
+    *((cases.mingru_scan, SCAN, name, place, {"out": ((2, 1, 5), (ALL, 1))})
+      for name, place in (("hgp", (2, 1, 5)), ("hgp", (2, 1, 26)), ("hgp", (2, 1, 47)),
+                          ("x", (2, 1, 5)), ("states", (0, 1, 5)))),
+    *((cases.mingru_scan_grad, SCAN, name, place, {"hgp": ((ALL, 1), (ALL, 1))})
+      for name, place in (("hgp", (2, 1, 5)), ("x", (2, 1, 5)), ("states", (2, 1, 5)))),
+    (cases.mingru_scan_grad, SCAN, "grad_out", (3, 0, 7),
+     {"hgp": ((0, 0, [7, 28]), (ALL, 0)), "sums": ((0, [7, 28]), 0)}),
     (cases.masked_moments, {"T": 3, "N": 4}, "numbers", (1, 2), {"result": ([1, 2], ALL)}),
     (cases.gradient_norm, {"n": 10_000}, "flat", (7_777,), {"result": ((), ())}),
     (cases.observation_moments, {}, "observations", (3, 2), {"result": ((ALL, 2), (ALL, 2))}),
@@ -448,27 +410,6 @@ def test_a_masked_action_is_never_taken_for_a_nan():
         outputs, masks = torch.zeros(1, 4), torch.tensor([[0, 1, 1]], dtype=torch.uint8)
         outputs[0, place] = NAN
         assert draw_actions(outputs, [3], masks=masks, deterministic=likely)[0].item() > 0
-
-
-@pytest.mark.parametrize("valid", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["h", "g", "p", "x", "state"])
-def test_nan_in_a_scan(name, valid):
-    if not valid and name in ("h", "g"):
-        pytest.skip("an inactive step takes in nothing")
-    H, arguments = 21, {"T": 4, "M": 3, "resets": 0.0}
-    scan = cases.mingru_scan(**arguments, H=H, live=valid)
-    data = scan.arguments
-    target = {"x": data["x"][2], "state": data["states"][0]}.get(name, data["hgp"][2])
-    target[1, {"g": H, "p": 2 * H}.get(name, 0) + 5] = NAN
-    out = scan.run()["out"]
-    assert out[2, 1, 5].isnan() and out[:, [0, 2]].isfinite().all()
-    inputs = [data[each] for each in ("hgp", "x", "states", "resets", "valid")]
-    kernels.mingru_scan_grad(*inputs, torch.ones(4, 3, H), torch.zeros(3, 3 * H))
-    assert data["hgp"][2, 1].isnan().any() and data["hgp"][:, [0, 2]].isfinite().all()
-    grad = cases.mingru_scan_grad(**arguments, H=H, live=1.0)
-    grad.arguments["grad_out"][3, 0, 7] = NAN
-    hgp = grad.run()["hgp"]
-    assert hgp[:, 0, [7, H + 7]].isnan().all() and hgp[3, 0, 2 * H + 7].isnan()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -527,34 +468,14 @@ def test_a_chunk_outside_of_the_minibatch_is_refused(call, more):
 # --------------------------------------------------------------------------------------------------
 # The same bits for any number of threads
 
-LARGE = {"T": 17, "M": 1100, "H": 33}
-SHARED = {
-    "sample": lambda: cases.sample(1100, heads=[2, 3]),
-    "sample continuous": lambda: cases.sample(1100, dims=5),
-    "advantage": lambda: cases.advantage(17, 1100),
-    "advantage columns": lambda: cases.advantage(17, 1100, index=list(range(0, 1100, 2))),
-    "priorities": lambda: cases.priorities(17, 1100),
-    "draw_segments": lambda: cases.draw_segments(1100, 500),
-    "gather": lambda: cases.gather(N=1100, M=500),
-    "write_back": lambda: cases.write_back(17, 1100, 500),
-    "mingru_step": lambda: cases.mingru_step(1100, 33),
-    "mingru_scan": lambda: cases.mingru_scan(**LARGE),
-    "mingru_scan_grad": lambda: cases.mingru_scan_grad(**LARGE),
-    "ppo_loss": lambda: cases.ppo_loss(17, 1100, heads=[3, 2]),
-    "ppo_loss continuous": lambda: cases.ppo_loss(17, 1100, dims=3),
-    "masked_moments": lambda: cases.masked_moments(17, 1100, 1100),
-    "gradient_norm": lambda: cases.gradient_norm(150_001),
-    "observation_moments": lambda: cases.observation_moments(1100, 33),
-}
 
-
-@pytest.mark.parametrize("make", SHARED.values(), ids=SHARED)
-def test_thread_count_changes_no_bit(make, monkeypatch):
-    """Shared out among two threads or more, however little there is to do, each lane once."""
+@pytest.mark.parametrize("make, options", cases.CASES)
+def test_thread_count_changes_no_bit(make, options, monkeypatch):
+    """Shared out among all threads, however little there is to do, each lane once."""
     monkeypatch.setattr(arena, "MIN_THREAD_NANOSECONDS", 1)
-    expected, run_shared, shares = make().run(), kernels.run, []
+    expected, run_shared = make(**options).run(), kernels.run
 
-    def count_shares(function, lanes, cost, *arguments):
+    def run_and_count(function, lanes, cost, *arguments):
         ranges = []
 
         def counted(first, last, *arguments):
@@ -563,14 +484,10 @@ def test_thread_count_changes_no_bit(make, monkeypatch):
 
         run_shared(counted, lanes, cost, *arguments)
         assert sorted(itertools.chain(*itertools.starmap(range, ranges))) == list(range(lanes))
-        if lanes > 1:  # there is nothing to share out of one
-            shares.append(len(ranges))
+        assert len(ranges) == min(lanes, count)
 
-    monkeypatch.setattr(kernels, "run", count_shares)
+    monkeypatch.setattr(kernels, "run", run_and_count)
     for count in cases.THREAD_COUNTS:
-        call = make()
-        shares.clear()
         with threads(count):
-            results = call.run()
+            results = make(**options).run()
         assert all(torch.equal(bits(results[name]), bits(x)) for name, x in expected.items())
-        assert min(shares) == count

@@ -73,41 +73,6 @@ def test_muon(momentum, weight_decay, max_grad_norm, products, monkeypatch):
             close(arena[f"momentum/policy.{name}"], m, 1e-6)
 
 
-@ON_EACH
-def test_frozen_weights_stay(batched):
-    """With their momentum, bit for bit, and the others as if the frozen were not there."""
-    frozen = [0, 2, 3, 9, 11]
-    grads = [torch.randn(shape, generator=generator(7)) for shape in SHAPES]
-    rest = [i for i in range(len(SHAPES)) if i not in frozen]
-    module, arena, optimizer = made(SHAPES, 0.9, 0.1, 1.0, batched)
-    few, _, other = made([SHAPES[i] for i in rest], 0.9, 0.1, 1.0, batched)
-    for i, parameter in zip(rest, few.parameters(), strict=True):
-        parameter.data.copy_(module.tensors[i])
-
-    def step(*optimizers):
-        for gradient, parameter in zip(grads, module.parameters(), strict=True):
-            parameter.grad.copy_(gradient)
-        for i, parameter in zip(rest, few.parameters(), strict=True):
-            parameter.grad.copy_(grads[i])
-        for each in optimizers:
-            each.step(0.02)
-
-    optimizer.freeze([f"policy.tensors.{i}" for i in frozen])
-    before = [(module.tensors[i].clone(), arena[f"momentum/policy.tensors.{i}"].clone())
-              for i in frozen]
-    for _ in range(3):
-        step(optimizer, other)
-    for i, (weight, momentum) in zip(frozen, before, strict=True):
-        assert torch.equal(module.tensors[i], weight)
-        assert torch.equal(arena[f"momentum/policy.tensors.{i}"], momentum)
-    for i, parameter in zip(rest, few.parameters(), strict=True):
-        close(module.tensors[i].detach(), parameter.detach(), 1e-5)
-    optimizer.freeze([])
-    step(optimizer)
-    assert all(not torch.equal(module.tensors[i], weight)
-               for i, (weight, _) in zip(frozen, before, strict=True))
-
-
 def test_the_same_on_any_number_of_threads(monkeypatch):
     monkeypatch.setattr(arena, "MIN_THREAD_NANOSECONDS", 1)
 

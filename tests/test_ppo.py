@@ -1,5 +1,4 @@
-"""ppo.py computes what pufferl.py does: the same actions, the same draws and the same weights, epoch
-by epoch."""
+"""ppo.py computes what pufferl.py does: the same actions, draws and weights, epoch by epoch."""
 
 import math
 
@@ -30,9 +29,8 @@ SETTINGS = {
 
 
 class Chances:
-    """In place of the module `kernels` in ppo.py: samples and draws as it does, holds
-    what comes out against the trainer's, and takes the trainer's where a random word
-    lies next to a boundary."""
+    """In place of `kernels` in ppo.py: compares samples and draws with the trainer's, and takes
+    the trainer's where a random word lies next to a boundary."""
 
     def __init__(self):
         # the trainer's of the epoch, in order
@@ -160,8 +158,7 @@ def test_the_page_says_what_the_trainer_does(name, monkeypatch):
 @pytest.mark.parametrize(("name", "steps", "score"),
                          [("cartpole", 2_000_000, 475), ("breakout", 2_600_000, 10.2)])
 def test_the_page_learns(name, steps, score):
-    """With its own defaults; a random policy has 2.04 at Breakout, and 2.6 million
-    steps take about a minute."""
+    """With its own defaults; a random policy has 2.04 at Breakout."""
     args, scores = ppo.Args(env=name, total_timesteps=steps), []
     envs = vector.make(name, num_envs=args.num_envs, num_buffers=1)
     for _, episodes, _, _ in ppo.train(args, envs):
