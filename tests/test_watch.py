@@ -39,13 +39,6 @@ ROOT = Path(__file__).resolve().parent.parent
 SERIAL = "--vec.backend", "serial"
 
 
-class Always(Steps):
-    """Draws without a render_mode."""
-
-    def render(self):
-        return np.zeros((8, 16, 3), np.uint8)
-
-
 class Uneven(Steps):
     """Half of the episodes last one step and return 0, the others 20 steps and return 1."""
 
@@ -165,12 +158,6 @@ def test_the_policies_that_ship_fit_their_environments_as_they_are_today():
         today.pop("num_envs")
         assert configuration.read_baseline(name)[1]["env"] == today, f"train and ship {name} again"
         assert configuration.find_baseline(name).stat().st_size < watch.LARGEST_BASELINE
-    for name in ("memory", "breakout"):  # the others in the slow test
-        args = pufferl.load_config(name, ["--baseline"])
-        vecenv = pufferl.load_env(name, {**args, "env": {**args["env"], "num_envs": 1}})
-        policy = pufferl.load_policy(args, vecenv, name)
-        assert all(torch.isfinite(weight).all() for weight in policy.state_dict().values())
-        vecenv.close()
 
 
 @pytest.mark.slow
@@ -191,28 +178,24 @@ def test_a_run_is_shipped_and_plays_as_the_baseline(tmp_path, monkeypatch):
     trained = pufferl.train("squared", pufferl.load_config("squared", [
         *folder, "--logger", "none", "--env.num-envs", "64", "--policy.hidden-size", "20",
         "--train.total-timesteps", "8192", "--rnn.num-layers", "2", "--env.distance", "2"]))
-    run = [*folder, "--load-model-path", str(trained.run_folder), "--eval.episodes", "32"]
 
-    def ship(*options):
-        return watch.ship("squared", pufferl.load_config("squared", [*options]))
+    def ship(model):
+        return watch.ship("squared", pufferl.load_config("squared", [
+            *folder, "--load-model-path", str(model), "--eval.episodes", "32"]))
 
-    ship(*run)
-    about = configuration.read_baseline("squared")[1]
-    assert (about["steps"], about["policy"]["hidden_size"], about["env"]) == (8192, 20, {"distance": 2})
-    played = evaluate("squared", "--baseline", "--eval.episodes", "32")
-    assert played["score"].mean == about["score"]
-    assert ship(*folder, "--load-model-path", "best", "--eval.episodes", "32") == path
-    assert configuration.read_baseline("squared")[1]["steps"] == 8192
-    with pytest.raises(pufferl.ConfigError, match="load-model-path"):
-        evaluate("squared", "--baseline", *run)
+    for model in (trained.run_folder, "best"):
+        assert ship(model) == path
+        about = configuration.read_baseline("squared")[1]
+        assert (about["steps"], about["policy"]["hidden_size"]) == (8192, 20)
+        assert about["env"] == {"distance": 2}
+        played = evaluate("squared", "--baseline", "--eval.episodes", "32")
+        assert played["score"].mean == about["score"]
     monkeypatch.setattr(watch, "LARGEST_BASELINE", 1000)
     with pytest.raises(pufferl.ConfigError, match=r"policy\.hidden_size"):
-        ship(*run)
+        ship(trained.run_folder)
     (trained.run_folder / "trainer_state.pt").unlink()
     with pytest.raises(pufferl.ConfigError, match=r"trainer_state\.pt"):
-        ship(*run)
-    with pytest.raises(pufferl.ConfigError, match="--load-model-path"):
-        ship()
+        ship(trained.run_folder)
     path.unlink()
     with pytest.raises(pufferl.ConfigError, match="--baseline"):
         pufferl.load_config("squared", ["--baseline"])
@@ -257,7 +240,8 @@ def test_a_video_moves_and_is_upright(tmp_path):
 
 @pytest.mark.parametrize(("make", "settings", "draws"), [
     (Steps, {}, False), (partial(object.__new__, emulation.PufferEnv), {}, False),
-    (Always, {}, True), (Uneven, {"render_mode": "rgb_array"}, True), (Uneven, {}, False),
+    (type("Always", (Steps,), {"render": Uneven.render}), {}, True), 
+    (Uneven, {"render_mode": "rgb_array"}, True), (Uneven, {}, False),
     (partial(gymnasium.make, "CartPole-v1"), {"render_mode": "rgb_array"}, True)])
 def test_it_is_known_whether_an_environment_draws(make, settings, draws):
     env = make()
@@ -285,13 +269,11 @@ def test_a_video_plays_one_episode_and_is_refused_before_it(tmp_path, monkeypatc
         path.unlink()
     monkeypatch.setattr(watch.View, "advance", lambda self: pytest.fail("it was stepped"))
     for word, name, path in (("Steps", BARE, "b.gif"), ("Blind", BLIND, "b.gif"),
-                             (r"\.mp4.*\.gif.*\.png", "squared", "b.avi"),
                              ("eval.video", "squared", "none/a.gif")):
         refuses(word, name, "--eval.video", tmp_path / path)
 
 
 def test_what_cannot_be_shown_is_refused(monkeypatch):
-    refuses("--eval.terminal.*--eval.window", "squared", "--eval.terminal", "--eval.window")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     with monkeypatch.context() as patch:
@@ -338,7 +320,7 @@ def terminal(width, height):
 
 
 @pytest.mark.parametrize(("size", "repeats"), [
-    ((4, 6), 4), ((9, 4), 4),  # the height limits it
+    ((9, 4), 4),  # the height limits it
     ((8, 6), 8)])
 def test_the_terminal_shows_two_pixels_a_character(size, repeats):
     console = terminal(*size)
@@ -464,11 +446,8 @@ def test_states_and_orders(server):
     assert (other["problem"], other["agents"], len(other["heads"])) == (None, 8, 2)
     order(port, agent=5)
     wait_for_state(port, agent=5)
-    order(port, environment="pendulum", policy="untrained")
-    head = wait_for_state(port, environment="pendulum")["heads"][0]
-    assert head["low"][0] < head["mean"][0] < head["high"][0]
-    order(port, environment="squared")
-    wait_for_state(port, environment="squared")
+    order(port, environment="squared", policy="untrained")
+    wait_for_state(port, environment="squared", policy="untrained")
     status, _, text = ask(port, "GET", "/still?target")
     picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
     assert status == 200 and picture.shape[2] == 3
@@ -485,7 +464,7 @@ def test_a_state_has_no_nan():
 def test_the_page_in_a_browser(server):
     """What the page shows and sends; test_states_and_orders has what the orders do."""
     _, port = server
-    order(port, paused=False)  # the tests before share this server
+    order(port, paused=False, environment="squared", policy="given")  # the tests share this server
     with open_chromium("MAP * ~NOTFOUND, EXCLUDE localhost") as (page, requests, problems):
         page.goto(f"http://localhost:{port}/")
 
@@ -496,8 +475,6 @@ def test_the_page_in_a_browser(server):
             return page.evaluate(f"$('{name}').toDataURL()")
 
         wait("!!state && state.environment === 'squared' && !!values.length")
-        pictures = {picture()}
-        wait_for(lambda: pictures.add(picture()) or len(pictures) > 4)
         page.click("#pause")
         wait_for(lambda: page.inner_text("#pause") == "Play" and page.is_visible("#paused"))
         still = picture(), page.evaluate("state.steps")
@@ -516,7 +493,6 @@ def test_the_page_in_a_browser(server):
         page.select_option("#environment", "cartpole")
         wait("state.environment === 'cartpole' && values.length > 3")
         assert page.title() == "cartpole – watch" and page.locator(".bar").count() == 2
-        assert page.inner_text("#mean") != "–", "with no episode ended it is the return so far"
         page.evaluate("$('menu').scrollIntoView()")
         wait("document.querySelector('.tile img')?.naturalWidth > 99")
         page.click(".tile[value=target]")
@@ -526,7 +502,6 @@ def test_the_page_in_a_browser(server):
         assert shape == pytest.approx(drawn, rel=0.02), "no bands"
         ours = (f"http://localhost:{port}/", "data:")
         assert problems == [] and all(url.startswith(ours) for url in requests)
-        order(port, environment="squared")
 
 
 @pytest.mark.parametrize(("wanted", "session", "display", "is_opened"), [
