@@ -39,47 +39,41 @@ def run(tmp_path_factory):
     return next((folder / "experiments").glob("squared_*"))
 
 
-def wandb_records(path):
-    """The records of a .wandb file: LevelDB's log format, blocks of 32 kB,
-    after a header of 7 bytes."""
+def lines_of(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_events(folder):
+    """Return ({metric: {step: value}}, the events of TensorBoard)."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {name: {event.step: event.value for event in events.Scalars(name)}
+            for name in events.Tags()["scalars"]}, events
+
+
+def read_offline(path):
+    """Return ({metric: {step: value}}, settings, {kind: the last record of it}) of a .wandb file.
+
+    It is in LevelDB's log format, blocks of 32 kB, after a header of 7 bytes.
+    """
     from wandb.proto import wandb_internal_pb2
 
+    metrics, settings, records = {}, {}, {}
     data, position, parts = path.read_bytes(), 7, b""
     while position + 7 <= len(data):
         if 32768 - position % 32768 < 7:
             position += 32768 - position % 32768
             continue
-        size, kind = struct.unpack("<HB", data[position + 4 : position + 7])
+        size, part = struct.unpack("<HB", data[position + 4 : position + 7])
         parts += data[position + 7 : position + 7 + size]
         position += 7 + size
-        if kind in (1, 4):  # a whole record, or the last part of one
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(parts)
-            parts = b""
-            yield record
-
-
-# What a logger has written: ({metric: {step: value}}, settings)
-
-
-def lines_of(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def read_tensorboard(run):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
-    return {name: {event.step: event.value for event in events.Scalars(name)}
-            for name in events.Tags()["scalars"]}, {}
-
-
-def read_wandb(run):
-    metrics, settings, fields = {}, {}, {}
-    for record in wandb_records(next(run.glob("wandb/offline-run-*/*.wandb"))):
-        kind = record.WhichOneof("record_type")
-        fields[kind] = getattr(record, kind)
+        if part not in (1, 4):  # neither a whole record nor the last part of one
+            continue
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(parts)
+        parts, kind = b"", record.WhichOneof("record_type")
+        records[kind] = getattr(record, kind)
         if kind == "history":
             row = {item.key or item.nested_key[0]: json.loads(item.value_json)
                    for item in record.history.item}
@@ -88,21 +82,33 @@ def read_wandb(run):
         elif kind in ("run", "config"):
             config = record.run.config if kind == "run" else record.config
             settings |= {item.key: json.loads(item.value_json) for item in config.update}
-    about = fields["run"]
-    assert "artifact" in fields, "the model is saved too"
+    return metrics, settings, records
+
+
+# What a logger has written of a run: ({metric: {step: value}}, settings)
+
+
+def read_tensorboard(run):
+    return read_events(run / "tensorboard")[0], {}
+
+
+def read_wandb(run):
+    metrics, settings, records = read_offline(next(run.glob("wandb/offline-run-*/*.wandb")))
+    assert "artifact" in records, "the model is saved too"
+    about = records["run"]
     return metrics, {"horizon": settings["train"]["horizon"], "name": about.run_id,
                      "project": about.project, "entity": about.entity,
                      "group": about.run_group, "tags": list(about.tags)}
 
 
 def read_neptune(run):
-    metrics, strings = {}, {}
+    metrics, strings, decoder = {}, {}, json.JSONDecoder()
     for path in run.parent.parent.glob(".neptune/offline/*/data-*.log"):
-        decoder, text, position = json.JSONDecoder(), path.read_text(), 0
-        while position < len(text.rstrip()):
-            entry, position = decoder.raw_decode(text, position)
-            position += len(text[position:]) - len(text[position:].lstrip())
-            entry, name = entry["obj"], "/".join(entry["obj"]["path"])
+        text = path.read_text().strip()
+        while text:
+            entry, size = decoder.raw_decode(text)
+            text, entry = text[size:].lstrip(), entry["obj"]
+            name = "/".join(entry["path"])
             if entry["type"] == "LogFloats":
                 values = {value["step"]: value["value"] for value in entry["values"]}
                 metrics.setdefault(name, {}).update(values)

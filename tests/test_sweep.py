@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 from conftest import start, wait_for
-from test_runs_loggers import OFFLINE, wandb_records
+from test_runs_loggers import OFFLINE, read_events, read_offline
 
 import configuration
 import diagnostics
@@ -379,17 +379,14 @@ def log_all(kind, folder):
 
 
 def test_tensorboard_holds_settings_and_curves(tmp_path, capsys):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import plugin_data_pb2
 
     log_all("tensorboard", tmp_path)
-    folder = tmp_path / "tensorboard" / "00000"
     assert len(list(tmp_path.rglob("events*"))) == 1, "of two files, either may be read first"
-    events = EventAccumulator(str(folder)).Reload()
-    scalars = {name: [(event.step, pytest.approx(event.value)) for event in events.Scalars(name)]
-               for name in ("sweep/score", "sweep/cost", "sweep/final_score")}
-    assert scalars == {"sweep/score": [(500, 0.5), (1000, 0.9)],
-                       "sweep/cost": [(500, 6.0), (1000, 30.0)], "sweep/final_score": [(0, 0.9)]}
+    metrics, events = read_events(tmp_path / "tensorboard" / "00000")
+    assert metrics == {"sweep/score": {500: 0.5, 1000: pytest.approx(0.9)},
+                       "sweep/cost": {500: 6.0, 1000: 30.0}, "sweep/final_cost": {0: 30.0},
+                       "sweep/final_score": {0: pytest.approx(0.9)}}
     session = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     settings = plugin_data_pb2.HParamsPluginData.FromString(session).session_start_info.hparams
     assert {name: value.number_value for name, value in settings.items()} == LOGGED[0]["settings"]
@@ -408,18 +405,14 @@ def test_wandb_holds_settings_and_curves(tmp_path, monkeypatch):
     paths = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert len(paths) == 2
     for path in paths:
-        records = list(wandb_records(path))
-        run = next(r.run for r in records if r.WhichOneof("record_type") == "run")
-        entry = LOGGED[int(run.display_name)]
+        metrics, settings, records = read_offline(path)
+        run, entry = records["run"], LOGGED[int(records["run"].display_name)]
         assert (run.run_group, list(run.tags)) == (tmp_path.name, [entry["status"]])
-        settings = {item.key: json.loads(item.value_json) for item in run.config.update}
         assert entry["settings"].items() <= settings.items()
-        rows = [{item.key or ".".join(item.nested_key): json.loads(item.value_json)
-                 for item in r.history.item} for r in records if r.HasField("history")]
-        curve = [(row["global_step"], row["sweep/score"], row["sweep/cost"]) for row in rows]
-        assert curve == ([] if entry["curve"] == [] else [(500, 0.5, 6.0), (1000, 0.9, 30.0)])
-        code = next(r.exit.exit_code for r in records if r.HasField("exit"))
-        assert code == (entry["status"] == "failed")
+        curve = {"sweep/score": {500: 0.5, 1000: 0.9}, "sweep/cost": {500: 6.0, 1000: 30.0}}
+        assert {name: metrics[name] for name in curve.keys() & metrics} == (
+            curve if entry["curve"] else {})
+        assert records["exit"].exit_code == (entry["status"] == "failed")
 
 
 # -- real clusters and real training
