@@ -1,5 +1,4 @@
-"""One rank of test_scale.py's fast tests: python tests/scale_rank.py FOLDER; its results go to
-FOLDER/rank{R}.pt."""
+"""One rank of test_scale.py; its results go to FOLDER/rank{R}.pt."""
 
 import sys
 from pathlib import Path
@@ -40,8 +39,7 @@ def make_trainer(case, num_envs, folder, **settings):
 
 
 def learn_from_given_segments(trainer, members):
-    """One minibatch of fixed draws of these ranks (of all of them in one process): its
-    gradient and statistics."""
+    """Return gradient and statistics of a minibatch of fixed draws of these ranks."""
     found, agents, index, weights = {}, trainer.num_agents // len(members), [], []
     for i, rank in enumerate(members):
         generator = np.random.default_rng(rank)

@@ -195,10 +195,7 @@ class Leavers:
 
 
 class Counters(emulation.PufferEnv):
-    """Agents that add up their actions: each ends above 9, or is truncated.
-
-    Agent i after 4 + i steps.
-    """
+    """Agents that add up their actions; agent i is cut after 4 + i steps."""
 
     def __init__(self, num_agents=4, buf=None, seed=0):
         self.single_observation_space = spaces.Box(0, 99, (2,), np.float32)
@@ -277,10 +274,7 @@ def creators_of(kind, number):
 
 
 def rollout(vecenv, horizon=6, count=4):
-    """Run fixed actions; return ([{name: array} per rollout], observations, log).
-
-    It closes the vector. The observations are the last ones.
-    """
+    """Run fixed actions; return ([{name: array}], last observations, log); close it."""
     history, finals, draw = [], [], np.random.default_rng(1)
     with vecenv:
         storage = vecenv.allocate(horizon)
@@ -333,10 +327,7 @@ def allowed_actions(vecenv, rng):
 
 
 def same_as_bare(creators, steps=2000, seed=5, reset_at=None):
-    """Compare a vector of Gymnasium environments with single ones, step by step.
-
-    Returns (returns, lengths) of the episodes and the log of the vector.
-    """
+    """Compare a vector with single environments; return (*returns and lengths, log)."""
     creators = creators if isinstance(creators, list) else [creators]
     bare, rng = [creator() for creator in creators], np.random.default_rng(seed)
     observation = emulation.FlatObservation(bare[0].observation_space)

@@ -299,7 +299,6 @@ def test_agents_of_different_spaces_are_an_error():
 
 
 def test_old_gym_environments_are_converted_by_shimmy(monkeypatch):
-    """Which of its two classes depends on whether `reset` takes a seed."""
     class Old:
         def reset(self): ...
 
@@ -331,10 +330,7 @@ def test_a_value_may_be_a_hair_outside_its_bounds(dtype):
 
 
 def drive(env, steps, actions=0):
-    """Step a wrapped environment as a vectorizer does; (it, copies of its rows with infos).
-
-    actions: one for all, or (steps, agents, columns).
-    """
+    """Step a wrapped environment as a vectorizer does; return it and its rows."""
     env = wrap(env)
     rows = new_rows(env, emulation.slots(env))
     view, history = env.views(rows, 0), []
@@ -465,7 +461,6 @@ def test_vector_environments_in_every_autoreset_mode(mode):
 
 
 def test_the_return_of_a_vector_environment_is_the_recorded_one():
-    """As with wrappers of single environments: that of the rewards before others changed them."""
     env = vector_wrappers.RecordEpisodeStatistics(gymnasium.vector.SyncVectorEnv([Steps] * 2))
     _, history = drive(vector_wrappers.TransformReward(env, lambda rewards: rewards / 10), 3)
     assert history[2].infos[0]["episode_return"] == 3

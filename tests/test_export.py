@@ -1,5 +1,4 @@
-"""tools/export.py, ocean/policy.h, ocean/main.c and the page: the same numbers and the same games
-as in Python."""
+"""Exported policies: the same numbers and the same games as in Python."""
 
 import base64
 import contextlib
@@ -85,8 +84,7 @@ TAKEN = {
 
 
 def make_policy(seen="vector", taken="start", kind="auto", hidden=12, layers=1, normalize=True):
-    """(environment, an untrained policy whose outputs are far enough from zero to tell right from
-    wrong). kind: auto is what policy.name auto has."""
+    """Return an environment and an untrained policy whose outputs are not near 0."""
     torch.manual_seed(0)
     creator = partial(Drawn, SEEN[seen], TAKEN[taken], taken == "masked")
     with vector.make(creator, num_envs=1, backend="serial") as envs:
@@ -263,7 +261,6 @@ def test_c_refuses_damaged_files(driver, tmp_path):
     ("vector", "start", 1e9, 1, True), ("vector", "start", 1e9, 1e6, False),
     ("vector", "start", 5, 1e-4, False)])
 def test_what_the_flat_file_cannot_hold_is_refused(seen, taken, mean, deviation, is_refused):
-    """That ONNX works for them is in FAST."""
     env, policy = make_policy(seen, taken)
     if mean:
         policy.normalizer.shift.fill_(mean)
@@ -358,8 +355,6 @@ def test_main_compiles_with_the_keys_of_each_environment(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ocean.names())
 def test_compilers_agree_on_the_games(tmp_path, name):
-    """Random numbers are drawn in an order that the C standard fixes: gcc and clang play the same
-    episodes."""
     compilers = shutil.which("gcc"), next(filter(None, map(
         shutil.which, ("clang", "clang-14", "clang-16", "clang-19"))), None)
     if None in compilers:
@@ -373,8 +368,6 @@ def test_compilers_agree_on_the_games(tmp_path, name):
 
 
 def test_command_line_writes_a_program_and_files_into_new_folders(tmp_path):
-    """As a user: a folder that make builds and runs anywhere, with the settings that the policy was
-    exported with."""
     need_onnx()
     flat, onnx, game = (tmp_path / name for name in ("a/b/p.bin", "c/d/p.onnx", "game"))
     result = subprocess.run(
@@ -430,8 +423,7 @@ MORE = [("image", "integers", "auto"), ("vector", "many", "auto"), ("int8", "sta
 
 @pytest.mark.parametrize("case", slow_but(FAST + MORE, *FAST), ids=str)
 def test_onnx_has_the_networks_outputs_and_the_environments_action(tmp_path, case):
-    """Fed with what the environment returns, one input a key, and its own states, which a reset
-    zeroes; against the policy with its `resets`."""
+    """Feed what the environment returns, and its own states, which a reset zeroes."""
     need_onnx()
     import onnx
     import onnxruntime
@@ -490,7 +482,6 @@ def test_onnx_has_the_networks_outputs_and_the_environments_action(tmp_path, cas
 
 
 def test_a_network_that_reads_its_flags_exports():
-    """A memory written by hand needs to know where an episode begins; in a step none does."""
     env = declares(spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([2, 3]))
     env.action_heads = [2, 3]
     policy, x = Timed(env), torch.ones(3, 2)
@@ -630,8 +621,7 @@ def test_page_waits_for_the_players_turn(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ocean.names())
 def test_pages_show_the_same_game_as_raylib(tmp_path, monkeypatch, name):
-    """After some steps of the same policy the canvas shows what raylib draws, but for letters and
-    edges."""
+    """Compare the canvas with raylib, but for letters and edges."""
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     pytest.importorskip("raylib", reason="drawing needs the raylib_software wheel")
     view = build_page(name, tmp_path, {})

@@ -46,7 +46,6 @@ def folder(tmp_path):
 
 @pytest.fixture
 def call(capsys):
-    """A function that runs a command and returns the lines that it prints."""
     def run(*words):
         capsys.readouterr()
         pufferl.main([*map(str, words)])
@@ -149,7 +148,6 @@ def test_curves_are_named_by_what_differs(folder, call):
 
 
 def test_a_run_of_a_users_environment_has_its_settings(tmp_path, call):
-    """The file itself is not needed any more, and is not run."""
     (tmp_path / "mine.py").write_text("from small_envs import Steps")
     call("train", f"{tmp_path}/mine.py:Steps", "--env.limit", "9", "--train.gamma", "0.9",
          "--train.total-timesteps", "512", "--vec.backend", "serial", "--logger", "none",

@@ -1,5 +1,4 @@
-"""Processes: nothing is left running or started that the machine cannot hold, and Ctrl-C shows no
-traceback."""
+"""Nothing is left running, and Ctrl-C shows no traceback."""
 
 import contextlib
 import os
@@ -45,7 +44,6 @@ def run_python(code, *arguments, **options):
 
 
 def alive(mark):
-    """The processes that were started with this mark in their environment."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -56,8 +54,7 @@ def alive(mark):
 
 
 def left_after_kill(kind, folder, moment, children):
-    """Start a parent, kill -9 it `moment` seconds after it has so many children: the command lines
-    of what is there 5 seconds later."""
+    """Return the command lines that are there 5 seconds after a kill -9."""
     mark, deadline = secrets.token_hex(8), time.monotonic() + 120
     folder.mkdir()
     for name in ("squared", "breakout"):  # a compiler ends by itself, but it may take longer
@@ -84,14 +81,12 @@ def left_after_kill(kind, folder, moment, children):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(54))
 def test_nothing_outlives_a_parent_that_is_killed(number, tmp_path):
-    """When it has just begun to start others, or is about to; and at any moment."""
     kind, moments = list(PARENTS)[number % len(PARENTS)], random.Random(number)
     count, longest = (PARENTS[kind][0], 1) if number < 4 else (0, 2 if kind == "video" else 15)
     assert left_after_kill(kind, tmp_path / "run", moments.uniform(0, longest), count) == []
 
 
 def test_a_guarded_process_whose_parent_is_gone_already_ends_at_once():
-    """It was killed before the guard could ask to be told."""
     command = processes.guarded([sys.executable, "-c", "import time; time.sleep(60)"])
     command[command.index(str(os.getpid()))] = str(2**22 - 7)
     assert subprocess.run(command, timeout=30).returncode == -signal.SIGTERM
@@ -149,7 +144,6 @@ def test_ctrl_c_shows_no_traceback(file):
 
 
 def test_a_crash_in_c_names_its_line(tmp_path):
-    """Of an environment that is tried out in the trainer's own process."""
     (tmp_path / "mine.py").write_text("""
 import ctypes, gymnasium, numpy as np
 from gymnasium.spaces import Box, Discrete
@@ -229,7 +223,6 @@ def test_the_memory_of_a_container_counts(tmp_path, monkeypatch):
 
 
 def test_compiled_code_lies_where_nobody_else_can_put_any(tmp_path, monkeypatch, capsys):
-    """A link may lead elsewhere, and others may write to a folder: neither is taken."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     known = tmp_path / f"kept-{os.getuid()}"
     assert processes.spare_folder("kernels are") == known == processes.spare_folder("kernels are")

@@ -1,5 +1,4 @@
-"""protein.py: the search space, the models against closed forms, the tuners on problems whose
-Pareto front is known."""
+"""The search space, the models against closed forms, the tuners on known problems."""
 
 import json
 import math
@@ -106,7 +105,6 @@ def test_sizes_that_a_network_lacks_are_not_searched(tmp_path, sizes):
 
 
 def test_automatic_sizes_are_searched_only_in_a_custom_range():
-    """Those that ship are for environments in C."""
     catch = f"{Path(__file__).parent}/user_envs.py:Catch"
     space = searched_settings(catch, None)
     assert "train.learning_rate" in space and not {*SIZES} & {*space}
@@ -116,7 +114,6 @@ def test_automatic_sizes_are_searched_only_in_a_custom_range():
 
 
 def test_settings_of_another_optimizer_are_not_searched():
-    """beta2 is for adam."""
     some = {"train.beta2": span(0.9, 0.99), "train.gamma": span(0.9, 0.99)}
     optimizer = {"train.optimizer": {"distribution": "choice", "values": "muon, adam"}}
     assert {*searched_settings("squared", optimizer | some)} == {*optimizer, *some}
@@ -158,8 +155,7 @@ INIS = [path for path in sorted((configuration.ROOT / "config").glob("*.ini"))
     path for path in INIS if re.search("env_name = .*/", path.read_text())
     or (path.stem in ocean.names() and "[sweep." in path.read_text())], ids=lambda path: path.stem)
 def test_a_sweep_begins_at_the_environments_own_settings(path, monkeypatch):
-    """What is known to learn is the first trial: every present value lies in its range, and is its
-    mean. The package of an environment in Python need not be here: a stand-in has its settings."""
+    """Check that each present value lies in its range and is its mean."""
     if path.stem not in ocean.names():
         sections = dict(configuration.parse_ini(path))
         settings = {key: protein.number(text) for key, text in sections.get("env", {}).items()}
@@ -232,8 +228,7 @@ def test_fit_finds_the_settings_that_matter_and_predicts():
 
 
 def play(tuner, objective, trials):
-    """Run `trials` of objective(config, rng) -> (score, cost); returns the coordinates
-    (trials, d)."""
+    """Run objective(config, rng) -> (score, cost); return the coordinates (trials, d)."""
     rng = np.random.default_rng(tuner.seed)
     for _ in range(trials):
         config = tuner.suggest()
@@ -256,8 +251,7 @@ def test_finds_the_front_better_than_random(name):
 
 
 def test_does_not_hug_the_bounds():
-    """Six settings with an optimum inside and two idle ones: by chance 4% of coordinates lie
-    within 2% of a bound."""
+    """By chance 4% of coordinates lie within 2% of a bound."""
     def objective(config, rng):
         x = np.array(list(config.values()))
         return -((x[:6] - 0.35) ** 2).sum() + 0.02 * rng.standard_normal(), math.exp(2 * x[0])
@@ -347,8 +341,6 @@ def test_minimise_and_optimize_in_python():
 
 
 def test_a_sweep_that_is_continued_suggests_as_if_it_had_not_stopped():
-    """A new tuner that observes the same draws new points in the random start, and the same as the
-    old one."""
     problem = bench_protein.PROBLEMS["branin"]
     whole, again = (Protein(search_space=problem.space, num_trials=40, seed=5) for _ in range(2))
     play(whole, problem.evaluate, 4)
@@ -360,8 +352,7 @@ def test_a_sweep_that_is_continued_suggests_as_if_it_had_not_stopped():
 
 
 def test_curves_teach_without_counting_a_lucky_trial_five_times():
-    """With the curve's points, the model learns how cost grows along the schedule; the group term
-    takes what a trial's points share."""
+    """The group term takes what a trial's points share."""
     tuner = Protein(search_space={"train.total_timesteps": span(1e5, 1e7, "log_normal"),
                                   "train.learning_rate": span(1e-3, 1, "log_normal")},
                     num_trials=100, seed=0)
@@ -384,7 +375,6 @@ def test_curves_teach_without_counting_a_lucky_trial_five_times():
 
 
 def test_suggestions_after_many_observations_come_from_the_models():
-    """More than FIT_ROWS, some of them failed."""
     rng = np.random.default_rng(0)
     tuner = Protein(search_space={f"env.x{i}": UNIT for i in range(5)}, num_trials=500, seed=0)
     for _ in range(GP.FIT_ROWS + 20):

@@ -1,8 +1,4 @@
-"""Several ranks on one policy: the same gradient as one process, the same weights, resume,
-interrupts, crashes, nodes.
-
-The fast tests share one run of scale_rank.py on two ranks; the slow ones start torchrun.
-"""
+"""Several ranks on one policy; the fast tests share one run of scale_rank.py."""
 
 import json
 import os
@@ -239,7 +235,6 @@ def checkpoints(folder):
 
 
 def steps(folder):
-    """The steps that the one run of this folder has logged."""
     metrics = next(folder.glob("experiments/*/metrics.jsonl"))
     return [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
 

@@ -1,5 +1,4 @@
-"""profile: a trace that a browser opens and a table of the stages. autotune: the candidates can
-all work, and the fastest is chosen, or a simpler one that is as fast."""
+"""profile writes a trace and a table; autotune chooses the fastest candidate."""
 
 import json
 import time
@@ -45,7 +44,6 @@ def test_a_trace_and_a_table(folder, capfd):
 
 
 def test_a_network_without_a_normalizer_is_profiled(folder, capfd):
-    """norm_obs is auto, and would be on for the default network."""
     pufferl.main(["profile", "gym/MountainCarContinuous-v0", "--policy.name",
                   f"{trainers.__file__}:FixedSpread", "--rnn.name", "none", "--vec.num-envs", "2",
                   "--train.horizon", "16", "--train.minibatch-size", "32",

@@ -1,5 +1,4 @@
-"""tools/sweep: the ledger; sweeps with a stand-in trainer, and with the real one (slow), on one
-machine and on Ray."""
+"""The ledger; sweeps with a stand-in trainer, and with the real one (slow)."""
 
 import contextlib
 import json
@@ -288,7 +287,6 @@ def test_a_trial_that_somebody_else_ends_is_run_again(tmp_path, fake, monkeypatc
 
 
 def start_sweep(folder, count):
-    """Start the sweep in a process of its own."""
     code = f"""if True:
         import sys
         sys.path[:0] = {str(sweep_trials.ROOT)!r}, {str(FAKE.parent)!r}
@@ -340,7 +338,6 @@ def test_kill_and_interrupt_lose_nothing(tmp_path):
 
 
 def test_the_tuner_and_the_report_import_no_torch():
-    """The tuner by itself and the page of a finished sweep start at once."""
     code = """if True:
         import sys
         heavy = {"torch", "numba", "ray", "plotly", "configuration", "runs", "pufferl", "tools.watch"}
@@ -420,7 +417,6 @@ def test_wandb_holds_settings_and_curves(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_ray_on_two_nodes_one_of_which_is_lost(tmp_path, fake, monkeypatch):
-    """Run the trials of a node that goes down again, once each."""
     pytest.importorskip("ray", reason="the cluster; pip install ray")
     from ray.cluster_utils import Cluster
 
@@ -459,8 +455,7 @@ def test_ray_on_two_nodes_one_of_which_is_lost(tmp_path, fake, monkeypatch):
 
 @pytest.mark.slow
 def test_a_real_sweep_tunes_a_detuned_squared(tmp_path):
-    """With the real trainer: from a tenth of the shipped learning rate and eight times its
-    minibatch, a later trial needs half of the steps to a score of 0.9. It takes some minutes."""
+    """From a tenth of the learning rate, halve the steps to a score of 0.9."""
     fixed = ("train.gamma", "train.gae_lambda", "train.replay_ratio", "train.clip_coef",
              "train.vf_coef", "train.max_grad_norm", "train.horizon", "vec.total_agents")
     command = [sys.executable, str(sweep_trials.ROOT / "protein.py"), "squared",

@@ -1,5 +1,4 @@
-"""tools/sweep/report.py: the page shows what the ledger holds, in its figures, in its text and in a
-real browser."""
+"""The page of a sweep or of runs shows what their files hold."""
 
 import json
 import re
@@ -20,7 +19,6 @@ pytest.importorskip("plotly", reason="the page is made with it; pip install plot
 
 @pytest.fixture
 def swept(tmp_path):
-    """A folder as a sweep of 12 trials leaves it."""
     space = {**FAKE_SPACE, "train.optimizer": ["muon", "adam"]}
     ledger, rng = write_sweep(tmp_path / "sweep_x", space), np.random.default_rng(0)
     tuner = Random(search_space=space)
@@ -82,8 +80,7 @@ def test_numbers_are_for_people():
 
 @pytest.fixture
 def runs(tmp_path):
-    """Six runs: four of squared, of which one sets a distance and one another, two of breakout,
-    which comes first; tags north and south in turn. Each score grows by its number a step."""
+    """Write six runs, whose scores grow by their number a step."""
     folder = tmp_path / "runs"
     settings = [{"balls": 5}, {"balls": 5}, {}, {"distance": 3}, {"distance": 4}, {}]
     for i, env in enumerate(settings):
@@ -122,7 +119,6 @@ def test_report_of_runs_of_two_environments(runs):
 
 
 def test_the_live_page_is_for_this_machine_and_outlives_what_is_broken(live, swept, capfd):
-    """What every page refuses is tested in test_watch.py."""
     host, port = live.server_address
     assert host == "127.0.0.1"
     status, headers, text = ask(port, "GET", "/")
@@ -145,8 +141,7 @@ def test_the_live_page_is_for_this_machine_and_outlives_what_is_broken(live, swe
 
 @pytest.fixture
 def browser():
-    """A function that opens an address in a headless Chromium which finds no other machine; fails
-    on the page's errors and on any request but that of the page itself."""
+    """Yield a function that opens a page; fail on its errors and requests."""
     with open_chromium("MAP * ~NOTFOUND, EXCLUDE localhost") as (page, requests, problems):
         def show(url):
             page.goto(url)
@@ -161,8 +156,6 @@ def browser():
 @pytest.mark.slow
 @pytest.mark.parametrize("is_live", [False, True])
 def test_report_in_a_browser(swept, live, browser, is_live):
-    """What the page of a sweep shows, without a network and under a real mouse, is the ledger; what
-    the server lets the page load is enough for all figures, also those of WebGL."""
     page = browser(f"http://localhost:{live.server_address[1]}/" if is_live
                    else report.write_report(swept.folder).as_uri())
     assert page.locator(".js-plotly-plot").count() == 5

@@ -36,11 +36,7 @@ def convert(array, kind):
 
 
 class Walks(gymnasium.vector.VectorEnv):
-    """Walkers for any kind of array and any mode of autoreset.
-
-    They begin where their number and the episode's say. A walk ends far out, and is cut after
-    `limit` steps.
-    """
+    """Walkers for any kind of array and any mode of autoreset."""
 
     single_observation_space = spaces.Dict({"x": spaces.Box(-100, 100, (2,), np.float32),
                                             "t": spaces.Discrete(50)})
@@ -280,10 +276,7 @@ def train(epochs, mode, **settings):
 @pytest.mark.parametrize("network", slow_but([models.MinGRUPolicy, models.FeedForward],
                                              models.MinGRUPolicy))
 def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
-    """Compare environments that write the policy's arrays with the host's.
-
-    The GPU is the recorder of tests/test_devices.py, with graphs and without.
-    """
+    """Compare with the host's rollout; the GPU is test_devices.py's recorder."""
     from test_devices import install, on_a_cpu
 
     install(monkeypatch, on_a_cpu)
@@ -312,11 +305,7 @@ UNBOUNDED = spaces.Box(-np.inf, np.inf, (2,))
 
 
 class IsaacLabStandIn(gymnasium.Env):
-    """The types of Isaac Lab's ManagerBasedRLEnv.
-
-    Dicts of groups, float rewards, bool flags, lasting extras with a "log" of the last reset; ended
-    episodes begin again within the step, and their last observation is lost.
-    """
+    """The types of ManagerBasedRLEnv; an episode's last observation is lost."""
 
     num_envs = 4
     single_observation_space = spaces.Dict(policy=UNBOUNDED, critic=UNBOUNDED)
@@ -394,11 +383,7 @@ def test_isaac_lab_and_mjlab(kind):
 
 
 class ManiSkillStandIn(gymnasium.vector.VectorEnv):
-    """The types of ManiSkillVectorEnv with record_metrics.
-
-    No autoreset in its metadata; the final observation and info of all environments, with masks of
-    those that ended; partial resets by env_idx.
-    """
+    """The types of ManiSkillVectorEnv with record_metrics."""
 
     auto_reset, metadata, num_envs, device = True, {"render_modes": []}, 4, torch.device("cpu")
     single_observation_space = UNBOUNDED
@@ -456,7 +441,6 @@ def test_maniskill():
 
 
 def test_gymnax():
-    """Tell ends from time limits, with the true last observation."""
     pytest.importorskip("gymnax")
     options = {"env_kwargs": {"max_steps_in_episode": 30}, "seed": 3}
     with vector.make("gymnax/CartPole-v1", 64, **options) as vecenv:
@@ -507,7 +491,6 @@ def test_only_what_returns_tensors_is_taken_for_it():
 
 @pytest.mark.parametrize("backend", ["tensors", None])
 def test_env_num_envs_multiplies_that_of_the_vector(backend):
-    """Multiply also if nothing names it one of tensors; there are no workers."""
     with vector.make(CARTPOLE, 8, backend, env_kwargs={"num_envs": 4}) as vecenv:
         assert type(vecenv) is vector.Tensors and vecenv.num_agents == 32
     for name, options in (("env_kwargs", {"env_kwargs": [{"num_envs": 4}] * 4}),
@@ -551,7 +534,6 @@ def test_a_wrong_environment_is_an_error(make, words):
 
 
 def test_a_run_resumes_with_new_episodes(tmp_path, capsys):
-    """Keep weights, optimizer and step count; begin episodes from the same seed."""
     def make():
         vecenv = vector.make(CARTPOLE, env_kwargs={"num_envs": 32}, seed=1)
         return make_trainer(vecenv, total_timesteps=2048)
@@ -580,10 +562,7 @@ def test_train_and_eval_by_the_command_line(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_the_example_learns(tmp_path):
-    """Reach a mean return of 400 in 256 episodes, in the middle one of three seeds.
-
-    With the best weights of each run; 500 is the most, a random policy has about 22.
-    """
+    """Reach a mean return of 400, in the middle one of three seeds."""
     scores = []
     for seed in ("0", "1", "42"):
         options = ["--env.num-envs", "256", "--data-dir", str(tmp_path / seed), "--logger", "none",

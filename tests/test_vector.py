@@ -96,7 +96,6 @@ CONTRACT = [  # kind, other backends
 
 @pytest.mark.parametrize(("kind", "others"), CONTRACT, ids=[kind for kind, _ in CONTRACT])
 def test_every_backend_gives_the_same(kind, others):
-    """By the trainer's protocol, with several buffers, too."""
     expected = rollout(vector.make(creators_of(kind, 4), 4, Serial, seed=7))
     assert_same(expected, rollout(vector.make(creators_of(kind, 4), 4, Serial, seed=7)))
     other = rollout(vector.make(creators_of(kind, 4), 4, Serial, seed=8))
@@ -120,7 +119,6 @@ def test_c_environments_are_the_same_in_python_backends():
 
 
 def test_a_vector_environment_counts_as_its_copies():
-    """Check each copy's number, seed, log and episodes; two are one longer vector."""
     def pair():
         return gymnasium.vector.SyncVectorEnv([lambda: Walk(limit=4)] * 2, autoreset_mode=SAME_STEP)
 
@@ -141,7 +139,6 @@ def test_a_vector_environment_counts_as_its_copies():
 
 @pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
 def test_running_environments_are_called_and_changed(backend):
-    """Call one within a wrapper; a call before the first episode changes none of it."""
     def make():
         return vector.make(lambda **_: gymnasium.wrappers.TimeLimit(Paced(), 9), 4, backend,
                            num_workers=1 if backend == "serial" else 2, seed=3)
@@ -531,7 +528,6 @@ def test_another_dtype_and_a_wrapper_that_measures_are_warned_of_once(creator, w
 
 @pytest.mark.parametrize("value", [np.zeros(5), None])
 def test_an_attribute_env_may_be_no_wrapper(value):
-    """Try an array, and something that refers back to the environment."""
     env, back = CartPoleEnv(), CartPoleEnv()
     env.env, back.env = back if value is None else value, env
     vector.make([env], 1, "serial").close()
@@ -551,7 +547,6 @@ class Claims(Steps):
 
 
 def test_a_vector_that_is_forgotten_closes_its_environments():
-    """Its log has the return of the rewards, whatever an info says."""
     vecenv = vector.make(Claims, num_envs=2, backend="serial")
     vecenv.reset()
     for _ in range(20):

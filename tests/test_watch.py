@@ -1,5 +1,4 @@
-"""Evaluation counts fairly: each environment plays equally many episodes. Shipped policies load and
-score; pictures, videos, the terminal and the page show the game."""
+"""Evaluation counts fairly; pictures, videos, the terminal and the page show the game."""
 
 import base64
 import ctypes
@@ -56,8 +55,6 @@ class Uneven(Steps):
 
 
 class Blind(Uneven):
-    """Draws nothing."""
-
     def render(self):
         return None
 
@@ -288,7 +285,6 @@ def test_what_cannot_be_shown_is_refused(monkeypatch):
 
 
 def test_a_window_shows_the_game(monkeypatch):
-    """Three pictures of an environment in Python, in raylib's form; space pauses the last."""
     view = watch.View(UNEVEN, pufferl.load_config(UNEVEN, [*SERIAL, "--eval.fps", "1000"]), 0)
     raylib, shown = mock.MagicMock(), []
     raylib.WindowShouldClose.side_effect = [False, False, False, True]
@@ -387,7 +383,6 @@ def state(port, after=-1):
 
 
 def wait_for_state(port, **fields):
-    """The first state with these values."""
     return wait_for(lambda: (now := state(port)) and fields.items() <= now.items() and now, 90)
 
 
@@ -419,7 +414,6 @@ def test_the_page_is_for_this_machine_only(server):
 
 
 def test_states_and_orders(server):
-    """What the page asks for, without a browser."""
     _, port = server
     first = state(port)
     (head,) = first["heads"]
@@ -462,7 +456,6 @@ def test_a_state_has_no_nan():
 
 
 def test_the_page_in_a_browser(server):
-    """What the page shows and sends; test_states_and_orders has what the orders do."""
     _, port = server
     order(port, paused=False, environment="squared", policy="given")  # the tests share this server
     with open_chromium("MAP * ~NOTFOUND, EXCLUDE localhost") as (page, requests, problems):
@@ -526,7 +519,6 @@ def test_the_page_is_opened_where_it_can_be_seen(wanted, session, display, is_op
 
 @pytest.mark.slow
 def test_playing_needs_no_more_than_what_make_demo_installs():
-    """A policy is loaded, asked, drawn and shown without what only requirements.txt has."""
     others = ["scipy", "tensorboard", "plotly", "imageio_ffmpeg", "threadpoolctl", "matplotlib"]
     code = f"""if True:
         import sys

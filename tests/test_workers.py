@@ -31,7 +31,6 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def test_a_worker_imports_no_torch():
-    """Nor anything else that takes long: each process pays for it when it begins."""
     code = ("import sys, workers; print({'torch', 'numba', 'vector', 'environments', 'ocean'} "
             "& set(sys.modules))")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
@@ -91,7 +90,6 @@ def test_any_space_is_stepped_together_as_one_by_one(space, actions, masked, inf
 
 
 def test_a_reward_may_become_an_array_of_one():
-    """Of one environment alone, later than the first step."""
     def change(t):
         return {"reward": np.ones(1)} if t == 3 else {}
 
@@ -213,7 +211,6 @@ def test_a_step_of_this_process_that_takes_too_long_shows_where_it_is(pauses, la
 @pytest.mark.parametrize("options", [{"backend": Serial},
                                      {"backend": Multiprocessing, "num_workers": 1}])
 def test_closing_ends_what_it_can(options, tmp_path):
-    """Give slow environments time to close; one that fails does not keep others open."""
     class Closes(Walk):
         def __init__(self, path, trouble=None):
             super().__init__(trouble)
