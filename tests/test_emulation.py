@@ -540,21 +540,13 @@ def test_turn_based_games_are_converted():
 # -- PufferEnv -------------------------------------------------------------------------------------
 
 
-def test_a_puffer_env_works_alone_and_in_anothers_memory():
-    env = Counters(4)
-    first = env.reset(seed=0)[0].copy()
-    assert env.action_space.shape == (4,) and env.masks.all()
+def test_a_puffer_env_works_alone_and_in_memory_that_is_given():
+    rows = new_rows(Counters(4))
+    env = Counters(4, buf=rows)
+    first = env.reset(seed=0)[0][:, 0].copy()
     _, rewards, terminals, _, infos = env.step(np.arange(4))
     assert rewards.tolist() == [0, 1, 2, 3] and not terminals.any() and infos == []
-    np.testing.assert_array_equal(env.observations[:, 0], first[:, 0] + np.arange(4))
-    rows = new_rows(env, 10)
-    other = Counters(4, buf=rows)
-    other.reset_into(other.views(rows, 3), 0)
-    np.testing.assert_array_equal(rows.observations[3:7], first)
-    rows.actions[3:7, 0] = 1
-    other.step_into(other.views(rows, 3))
-    assert rows.rewards.tolist() == [0, 0, 0, 1, 1, 1, 1, 0, 0, 0]
-    assert np.shares_memory(other.rewards, rows.rewards)
+    assert (rows.observations[:, 0] == first + np.arange(4)).all() and env.action_space.shape == (4,)
 
 
 @pytest.mark.parametrize("late", [False, True])

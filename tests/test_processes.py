@@ -55,16 +55,14 @@ def alive(mark):
 
 def left_after_kill(kind, folder, moment, children):
     """Return the command lines that are there 5 seconds after a kill -9."""
-    mark, deadline = secrets.token_hex(8), time.monotonic() + 120
+    mark = secrets.token_hex(8)
     folder.mkdir()
     for name in ("squared", "breakout"):  # a compiler ends by itself, but it may take longer
         ocean.load(name)
     parent = start(PARENTS[kind][1], cwd=folder, env={**os.environ, "TEST_MARK": mark},
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        while len(psutil.Process(parent.pid).children()) < children and time.monotonic() < deadline:
-            assert parent.poll() is None, f"{kind} has ended by itself"
-            time.sleep(0.1)
+        wait_for(lambda: len(psutil.Process(parent.pid).children()) >= children, 120)
         time.sleep(moment)
         parent.kill()
         parent.wait()
@@ -183,20 +181,22 @@ def test_an_output_that_nobody_reads_ends_nothing(options):
             "processes.say('αβ'); sys.stdin.readline()\n"
             "for _ in range(3): processes.say('more'); print('more', flush=True)\n"
             "assert not sys.stdout.isatty(); processes.say('lost', sys.stderr); sys.exit(3)")
-    process = start([sys.executable, *options, "-X", "utf8", "-c", code, str(ROOT)],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout.readline().decode() == "αβ\n"
-    process.stdout.close()
-    assert process.communicate(b"\n", timeout=60)[1] == b"" and process.returncode == 3
+    assert close_early(code, "αβ", "-X", "utf8", *options) == 3
 
 
 def test_a_command_ends_quietly_when_enough_is_read():
-    code = ("import sys; sys.path.insert(0, sys.argv[1]); import processes\n"
-            "processes.run_command(lambda: [print(i) for i in range(100_000)])")
-    process = start([sys.executable, "-c", code, str(ROOT)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout.readline() == b"0\n"
+    close_early("import sys; sys.path.insert(0, sys.argv[1]); import processes\n"
+                "processes.run_command(lambda: [print(i) for i in range(100_000)])", "0")
+
+
+def close_early(code, line, *options):
+    """Read the first line of a process and close its output; return its status."""
+    process = start([sys.executable, *options, "-c", code, str(ROOT)], stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline().decode() == line + "\n"
     process.stdout.close()
-    assert process.communicate(timeout=60)[1] == b""
+    assert process.communicate(b"\n", timeout=60)[1] == b""
+    return process.returncode
 
 
 def test_a_run_without_stderr_in_a_locale_without_our_signs(tmp_path):

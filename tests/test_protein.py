@@ -34,8 +34,7 @@ XY = {"env.x": UNIT, "env.y": UNIT}
     span(-2, 3), span(1, 6, "int_uniform"), span(16, 512, "uniform_pow2"),
     span("1e-5", ".1", "log_normal"), span(0.8, 0.9999, "logit_normal"),
     span(1, 9e9, "log_normal", integer=True),
-    [8, 16, 40], ["adam", "muon"], [True, False], {"values": "1, 2.5, 7"},
-])
+    [8, 16, 40], ["adam", "muon"], [True, False], {"values": "1, 2.5, 7"}])
 def test_values_and_coordinates_round_trip(entry):
     (setting,) = Space({"train.key": entry}).settings
     for unit in np.linspace(0, 1, 37):
@@ -64,22 +63,18 @@ def test_scales():
     (span(0.5, 1, "logit_normal"), "logit_normal"), (span(3, 8, "uniform_pow2"), "uniform_pow2"),
     (span(0.5, 8, "int_uniform"), r"0\.5"), (span(0, 9, "gauss"), "gauss.*int_uniform.*none"),
     (span(0, 1, mean=2), "mean"), (span(0, 1, scale=0), "scale"), (span(0, None), "max"),
-    (span("low", 1), "low"), (span(0, 1, maen=1), "maen"), ({"min": 0, "max": 1}, "distribution"),
-    (span(0, 1, mean="mid"), "mid"), (0.9, "list"), ("muon,adam", "list"), ([3], "values"),
-    ([3, 3], "values"),
-])
+    (span("low", 1), "low"), (span(0, 1, mean="mid"), "mid"), (0.9, "list"),
+    ("muon,adam", "list"), ([3], "values"), ([3, 3], "values")])
 def test_nonsense_is_refused_by_name(entry, word):
     with pytest.raises(ConfigError, match=rf"sweep\.train\.lr.*\b{word}\b"):
         Space({"train.lr": entry})
 
 
 @pytest.mark.parametrize(("name", "entry", "word"), [
-    ("trian.gamma", UNIT, "trian"), ("train.gama", UNIT, "gamma"),
-    ("train.gamma", span(0, "high"), "max"), ("train.gamma", span(0, ""), "max"),
-    ("train.momentum", {"max": "0.9"}, "distribution"),
-    ("train.optimizer", ["muon", "adamm"], "adamm"), ("train.optimizer", UNIT, "choice"),
-    ("train.anneal_lr", UNIT, "choice"), ("train.gamma", {"distribution": "none"}, "sweep"),
-])
+    ("train.gama", UNIT, "gamma"), ("train.gamma", span(0, "high"), "max"),
+    ("train.gamma", span(0, ""), "max"), ("train.momentum", {"max": "0.9"}, "distribution"),
+    ("train.optimizer", ["muon", "adamm"], "adamm"), ("train.anneal_lr", UNIT, "choice"),
+    ("train.gamma", {"distribution": "none"}, "sweep")])
 def test_what_a_setting_cannot_be_is_refused(name, entry, word):
     with pytest.raises(ValueError, match=word):
         Space(searched_settings("squared", {name: entry}))
@@ -211,19 +206,6 @@ def test_loss_its_gradient_and_posterior(grouped):
     assert sd[0] ** 2 == pytest.approx(k(x, x) - cross @ np.linalg.solve(K, cross), rel=1e-8)
 
 
-def test_fit_finds_the_settings_that_matter_and_predicts():
-    rng = np.random.default_rng(1)
-    X, at = rng.random((120, 5)), rng.random((300, 5))
-    f = lambda X: np.sin(6 * X[:, 0]) + 2 * X[:, 1]  # noqa: E731
-    gp = GP(5).fit(X, f(X) - 1 + 0.05 * rng.standard_normal(120))
-    lengths = np.exp(gp.theta[:5])
-    assert lengths[0] < 0.3 * lengths[2:].min()
-    assert math.exp(gp.theta[-1] / 2) == pytest.approx(0.05, rel=0.5)
-    mean, sd = gp.predict(at)
-    error = mean + 1 - f(at)
-    assert np.sqrt((error**2).mean()) < 0.1 and (np.abs(error) < 2 * sd).mean() > 0.8
-
-
 # -- tuners
 
 
@@ -328,16 +310,11 @@ def test_minimise_and_optimize_in_python():
         lambda c: ((c["train.x"] - 0.7) ** 2 + (c["train.kind"] == "bad"), 1.0))
     assert best["train.kind"] == "good" and abs(best["train.x"] - 0.7) < 0.05
 
-    def objective(config):
-        raise ValueError("license")
-
-    with (pytest.warns(UserWarning, match="ValueError: license"),
-          pytest.raises(RuntimeError, match=r"3.*ValueError: license")):
-        Random(search_space=XY, num_trials=3).optimize(objective)
-    for word, fail in (("env_name", lambda: Random(search_space=XY).optimize()),
-                       ("goal", lambda: Random(search_space=XY, goal="best"))):
-        with pytest.raises(ConfigError, match=word):
-            fail()
+    with (pytest.warns(UserWarning, match="ZeroDivisionError"),
+          pytest.raises(RuntimeError, match=r"3.*ZeroDivisionError")):
+        Random(search_space=XY, num_trials=3).optimize(lambda config: 1 / 0)
+    with pytest.raises(ConfigError, match="goal"):
+        Random(search_space=XY, goal="best")
 
 
 def test_a_sweep_that_is_continued_suggests_as_if_it_had_not_stopped():
@@ -375,10 +352,8 @@ def test_curves_teach_without_counting_a_lucky_trial_five_times():
 
 
 def test_suggestions_after_many_observations_come_from_the_models():
-    rng = np.random.default_rng(0)
-    tuner = Protein(search_space={f"env.x{i}": UNIT for i in range(5)}, num_trials=500, seed=0)
-    for _ in range(GP.FIT_ROWS + 20):
-        x = rng.random(5)
+    rng, tuner = np.random.default_rng(0), Protein(search_space=XY, num_trials=500, seed=0)
+    for x in rng.random((GP.FIT_ROWS + 20, 2)):
         tuner.observe(tuner.space.decode(x), -((x - 0.6) ** 2).sum(), math.exp(3 * x[0]),
                       failed=rng.random() < 0.1)
     tuner.suggest()

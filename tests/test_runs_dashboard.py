@@ -39,12 +39,8 @@ def terminal(width=120, height=50):
                    color_system="truecolor")
 
 
-def dashboard(width=None):
-    """A dashboard, in a terminal if there is a width."""
-    screen = loggers.Dashboard(loggers.solved_at(Fake().args))
-    if width:
-        screen.console = terminal(width)
-    return screen
+def dashboard():
+    return loggers.Dashboard(loggers.solved_at(Fake().args))
 
 
 def test_the_time_left_leaves_out_what_came_before_the_first_entry(capsys):
@@ -67,7 +63,7 @@ def test_the_panel_fits_the_terminal(width, height):
                                     "explained_variance", "old_approx_kl", "importance", "grad_norm",
                                     "learning_rate"), 0.01)
     trainer.statistics.stages = dict.fromkeys(("environment", "policy", "learn", "ranks", "other"), 1.0)
-    screen = dashboard(width)
+    screen = dashboard()
     console = screen.console = terminal(width, height)
     screen.scores, screen.first = [0.1, 0.5, 0.96], (0.0, 0)
     console.print(screen.panel(trainer))
@@ -91,7 +87,8 @@ def test_a_terminal_that_is_closed_ends_no_training(monkeypatch):
 
     discard = mock.Mock()
     monkeypatch.setattr(processes, "discard_output", discard)
-    screen = dashboard(120)
+    screen = dashboard()
+    screen.console = terminal()
     screen.show(Fake(score=0.5))
     screen.console.file = Closed()
     screen.show(Fake(score=0.5))

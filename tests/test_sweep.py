@@ -248,22 +248,18 @@ def test_an_interrupt_ends_optimize(tmp_path, monkeypatch):
 
 def test_trials_are_spread_over_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
-    seen, release = [], threading.Event()
+    begun = threading.Barrier(4)  # four trials at a time
 
     def run_trial(job, stop, started):
-        seen.append(job["env"]["CUDA_VISIBLE_DEVICES"])
-        release.wait(10)
-        return {"status": "done"}
+        begun.wait(10)
+        return job["env"]["CUDA_VISIBLE_DEVICES"]
 
     monkeypatch.setattr(sweep_trials, "run_trial", run_trial)
     pool = sweep_trials.LocalPool(workers=2, gpus=2)
     assert pool.slots == 4
     for trial in range(4):
         pool.submit({"trial": trial}, {"env": {}}, None)
-    wait_for(lambda: len(seen) == 4, 10)
-    assert sorted(seen) == ["3", "3", "5", "5"]
-    release.set()
-    assert len(pool.close()) == 4
+    assert sorted(gpu for _, gpu in pool.close()) == ["3", "3", "5", "5"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -316,16 +312,13 @@ def test_kill_and_interrupt_lose_nothing(tmp_path):
     claims = {int(path.stem): json.loads(path.read_text())["settings"]
               for path in files.glob("*.running")}
     assert claims
-
-    process = start_sweep(tmp_path, 5)
-    wait_for(lambda: len(list(files.glob("*.json"))) > len(finished))
-    process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, output
-
-    process = start_sweep(tmp_path, 5)
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, output
+    for is_interrupted in (True, False):
+        process = start_sweep(tmp_path, 5)
+        if is_interrupted:
+            wait_for(lambda: len(list(files.glob("*.json"))) > len(finished))
+            process.send_signal(signal.SIGINT)
+        output = process.communicate(timeout=300)[0]
+        assert process.returncode == 0, output
     results = Ledger(folder).results()
     assert list(results) == list(range(5)) and {r["status"] for r in results.values()} == {"done"}
     assert all(path.read_text() == text for path, text in finished.items())
@@ -349,16 +342,12 @@ def test_the_tuner_and_the_report_import_no_torch():
 # -- the command line
 
 
-@pytest.mark.parametrize(("options", "name", "fixed"), [
-    ("--sweep.train.gamma.max", "sweep.train.gamma", []),
-    ("--data-dir FOLDER --sweep.web 99999", "port", []),
-    ("--data-dir /proc/nowhere --train.num-steps=32 --env.num-envs 64", "/proc/nowhere",
-     ["vec.total_agents", "train.horizon"])])
-def test_errors_of_the_command_line(tmp_path, capsys, options, name, fixed):
+@pytest.mark.parametrize(("options", "name"), [
+    ("--sweep.train.gamma.max", "sweep.train.gamma"), ("--data-dir FOLDER --sweep.web 99999", "port"),
+    ("--data-dir /proc/nowhere", "/proc/nowhere")])
+def test_errors_of_the_command_line(tmp_path, options, name):
     with pytest.raises(SystemExit, match=name):
         sweep.main(["squared", *options.replace("FOLDER", str(tmp_path)).split()])
-    printed = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line}
-    assert printed & {"vec.total_agents", "train.horizon", "train.gamma"} == {*fixed}
 
 
 # -- what loggers get

@@ -1,5 +1,6 @@
 """Environments of torch and JAX: episodes, copies, waits, simulators and errors."""
 
+import functools
 import importlib.util
 import math
 from pathlib import Path
@@ -209,15 +210,12 @@ def test_what_is_copied(kind):
                                    spaces.Discrete(9, dtype=np.int32),
                                    spaces.Box(-9, 9, (3,), np.float32), spaces.Discrete(9)])
 def test_an_environment_that_changes_its_actions_changes_none_of_the_rollout(space):
-    class Clamps(Unmoved):
-        single_action_space = space
+    def step(actions):
+        env.given = actions.clamp_(-1, 1)
+        return *env.answer, {}
 
-        def step(self, actions):
-            actions.clamp_(-1, 1)
-            return super().step(actions)
-
-    env, no = Clamps("disabled"), torch.zeros(8, dtype=torch.bool)
-    env.answer[2:] = no, no
+    env = Unmoved("disabled", single_action_space=space, step=step)
+    env.answer[2:] = torch.zeros(2, 8, dtype=torch.bool)
     with vector.make(lambda: env) as vecenv:
         storage = vecenv.allocate(2)
         for t in range(2):
@@ -304,36 +302,57 @@ def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
 UNBOUNDED = spaces.Box(-np.inf, np.inf, (2,))
 
 
-class IsaacLabStandIn(gymnasium.Env):
-    """The types of ManagerBasedRLEnv; an episode's last observation is lost."""
+class Simulator:
+    """Walkers on a line: they observe place and steps, and are rewarded for their place.
+
+    Ended episodes begin again within the step: beyond 10, or after 5 steps.
+    """
 
     num_envs = 4
-    single_observation_space = spaces.Dict(policy=UNBOUNDED, critic=UNBOUNDED)
+    single_observation_space = UNBOUNDED
     single_action_space = spaces.Box(-np.inf, np.inf, (1,))
 
     def __init__(self):
-        self.steps, self.extras = torch.zeros(self.num_envs, dtype=torch.long), {}
-        self.place = torch.zeros(self.num_envs)
+        self.place, self.steps = torch.zeros(2, self.num_envs)
 
-    def _observe(self):
-        see = torch.stack([self.place, self.steps.float()], 1)
-        return {"policy": see, "critic": -see}
+    def observe(self):
+        return torch.stack([self.place, self.steps], 1)
+
+    def begin(self, which):
+        self.place[which] = self.steps[which] = 0
+
+    def move(self, actions):
+        """Return rewards, terminations and truncations."""
+        assert actions.shape == (self.num_envs, 1) and actions.dtype == torch.float32
+        self.place += actions[:, 0]
+        self.steps += 1
+        return self.place.clone(), self.place > 10, self.steps >= 5
+
+
+class IsaacLabStandIn(Simulator, gymnasium.Env):
+    """The types of ManagerBasedRLEnv; an episode's last observation is lost."""
+
+    single_observation_space = spaces.Dict(policy=UNBOUNDED, critic=UNBOUNDED)
+
+    def __init__(self):
+        super().__init__()
+        self.extras = {}  # they last until the next reset
+
+    def observe(self):
+        return {"policy": super().observe(), "critic": -super().observe()}
 
     def reset(self, seed=None, env_ids=slice(None), options=None):
         self.extras["log"] = {"Episode_Reward/place": self.place[env_ids].mean(),
                               "Episode_Termination/time_out": len(self.place[env_ids])}
-        self.place[env_ids], self.steps[env_ids] = 0.0, 0
-        return self._observe(), self.extras
+        self.begin(env_ids)
+        return self.observe(), self.extras
 
     def step(self, action, resets_itself=True):
-        assert action.shape == (self.num_envs, 1) and action.dtype == torch.float32
-        self.place += action[:, 0]
-        self.steps += 1
-        fell, timed_out, rewards = self.place > 10, self.steps >= 5, self.place.clone()
-        ended = (fell | timed_out).nonzero().squeeze(-1)
+        results = self.move(action)
+        ended = (results[1] | results[2]).nonzero().squeeze(-1)
         if resets_itself and len(ended):
             self.reset(env_ids=ended)
-        return self._observe(), rewards, fell, timed_out, self.extras
+        return self.observe(), *results, self.extras
 
 
 def mjlab_box(size):
@@ -347,69 +366,27 @@ class MjlabStandIn(IsaacLabStandIn):
     single_observation_space = SimpleNamespace(spaces={"actor": mjlab_box(2)})
     single_action_space = mjlab_box(1)
 
-    def _observe(self):
-        return {"actor": super()._observe()["policy"]}
+    def observe(self):
+        return {"actor": super().observe()["policy"]}
 
     def step(self, action):
         return super().step(action, resets_itself=False)
 
 
-@pytest.mark.parametrize("kind", [IsaacLabStandIn, MjlabStandIn])
-def test_isaac_lab_and_mjlab(kind):
-    mjlab, env = kind is MjlabStandIn, kind()
-    wrapped = env if mjlab else gymnasium.wrappers.OrderEnforcing(env)  # as gymnasium.make gives it
-    options = {"group": "actor"} if mjlab else {}
-    with vector.make(lambda: tensors.IsaacLab(wrapped, **options)) as vecenv:
-        assert vecenv.single_observation_space == UNBOUNDED
-        storage = vecenv.allocate(5)
-        storage.actions[:, :, 0] = [0, 1, 2, 3]
-        for _ in range(5):
-            vecenv.advance(0)
-        np.testing.assert_array_equal(storage.terminals[:, 3], [0, 0, 0, 1, 0])
-        np.testing.assert_array_equal(storage.truncations[4], [1, 1, 1, 0])
-        np.testing.assert_array_equal(storage.observations[5], [[0, 0], [0, 0], [0, 0], [3, 1]])
-        # the last one, or the one that the last action was taken from, if that is not given
-        final = [[0, 5], [5, 5], [10, 5]] if mjlab else storage.observations[4, :3]
-        np.testing.assert_array_equal(storage.final_observations[:3], final)
-        log = vecenv.log()
-        assert (log["n"], log["episode_length"]) == (4, 4.75)
-        assert log["episode_return"] == (0 + 15 + 30 + 30) / 4
-        # of the first to end the mean was 12, of the three others together 5
-        assert log["Episode_Reward/place"] == (12 + 3 * 5) / 4
-        assert log["Episode_Termination/time_out"] == 2.5
-    make = (lambda: tensors.IsaacLab(env)) if mjlab else (lambda: wrapped)
-    with pytest.raises((ValueError, TypeError), match="actor" if mjlab else "IsaacLab"):
-        vector.make(make)
-
-
-class ManiSkillStandIn(gymnasium.vector.VectorEnv):
+class ManiSkillStandIn(Simulator, gymnasium.vector.VectorEnv):
     """The types of ManiSkillVectorEnv with record_metrics."""
 
-    auto_reset, metadata, num_envs, device = True, {"render_modes": []}, 4, torch.device("cpu")
-    single_observation_space = UNBOUNDED
-    single_action_space = spaces.Box(-1, 1, (1,), np.float32)
-
-    def __init__(self):
-        self.place, self.returns = torch.zeros(2, self.num_envs)
-        self.elapsed_steps = torch.zeros(self.num_envs, dtype=torch.int32)
-
-    def _observe(self):
-        return torch.stack([self.place, self.elapsed_steps.float()], 1)
+    auto_reset, metadata, device = True, {"render_modes": []}, torch.device("cpu")
+    single_action_space = spaces.Box(-3, 3, (1,), np.float32)
 
     def reset(self, *, seed=None, options=None):
-        which = slice(None) if options is None else options["env_idx"]
-        for state in (self.place, self.elapsed_steps, self.returns):
-            state[which] = 0
-        return self._observe(), {"reconfigure": False}
+        self.begin(slice(None) if options is None else options["env_idx"])
+        return self.observe(), {"reconfigure": False}
 
     def step(self, actions):
-        self.place += actions[:, 0]
-        self.elapsed_steps += 1
-        success, rewards = self.place >= 3, self.place.clone()
-        self.returns += rewards
-        truncations, observations = self.elapsed_steps >= 4, self._observe()
-        infos = {"success": success, "episode": {"return": self.returns.clone(),
-                                                 "episode_len": self.elapsed_steps.clone()}}
+        rewards, success, truncations = self.move(actions)
+        observations, infos = self.observe(), {
+            "success": success, "episode": {"episode_len": self.steps.clone()}}
         ended = success | truncations
         if ended.any():
             last = {"final_observation": observations, "final_info": infos, "_final_info": ended,
@@ -419,22 +396,37 @@ class ManiSkillStandIn(gymnasium.vector.VectorEnv):
         return observations, rewards, success, truncations, infos
 
 
-def test_maniskill():
-    with pytest.raises(ValueError, match="autoreset"):
-        vector.make(ManiSkillStandIn)
-    with vector.make(lambda: tensors.ManiSkill(ManiSkillStandIn())) as vecenv:
-        storage = vecenv.allocate(4)
-        storage.actions[:, :, 0] = [0, 0.5, 1, 9]  # the last one is clipped to 1
-        for _ in range(4):
+ISAAC_LAB = {  # of the first to end the mean was 12, of the three others together 5
+    "Episode_Reward/place": (12 + 3 * 5) / 4, "Episode_Termination/time_out": 2.5}
+
+
+@pytest.mark.parametrize(("kind", "adapt", "word", "expected"), [
+    (IsaacLabStandIn, tensors.IsaacLab, "IsaacLab", ISAAC_LAB),
+    (MjlabStandIn, functools.partial(tensors.IsaacLab, group="actor"), "actor", ISAAC_LAB),
+    (ManiSkillStandIn, tensors.ManiSkill, "autoreset",
+     {"success": 0.25, "episode/episode_len": 4.75})])
+def test_simulators_have_adapters(kind, adapt, word, expected):
+    def make():  # Isaac Lab's as gymnasium.make gives it
+        return gymnasium.wrappers.OrderEnforcing(kind()) if kind is IsaacLabStandIn else kind()
+
+    with pytest.raises((ValueError, TypeError), match=word):
+        vector.make(lambda: tensors.IsaacLab(make()) if word == "actor" else make())
+    with vector.make(lambda: adapt(make())) as vecenv:
+        assert vecenv.single_observation_space == UNBOUNDED
+        storage = vecenv.allocate(5)
+        storage.actions[:, :, 0] = [0, 1, 2, 9 if kind is ManiSkillStandIn else 3]  # clipped to 3
+        for _ in range(5):
             vecenv.advance(0)
-        np.testing.assert_array_equal(storage.terminals,
-                                      np.array([[0, 0, 0, 0]] * 2 + [[0, 0, 1, 1], [0, 0, 0, 0]]))
-        np.testing.assert_array_equal(storage.truncations[3], [1, 1, 0, 0])
-        np.testing.assert_array_equal(storage.final_observations[:2], [[0, 4], [2, 4]])
-        np.testing.assert_array_equal(storage.observations[4], [[0, 0], [0, 0], [1, 1], [1, 1]])
+        np.testing.assert_array_equal(storage.terminals[:, 3], [0, 0, 0, 1, 0])
+        np.testing.assert_array_equal(storage.truncations[4], [1, 1, 1, 0])
+        np.testing.assert_array_equal(storage.observations[5], [[0, 0], [0, 0], [0, 0], [3, 1]])
+        # or the one that the last action was taken from, if the last one is not given
+        lost = kind is IsaacLabStandIn
+        final = storage.observations[4, :3] if lost else [[0, 5], [5, 5], [10, 5]]
+        np.testing.assert_array_equal(storage.final_observations[:3], final)
         log = vecenv.log()
-        assert [log[name] for name in ("n", "success", "episode/episode_len")] == [4, 0.5, 3.5]
-        assert log["episode_return"] == log["episode/return"] == (0 + 5 + 6 + 6) / 4
+        assert log["episode_return"] == (0 + 15 + 30 + 30) / 4
+        assert log.items() >= {"n": 4, "episode_length": 4.75, **expected}.items()
 
 
 # -- JAX by name -----------------------------------------------------------------------------------

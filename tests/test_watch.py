@@ -26,6 +26,7 @@ import torch
 from conftest import open_chromium, read_until, wait_for
 from PIL import Image, ImageSequence
 from small_envs import Counters, Steps
+from test_runs_dashboard import terminal
 
 import configuration
 import emulation
@@ -306,13 +307,6 @@ def test_a_window_shows_the_game(monkeypatch):
 
 
 # -- the terminal
-
-
-def terminal(width, height):
-    from rich.console import Console
-
-    return Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=width,
-                   height=height)
 
 
 @pytest.mark.parametrize(("size", "repeats"), [
