@@ -19,7 +19,6 @@ import environments
 import vector
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import the tests
-MODES = list(gymnasium.vector.AutoresetMode)
 SAME_STEP = gymnasium.vector.AutoresetMode.SAME_STEP
 
 

@@ -572,16 +572,9 @@ def test_page_plays_breakout(tmp_path):
             "!document.getElementById('status').textContent.includes('mean score 0.00')")
         wait_for_status(page, "the policy plays")
 
-        # the player holds the paddle at a wall, then the policy has it back
-        page.select_option("#speed", "4")
         page.keyboard.down("ArrowLeft")
         wait_for_status(page, "you")
-        for _ in range(300):  # a lost ball puts the paddle back into the middle
-            paddle = np.flatnonzero((picture(page)[630] == (0, 187, 204)).all(axis=-1))
-            if paddle.min() == 0:
-                break
-            page.wait_for_timeout(20)
-        assert len(paddle) > 50 and paddle.min() == 0
+        page.wait_for_function("Module._demo_by_player() == 1")
         page.keyboard.up("ArrowLeft")
         page.keyboard.press("Enter")
         wait_for_status(page, "the policy plays")

@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -150,23 +149,19 @@ def test_every_metric_has_a_meaning_in_the_docs(run):
 @pytest.mark.parametrize(("package", "function", "logger", "expected"), [
     ("wandb", "init", pufferl.WandbLogger, {"project": "p", "entity": "me", "name": "squared",
                                             "group": "pair", "tags": ["x"]}),
-    ("neptune", "init_run", pufferl.NeptuneLogger, {"project": "me/p", "name": "squared", "tags": ["x", "pair"]})])
+    ("neptune", "init_run", pufferl.NeptuneLogger,
+     {"project": "me/p", "name": "squared", "tags": ["x", "pair"]})])
 def test_a_logger_is_made_from_all_settings_and_names_a_missing_package(
         monkeypatch, package, function, logger, expected):
     """As PufferLib 3's scripts make it: WandbLogger(args)."""
-    class Started(Exception): ...
-
-    module = SimpleNamespace(**{function: mock.Mock(side_effect=Started)}, errors=SimpleNamespace(Error=OSError),
-                             exceptions=SimpleNamespace(NeptuneException=OSError))
+    module = mock.MagicMock()
     monkeypatch.setitem(sys.modules, package, module)
-    args = pufferl.load_config("squared", ["--project", "p", "--entity", "me", "--group", "pair",
-                                           "--tag", "x"])
-    with pytest.raises(Started):
-        logger(args)
+    logger(pufferl.load_config("squared", ["--project", "p", "--entity", "me", "--group", "pair",
+                                           "--tag", "x"]))
     options = getattr(module, function).call_args.kwargs
     assert {name: options[name] for name in expected} == expected
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(pufferl.ConfigError, match=f"pip install {package}"):
+    with pytest.raises(pufferl.ConfigError, match=package):
         logger()
 
 

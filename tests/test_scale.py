@@ -101,16 +101,14 @@ def test_weights_stay_equal_and_a_run_of_two_ranks_resumes_bit_for_bit(two):
 
 @pytest.mark.parametrize(("name", "kind", "subject"), [
     ("unequal", "RankError", "weights"), ("seeds", "RankError", "train.seed"),
-    ("few", "ConfigError", "minibatch_size"), ("gpus", "ConfigError", "train.gpus")])
-def test_unequal_weights_and_settings_are_errors_that_name_them(two, name, kind, subject):
-    for seen in two[0]:
-        assert kind in seen[name][0] and subject in seen[name][0]
-
-
-def test_a_last_checkpoint_that_cannot_be_written_ends_rank_0_with_an_error(two):
-    first, second = (results["lost"] for results in two[0])
-    assert first[0].startswith("ConfigError") and "No space left on device" in first[0]
-    assert second is None
+    ("few", "ConfigError", "minibatch_size"), ("gpus", "ConfigError", "train.gpus"),
+    ("lost", "ConfigError", "No space left on device")])
+def test_what_ranks_cannot_do_is_an_error(two, name, kind, subject):
+    for rank, seen in enumerate(two[0]):
+        if name == "lost" and rank == 1:  # only rank 0 writes
+            assert seen[name] is None
+        else:
+            assert kind in seen[name][0] and subject in seen[name][0]
 
 
 def test_a_restart_looks_past_folders_that_are_no_runs(tmp_path, monkeypatch):
@@ -179,7 +177,6 @@ def test_one_rank_is_no_group(monkeypatch):
 
 
 # -- whole runs under torchrun
-# ---------------------------------------------------------------------------------------
 
 SMALL = ["--env.num-envs", "64", "--train.minibatch-size", "1024", "--logger", "none",
          "--vec.num-buffers", "1"]
@@ -387,8 +384,8 @@ def test_every_vectorizer_and_wrapper(tmp_path, case):
     if case == "ray":
         pytest.importorskip("ray")
     ranks, options = BACKENDS[case]
-    size = 512 if ranks == 3 else 256
     command = [*TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", PUFFERL, "train", *options,
-               "--train.minibatch-size", str(size), "--train.total-timesteps", "4000", "--logger", "none"]
+               "--train.minibatch-size", "512" if ranks == 3 else "256", "--train.total-timesteps",
+               "4000", "--logger", "none"]
     text = run(command, tmp_path, RAY_raylet_start_wait_time_s="240")
-    assert f"{ranks} ranks" in text and str(128 if ranks == 3 else size) in text and steps(tmp_path)[-1] >= 4000
+    assert f"{ranks} ranks" in text and steps(tmp_path)[-1] >= 4000

@@ -171,11 +171,6 @@ def test_report_in_a_browser(swept, live, browser, is_live):
     assert shown["drawn"] >= len(good) and shown["rows"] == 12
     np.testing.assert_allclose(shown["x"], [r["cost"] for r in good])
     np.testing.assert_allclose(shown["y"], [r["score"] for r in good])
-    box = page.locator(".js-plotly-plot .points path").nth(4).bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=5)
-    label = page.locator(".js-plotly-plot .hoverlayer .hovertext").first
-    label.wait_for()
-    assert f"trial {good[4]['trial']} (done)" in label.text_content()
 
 
 @pytest.mark.slow

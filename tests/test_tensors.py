@@ -441,9 +441,7 @@ def test_gymnax():
         first = vecenv.reset(seed=3)[0].copy()
         assert len(np.unique(first, axis=0)) == 64
         for _ in range(120):
-            observations, rewards, terminals, truncations, infos = vecenv.step(
-                rng.integers(0, 2, 64))
-            assert (rewards == 1).all()
+            observations, _, terminals, truncations, infos = vecenv.step(rng.integers(0, 2, 64))
             assert (abs(observations[terminals | truncations]) <= 0.05).all()
             final = abs(vecenv.storage.final_observations[truncations & ~terminals])
             assert (final.max(1) > 0.05).all() and (final[:, 2] < 0.2095).all()
@@ -498,7 +496,6 @@ def test_env_num_envs_multiplies_that_of_the_vector(backend):
 
 ERRORS = [  # of Unmoved, and the words that the error names
     ({"mode": "sometimes"}, "sometimes"),
-    ({"metadata": {}}, "tensors.IsaacLab"),
     ({"part": 0, "value": torch.zeros(8, 3)}, r"reset.*\(8, 2\).*\(8, 3\)"),
     ({"part": 0, "value": torch.full((8, 2), math.nan)}, r"reset.*nan"),
     ({"single_observation_space": spaces.Box(0, 9, (2,), np.uint8)}, "uint8"),

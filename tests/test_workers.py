@@ -214,28 +214,27 @@ def test_closing_ends_what_it_can(options, tmp_path):
     class Closes(Walk):
         def __init__(self, path, trouble=None):
             super().__init__(trouble)
-            self.path = Path(path)
+            self.path = path
 
         def close(self):
             time.sleep(0.4)
-            with self.path.open("a") as file:
+            with open(self.path, "a") as file:
                 file.write("closed ")
             raise OSError("the_window")
 
     envs = [{"path": str(tmp_path / str(i))} for i in range(3)]
-    vecenv = vector.make(Closes, 3, env_kwargs=envs, **options)
-    vecenv.reset(seed=0)
-    with pytest.raises(OSError, match="the_window"):
-        vecenv.close()
-    times = [(tmp_path / str(i)).read_text().count("closed") for i in range(3)]
-    # processes have an environment 0 and we have one
-    assert times == [1 if options["backend"] is Serial else 2, 1, 1]
-    envs[1]["trouble"] = ArithmeticError
-    vecenv = vector.make(Closes, 3, env_kwargs=envs, **options)
-    vecenv.reset(seed=0)
-    with pytest.raises((WorkerError, ArithmeticError), match="walker"):
-        for _ in range(3):
-            vecenv.step(np.ones(3, int))
+    for trouble, error, words in ((None, OSError, "the_window"),
+                                  (ArithmeticError, (WorkerError, ArithmeticError), "walker")):
+        envs[1]["trouble"] = trouble
+        vecenv = vector.make(Closes, 3, env_kwargs=envs, **options)
+        vecenv.reset(seed=0)
+        with pytest.raises(error, match=words):
+            for _ in range(3 if trouble else 0):
+                vecenv.step(np.ones(3, int))
+            vecenv.close()
+        times = [(tmp_path / str(i)).read_text().count("closed") for i in range(3)]
+        # processes have an environment 0 and we have one
+        assert trouble or times == [1 if options["backend"] is Serial else 2, 1, 1]
 
 
 @pytest.mark.parametrize("end", slow_but(["forgotten", "exception", "SIGINT", "SIGKILL"],
@@ -273,12 +272,10 @@ def test_ray_gives_the_same():
             vecenv.reset()
             vecenv.set_attr("limit", 3)
             assert vecenv.call("limit") == [3] * 4
-        with pytest.raises(WorkerError, match="walker"):
-            fails(Walk, ArithmeticError, Ray, timeout=600)
-        with pytest.raises(EnvError, match="shape") as raised:
-            fails(Walk, "shape", Ray, timeout=600)
-        assert raised.value.__notes__ == ["(environment 3)"]
-        assert "Traceback" not in str(raised.value)
+        for trouble, error, words in ((ArithmeticError, WorkerError, "walker"),
+                                      ("shape", EnvError, "shape")):
+            with pytest.raises(error, match=words):
+                fails(Walk, trouble, Ray, timeout=600)
         hang_beside_another(Ray)
         vecenv = make()
         vecenv.reset(seed=0)
