@@ -106,34 +106,8 @@ class Walk(gymnasium.Env):
         return self.x.copy()
 
 
-class Nested(Steps):
-    """Structured observations and actions; the mask in the info, if there is one."""
-
-    observation_space = spaces.Dict({
-        "step": spaces.Discrete(100),
-        "grid": spaces.Box(0, 9, (2, 3), np.uint8),
-        "pair": spaces.Tuple([spaces.MultiBinary(2), spaces.Box(-5, 5, (2,), np.float32)])})
-    action_space = spaces.Tuple([spaces.Discrete(3, start=-1), spaces.MultiDiscrete([2, 4])])
-
-    def __init__(self, limit=5, end=None, mask=None):
-        super().__init__(end, limit)
-        self.mask = mask
-
-    def _parts(self):
-        grid = self.np_random.integers(0, 10, (2, 3), np.uint8)
-        pair = np.array([1, 0], np.int8), np.full(2, self.t / 20, np.float32)
-        info = {"t": self.t, "nested": {"double": 2.0 * self.t}}
-        return super()._parts() | {
-            "observation": {"step": self.t, "grid": grid, "pair": pair},
-            "info": info | ({} if self.mask is None else {"action_mask": self.mask})}
-
-    def step(self, action):
-        assert self.action_space.contains(action)
-        return super().step(action)
-
-
 class Drawn(gymnasium.Env):
-    """Any spaces; observations, rewards, ends, infos and masks are drawn."""
+    """Any spaces; observations, rewards, ends and infos are drawn, masks too if masked is True."""
 
     def __init__(self, observation_space, action_space, masked=False, infos=False):
         self.observation_space = copy.deepcopy(observation_space)
@@ -142,7 +116,8 @@ class Drawn(gymnasium.Env):
 
     def _info(self):
         options = sum(emulation.FlatAction(self.action_space).heads)
-        mask = {"action_mask": self.np_random.integers(0, 2, options)} if self.masked else {}
+        mask = self.np_random.integers(0, 2, options) if self.masked is True else self.masked
+        mask = {} if mask is False else {"action_mask": mask}
         infos = {"height": self.np_random.normal(), "word": "no number",
                  "deep": {"n": np.int16(3)}, "nan": np.nan} if self.infos else {}
         return mask | infos
@@ -240,6 +215,10 @@ def several(autoreset):
     return gymnasium.vector.SyncVectorEnv([Steps, lambda: Steps(2)], autoreset_mode=autoreset)
 
 
+ACTIONS = spaces.Tuple([spaces.Discrete(3, start=-1), spaces.MultiDiscrete([2, 4])])
+NESTED = spaces.Dict({
+    "step": spaces.Discrete(100), "grid": spaces.Box(0, 9, (2, 3), np.uint8),
+    "pair": spaces.Tuple([spaces.MultiBinary(2), spaces.Box(-5, 5, (2,), np.float32)])})
 MASK = np.array([1, 0, 1, 1, 1, 0, 0, 0, 1])
 FIELDS = spaces.Dict({"n": spaces.MultiDiscrete([2, 3]), "text": spaces.Text(3),
                       "bits": spaces.MultiBinary(3), "x": spaces.Box(-1, 1, (), np.float64)})
@@ -253,8 +232,8 @@ KINDS = {  # creator of environment i, whether they can be stepped together
     "scaled float32": (lambda i: emulation.GymnasiumPufferEnv(gymnasium.wrappers.TransformReward(
         gymnasium.make("Pendulum-v1", max_episode_steps=9), np.float32), reward_scale=0.1), True),
     "Dict": (lambda i: Walk(limit=4 + i), True),
-    "nested": (lambda i: Nested(limit=5, end=None if i else 3), True),
-    "masked": (lambda i: Nested(limit=5, mask=MASK), True),
+    "nested": (lambda i: Drawn(NESTED, ACTIONS), True),
+    "masked": (lambda i: Drawn(NESTED, ACTIONS, masked=MASK), True),
     "drawn": (lambda i: Drawn(FIELDS, spaces.MultiBinary(2), infos=True), True),
     "time limits": (lambda i: in_wrappers(Steps(limit=None), *((3, 9), (9, 4), (7, 7))[i % 3]),
                     True),

@@ -9,13 +9,14 @@ from unittest import mock
 import gymnasium
 import numpy as np
 import pytest
+import small_envs
 import torch
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import vector as vector_wrappers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from small_envs import MASK, Counters, Leavers, Nested, Steps, allowed_actions, declares, several
+from small_envs import ACTIONS, MASK, Counters, Leavers, Steps, declares, several
 
 import emulation
 import models
@@ -117,7 +118,7 @@ PAIR = spaces.MultiDiscrete([2, 3])
     (PAIR, [0, 0, 0, 2, 0], [1, 1, 0, 1, 0]),
     (PAIR, [[1, 0], [0, 1, 1]], [1, 0, 0, 1, 1]),
     (spaces.Discrete(3), None, [1, 1, 1]),
-    (Nested.action_space, (MASK[:3], (MASK[3:5], np.array([0, 0, 0, 1]))), MASK.tolist()),
+    (ACTIONS, (MASK[:3], (MASK[3:5], np.array([0, 0, 0, 1]))), MASK.tolist()),
 ])
 def test_action_masks_go_where_their_heads_are(space, mask, expected):
     target = np.zeros(len(expected), np.uint8)
@@ -330,7 +331,7 @@ def drive(env, steps, actions=0):
 
 @pytest.mark.parametrize("creator", [
     lambda: gymnasium.make("CartPole-v1"), lambda: gymnasium.make("Pendulum-v1"),
-    lambda: gymnasium.make("Blackjack-v1"), Nested])
+    lambda: gymnasium.make("Blackjack-v1"), *small_envs.creators_of("nested", 1)])
 def test_a_wrapped_environment_is_a_valid_gymnasium_environment(creator):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -345,11 +346,13 @@ def test_a_creator_has_arguments_and_its_environment_a_spec():
 
 
 def test_infos_of_an_episode_are_flat_numbers():
-    env, history = drive(Nested(limit=5), 11)
-    steps = [row.observations.view(env.obs_dtype)["step"].item() for row in history]
-    assert steps == [1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1] and not env.has_action_masks
+    def nested(t):
+        return {"info": {"t": t, "nested": {"double": 2.0 * t}}}
+
+    env, history = drive(Steps(limit=5, change=nested), 11)
+    assert [row.observations.item() for row in history] == [1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
     info = {"t": 5.0, "nested/double": 10.0, "episode_return": 5.0, "episode_length": 5.0}
-    assert [row.infos for row in history if row.infos] == [[info]] * 2
+    assert [row.infos for row in history if row.infos] == [[info]] * 2 and not env.has_action_masks
 
 
 # -- Action masks ----------------------------------------------------------------------------------
@@ -388,7 +391,7 @@ def first_mask(info):
 
 
 @pytest.mark.parametrize(("creator", "name"), [
-    (lambda: Nested(mask=np.ones(3, np.int8)), "entries"),
+    (lambda: first_mask({"action_mask": np.ones(3, np.int8)}), "entries"),
     (lambda: Around(gymnasium.make("Taxi-v4")), "6"),
     (lambda: first_mask({"action_masks": np.ones(4)}), "action_mask"),
     (lambda: first_mask({"action_mask": np.array([0, -1e9, 0, 0])}), "-1000000000.0"),
@@ -403,7 +406,7 @@ def test_a_later_info_may_have_no_mask():
     def once():
         mask = {"action_mask": MASK}
         return Steps(limit=2, change=lambda t: {"info": {} if t else mask},
-                     action_space=Nested.action_space)
+                     action_space=ACTIONS)
 
     sync = gymnasium.vector.SyncVectorEnv([once] * 2,
                                           autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
@@ -510,7 +513,7 @@ def test_turn_based_games_are_converted():
     with vector.make(tictactoe.raw_env, 1, "serial") as vecenv:
         vecenv.reset(seed=0)
         for _ in range(60):
-            _, rewards, *_, infos = vecenv.step(allowed_actions(vecenv, rng)[:, 0])
+            _, rewards, *_, infos = vecenv.step(small_envs.allowed_actions(vecenv, rng)[:, 0])
             assert vecenv.storage.valid[-1].tolist() == [1, 1]
             assert sorted(rewards.tolist()) in ([-1, 1], [0, 0])
             ends += infos

@@ -165,18 +165,6 @@ def test_a_logger_is_made_from_all_settings_and_names_a_missing_package(
         logger()
 
 
-def test_a_resumed_log_has_every_step_once_and_no_torn_line(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    log = JsonLines(path)
-    for step in (10, 20, 30):
-        log.log({"losses/entropy": float(step)}, step)
-    path.write_text(path.read_text() + '{"step": 40, "losses/entr')  # what kill -9 may leave
-    log = JsonLines(path, first_step=20)
-    log.log({"losses/entropy": 31.0}, 30)
-    assert [(line["step"], line["losses/entropy"]) for line in lines_of(tmp_path)] == [(10, 10), (20, 20), (30, 31)]
-    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
 def test_a_full_disk_leaves_no_half_line(tmp_path, capsys):
     path, limits = tmp_path / "metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
     log = JsonLines(path)

@@ -1,4 +1,4 @@
-"""Several ranks on one policy; the fast tests share one run of scale_rank.py."""
+"""Several ranks on one policy; the fast tests share one run of this file on two ranks."""
 
 import json
 import os
@@ -10,24 +10,144 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import conftest
 import numpy as np
 import psutil
 import pytest
-import scale_rank
 import torch
-from scale_rank import AGENTS, CASES, DRAWN
+from trainers import NETWORKS, initial_state, make_trainer, run_epochs
 
 import configuration
 import data_parallel
+import kernels
 import vector
-from errors import RankError
+from errors import ConfigError, RankError
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 CLEAN = {name: value for name, value in os.environ.items()
          if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+
+
+# -- one rank, python tests/test_scale.py FOLDER: its results go to FOLDER/rank{R}.pt
+
+AGENTS, HORIZON, DRAWN = 12, 8, 10  # of a rank; agents an environment times 12, steps, segments
+CASES = {  # name -> (environment, its settings, network, train settings)
+    "fused": ("cartpole", {"max_steps": 5}, "mingru", {}),
+    "continuous": ("cartpole", {"continuous": True}, "mingru", {"optimizer": "adam"}),
+    "lstm": ("cartpole", {"max_steps": 5}, "lstm", {"max_minibatch_size": 3 * HORIZON}),
+    "dead agents": ("target", {"num_agents": 4, "patience": 6}, "mingru", {}),
+}
+
+
+def make_case(case, folder, ranks=1, **settings):
+    """Return a trainer of the agents of so many ranks."""
+    env, env_kwargs, network, train = CASES[case]
+
+    def change(policy):
+        if data_parallel.connect().rank > 0:  # rank 0's weights must win
+            for parameter in policy.parameters():
+                parameter.data.add_(1.0)
+
+    settings = {"minibatch_size": 2 * DRAWN * HORIZON, "log_interval": 1e9, "seed": 7, **train,
+                **settings}
+    num_envs = ranks * (AGENTS // 4 if case == "dead agents" else AGENTS)
+    return make_trainer(folder, env, NETWORKS[network], num_envs=num_envs, env_kwargs=env_kwargs,
+                        num_buffers=1, num_threads=1, change=change, **settings)
+
+
+def learn_from_given_segments(trainer, members):
+    """Return gradient and statistics of a minibatch of fixed draws of these ranks."""
+    found, agents, index, weights = {}, trainer.num_agents // len(members), [], []
+    for i, rank in enumerate(members):
+        generator = np.random.default_rng(rank)
+        index += [*(np.sort(generator.integers(0, agents, DRAWN)) + i * agents)]
+        weights += [*generator.uniform(0.5, 2.0, DRAWN).astype(np.float32)]
+
+    def draw(priorities, cumulative, out, out_weights, **options):
+        out.copy_(torch.tensor(index))
+        out_weights.copy_(torch.tensor(weights))
+        found["first"] = options["first"]
+
+    def update():
+        found["gradient"] = trainer.arena.flat("gradients").clone()
+        found["settings"] = trainer.buffers.settings.clone()
+
+    trainer._minibatches_owed = 1.0
+    dict.__setitem__(trainer.config, "replay_ratio", 0.0)
+    with mock.patch.object(kernels, "draw_segments", draw), (
+            mock.patch.object(trainer, "_step_optimizer", update)):
+        found["losses"] = trainer.train()
+    return found
+
+
+def keep(trainer):
+    arrays = {name: tensor.clone() for name, tensor in trainer.storage.items() if tensor is not None}
+    arrays |= {name: getattr(trainer.buffers, name).clone()
+               for name in ("logprobs", "values", "bootstraps")}
+    return arrays, initial_state(trainer)
+
+
+def weights_after(trainer, epochs):
+    run_epochs(trainer, epochs)
+    return trainer.arena.flat("weights").clone()
+
+
+def message(function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", getattr(error, "elsewhere", False)
+
+
+def main(folder):
+    group, seen = data_parallel.connect(), {}
+    for case in CASES:
+        trainer = make_case(case, folder)
+        weights = trainer.arena.flat("weights").clone()
+        trainer.evaluate()
+        # many more on one rank than on the other: the mean is over all that live
+        if case == "dead agents":
+            trainer.storage["valid"][2:, : 10 * group.rank + 1] = 0
+        arrays, state = keep(trainer)
+        seen[case] = {"weights": weights, "arrays": arrays, "state": state,
+                      **learn_from_given_segments(trainer, [group.rank])}
+        trainer.release()
+
+    whole, half, resumed = (make_case("fused", folder, replay_ratio=1.3) for _ in range(3))
+    seen["whole"] = weights_after(whole, 4)
+    seen["environment"], seen["global_step"] = dict(whole.environment), whole.global_step
+    whole.run.save = mock.Mock(side_effect=OSError("No space left on device"))  # rank 0 calls it
+    seen["lost"] = message(whole.close)
+    run_epochs(half, 2)
+    half.save_checkpoint(folder / "half.pt")
+    resumed.load_checkpoint(folder / "half.pt")
+    seen["resumed"] = weights_after(resumed, 2)
+    if group.rank == 1:  # what only a mistake in a user's code can do
+        resumed.arena.flat("weights")[3] += 1e-6
+    seen["unequal"] = message(group.check_equal, resumed.arena.flat("weights"), "the weights")
+
+    seen["sum"] = group.sum(np.array([1.0 + group.rank, 1e-17]))
+    seen["any"] = [group.any(flag) for flag in (False, group.rank == 1, True)]
+    fail = mock.Mock(side_effect=ConfigError("it cannot be"))
+    seen["first"] = group.first(lambda: "only " + "once"), message(group.first, fail)
+    seen["shared"] = group.share(group.rank), group.gather(group.rank), group.scatter(["a", "b"])
+    logs = ([{}, {"score": 4.0, "n": 1}], [{"score": 1.0, "n": 3}, {}],
+            [{"extra": 2.0, "n": 1}, {"score": 5.0, "n": 2}])
+    seen["logs"] = [group.merge_log(log[group.rank]) for log in (*logs, ({}, {}))]
+    for name, settings in (("seeds", {"seed": group.rank}), ("few", {"minibatch_size": HORIZON}),
+                           ("gpus", {"gpus": 5})):
+        seen[name] = message(make_case, "fused", folder, **settings)
+    torch.save(seen, folder / f"rank{group.rank}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+
+
+# -- the tests of its results
 
 
 def free_port():
@@ -38,13 +158,13 @@ def free_port():
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """What each of two ranks of scale_rank.py saw, and what they printed."""
+    """Return what each of two ranks saw, and what they printed."""
     folder, processes = tmp_path_factory.mktemp("ranks"), []
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-              "OMP_NUM_THREADS": "1"}
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+              "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     for rank in "01":
         processes.append(conftest.start(
-            [sys.executable, str(ROOT / "tests" / "scale_rank.py"), str(folder)], text=True, stdout=subprocess.PIPE,
+            [sys.executable, __file__, str(folder)], text=True, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, env=CLEAN | shared | {"RANK": rank, "LOCAL_RANK": rank}))
     outputs = [process.communicate(timeout=570)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
@@ -54,12 +174,11 @@ def two(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 def test_the_gradient_of_two_ranks_is_that_of_one_process_on_the_joined_batch(two, tmp_path, case):
     parts = [seen[case] for seen in two[0]]
-    num_envs = AGENTS // 4 if case == "dead agents" else AGENTS
-    trainer = scale_rank.make_trainer(case, 2 * num_envs, tmp_path)
+    trainer = make_case(case, tmp_path, ranks=2)
     # rank 0's weights are those of all
     assert all(torch.equal(part["weights"], trainer.arena.flat("weights")) for part in parts)
     trainer.evaluate()
-    arrays, state = scale_rank.keep(trainer)
+    arrays, state = keep(trainer)
     for name, tensor in arrays.items():
         joined = torch.cat([part["arrays"][name] for part in parts], dim=0 if name == "final_observations" else 1)
         # Environments, agents and random words are numbered through: the rollout is that of one
@@ -76,7 +195,7 @@ def test_the_gradient_of_two_ranks_is_that_of_one_process_on_the_joined_batch(tw
         assert tensor.shape == joined.shape
         trainer.arena[f"initial_state/{name}"].copy_(joined)
 
-    one = scale_rank.learn_from_given_segments(trainer, [0, 1])
+    one = learn_from_given_segments(trainer, [0, 1])
     two_gradient = parts[0]["gradient"]
     assert torch.equal(two_gradient, parts[1]["gradient"]), "all ranks have the same bits"
     error = (one["gradient"] - two_gradient).double().norm() / one["gradient"].double().norm()
@@ -95,7 +214,7 @@ def test_weights_stay_equal_and_a_run_of_two_ranks_resumes_bit_for_bit(two):
     assert torch.equal(first["whole"], second["whole"])
     assert torch.equal(first["resumed"], second["resumed"])
     assert torch.equal(first["whole"], first["resumed"])
-    assert first["global_step"] == 4 * 2 * AGENTS * scale_rank.HORIZON
+    assert first["global_step"] == 4 * 2 * AGENTS * HORIZON
     assert first["environment"] == second["environment"] and first["environment"]["n"] > AGENTS
 
 

@@ -89,7 +89,7 @@ def test_the_fastest_or_a_simpler_one_as_fast_is_chosen(speeds, best, finalists)
     assert all(candidate.method_calls[-1] == mock.call.close() for candidate in candidates)
     assert speeds[0] is not None or lines[0].endswith(": it")
     with pytest.raises(RuntimeError):
-        speed.search(vecs, mock.Mock(side_effect=ValueError), 0.5, lines.append)
+        speed.search(vecs, mock.Mock(side_effect=ValueError("it")), 0.5, lines.append)
 
 
 def test_the_best_command_has_the_given_options(monkeypatch, capsys):

@@ -262,26 +262,6 @@ def test_trials_are_spread_over_gpus(monkeypatch):
     assert sorted(gpu for _, gpu in pool.close()) == ["3", "3", "5", "5"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_trial_that_somebody_else_ends_is_run_again(tmp_path, fake, monkeypatch, number):
-    """A run that receives SIGTERM saves and ends well; one that is killed does not."""
-    monkeypatch.setenv("FAKE_SECONDS", "2")
-    folder = tmp_path / "sweep_squared"
-
-    def stop():
-        logs = lambda: list(folder.glob("runs/00000/*/metrics.jsonl"))  # noqa: E731
-        wait_for(lambda: logs() and len(logs()[0].read_text().splitlines()) >= 3)
-        claim = json.loads((folder / "trials" / "00000.running").read_text())
-        os.kill(claim["child"][0], number)
-
-    thread = threading.Thread(target=stop)
-    thread.start()
-    (result,) = run_sweep(tmp_path, 1).results().values()
-    thread.join()
-    assert (result["status"], result["attempts"], result["curve"][-1][0]) == ("done", 2, 1.0)
-    assert result["cost"] == pytest.approx(result["settings"]["train.total_timesteps"] / 1000)
-
-
 def start_sweep(folder, count):
     code = f"""if True:
         import sys

@@ -22,15 +22,14 @@ def swept(tmp_path):
     space = {**FAKE_SPACE, "train.optimizer": ["muon", "adam"]}
     ledger, rng = write_sweep(tmp_path / "sweep_x", space), np.random.default_rng(0)
     tuner = Random(search_space=space)
+    failure = {"status": "failed", "score": None, "cost": None, "curve": [],
+               "error": "exit 1: <broken>"}
+    prediction = {"score": 0.5, "score_sd": 0.1, "cost": 3.0, "log_cost_sd": 0.2, "success": 1.0}
     for number in range(12):
-        r = record(number, float(rng.random()), float(1 + 9 * rng.random()), **tuner.suggest())
-        if number == 3:
-            r |= {"status": "failed", "score": None, "cost": None, "curve": [],
-                  "error": "exit 1: <broken>"}
-        if number > 8:
-            r["predicted"] = {"score": 0.5, "score_sd": 0.1, "cost": 3.0, "log_cost_sd": 0.2,
-                              "success": 1.0}
-        ledger.finish(r)
+        score, cost = rng.uniform([0, 1], [1, 10]).tolist()
+        r = record(number, score, cost, **tuner.suggest())
+        ledger.finish({**r, **(failure if number == 3 else {}),
+                       "predicted": prediction if number > 8 else {}})
     return ledger
 
 
@@ -64,12 +63,10 @@ def test_report_of_a_sweep(swept):
     assert f"--train.learning-rate {best}" in text
     assert text.count("<tr>") == 13 and "&lt;broken&gt;" in text
     assert 'src="http' not in text, "it must work without a network"
-    # settings are judged by enough trials alone
-    few = {title for title, _, _ in report.sweep_figures(told, records[:8], tuner)}
-    assert not {"Importance", "Marginal effects"} & few and "Stars" in few
     for path in sorted((swept.folder / "trials").glob("*.json"))[7:]:
         path.unlink()
-    assert re.search(r"\b10\b[^<]*trials", report.page(swept.folder)), "how many are enough"
+    text = report.page(swept.folder)  # settings are judged by enough trials alone
+    assert re.search(r"\b10\b[^<]*trials", text) and "Importance" not in text and "Stars" in text
 
 
 def test_numbers_are_for_people():
