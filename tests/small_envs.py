@@ -15,7 +15,6 @@ import pytest
 from gymnasium import spaces
 
 import emulation
-import environments
 import vector
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import the tests
@@ -222,33 +221,26 @@ NESTED = spaces.Dict({
 MASK = np.array([1, 0, 1, 1, 1, 0, 0, 0, 1])
 FIELDS = spaces.Dict({"n": spaces.MultiDiscrete([2, 3]), "text": spaces.Text(3),
                       "bits": spaces.MultiBinary(3), "x": spaces.Box(-1, 1, (), np.float64)})
-REWARD_IN_ARRAY = {"reward": np.ones(1)}
-KINDS = {  # creator of environment i, whether they can be stepped together
-    "CartPole": (lambda i: gymnasium.make("CartPole-v1", max_episode_steps=5 + i), True),
-    "Pendulum": (lambda i: gymnasium.make("Pendulum-v1", max_episode_steps=7), True),
-    "Blackjack": (lambda i: gymnasium.make("Blackjack-v1"), True),
-    "scaled": (lambda i: environments.load_creator("gym/Pendulum-v1")(
-        reward_scale=0.3, max_episode_steps=9), True),
-    "scaled float32": (lambda i: emulation.GymnasiumPufferEnv(gymnasium.wrappers.TransformReward(
-        gymnasium.make("Pendulum-v1", max_episode_steps=9), np.float32), reward_scale=0.1), True),
-    "Dict": (lambda i: Walk(limit=4 + i), True),
-    "nested": (lambda i: Drawn(NESTED, ACTIONS), True),
-    "masked": (lambda i: Drawn(NESTED, ACTIONS, masked=MASK), True),
-    "drawn": (lambda i: Drawn(FIELDS, spaces.MultiBinary(2), infos=True), True),
-    "time limits": (lambda i: in_wrappers(Steps(limit=None), *((3, 9), (9, 4), (7, 7))[i % 3]),
-                    True),
-    "both ends": (lambda i: Steps(2 + i), True),
-    "reward in array": (lambda i: Steps(change=lambda t: REWARD_IN_ARRAY), True),
-    "PufferEnv": (lambda i: Counters(num_agents=2), False),
-    "PettingZoo": (lambda i: Leavers(), False),
-    "next step": (lambda i: several(gymnasium.vector.AutoresetMode.NEXT_STEP), False),
-    "same step": (lambda i: several(SAME_STEP), False),
-    "in C": (lambda i: environments.OceanPufferEnv("cartpole", 2, 2 * i, max_steps=9), False),
+KINDS = {  # creator of environment i
+    "CartPole": lambda i: gymnasium.make("CartPole-v1", max_episode_steps=5 + i),
+    "Pendulum": lambda i: gymnasium.make("Pendulum-v1", max_episode_steps=7),
+    "Blackjack": lambda i: gymnasium.make("Blackjack-v1"),
+    "Dict": lambda i: Walk(limit=4 + i),
+    "nested": lambda i: Drawn(NESTED, ACTIONS),
+    "masked": lambda i: Drawn(NESTED, ACTIONS, masked=MASK),
+    "drawn": lambda i: Drawn(FIELDS, spaces.MultiBinary(2), infos=True),
+    "time limits": lambda i: in_wrappers(Steps(limit=None), *((3, 9), (9, 4), (7, 7))[i % 3]),
+    "both ends": lambda i: Steps(2 + i),
+    "reward in array": lambda i: Steps(change=lambda t: {"reward": np.ones(1)}),
+    "PufferEnv": lambda i: Counters(num_agents=2),
+    "PettingZoo": lambda i: Leavers(),
+    "next step": lambda i: several(gymnasium.vector.AutoresetMode.NEXT_STEP),
+    "same step": lambda i: several(SAME_STEP),
 }
 
 
 def creators_of(kind, number):
-    return [lambda i=i: KINDS[kind][0](i) for i in range(number)]
+    return [lambda i=i: KINDS[kind](i) for i in range(number)]
 
 
 def rollout(vecenv, horizon=6, count=4):

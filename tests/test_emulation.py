@@ -97,16 +97,6 @@ def test_discrete_actions_there_and_back(seed, space):
     np.testing.assert_array_equal(layout.flatten(back), row)
 
 
-def test_continuous_actions_are_clipped_where_the_environment_is():
-    space = spaces.Dict({"a": spaces.Box(-2, 1, (2,), np.float32),
-                         "b": spaces.Box(0, 0.1, (), np.float64)})
-    layout = FlatAction(space)
-    action = layout.unflatten(np.array([-9, 0.5, 9], np.float32))
-    assert space.contains(action)
-    np.testing.assert_array_equal(action["a"], np.array([-2, 0.5], np.float32))
-    assert action["b"] == 0.1 and layout.heads == []
-
-
 PAIR = spaces.MultiDiscrete([2, 3])
 
 
@@ -194,13 +184,12 @@ FAULTS = [
       for parts, name in WRONG_PARTS for step in (0, 1)),
     (at(0, TREE, observation={"a": FINE["a"]}), "b"),
     *((at(step, reward=reward), "reward") for step in (1, 5)
-      for reward in (np.ones(2), [1.0, -0.5], 10**400)),
+      for reward in ([1.0, -0.5], 10**400)),
     (at(5, terminated=np.zeros(2)), "terminated"),
     (at(5, terminated=True, info=None), "info"),
     *((at(5, observation=value), "observation")
       for value in ({"a": 1}, [[1], [2, 3]], "text", np.zeros(5))),
     (replace_returns(step=(SEEN, 0.0, False, False, None)), "info"),
-    (replace_returns(step=(SEEN, 0.0, False, {})), "step.*4 values"),  # old Gym's
     (replace_returns(reset=(SEEN, None)), "info.*reset"),
     (replace_returns(reset=(SEEN, 3, {})), "reset.*3 values"),
     (replace_returns(reset=SEEN), "reset.*observation, info"),
@@ -533,19 +522,13 @@ def test_a_puffer_env_works_alone_and_in_memory_that_is_given():
     assert (rows.observations[:, 0] == first + np.arange(4)).all() and env.action_space.shape == (4,)
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_puffer_env_writes_the_arrays_that_it_is_given(late):
+def test_a_puffer_env_writes_the_arrays_that_it_is_given():
     class Stale(Counters):
-        begun = False
+        def step(self, actions):
+            self.observations = self.observations.copy()
+            return super().step(actions)
 
-        def _observe(self):
-            seen = np.stack([self.count, self.age], 1)
-            if late and not self.begun:
-                self.observations[:], self.begun = seen, True
-            else:
-                self.observations = seen.astype(np.float32)
-
-    with pytest.raises(EnvError, match=f"Stale: {'step' if late else 'reset'}.*observations"):
+    with pytest.raises(EnvError, match=r"Stale: step.*observations"):
         run_to_fault(Stale)
 
 

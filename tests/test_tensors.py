@@ -43,10 +43,10 @@ class Walks(gymnasium.vector.VectorEnv):
                                             "t": spaces.Discrete(50)})
     single_action_space = spaces.Discrete(3, start=-1)
 
-    def __init__(self, num_envs=5, kind="torch", mode="SameStep", limit=7, first=0):
+    def __init__(self, num_envs=5, kind="torch", mode="SameStep", limit=7):
         self.num_envs, self.kind, self.mode, self.limit = num_envs, kind, mode, limit
         self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode(mode)}
-        self.number, self.episode = np.arange(first, first + num_envs), np.zeros(num_envs, int)
+        self.number, self.episode = np.arange(num_envs), np.zeros(num_envs, int)
         self.x, self.t = np.zeros((num_envs, 2), np.float32), np.zeros(num_envs, int)
         self.ended = np.zeros(num_envs, bool)
 
@@ -56,7 +56,7 @@ class Walks(gymnasium.vector.VectorEnv):
         self.x[which] = np.stack([np.sin(angle), np.cos(angle)], 1)[which]
         self.t[which] = 0
 
-    def _see(self, which=None):
+    def _see(self):
         return {"x": convert(self.x, self.kind), "t": convert(self.t, self.kind)}
 
     def _masks(self):
@@ -454,8 +454,6 @@ def test_brax():
 
 
 def test_only_what_returns_tensors_is_taken_for_it():
-    with vector.make(CARTPOLE, env_kwargs={"num_envs": 3}) as vecenv:
-        assert type(vecenv) is vector.Tensors and vecenv.num_agents == 3
     with vector.make(lambda: Walks(kind="numpy")) as vecenv:
         assert type(vecenv) is vector.Serial and vecenv.num_agents == 5
     with pytest.raises((ValueError, TypeError), match="tensors"):

@@ -26,7 +26,7 @@ import torch
 from conftest import open_chromium, read_until, wait_for
 from PIL import Image, ImageSequence
 from small_envs import Counters, Steps
-from test_runs_dashboard import terminal
+from test_runs_loggers import terminal
 
 import configuration
 import emulation
@@ -414,12 +414,8 @@ def test_states_and_orders(server):
     assert first["environment"] == "squared" and len(head["probabilities"]) == 5
     assert sum(head["probabilities"]) == pytest.approx(1)
     order(port, speed=2000)
-    later = wait_for(lambda: (now := state(port, first["number"]))["count"] > 20 and now)
-    assert len(later["scores"]) == later["count"] and later["number"] > first["number"]
-    order(port, paused=True)
-    still = wait_for_state(port, paused=True)
-    order(port, paused=True, step=2)
-    assert wait_for_state(port, steps=still["steps"] + 2)["paused"]
+    still = wait_for(lambda: (now := state(port, first["number"]))["count"] > 20 and now)
+    assert len(still["scores"]) == still["count"] and still["number"] > first["number"]
     order(port, seed=11, speed=10, paused=True)
     one = wait_for_state(port, seed=11)
     assert one["count"] == one["steps"] == 0 and one["run"] != still["run"]
