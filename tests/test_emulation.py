@@ -546,9 +546,6 @@ def test_a_wrong_return_of_a_puffer_env_is_a_fault(number, value, name):
         run_to_fault(Wrong)
 
 
-# -- The network that reads structured observations ------------------------------------------------
-
-
 def test_one_hot_and_plain_parts_hold_the_values():
     space = spaces.Dict({"n": spaces.Discrete(3, start=1),
                          "x": spaces.Box(-1, 1, (2,), np.float32)})

@@ -207,9 +207,6 @@ def test_a_run_without_stderr_in_a_locale_without_our_signs(tmp_path):
     assert done.returncode == 0 and " ? horizon" in done.stdout  # in place of ×
 
 
-# -- What a machine can hold -----------------------------------------------------------------------
-
-
 def test_the_memory_of_a_container_counts(tmp_path, monkeypatch):
     files = {"memory.max": "3000000", "memory.current": "2000000",
              "memory.stat": "anon 5\ninactive_file 500000"}

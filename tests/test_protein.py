@@ -172,9 +172,6 @@ def test_preference_has_the_mean_and_the_scale():
     assert space.log_preference(np.array([[0.3, 0.9], [0.4, 0.9]])) == pytest.approx([0, -0.5])
 
 
-# -- the Gaussian process
-
-
 @pytest.mark.parametrize("grouped", [True, False])
 def test_loss_its_gradient_and_posterior(grouped):
     """Rasmussen and Williams 2006, eq. 2.25 to 2.30 and 4.17, written out entry by entry."""

@@ -33,8 +33,6 @@ FAKE = Path(__file__).with_name("fake_trainer.py")
 FAKE_SPACE = {"train.learning_rate": {"distribution": "log_normal", "min": 3e-4, "max": 0.09},
               "train.total_timesteps": {"distribution": "log_normal", "min": 1000, "max": 20000}}
 
-# -- the ledger
-
 
 def record(number, score=1.0, cost=1.0, status="done", **settings):
     return {"trial": number, "settings": settings, "status": status, "score": score, "cost": cost,
@@ -319,9 +317,6 @@ def test_the_tuner_and_the_report_import_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=sweep_trials.ROOT)
 
 
-# -- the command line
-
-
 @pytest.mark.parametrize(("options", "name"), [
     ("--sweep.train.gamma.max", "sweep.train.gamma"), ("--data-dir FOLDER --sweep.web 99999", "port"),
     ("--data-dir /proc/nowhere", "/proc/nowhere")])
@@ -329,8 +324,6 @@ def test_errors_of_the_command_line(tmp_path, options, name):
     with pytest.raises(SystemExit, match=name):
         sweep.main(["squared", *options.replace("FOLDER", str(tmp_path)).split()])
 
-
-# -- what loggers get
 
 LOGGED = [{**record(0, 0.9, 30.0, **{"train.learning_rate": 0.01, "policy.hidden_size": 64}),
            "steps": 1000.0, "curve": [[0.2, 0.5, 6.0], [0.4, 0.9, 30.0]]},

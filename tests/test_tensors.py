@@ -284,9 +284,6 @@ def test_on_the_policys_own_device(network, mode, cudagraphs, monkeypatch):
                         for name in same)
 
 
-# -- What simulators return ------------------------------------------------------------------------
-
-
 UNBOUNDED = spaces.Box(-np.inf, np.inf, (2,))
 
 
@@ -417,9 +414,6 @@ def test_simulators_have_adapters(kind, adapt, word, expected):
         assert log.items() >= {"n": 4, "episode_length": 4.75, **expected}.items()
 
 
-# -- JAX by name -----------------------------------------------------------------------------------
-
-
 def test_gymnax():
     pytest.importorskip("gymnax")
     options = {"env_kwargs": {"max_steps_in_episode": 30}, "seed": 3}
@@ -503,9 +497,6 @@ def test_a_wrong_environment_is_an_error(make, words):
                       backend="tensors") as vecenv):
         vecenv.allocate(2)
         vecenv.advance(0)
-
-
-# -- Runs ------------------------------------------------------------------------------------------
 
 
 def test_a_run_resumes_with_new_episodes(tmp_path, capsys):

@@ -173,9 +173,6 @@ def test_a_vector_environment_is_called_by_its_own_methods():
         assert (vecenv.step(np.zeros(3))[1] == 5).all()
 
 
-# -- Logs ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("counts", "infos", "log"), [
     (True, [{"perf": 5.0, "n": 1}, {"perf": 1.0, "n": 3}, {"perf": 7.0, "n": 0}],
      {"perf": 2.0, "n": 4}),

@@ -144,8 +144,6 @@ def test_thoughts_of_squashed_actions_are_in_the_environments_units():
     view.close()
 
 
-# -- the policies that ship
-
 SHIPPED = [name for name in ocean.names() if configuration.find_baseline(name).exists()]
 
 
@@ -304,9 +302,6 @@ def test_a_window_shows_the_game(monkeypatch):
     assert (shown[2][..., 3] == 255).all()
     assert raylib.InitWindow.call_args[0][:2] == (16 * 45, 8 * 45)
     view.close()
-
-
-# -- the terminal
 
 
 @pytest.mark.parametrize(("size", "repeats"), [
