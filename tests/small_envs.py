@@ -304,10 +304,10 @@ def same_as_bare(creators, steps=2000, seed=5, reset_at=None):
     action = emulation.FlatAction(bare[0].action_space)
     ended = [], []
 
-    def equal(row, expected, info=None):
-        flat = observation.flatten(expected)
-        np.testing.assert_array_equal(row.reshape(observation.shape), flat)
-        if info is not None and masks is not None and "action_mask" in info:
+    def compare(i, expected, info):
+        flat, masks = observation.flatten(expected), vecenv.storage.action_masks
+        np.testing.assert_array_equal(rows[i].reshape(observation.shape), flat)
+        if masks is not None and "action_mask" in info:
             mask = np.concatenate([*map(np.ravel, info["action_mask"])])
             np.testing.assert_array_equal(masks[-1][i] != 0, mask != 0)
 
@@ -318,9 +318,8 @@ def same_as_bare(creators, steps=2000, seed=5, reset_at=None):
             if t in (0, reset_at):
                 first = seed if t == 0 else None
                 rows, sums = vecenv.reset(seed=first)[0], np.zeros((2, len(bare)))
-                masks = vecenv.storage.action_masks
                 for i, env in enumerate(bare):
-                    equal(rows[i], *env.reset(seed=seed + i if t == 0 else None))
+                    compare(i, *env.reset(seed=seed + i if t == 0 else None))
                 continue
             actions = allowed_actions(vecenv, rng)
             shape = len(bare), *vecenv.single_action_space.shape
@@ -331,13 +330,14 @@ def same_as_bare(creators, steps=2000, seed=5, reset_at=None):
                 assert [flag[i] for flag in flags] == [bool(end) for end in ends], f"step {t}"
                 sums[:, i] += rewards[i], 1
                 if ends[1]:
-                    equal(vecenv.storage.final_observations[i], expected)
+                    final = vecenv.storage.final_observations[i].reshape(observation.shape)
+                    np.testing.assert_array_equal(final, observation.flatten(expected))
                 if any(ends):
                     for values, value in zip(ended, sums[:, i].tolist(), strict=True):
                         values.append(value)
                     sums[:, i] = 0
                     expected, info = env.reset()
-                equal(rows[i], expected, info)
+                compare(i, expected, info)
         for env in bare:
             env.close()
         return *ended, vecenv.log()

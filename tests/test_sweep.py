@@ -204,6 +204,9 @@ def test_a_trial_is_stopped_or_lost_or_fails(tmp_path, monkeypatch):
         assert not psutil.pid_exists(children[0][0])
         (state,) = tmp_path.glob("runs/e/*/trainer_state.pt")
         assert int(state.read_text()) < 20, "it saves where it is"
+        resumed = run("e", limit=1e9, env={"FAKE_SECONDS": "0"})
+        assert resumed["status"] == "done" and resumed["cost"] == pytest.approx(1.0)
+        assert list(tmp_path.glob("runs/e/*")) == [state.parent], "it is resumed"
     assert hopeless.result()["status"] == "stopped" and dear.result()["status"] == "stopped"
     assert 0.25 < hopeless.result()["curve"][-1][0] < 0.9 and 0.4 < dear.result()["cost"] < 0.9
     assert no_metric.result()["seconds"] < 3.5, "it has its limit too"
