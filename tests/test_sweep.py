@@ -206,7 +206,7 @@ def test_a_trial_is_stopped_or_lost_or_fails(tmp_path, monkeypatch):
         assert int(state.read_text()) < 20, "it saves where it is"
         resumed = run("e", limit=1e9, env={"FAKE_SECONDS": "0"})
         assert resumed["status"] == "done" and resumed["cost"] == pytest.approx(1.0)
-        assert list(tmp_path.glob("runs/e/*")) == [state.parent], "it is resumed"
+        assert len(list(tmp_path.glob("runs/e/*/config.json"))) == 1, "it is resumed"
     assert hopeless.result()["status"] == "stopped" and dear.result()["status"] == "stopped"
     assert 0.25 < hopeless.result()["curve"][-1][0] < 0.9 and 0.4 < dear.result()["cost"] < 0.9
     assert no_metric.result()["seconds"] < 3.5, "it has its limit too"
@@ -434,8 +434,6 @@ def test_a_real_sweep_tunes_a_detuned_squared(tmp_path):
     folder = tmp_path / "sweep_squared"
     results = Ledger(folder).results()
     assert len(results) == 30 and {r["status"] for r in results.values()} <= {"done", "stopped"}
-    first = results[0]["settings"]
-    assert first["train.learning_rate"] == 0.003 and first["train.minibatch_size"] == 32768
     steps = []  # to a score of 0.9, infinity without
     for r in results.values():
         curve = Curve.read(folder / r["run"] / "metrics.jsonl", "environment/score")

@@ -14,6 +14,7 @@ from conftest import slow_but
 from gymnasium import spaces
 from small_envs import assert_same, rollout
 from torch.utils._python_dispatch import TorchDispatchMode
+from trainers import run_epochs
 
 import environments
 import models
@@ -238,17 +239,11 @@ def make_trainer(vecenv, network=models.MinGRUPolicy, **settings):
     return pufferl.PuffeRL(settings, vecenv, policy)
 
 
-def run_epochs(trainer, epochs):
-    for _ in range(epochs):
-        trainer.evaluate()
-        losses = trainer.train()
-    return losses
-
-
 def train(epochs, mode, **settings):
     """Return (the rollout, weights, losses, logged entry) of a run."""
     trainer = make_trainer(vector.make(lambda: Walks(32, mode=mode, limit=3)), **settings)
-    losses, entry = run_epochs(trainer, epochs), trainer.mean_and_log()
+    run_epochs(trainer, epochs)
+    losses, entry = dict(trainer.losses), trainer.mean_and_log()
     names = ("observations", "actions", "rewards", "terminals", "truncations", "resets", "valid")
     arrays = {name: trainer.storage[name].clone() for name in names}
     arrays["bootstraps"] = trainer.buffers.bootstraps.clone()
