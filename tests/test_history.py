@@ -82,13 +82,6 @@ def test_a_run_is_shown_by_any_of_its_names(folder, name, call):
         assert part in text
 
 
-def test_a_run_is_found_by_the_name_that_it_printed(tmp_path):
-    name = f"{tmp_path}/mine.py:Env"
-    write_config(tmp_path / "mine_1-aa", env_name=name, config_name=name)
-    assert history.find("mine", tmp_path).folder == tmp_path / "mine_1-aa"
-    assert configuration.stem_of("gym/my:A-v0") == "my:A-v0"
-
-
 @pytest.mark.parametrize(("words", "name"), [
     ("runs rm", "rm"), ("runs show", "show"), ("runs a b", "a:"),
     ("runs rm notes", "notes"), ("runs rm dd --yes", "squared_4-dd"), ("runs rm aa --yes", "5-ee"),
@@ -154,4 +147,6 @@ def test_a_run_of_a_users_environment_has_its_settings(tmp_path, call):
     title, row, *_ = call("runs", "--data-dir", tmp_path / "runs")
     assert row[title.index("other"):] == (
         "env.limit 9, vec.backend serial, total_timesteps 512, gamma 0.9")
-    assert call("diagnose", next((tmp_path / "runs").iterdir()))
+    (run,) = (tmp_path / "runs").iterdir()
+    assert call("diagnose", run) and history.find("mine", tmp_path / "runs").folder == run
+    assert configuration.stem_of("gym/my:A-v0") == "my:A-v0"
