@@ -115,11 +115,15 @@ def test_the_synchronous_form():
             observations, rewards, _, _, infos = vecenv.step(np.full(5, 1))
             count += sum(info["n"] for info in infos)
         assert observations.shape == (5, 2 * 8) and rewards.dtype == np.float32 and count == 5
-        one, others = vecenv.log(2), vecenv.log()
-        assert (one["n"], one["episode_length"], others["n"]) == (1, 7, 4) and vecenv.log() == {}
         with pytest.raises(ValueError, match=r"\(5,"):
             vecenv.step(np.zeros(4))
         np.testing.assert_array_equal(vecenv.reset(seed=1)[0], first)
+        for _ in range(7):
+            vecenv.begin()
+            vecenv.storage.actions[0] = 1
+            vecenv.advance(0)
+        one, others = vecenv.log(2), vecenv.log()
+        assert (one["n"], one["episode_length"], others["n"]) == (1, 7, 4) and vecenv.log() == {}
 
 
 # -- Copies and waits ------------------------------------------------------------------------------
