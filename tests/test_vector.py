@@ -99,6 +99,15 @@ def test_every_backend_gives_the_same(kind, others):
         assert_same(expected, rollout(vecenv))
 
 
+def test_c_environments_are_the_same_in_python_backends():
+    settings = {"max_steps": 7}
+    expected = rollout(vector.make("cartpole", 6, num_buffers=1, seed=5, env_kwargs=settings))
+    for env, options in ((ocean.load("cartpole"), {"backend": Serial}),
+                         ("cartpole", {"backend": Multiprocessing, "num_workers": 3})):
+        vecenv = vector.make(env, 3, seed=5, env_kwargs={**settings, "num_envs": 2}, **options)
+        assert_same(expected, rollout(vecenv))
+
+
 def test_a_vector_environment_counts_as_its_copies():
     def pair():
         return gymnasium.vector.SyncVectorEnv(
