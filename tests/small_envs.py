@@ -15,11 +15,9 @@ import pytest
 from gymnasium import spaces
 
 import emulation
-import environments
 import vector
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import the tests
-MODES = list(gymnasium.vector.AutoresetMode)
 SAME_STEP = gymnasium.vector.AutoresetMode.SAME_STEP
 
 
@@ -107,34 +105,8 @@ class Walk(gymnasium.Env):
         return self.x.copy()
 
 
-class Nested(Steps):
-    """Structured observations and actions; the mask in the info, if there is one."""
-
-    observation_space = spaces.Dict({
-        "step": spaces.Discrete(100),
-        "grid": spaces.Box(0, 9, (2, 3), np.uint8),
-        "pair": spaces.Tuple([spaces.MultiBinary(2), spaces.Box(-5, 5, (2,), np.float32)])})
-    action_space = spaces.Tuple([spaces.Discrete(3, start=-1), spaces.MultiDiscrete([2, 4])])
-
-    def __init__(self, limit=5, end=None, mask=None):
-        super().__init__(end, limit)
-        self.mask = mask
-
-    def _parts(self):
-        grid = self.np_random.integers(0, 10, (2, 3), np.uint8)
-        pair = np.array([1, 0], np.int8), np.full(2, self.t / 20, np.float32)
-        info = {"t": self.t, "nested": {"double": 2.0 * self.t}}
-        return super()._parts() | {
-            "observation": {"step": self.t, "grid": grid, "pair": pair},
-            "info": info | ({} if self.mask is None else {"action_mask": self.mask})}
-
-    def step(self, action):
-        assert self.action_space.contains(action)
-        return super().step(action)
-
-
 class Drawn(gymnasium.Env):
-    """Any spaces; observations, rewards, ends, infos and masks are drawn."""
+    """Any spaces; observations, rewards, ends and infos are drawn, masks too if masked is True."""
 
     def __init__(self, observation_space, action_space, masked=False, infos=False):
         self.observation_space = copy.deepcopy(observation_space)
@@ -143,7 +115,8 @@ class Drawn(gymnasium.Env):
 
     def _info(self):
         options = sum(emulation.FlatAction(self.action_space).heads)
-        mask = {"action_mask": self.np_random.integers(0, 2, options)} if self.masked else {}
+        mask = self.np_random.integers(0, 2, options) if self.masked is True else self.masked
+        mask = {} if mask is False else {"action_mask": mask}
         infos = {"height": self.np_random.normal(), "word": "no number",
                  "deep": {"n": np.int16(3)}, "nan": np.nan} if self.infos else {}
         return mask | infos
@@ -195,10 +168,7 @@ class Leavers:
 
 
 class Counters(emulation.PufferEnv):
-    """Agents that add up their actions: each ends above 9, or is truncated.
-
-    Agent i after 4 + i steps.
-    """
+    """Agents that add up their actions; agent i is cut after 4 + i steps."""
 
     def __init__(self, num_agents=4, buf=None, seed=0):
         self.single_observation_space = spaces.Box(0, 99, (2,), np.float32)
@@ -244,43 +214,37 @@ def several(autoreset):
     return gymnasium.vector.SyncVectorEnv([Steps, lambda: Steps(2)], autoreset_mode=autoreset)
 
 
+ACTIONS = spaces.Tuple([spaces.Discrete(3, start=-1), spaces.MultiDiscrete([2, 4])])
+NESTED = spaces.Dict({
+    "step": spaces.Discrete(100), "grid": spaces.Box(0, 9, (2, 3), np.uint8),
+    "pair": spaces.Tuple([spaces.MultiBinary(2), spaces.Box(-5, 5, (2,), np.float32)])})
 MASK = np.array([1, 0, 1, 1, 1, 0, 0, 0, 1])
 FIELDS = spaces.Dict({"n": spaces.MultiDiscrete([2, 3]), "text": spaces.Text(3),
                       "bits": spaces.MultiBinary(3), "x": spaces.Box(-1, 1, (), np.float64)})
-REWARD_IN_ARRAY = {"reward": np.ones(1)}
-KINDS = {  # creator of environment i, whether they can be stepped together
-    "CartPole": (lambda i: gymnasium.make("CartPole-v1", max_episode_steps=5 + i), True),
-    "Pendulum": (lambda i: gymnasium.make("Pendulum-v1", max_episode_steps=7), True),
-    "Blackjack": (lambda i: gymnasium.make("Blackjack-v1"), True),
-    "scaled": (lambda i: environments.load_creator("gym/Pendulum-v1")(
-        reward_scale=0.3, max_episode_steps=9), True),
-    "scaled float32": (lambda i: emulation.GymnasiumPufferEnv(gymnasium.wrappers.TransformReward(
-        gymnasium.make("Pendulum-v1", max_episode_steps=9), np.float32), reward_scale=0.1), True),
-    "Dict": (lambda i: Walk(limit=4 + i), True),
-    "nested": (lambda i: Nested(limit=5, end=None if i else 3), True),
-    "masked": (lambda i: Nested(limit=5, mask=MASK), True),
-    "drawn": (lambda i: Drawn(FIELDS, spaces.MultiBinary(2), infos=True), True),
-    "time limits": (lambda i: in_wrappers(Steps(limit=None), *((3, 9), (9, 4), (7, 7))[i % 3]),
-                    True),
-    "both ends": (lambda i: Steps(2 + i), True),
-    "reward in array": (lambda i: Steps(change=lambda t: REWARD_IN_ARRAY), True),
-    "PufferEnv": (lambda i: Counters(num_agents=2), False),
-    "PettingZoo": (lambda i: Leavers(), False),
-    "next step": (lambda i: several(gymnasium.vector.AutoresetMode.NEXT_STEP), False),
-    "same step": (lambda i: several(SAME_STEP), False),
-    "in C": (lambda i: environments.OceanPufferEnv("cartpole", 2, 2 * i, max_steps=9), False),
+KINDS = {  # creator of environment i
+    "CartPole": lambda i: gymnasium.make("CartPole-v1", max_episode_steps=5 + i),
+    "Pendulum": lambda i: gymnasium.make("Pendulum-v1", max_episode_steps=7),
+    "Blackjack": lambda i: gymnasium.make("Blackjack-v1"),
+    "Dict": lambda i: Walk(limit=4 + i),
+    "nested": lambda i: Drawn(NESTED, ACTIONS),
+    "masked": lambda i: Drawn(NESTED, ACTIONS, masked=MASK),
+    "drawn": lambda i: Drawn(FIELDS, spaces.MultiBinary(2), infos=True),
+    "time limits": lambda i: in_wrappers(Steps(limit=None), *((3, 9), (9, 4), (7, 7))[i % 3]),
+    "both ends": lambda i: Steps(2 + i),
+    "reward in array": lambda i: Steps(change=lambda t: {"reward": np.ones(1)}),
+    "PufferEnv": lambda i: Counters(num_agents=2),
+    "PettingZoo": lambda i: Leavers(),
+    "next step": lambda i: several(gymnasium.vector.AutoresetMode.NEXT_STEP),
+    "same step": lambda i: several(SAME_STEP),
 }
 
 
 def creators_of(kind, number):
-    return [lambda i=i: KINDS[kind][0](i) for i in range(number)]
+    return [lambda i=i: KINDS[kind](i) for i in range(number)]
 
 
 def rollout(vecenv, horizon=6, count=4):
-    """Run fixed actions; return ([{name: array} per rollout], observations, log).
-
-    It closes the vector. The observations are the last ones.
-    """
+    """Run fixed actions; return ([{name: array}], last observations, log); close it."""
     history, finals, draw = [], [], np.random.default_rng(1)
     with vecenv:
         storage = vecenv.allocate(horizon)
@@ -333,20 +297,17 @@ def allowed_actions(vecenv, rng):
 
 
 def same_as_bare(creators, steps=2000, seed=5, reset_at=None):
-    """Compare a vector of Gymnasium environments with single ones, step by step.
-
-    Returns (returns, lengths) of the episodes and the log of the vector.
-    """
+    """Compare a vector with single environments; return (*returns and lengths, log)."""
     creators = creators if isinstance(creators, list) else [creators]
     bare, rng = [creator() for creator in creators], np.random.default_rng(seed)
     observation = emulation.FlatObservation(bare[0].observation_space)
     action = emulation.FlatAction(bare[0].action_space)
     ended = [], []
 
-    def equal(row, expected, info=None):
-        flat = observation.flatten(expected)
-        np.testing.assert_array_equal(row.reshape(observation.shape), flat)
-        if info is not None and masks is not None and "action_mask" in info:
+    def compare(i, expected, info):
+        flat, masks = observation.flatten(expected), vecenv.storage.action_masks
+        np.testing.assert_array_equal(rows[i].reshape(observation.shape), flat)
+        if masks is not None and "action_mask" in info:
             mask = np.concatenate([*map(np.ravel, info["action_mask"])])
             np.testing.assert_array_equal(masks[-1][i] != 0, mask != 0)
 
@@ -357,9 +318,8 @@ def same_as_bare(creators, steps=2000, seed=5, reset_at=None):
             if t in (0, reset_at):
                 first = seed if t == 0 else None
                 rows, sums = vecenv.reset(seed=first)[0], np.zeros((2, len(bare)))
-                masks = vecenv.storage.action_masks
                 for i, env in enumerate(bare):
-                    equal(rows[i], *env.reset(seed=seed + i if t == 0 else None))
+                    compare(i, *env.reset(seed=seed + i if t == 0 else None))
                 continue
             actions = allowed_actions(vecenv, rng)
             shape = len(bare), *vecenv.single_action_space.shape
@@ -370,13 +330,14 @@ def same_as_bare(creators, steps=2000, seed=5, reset_at=None):
                 assert [flag[i] for flag in flags] == [bool(end) for end in ends], f"step {t}"
                 sums[:, i] += rewards[i], 1
                 if ends[1]:
-                    equal(vecenv.storage.final_observations[i], expected)
+                    final = vecenv.storage.final_observations[i].reshape(observation.shape)
+                    np.testing.assert_array_equal(final, observation.flatten(expected))
                 if any(ends):
                     for values, value in zip(ended, sums[:, i].tolist(), strict=True):
                         values.append(value)
                     sums[:, i] = 0
                     expected, info = env.reset()
-                equal(rows[i], expected, info)
+                compare(i, expected, info)
         for env in bare:
             env.close()
         return *ended, vecenv.log()

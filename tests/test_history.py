@@ -46,7 +46,6 @@ def folder(tmp_path):
 
 @pytest.fixture
 def call(capsys):
-    """A function that runs a command and returns the lines that it prints."""
     def run(*words):
         capsys.readouterr()
         pufferl.main([*map(str, words)])
@@ -66,13 +65,11 @@ def test_runs_are_listed_the_newest_first_with_what_differs(folder, call):
 
 
 def test_what_differs_of_an_environment_that_is_gone_or_of_an_old_run(folder, call):
-    name = "gone.py:make"
-    write_config(folder / "squared_1-aa", config_name=name, env_name=name,
-                 train=SETTINGS["train"] | {"gamma": 0.5})
+    path, name = folder / "squared_1-aa", "gone.py:make"
+    write_config(path, config_name=name, env_name=name, train=SETTINGS["train"] | {"gamma": 0.5})
     assert call("runs", name, "--data-dir", folder)[1].endswith("  gamma 0.5")
     old = {key: value for key, value in SETTINGS.items() if key not in ("config_name", "defaults")}
-    (folder / "squared_1-aa/config.json").write_text(
-        json.dumps({**old, "env_name": "mine"}, default=str))
+    (path / "config.json").write_text(json.dumps({**old, "env_name": "mine"}, default=str))
     title, row, *_ = call("runs", "mine", "--data-dir", folder)
     assert row[title.index("other"):].startswith("-  (")
 
@@ -85,20 +82,11 @@ def test_a_run_is_shown_by_any_of_its_names(folder, name, call):
         assert part in text
 
 
-def test_a_run_is_found_by_the_name_that_it_printed(tmp_path):
-    name = f"{tmp_path}/mine.py:Env"
-    write_config(tmp_path / "mine_1-aa", env_name=name, config_name=name)
-    assert history.find("mine", tmp_path).folder == tmp_path / "mine_1-aa"
-    assert configuration.stem_of("gym/my:A-v0") == "my:A-v0"
-
-
 @pytest.mark.parametrize(("words", "name"), [
-    ("runs rm", "rm"), ("runs show", "show"),
-    ("runs a b", "a:"),
+    ("runs rm", "rm"), ("runs show", "show"), ("runs a b", "a:"),
     ("runs rm notes", "notes"), ("runs rm dd --yes", "squared_4-dd"), ("runs rm aa --yes", "5-ee"),
     ("plot squared_3-cc", "score"), ("plot bb squared_3-cc", "squared_3-cc"),
-    ("plot bb --metric loss", "losses/entropy"),
-])
+    ("plot bb --metric loss", "losses/entropy")])
 def test_what_cannot_be_is_refused(folder, words, name):
     """squared_4-dd is a link, and squared_1-aa has a run in it."""
     write_run(folder / "squared_1-aa/squared_5-ee", 1)
@@ -109,16 +97,18 @@ def test_what_cannot_be_is_refused(folder, words, name):
 
 
 def test_a_run_is_removed_after_a_question_or_with_yes(folder, monkeypatch, call):
-    remove = "runs", "rm", "aa", "--data-dir", folder
+    def remove(*words):
+        call("runs", "rm", *words, "--data-dir", folder)
+
     answer = mock.Mock(side_effect=["", EOFError, "y"])
     monkeypatch.setattr("builtins.input", answer)
-    call(*remove)
+    remove("aa")
     assert all(part in answer.call_args[0][0] for part in ("squared_1-aa", "3,000,000", "0.9"))
     with pytest.raises(SystemExit, match="--yes"):
-        call(*remove)
+        remove("aa")
     assert (folder / "squared_1-aa").exists()
-    call(*remove)
-    call("runs", "rm", "bb", "--yes", "--data-dir", folder)
+    remove("aa")
+    remove("bb", "--yes")
     assert sorted(path.name for path in folder.iterdir()) == ["notes", "squared_3-cc"]
 
 
@@ -149,7 +139,6 @@ def test_curves_are_named_by_what_differs(folder, call):
 
 
 def test_a_run_of_a_users_environment_has_its_settings(tmp_path, call):
-    """The file itself is not needed any more, and is not run."""
     (tmp_path / "mine.py").write_text("from small_envs import Steps")
     call("train", f"{tmp_path}/mine.py:Steps", "--env.limit", "9", "--train.gamma", "0.9",
          "--train.total-timesteps", "512", "--vec.backend", "serial", "--logger", "none",
@@ -158,4 +147,6 @@ def test_a_run_of_a_users_environment_has_its_settings(tmp_path, call):
     title, row, *_ = call("runs", "--data-dir", tmp_path / "runs")
     assert row[title.index("other"):] == (
         "env.limit 9, vec.backend serial, total_timesteps 512, gamma 0.9")
-    assert call("diagnose", next((tmp_path / "runs").iterdir()))
+    (run,) = (tmp_path / "runs").iterdir()
+    assert call("diagnose", run) and history.find("mine", tmp_path / "runs").folder == run
+    assert configuration.stem_of("gym/my:A-v0") == "my:A-v0"

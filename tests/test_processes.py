@@ -1,5 +1,4 @@
-"""Processes: nothing is left running or started that the machine cannot hold, and Ctrl-C shows no
-traceback."""
+"""Nothing is left running, and Ctrl-C shows no traceback."""
 
 import contextlib
 import os
@@ -45,7 +44,6 @@ def run_python(code, *arguments, **options):
 
 
 def alive(mark):
-    """The processes that were started with this mark in their environment."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -56,18 +54,15 @@ def alive(mark):
 
 
 def left_after_kill(kind, folder, moment, children):
-    """Start a parent, kill -9 it `moment` seconds after it has so many children: the command lines
-    of what is there 5 seconds later."""
-    mark, deadline = secrets.token_hex(8), time.monotonic() + 120
+    """Return the command lines that are there 5 seconds after a kill -9."""
+    mark = secrets.token_hex(8)
     folder.mkdir()
     for name in ("squared", "breakout"):  # a compiler ends by itself, but it may take longer
         ocean.load(name)
     parent = start(PARENTS[kind][1], cwd=folder, env={**os.environ, "TEST_MARK": mark},
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        while len(psutil.Process(parent.pid).children()) < children and time.monotonic() < deadline:
-            assert parent.poll() is None, f"{kind} has ended by itself"
-            time.sleep(0.1)
+        wait_for(lambda: len(psutil.Process(parent.pid).children()) >= children, 120)
         time.sleep(moment)
         parent.kill()
         parent.wait()
@@ -84,14 +79,12 @@ def left_after_kill(kind, folder, moment, children):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(54))
 def test_nothing_outlives_a_parent_that_is_killed(number, tmp_path):
-    """When it has just begun to start others, or is about to; and at any moment."""
     kind, moments = list(PARENTS)[number % len(PARENTS)], random.Random(number)
     count, longest = (PARENTS[kind][0], 1) if number < 4 else (0, 2 if kind == "video" else 15)
     assert left_after_kill(kind, tmp_path / "run", moments.uniform(0, longest), count) == []
 
 
 def test_a_guarded_process_whose_parent_is_gone_already_ends_at_once():
-    """It was killed before the guard could ask to be told."""
     command = processes.guarded([sys.executable, "-c", "import time; time.sleep(60)"])
     command[command.index(str(os.getpid()))] = str(2**22 - 7)
     assert subprocess.run(command, timeout=30).returncode == -signal.SIGTERM
@@ -149,7 +142,6 @@ def test_ctrl_c_shows_no_traceback(file):
 
 
 def test_a_crash_in_c_names_its_line(tmp_path):
-    """Of an environment that is tried out in the trainer's own process."""
     (tmp_path / "mine.py").write_text("""
 import ctypes, gymnasium, numpy as np
 from gymnasium.spaces import Box, Discrete
@@ -189,20 +181,22 @@ def test_an_output_that_nobody_reads_ends_nothing(options):
             "processes.say('αβ'); sys.stdin.readline()\n"
             "for _ in range(3): processes.say('more'); print('more', flush=True)\n"
             "assert not sys.stdout.isatty(); processes.say('lost', sys.stderr); sys.exit(3)")
-    process = start([sys.executable, *options, "-X", "utf8", "-c", code, str(ROOT)],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout.readline().decode() == "αβ\n"
-    process.stdout.close()
-    assert process.communicate(b"\n", timeout=60)[1] == b"" and process.returncode == 3
+    assert close_early(code, "αβ", "-X", "utf8", *options) == 3
 
 
 def test_a_command_ends_quietly_when_enough_is_read():
-    code = ("import sys; sys.path.insert(0, sys.argv[1]); import processes\n"
-            "processes.run_command(lambda: [print(i) for i in range(100_000)])")
-    process = start([sys.executable, "-c", code, str(ROOT)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout.readline() == b"0\n"
+    close_early("import sys; sys.path.insert(0, sys.argv[1]); import processes\n"
+                "processes.run_command(lambda: [print(i) for i in range(100_000)])", "0")
+
+
+def close_early(code, line, *options):
+    """Read the first line of a process and close its output; return its status."""
+    process = start([sys.executable, *options, "-c", code, str(ROOT)], stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline().decode() == line + "\n"
     process.stdout.close()
-    assert process.communicate(timeout=60)[1] == b""
+    assert process.communicate(b"\n", timeout=60)[1] == b""
+    return process.returncode
 
 
 def test_a_run_without_stderr_in_a_locale_without_our_signs(tmp_path):
@@ -211,9 +205,6 @@ def test_a_run_without_stderr_in_a_locale_without_our_signs(tmp_path):
                            "--train.total-timesteps", "70_000", "--logger", "none", "--data-dir",
                            str(tmp_path)], capture_output=True, text=True, env=plain, timeout=300)
     assert done.returncode == 0 and " ? horizon" in done.stdout  # in place of ×
-
-
-# -- What a machine can hold -----------------------------------------------------------------------
 
 
 def test_the_memory_of_a_container_counts(tmp_path, monkeypatch):
@@ -229,7 +220,6 @@ def test_the_memory_of_a_container_counts(tmp_path, monkeypatch):
 
 
 def test_compiled_code_lies_where_nobody_else_can_put_any(tmp_path, monkeypatch, capsys):
-    """A link may lead elsewhere, and others may write to a folder: neither is taken."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     known = tmp_path / f"kept-{os.getuid()}"
     assert processes.spare_folder("kernels are") == known == processes.spare_folder("kernels are")

@@ -1,5 +1,7 @@
-"""Loggers: the same numbers everywhere, offline, without tokens; whole lines; full disks."""
+"""Loggers have the same numbers, files have whole lines, and the terminal shows a panel."""
 
+import errno
+import io
 import json
 import math
 import os
@@ -12,8 +14,11 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+from rich.console import Console
 
+import configuration
 import loggers
+import processes
 import pufferl
 from loggers import JsonLines
 
@@ -39,47 +44,41 @@ def run(tmp_path_factory):
     return next((folder / "experiments").glob("squared_*"))
 
 
-def wandb_records(path):
-    """The records of a .wandb file: LevelDB's log format, blocks of 32 kB,
-    after a header of 7 bytes."""
+def lines_of(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_events(folder):
+    """Return ({metric: {step: value}}, the events of TensorBoard)."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {name: {event.step: event.value for event in events.Scalars(name)}
+            for name in events.Tags()["scalars"]}, events
+
+
+def read_offline(path):
+    """Return ({metric: {step: value}}, settings, {kind: the last record of it}) of a .wandb file.
+
+    It is in LevelDB's log format, blocks of 32 kB, after a header of 7 bytes.
+    """
     from wandb.proto import wandb_internal_pb2
 
+    metrics, settings, records = {}, {}, {}
     data, position, parts = path.read_bytes(), 7, b""
     while position + 7 <= len(data):
         if 32768 - position % 32768 < 7:
             position += 32768 - position % 32768
             continue
-        size, kind = struct.unpack("<HB", data[position + 4 : position + 7])
+        size, part = struct.unpack("<HB", data[position + 4 : position + 7])
         parts += data[position + 7 : position + 7 + size]
         position += 7 + size
-        if kind in (1, 4):  # a whole record, or the last part of one
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(parts)
-            parts = b""
-            yield record
-
-
-# What a logger has written: ({metric: {step: value}}, settings)
-
-
-def lines_of(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def read_tensorboard(run):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
-    return {name: {event.step: event.value for event in events.Scalars(name)}
-            for name in events.Tags()["scalars"]}, {}
-
-
-def read_wandb(run):
-    metrics, settings, fields = {}, {}, {}
-    for record in wandb_records(next(run.glob("wandb/offline-run-*/*.wandb"))):
-        kind = record.WhichOneof("record_type")
-        fields[kind] = getattr(record, kind)
+        if part not in (1, 4):  # neither a whole record nor the last part of one
+            continue
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(parts)
+        parts, kind = b"", record.WhichOneof("record_type")
+        records[kind] = getattr(record, kind)
         if kind == "history":
             row = {item.key or item.nested_key[0]: json.loads(item.value_json)
                    for item in record.history.item}
@@ -88,21 +87,33 @@ def read_wandb(run):
         elif kind in ("run", "config"):
             config = record.run.config if kind == "run" else record.config
             settings |= {item.key: json.loads(item.value_json) for item in config.update}
-    about = fields["run"]
-    assert "artifact" in fields, "the model is saved too"
+    return metrics, settings, records
+
+
+# What a logger has written of a run: ({metric: {step: value}}, settings)
+
+
+def read_tensorboard(run):
+    return read_events(run / "tensorboard")[0], {}
+
+
+def read_wandb(run):
+    metrics, settings, records = read_offline(next(run.glob("wandb/offline-run-*/*.wandb")))
+    assert "artifact" in records, "the model is saved too"
+    about = records["run"]
     return metrics, {"horizon": settings["train"]["horizon"], "name": about.run_id,
                      "project": about.project, "entity": about.entity,
                      "group": about.run_group, "tags": list(about.tags)}
 
 
 def read_neptune(run):
-    metrics, strings = {}, {}
+    metrics, strings, decoder = {}, {}, json.JSONDecoder()
     for path in run.parent.parent.glob(".neptune/offline/*/data-*.log"):
-        decoder, text, position = json.JSONDecoder(), path.read_text(), 0
-        while position < len(text.rstrip()):
-            entry, position = decoder.raw_decode(text, position)
-            position += len(text[position:]) - len(text[position:].lstrip())
-            entry, name = entry["obj"], "/".join(entry["obj"]["path"])
+        text = path.read_text().strip()
+        while text:
+            entry, size = decoder.raw_decode(text)
+            text, entry = text[size:].lstrip(), entry["obj"]
+            name = "/".join(entry["path"])
             if entry["type"] == "LogFloats":
                 values = {value["step"]: value["value"] for value in entry["values"]}
                 metrics.setdefault(name, {}).update(values)
@@ -144,36 +155,20 @@ def test_every_metric_has_a_meaning_in_the_docs(run):
 @pytest.mark.parametrize(("package", "function", "logger", "expected"), [
     ("wandb", "init", pufferl.WandbLogger, {"project": "p", "entity": "me", "name": "squared",
                                             "group": "pair", "tags": ["x"]}),
-    ("neptune", "init_run", pufferl.NeptuneLogger, {"project": "me/p", "name": "squared", "tags": ["x", "pair"]})])
+    ("neptune", "init_run", pufferl.NeptuneLogger,
+     {"project": "me/p", "name": "squared", "tags": ["x", "pair"]})])
 def test_a_logger_is_made_from_all_settings_and_names_a_missing_package(
         monkeypatch, package, function, logger, expected):
     """As PufferLib 3's scripts make it: WandbLogger(args)."""
-    class Started(Exception): ...
-
-    module = SimpleNamespace(**{function: mock.Mock(side_effect=Started)}, errors=SimpleNamespace(Error=OSError),
-                             exceptions=SimpleNamespace(NeptuneException=OSError))
+    module = mock.MagicMock()
     monkeypatch.setitem(sys.modules, package, module)
-    args = pufferl.load_config("squared", ["--project", "p", "--entity", "me", "--group", "pair",
-                                           "--tag", "x"])
-    with pytest.raises(Started):
-        logger(args)
+    logger(configuration.load_config("squared", ["--project", "p", "--entity", "me", "--group", "pair",
+                                           "--tag", "x"]))
     options = getattr(module, function).call_args.kwargs
     assert {name: options[name] for name in expected} == expected
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(pufferl.ConfigError, match=f"pip install {package}"):
+    with pytest.raises(pufferl.ConfigError, match=package):
         logger()
-
-
-def test_a_resumed_log_has_every_step_once_and_no_torn_line(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    log = JsonLines(path)
-    for step in (10, 20, 30):
-        log.log({"losses/entropy": float(step)}, step)
-    path.write_text(path.read_text() + '{"step": 40, "losses/entr')  # what kill -9 may leave
-    log = JsonLines(path, first_step=20)
-    log.log({"losses/entropy": 31.0}, 30)
-    assert [(line["step"], line["losses/entropy"]) for line in lines_of(tmp_path)] == [(10, 10), (20, 20), (30, 31)]
-    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_full_disk_leaves_no_half_line(tmp_path, capsys):
@@ -201,3 +196,122 @@ def test_a_full_disk_ends_tensorboard_alone(tmp_path, capsys):
         log.log({"a": 1.0}, step)
     log.close()
     assert capsys.readouterr().err.count("TensorBoard") == 1
+
+
+# -- what a terminal shows
+
+
+class Fake:
+    """As much of a trainer as a dashboard looks at."""
+
+    def __init__(self, **environment):
+        self.uptime, self.global_step = 40.0, 1000
+        self.sps = self.last_sps = 25.0
+        self.epoch, self.total_epochs, self.num_agents = 1, 10, 8
+        self.config, self.env_name = {"total_timesteps": 10_000}, "squared"
+        self.args = {"config_name": "squared", "env": configuration.load_config("squared")["env"]}
+        self.environment = environment
+        self.losses = {"entropy": 1.5, "approx_kl": 0.2, "clipfrac": 0.1}
+        self.engine = SimpleNamespace(name="compiled")
+        self.buffers = SimpleNamespace(usage=dict)
+        self.statistics = SimpleNamespace(stages={"environment": 1.0, "learn": 3.0}, entry={})
+        self.warnings = SimpleNamespace(reported={"kl": (5, "Updates are too large.")}, has_ended=True,
+                                     below_random_play=lambda: None)
+        self.policy = SimpleNamespace(parameters=list)
+        self.run_folder = None
+
+
+def terminal(width=120, height=50):
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=height,
+                   color_system="truecolor")
+
+
+def dashboard():
+    return loggers.Dashboard(loggers.solved_at(Fake().args))
+
+
+def test_the_time_left_leaves_out_what_came_before_the_first_entry(capsys):
+    trainer, screen = Fake(score=0.5), dashboard()
+    screen.show(trainer)
+    trainer.uptime, trainer.global_step = 45.0, 4000  # 3,000 steps in 5 s; the first 1,000 took 40
+    screen.show(trainer)
+    first, second = [line for line in capsys.readouterr().out.splitlines() if "steps" in line
+                     and "gone" in line]
+    assert first.endswith("40s gone") and "score 0.500" in first
+    assert second.endswith("45s gone, 10s left")
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (40, 12), (200, 50)])
+def test_the_panel_fits_the_terminal(width, height):
+    """Nothing is cut off, and as many numbers are shown as there is room for."""
+    trainer = Fake(**dict.fromkeys(("score", "perf", "episode_return", "episode_length", "n",
+                                    "episode_return_min", "episode_return_max"), 0.96))
+    trainer.losses = dict.fromkeys(("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac",
+                                    "explained_variance", "old_approx_kl", "importance", "grad_norm",
+                                    "learning_rate"), 0.01)
+    trainer.statistics.stages = dict.fromkeys(("environment", "policy", "learn", "ranks", "other"), 1.0)
+    screen, console = dashboard(), terminal(width, height)
+    screen.console, screen.scores, screen.first = console, [0.1, 0.5, 0.96], (0.0, 0)
+    console.print(screen.panel(trainer))
+    assert "\x1b[1;32m" in console.file.getvalue().split("0.96")[0][-40:], "green: it is solved"
+    lines = ["".join(segment.text for segment in line) for line in console.render_lines(screen.panel(trainer))]
+    assert len(lines) <= height and {len(line) for line in lines} == {width}
+    text = "\n".join(lines)
+    assert "6m 00s left" in text and "Updates are too large." in text and "docs/metrics.md" in lines[-1]
+    names = ("policy_loss", "entropy", "score") if width >= 60 else ()
+    if width >= 80:
+        names = (*trainer.losses, *trainer.environment, *trainer.statistics.stages, "steps/s", "▁▄█", "0.95")
+    assert not [name for name in names if name not in text]
+
+
+def test_a_terminal_that_is_closed_ends_no_training(monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.EIO, "Input/output error")
+
+    discard = mock.Mock()
+    monkeypatch.setattr(processes, "discard_output", discard)
+    screen = dashboard()
+    screen.console = terminal()
+    screen.show(Fake(score=0.5))
+    screen.console.file = Closed()
+    screen.show(Fake(score=0.5))
+    assert discard.called
+    screen.console.file = io.StringIO()
+    screen.close()
+
+
+def test_numbers_and_curves():
+    numbers = {0: "0", 4096.0: "4,096", 1e6: "1,000,000", 0.5: "0.5", 12.3456: "12.35",
+               3e-5: "3e-05", -2500.4: "-2,500", math.nan: "nan", math.inf: "inf"}
+    assert {number: loggers.figure(number) for number in numbers} == numbers
+    curves = [([], 9, ""), ([math.nan], 9, ""), ([2.0, 2.0], 9, "▁▁"),
+              ([0.0, math.nan, 7.0, 3.0], 9, "▁█▄"), ([*range(100)], 4, "▁▃▆█")]
+    for values, width, curve in curves:
+        assert loggers.sparkline(values, width) == curve
+
+
+def test_the_end_tells_how_far_it_is_from_solved_and_what_to_type(tmp_path):
+    args = configuration.load_config("squared", ["--data-dir", str(tmp_path)])
+    trainer, solved_at = Fake(score=0.9, n=12.0), loggers.solved_at(args)
+    trainer.run_folder = tmp_path / "squared_1"
+
+    def lines(model="model.pt"):
+        return [line.split() for line in loggers.Dashboard(solved_at).closing(trainer, args, model)]
+
+    score, warning, checkpoint, _, resume = lines()[1:6]
+    assert score[:2] == ["score", "0.9"] and {"12", "not", "(0.95"} <= {*score}
+    assert warning[:3] == ["warning", "step", "5:"] and checkpoint == ["checkpoint", "model.pt"]
+    assert "--resume" in resume, "it was stopped"
+    trainer.warnings.below_random_play = lambda: 0.91
+    assert lines()[2] == ["below", "random", "play", "(0.91)"]
+    trainer.warnings.below_random_play = lambda: None
+    trainer.environment, trainer.epoch = {"score": 0.96, "n": 1.0}, trainer.total_epochs
+    score, *_, watch, tune, own = lines()[1:]
+    assert "1 episode: solved" in " ".join(score)
+    assert [words[0] for words in (watch, tune, own)] == ["watch", "tune", "custom"]
+    assert str(trainer.run_folder) in watch and tune[-2].endswith("protein.py")
+    # what counts as solved is known of the settings that ship alone
+    args["env"]["distance"] = 9
+    solved_at = loggers.solved_at(args)
+    assert lines("")[1][-1] == "episode"

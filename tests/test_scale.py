@@ -1,8 +1,4 @@
-"""Several ranks on one policy: the same gradient as one process, the same weights, resume,
-interrupts, crashes, nodes.
-
-The fast tests share one run of scale_rank.py on two ranks; the slow ones start torchrun.
-"""
+"""Several ranks on one policy; the fast tests share one run of this file on two ranks."""
 
 import json
 import os
@@ -14,24 +10,151 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import conftest
 import numpy as np
 import psutil
 import pytest
-import scale_rank
 import torch
-from scale_rank import AGENTS, CASES, DRAWN
+from trainers import NETWORKS, initial_state, make_trainer, run_epochs
 
 import configuration
 import data_parallel
+import kernels
 import vector
-from errors import RankError
+from errors import ConfigError, RankError
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 CLEAN = {name: value for name, value in os.environ.items()
          if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+
+
+# -- one rank, python tests/test_scale.py FOLDER: its results go to FOLDER/rank{R}.pt
+
+AGENTS, HORIZON, DRAWN = 12, 8, 10  # of a rank; agents an environment times 12, steps, segments
+CASES = {  # name -> (environment, its settings, network, train settings)
+    "fused": ("cartpole", {"max_steps": 5}, "mingru", {}),
+    "continuous": ("cartpole", {"continuous": True}, "mingru", {"optimizer": "adam"}),
+    "lstm": ("cartpole", {"max_steps": 5}, "lstm", {"max_minibatch_size": 3 * HORIZON}),
+    "dead agents": ("target", {"num_agents": 4, "patience": 6}, "mingru", {}),
+}
+
+
+def make_case(case, folder, ranks=1, **settings):
+    """Return a trainer of the agents of so many ranks."""
+    env, env_kwargs, network, train = CASES[case]
+
+    def change(policy):
+        if data_parallel.connect().rank > 0:  # rank 0's weights must win
+            for parameter in policy.parameters():
+                parameter.data.add_(1.0)
+
+    settings = {"minibatch_size": 2 * DRAWN * HORIZON, "log_interval": 1e9, "seed": 7, **train,
+                **settings}
+    num_envs = ranks * (AGENTS // 4 if case == "dead agents" else AGENTS)
+    return make_trainer(folder, env, NETWORKS[network], num_envs=num_envs, env_kwargs=env_kwargs,
+                        num_buffers=1, num_threads=1, change=change, **settings)
+
+
+def learn_from_given_segments(trainer, members):
+    """Return gradient and statistics of a minibatch of fixed draws of these ranks."""
+    found, agents, index, weights = {}, trainer.num_agents // len(members), [], []
+    for i, rank in enumerate(members):
+        generator = np.random.default_rng(rank)
+        index += [*(np.sort(generator.integers(0, agents, DRAWN)) + i * agents)]
+        weights += [*generator.uniform(0.5, 2.0, DRAWN).astype(np.float32)]
+
+    def draw(priorities, cumulative, out, out_weights, **options):
+        out.copy_(torch.tensor(index))
+        out_weights.copy_(torch.tensor(weights))
+        found["first"] = options["first"]
+
+    def update():
+        found["gradient"] = trainer.arena.flat("gradients").clone()
+        found["settings"] = trainer.buffers.settings.clone()
+
+    trainer._minibatches_owed = 1.0
+    dict.__setitem__(trainer.config, "replay_ratio", 0.0)
+    with mock.patch.object(kernels, "draw_segments", draw), (
+            mock.patch.object(trainer, "_step_optimizer", update)):
+        found["losses"] = trainer.train()
+    return found
+
+
+def keep(trainer):
+    arrays = {name: tensor.clone() for name, tensor in trainer.storage.items() if tensor is not None}
+    arrays |= {name: getattr(trainer.buffers, name).clone()
+               for name in ("logprobs", "values", "bootstraps")}
+    return arrays, initial_state(trainer)
+
+
+def weights_after(trainer, epochs):
+    run_epochs(trainer, epochs)
+    return trainer.arena.flat("weights").clone()
+
+
+def message(function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", getattr(error, "elsewhere", False)
+
+
+def check_collectives(group):
+    assert group.sum(np.array([1.0 + group.rank, 1e-17])).tolist() == [3.0, 2e-17]
+    assert [group.any(flag) for flag in (False, group.rank == 1, True)] == [False, True, True]
+    assert group.first(lambda: "only " + "once") == "only once"
+    fail = mock.Mock(side_effect=ConfigError("it cannot be"))
+    assert message(group.first, fail) == ("ConfigError: it cannot be", group.rank == 1)
+    assert (group.share(group.rank), group.gather(group.rank)) == (0, [0, 1])
+    assert group.scatter(["a", "b"]) == "ab"[group.rank]
+    logs = ([{}, {"score": 4.0, "n": 1}], [{"score": 1.0, "n": 3}, {}],
+            [{"extra": 2.0, "n": 1}, {"score": 5.0, "n": 2}], ({}, {}))
+    assert [group.merge_log(log[group.rank]) for log in logs] == [
+        {"score": 4.0, "n": 1}, {"score": 1.0, "n": 3}, {"score": 5.0, "extra": 2.0, "n": 3}, {}]
+
+
+def main(folder):
+    group, seen = data_parallel.connect(), {}
+    check_collectives(group)
+    for case in CASES:
+        trainer = make_case(case, folder)
+        weights = trainer.arena.flat("weights").clone()
+        trainer.evaluate()
+        # many more on one rank than on the other: the mean is over all that live
+        if case == "dead agents":
+            trainer.storage["valid"][2:, : 10 * group.rank + 1] = 0
+        arrays, state = keep(trainer)
+        seen[case] = {"weights": weights, "arrays": arrays, "state": state,
+                      **learn_from_given_segments(trainer, [group.rank])}
+        trainer.release()
+
+    whole, half, resumed = (make_case("fused", folder, replay_ratio=1.3) for _ in range(3))
+    seen["whole"] = weights_after(whole, 4)
+    seen["environment"], seen["global_step"] = dict(whole.environment), whole.global_step
+    whole.run.save = mock.Mock(side_effect=OSError("No space left on device"))  # rank 0 calls it
+    seen["lost"] = message(whole.close)
+    run_epochs(half, 2)
+    half.save_checkpoint(folder / "half.pt")
+    resumed.load_checkpoint(folder / "half.pt")
+    seen["resumed"] = weights_after(resumed, 2)
+    if group.rank == 1:  # what only a mistake in a user's code can do
+        resumed.arena.flat("weights")[3] += 1e-6
+    seen["unequal"] = message(group.check_equal, resumed.arena.flat("weights"), "the weights")
+
+    for name, settings in (("seeds", {"seed": group.rank}), ("few", {"minibatch_size": HORIZON}),
+                           ("gpus", {"gpus": 5})):
+        seen[name] = message(make_case, "fused", folder, **settings)
+    torch.save(seen, folder / f"rank{group.rank}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+
+
+# -- the tests of its results
 
 
 def free_port():
@@ -42,13 +165,13 @@ def free_port():
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """What each of two ranks of scale_rank.py saw, and what they printed."""
+    """Return what each of two ranks saw, and what they printed."""
     folder, processes = tmp_path_factory.mktemp("ranks"), []
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-              "OMP_NUM_THREADS": "1"}
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+              "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     for rank in "01":
         processes.append(conftest.start(
-            [sys.executable, str(ROOT / "tests" / "scale_rank.py"), str(folder)], text=True, stdout=subprocess.PIPE,
+            [sys.executable, __file__, str(folder)], text=True, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, env=CLEAN | shared | {"RANK": rank, "LOCAL_RANK": rank}))
     outputs = [process.communicate(timeout=570)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
@@ -58,21 +181,20 @@ def two(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 def test_the_gradient_of_two_ranks_is_that_of_one_process_on_the_joined_batch(two, tmp_path, case):
     parts = [seen[case] for seen in two[0]]
-    num_envs = AGENTS // 4 if case == "dead agents" else AGENTS
-    trainer = scale_rank.make_trainer(case, 2 * num_envs, tmp_path)
+    trainer = make_case(case, tmp_path, ranks=2)
     # rank 0's weights are those of all
     assert all(torch.equal(part["weights"], trainer.arena.flat("weights")) for part in parts)
     trainer.evaluate()
-    arrays, state = scale_rank.keep(trainer)
+    arrays, state = keep(trainer)
     for name, tensor in arrays.items():
-        joined = torch.cat([part["arrays"][name] for part in parts], dim=0 if name == "final_observations" else 1)
+        dim = 0 if name == "final_observations" else 1
+        joined = torch.cat([part["arrays"][name] for part in parts], dim)
         # Environments, agents and random words are numbered through: the rollout is that of one
         # process, but for rounding, which matters to nothing that is drawn before the first action.
-        if name == "actions":
-            assert torch.allclose(joined[0].double(), tensor[0].double(), atol=1e-5)
+        if name in ("actions", "observations"):
+            torch.testing.assert_close(joined[0].double(), tensor[0].double(), atol=1e-5, rtol=0)
         if name == "observations":
-            assert torch.equal(joined[0], tensor[0])
-            assert not torch.equal(*(part["arrays"][name][0] for part in parts)), "each rank has others"
+            assert not torch.equal(*(part["arrays"][name][0] for part in parts)), "each has others"
         target = trainer.storage[name] if name in trainer.storage else getattr(trainer.buffers, name)
         target.copy_(joined)
     for name, tensor in state.items():
@@ -80,7 +202,7 @@ def test_the_gradient_of_two_ranks_is_that_of_one_process_on_the_joined_batch(tw
         assert tensor.shape == joined.shape
         trainer.arena[f"initial_state/{name}"].copy_(joined)
 
-    one = scale_rank.learn_from_given_segments(trainer, [0, 1])
+    one = learn_from_given_segments(trainer, [0, 1])
     two_gradient = parts[0]["gradient"]
     assert torch.equal(two_gradient, parts[1]["gradient"]), "all ranks have the same bits"
     error = (one["gradient"] - two_gradient).double().norm() / one["gradient"].double().norm()
@@ -99,22 +221,20 @@ def test_weights_stay_equal_and_a_run_of_two_ranks_resumes_bit_for_bit(two):
     assert torch.equal(first["whole"], second["whole"])
     assert torch.equal(first["resumed"], second["resumed"])
     assert torch.equal(first["whole"], first["resumed"])
-    assert first["global_step"] == 4 * 2 * AGENTS * scale_rank.HORIZON
+    assert first["global_step"] == 4 * 2 * AGENTS * HORIZON
     assert first["environment"] == second["environment"] and first["environment"]["n"] > AGENTS
 
 
 @pytest.mark.parametrize(("name", "kind", "subject"), [
     ("unequal", "RankError", "weights"), ("seeds", "RankError", "train.seed"),
-    ("few", "ConfigError", "minibatch_size"), ("gpus", "ConfigError", "train.gpus")])
-def test_unequal_weights_and_settings_are_errors_that_name_them(two, name, kind, subject):
-    for seen in two[0]:
-        assert kind in seen[name][0] and subject in seen[name][0]
-
-
-def test_a_last_checkpoint_that_cannot_be_written_ends_rank_0_with_an_error(two):
-    first, second = (results["lost"] for results in two[0])
-    assert first[0].startswith("ConfigError") and "No space left on device" in first[0]
-    assert second is None
+    ("few", "ConfigError", "minibatch_size"), ("gpus", "ConfigError", "train.gpus"),
+    ("lost", "ConfigError", "No space left on device")])
+def test_what_ranks_cannot_do_is_an_error(two, name, kind, subject):
+    for rank, seen in enumerate(two[0]):
+        if name == "lost" and rank == 1:  # only rank 0 writes
+            assert seen[name] is None
+        else:
+            assert kind in seen[name][0] and subject in seen[name][0]
 
 
 def test_a_restart_looks_past_folders_that_are_no_runs(tmp_path, monkeypatch):
@@ -130,17 +250,6 @@ def test_a_restart_looks_past_folders_that_are_no_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(group, "launchers", lambda: [["here:1", 7.5], ["new:2", 9.0]])
     found = group.find_interrupted(configuration.saved_runs(tmp_path))
     assert found == str(tmp_path / "squared_mine")
-
-
-def test_what_ranks_tell_each_other(two):
-    for rank, seen in enumerate(two[0]):
-        assert seen["sum"].tolist() == [3.0, 2e-17] and seen["sum"].dtype == np.float64
-        assert seen["any"] == [False, True, True]
-        assert seen["first"][0] == "only once" and seen["first"][1] == ("ConfigError: it cannot be",
-                                                                        rank == 1)
-        assert seen["shared"] == (0, [0, 1], "ab"[rank])
-        assert seen["logs"] == [{"score": 4.0, "n": 1}, {"score": 1.0, "n": 3},
-                                {"score": 5.0, "extra": 2.0, "n": 3}, {}]
 
 
 def test_rank_0_says_once_what_the_numbers_mean(two):
@@ -183,7 +292,6 @@ def test_one_rank_is_no_group(monkeypatch):
 
 
 # -- whole runs under torchrun
-# ---------------------------------------------------------------------------------------
 
 SMALL = ["--env.num-envs", "64", "--train.minibatch-size", "1024", "--logger", "none",
          "--vec.num-buffers", "1"]
@@ -239,7 +347,6 @@ def checkpoints(folder):
 
 
 def steps(folder):
-    """The steps that the one run of this folder has logged."""
     metrics = next(folder.glob("experiments/*/metrics.jsonl"))
     return [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
 
@@ -282,24 +389,22 @@ def test_a_killed_rank_ends_the_others(tmp_path):
 
 
 FAULTY = """
-import gymnasium, itertools, os
-count = itertools.count()
+import os
+from gymnasium.envs.classic_control import CartPoleEnv
 
-def act(action):
-    if os.environ["RANK"] == "1" and next(count) == 300:
-        raise ValueError("the sky has fallen")
-    return action
-
-def make():
-    return gymnasium.wrappers.TransformAction(gymnasium.make("CartPole-v1"), act, None)
+class Faulty(CartPoleEnv):
+    def step(self, action):
+        if os.environ["RANK"] == "1":
+            raise ValueError("the sky has fallen")
+        return super().step(action)
 """
 
 
 @pytest.mark.slow
 def test_an_error_on_one_rank_ends_the_others_and_is_shown(tmp_path):
     (tmp_path / "faulty.py").write_text(FAULTY)
-    command = [*TWO_RANKS, PUFFERL, "train", "faulty.py:make", "--vec.num-envs", "4", "--vec.backend", "serial",
-               "--train.total-timesteps", "1000000", "--logger", "none"]
+    command = [*TWO_RANKS, PUFFERL, "train", "faulty.py:Faulty", "--vec.num-envs", "4",
+               "--vec.backend", "serial", "--logger", "none"]
     code, text = finish(start(command, tmp_path), tmp_path)
     assert code == 1 and text.count("ValueError: the sky has fallen") == 1, text
     assert re.search(r"Root Cause.*rank +: 1", text, re.DOTALL), text
@@ -316,16 +421,11 @@ def test_settings_that_cannot_work_are_said_once(tmp_path, verb, options, word):
 
 @pytest.mark.slow
 def test_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path):
-    # another run of this environment, and a newer one
-    old = tmp_path / "experiments" / "squared_old"
-    old.mkdir(parents=True)
     process = start([*TWO_RANKS, "--max-restarts=1", PUFFERL, "train", "squared", *FOREVER], tmp_path)
     (state,) = wait_for(lambda: checkpoints(tmp_path), process, tmp_path)
-    (old / "config.json").write_text(json.dumps({"launch": [["other:1", 0.0]]}))
     before = torch.load(state, weights_only=True)["epoch"]
     members = ranks_of(process)
     members[0].kill()
-    (old / "trainer_state.pt").write_text("nothing")
     wait_for(lambda: "resumed " in (tmp_path / "output.txt").read_text(), process, tmp_path)
     text = (tmp_path / "output.txt").read_text()
     assert f"resumed {state.parent.relative_to(tmp_path)} at step" in text
@@ -392,8 +492,8 @@ def test_every_vectorizer_and_wrapper(tmp_path, case):
     if case == "ray":
         pytest.importorskip("ray")
     ranks, options = BACKENDS[case]
-    size = 512 if ranks == 3 else 256
     command = [*TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", PUFFERL, "train", *options,
-               "--train.minibatch-size", str(size), "--train.total-timesteps", "4000", "--logger", "none"]
+               "--train.minibatch-size", "512" if ranks == 3 else "256", "--train.total-timesteps",
+               "4000", "--logger", "none"]
     text = run(command, tmp_path, RAY_raylet_start_wait_time_s="240")
-    assert f"{ranks} ranks" in text and str(128 if ranks == 3 else size) in text and steps(tmp_path)[-1] >= 4000
+    assert f"{ranks} ranks" in text and steps(tmp_path)[-1] >= 4000

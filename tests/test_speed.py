@@ -1,5 +1,4 @@
-"""profile: a trace that a browser opens and a table of the stages. autotune: the candidates can
-all work, and the fastest is chosen, or a simpler one that is as fast."""
+"""profile writes a trace and a table; autotune chooses the fastest candidate."""
 
 import json
 import time
@@ -23,8 +22,8 @@ def folder(tmp_path, monkeypatch):
 def test_a_trace_and_a_table(folder, capfd):
     before = dict(vars(kernels))
     pufferl.main(["profile", "squared", "--env.num-envs", "64", "--vec.num-buffers", "2",
-                "--vec.num-threads", "2", "--train.horizon", "16", "--train.minibatch-size", "256",
-                "--profile.epochs", "2"])
+                  "--vec.num-threads", "2", "--train.horizon", "16", "--train.minibatch-size",
+                  "256", "--profile.epochs", "2"])
     path = folder / "experiments" / "profile_squared.json"
     assert [p.name for p in path.parent.iterdir()] == [path.name], "no run's folder"
     spans = [event for event in json.loads(path.read_text())["traceEvents"]
@@ -39,19 +38,16 @@ def test_a_trace_and_a_table(folder, capfd):
               if line.endswith("%")}
     assert stages.keys() == {"environment", "policy", "learn", "other"} and stages["learn"] > 0
     assert sum(stages.values()) == pytest.approx(100, abs=1)
-    assert any(f" {name} " in out for name in ("advance", "learn"))
-    assert str(path.relative_to(folder)) in out
+    assert " advance " in out and str(path.relative_to(folder)) in out
     assert vars(kernels) == before, "the kernels are as they were"
 
 
 def test_a_network_without_a_normalizer_is_profiled(folder, capfd):
-    """norm_obs is auto, and would be on for the default network."""
     pufferl.main(["profile", "gym/MountainCarContinuous-v0", "--policy.name",
                   f"{trainers.__file__}:FixedSpread", "--rnn.name", "none", "--vec.num-envs", "2",
                   "--train.horizon", "16", "--train.minibatch-size", "32",
                   "--train.replay-ratio", "1", "--train.gamma", "0.9", "--profile.epochs", "1"])
     assert "learn " in capfd.readouterr().out
-    assert [p.suffix for p in (folder / "experiments").iterdir()] == [".json"], "no run's folder"
 
 
 @pytest.mark.parametrize(("num_envs", "cores", "most_workers"), [
@@ -75,28 +71,25 @@ def test_candidates_divide(num_envs, cores, most_workers):
 
 @pytest.mark.parametrize(("speeds", "best", "finalists"), [
     ([100, 300, 200], 1, 3), ([100, 295, 200, 301, 250, 10], 1, speed.FINALISTS),
-    ([None, 5, 4, 3, 2, 1], 1, speed.FINALISTS), ([None, None], None, 0)])
+    ([None, 5, 4, 3, 2, 1], 1, speed.FINALISTS)])
 def test_the_fastest_or_a_simpler_one_as_fast_is_chosen(speeds, best, finalists):
     """None is the time of a candidate that cannot work."""
     candidates, lines = [], []
 
     def make(vec):
-        steps = speeds[vec["num_workers"]]
-        if steps is None:
+        if (steps := speeds[vec["num_workers"]]) is None:
             raise ValueError("it\nbroke")
         candidates.append(mock.Mock(**{"run.return_value": steps}))
         return candidates[-1]
 
     vecs = [{"backend": "multiprocessing", "num_workers": i, "batch_size": i}
             for i in range(len(speeds))]
-    if best is None:
-        with pytest.raises(RuntimeError):
-            speed.search(vecs, make, 0.5, lines.append)
-    else:
-        chosen, medians = speed.search(vecs, make, 0.5, lines.append)
-        assert chosen["num_workers"] == best and len(medians) == finalists
+    chosen, medians = speed.search(vecs, make, 0.5, lines.append)
+    assert chosen["num_workers"] == best and len(medians) == finalists
     assert all(candidate.method_calls[-1] == mock.call.close() for candidate in candidates)
     assert speeds[0] is not None or lines[0].endswith(": it")
+    with pytest.raises(RuntimeError):
+        speed.search(vecs, mock.Mock(side_effect=ValueError("it")), 0.5, lines.append)
 
 
 def test_the_best_command_has_the_given_options(monkeypatch, capsys):

@@ -6,24 +6,16 @@ import sys
 import warnings
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from small_envs import (
-    SAME_STEP,
-    Counters,
-    Steps,
-    Walk,
-    assert_same,
-    creators_of,
-    rollout,
-    same_as_bare,
-)
+from small_envs import Counters, Steps, Walk, assert_same, creators_of, rollout, same_as_bare
 
 import emulation
 import models
@@ -31,7 +23,6 @@ import ocean
 import pufferl
 import vector
 import workers
-from errors import WorkerError
 from tools import watch
 from vector import Multiprocessing, Native, Serial, VectorEntryPoint
 
@@ -95,7 +86,6 @@ CONTRACT = [  # kind, other backends
 
 @pytest.mark.parametrize(("kind", "others"), CONTRACT, ids=[kind for kind, _ in CONTRACT])
 def test_every_backend_gives_the_same(kind, others):
-    """By the trainer's protocol, with several buffers, too."""
     expected = rollout(vector.make(creators_of(kind, 4), 4, Serial, seed=7))
     assert_same(expected, rollout(vector.make(creators_of(kind, 4), 4, Serial, seed=7)))
     other = rollout(vector.make(creators_of(kind, 4), 4, Serial, seed=8))
@@ -119,9 +109,9 @@ def test_c_environments_are_the_same_in_python_backends():
 
 
 def test_a_vector_environment_counts_as_its_copies():
-    """Check each copy's number, seed, log and episodes; two are one longer vector."""
     def pair():
-        return gymnasium.vector.SyncVectorEnv([lambda: Walk(limit=4)] * 2, autoreset_mode=SAME_STEP)
+        return gymnasium.vector.SyncVectorEnv(
+            [lambda: Walk(limit=4)] * 2, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
 
     single = vector.make(Walk, 4, Serial, env_kwargs={"limit": 4})
     for options in ({"backend": Serial}, {"backend": Multiprocessing, "num_workers": 2}):
@@ -140,7 +130,6 @@ def test_a_vector_environment_counts_as_its_copies():
 
 @pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
 def test_running_environments_are_called_and_changed(backend):
-    """Call one within a wrapper; a call before the first episode changes none of it."""
     def make():
         return vector.make(lambda **_: gymnasium.wrappers.TimeLimit(Paced(), 9), 4, backend,
                            num_workers=1 if backend == "serial" else 2, seed=3)
@@ -158,7 +147,13 @@ def test_running_environments_are_called_and_changed(backend):
                            (lambda: env.set_attr("_max_episode_steps", 3), "TimeLimit")):
             with pytest.raises(AttributeError, match=name):
                 call()
-        assert (env.step(np.zeros(4))[1] == 5).all()
+        env.set_attr("pace", 9.0)
+        storage = env.allocate(1)  # as a trainer does, for which other processes start
+        env.begin()
+        env.wait()
+        env.advance(0)
+        env.wait()
+        assert (storage.rewards == 9).all()
 
 
 class Paced(CartPoleEnv):
@@ -175,21 +170,16 @@ class Paced(CartPoleEnv):
         return self.pace
 
 
-@pytest.mark.parametrize(("env", "name", "values"), [
-    (lambda: gymnasium.wrappers.vector.ClipReward(
-        gymnasium.vector.SyncVectorEnv([Paced] * 3), 0, 9), "pace", 3),
-    ("gym/CartPole-v1", "force_mag", 1)])  # one object for all
-def test_a_vector_environment_is_called_by_its_own_methods(env, name, values):
-    with vector.make(env, 3 if values == 1 else 1) as vecenv:
+def test_a_vector_environment_is_called_by_its_own_methods():
+    def make():
+        several = gymnasium.vector.SyncVectorEnv([Paced] * 3)
+        return gymnasium.wrappers.vector.ClipReward(several, 0, 9)
+
+    with vector.make(make) as vecenv:
         vecenv.reset()
-        vecenv.set_attr(name, 4.0)
-        assert vecenv.call(name) == [4.0] * values
-        if name == "pace":
-            assert vecenv.call("faster") == [5.0] * 3
-            assert (vecenv.step(np.zeros(3))[1] == 5).all()
-
-
-# -- Logs ------------------------------------------------------------------------------------------
+        vecenv.set_attr("pace", 4.0)
+        assert vecenv.call("pace") == [4.0] * 3 and vecenv.call("faster") == [5.0] * 3
+        assert (vecenv.step(np.zeros(3))[1] == 5).all()
 
 
 @pytest.mark.parametrize(("counts", "infos", "log"), [
@@ -208,29 +198,14 @@ def test_infos_weigh_as_many_episodes_as_they_say(counts, infos, log):
     assert episodes.means(None) == log and episodes.means(None) == {}
 
 
-class Reports(Counters):
-    """PufferLib's way: an info now and then, without a count of episodes."""
-
-    def reset(self, seed=None):
-        self.tick = 0
-        return super().reset(seed)
-
-    def step(self, actions):
-        self.tick += 1
-        self.observations[:], self.rewards[:], self.truncations[:] = 1, 1, 0
-        self.terminals[:] = self.tick % 2 == 0
-        self.masks[2:] = False  # two are inactive, and their ends count for nothing
-        infos = [{"score": 3.0}] if self.tick % 16 == 0 else []
-        return self.observations, self.rewards, self.terminals, self.truncations, infos
-
-
 def test_episodes_are_counted_if_reports_do_not_say_how_many():
-    """Half of 20 steps, of 8 active agents."""
-    with vector.make(Reports, 4, Serial) as vecenv:
-        vecenv.allocate(20)
-        for _ in range(20):
-            vecenv.advance(0)
-        assert vecenv.log() == {"score": 3, "n": 80}
+    """Of 12 agents 8 are active; each ends in half of 20 steps."""
+    episodes, ends, valid = vector.EpisodeLog(True), np.zeros((20, 12)) > 0, np.ones((21, 12)) > 0
+    ends[1::2], valid[:, 8:] = True, False
+    for _ in range(3):
+        episodes.add(0, {"score": 3.0})
+    storage = SimpleNamespace(actions=ends, terminals=ends, truncations=ends, valid=valid)
+    assert episodes.means(storage) == {"score": 3, "n": 80}
 
 
 # -- Which backend, and what it refuses ------------------------------------------------------------
@@ -245,7 +220,6 @@ def test_episodes_are_counted_if_reports_do_not_say_how_many():
      "num_workers"),
     ({"num_envs": 2, "env_kwargs": [{}]}, "list"),
     ({"num_envs": 0}, "num_envs"),
-    ({"env": "squared", "batchsize": 2}, "batch_size"),
 ])
 def test_impossible_combinations_are_refused(options, name):
     backend = {} if options.get("env") == "squared" else {"backend": "multiprocessing"}
@@ -287,14 +261,10 @@ CHOICES = [  # environment, settings of the vec section, cores, the backend
 ]
 
 
-def import_atari(name):
-    for package in ("ale_py", "cv2") if "ALE" in name else ():
-        pytest.importorskip(package, reason="requirements/extras.txt")
-
-
 @pytest.mark.parametrize(("name", "vec", "cores", "expected"), CHOICES)
 def test_scripts_and_the_command_line_get_the_same_backend(name, vec, cores, expected, monkeypatch):
-    import_atari(name)
+    for package in ("ale_py", "cv2") if "ALE" in name else ():
+        pytest.importorskip(package, reason="requirements/extras.txt")
     monkeypatch.setattr(vector, "physical_cores", lambda: cores)
     options = {"backend": "auto", **vec}  # CartPole's .ini says serial
     args = pufferl.load_config(name, ["--env.num-envs=1", *(f"--vec.{key}={value}"
@@ -321,17 +291,10 @@ def test_what_else_chooses_a_backend(monkeypatch):
         assert type(vecenv) is Native and vecenv.num_envs == 4
 
 
-@pytest.mark.parametrize("name", ["gym/CartPole-v1", "gym/ALE/Pong-v5"])
-def test_a_packages_own_vector_environment(name):
-    import_atari(name)
-    # 4 frames a step
-    limit = {"max_num_frames_per_episode": 320} if "ALE" in name else {"max_episode_steps": 80}
-    kwargs = {**limit, "reward_scale": 0.5}
-    with (vector.make(name, env_kwargs=kwargs) as serial,
-          vector.make(name, 4, "package", env_kwargs=kwargs) as package):
+def test_a_packages_own_vector_environment():
+    kwargs = {"max_episode_steps": 80, "reward_scale": 0.5}
+    with vector.make("gym/CartPole-v1", 4, "package", env_kwargs=kwargs) as package:
         assert type(package) is VectorEntryPoint and package.num_envs == package.num_agents == 4
-        assert package.single_observation_space == serial.single_observation_space
-        assert package.single_action_space == serial.single_action_space
 
         def episodes():
             return np.array([package.reset(seed=3)[0].copy(),
@@ -341,53 +304,24 @@ def test_a_packages_own_vector_environment(name):
         assert any((row != row[0]).any() for row in first)  # each has its own seed
         log = package.log(2)
         assert 0 < log["episode_length"] <= 80 and "env_id" not in log and package.log()["n"] >= 3
-        if "CartPole" in name:
-            assert log["episode_return"] == log["episode_length"]  # without reward_scale
-            assert (package.storage.rewards == 0.5).all()
+        assert log["episode_return"] == log["episode_length"]  # without reward_scale
+        assert (package.storage.rewards == 0.5).all()
         np.testing.assert_array_equal(episodes(), first)
+        package.set_attr("force_mag", 4.0)
+        assert package.call("force_mag") == [4.0]  # one object for all
 
 
 # -- Under the trainer -----------------------------------------------------------------------------
 
 
-def train(vecenv, epochs, network=models.MinGRUPolicy, **settings):
+def train(vecenv, epochs, **settings):
     """Return a trainer after so many epochs, and its last rollout's log."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16} if network is models.MinGRUPolicy else {"hidden_size": 8}
     settings = {"horizon": 16, "minibatch_size": 32, "data_dir": None, **settings}
-    trainer = pufferl.PuffeRL(settings, vecenv, network(vecenv.driver_env, **sizes))
+    trainer = pufferl.PuffeRL(settings, vecenv, models.FeedForward(vecenv.driver_env, 8))
     for _ in range(epochs):
         log = trainer.evaluate()
         trainer.train()
     return trainer, log
-
-
-def test_truncated_values_are_those_of_an_endless_episode(tmp_path):
-    """Learn 1 / (1 - gamma) of rewards of 1, of observations that are all alike."""
-    def alike():
-        return Steps(limit=5, change=lambda t: {"observation": np.ones(1, np.float32)})
-
-    vecenv = vector.make(alike, 16, Multiprocessing, num_workers=2, batch_size=8)
-    trainer, _ = train(
-        vecenv, 60, total_timesteps=60 * 16 * 20, horizon=20, gamma=0.9, vf_clip_coef=float("inf"),
-        learning_rate=0.01, replay_ratio=4.0, minibatch_size=320, norm_reward=False,
-        data_dir=str(tmp_path))
-    trainer.release()
-    np.testing.assert_allclose(trainer.buffers.values[:-1].numpy(), 10.0, atol=0.3)
-    log, same = trainer.environment, ("t", "episode_return", "episode_length", "score",
-                                      "episode_return_min", "episode_return_max")
-    assert log == {**dict.fromkeys(same, 5), "n": log["n"]}
-
-
-def test_environments_are_changed_between_rollouts_of_a_trainer():
-    env = vector.make(Paced, 4, "multiprocessing", num_workers=2)
-    env.set_attr("pace", 9.0)  # holds in the processes that the trainer starts
-    trainer, _ = train(env, 1, models.FeedForward, norm_reward=False)
-    for pace in (9.0, 7.0):
-        assert (trainer.storage["rewards"] == pace).all()
-        env.set_attr("pace", 7.0)
-        trainer.evaluate()
-    trainer.close()
 
 
 class OnlyDuties:
@@ -413,31 +347,21 @@ def test_a_backend_is_asked_for_its_duties_alone(env, options, agents, tmp_path)
     assert trainer.global_step == 3 * 16 * agents and vecenv.closed and log["n"] > 0
 
 
-def test_an_error_in_a_custom_backend():
-    kwargs = [{}, {"trouble": ArithmeticError}]
-    with pytest.raises(WorkerError, match=r"(?s)Walk.*walker"):
-        rollout(vector.make(Walk, 2, Threads, num_workers=2, env_kwargs=kwargs))
-
-
-def test_a_run_continues_after_a_step_that_was_interrupted(tmp_path, monkeypatch):
-    step, left = CartPoleEnv.step, [10**9]
-
-    def interrupt(env, action):
-        left[0] -= 1
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        return step(env, action)
-
-    monkeypatch.setattr(CartPoleEnv, "step", interrupt)
-    trainer, _ = train(vector.make(CartPoleEnv, 4, "serial"), 1, models.FeedForward)
-    trainer.save_checkpoint(str(tmp_path / "last.pt"))
-    left[0] = 30
-    with pytest.raises(KeyboardInterrupt):
+def test_a_run_continues_after_a_step_that_was_interrupted(tmp_path):
+    step, result = CartPoleEnv.step, (np.zeros(4, np.float32), 1.0, False, False, {})
+    with mock.patch.object(CartPoleEnv, "step", autospec=True, side_effect=step) as patch:
+        trainer, _ = train(vector.make(CartPoleEnv, 4, "serial"), 1)
+        trainer.save_checkpoint(str(tmp_path / "last.pt"))
+        patch.side_effect = [*[result] * 29, KeyboardInterrupt]
+        with pytest.raises(KeyboardInterrupt):
+            trainer.evaluate()
+        patch.side_effect = step
+        trainer.load_checkpoint(str(tmp_path / "last.pt"))
         trainer.evaluate()
-    trainer.load_checkpoint(str(tmp_path / "last.pt"))
-    trainer.evaluate()
-    trainer.train()
-    trainer.close()
+        trainer.train()
+        trainer.close()
+
+
 CONFIGS = [
     ("gym_cartpole", 0, 475, "gymnasium"),
     ("gym_acrobot", 0, -100, "gymnasium"),
@@ -494,12 +418,18 @@ def outside(env, **config):
     return trainer.warnings.reported.get("warn_observations_outside", (0, None))[1]
 
 
-@pytest.mark.parametrize(("backend", "name", "value", "words"), [
-    ("serial", "at", 5, "['at'] was 5, declared are 0 to 4"),
-    ("multiprocessing", "to", np.array([0, 3]), "['to'][0] was 0, declared are 1 to 2"),
-    ("serial", "x", np.array([0, 1 + 1e-7], np.float64), None)])
-def test_observations_outside_their_space_after_the_first_step(backend, name, value, words):
-    text = outside(vector.make(lambda: strange(name, value), 4, backend))
+HALF_OUT = np.array([0, 1.9], np.float32)  # not far enough for a normalizer
+
+
+@pytest.mark.parametrize(("backend", "name", "value", "normalizes", "words"), [
+    ("serial", "at", 5, False, "['at'] was 5, declared are 0 to 4"),
+    ("multiprocessing", "to", np.array([0, 3]), False, "['to'][0] was 0, declared are 1 to 2"),
+    ("serial", "x", np.array([0, 1 + 1e-7], np.float64), False, None),
+    ("serial", None, HALF_OUT, False, "[1] was 1.9"), ("serial", None, HALF_OUT, True, None)])
+def test_observations_outside_their_space_after_the_first_step(
+        backend, name, value, normalizes, words):
+    env = vector.make(lambda: strange(name, value, MIXED if name else PAIR), 4, backend)
+    text = outside(env, norm_obs=normalizes)
     assert text is None if words is None else words in text
 
 
@@ -519,13 +449,6 @@ def test_what_lies_outside_a_space(space, value, margin, words):
     assert flat.find_outside(rows, np.array([1, 0], np.uint8), margin) == (0, "")
 
 
-@pytest.mark.parametrize("normalized", [True, False])
-def test_a_normaliser_copes_with_more(normalized):
-    observation = np.array([0, 1.9], np.float32)
-    env = vector.make(lambda **_: strange(value=observation, space=PAIR), 4, "serial")
-    assert (outside(env, norm_obs=normalized) is None) is normalized
-
-
 class OtherDtype(gymnasium.vector.SyncVectorEnv):
     """From its second step on it returns float64."""
 
@@ -543,42 +466,28 @@ INT16, BYTES = spaces.Box(0, 9, (2,), np.int16), spaces.Box(0, 255, (4,), np.uin
     (lambda: strange("at", np.float64(3.5)), ["['at']", "float64", "int64"]),
     (lambda: strange("x", np.array([0.5, 0.5])), None),
     (lambda: OtherDtype([lambda: Steps(limit=9, observation_space=INT16)] * 2),
-     ["float64", "int16"])])
-def test_an_observation_of_another_dtype_is_warned_of_once(creator, words):
+     ["float64", "int16"]),
+    # a resumed run loses what these wrappers measured
+    (lambda: gymnasium.wrappers.TimeLimit(
+        gymnasium.wrappers.NormalizeObservation(CartPoleEnv()), 10), ["norm-obs"]),
+    (lambda: gymnasium.wrappers.vector.NormalizeReward(
+        gymnasium.vector.SyncVectorEnv([CartPoleEnv] * 2)), ["norm-reward"]),
+    (lambda: gymnasium.wrappers.ClipReward(CartPoleEnv(), max_reward=1.0), None)])
+def test_another_dtype_and_a_wrapper_that_measures_are_warned_of_once(creator, words):
     emulation.warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as caught, vector.make(creator, 2, "serial") as env:
         warnings.simplefilter("always")
         env.reset()
         for _ in range(8):
             env.step(np.zeros(env.num_agents))
-    texts = [str(warning.message) for warning in caught if "64" in str(warning.message)]
+    texts = [str(warning.message) for warning in caught]
+    texts = [text for text in texts if "64" in text or "norm-" in text]
     assert len(texts) == (words is not None), texts
     assert all(word in texts[0] for word in words or ())
 
 
-@pytest.mark.parametrize(("wrapper", "setting"), [
-    (gymnasium.wrappers.NormalizeObservation, "norm-obs"),
-    (gymnasium.wrappers.NormalizeReward, "norm-reward"),
-    (gymnasium.wrappers.vector.NormalizeReward, "norm-reward"),
-    (lambda env: gymnasium.wrappers.ClipReward(env, max_reward=1.0), None)])
-def test_a_wrapper_that_measures_by_itself_is_warned_of(wrapper, setting):
-    """Warn, because a resumed run loses what the wrapper measured."""
-    def make():
-        if wrapper is gymnasium.wrappers.vector.NormalizeReward:
-            return wrapper(gymnasium.make_vec("CartPole-v1", num_envs=2))
-        return gymnasium.wrappers.TimeLimit(wrapper(CartPoleEnv()), 10)
-
-    emulation.warn_once.cache_clear()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        vector.make(make, 2, "serial").close()
-    texts = [str(warning.message) for warning in caught]
-    assert len(texts) == (setting is not None) and all(setting in text for text in texts)
-
-
 @pytest.mark.parametrize("value", [np.zeros(5), None])
 def test_an_attribute_env_may_be_no_wrapper(value):
-    """Try an array, and something that refers back to the environment."""
     env, back = CartPoleEnv(), CartPoleEnv()
     env.env, back.env = back if value is None else value, env
     vector.make([env], 1, "serial").close()
@@ -598,7 +507,6 @@ class Claims(Steps):
 
 
 def test_a_vector_that_is_forgotten_closes_its_environments():
-    """Its log has the return of the rewards, whatever an info says."""
     vecenv = vector.make(Claims, num_envs=2, backend="serial")
     vecenv.reset()
     for _ in range(20):

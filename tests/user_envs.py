@@ -19,10 +19,7 @@ def cartpole():
 
 
 class Catch(gymnasium.Env):
-    """A ball falls down a 7 × 7 board; +1 if the paddle catches it, else -1.
-
-    The paddle moves in the last row.
-    """
+    """A ball falls down a 7 × 7 board; +1 if the paddle catches it, else -1."""
 
     def __init__(self, size=7):
         self.size = size
@@ -61,10 +58,7 @@ class CatchImage(Catch):
 
 
 class PointMass(gymnasium.Env):
-    """A mass in a plane, some ten units from the origin, is pushed there.
-
-    Observations have no bounds.
-    """
+    """A mass is pushed to the origin; observations have no bounds."""
 
     def __init__(self, length=100):
         self.length = length
@@ -89,10 +83,7 @@ class PointMass(gymnasium.Env):
 
 
 class Dying(pettingzoo.ParallelEnv):
-    """Four agents, the first of which leaves every three steps, name a sign.
-
-    The last one ends the episode.
-    """
+    """Name a sign; the first of four agents leaves every three steps."""
 
     metadata: ClassVar = {"name": "dying"}
     possible_agents: ClassVar = [f"agent_{i}" for i in range(4)]
