@@ -1,5 +1,6 @@
 """What `auto` chooses, normalisation, and the networks that are chosen for users' own environments."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -422,24 +423,15 @@ def test_a_dict_gets_one_encoder_a_key_and_a_memory():
             models.Normalized(vecenv.driver_env, torch.nn.Identity())
 
 
-class Timeless(Tanh):
-    """It takes a state, so that it is given time, and reads a batch."""
-
-    def forward(self, observations, state):
-        return super().forward(observations.reshape(len(observations), 5))
-
-
 class Narrow(Tanh):
     def forward(self, observations):
         return super().forward(observations[:, :3])
 
 
-@pytest.mark.parametrize(("network", "form"), [(Timeless, "T, N, *observation"), (Narrow, "(B, *observation)")])
-def test_a_fault_of_a_plain_network_names_its_form(network, form):
+def test_a_fault_of_a_plain_network_names_its_form():
     with pytest.raises(RuntimeError) as error:
-        run_epochs(make_trainer(**CARTPOLES, policy=network), 1)
-    notes = " ".join(error.value.__notes__)
-    assert form in notes and "forward(observations)" in notes
+        run_epochs(make_trainer(**CARTPOLES, policy=Narrow), 1)
+    assert "forward(observations)" in " ".join(error.value.__notes__)
 
 
 def test_target_kl_moves_the_learning_rate_towards_it():
@@ -525,20 +517,18 @@ VAST = np.finfo(np.float32).max  # many an environment's "no bound"
 INF = np.inf
 
 
-@pytest.mark.parametrize(("low", "high", "wanted"), [
-    (-2, 2, False), (-0.4, 0.4, False), (-INF, INF, False), (0, INF, False), (-VAST, VAST, False),
-    (0, VAST, False), (-1e6, 1e6, True), (0, 0, False), (0, 500, True), (-0.01, 0.01, True),
-    (2, 4, True), (-4, -2, True), (7, INF, True), (-INF, -7, True), (0.5, INF, False)])
-def test_actions_far_from_one_go_through_a_tanh(low, high, wanted):
+@pytest.mark.parametrize(("low", "high", "is_wanted", "is_possible"), [
+    (-2, 2, False, True), (-0.4, 0.4, False, True), (-1e6, 1e6, True, True), (0, 500, True, True),
+    (-0.01, 0.01, True, True), (2, 4, True, True), (-4, -2, True, True),
+    (7, INF, True, True), (-INF, -7, True, True), (0.5, INF, False, True),
+    (-INF, INF, False, False), (0, INF, False, False), (-VAST, VAST, False, False), (0, 0, False, False)])
+def test_actions_far_from_one_go_through_a_tanh(low, high, is_wanted, is_possible):
     space = box(low, high, (2,), "float32")
     one = spaces.Box(np.float32([-1, low]), np.float32([1, high]))
     beside = spaces.Box(np.float32([-INF, low, 3]), np.float32([INF, high, 3]))
     for each in (space, one, beside):
-        assert (auto.why_squash(each) is not None) == wanted
-    if low == high or high == VAST or (low in (-INF, 0) and high == INF):
-        with pytest.raises(NetworkError):  # nothing would change
-            models.squash(torch.nn.Identity(), space)
-    else:
+        assert (auto.why_squash(each) is not None) == is_wanted
+    with contextlib.nullcontext() if is_possible else pytest.raises(NetworkError):
         models.squash(torch.nn.Identity(), space)
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import start, wait_for
-from trainers import make_trainer
 
 import configuration
 import data_parallel
@@ -138,22 +137,17 @@ def test_an_ini_that_is_wrong_is_named(tmp_path, monkeypatch, env, content, name
 def test_a_number_beyond_its_bounds_is_refused(name):
     low, high, _ = configuration.BOUND_OF[name]
     section, key = name.split(".")
+
+    def convert(value):
+        entry = configuration.Entry(section, key, value, name)
+        return configuration.convert(entry, {"env": configuration.Env, **configuration.SECTIONS})
+
     for value in (math.ceil(low) - 1 if math.isfinite(low) else math.nan, high + max(1, high / 1e6), math.nan):
         if value < low or value > high or value != value:
-            entry = configuration.Entry(section, key, value, name)
             with pytest.raises(ConfigError, match=name):
-                configuration.convert(entry, {"env": configuration.Env, **configuration.SECTIONS})
-
-
-def test_settings_at_their_bounds_and_names_of_others_are_taken():
-    trainer = make_trainer(num_steps=4, minibatch_size=96, update_epochs=2, adam_beta1=0,
-                           gamma=1, prio_alpha=0, checkpoint_interval=1, vf_clip_coef="inf")
-    expected = {"horizon": 4, "replay_ratio": 2.0, "momentum": 0.0, "gamma": 1.0, "prio_alpha": 0.0,
-                "vf_clip_coef": math.inf}
-    assert {name: trainer.config[name] for name in expected} == expected
-    trainer.release()
-    with pytest.raises(ConfigError, match=r"train\.max_minibatch_size"):
-        make_trainer(max_minibatch_size=9)
+                convert(value)
+    for value in {low, high} - {math.inf, -math.inf, configuration.ABOVE_0}:
+        assert convert(value)[2] == value
 
 
 @pytest.mark.parametrize(("section", "key", "near"), [

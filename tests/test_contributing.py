@@ -178,42 +178,6 @@ def test_a_penalty_on_the_logits(copy):
 
 
 @pytest.mark.slow
-def test_a_backend(copy):
-    project = copy("A backend")
-    project.replace("configuration.py", r'^BACKENDS = (.*"tensors")', r'BACKENDS = \1, "counted"')
-    project.replace("vector.py", r"(?<=Ray, VectorEntryPoint, Tensors)\)", ", Counted)")
-    project.replace("vector.py", r"^class VectorEntryPoint\(", '''class Counted(Serial):
-    """Serial, which counts its steps."""
-
-    steps = 0
-
-    def _send(self, worker, kind, number):
-        self.steps += 1
-        super()._send(worker, kind, number)
-
-
-class VectorEntryPoint(''')
-    project.replace("tools/speed.py", r'\[\{"backend": "serial", \*\*plain\}\]',
-                    '[{"backend": "serial", **plain}, {"backend": "counted", **plain}]')
-    project.replace("tools/export.py", r'"multiprocessing", "ray"\)',
-                    '"multiprocessing", "ray", "counted")')
-    project.check("""
-        import vector
-        from tools import speed
-        assert "counted" in [vec["backend"] for vec in speed.candidates(4, python=True, cores=2)]
-        with vector.make("gym/CartPole-v1", 2, "counted") as envs:
-            envs.reset()
-            envs.step(envs.single_action_space.sample() * 0 + [0, 0])
-            assert isinstance(envs, vector.Counted) and envs.steps == 3  # two resets
-    """)
-    _, entry = project.train("--vec.backend", "counted", "--vec.num-envs", 4,
-                             "--train.minibatch-size", 128, env="gym/CartPole-v1")
-    assert entry["environment/n"] > 0
-    project.run("pufferl.py", "export", "gym/CartPole-v1", "--vec.backend", "counted",
-                "--export.flat", "cartpole.bin")
-
-
-@pytest.mark.slow
 def test_metrics_of_an_environment_in_c_and_of_the_trainer(copy):
     project = copy("A metric of an environment in C", "A metric of the trainer")
     project.edit("ocean/squared/squared.h", lambda text: text.replace(

@@ -15,7 +15,6 @@ import shlex
 import shutil
 import tempfile
 import threading
-import types
 import warnings
 from pathlib import Path
 from unittest import mock
@@ -111,10 +110,6 @@ CONFIGURATION = [
     ("trian", Error, "there is no such setting. Did you mean --train.gamma? There are: base, env",
      "--trian.gamma 1"),
     ("--num-envs", Error, "Did you mean --env.num-envs or --vec.num-envs?", "--num-envs 1"),
-    ("wandb_project", Error, "it is project now", lambda: configuration.check_names(
-        {"wandb_project": "x"})),
-    ("--train.use-rnn", Error, "rnn.name says whether there is a recurrent layer",
-     "--train.use-rnn 1"),
     ("batch_size", Error, "must be agents × horizon, 8 × a whole number",
      give(batch_size=1001, horizon="auto")),
     ("batch_size", Error, "must be agents × horizon, 8 × 8. Leave out horizon",
@@ -235,8 +230,6 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
     ("vecenv", ConfigError, "vecenv is a FeedForward, expected", faults.swap),
     ("policy", ConfigError, "policy is a dict, expected a torch.nn.Module", lambda: faults.construct(wrap=vars)),
     ("logger", ConfigError, "Mine has no config and no artifact", lambda: faults.construct(logger=faults.Mine())),
-    ("evaluate()", RuntimeError, "there is no new rollout", lambda: make_trainer().train()),
-    ("load_checkpoint", RuntimeError, "this trainer is closed", faults.close_and_go_on),
     ("train.horizon", ConfigError, "this trainer was made for 8", lambda: faults.assign("horizon", 9)),
     ("train.learning_rat", ConfigError, "did you mean learning_rate", lambda: faults.assign("learning_rat", 1)),
     ("decoder", RuntimeError, "would not be trained", faults.new_decoder),
@@ -393,15 +386,6 @@ def compile_small(right, wrong):
     return lambda path: load_text(path, SMALL.replace(right, wrong)).create(2)
 
 
-def check_planted(bug):
-    from test_ocean_main import PLANTED, SOUND, plant
-
-    import ocean.__main__ as cli
-
-    source = SOUND.replace(*PLANTED[bug][:2]) if bug else SOUND
-    return lambda path: cli.run_check("env", cli.check, ocean.load(plant(path, source)), {}, 20_000)
-
-
 OCEAN = [
     ("breakot", ValueError, "did you mean breakout", lambda: ocean.load("breakot")),
     ("CartPole-v1", ValueError, "Gymnasium's is gym/CartPole-v1", lambda: ocean.load("CartPole-v1")),
@@ -417,35 +401,23 @@ OCEAN = [
      lambda: ocean.load("cartpole").create(2, settings=[{}, {"continuous": True}])),
     ("rows", ValueError, "must be contiguous",
      lambda: ocean.rows(np.zeros((4, 4))[:, ::2], None, None, None, None)),
-    ("snake", RuntimeError, "these environments are closed",
-     lambda: (envs := ocean.load("snake").create(2), envs.close(), envs.save())),
-    ("snake", ValueError, "was not saved from 2 environments",
-     lambda: ocean.load("snake").create(2).load(ocean.load("snake").create(3).save())),
     ("vec.num_buffers", ValueError, "It can be 1, 3", lambda: vector.Native("snake", 3, num_buffers=2)),
     (".num_agents", ValueError, "c_spaces gives no .num_agents", compile_small(".num_agents = 1", ".num_agents = 0")),
     ("small.h", ConfigError, "does not compile", compile_small("env->tick++;", "env->tock++;")),
     ("breakout", ValueError, "actions must have the shape () and be in Discrete(3), got (), 3 to 3",
      step_gym("breakout", 3)),
     ("pendulum", ValueError, "got (1,), nan to nan", step_gym("pendulum", np.full(1, np.nan))),
-    ("target", ValueError, "has 8 agents, a Gymnasium environment one", step_gym("target", 0)),
-    ("reset()", gymnasium.error.ResetNeeded, "comes first",
-     lambda: ocean.gymnasium.OceanEnv("breakout").step(0)),
-    ("observations", None, "c_step does not write observations", check_planted("stale")),
-    ("final", None, "its final observation is not written", check_planted("final")),
-    ("no problem", None, "no problem found", check_planted(None)),
 ]
 
 
 def kernel_rows():  # kernels, arena, fast/, devices
-    import cuda_on_a_cpu
     import kernel_cases
     import test_devices
     import test_ocean_device
     import torch
 
     import vector
-    from fast import fused, pictures, products
-    from ocean import device
+    from fast import pictures, products
 
     def change(call, **arguments):
         return lambda: kernel_cases.SMALL[call]().run(**arguments)
@@ -458,21 +430,6 @@ def kernel_rows():  # kernels, arena, fast/, devices
                 arena.allocate()
             arena.register(names[-1], (2,))
         return cause
-
-    def capture():
-        def refuse():
-            raise ValueError("operation not permitted")
-
-        engine = object.__new__(fused.Graphs)
-        vars(engine).update(is_captured=False, _epochs=0, config={"cudagraphs": 0}, functions=[],
-                            _ever_called=set(), _capture_rollout=refuse,
-                            buffers=types.SimpleNamespace(batched=False), gpu=types.SimpleNamespace(drop_graphs=list))
-        engine.capture_if_due()
-
-    def build(path):
-        with pytest.MonkeyPatch.context() as patch:
-            cuda_on_a_cpu.install(patch)
-            device.Kernels(test_ocean_device.broken(path))
 
     zeros, refused = torch.zeros, ConfigError
     return [
@@ -500,10 +457,8 @@ def kernel_rows():  # kernels, arena, fast/, devices
         ("train.device", refused, "pip install 'numpy<2.5'", lambda: test_devices.find_gpu(knows_numpy=False)),
         ("train.device", refused, "needs CuPy", lambda: test_devices.find_gpu(has_cupy=False)),
         ("train.device", None, "ulimit -l unlimited", test_devices.pin_where_no_memory_is_locked),
-        ("train.cudagraphs", None, "cannot be captured and runs without, which is slower: operation", capture),
         ("vec.device", refused, "squared cannot step on a GPU", lambda: test_ocean_device.choose("squared", "cuda")),
         ("snake", ValueError, "its struct points to memory of its own", lambda: vector.make("snake", device="cpu")),
-        ("broken.h", EnvError, "does not compile for a GPU", build),
     ]
 
 

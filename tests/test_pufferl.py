@@ -94,14 +94,18 @@ def test_every_kind_of_run_resumes_bit_for_bit(tmp_path, settings):
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adam"])
-def test_settings_that_changed_count_after_a_resume(tmp_path, optimizer):
+def test_settings_that_changed_count_after_a_resume(tmp_path, capsys, optimizer):
+    """They alone are printed."""
     first = make_trainer(optimizer=optimizer, momentum=0.9)
     run_epochs(first, 1)
     first.save_checkpoint(tmp_path / "half.pt")
     weights = [learn(first, 1)]
     for changed in ({"momentum": 0.5}, {"weight_decay": 0.1}):
         second = make_trainer(optimizer=optimizer, **{"momentum": 0.9, **changed})
+        capsys.readouterr()
         second.load_checkpoint(tmp_path / "half.pt")
+        printed = capsys.readouterr().out
+        assert printed.count(" is now ") == 1 and "episodes" not in printed
         weights.append(learn(second, 1))
     assert not any(torch.equal(weights[0], others) for others in weights[1:])
 
@@ -450,28 +454,12 @@ def test_an_error_in_an_environment_says_what_is_left_of_the_run(at, options, wo
 # --------------------------------------------------------------------------------------------------
 # What the commands make of a network
 
-NAMED = {
-    "board": ("minesweeper", models.Board, ["--env.num-envs", "16"]),
-    "board of columns": ("connect4", models.Board, ["--env.num-envs", "16"]),
-    "impala": ("snake", models.Impala, ["--env.num-envs", "1", "--env.num-agents", "16", "--rnn.name", "auto"]),
-}
 
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("case", NAMED)
-def test_a_network_of_pictures_trains_resumes_and_is_evaluated(case, tmp_path):
-    env, kind, options = NAMED[case]
-    options = ["--policy.name", case.split()[0], "--policy.hidden-size", "8", *options, *SMALL,
-               "--data-dir", str(tmp_path)]
-    trainer = pufferl.train(env, pufferl.load_config(env, [*options, "--train.total-timesteps", "256"]))
-    assert trainer.global_step == 256
-    more = ["--resume", str(trainer.run_folder), "--train.total-timesteps", "512"]
-    trainer = pufferl.train(env, pufferl.load_config(env, more))
-    assert trainer.global_step == 512 and type(models.inner_policy(trainer.policy)) is kind
-    # a convolution's weights work on every cell
-    assert kind is not models.Board or trainer.engine._count_torch_threads(4096) == trainer.vecenv.num_threads
-    played = ["--load-model-path", str(trainer.run_folder), "--eval.episodes", "4"]
-    assert math.isfinite(watch.evaluate(env, pufferl.load_config(env, played))["score"].mean)
+def test_a_convolution_is_worth_threads():
+    """Its weights work on every cell."""
+    trainer = make_trainer(env="minesweeper", policy=lambda env: models.Board(env, hidden_size=8))
+    assert trainer.engine._count_torch_threads(4096) == trainer.vecenv.num_threads
+    trainer.release()
 
 
 @contextlib.contextmanager

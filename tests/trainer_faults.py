@@ -49,12 +49,6 @@ def new_decoder():
     train(trainer)
 
 
-def close_and_go_on(tmp_path):
-    trainer = make_trainer(tmp_path)
-    trainer.close()
-    trainer.evaluate()
-
-
 def assign(name, value):
     trainer = make_trainer()
     try:
