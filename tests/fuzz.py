@@ -1,4 +1,4 @@
-"""Tries random, mostly senseless commands, files, environments and settings.
+"""Tries random, mostly senseless commands, files and settings.
 
     python tests/fuzz.py                              # a hundred, another seed each day
     python tests/fuzz.py --cases 1000 --seed 3        # a thousand
@@ -207,42 +207,6 @@ def swap(state, draw):
     return f"{'.'.join(names)} = {str(new)[:60]!r}"
 
 
-ENVIRONMENT = """
-import numpy as np
-from gymnasium.spaces import Box, Discrete
-from small_envs import Steps
-
-nan, inf = float("nan"), float("inf")
-
-def make():
-    return Steps(limit=7, change=lambda t: {{{name!r}: {value}}} if t >= {when} else {{}},
-                 observation_space=Box(-9, 9, (3,), np.float32), action_space={actions})
-"""
-CHANGES = {
-    "observation": ["np.full(3, nan, np.float32)", "np.full(3, inf, np.float32)",
-                    "np.full(3, 1e38, np.float32)", "np.zeros(4, np.float32)", "np.zeros((3, 1))",
-                    "np.zeros(3, np.int64)", "[0, 0, 0]", "None", "'text'", "0.5",
-                    "np.array(['a', 'b', 'c'])", "{'a': 1}", "np.zeros(3, complex)"],
-    "reward": ["1.0", "nan", "inf", "-inf", "1e300", "-1e300", "None", "'x'", "np.ones(1)",
-               "np.ones(2)", "True", "[1]", "10**400", "np.float64(2)", "1j"],
-    "terminated": ["None", "'x'", "nan", "np.zeros(2)", "2"],
-    "info": ["None", "5", "{'score': nan}", "{'score': 'x'}", "{1: 2}"],
-}
-
-
-def environment(draw, here):
-    """A Gymnasium environment whose numbers are not what it says."""
-    name = draw.choice(["observation", "observation", "reward", "reward", "terminated", "info"])
-    value, when = draw.choice(CHANGES[name]), draw.choice([0, 1, 5])
-    actions = draw.choice(["Discrete(2)", "Box(-1, 1, (2,), np.float32)"])
-    path = here / "odd.py"
-    path.write_text(ENVIRONMENT.format(name=name, value=value, when=when, actions=actions))
-    argv = ["train", f"{path}:make", "--vec.num-envs", "4", "--vec.backend", "serial",
-            "--train.total-timesteps", "512", "--train.horizon", "16", "--train.minibatch-size",
-            "64", "--logger", "none", "--policy.hidden-size", "8"]
-    return f"{name} = {value}, {actions}, from step {when}", argv, {path}
-
-
 def in_c(draw, here):
     """An environment in C with settings of any size, stepped with random actions."""
     name = draw.choice(draw.environments)
@@ -272,7 +236,7 @@ def in_c(draw, here):
 
 
 KINDS = {"command line": (command_line, 4), "ini": (ini_file, 2), "checkpoint": (checkpoint, 4),
-         "environment": (environment, 2), "in C": (in_c, 4)}
+         "in C": (in_c, 4)}
 
 
 # -- How a case runs, and what is wrong with how it ended -------------------------------------------

@@ -124,8 +124,6 @@ MACHINES = [  # facts, what is set -> what is chosen
     ((1024, 20_000_000, True, [BOX], True), {}, {
         "horizon": 64, "replay_ratio": 2.0, "minibatch_size": 8192, "learning_rate": 0.02,
         "target_kl": 0.01, "vf_error_bound": 0.4}),
-    ((1000, 1_000_000, True, [BOX]), {}, {"horizon": 16}),
-    ((256, 60, True, [BOX]), {}, {"horizon": 32}),
     ((1, 10**9, False, [BOX]), {}, {"horizon": 256}),
     ((64, 300_000, True, [BOX]), {"optimizer": "adam"}, {"learning_rate": 0.0005}),
     # single steps need no whole segments, but an epoch as large

@@ -250,20 +250,14 @@ def test_state_dicts_of_others_load(folder, tmp_path):
     assert evaluate(folder / STATE)["score"].mean == expected, "the weights of a whole run"
 
 
-class Masked(Plain):
-    """A network with a mask that is saved with its weights."""
-
-    def __init__(self, env):
-        super().__init__(env)
-        self.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
-
-
 def test_a_mask_may_be_infinite(tmp_path):
-    trainer = make_trainer(tmp_path, policy=Masked)
+    """It is saved with a network's weights."""
+    def add_mask(policy):
+        policy.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
+
+    trainer, again = (make_trainer(tmp_path, policy=Plain, change=add_mask) for _ in range(2))
     run_epochs(trainer, 1)
-    path = trainer.save_checkpoint(tmp_path / "a.pt")
-    again = make_trainer(tmp_path, policy=Masked)
-    again.load_checkpoint(path)
+    again.load_checkpoint(trainer.save_checkpoint(tmp_path / "a.pt"))
     assert again.epoch == 1 and again.policy.mask.isinf().any()
 
 

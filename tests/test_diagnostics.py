@@ -263,8 +263,7 @@ def test_a_sentence_comes_once_and_names_what_to_try():
     assert found.update(512, {"losses/entropy": 1.0}) == []
 
 
-# --------------------------------------------------------------------------------------------------
-# Metrics under vital/
+# -- metrics under vital/
 
 
 def vital(observations=None, rewards=0.0, actions=None, space=None, **options):
@@ -306,8 +305,7 @@ def test_vital_looks_at_all_of_a_large_observation_and_at_no_index():
     assert metrics["observation_constant"] == 0 and "observation_max" not in metrics
 
 
-# --------------------------------------------------------------------------------------------------
-# The command
+# -- the command
 
 
 def write_run(folder, entries, **config):

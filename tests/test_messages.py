@@ -19,7 +19,6 @@ import warnings
 from pathlib import Path
 from unittest import mock
 
-import gymnasium
 import numpy as np
 import pytest
 import small_envs
@@ -356,12 +355,8 @@ ENVIRONMENTS = [
     ("reset()", ValueError, "gave none", lambda: step_with(info={"action_mask": np.ones(2)})),
     ("mask", ValueError, "3 entries; the action space has 2 options",
      lambda: step_with(0, info={"action_mask": np.ones(3)})),
-    ("int64", UserWarning, "numbers that do not fit into uint8 are changed without an error",
-     lambda: step_with(2, spaces.Box(0, 9, (1,), np.uint8), observation=np.ones(1, np.int64))),
     ("Keeps", EnvError, "did not write its observations. Write to self.observations[:]",
      keep_arrays),
-    ("NormalizeReward", UserWarning, "norm-reward True", lambda: step(
-        lambda: gymnasium.wrappers.NormalizeReward(gymnasium.make("CartPole-v1")))),
     ("tensors", ValueError, "neither torch tensors nor arrays with __dlpack__",
      lambda: vector.make(lambda: small_envs.several(small_envs.SAME_STEP), backend="tensors")),
 ]

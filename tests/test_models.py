@@ -76,8 +76,7 @@ def step_by_step(policy, observations, state, resets, valid):
     return torch.stack(outputs), state
 
 
-# --------------------------------------------------------------------------------------------------
-# Recurrent layers
+# -- recurrent layers
 
 WRAPPERS = {"lstm": models.LSTMWrapper, "gru": models.GRUWrapper, "mingru": models.MinGRUWrapper}
 
@@ -166,8 +165,7 @@ def test_a_memory_takes_what_autocast_gives_it(kind, network, device, monkeypatc
         assert torch.cosine_similarity(exact.flatten(), near.flatten(), dim=0) > 0.98, name
 
 
-# --------------------------------------------------------------------------------------------------
-# Networks without memory, boards and pictures
+# -- networks without memory, boards and pictures
 
 
 def board(actions, shape=(3, 6, 7)):
@@ -288,8 +286,7 @@ def test_spaces_that_a_network_cannot_read_are_named(make, word):
         make()
 
 
-# --------------------------------------------------------------------------------------------------
-# A network of the user's
+# -- a network of the user's
 
 FILE = """
 import numpy as np

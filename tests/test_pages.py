@@ -136,16 +136,6 @@ def test_the_example_of_the_readme_learns(tmp_path, monkeypatch):
     assert names["trainer"].environment["episode_return"] > 60, "a random policy has 22"
 
 
-@pytest.mark.parametrize("line", [
-    "python pufferl.py train breakout --train.learning-rat 0.1", "python pufferl.py train brekout",
-    "python pufferl.py export breakout --export.www out", "python pufferl.py runs sho latest",
-    "python protein.py breakout --sweep.wokers 2", "python protein.py report a --outputs b",
-    "python -m ocean squared --chek", "make trian", "make -C breakout_c ran"])
-def test_what_is_misspelt_is_refused(parse, line):
-    with pytest.raises((AssertionError, ValueError)):
-        parse(shlex.split(line))
-
-
 def test_settings_in_the_docs_exist():
     schema = configuration.resolve("squared")[0]
     names = {f"{section}.{field.name}" for section, cls in schema.items()

@@ -381,14 +381,14 @@ def test_smallest_and_largest_return_and_seconds_an_epoch(tmp_path):
         trainer.train()
         if trainer.epoch == 1:
             returns.clear()  # logged at the first epoch
-    before = trainer._last_log
+    seconds = -trainer._last_log[0]
     metrics = trainer.mean_and_log()
-    assert metrics["environment/episode_return_min"] == min(returns) < max(returns)
-    assert metrics["environment/episode_return_max"] == max(returns)
-    assert metrics["environment/n"] == len(returns)
-    assert metrics["environment/episode_return"] == pytest.approx(np.mean(returns))
-    seconds = trainer._last_log[0] - before[0]
-    assert metrics["performance/seconds_epoch"] == pytest.approx(seconds / 5, rel=0.2)
+    seconds += trainer._last_log[0]
+    expected = {"environment/episode_return_min": min(returns), "environment/n": len(returns),
+                "environment/episode_return_max": max(returns),
+                "environment/episode_return": pytest.approx(np.mean(returns)),
+                "performance/seconds_epoch": pytest.approx(seconds / 5, rel=0.2)}
+    assert metrics == {**metrics, **expected} and min(returns) < max(returns)
     trainer.release()
 
 
@@ -397,24 +397,15 @@ def test_smallest_and_largest_return_and_seconds_an_epoch(tmp_path):
 
 @pytest.mark.parametrize("name", ["observations", "weights"])
 def test_a_planted_nan_is_named_and_the_checkpoint_left(tmp_path, name):
-    """An environment writes it into its observations at step 3, or it is in a weight."""
     trainer = make_trainer(tmp_path, env_kwargs={"continuous": name == "weights"}, checkpoint_interval=1)
     run_epochs(trainer, 2)
     saved = (trainer.run_folder / "trainer_state.pt").read_bytes()
     before = trainer.arena.flat("weights").clone()
-    advance = trainer.vecenv.advance
-
-    def break_observation(buffer):
-        t = trainer.vecenv._t[buffer]
-        advance(buffer)
-        if buffer == 0 and t == 3:
-            trainer.vecenv.storage.observations[t + 1, 2] = math.nan
-
     if name == "weights":
         trainer.policy.encoder.weight.data[0, 0] = math.nan
-    else:
-        trainer.vecenv.advance = break_observation
     trainer.evaluate()
+    if name == "observations":
+        trainer.storage["observations"][4, 2] = math.nan
     with pytest.raises(FloatingPointError, match=rf"epoch 2: {name}\b") as error:
         trainer.train()
     if name == "observations":
