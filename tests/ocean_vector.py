@@ -54,7 +54,6 @@ VARIANTS = [
     ("snake",
      {"num_agents": 20, "width": 10, "height": 8, "num_food": 9, "corpses": False, "patience": 30}),
     ("freeway", {"seconds": 5.0, "level": 7, "hard": True, "frameskip": 1}),
-    ("freeway", {"seconds": 9.0, "level": 2}),
     ("enduro", {"day": 2.0, "first_day": 1, "later_days": 1, "days": 1}),
     ("asteroids", {"first_rocks": 11, "saucer_seconds": 1.0, "max_steps": 20, "ships": 2}),
     ("tetris", {"height": 4, "lines": 1, "max_steps": 20}),

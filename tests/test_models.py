@@ -450,16 +450,6 @@ def test_the_form_of_a_network_is_found_without_a_trace():
     assert policy.norm.training and not policy.drop.training
 
 
-class Inward(models.FeedForward):
-    """It keeps its memory in itself."""
-
-    def encode_observations(self, observations, state=None):
-        x = super().encode_observations(observations)
-        kept = getattr(self, "kept", x.detach() * 0)
-        self.kept = (x + (kept if kept.shape == x.shape else kept.mean() + 1)).detach()
-        return self.kept + x
-
-
 def decoding(function):
     """A FeedForward whose logits and value go through a function."""
     class Decodes(models.FeedForward):
@@ -469,7 +459,9 @@ def decoding(function):
     return lambda env: Decodes(env, 16)
 
 
-DETACHED = {
+DECODED = {
+    "probabilities": lambda logits, value: (logits.softmax(-1), value),
+    "noise": lambda logits, value: (logits + torch.rand_like(logits), value + torch.rand_like(value)),
     "nothing": lambda logits, value: (logits.detach(), value.detach()),
     "logits": lambda logits, value: (logits.detach(), value),
     "value": lambda logits, value: (logits, value.detach()),
@@ -477,9 +469,8 @@ DETACHED = {
 
 
 @pytest.mark.parametrize(("network", "gain", "is_faulty"), [
-    *[(decoding(function), 1.0, True) for function in DETACHED.values()],
-    *[(network, gain, is_faulty) for gain in (0.01, 1.0) for network, is_faulty in (
-        (lambda env: Inward(env, 16), True), (NETWORKS["feed-forward"], False), (None, False))]])
+    *[(decoding(function), 1.0, True) for function in DECODED.values()], (decoding(DECODED["noise"]), 0.01, True),
+    *[(network, gain, False) for gain in (0.01, 1.0) for network in (NETWORKS["feed-forward"], None)]])
 def test_what_is_wrong_with_a_network_is_said_once(network, gain, is_faulty, capsys):
     """Also if the first logits are so small that each action is equally likely."""
     flat_spaces.warn_once.cache_clear()
@@ -494,7 +485,7 @@ def test_what_is_wrong_with_a_network_is_said_once(network, gain, is_faulty, cap
 
 def test_frozen_parts_are_not_detached():
     """A value that learns first, alone."""
-    trainer = make_trainer(policy=decoding(DETACHED["logits"]))
+    trainer = make_trainer(policy=decoding(DECODED["logits"]))
     trainer.policy.decoder.requires_grad_(False)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
