@@ -1,5 +1,4 @@
-"""What the tests of the environments share: a vector of one kind between guard zones,
-and the settings to try."""
+"""A vector between guard zones, and the settings that tests try."""
 
 import os
 import subprocess

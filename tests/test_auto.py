@@ -77,8 +77,7 @@ def train(name, *options, steps=2000):
 
 
 def test_the_shipped_settings_are_what_they_were(monkeypatch):
-    """tests/shipped_settings.json was written before the defaults became automatic; a new
-    setting is off in all."""
+    """shipped_settings.json is from before any default was automatic."""
     load = environments.load_creator
 
     def load_c(name):

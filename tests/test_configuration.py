@@ -1,5 +1,4 @@
-"""Settings and the command line: what is read, what is refused before anything starts, and how
-an environment's own errors are shown."""
+"""Settings, the command line, and errors in an environment's own code."""
 
 import contextlib
 import functools

@@ -1,7 +1,6 @@
 """Lists of CONTRIBUTING name every place that a change touches.
 
-A real patch is applied to a copy of the project, to files of its list only, and has to work there. A
-list that leaves out a file fails, as does one that names what is not there.
+A patch is applied to a copy of the project, to files of its list only, and has to work there.
 """
 
 import json

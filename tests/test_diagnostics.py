@@ -25,8 +25,7 @@ AGENTS, EPOCHS = 16, 30
 
 
 class World(gymnasium.Env):
-    """Four steps an episode; the action that is the observation's number is right, with bounds a first one
-    above the second. Keywords plant failures."""
+    """Four steps an episode: action = observation is right. Keywords plant failures."""
 
     def __init__(self, length=4, reward=1.0, observation=1.0, grow=0.0, ends=True, cut=False, bounds=None, high=np.inf):
         self.observation_space = spaces.Box(-high, high, (3,), np.float32)
@@ -56,8 +55,7 @@ def names_of(warnings):
 
 
 def run_world(world=None, epochs=EPOCHS, agents=AGENTS, policy=None, metrics=None, **settings):
-    """The names of the warnings that a run of the trainer gave. metrics: the values of some metrics, by the
-    entry's number, for what no small run does by itself."""
+    """Return the names of a run's warnings. metrics: values by the entry's number."""
     vecenv = vector.make(lambda **_: World(**(world or {})), num_envs=agents, backend="serial")
     config = {**SETTINGS, **settings, "data_dir": None}
     config["total_timesteps"] = epochs * agents * config["horizon"]

@@ -1,5 +1,4 @@
-"""Every script of examples/ runs, and docs/recipes.md names each. The fast tests run them with few
-steps; the slow ones run them as they are and check what they learn."""
+"""Every script of examples/ runs, in the slow tests to its end."""
 
 import re
 import sys

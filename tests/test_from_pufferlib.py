@@ -1,8 +1,4 @@
-"""What PufferLib's users already wrote runs here: its import names, calls and command lines
-(docs/from_pufferlib.md).
-
-In code of our own, call by call, what PufferLib's documentation shows.
-"""
+"""Scripts and command lines for PufferLib run here (docs/from_pufferlib.md)."""
 
 import importlib.util
 import os
@@ -221,8 +217,7 @@ def test_rewards_are_shaped_over_an_environment_in_c(creator, options):
 
 
 class Counter(pufferlib.PufferEnv):
-    """As PufferLib's contract allows: it binds its arrays once, and never clears
-    what it does not change."""
+    """As PufferLib allows: it binds its arrays once, and clears none."""
 
     def __init__(self, num_envs=2, bonus=0.0, buf=None, seed=0):
         self.single_observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float32)

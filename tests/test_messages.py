@@ -1,9 +1,7 @@
-"""The sentences that users read. Each is asserted here alone; other tests name an error's type and
-the setting.
+"""The sentences that users read, each asserted here alone.
 
 A row is (subject, type, sentence, cause). The cause is a command line of squared, which is read
-and not run, or a function that fails; it may take a folder (`path`). The type None stands for a
-message that is printed. The sentence is a part of the message that contains no path.
+and not run, or a function that fails; it may take a folder. Type None: the message is printed.
 """
 
 import atexit

@@ -1,5 +1,4 @@
-"""`python -m ocean`: the check finds planted bugs, and none in correct environments;
-pictures are drawn without a window."""
+"""`python -m ocean`: planted bugs are found; pictures need no window."""
 
 import re
 import subprocess

@@ -1,7 +1,7 @@
-"""Reliability of runs: crashes, signals, full disks, resuming, NaNs, memory, and starting from
-another run's policy."""
+"""Runs: crashes, signals, full disks, checkpoints, resume, NaNs and memory."""
 
 import collections
+import dataclasses
 import errno
 import functools
 import gc
@@ -286,13 +286,9 @@ def test_names_of_one_environment():
         assert (configuration.identify(one) == configuration.identify(other)) == same
 
 
-class Unhashable:
-    """A loss with an __eq__, as of a dataclass."""
-
-    __hash__ = None
-
-    def __call__(self, minibatch):
-        return minibatch
+@dataclasses.dataclass
+class Loss:
+    """It has no hash, because it has an __eq__."""
 
 
 def test_an_edited_file_is_named_at_resume(tmp_path, capsys):
@@ -306,7 +302,7 @@ def test_an_edited_file_is_named_at_resume(tmp_path, capsys):
     with vector.make("squared", 2) as env:
         policy = models.FeedForward(env, 8)
         for setting, file in (("muon", "models.py"), (f"{net}:loss", "nets_of_one.py"),
-                              (Unhashable(), "test_runs.py"),
+                              (Loss(), "test_runs.py"),
                               (functools.partial(read_until, 1), "conftest.py")):
             files = {Path(path).name for path in runs.sources(policy, env, None, setting)}
             assert files == {"squared.h", "models.py", file}
