@@ -141,7 +141,7 @@ def ini_file(draw, here):
 
 
 def checkpoint(draw, here):
-    """The folder of a run in which one file has other contents. test_checkpoints.py damages bytes."""
+    """The folder of a run in which one file is another; test_checkpoints.py damages bytes."""
     run = here / draw.base.name
     shutil.copytree(draw.base, run)
     names = ["trainer_state.pt", "model_squared_000004.pt", "config.json", "metrics.jsonl"]

@@ -72,9 +72,7 @@ SETTINGS = [
     ("mine.h", "--train.total-timesteps 300_000", {"env.num_envs": 32}),
     (CATCH, "", {"train.total_timesteps": 1_000_000}),
     (CATCH, "--train.total-timesteps 300000", {"vec.num_envs": 32}),
-    (CATCH, "--train.total-timesteps 10000000", {"vec.num_envs": 64}),
     (POINT, "--train.total-timesteps 300000", {"vec.num_envs": 8}),
-    (POINT, "--vec.num-envs 3", {"vec.num_envs": 3}),
     # what a setting would change nothing for is refused; these change something
     ("squared", "--policy.name nets.py:Fixed --policy.hidden-size 16 --rnn.name lstm", {}),
     ("squared", "--policy.name nets.py:Fixed --rnn.name lstm --rnn.num-layers 2", {}),

@@ -79,9 +79,6 @@ class Copy:
         assert done.returncode == status, done.stdout[-4000:] + done.stderr[-4000:]
         return done.stdout + done.stderr
 
-    def check(self, code):
-        return self.run("-c", textwrap.dedent(code))
-
     def test(self, path, names):
         return self.run("-m", "pytest", path, "-q", "-n", "0", "-x", "-p", "no:cacheprovider",
                         "-m", "not slow", "-k", names)
@@ -199,7 +196,7 @@ def test_a_distribution_of_sweeps(copy):
     project.replace("docs/sweeps.md", r"^(\| `log_normal`)",
                     r"| `square_root` | its root | entropy |\n\1")
     project.replace("config/default.ini", r"(?<=int_uniform, )", "square_root, ")
-    project.check("""
+    project.run("-c", textwrap.dedent("""
         from protein import Protein
         from tools.sweep.command import searched_settings
         entry = {"distribution": "square_root", "min": 0, "max": 0.04}
@@ -211,7 +208,7 @@ def test_a_distribution_of_sweeps(copy):
             settings = tuner.suggest()
             assert 0 <= settings["train.ent_coef"] <= 0.04
             tuner.observe(settings, -settings["train.ent_coef"], 1.0)
-    """)
+    """))
 
 
 SGD = '''

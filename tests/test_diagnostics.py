@@ -87,8 +87,7 @@ def squashed(env):
 FAILURES = {
     "one_update": {"minibatch_size": 256, "replay_ratio": 1},
     "nothing_moves": {"learning_rate": 1e-9},
-    # For any seed and processor: 200 of 200 first weights. With the usual ent_coef and 30
-    # epochs, some policies were certain, and moved no more, before the detector could see it.
+    # with the usual ent_coef and 30 epochs some policies are certain before the detector sees it
     "rate_too_high": {"learning_rate": 0.3, "replay_ratio": 4, "clip_coef": 10, "max_grad_norm": 100, "ent_coef": 0.3,
                       "epochs": 90},
     "entropy_gone": {"world": {"reward": 0.0}, "metrics": {"losses__entropy": lambda n: 1.0 / n**2}},

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import reference
 import torch
-from small_envs import Leavers
+from gymnasium.spaces import Box
+from small_envs import Leavers, Steps
 
 import absolute_imports
 import configuration
@@ -159,7 +160,8 @@ def test_backends_of_the_tutorial():
     cartpole = classic_control.env_creator("cartpole")
     with vector.make(cartpole, num_envs=4, backend="Serial") as vecenv:
         assert type(vecenv) is Serial
-    with vector.make(cartpole, num_envs=4, backend="Multiprocessing", num_workers=2, batch_size=2) as vecenv:
+    with vector.make(cartpole, num_envs=4, backend="Multiprocessing", num_workers=2,
+                     batch_size=2) as vecenv:
         vecenv.async_reset()
         assert len(vecenv.recv()[0]) == 2
         vecenv.send(vecenv.action_space.sample())
@@ -220,7 +222,7 @@ class Counter(pufferlib.PufferEnv):
     """As PufferLib allows: it binds its arrays once, and clears none."""
 
     def __init__(self, num_envs=2, bonus=0.0, buf=None, seed=0):
-        self.single_observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float32)
+        self.single_observation_space = Box(0, 100, (1,), np.float32)
         self.single_action_space = gymnasium.spaces.Discrete(3)
         self.num_agents = num_envs
         super().__init__(buf)
@@ -294,22 +296,17 @@ def test_the_template_for_environments_in_c():
 # -- emulation
 
 
-class NoSeed(gymnasium.Env):
-    observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Box(-1, 1, (2,)),
-                                               "b": gymnasium.spaces.Box(2, 3, (3,))})
+class NoSeed(Steps):
     action_space = gymnasium.spaces.MultiDiscrete([2, 5])
 
     def reset(self):
-        self.steps = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        self.steps += 1
-        return self.observation_space.sample(), 1.0, self.steps == 3, False, {"coins": 2}
+        return super().reset()
 
 
 def test_emulation_of_structured_spaces():
-    env = pufferlib.emulation.GymnasiumPufferEnv(env=pufferlib.EpisodeStats(NoSeed()), buf=None)
+    space = gymnasium.spaces.Dict(a=Box(-1, 1, (2,)), b=Box(2, 3, (3,)))
+    coins = NoSeed(None, 3, lambda t: {"observation": space.sample(), "info": {"coins": 2}}, space)
+    env = pufferlib.emulation.GymnasiumPufferEnv(env=pufferlib.EpisodeStats(coins), buf=None)
     flat, _ = env.reset()
     tensors = pufferlib.pytorch.nativize_tensor(torch.from_numpy(flat),
                                                 pufferlib.pytorch.nativize_dtype(env.emulated))
@@ -332,14 +329,10 @@ def test_emulation_of_a_reset_without_options():
 
 
 def test_small_wrappers():
-    class Picture(gymnasium.Env):
-        observation_space = gymnasium.spaces.Box(0, 255, (8, 6), np.uint8)
-        action_space = gymnasium.spaces.Discrete(2)
-
-        def reset(self, *, seed=None, options=None):
-            return np.arange(48, dtype=np.uint8).reshape(8, 6), {}
-
-    env = pufferlib.ResizeObservation(Picture(), downscale=2)
+    pixels = np.arange(48, dtype=np.uint8).reshape(8, 6)
+    picture = Steps(change=lambda t: {"observation": pixels},
+                    observation_space=Box(0, 255, (8, 6), np.uint8))
+    env = pufferlib.ResizeObservation(picture, downscale=2)
     assert env.observation_space.shape == (4, 3) and env.reset()[0].tolist()[1] == [12, 14, 16]
     assert list(pufferlib.unroll_nested_dict({"a": {"b": 1}, "c": 2})) == [("a/b", 1), ("c", 2)]
     assert pufferlib.wrappers.PettingZooTruncatedWrapper(env) is env

@@ -259,6 +259,9 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
     ("FeedForward", ConfigError, "has no shape yet, because its layer is lazy",
      lambda: make_trainer(policy=faults.lazy)),
     ("tanh", NetworkError, "has two finite bounds. Set it to none", faults.squash_unbounded),
+    ("log_std_init", NetworkError, "no models.Decoder of continuous actions",
+     train("--policy.log-std-init=-1")),
+    ("policy.squash", NetworkError, "the actions are not a Box", train("--policy.squash=tanh")),
     ("Impala", NetworkError, "Use policy.name auto", lambda: models.Impala(faults.environment())),
 ]
 

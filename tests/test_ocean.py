@@ -15,15 +15,7 @@ from errors import ConfigError
 from vector import Native
 
 
-def test_names_and_defaults():
-    assert ocean.load("squared").settings == {"distance": 5}
-    breakout = ocean.load("breakout")
-    assert breakout is ocean.load("breakout")
-    assert breakout.settings["frameskip"] == 4 and breakout.settings["continuous"] is False
-
-
 @pytest.mark.parametrize(("name", "options", "subject"), [
-    ("breakout", {"frameskip": "4"}, "frameskip"),
     ("breakout", {"ball_speed": float("nan")}, "ball_speed"),
     ("squared", {"distance": 2**31}, "distance"),
     ("snake", {"width": 4, "height": 4}, "num_food"),

@@ -279,10 +279,12 @@ def test_settings_at_their_bounds(name):
 def main(names):
     lines = []
     for kind, play in (("games", record), ("pictures", draw), ("bounds", None)):
-        new = {case: play(*game) for case, game in cases().items() if play and game[0] in names}
-        print(f"{kind} that have changed:", *(case for case in new if STORED[kind].get(case) != new[case]))
-        kept = {case: entry for case, entry in (STORED[kind] | new).items() if not play or case in cases()}
-        rows = [f"{json.dumps(case)}: {json.dumps(entry)}" for case, entry in sorted(kept.items())]
+        entries = dict(STORED[kind])
+        if play:
+            new = {case: play(*game) for case, game in cases().items() if game[0] in names}
+            print(f"{kind} that have changed:", *(case for case in new if new[case] != entries.get(case)))
+            entries = {case: (entries | new)[case] for case in cases()}
+        rows = [f"{json.dumps(case)}: {json.dumps(entry)}" for case, entry in sorted(entries.items())]
         lines.append(f'"{kind}": {{\n' + ",\n".join(rows) + "}")
     lines += [f'"libm": "{libm()}"', f'"renderer": {json.dumps(renderer())}']
     FILE.write_text("{" + ",\n".join(lines) + "}\n")

@@ -104,8 +104,7 @@ def test_wrong_actions_and_calls_are_refused():
      ("pong", {"max_score": 2}), ("masked", {}), ("double_pendulum", {})],
 )
 def test_a_vector_and_one_environment_play_what_we_play(name, settings):
-    """In SAME_STEP the new episode's first observation comes at once, the last one in final_obs. One
-    environment plays what the first of a vector plays, until reset()."""
+    """In SAME_STEP the new episode begins at once. One environment is the first of a vector."""
     own, rng = Vector(name, 8, settings, seed=3), np.random.default_rng(0)
     own.envs.every_final()
     envs = gymnasium.make_vec(environment_id(name), num_envs=8, **settings)

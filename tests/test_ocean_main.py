@@ -229,6 +229,7 @@ def test_a_program_without_python(tmp_path, monkeypatch, capsys, kind):
 
 def test_a_program_with_the_systems_raylib(tmp_path, monkeypatch, capsys):
     """It compiles; test_export.py plays the same file in a browser, in raylib's place."""
-    monkeypatch.setattr(cli, "find_raylib", lambda compiler: ["-Wl,--unresolved-symbols=ignore-all"])
+    unresolved = ["-Wl,--unresolved-symbols=ignore-all"]
+    monkeypatch.setattr(cli, "find_raylib", lambda compiler: unresolved)
     cli.standalone(ocean.load("squared"), {}, tmp_path / "program")
     assert "with a window" in capsys.readouterr().out
