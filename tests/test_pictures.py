@@ -36,9 +36,11 @@ def alike(layer, other, x, tolerance, owner=None):
 
 
 @settings(max_examples=60, deadline=None)
-@given(channels=st.integers(1, 5), stride=st.integers(1, 4), times=st.integers(1, 3), height=st.integers(12, 23),
-       width=st.integers(12, 23), last=st.booleans(), late=st.integers(0, 3))
-def test_the_convolution_of_bytes_is_torchs(channels, stride, times, height, width, last, late):
+@given(batch=st.integers(1, 2), channels=st.integers(1, 5), stride=st.integers(1, 4),
+       times=st.integers(1, 3), height=st.integers(12, 23), width=st.integers(12, 23),
+       last=st.booleans(), late=st.integers(0, 3))
+def test_the_convolution_of_bytes_is_torchs(batch, channels, stride, times, height, width, last,
+                                            late):
     torch.manual_seed(0)
     size = stride * times
     ours = pictures.BytesConvolution(channels, 3, size, stride, last)
@@ -46,7 +48,7 @@ def test_the_convolution_of_bytes_is_torchs(channels, stride, times, height, wid
     theirs.load_state_dict(ours.state_dict())
     shape = (height, width, channels) if last else (channels, height, width)
     # as a field of a structured observation: it need not begin at a multiple of four
-    rows = torch.randint(0, 256, (2, math.prod(shape) + late), dtype=torch.uint8)
+    rows = torch.randint(0, 256, (batch, math.prod(shape) + late), dtype=torch.uint8)
     x = rows[:, late:].unflatten(1, shape)
     alike(ours, lambda x: theirs((x.movedim(-1, 1) if last else x) / 255), x, 1e-5, theirs)
     assert len(ours(x[:0])) == 0
