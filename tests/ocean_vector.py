@@ -1,5 +1,4 @@
-"""What the tests of the environments share: a vector of one kind between guard zones,
-and the settings to try."""
+"""A vector between guard zones, and the settings that tests try."""
 
 import os
 import subprocess
@@ -39,21 +38,21 @@ VARIANTS = [
     ("multiagent", {"num_agents": 7}),
     ("masked", {"choices": 3, "length": 4}),
     ("pendulum", {"continuous": False, "max_steps": 5}),
-    ("acrobot", {"continuous": True}),
+    ("acrobot", {"continuous": True, "gravity": 1.0, "length_1": 1.2, "mass_1": 0.3, "mass_2": 0.2,
+                 "inertia": 0.2, "reward_scale": 0.1, "max_steps": 60}),
     ("mountaincar", {"scaled": True, "max_steps": 9}),
-    ("mountaincar", {"continuous": True, "max_steps": 500}),
+    ("mountaincar", {"continuous": True, "goal": 0.2, "power": 0.02, "max_steps": 90}),
     ("double_pendulum", {"continuous": False}),
     ("lander", {"wind": True, "max_steps": 30}),
     ("lander", {"continuous": True}),
     ("drone", {"race": True, "num_agents": 1, "max_steps": 20}),
-    ("drone", {"race": True, "rings": 2}),
-    ("pong", {"continuous": True, "max_score": 1, "max_steps": 20}),
+    ("drone", {"race": True, "rings": 1, "ring_radius": 9.0, "safe_distance": 0.9}),
+    ("pong", {"continuous": True, "max_score": 1, "opponent_speed": 0.0, "max_steps": 20}),
     ("snake",
      {"num_agents": 3, "width": 5, "height": 4, "vision": 2, "num_food": 3, "max_length": 3}),
     ("snake",
      {"num_agents": 20, "width": 10, "height": 8, "num_food": 9, "corpses": False, "patience": 30}),
     ("freeway", {"seconds": 5.0, "level": 7, "hard": True, "frameskip": 1}),
-    ("freeway", {"seconds": 9.0, "level": 2}),
     ("enduro", {"day": 2.0, "first_day": 1, "later_days": 1, "days": 1}),
     ("asteroids", {"first_rocks": 11, "saucer_seconds": 1.0, "max_steps": 20, "ships": 2}),
     ("tetris", {"height": 4, "lines": 1, "max_steps": 20}),
@@ -73,7 +72,8 @@ VARIANTS = [
     ("boids", {"num_agents": 40, "width": 900.0, "height": 90.0, "vision": 20.0, "continuous": True,
                "max_steps": 60}),
     ("trash_pickup",
-     {"num_agents": 1, "num_trash": 7, "num_bins": 1, "width": 3, "height": 3, "vision": 1}),
+     {"num_agents": 1, "num_trash": 7, "num_bins": 1, "width": 3, "height": 3, "vision": 1,
+      "max_steps": 230}),
     ("trash_pickup",
      {"num_agents": 30, "width": 30, "height": 10, "num_trash": 200, "vision": 8, "max_steps": 40}),
     ("moba", {"self_play": True, "frameskip": 3, "max_ticks": 500}),

@@ -1,5 +1,6 @@
 """What `auto` chooses, normalisation, and the networks that are chosen for users' own environments."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -77,8 +78,7 @@ def train(name, *options, steps=2000):
 
 
 def test_the_shipped_settings_are_what_they_were(monkeypatch):
-    """tests/shipped_settings.json was written before the defaults became automatic; a new
-    setting is off in all."""
+    """shipped_settings.json is from before any default was automatic."""
     load = environments.load_creator
 
     def load_c(name):
@@ -125,8 +125,6 @@ MACHINES = [  # facts, what is set -> what is chosen
     ((1024, 20_000_000, True, [BOX], True), {}, {
         "horizon": 64, "replay_ratio": 2.0, "minibatch_size": 8192, "learning_rate": 0.02,
         "target_kl": 0.01, "min_advantage_std": 0.1, "vf_error_bound": 0.4}),
-    ((1000, 1_000_000, True, [BOX]), {}, {"horizon": 16}),
-    ((256, 60, True, [BOX]), {}, {"horizon": 32}),
     ((1, 10**9, False, [BOX]), {}, {"horizon": 256}),
     ((64, 300_000, True, [BOX]), {"optimizer": "adam"}, {"learning_rate": 0.0005}),
     # single steps need no whole segments, but an epoch as large
@@ -424,24 +422,15 @@ def test_a_dict_gets_one_encoder_a_key_and_a_memory():
             models.Normalized(vecenv.driver_env, torch.nn.Identity())
 
 
-class Timeless(Tanh):
-    """It takes a state, so that it is given time, and reads a batch."""
-
-    def forward(self, observations, state):
-        return super().forward(observations.reshape(len(observations), 5))
-
-
 class Narrow(Tanh):
     def forward(self, observations):
         return super().forward(observations[:, :3])
 
 
-@pytest.mark.parametrize(("network", "form"), [(Timeless, "T, N, *observation"), (Narrow, "(B, *observation)")])
-def test_a_fault_of_a_plain_network_names_its_form(network, form):
+def test_a_fault_of_a_plain_network_names_its_form():
     with pytest.raises(RuntimeError) as error:
-        run_epochs(make_trainer(**CARTPOLES, policy=network), 1)
-    notes = " ".join(error.value.__notes__)
-    assert form in notes and "forward(observations)" in notes
+        run_epochs(make_trainer(**CARTPOLES, policy=Narrow), 1)
+    assert "forward(observations)" in " ".join(error.value.__notes__)
 
 
 def test_target_kl_moves_the_learning_rate_towards_it():
@@ -527,20 +516,19 @@ VAST = np.finfo(np.float32).max  # many an environment's "no bound"
 INF = np.inf
 
 
-@pytest.mark.parametrize(("low", "high", "wanted"), [
-    (-2, 2, False), (-0.4, 0.4, False), (-INF, INF, False), (0, INF, False), (-VAST, VAST, False),
-    (0, VAST, False), (-1e6, 1e6, True), (0, 0, False), (0, 500, True), (-0.01, 0.01, True),
-    (2, 4, True), (-4, -2, True), (7, INF, True), (-INF, -7, True), (0.5, INF, False)])
-def test_actions_far_from_one_go_through_a_tanh(low, high, wanted):
+@pytest.mark.parametrize(("low", "high", "is_wanted", "is_possible"), [
+    (-2, 2, False, True), (-0.4, 0.4, False, True), (-1e6, 1e6, True, True), (0, 500, True, True),
+    (-0.01, 0.01, True, True), (2, 4, True, True), (-4, -2, True, True),
+    (7, INF, True, True), (-INF, -7, True, True), (0.5, INF, False, True),
+    (-INF, INF, False, False), (0, INF, False, False), (-VAST, VAST, False, False),
+    (0, 0, False, False)])
+def test_actions_far_from_one_go_through_a_tanh(low, high, is_wanted, is_possible):
     space = box(low, high, (2,), "float32")
     one = spaces.Box(np.float32([-1, low]), np.float32([1, high]))
     beside = spaces.Box(np.float32([-INF, low, 3]), np.float32([INF, high, 3]))
     for each in (space, one, beside):
-        assert (auto.why_squash(each) is not None) == wanted
-    if low == high or high == VAST or (low in (-INF, 0) and high == INF):
-        with pytest.raises(NetworkError):  # nothing would change
-            models.squash(torch.nn.Identity(), space)
-    else:
+        assert (auto.why_squash(each) is not None) == is_wanted
+    with contextlib.nullcontext() if is_possible else pytest.raises(NetworkError):
         models.squash(torch.nn.Identity(), space)
 
 

@@ -1,5 +1,4 @@
-"""Checkpoints: a file that is damaged, forged or no checkpoint is refused in one line; a file that
-other versions can load loads here."""
+"""Files that are damaged, forged or of other programs are refused, or load."""
 
 import collections
 import json
@@ -9,7 +8,6 @@ import pickle
 import re
 import shutil
 import time
-import zipfile
 
 import pytest
 import torch
@@ -78,14 +76,6 @@ class Foreign:
         return (os.mkdir, (f"{__file__}.harmed",))
 
 
-def flip_a_bit(path):
-    with zipfile.ZipFile(path) as entries:
-        largest = max(entries.infolist(), key=lambda entry: entry.file_size)
-    data = bytearray(path.read_bytes())
-    data[largest.header_offset + largest.file_size // 2] ^= 1
-    path.write_bytes(data)
-
-
 def cut(path):
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
@@ -103,7 +93,7 @@ def make_pipe(path):
 
 DAMAGES = {  # a word of the reason, and the damage
     "truncated": ("truncated", cut), "empty": ("truncated", lambda path: path.write_bytes(b"")),
-    "a folder": ("folder", make_folder), "a pipe": ("file", make_pipe), "a bit": ("checksum", flip_a_bit),
+    "a folder": ("folder", make_folder), "a pipe": ("file", make_pipe),
     "foreign": (r"posix\.mkdir", lambda path: torch.save({"weight": Foreign()}, path)),
     "a pickle": ("torch", lambda path: path.write_bytes(pickle.dumps(Foreign()))),
     "a tensor": ("Tensor", lambda path: torch.save(torch.zeros(3), path)),
@@ -250,20 +240,14 @@ def test_state_dicts_of_others_load(folder, tmp_path):
     assert evaluate(folder / STATE)["score"].mean == expected, "the weights of a whole run"
 
 
-class Masked(Plain):
-    """A network with a mask that is saved with its weights."""
-
-    def __init__(self, env):
-        super().__init__(env)
-        self.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
-
-
 def test_a_mask_may_be_infinite(tmp_path):
-    trainer = make_trainer(tmp_path, policy=Masked)
+    """It is saved with a network's weights."""
+    def add_mask(policy):
+        policy.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
+
+    trainer, again = (make_trainer(tmp_path, policy=Plain, change=add_mask) for _ in range(2))
     run_epochs(trainer, 1)
-    path = trainer.save_checkpoint(tmp_path / "a.pt")
-    again = make_trainer(tmp_path, policy=Masked)
-    again.load_checkpoint(path)
+    again.load_checkpoint(trainer.save_checkpoint(tmp_path / "a.pt"))
     assert again.epoch == 1 and again.policy.mask.isinf().any()
 
 

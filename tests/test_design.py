@@ -1,5 +1,4 @@
-"""The project's own rules: files import only from lower layers, files and functions have a readable
-size, pages name only what exists."""
+"""The project's own rules: layers of imports, and pages that name what exists."""
 
 import ast
 import functools

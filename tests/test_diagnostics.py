@@ -25,8 +25,7 @@ AGENTS, EPOCHS = 16, 30
 
 
 class World(gymnasium.Env):
-    """Four steps an episode; the action that is the observation's number is right, with bounds a first one
-    above the second. Keywords plant failures."""
+    """Four steps an episode: action = observation is right. Keywords plant failures."""
 
     def __init__(self, length=4, reward=1.0, observation=1.0, grow=0.0, ends=True, cut=False, bounds=None, high=np.inf):
         self.observation_space = spaces.Box(-high, high, (3,), np.float32)
@@ -56,8 +55,7 @@ def names_of(warnings):
 
 
 def run_world(world=None, epochs=EPOCHS, agents=AGENTS, policy=None, metrics=None, **settings):
-    """The names of the warnings that a run of the trainer gave. metrics: the values of some metrics, by the
-    entry's number, for what no small run does by itself."""
+    """Return the names of a run's warnings. metrics: values by the entry's number."""
     vecenv = vector.make(lambda **_: World(**(world or {})), num_envs=agents, backend="serial")
     config = {**SETTINGS, **settings, "data_dir": None}
     config["total_timesteps"] = epochs * agents * config["horizon"]
@@ -89,8 +87,7 @@ def squashed(env):
 FAILURES = {
     "one_update": {"minibatch_size": 256, "replay_ratio": 1},
     "nothing_moves": {"learning_rate": 1e-9},
-    # For any seed and processor: 200 of 200 first weights. With the usual ent_coef and 30
-    # epochs, some policies were certain, and moved no more, before the detector could see it.
+    # with the usual ent_coef and 30 epochs some policies are certain before the detector sees it
     "rate_too_high": {"learning_rate": 0.3, "replay_ratio": 4, "clip_coef": 10, "max_grad_norm": 100, "ent_coef": 0.3,
                       "epochs": 90},
     "entropy_gone": {"world": {"reward": 0.0}, "metrics": {"losses__entropy": lambda n: 1.0 / n**2}},
@@ -263,8 +260,7 @@ def test_a_sentence_comes_once_and_names_what_to_try():
     assert found.update(512, {"losses/entropy": 1.0}) == []
 
 
-# --------------------------------------------------------------------------------------------------
-# Metrics under vital/
+# -- metrics under vital/
 
 
 def vital(observations=None, rewards=0.0, actions=None, space=None, **options):
@@ -306,8 +302,7 @@ def test_vital_looks_at_all_of_a_large_observation_and_at_no_index():
     assert metrics["observation_constant"] == 0 and "observation_max" not in metrics
 
 
-# --------------------------------------------------------------------------------------------------
-# The command
+# -- the command
 
 
 def write_run(folder, entries, **config):

@@ -1,5 +1,4 @@
-"""Every script of examples/ runs, and docs/recipes.md names each. The fast tests run them with few
-steps; the slow ones run them as they are and check what they learn."""
+"""Every script of examples/ runs, in the slow tests to its end."""
 
 import re
 import sys
@@ -13,7 +12,6 @@ from test_sweep import FAKE_SPACE, record, write_sweep
 from trainers import Tanh, make_trainer, run_epochs
 
 import models
-import vector
 from protein import Random
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -151,21 +149,6 @@ def test_a_minibatch_has_the_fields_of_the_page(example):
         assert len(shape) == len(dimensions), name
     assert isinstance(trainer.optimizer.optimizer, torch.optim.RMSprop)
     trainer.close()
-
-
-def test_attention_learns_as_it_acts(example):
-    names = example("attention", main=False)
-    env = vector.make("memory", num_envs=8)
-    policy = names.Attention(env)
-    observations = torch.randn(9, 5, *env.single_observation_space.shape)
-    resets = torch.randint(0, 4, (9, 5)) == 0
-    whole, stepped = policy.initial_state(5), policy.initial_state(5)
-    logits, value = policy(observations, whole | {"resets": resets.to(torch.uint8)})
-    for t in range(9):
-        stepped["resets"] = resets[t].to(torch.uint8)
-        one, v = policy.forward_eval(observations[t], stepped)
-        assert torch.allclose(one, logits[t], atol=1e-5) and torch.allclose(v, value[t], atol=1e-5)
-    env.close()
 
 
 def test_an_interrupt_restores_the_last_epoch(example, monkeypatch):

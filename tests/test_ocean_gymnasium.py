@@ -1,5 +1,4 @@
-"""The environments in C as Gymnasium's and PettingZoo's: their own checkers, and episodes
-held to our own stepping."""
+"""The environments in C as Gymnasium's and PettingZoo's."""
 
 import re
 import warnings
@@ -105,9 +104,7 @@ def test_wrong_actions_and_calls_are_refused():
      ("pong", {"max_score": 2}), ("masked", {}), ("double_pendulum", {})],
 )
 def test_a_vector_and_one_environment_play_what_we_play(name, settings):
-    """SAME_STEP: the new episode's first observation at once, the old one's last in final_obs. One
-    environment plays what the first of a vector plays; its last step has the last observation,
-    reset() the next episode's first."""
+    """In SAME_STEP the new episode begins at once. One environment is the first of a vector."""
     own, rng = Vector(name, 8, settings, seed=3), np.random.default_rng(0)
     own.envs.every_final()
     envs = gymnasium.make_vec(environment_id(name), num_envs=8, **settings)

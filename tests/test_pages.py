@@ -1,5 +1,4 @@
-"""Every command in the pages for users can be typed: its verb, environment and options exist, as
-the real command line reads them. Nothing is run, and the pages' wording is not tested."""
+"""Every command in the pages for users can be typed. Nothing is run."""
 
 import dataclasses
 import functools
@@ -34,8 +33,7 @@ MyPolicy = Network = torch.nn.Module
 
 
 def shell(page):
-    """Yield the commands of a page's blocks that are typed in a shell, without their comments and
-    what is wrong on purpose."""
+    """Yield a page's shell commands, without comments and wrong examples."""
     flags, fence = re.M | re.S, r"^```.*?\n(.*?)^```$"
     text = re.sub(r"^```(?:sh wrong|(?!sh\b)\w).*?^```$", "", page, flags=flags)
     blocks = re.findall(fence, text, flags)
@@ -52,8 +50,7 @@ def commands(page):
 
 @pytest.fixture
 def parse(tmp_path, monkeypatch):
-    """Reads a command as the command line does, up to where it would begin;
-    SystemExit if it is wrong."""
+    """Read a command up to where it would begin; SystemExit if it is wrong."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_file.py").write_text(EXAMPLE)
     for name in ("kite.h", "broken.h"):
@@ -98,8 +95,7 @@ def parse(tmp_path, monkeypatch):
 
 
 def stand_in(word):
-    """What is read in place of an environment that a page's reader makes, or whose
-    package need not be here."""
+    """Replace an environment that a reader makes, or of a package."""
     family, slash, _ = word.partition("/")
     foreign = slash and ".py:" not in word and family in ("gym", "pettingzoo",
                                                           *environments.FAMILIES)
@@ -134,16 +130,6 @@ def test_the_example_of_the_readme_learns(tmp_path, monkeypatch):
     names = {}
     exec(compile(block, "README.md", "exec"), names)
     assert names["trainer"].environment["episode_return"] > 60, "a random policy has 22"
-
-
-@pytest.mark.parametrize("line", [
-    "python pufferl.py train breakout --train.learning-rat 0.1", "python pufferl.py train brekout",
-    "python pufferl.py export breakout --export.www out", "python pufferl.py runs sho latest",
-    "python protein.py breakout --sweep.wokers 2", "python protein.py report a --outputs b",
-    "python -m ocean squared --chek", "make trian", "make -C breakout_c ran"])
-def test_what_is_misspelt_is_refused(parse, line):
-    with pytest.raises((AssertionError, ValueError)):
-        parse(shlex.split(line))
 
 
 def test_settings_in_the_docs_exist():

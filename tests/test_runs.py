@@ -1,7 +1,7 @@
-"""Reliability of runs: crashes, signals, full disks, resuming, NaNs, memory, and starting from
-another run's policy."""
+"""Runs: crashes, signals, full disks, checkpoints, resume, NaNs and memory."""
 
 import collections
+import dataclasses
 import errno
 import functools
 import gc
@@ -27,7 +27,6 @@ from conftest import read_until
 from trainers import NETWORKS, make_trainer, run_epochs
 
 import configuration
-import loggers
 import models
 import processes
 import pufferl
@@ -115,9 +114,6 @@ def test_a_clock_that_jumps_back_changes_nothing(tmp_path, monkeypatch):
     before = trainer.uptime
     run_epochs(trainer, 3)
     assert trainer.uptime > before >= 0 and trainer.statistics.entry["performance/sps"] > 0
-    screen = loggers.Dashboard()
-    screen.first = before, 0
-    assert "left" in screen.time_left(trainer) and "-" not in screen.time_left(trainer)
     model = configuration.find_model(str(trainer.run_folder), tmp_path, "cartpole")
     assert model.name == "model_cartpole_000003.pt"
     assert runs.is_running(trainer.run_folder)
@@ -171,24 +167,6 @@ def test_a_full_disk_stops_no_training_and_keeps_the_checkpoint(tmp_path, capfd)
     again.load_checkpoint(folder)
     assert again.epoch == 6
     again.release()
-
-
-@pytest.mark.slow
-def test_a_project_and_a_home_that_cannot_be_written_are_enough(tmp_path):
-    """Files stand where folders for compiled things would be, which stops root as well."""
-    project, rest = tmp_path / "project", tmp_path / "rest"
-    ignore = shutil.ignore_patterns(".git", "__pycache__", ".build", "experiments", "tests",
-                                    "docs", ".venv")
-    shutil.copytree(ROOT, project, ignore=ignore)
-    for name in ("__pycache__", "ocean/.build", "ocean/__pycache__"):
-        (project / name).touch()
-    rest.mkdir()
-    done = subprocess.run([sys.executable, str(project / "pufferl.py"), "train", "squared", *SMALL,
-                           "--train.total-timesteps", "4096"], cwd=rest, text=True,
-                          env={**os.environ, "HOME": "/proc/nowhere", "TMPDIR": str(rest)},
-                          capture_output=True)
-    assert done.returncode == 0 and "checkpoint   " in done.stdout, done.stderr
-    assert done.stderr.count(f"kept in {rest}") == 2  # kernels, environments
 
 
 # -- checkpoints and resume
@@ -304,13 +282,9 @@ def test_names_of_one_environment():
         assert (configuration.identify(one) == configuration.identify(other)) == same
 
 
-class Unhashable:
-    """A loss with an __eq__, as of a dataclass."""
-
-    __hash__ = None
-
-    def __call__(self, minibatch):
-        return minibatch
+@dataclasses.dataclass
+class Loss:
+    """It has no hash, because it has an __eq__."""
 
 
 def test_an_edited_file_is_named_at_resume(tmp_path, capsys):
@@ -324,7 +298,7 @@ def test_an_edited_file_is_named_at_resume(tmp_path, capsys):
     with vector.make("squared", 2) as env:
         policy = models.FeedForward(env, 8)
         for setting, file in (("muon", "models.py"), (f"{net}:loss", "nets_of_one.py"),
-                              (Unhashable(), "test_runs.py"),
+                              (Loss(), "test_runs.py"),
                               (functools.partial(read_until, 1), "conftest.py")):
             files = {Path(path).name for path in runs.sources(policy, env, None, setting)}
             assert files == {"squared.h", "models.py", file}
@@ -333,22 +307,6 @@ def test_an_edited_file_is_named_at_resume(tmp_path, capsys):
         capsys.readouterr()
         train(CATCH, *options, "--resume", str(folder))
         assert (": nets_of_one.py" in capsys.readouterr().out) == bool(text)
-
-
-def test_settings_that_changed_at_a_resume_are_printed_and_take_effect(tmp_path, capsys):
-    first = make_trainer(tmp_path)
-    run_epochs(first, 2)
-    path = first.save_checkpoint(tmp_path / "a.pt")
-    second = make_trainer(tmp_path, gamma=0.5, learning_rate=0.3)
-    capsys.readouterr()
-    second.load_checkpoint(path)
-    printed = capsys.readouterr().out
-    assert "train.gamma: 0.99 is now 0.5" in printed
-    assert "train.learning_rate: 0.01 is now 0.3" in printed
-    assert printed.count(" is now ") == 2 and "episodes" not in printed
-    assert second.config["gamma"] == 0.5
-    assert torch.equal(second.storage["observations"][-1], first.storage["observations"][-1])
-    run_epochs(second, 1)
 
 
 @pytest.mark.parametrize("change", [{"env_kwargs": {"max_steps": 7}}, {"num_envs": 12}])
@@ -415,14 +373,14 @@ def test_smallest_and_largest_return_and_seconds_an_epoch(tmp_path):
         trainer.train()
         if trainer.epoch == 1:
             returns.clear()  # logged at the first epoch
-    before = trainer._last_log
+    seconds = -trainer._last_log[0]
     metrics = trainer.mean_and_log()
-    assert metrics["environment/episode_return_min"] == min(returns) < max(returns)
-    assert metrics["environment/episode_return_max"] == max(returns)
-    assert metrics["environment/n"] == len(returns)
-    assert metrics["environment/episode_return"] == pytest.approx(np.mean(returns))
-    seconds = trainer._last_log[0] - before[0]
-    assert metrics["performance/seconds_epoch"] == pytest.approx(seconds / 5, rel=0.2)
+    seconds += trainer._last_log[0]
+    expected = {"environment/episode_return_min": min(returns), "environment/n": len(returns),
+                "environment/episode_return_max": max(returns),
+                "environment/episode_return": pytest.approx(np.mean(returns)),
+                "performance/seconds_epoch": pytest.approx(seconds / 5, rel=0.2)}
+    assert metrics == {**metrics, **expected} and min(returns) < max(returns)
     trainer.release()
 
 
@@ -431,24 +389,15 @@ def test_smallest_and_largest_return_and_seconds_an_epoch(tmp_path):
 
 @pytest.mark.parametrize("name", ["observations", "weights"])
 def test_a_planted_nan_is_named_and_the_checkpoint_left(tmp_path, name):
-    """An environment writes it into its observations at step 3, or it is in a weight."""
     trainer = make_trainer(tmp_path, env_kwargs={"continuous": name == "weights"}, checkpoint_interval=1)
     run_epochs(trainer, 2)
     saved = (trainer.run_folder / "trainer_state.pt").read_bytes()
     before = trainer.arena.flat("weights").clone()
-    advance = trainer.vecenv.advance
-
-    def break_observation(buffer):
-        t = trainer.vecenv._t[buffer]
-        advance(buffer)
-        if buffer == 0 and t == 3:
-            trainer.vecenv.storage.observations[t + 1, 2] = math.nan
-
     if name == "weights":
         trainer.policy.encoder.weight.data[0, 0] = math.nan
-    else:
-        trainer.vecenv.advance = break_observation
     trainer.evaluate()
+    if name == "observations":
+        trainer.storage["observations"][4, 2] = math.nan
     with pytest.raises(FloatingPointError, match=rf"epoch 3: {name}\b") as error:
         trainer.train()
     if name == "observations":

@@ -54,8 +54,7 @@ def steps(page=None):
 
 
 def typed(*who):
-    """(command, what is seen) of the blocks for `who`; what is seen is that of
-    a block's last command."""
+    """Yield (command, the output of a block's last command) of blocks for `who`."""
     for step in steps():
         if step.kind == "sh" and step.who in who:
             *before, last = step.text.splitlines()
@@ -100,8 +99,7 @@ def as_cell(lines):
 
 
 def notebook():
-    """The page as a notebook: the same words, each block a cell, which prints by
-    itself what the page shows."""
+    """Return the page as a notebook: the same words, each block a cell."""
     cells, page, at = [], PAGE.read_text(), 0
 
     def add(kind, text):

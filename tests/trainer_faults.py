@@ -4,7 +4,7 @@ import math
 import warnings
 
 import torch
-from test_models import LostState, Returns, environment, lazy  # noqa: F401
+from test_models import DECODED, LostState, Returns, decoding, environment, lazy  # noqa: F401
 from test_pufferl import box
 from trainers import NETWORKS, make_trainer, run_epochs
 
@@ -47,12 +47,6 @@ def new_decoder():
     trainer = make_trainer()
     trainer.policy.decoder = models.Decoder(16, trainer.vecenv.single_action_space)
     train(trainer)
-
-
-def close_and_go_on(tmp_path):
-    trainer = make_trainer(tmp_path)
-    trainer.close()
-    trainer.evaluate()
 
 
 def assign(name, value):
@@ -100,17 +94,8 @@ def returns(function):
     train(make_trainer(policy=lambda env: Returns(env, function)))
 
 
-def decode(function, **settings):
-    """A FeedForward whose logits and value go through a function."""
-    class Decodes(models.FeedForward):
-        def decode_actions(self, hidden):
-            return function(*super().decode_actions(hidden))
-
-    train(make_trainer(policy=lambda env: Decodes(env, 16), **settings))
-
-
-def noise():
-    decode(lambda logits, value: (logits + torch.rand_like(logits), value + torch.rand_like(value)))
+def decode(name, **settings):
+    train(make_trainer(policy=decoding(DECODED[name]), **settings))
 
 
 def squash_unbounded():
