@@ -126,11 +126,9 @@ def decide(train, facts):
     choose("prio_alpha", 0.4 if facts.discrete else 0.0, kind)
     choose("norm_obs", *wants_normalising(facts))
     choose("norm_reward", True, "so that values are near 1 for any rewards")
-    is_scaled = adapts and c["norm_reward"]
-    for name, with_choices, without in (("min_advantage_std", 0.1, 0.0),
-                                        ("vf_error_bound", 0.4, math.inf)):
-        value = with_choices if facts.discrete else without
-        choose(name, *((value, kind) if is_scaled else (without, None)))
+    for name, bound, none in (("min_advantage_std", 0.1, 0.0), ("vf_error_bound", 0.4, math.inf)):
+        value = bound if facts.discrete else none
+        choose(name, *((value, kind) if c["norm_reward"] else (none, None)))
     return chosen
 
 

@@ -205,7 +205,7 @@ class Train:
     """Advantages are divided by their standard deviation in the minibatch, or by this if it is
     larger: where no reward occurs they are only errors of the value function, which must not weigh
     as much as a reward. auto: 0.1 (standard deviations of the return) with norm_reward and
-    discrete actions, if learning_rate is auto; else 0."""
+    discrete actions, else 0."""
     vf_coef: float = 2.0
     """Weight of the value loss."""
     vf_clip_coef: float = 0.2
@@ -214,7 +214,7 @@ class Train:
     """If the value errors of a minibatch have a larger standard deviation, its value loss is
     divided by (deviation / bound)^1.5, so that a rare reward leaves the policy its share of the
     clipped gradient. auto: 0.4 (standard deviations of the return) with norm_reward and
-    discrete actions, if learning_rate is auto; else inf."""
+    discrete actions, else inf."""
     ent_coef: float | Auto = "auto"
     """Weight of the entropy bonus."""
     anneal_ent_coef: bool = False

@@ -117,8 +117,9 @@ def test_the_rules_give_settings_that_work(agents, steps, discrete, native, cost
 
 MACHINES = [  # facts, what is set -> what is chosen
     ((64, 300_000, True, [BOX]), {"horizon": 50, "learning_rate": 0.1},
-     {"minibatch_size": 500, "target_kl": None, "gamma": 0.99, "ent_coef": 0.01, "vf_error_bound": math.inf,
-      "min_advantage_std": 0.0, "prio_alpha": 0.4, "norm_obs": True, "norm_reward": True, "replay_ratio": 4.0}),
+     {"minibatch_size": 500, "target_kl": None, "gamma": 0.99, "ent_coef": 0.01, "vf_error_bound": 0.4,
+      "min_advantage_std": 0.1, "prio_alpha": 0.4, "norm_obs": True, "norm_reward": True, "replay_ratio": 4.0}),
+    ((64, 300_000, True, [BOX]), {"norm_reward": False}, {"vf_error_bound": math.inf, "min_advantage_std": 0.0}),
     ((64, 300_000, False, [BOX]), {}, {
         "horizon": 32, "replay_ratio": 8.0, "minibatch_size": 512, "learning_rate": 0.005,
         "target_kl": 0.02, "gamma": 0.99, "ent_coef": 0.0, "prio_alpha": 0.0, "vf_error_bound": math.inf}),
