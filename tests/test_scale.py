@@ -389,22 +389,24 @@ def test_a_killed_rank_ends_the_others(tmp_path):
 
 
 FAULTY = """
-import os
-from gymnasium.envs.classic_control import CartPoleEnv
+import gymnasium, itertools, os
+count = itertools.count()
 
-class Faulty(CartPoleEnv):
-    def step(self, action):
-        if os.environ["RANK"] == "1":
-            raise ValueError("the sky has fallen")
-        return super().step(action)
+def act(action):
+    if os.environ["RANK"] == "1" and next(count) == 300:
+        raise ValueError("the sky has fallen")
+    return action
+
+def make():
+    return gymnasium.wrappers.TransformAction(gymnasium.make("CartPole-v1"), act, None)
 """
 
 
 @pytest.mark.slow
 def test_an_error_on_one_rank_ends_the_others_and_is_shown(tmp_path):
     (tmp_path / "faulty.py").write_text(FAULTY)
-    command = [*TWO_RANKS, PUFFERL, "train", "faulty.py:Faulty", "--vec.num-envs", "4",
-               "--vec.backend", "serial", "--logger", "none"]
+    command = [*TWO_RANKS, PUFFERL, "train", "faulty.py:make", "--vec.num-envs", "4",
+               "--vec.backend", "serial", "--train.total-timesteps", "1000000", "--logger", "none"]
     code, text = finish(start(command, tmp_path), tmp_path)
     assert code == 1 and text.count("ValueError: the sky has fallen") == 1, text
     assert re.search(r"Root Cause.*rank +: 1", text, re.DOTALL), text
