@@ -150,10 +150,6 @@ def main(folder):
     torch.save(seen, folder / f"rank{group.rank}.pt")
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-
-
 # -- the tests of its results
 
 
@@ -499,3 +495,7 @@ def test_every_vectorizer_and_wrapper(tmp_path, case):
                "4000", "--logger", "none"]
     text = run(command, tmp_path, RAY_raylet_start_wait_time_s="240")
     assert f"{ranks} ranks" in text and steps(tmp_path)[-1] >= 4000
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
