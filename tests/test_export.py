@@ -142,8 +142,8 @@ const char* run(const float* file, int64_t count, const char* observations, cons
 def driver(tmp_path_factory):
     folder = tmp_path_factory.mktemp("driver")
     (folder / "driver.c").write_text(DRIVER)
-    subprocess.run([CC, "-std=c11", "-O2", *WARNINGS, UNUSED, "-shared", "-fPIC", "-I", str(ocean.FOLDER),
-                    "driver.c", "-o", "driver.so", "-lm"], check=True, cwd=folder)
+    subprocess.run([CC, "-std=c11", "-O2", *WARNINGS, UNUSED, "-shared", "-fPIC", "-I",
+                    str(ocean.FOLDER), "driver.c", "-o", "driver.so", "-lm"], check=True, cwd=folder)
     library = ctypes.CDLL(str(folder / "driver.so"))
     library.run.restype = ctypes.c_char_p
     return library

@@ -13,18 +13,13 @@ import pufferl
 from tools import speed
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
+def test_a_trace_and_a_table(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_a_trace_and_a_table(folder, capfd):
     before = dict(vars(kernels))
     pufferl.main(["profile", "squared", "--env.num-envs", "64", "--vec.num-buffers", "2",
                   "--vec.num-threads", "2", "--train.horizon", "16", "--train.minibatch-size",
                   "256", "--profile.epochs", "2"])
-    path = folder / "experiments" / "profile_squared.json"
+    path = tmp_path / "experiments" / "profile_squared.json"
     assert [p.name for p in path.parent.iterdir()] == [path.name], "no run's folder"
     spans = [event for event in json.loads(path.read_text())["traceEvents"]
              if event.get("ph") == "X"]
@@ -38,11 +33,12 @@ def test_a_trace_and_a_table(folder, capfd):
               if line.endswith("%")}
     assert stages.keys() == {"environment", "policy", "learn", "other"} and stages["learn"] > 0
     assert sum(stages.values()) == pytest.approx(100, abs=1)
-    assert " advance " in out and str(path.relative_to(folder)) in out
+    assert " advance " in out and str(path.relative_to(tmp_path)) in out
     assert vars(kernels) == before, "the kernels are as they were"
 
 
-def test_a_network_without_a_normalizer_is_profiled(folder, capfd):
+def test_a_network_without_a_normalizer_is_profiled(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
     pufferl.main(["profile", "gym/MountainCarContinuous-v0", "--policy.name",
                   f"{trainers.__file__}:FixedSpread", "--rnn.name", "none", "--vec.num-envs", "2",
                   "--train.horizon", "16", "--train.minibatch-size", "32",

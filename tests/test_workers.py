@@ -1,7 +1,6 @@
 """Environments in workers: stepped together or one by one, and when they break."""
 
 import functools
-import signal
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from conftest import read_until, slow_but, start, wait_for
+from conftest import read_until, start, wait_for
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -212,25 +211,23 @@ def test_closing_ends_what_it_can(options, tmp_path):
         assert trouble or times == [1 if options["backend"] is Serial else 2, 1, 1]
 
 
-@pytest.mark.parametrize("end", slow_but(["forgotten", "exception", "SIGINT", "SIGKILL"],
-                                         "forgotten"))
+@pytest.mark.parametrize("end", ["", pytest.param("raise SystemExit(1)", marks=pytest.mark.slow)])
 def test_workers_end_with_their_parent(end):
-    last = {"exception": "raise SystemExit(1)", "forgotten": ""}.get(end, "time.sleep(600)")
-    parent = start([sys.executable, "-c", f"""
-import signal, sys, time
-sys.path.insert(0, "tests")
-import vector
-from small_envs import Walk
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job may ignore it
-vecenv = vector.make(Walk, 2, "multiprocessing", num_workers=2)
-vecenv.reset()
-print(*[process.pid for process in vecenv._workers], flush=True)
-{last}
-"""], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    """test_processes.py kills parents."""
+    code = f"""if True:
+        import sys
+        sys.path.insert(0, "tests")
+        import vector
+        from small_envs import Walk
+        vecenv = vector.make(Walk, 2, "multiprocessing", num_workers=2)
+        vecenv.reset()
+        print(*[process.pid for process in vecenv._workers], flush=True)
+        {end}
+    """
+    parent = start([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE,
+                   stderr=subprocess.PIPE, text=True)
     workers = [psutil.Process(int(pid)) for pid in read_until(parent, "\n").split()]
     assert len(workers) == 2
-    if end.startswith("SIG"):
-        parent.send_signal(getattr(signal, end))
     parent.communicate(timeout=100)
     wait_for(lambda: not any(process.is_running() and process.status() != "zombie"
                              for process in workers), 60)

@@ -1,7 +1,5 @@
 """Environments as users write them, without an .ini in config/.
 
-For bench/bench_defaults.py and the tests of the automatic settings.
-
     python pufferl.py train tests/user_envs.py:Catch --train.total-timesteps 300_000
 """
 
