@@ -46,7 +46,7 @@ MODULES = {  # PufferLib's other modules: the modules here that have their names
     "environments": [], "ocean.squared.cy_squared": [],
 }
 NAMES = {  # one name of PufferLib: its equivalent here
-    "PuffeRL": "pufferl.PuffeRL", "make": "vector.make", "Protein": "protein.Protein",
+    "PuffeRL": "pufferlib.pufferl.PuffeRL", "make": "vector.make", "Protein": "protein.Protein",
     "WandbLogger": "loggers.WandbLogger", "NeptuneLogger": "loggers.NeptuneLogger",
     "NoLogger": "loggers.NoLogger",
     "APIUsageError": "builtins.ValueError", "InvalidAgentError": "builtins.ValueError",
