@@ -1,7 +1,7 @@
-"""An environment's device form beside its C library, step by step, on a CPU; every byte must be the same.
+"""Step an environment's device form beside its C library on a CPU; every byte must be the same.
 
-    episodes = compare("breakout", steps=10_000)        # AssertionError with the first difference
-    python tests/device_steps.py STEPS NAME...          # under the address sanitizer, see test_ocean_device.py
+    episodes = compare("breakout", steps=10_000)     # AssertionError with the first difference
+    python tests/device_steps.py STEPS NAME...       # under the address sanitizer
 """
 
 import sys

@@ -20,9 +20,10 @@ def call(name, *arguments):
 
 
 def read(program, kind):
-    text = b" " * call(f"Get{kind}Size", program)
+    size = call(f"Get{kind}Size", program)
+    text = b" " * (size + 1)  # Python has one object for b" ", which this would overwrite
     call(f"Get{kind}", program, text)
-    return text.rstrip(b"\0").decode()
+    return text[: size - 1].decode()
 
 
 def compile(source, name="kernel.cu", arch="sm_90", options=()):

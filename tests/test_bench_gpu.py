@@ -131,6 +131,7 @@ def test_the_report_has_what_was_measured_and_what_others_left(tmp_path, monkeyp
         "train-4096x32-cuda-bfloat16":
             "not there: the configuration has no setting vec.device",
         "resume-host": "resumed, it has other weights"}
+    assert [*steps][:3] == ["versions", "kernels", "epoch"]
     for line in ("| machine | Some GPU, 16 cores, torch 2.11.0, driver 580.1 |",
                  "network 4 layers × 32, bfloat16, environments on the host | 12,345,678, GPU busy 62% |",
                  "| Breakout to 800 of 864, environments on the host | 7.2 s; 858 ",
@@ -195,11 +196,12 @@ def test_make_takes_the_python_that_is_named_or_that_of_the_venv(tmp_path):
 @pytest.mark.parametrize("env, number", [({}, "32"), ({"CUDA_DEVICE_MAX_CONNECTIONS": "5"}, "5")])
 def test_streams_have_queues_of_their_own_unless_the_user_says_otherwise(env, number, monkeypatch):
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
-    code = "import os, pufferl; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
-    assert run(sys.executable, "-c", code, env=env).stdout.strip() == number
+    code = ("import os, pufferl, torch; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'], "
+            "torch.cuda.is_initialized())")
+    assert run(sys.executable, "-c", code, env=env).stdout.split() == [number, "False"]
 
 
-def test_an_epochs_kernels_and_gaps_are_counted():
+def test_an_epochs_kernels_and_gaps_are_counted(monkeypatch):
     """Three kernels, of which the second lies within the first: 8 µs of two profiled epochs."""
     from bench import bench_train
 
@@ -220,6 +222,8 @@ def test_an_epochs_kernels_and_gaps_are_counted():
     assert epoch["milliseconds"] - epoch["idle"] == pytest.approx(0.004)
     assert epoch["kernels"] == [["products", 1, pytest.approx(0.004)],
                                 ["_gather_cuda", 0.5, pytest.approx(0.0015)]]
+    monkeypatch.setattr(bench_train, "gpu_events", traced.gpu_events)
+    assert bench_train.gpu_shares(trainer, 5e-6, epochs=2)["busy"] == pytest.approx(0.8)
     names = {"policy_step": "policy_step", "Memcpy DtoH (Device -> Pageable)": "Memcpy DtoH",
              "void at::native::copy<4, float>(int)": "torch's own",
              "void mine::scan<2>(int)": "scan"}

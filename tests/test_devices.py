@@ -430,19 +430,19 @@ def test_what_is_frozen_after_graphs_were_made_stays(device, network, optimizer)
     trainer = make_trainer(network=network, cudagraphs=1, optimizer=optimizer, learning_rate=0.002,
                            weight_decay=0.1)
 
-    def changed(epochs):
-        """Train; return the parameters that change."""
-        before = {name: tensor.detach().clone() for name, tensor in trainer.policy.named_parameters()}
+    weights = dict(trainer.policy.named_parameters())
+
+    def names_that_change(epochs):
+        before = {name: weight.detach().clone() for name, weight in weights.items()}
         train(trainer, epochs)
         assert trainer.engine.is_captured
-        return {name for name, tensor in trainer.policy.named_parameters()
-                if not torch.equal(tensor, before[name])}
+        return {name for name, weight in weights.items() if not torch.equal(weight, before[name])}
 
-    every = changed(3)
+    assert names_that_change(3) == weights.keys()
     trainer.policy.encoder.requires_grad_(False)
-    assert changed(4) == {name for name in every if not name.startswith("encoder")}
+    assert names_that_change(4) == {name for name in weights if not name.startswith("encoder")}
     trainer.policy.requires_grad_(True)
-    assert changed(4) == every == {name for name, _ in trainer.policy.named_parameters()}
+    assert names_that_change(4) == weights.keys()
 
 
 @pytest.mark.slow
@@ -466,14 +466,14 @@ def test_torch_compile_changes_no_result(network, where):
     assert others == pytest.approx(losses, rel=1e-2, abs=1e-3)
 
 
-@pytest.mark.parametrize("failing", [None, 4, 5, 6])
-def test_graphs_are_replayed_by_the_driver(failing, monkeypatch):
+@pytest.mark.parametrize("fails_at", [None, 4, 5, 6])
+def test_graphs_are_replayed_by_the_driver(fails_at, monkeypatch):
     """Replay two steps and the last values, up to a call that fails."""
     called, integer = [], ctypes.c_int64
 
     def call(*what):
         called.append(what)
-        return 700 if len(called) == failing else 0
+        return 700 if len(called) == fails_at else 0
 
     @ctypes.CFUNCTYPE(ctypes.c_int, integer, integer)
     def launch(graph, stream):
@@ -506,8 +506,8 @@ def test_graphs_are_replayed_by_the_driver(failing, monkeypatch):
     expected = [("launch", 0, 7), ("synchronize", 7), ("step", 500), ("launch", 3, 7),
                 ("launch", 1, 7), ("synchronize", 7), ("step", 500), ("launch", 3, 7),
                 ("launch", 2, 7), ("synchronize", 7)]
-    if failing:
-        assert (error, called) == (700, expected[:failing])
+    if fails_at:
+        assert (error, called) == (700, expected[:fails_at])
         return
     assert error == 0 and 0 <= share <= 1 and called == expected
     assert cut_step == 1 and cut.tolist() == [0, 0, 0, 1, 0]

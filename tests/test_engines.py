@@ -510,8 +510,8 @@ def test_what_is_frozen_stays(network, part, optimizer, tmp_path):
 
     trainer = make(False)
     assert trainer.engine.name == ("autograd" if network in ("tripled", "lstm") else "compiled")
-    every = {name for name, _ in trainer.policy.named_parameters()}
-    others = {name for name in every if not name.startswith(part)}
+    names = {name for name, _ in trainer.policy.named_parameters()}
+    others = {name for name in names if not name.startswith(part)}
     assert train(trainer) == others
     trainer.save_checkpoint(tmp_path / "half.pt")
     assert train(trainer) == others
@@ -521,7 +521,7 @@ def test_what_is_frozen_stays(network, part, optimizer, tmp_path):
     assert torch.equal(learn(again, 1), trainer.arena.flat("weights"))
 
     trainer = make(True)
-    for trained, expected in ((True, every), (False, others), (True, every)):
+    for trained, expected in ((True, names), (False, others), (True, names)):
         getattr(trainer.policy, part).requires_grad_(trained)
         assert train(trainer) == expected
     trainer.release()
