@@ -446,8 +446,6 @@ def test_target_kl_moves_the_learning_rate_towards_it():
 
 
 class Normalising(Tanh):
-    """A custom network that normalises by itself."""
-
     def __init__(self, env):
         super().__init__(env)
         self.normalizer = models.Normalizer(4)

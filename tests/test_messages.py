@@ -61,7 +61,6 @@ def read_ini(text, name="squared"):
 
 
 def network(code, options=""):
-    """Train squared with a network of this code."""
     def cause(path):
         file = write(path / "mine.py", f"import models, torch\nclass Mine({code}\n")
         options_of_run = ["--policy.name", f"{file}:Mine", "--data-dir", "none", *options.split()]
@@ -150,7 +149,6 @@ CONFIGURATION = [
 
 @functools.cache
 def run_folder():
-    """The folder of a run of squared."""
     path = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, path)
     options = ["--data-dir", str(path), *SMALL]
@@ -298,8 +296,6 @@ def keep_arrays():
 
 
 class OldStep(small_envs.Steps):
-    """Old Gym's four values."""
-
     def step(self, action):
         observation, reward, terminated, _, info = super().step(action)
         return observation, reward, terminated, info

@@ -139,7 +139,6 @@ def library(name):
 
 
 def describe(envs):
-    """What the environment says about itself."""
     one = envs.library
     return repr((one.settings, one.log_fields, one.fps, one.by_turns, envs.num_agents,
                  envs.observation_shape, str(envs.observation_dtype), envs.action_heads,

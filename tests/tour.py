@@ -63,7 +63,6 @@ def typed(*who):
 
 
 def header():
-    """The game."""
     return next(step.text for step in steps() if step.kind == "c")
 
 
