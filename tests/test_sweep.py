@@ -194,7 +194,7 @@ def test_a_trial_is_stopped_or_lost_or_fails(tmp_path, monkeypatch):
         interrupted = threads.submit(run, "e", stop, children.append, limit=1e9)
         hopeless = threads.submit(run, "a", limit=1e9, rule=rule)
         dear = threads.submit(run, "b")
-        no_metric = threads.submit(run, "c", metric="scroe")
+        no_metric = threads.submit(run, "c", metric="scroe", env={"FAKE_SECONDS": "60"})
         no_cost = threads.submit(run, "d", cost="uptme", env={"FAKE_SECONDS": "0"})
         lost = [threads.submit(run, name, trainer=str(tmp_path / name), command=[])
                 for name in ("kill.py", "leave.py")]
@@ -209,7 +209,7 @@ def test_a_trial_is_stopped_or_lost_or_fails(tmp_path, monkeypatch):
         assert len(list(tmp_path.glob("runs/e/*/config.json"))) == 1, "it is resumed"
     assert hopeless.result()["status"] == "stopped" and dear.result()["status"] == "stopped"
     assert 0.25 < hopeless.result()["curve"][-1][0] < 0.9 and 0.4 < dear.result()["cost"] < 0.9
-    assert no_metric.result()["seconds"] < 3.5, "it has its limit too"
+    assert no_metric.result()["seconds"] < 30, "it has its limit too"
     assert no_metric.result()["error"].startswith("scroe ")
     assert no_cost.result()["error"].startswith("uptme ")
     assert [trial.result()["status"] for trial in lost] == ["lost", "lost"]
