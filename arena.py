@@ -44,10 +44,13 @@ cell = njit(inline="always", error_model="numpy")
 def cached_njit(**options):
     """Return an njit decorator without the GIL that caches in __pycache__.
 
-    An edit of one of FILES invalidates the cache.
+    An edit of one of FILES invalidates the cache. A function that calls another contains it
+    (`forceinline`): a copy outside differs in the last bit, and whether that runs would depend on
+    what the cache has.
     """
     def decorate(function):
-        compile_cached = njit(nogil=True, cache=True, error_model="numpy", **options)
+        compile_cached = njit(nogil=True, cache=True, error_model="numpy", forceinline=True,
+                              **options)
         try:
             compiled = compile_cached(function)
         except RuntimeError:  # numba has no folder for its cache
