@@ -48,8 +48,7 @@ def simulated(monkeypatch):
     return sys.modules["cupy"]
 
 
-# --------------------------------------------------------------------------------------------------
-# Cells
+# -- Cells
 
 KINDS = {"f": ("float", f32), "i": ("int", np.int32), "u": ("u32", np.uint32),
          "h": ("u16", np.uint16), "b": ("bool", np.bool_)}
@@ -145,8 +144,7 @@ def test_what_c_cannot_express_is_an_error(function, error):
         cuda_cpp.translate([function])
 
 
-# --------------------------------------------------------------------------------------------------
-# The file
+# -- The file
 
 DOUBLES = {"priorities", "masked_moments", "gradient_norm", "clip", "add_bias_gradients",
            "ppo_loss_discrete", "ppo_loss_continuous", "draw_segments", "newton_schulz"}  # add up in double
@@ -245,8 +243,7 @@ def test_newton_schulz_takes_fewer_blocks_if_the_gpu_cannot_hold_all(monkeypatch
         torch.testing.assert_close(y.double().cpu(), expected, rtol=0, atol=1e-3)
 
 
-# --------------------------------------------------------------------------------------------------
-# The step of a rollout in one kernel
+# -- The step of a rollout in one kernel
 
 BOX = gymnasium.spaces.Box(-2, 3, (2,), np.float32)
 ONE_SIDED = gymnasium.spaces.Box(np.float32([-2, 7, -np.inf]), np.float32([3, np.inf, np.inf]))
@@ -436,8 +433,7 @@ def test_what_a_step_refuses(error, name, change, simulated):
         actor.step()
 
 
-# --------------------------------------------------------------------------------------------------
-# Any order of threads and blocks
+# -- Any order of threads and blocks
 
 
 def results(cupy, monkeypatch, backwards):

@@ -568,8 +568,7 @@ def find_gpu(available=True, implementation="NVIDIA", knows_numpy=True, has_cupy
         fused.find_gpu(1)
 
 
-# --------------------------------------------------------------------------------------------------
-# Streams
+# -- Streams
 
 
 class Stream:
@@ -691,8 +690,7 @@ def test_torch_has_its_precision_back_after_a_run(monkeypatch):
         assert chosen.allow_tf32 == before
 
 
-# --------------------------------------------------------------------------------------------------
-# What only a GPU can show
+# -- What only a GPU can show
 
 
 @pytest.mark.gpu

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import pufferl
-
 FUZZ = Path(__file__).resolve().parent / "fuzz.py"
 
 
@@ -22,15 +20,3 @@ def test_made_up_cases_end_as_they_should(cases, options, timeout):
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert (figures["cases"], figures["faults"]) == (cases, 0), done.stdout
-
-
-@pytest.mark.parametrize("option", ["--load-model-path", "--resume", "--data-dir", "--policy.name",
-                                    "--train.loss"])
-def test_a_path_that_the_system_refuses(option, tmp_path, monkeypatch):
-    """The thousand cases found one: a name of 300 letters."""
-    monkeypatch.chdir(tmp_path)
-    value = 300 * "a" + (".py:x" if "." in option else "")
-    with pytest.raises(SystemExit, match="aaa"):
-        pufferl.main(["train", "squared", option, value, "--logger", "none",
-                      "--train.total-timesteps", "65536"])
-    assert not list(tmp_path.iterdir())

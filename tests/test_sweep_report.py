@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from conftest import open_chromium
 from test_sweep import FAKE_SPACE, record, write_sweep
-from test_watch import ask
 
 from errors import ConfigError
 from protein import Random
@@ -31,14 +30,6 @@ def swept(tmp_path):
         ledger.finish({**r, **(failure if number == 3 else {}),
                        "predicted": prediction if number > 8 else {}})
     return ledger
-
-
-@pytest.fixture
-def live(swept):
-    server = report.serve(swept.folder, 0)
-    yield server
-    server.shutdown()
-    server.server_close()
 
 
 def test_report_of_a_sweep(swept):
@@ -115,25 +106,6 @@ def test_report_of_runs_of_two_environments(runs):
         report.page(runs, tag="west")
 
 
-def test_the_live_page_is_for_this_machine_and_outlives_what_is_broken(live, swept, capfd):
-    port = live.server_address[1]
-    status, headers, text = ask(port, "GET", "/")
-    assert status == 200 and "squared" in text
-    assert "default-src 'none'" in headers["Content-Security-Policy"]
-    assert ask(port, "GET", "/", Host=f"evil.test:{port}")[0] == 403
-    assert capfd.readouterr().err == ""
-    broken = swept.folder / "trials" / "00099.json"
-    broken.write_text("{")
-    assert ask(port, "GET", "/")[0] == 500
-    broken.unlink()
-    broken.mkdir()  # an error of the system's, which is not the visitor's leaving
-    assert ask(port, "GET", "/")[0] == 500
-    broken.rmdir()
-    assert ask(port, "GET", "/")[0] == 200
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 2 and all("00099" in line for line in lines)
-
-
 @pytest.fixture
 def browser():
     """Yield a function that opens a page; fail on its errors and requests."""
@@ -149,10 +121,8 @@ def browser():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_live", [False, True])
-def test_report_in_a_browser(swept, live, browser, is_live):
-    page = browser(f"http://localhost:{live.server_address[1]}/" if is_live
-                   else report.write_report(swept.folder).as_uri())
+def test_report_in_a_browser(swept, browser):
+    page = browser(report.write_report(swept.folder).as_uri())
     assert page.locator(".js-plotly-plot").count() == 5
     page.wait_for_selector(".gl-container canvas", state="attached")  # the stars
     shown = page.evaluate("""() => {

@@ -8,11 +8,9 @@ It is made of [(title, text, plotly figure)]. To add a figure, edit `sweep_figur
 """
 
 import contextlib
-import functools
 import html
 import json
 import re
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -262,11 +260,6 @@ def run_figures(runs, metric):
     return figures
 
 
-# the page's Content-Security-Policy: it loads nothing; plotly compiles code and makes images
-SOURCES = ("script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
-           "img-src data: blob:; ")
-
-
 def table(rows):
     """Format [{column: value}] as an HTML table; a click on a column's head sorts it."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -279,7 +272,7 @@ def table(rows):
             "</div>")
 
 
-def page(folder, metric="environment/score", tag=None, refresh=None):
+def page(folder, metric="environment/score", tag=None):
     """Return the report of a sweep's folder, or of a folder of runs, as HTML."""
     from plotly.offline import get_plotlyjs
 
@@ -330,9 +323,7 @@ def page(folder, metric="environment/score", tag=None, refresh=None):
         plot = figure.to_html(full_html=False, include_plotlyjs=False)
         parts.append(f"<h2>{html.escape(name)}</h2><p>{html.escape(note)}</p>{plot}")
     parts.append(f"<h2>Table</h2>{table(rows)}")
-    meta = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
-    values = {"title": html.escape(title), "refresh": meta, "plotly": get_plotlyjs(),
-              "body": "\n".join(parts)}
+    values = {"title": html.escape(title), "plotly": get_plotlyjs(), "body": "\n".join(parts)}
     template = Path(__file__).with_name("report.html").read_text("utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda place: values[place[1]], template)
 
@@ -350,24 +341,3 @@ def write_report(path: Path, output: Path | None = None, metric: str = "environm
     output = Path(output or Path(path) / "report.html")
     output.write_text(page(path, metric, tag), "utf-8")
     return output
-
-
-def serve(folder, port):
-    """Serve the report on 127.0.0.1; returns the server (server_address, shutdown).
-
-    The page is made again when the ledger has changed. Port 0 is a free one.
-    """
-    from tools import watch
-
-    lock = threading.Lock()
-    make_page = functools.lru_cache(1)(lambda trials: page(folder, refresh=30))
-
-    class Requests(watch.Requests):
-        def respond(self):
-            if self.path != "/":
-                return 404, "there is / only"
-            with lock:
-                text = make_page(len(list((Path(folder) / "trials").glob("*.json"))))
-            return 200, text, "text/html; charset=utf-8", SOURCES
-
-    return watch.start_server(Requests, port)
