@@ -525,11 +525,11 @@ def make_logger(kind, folder, config):
 # Command line
 
 USAGE = """usage: python protein.py ENV [--sweep.key value ...] [--section.key value ...]
-       python protein.py report PATH [--output FILE] [--metric NAME] [--tag TAG]
+       python protein.py report FOLDER [--output FILE]
 
   ENV         search the settings of [sweep.*] in config/default.ini and config/ENV.ini; the same
               command continues a sweep that was stopped
-  report      the page of a sweep's folder, or of a folder of runs
+  report      write the page of a sweep's folder
 
   --sweep.num-trials 50 --sweep.workers 2       how to search; protein.py ENV --help lists all
   --sweep.train.learning-rate.max 0.1           where: distribution, min, max, mean, scale or values
