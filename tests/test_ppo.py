@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-import user_envs
 from gymnasium import spaces
-from small_envs import Drawn
+from small_envs import Drawn, Leavers
 
 import kernels
 import models
@@ -94,11 +93,11 @@ def make_one_sided():
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_page_says_what_the_trainer_does(name, monkeypatch):
-    env, settings = {"scaled": ("cartpole", SETTINGS | SCALED), "dying": (user_envs.Dying, SETTINGS | SCALED),
+    env, settings = {"scaled": ("cartpole", SETTINGS | SCALED), "dying": (Leavers, SETTINGS | SCALED),
                      "one-sided": (make_one_sided, SETTINGS)}.get(name, (name, SETTINGS))
     options = {"num_envs": 32, "num_buffers": 1}
     if name in ("dying", "one-sided"):
-        options = {"num_envs": 8 if name == "dying" else 32, "backend": "serial"}
+        options = {"num_envs": 11 if name == "dying" else 32, "backend": "serial"}
     envs = [vector.make(env, seed=3, env_kwargs=CASES[name], **options) for _ in range(2)]
     theirs = models.MinGRUPolicy(envs[0], hidden_size=16, num_layers=2,
                                  normalize=settings["norm_obs"])
