@@ -322,7 +322,6 @@ def mingru_scan(T=3, M=4, H=6, seed=0, start=0, columns=None, resets=0.2, live=0
 
 
 def mingru_scan_grad(T=3, M=4, H=6, **options):
-    """Make the call for the gradient of mingru_scan with the same options."""
     scan = mingru_scan(T, M, H, **options)
     data = dict(scan.arguments)
     hgp, x = (data[name].double().requires_grad_() for name in ("hgp", "x"))
@@ -480,7 +479,7 @@ def ppo_loss(T=3, B=4, data=None, tolerance=1e-5, coefficients=None, **options):
 
 
 def in_chunks(call, sizes):
-    """Return the outputs of a ppo_loss call in chunks of so many segments."""
+    """Run a ppo_loss call in chunks of so many segments."""
     whole, results, start = call.arguments, [], 0
     for size in sizes:
         here = slice(start, start + size)

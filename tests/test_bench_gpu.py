@@ -149,7 +149,6 @@ def test_the_report_has_what_was_measured_and_what_others_left(tmp_path, monkeyp
 
 
 def test_each_step_runs_what_there_is():
-    """Files and options of the commands, the tests that -k names, and the setting vec.device."""
     assert bench_gpu.has_device_setting()
     tests = re.findall(r"^def (test_\w+)", (ROOT / "tests/test_devices.py").read_text(), re.M)
     for word in bench_gpu.CAPTURES.split(" or "):

@@ -48,7 +48,6 @@ class Copy:
         shutil.copytree(ROOT, folder, ignore=LEFT_OUT)
 
     def edit(self, path, change):
-        """Replace a file's text by change(text)."""
         assert path in self.files, f"CONTRIBUTING's list leaves out {path}"
         file = self.folder / path
         before = file.read_text()
@@ -58,7 +57,6 @@ class Copy:
         file.write_text(after)
 
     def replace(self, path, pattern, new, count=1):
-        """Replace each match of a pattern; there must be `count`."""
         def change(text):
             text, number = re.subn(pattern, new, text, flags=re.M)
             assert number == count, f"{path}: {pattern} is there {number} times"
@@ -102,7 +100,6 @@ def copy(tmp_path):
 
 
 def test_lists_name_what_is_there():
-    """Look up each `module.name` and each file."""
     text = " ".join(PLACES.values())
     for module, name in re.findall(r"`(\w+)\.(\w+)", text):
         paths = [ROOT / folder / f"{module}.py" for folder in ("", "fast", "tools", "tools/sweep")]

@@ -91,8 +91,6 @@ class Tanh(torch.nn.Module):
 
 
 class Planes(Tanh):
-    """A convolution of a stack of planes."""
-
     def __init__(self, env):
         super().__init__(env)
         shape = env.single_observation_space.shape
