@@ -15,7 +15,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / ".github/CONTRIBUTING.md").read_text()
-LEFT_OUT = shutil.ignore_patterns(".*", "experiments", "log", "gpu", "*.npy", "user_files")
 
 
 def read_places():
@@ -45,7 +44,8 @@ class Copy:
     def __init__(self, folder, titles):
         self.folder = folder
         self.files = files_of(*titles)
-        shutil.copytree(ROOT, folder, ignore=LEFT_OUT)
+        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(
+            ".*", "experiments", "log", "gpu", "*.npy", "user_files"))
 
     def edit(self, path, change):
         assert path in self.files, f"CONTRIBUTING's list leaves out {path}"
@@ -112,13 +112,10 @@ def test_lists_name_what_is_there():
         assert (ROOT / path).exists(), path
 
 
-LOGITS = ("A term of the loss", "... and to log it")
-
-
 @pytest.mark.slow
 def test_a_penalty_on_the_logits(copy):
     """Give it a default of 0.01, which tests that compare implementations then see."""
-    project = copy(*LOGITS)
+    project = copy("A term of the loss", "... and to log it")
     source = "kernels.py"
     project.replace(source, r'(?<="vf_error_bound", "ent_coef")\)', ', "logit_coef")')
     project.replace(source, r"\) = range\(len\(LOSS_SETTINGS\)\)",

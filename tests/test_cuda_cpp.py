@@ -36,8 +36,6 @@ from fast import cuda_cpp, fused
 pytestmark = [pytest.mark.skipif(arena.SIMULATOR, reason="numba compiles nothing here"),
               pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")]
 GENERATIONS = ("sm_80", "sm_90", "sm_120")
-HALF = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16],
-                               ids=["float32", "bfloat16"])
 f32 = np.float32
 
 
@@ -157,7 +155,6 @@ def test_every_kernel_compiles_for_every_generation(generation):
 @pytest.mark.slow
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_all_stays_in_registers(generation):
-    """By the assembler within NVRTC: nothing is spilled."""
     options = (*cuda_cpp.OPTIONS, "--ptxas-options=-v")
     _, log = nvrtc.compile(kernels.CUDA.source, "kernels.cu", generation, options)
     spills, used = (re.findall(pattern, log)
@@ -347,7 +344,6 @@ def test_a_step_of_any_shape(dtype, **options):
 
 
 def test_a_network_that_does_not_fit_takes_its_products_from_cublas(simulated, monkeypatch):
-    """By the bytes that it needs and those that a block may have."""
     actor = Actor(5, 118, 64, 2)
     assert fused.PolicyStep.size(actor.policy, torch.float32) == 166_096  # Breakout's, in docs/gpu.md
     assert actor.layers.step_kernel is not None
@@ -366,7 +362,7 @@ def on_processors(monkeypatch, count, **others):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
 
 
-@HALF
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_a_step_is_the_same_whatever_is_side_by_side(simulated, monkeypatch, precision):
     """Any order of threads, any number of blocks, tiles of 8, 16 or 32: the same bits."""
     actor, results = Actor(77, 19, 33, 2, "masks", precision), []

@@ -618,8 +618,6 @@ class InOrder(TorchDispatchMode):
 
 
 class Streams(Recorder):
-    """The recorder with a GPU's streams."""
-
     main, worker, wait = fused.Gpu.main, fused.Gpu.worker, staticmethod(fused.Gpu.wait)
 
     def __init__(self):
