@@ -56,7 +56,7 @@ test: .venv/ready-test  ## every fast test
 	$(RUN) -m pytest -m "not slow and not gpu and not cudasim" $(SPLIT) --timeout 600
 	NUMBA_ENABLE_CUDASIM=1 NUMBA_DISABLE_JIT=1 $(RUN) -m pytest tests/test_cuda.py -m cudasim
 
-gpu:  ## on a GPU: tests, speed and learning, step by step, into docs/gpu; installs nothing (STEPS="smoke kernels" OUT=folder MINUTES=9)
+gpu:  ## on a GPU: tests, speed and learning, step by step, into docs/gpu; installs nothing (STEPS="versions kernels" OUT=folder MINUTES=9)
 	$(GPU_PYTHON) bench/bench_gpu.py --out "$(or $(OUT),docs/gpu)"$(if $(MINUTES), --minutes $(MINUTES)) $(STEPS)
 
 test-slow: .venv/ready-test  ## learning curves, sanitizers, crash tests

@@ -1310,7 +1310,7 @@ USAGE = """usage: python pufferl.py {train,eval,ship,sweep,export,autotune,profi
   export ENV   a policy as ONNX, C or a web page: --load-model-path latest --export.web FOLDER
   autotune ENV find the backend, workers and batch size that step it fastest on this machine
   profile ENV  where the time goes: tables, and a trace for a browser
-  runs         the runs so far; runs show RUN: all of one; runs rm RUN: remove it
+  runs         the runs so far; runs show RUN: all of one
   plot RUN ... curves of a metric, in the terminal and as a page: --metric entropy --output a.html
   diagnose RUN why a run does not learn: warnings and curves; RUN: a folder, latest or ENV
   doctor       what this machine has, how fast it trains, and what is missing; for a bug report

@@ -1,7 +1,7 @@
 """Runs every test and benchmark of this trainer that needs a GPU, step by step.
 
     make gpu                             # every step, into docs/gpu
-    make gpu STEPS="smoke kernels"       # steps with these prefixes; other results stay
+    make gpu STEPS="versions kernels"    # steps with these prefixes; other results stay
     make gpu OUT=/tmp/gpu PYTHON=python3.12 MINUTES=9
     python bench/bench_gpu.py --list     # the steps and their limits
 
@@ -129,7 +129,6 @@ def learning():
 CAPTURES = "cannot_be_captured"
 STEPS = [
     Step("versions", 60, of_this_file("versions")),
-    Step("smoke", 180, tests("-m", "gpu", "tests/test_gpu.py"), some_passed),
     Step("tests-kernels", 420, tests("-m", "gpu", "tests/test_cuda.py"), some_passed),
     Step("tests-training", 420,
          tests("-m", "gpu and not slow", "tests/test_devices.py", "-k", f"not ({CAPTURES})"),

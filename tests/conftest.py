@@ -107,15 +107,6 @@ def wait_for(get, seconds=300):
     return value
 
 
-def find_chromium():
-    """The path of Chromium; without one the test skips."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if program is None:
-        pytest.skip("needs Chromium, which was not found (Debian: apt-get install chromium)")
-    return program
-
-
 @contextlib.contextmanager
 def open_chromium(hosts):
     """Yield (a page of headless Chromium, the addresses that it loads, its errors).
@@ -123,9 +114,13 @@ def open_chromium(hosts):
     hosts: rules of Chromium that map names to addresses.
     """
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip("needs Chromium, which was not found (Debian: apt-get install chromium)")
     arguments = ["--no-sandbox", f"--host-resolver-rules={hosts}"]
     with playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=find_chromium(), args=arguments)
+        chromium = started.chromium.launch(executable_path=program, args=arguments)
         page = chromium.new_page(viewport={"width": 1400, "height": 900})
         page.set_default_timeout(120_000)
         requests, problems = [], []

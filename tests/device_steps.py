@@ -23,14 +23,12 @@ def library(name):
 
 
 def act(vecenv, random):
-    """Draw random actions for one step."""
     if vecenv.action_heads:
         return random.integers(0, vecenv.action_heads, (vecenv.num_agents, vecenv.action_dims))
     return random.uniform(-1, 1, (vecenv.num_agents, vecenv.action_dims))
 
 
 def both(name, num_envs=6, seed=3, device="cpu", **settings):
-    """Return vectors of the environments on the host and on a device."""
     return [vector.make(library(name), num_envs, num_threads=1, seed=seed, **settings, **place)
             for place in ({"num_buffers": 1}, {"device": device})]
 

@@ -21,7 +21,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -256,13 +255,8 @@ def enter(here, run):
         run()
 
 
-def start(here, run, typed=False):
-    """The number of a case's process; typed: as a command, not forked."""
-    if typed:
-        with open(here / "stdout", "wb") as output, open(here / "stderr", "wb") as errors:
-            command = [sys.executable, str(ROOT / "pufferl.py"), *run]
-            return subprocess.Popen(command, cwd=here, stdout=output, stderr=errors,
-                                    stdin=subprocess.DEVNULL, start_new_session=True).pid
+def start(here, run):
+    """The number of a case's process."""
     sys.stdout.flush()
     number = os.fork()
     if number == 0:

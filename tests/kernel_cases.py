@@ -76,8 +76,7 @@ class Call:
             assert torch.equal(bits(self.tensors[name]), old), f"{name} was changed"
 
 
-# --------------------------------------------------------------------------------------------------
-# Sample
+# -- Sample
 
 
 def some_masks(rng, n, heads):
@@ -167,8 +166,7 @@ def sample(n=5, heads=None, dims=None, masked=False, wide=False, squash=None, fa
     return Call("sample", written, discrete if heads else continuous, **arguments)
 
 
-# --------------------------------------------------------------------------------------------------
-# Advantage, priorities, draw, gather, write back
+# -- Advantage, priorities, draw, gather, write back
 
 
 GAE = {"gamma": 0.97, "gae_lambda": 0.9, "rho_clip": 1.3, "c_clip": 0.9}
@@ -281,8 +279,7 @@ def write_back(T=4, N=5, M=5):
                 values=values, ratios=ratios)
 
 
-# --------------------------------------------------------------------------------------------------
-# MinGRU
+# -- MinGRU
 
 
 def segments(T, M, H, seed=0, columns=None, resets=0.2, live=0.8, rows=0, scale=1.0, rounded=False,
@@ -325,7 +322,6 @@ def mingru_scan(T=3, M=4, H=6, seed=0, start=0, columns=None, resets=0.2, live=0
 
 
 def mingru_scan_grad(T=3, M=4, H=6, **options):
-    """Make the call for the gradient of mingru_scan with the same options."""
     scan = mingru_scan(T, M, H, **options)
     data = dict(scan.arguments)
     hgp, x = (data[name].double().requires_grad_() for name in ("hgp", "x"))
@@ -365,12 +361,9 @@ def mingru_step(M=4, H=6, rounded=False, dtype=torch.float32):
                 out=poison(M, H, dtype=dtype))
 
 
-# --------------------------------------------------------------------------------------------------
-# PPO loss
-
+# -- PPO loss
 
 COEFFICIENTS = {"clip_coef": 0.2, "vf_coef": 1.7, "vf_clip_coef": 0.3, "vf_error_bound": math.inf, "ent_coef": 0.05}
-ROLLOUT = "logprobs", "values", "advantages", "weights", "valid"
 
 
 def minibatch(T, B, *, heads=None, dims=None, masked=False, seed=0, live=0.8, spread=0.4, N=None,
@@ -486,7 +479,7 @@ def ppo_loss(T=3, B=4, data=None, tolerance=1e-5, coefficients=None, **options):
 
 
 def in_chunks(call, sizes):
-    """Return the outputs of a ppo_loss call in chunks of so many segments."""
+    """Run a ppo_loss call in chunks of so many segments."""
     whole, results, start = call.arguments, [], 0
     for size in sizes:
         here = slice(start, start + size)
@@ -574,8 +567,7 @@ def add_bias_gradients(n=7, columns=5, dtype=torch.float32, add=True):
     return Call("add_bias_gradients", [], compare, pairs=pairs, accumulate=add)
 
 
-# --------------------------------------------------------------------------------------------------
-# The tables
+# -- The tables
 
 DTYPES = (torch.float32, torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16,
           torch.uint32, torch.int32, torch.uint64, torch.int64, torch.float64)
@@ -678,8 +670,7 @@ SMALL = {  # a right call of each kind, whose sizes all differ
     "observation_moments": observation_moments,
 }
 
-# --------------------------------------------------------------------------------------------------
-# Cells: what each takes and returns (float32, int32, uint32, uint16, bool)
+# -- Cells: what each takes and returns (float32, int32, uint32, uint16, bool)
 
 CELLS = {
     "power_of_two": ("f", "f"), "exp_cell": ("f", "f"), "sigmoid_cell": ("f", "f"),

@@ -233,7 +233,6 @@ class Launcher:
         self._folder, self._lock = tempfile.TemporaryDirectory(prefix="ptx-"), threading.Lock()
 
     def compile(self, driver, arguments):
-        """The PTX of the kernel of a driver."""
         from numba import cuda
         from numba.cuda import dispatcher
 

@@ -109,20 +109,10 @@ def importance_weights(p, beta):
     return torch.where(p > 0, (len(p) * torch.where(p > 0, p, 1.0)) ** -beta, 0.0)
 
 
-def draw(p, u):
-    """Return segments by the inverse CDF: the first n with p_0 + ... + p_n > u * sum(p).
-
-    Never a segment with p = 0; a NaN gives a legal index.
-    """
-    cdf = p.cumsum(0)
-    possible = (p > 0).nonzero()
-    last = possible[-1].item() if len(possible) else len(p) - 1
-    return torch.searchsorted(cdf, u * cdf[-1], right=True).clamp(0, last)
-
-
 def draw_segments(p, M, seed, epoch, minibatch):
     """Return the M segments of a minibatch, (M,), one per equal stratum of p (N,).
 
+        segment m: the first n with p_0 + ... + p_n > (m + place in the stratum) / M * sum(p)
         place in the stratum = (u + minibatch M / N) modulo 1
         u = philox4x32((m, epoch, minibatch M // N, 2)), a number in [0, 1), new after N draws
 
@@ -131,7 +121,9 @@ def draw_segments(p, M, seed, epoch, minibatch):
     passes, rest = divmod(minibatch * M, len(p))
     words = [philox4x32((m, epoch, passes, 2), (seed & 0xFFFFFFFF, seed >> 32)) for m in range(M)]
     u = torch.tensor([(w[0] * 2**32 + w[1]) * 2.0**-64 for w in words], dtype=torch.float64)
-    return draw(p, (torch.arange(M) + (u + rest / len(p)) % 1) / M)
+    places = (torch.arange(M) + (u + rest / len(p)) % 1) / M
+    cdf, last = p.cumsum(0), (p > 0).nonzero().max()  # never a segment with p = 0
+    return torch.searchsorted(cdf, places * cdf[-1], right=True).clamp(0, last)
 
 
 def mingru_layer(x, hgp, state, resets, valid):

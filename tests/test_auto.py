@@ -18,6 +18,7 @@ import trainers
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_envs import Drawn
 from trainers import Tanh, make_trainer, run_epochs
 
 import auto
@@ -396,16 +397,10 @@ def test_planes_are_one_hot(space):
         np.testing.assert_array_equal(hot.argmax(2).numpy() + space.low.min(), whole)
 
 
-class Boarded(Episodes):
-    observation_space = spaces.Dict(board=box(0, 2, (5, 5), "int8"), mode=spaces.Discrete(3),
-                                    speed=box(-9.0, 9.0, (2,), "float32"))
-
-    def observe(self):
-        return self.observation_space.sample()
-
-
 def test_a_dict_gets_one_encoder_a_key_and_a_memory():
-    with vector.make(lambda **_: Boarded(), num_envs=8, backend="serial") as vecenv:
+    space = spaces.Dict(board=box(0, 2, (5, 5), "int8"), mode=spaces.Discrete(3),
+                        speed=box(-9.0, 9.0, (2,), "float32"))
+    with vector.make(lambda **_: Drawn(space, spaces.Discrete(2)), 8, "serial") as vecenv:
         args = configure("squared", "--policy.name", "auto", "--policy.hidden-size", "16",
                          "--train.norm-obs", "auto")
         policy = pufferl.load_policy(args, vecenv)

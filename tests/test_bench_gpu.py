@@ -15,8 +15,6 @@ import pytest
 from bench import bench_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
 GARBAGE = bytes(range(256)) * 9 + b"\x1b[31m{not JSON}\n```\n"
 VERSIONS = {"gpu": "Some GPU", "cores": 16, "torch": "2.11.0", "driver": "580.1, 700 W"}
 TRAIN = {"sps": 12345678.0, "num_layers": 4, "hidden_size": 32, "shares": {"busy": 0.625}}
@@ -109,7 +107,7 @@ def test_a_step_that_fails_does_not_end_the_others(tmp_path, monkeypatch):
 
 
 def test_tests_that_only_skip_have_not_passed():
-    step = bench_gpu.Step("smoke", 100, bench_gpu.tests())
+    step = bench_gpu.Step("tests", 100, bench_gpu.tests())
     figures = [bench_gpu.figures_of(step, f"s\n{line} in 1s\n")
                for line in ("3 skipped", "1 failed, 2 passed")]
     assert figures == [{"passed": 0, "skipped": 3}, {"passed": 2, "failed": 1}]
@@ -151,7 +149,6 @@ def test_the_report_has_what_was_measured_and_what_others_left(tmp_path, monkeyp
 
 
 def test_each_step_runs_what_there_is():
-    """Files and options of the commands, the tests that -k names, and the setting vec.device."""
     assert bench_gpu.has_device_setting()
     tests = re.findall(r"^def (test_\w+)", (ROOT / "tests/test_devices.py").read_text(), re.M)
     for word in bench_gpu.CAPTURES.split(" or "):
@@ -186,8 +183,8 @@ def test_make_takes_the_python_that_is_named_or_that_of_the_venv(tmp_path):
     assert command("MINUTES=9") == 'python3 bench/bench_gpu.py --out "docs/gpu" --minutes 9'
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").touch()
-    assert command("STEPS=smoke kernels") == (
-        '.venv/bin/python bench/bench_gpu.py --out "docs/gpu" smoke kernels')
+    assert command("STEPS=versions kernels") == (
+        '.venv/bin/python bench/bench_gpu.py --out "docs/gpu" versions kernels')
     for named in (command("PYTHON=python3.12", "OUT=/a b"), command(PYTHON="python3.12", OUT="/a b")):
         assert named == 'python3.12 bench/bench_gpu.py --out "/a b"'
 

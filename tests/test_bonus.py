@@ -1,6 +1,5 @@
 """Exploration bonuses: novelty falls with visits, a step is paid for what it led to."""
 
-
 import numpy as np
 import pytest
 import torch

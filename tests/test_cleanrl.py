@@ -16,8 +16,6 @@ from errors import NetworkError
 
 ROOT = Path(__file__).resolve().parent.parent
 ACTIONS = [spaces.Discrete(3), spaces.MultiDiscrete([2, 4]), spaces.Box(-1, 1, (2,), np.float32)]
-
-
 NUMBERS = spaces.Box(-1, 1, (5,), np.float32)
 
 

@@ -24,8 +24,7 @@ import models
 import vector
 from fast import c_calls, compiled, products, verify
 
-# --------------------------------------------------------------------------------------------------
-# Calls and caches
+# -- Calls and caches
 
 
 def count_calls(function):
@@ -122,8 +121,7 @@ def test_the_clock_leaves_out_compiling(monkeypatch):
     assert arena.clock() - wall < spent
 
 
-# --------------------------------------------------------------------------------------------------
-# Comparison with the network's own forward
+# -- Comparison with the network's own forward
 
 
 def test_loaded_weights_are_compared_again(tmp_path, capsys, monkeypatch):
@@ -155,8 +153,7 @@ def test_a_comparison_is_without_tf32_and_changes_nothing(precision, monkeypatch
     trainer.release()
 
 
-# --------------------------------------------------------------------------------------------------
-# Threads
+# -- Threads
 
 small_trainer = functools.partial(make_trainer, env="squared", num_envs=8, minibatch_size=32)
 autograd_trainer = functools.partial(small_trainer, policy=NETWORKS["feed-forward"], engine="autograd")

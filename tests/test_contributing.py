@@ -15,7 +15,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / ".github/CONTRIBUTING.md").read_text()
-LEFT_OUT = shutil.ignore_patterns(".*", "experiments", "log", "gpu", "*.npy", "user_files")
 
 
 def read_places():
@@ -45,10 +44,10 @@ class Copy:
     def __init__(self, folder, titles):
         self.folder = folder
         self.files = files_of(*titles)
-        shutil.copytree(ROOT, folder, ignore=LEFT_OUT)
+        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(
+            ".*", "experiments", "log", "gpu", "*.npy", "user_files"))
 
     def edit(self, path, change):
-        """Replace a file's text by change(text)."""
         assert path in self.files, f"CONTRIBUTING's list leaves out {path}"
         file = self.folder / path
         before = file.read_text()
@@ -58,7 +57,6 @@ class Copy:
         file.write_text(after)
 
     def replace(self, path, pattern, new, count=1):
-        """Replace each match of a pattern; there must be `count`."""
         def change(text):
             text, number = re.subn(pattern, new, text, flags=re.M)
             assert number == count, f"{path}: {pattern} is there {number} times"
@@ -102,7 +100,6 @@ def copy(tmp_path):
 
 
 def test_lists_name_what_is_there():
-    """Look up each `module.name` and each file."""
     text = " ".join(PLACES.values())
     for module, name in re.findall(r"`(\w+)\.(\w+)", text):
         paths = [ROOT / folder / f"{module}.py" for folder in ("", "fast", "tools", "tools/sweep")]
@@ -115,13 +112,10 @@ def test_lists_name_what_is_there():
         assert (ROOT / path).exists(), path
 
 
-LOGITS = ("A term of the loss", "... and to log it")
-
-
 @pytest.mark.slow
 def test_a_penalty_on_the_logits(copy):
     """Give it a default of 0.01, which tests that compare implementations then see."""
-    project = copy(*LOGITS)
+    project = copy("A term of the loss", "... and to log it")
     source = "kernels.py"
     project.replace(source, r'(?<="vf_error_bound", "ent_coef")\)', ', "logit_coef")')
     project.replace(source, r"\) = range\(len\(LOSS_SETTINGS\)\)",

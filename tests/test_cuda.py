@@ -98,8 +98,7 @@ for name in ("muon", "a_zero_gradient_is_a_zero_step_and_gaps_stay_zero",
     globals()[f"test_{name}"] = borrowed(name, WHERE[:1])
 
 
-# --------------------------------------------------------------------------------------------------
-# PTX, for machines without a GPU
+# -- PTX, for machines without a GPU
 
 SINGLE = {"_sample_discrete_cuda", "_sample_continuous_lanes", "_gather_cuda", "_mingru_step_cuda", "_write_back",
           "_nesterov_lanes", "_apply_lanes"}

@@ -36,8 +36,6 @@ from fast import cuda_cpp, fused
 pytestmark = [pytest.mark.skipif(arena.SIMULATOR, reason="numba compiles nothing here"),
               pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")]
 GENERATIONS = ("sm_80", "sm_90", "sm_120")
-HALF = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16],
-                               ids=["float32", "bfloat16"])
 f32 = np.float32
 
 
@@ -48,8 +46,7 @@ def simulated(monkeypatch):
     return sys.modules["cupy"]
 
 
-# --------------------------------------------------------------------------------------------------
-# Cells
+# -- Cells
 
 KINDS = {"f": ("float", f32), "i": ("int", np.int32), "u": ("u32", np.uint32),
          "h": ("u16", np.uint16), "b": ("bool", np.bool_)}
@@ -119,34 +116,16 @@ def test_no_cell_of_the_kernels_is_left_out():
         "objective_cell", "philox_round", "prefetch", "search_cell", "statistics_cell"}
 
 
-def unknown_call(x):
-    return x + print(x)
-
-
 def bare_literal(x):
     return x * 0.5
 
 
-def inner_name(x):
-    if x > f32(0):
-        y = x
-    return y
+def test_a_number_that_would_make_a_cell_double_is_an_error():
+    with pytest.raises(TypeError):
+        cuda_cpp.translate([bare_literal])
 
 
-def nine_numbers(x):
-    return x, x, x, x, x, x, x, x, x
-
-
-@pytest.mark.parametrize("function, error", [
-    (unknown_call, NotImplementedError), (bare_literal, TypeError),
-    (inner_name, NotImplementedError), (nine_numbers, NotImplementedError)])
-def test_what_c_cannot_express_is_an_error(function, error):
-    with pytest.raises(error):
-        cuda_cpp.translate([function])
-
-
-# --------------------------------------------------------------------------------------------------
-# The file
+# -- The file
 
 DOUBLES = {"priorities", "masked_moments", "gradient_norm", "clip", "add_bias_gradients",
            "ppo_loss_discrete", "ppo_loss_continuous", "draw_segments", "newton_schulz"}  # add up in double
@@ -176,7 +155,6 @@ def test_every_kernel_compiles_for_every_generation(generation):
 @pytest.mark.slow
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_all_stays_in_registers(generation):
-    """By the assembler within NVRTC: nothing is spilled."""
     options = (*cuda_cpp.OPTIONS, "--ptxas-options=-v")
     _, log = nvrtc.compile(kernels.CUDA.source, "kernels.cu", generation, options)
     spills, used = (re.findall(pattern, log)
@@ -245,8 +223,7 @@ def test_newton_schulz_takes_fewer_blocks_if_the_gpu_cannot_hold_all(monkeypatch
         torch.testing.assert_close(y.double().cpu(), expected, rtol=0, atol=1e-3)
 
 
-# --------------------------------------------------------------------------------------------------
-# The step of a rollout in one kernel
+# -- The step of a rollout in one kernel
 
 BOX = gymnasium.spaces.Box(-2, 3, (2,), np.float32)
 ONE_SIDED = gymnasium.spaces.Box(np.float32([-2, 7, -np.inf]), np.float32([3, np.inf, np.inf]))
@@ -367,7 +344,6 @@ def test_a_step_of_any_shape(dtype, **options):
 
 
 def test_a_network_that_does_not_fit_takes_its_products_from_cublas(simulated, monkeypatch):
-    """By the bytes that it needs and those that a block may have."""
     actor = Actor(5, 118, 64, 2)
     assert fused.PolicyStep.size(actor.policy, torch.float32) == 166_096  # Breakout's, in docs/gpu.md
     assert actor.layers.step_kernel is not None
@@ -386,7 +362,7 @@ def on_processors(monkeypatch, count, **others):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
 
 
-@HALF
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_a_step_is_the_same_whatever_is_side_by_side(simulated, monkeypatch, precision):
     """Any order of threads, any number of blocks, tiles of 8, 16 or 32: the same bits."""
     actor, results = Actor(77, 19, 33, 2, "masks", precision), []
@@ -436,8 +412,7 @@ def test_what_a_step_refuses(error, name, change, simulated):
         actor.step()
 
 
-# --------------------------------------------------------------------------------------------------
-# Any order of threads and blocks
+# -- Any order of threads and blocks
 
 
 def results(cupy, monkeypatch, backwards):

@@ -14,7 +14,6 @@ import pytest
 import arena
 import engines
 import errors
-from tools import doctor
 from tools.sweep import command, trials
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,7 +25,7 @@ WITHIN = {  # what else a file may import, of its own layer
     "flat_spaces": {"errors"}, "configuration": {"auto", "environments"},
     "environments": {"families/adapters", "tensors"}, "runs": {"loggers"},
     "fast/compiled": {"engines"}, "fast/fused": {"engines"}, "fast/verify": {"engines"},
-    "tools/sweep/report": {"tools/sweep/trials", "tools/watch"},
+    "tools/sweep/report": {"tools/sweep/trials"},
     "tools/sweep/command": {"tools/sweep/trials", "tools/sweep/report"}, "ocean": set(),
 }
 PRIMITIVES = {"fast/c_calls", "fast/cuda_cpp", "fast/pictures", "fast/products", "fast/recurrent"}
@@ -122,8 +121,7 @@ def test_a_page_links_to_what_is_there(name):
 
 def test_files_that_the_code_names_are_there():
     """A missing one is passed over in silence: kernels are not compiled again, a traceback is cut."""
-    paths = [*arena.FILES, *map(Path, errors.OURS), trials.ROOT / command.TRAINER,
-             doctor.ROOT / "docs/speed.md"]
+    paths = [*arena.FILES, *map(Path, errors.OURS), trials.ROOT / command.TRAINER]
     assert not [path for path in paths if not path.exists()]
     for name in ("models", "fast.pictures"):  # whose classes are thread safe: engines.unmarked_classes
         source = inspect.getsource(engines.unmarked_classes)

@@ -22,6 +22,7 @@ import torch
 from conftest import slow_but
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+from trainers import NETWORKS
 
 import arena
 import engines
@@ -192,10 +193,8 @@ def make_trainer(env="breakout", num_envs=64, network="mingru", env_kwargs=None,
     vecenv = make(env, num_envs=num_envs, seed=1, env_kwargs=env_kwargs, **vec)
     if network == "mingru":
         policy = models.MinGRUPolicy(vecenv, hidden_size=16, num_layers=2)
-    elif network == "lstm":
-        policy = models.LSTMWrapper(vecenv, models.FeedForward(vecenv, 16), hidden_size=16)
     else:
-        policy = network(vecenv)
+        policy = NETWORKS.get(network, network)(vecenv)
     if squash:
         models.squash(policy, vecenv.single_action_space)
     settings = {"horizon": 8, "minibatch_size": 128, "replay_ratio": 1.3, "total_timesteps": 10**5,
@@ -446,7 +445,7 @@ def test_what_is_frozen_after_graphs_were_made_stays(device, network, optimizer)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", ["feed-forward", "mingru", "lstm"])
+@pytest.mark.parametrize("network", ["feed-forward", "wrapped mingru", "lstm"])
 @pytest.mark.parametrize("where", [
     {"device": "cpu"},
     *(pytest.param({"device": "cuda", "cudagraphs": graphs}, marks=pytest.mark.gpu)
@@ -456,9 +455,7 @@ def test_torch_compile_changes_no_result(network, where):
         skip_without_gpu()
     elif shutil.which("c++") is None:
         pytest.skip("torch.compile wants a C++ compiler")
-    networks = {"feed-forward": lambda vecenv: models.FeedForward(vecenv, 16), "lstm": "lstm",
-                "mingru": lambda vecenv: models.MinGRUWrapper(vecenv, models.FeedForward(vecenv, 16), 16)}
-    settings = {"network": networks[network], "env": "cartpole", **where}
+    settings = {"network": network, "env": "cartpole", **where}
     plain, losses, _ = run(4, **settings)
     traced, others, _ = run(4, **settings, compile=True)
     # values, because Muon amplifies the rounding of weights with almost no gradient
@@ -568,8 +565,7 @@ def find_gpu(available=True, implementation="NVIDIA", knows_numpy=True, has_cupy
         fused.find_gpu(1)
 
 
-# --------------------------------------------------------------------------------------------------
-# Streams
+# -- Streams
 
 
 class Stream:
@@ -622,8 +618,6 @@ class InOrder(TorchDispatchMode):
 
 
 class Streams(Recorder):
-    """The recorder with a GPU's streams."""
-
     main, worker, wait = fused.Gpu.main, fused.Gpu.worker, staticmethod(fused.Gpu.wait)
 
     def __init__(self):
@@ -691,8 +685,7 @@ def test_torch_has_its_precision_back_after_a_run(monkeypatch):
         assert chosen.allow_tf32 == before
 
 
-# --------------------------------------------------------------------------------------------------
-# What only a GPU can show
+# -- What only a GPU can show
 
 
 @pytest.mark.gpu
@@ -713,37 +706,12 @@ def test_after_warm_up_nothing_is_allocated_and_nothing_waits_but_for_the_action
     assert waits <= trainer.vecenv.num_buffers + 16, events
 
 
-def there(place):
-    """Return one of PLACES on this GPU."""
-    skip_without_gpu()
-    gpu = {"device": torch.device("cuda", torch.cuda.current_device())}
-    options = "env_kwargs" if place == "tensors" else "vec"
-    return PLACES[place] | {options: PLACES[place][options] | gpu}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("place", ["tensors", "plain"])
-def test_the_last_values_come_before_what_follows(place):
-    """Order them, though the network takes long and nothing waits for it."""
-    class Slow(models.FeedForward):
-        def encode_observations(self, observations, state=None):
-            torch.cuda._sleep(50_000_000)  # cycles
-            return super().encode_observations(observations)
-
-    trainer = make_trainer(**there(place), network=Slow, horizon=2, minibatch_size=64,
-                           cudagraphs=-1)
-    for _ in range(2):
-        trainer.evaluate()
-        values = trainer.buffers.values.clone()
-        torch.cuda.synchronize()
-        assert torch.equal(values, trainer.buffers.values) and values[-1].any()
-        trainer.train()
-
-
 @pytest.mark.gpu
 def test_environments_of_tensors_step_on_the_default_stream():
     """Use the default stream, by which simulators order their work."""
-    trainer = make_trainer(**there("tensors"), cudagraphs=-1)
+    skip_without_gpu()
+    here = {"device": torch.device("cuda", torch.cuda.current_device()), "num_envs": 64}
+    trainer = make_trainer(**PLACES["tensors"] | {"env_kwargs": here}, cudagraphs=-1)
     env, streams = trainer.vecenv.driver_env, set()
     step = env.step_into
     env.step_into = lambda row: (streams.add(torch.cuda.current_stream()), step(row))

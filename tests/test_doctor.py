@@ -18,9 +18,6 @@ def test_a_sound_machine_has_nothing_missing(capsys, monkeypatch):
     assert "3 s, 123 steps" in shown and "30 s" in shown and "nothing is missing" in shown
     for look in doctor.LOOKS:
         assert f"\n{look.__name__.removeprefix('look_'):12} " in shown
-    speeds = doctor.speeds()  # the table of processors in the docs
-    assert len(speeds) > 3 and all(speed[0].isdigit() for _, speed in speeds)
-    assert "AMD" in speeds[0][0]
 
 
 def test_what_is_missing_is_at_the_end_and_training_is_left_out(capsys, monkeypatch, tmp_path):

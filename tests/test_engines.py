@@ -31,8 +31,7 @@ from fast import verify
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-# --------------------------------------------------------------------------------------------------
-# An epoch equals the reference
+# -- An epoch equals the reference
 
 SETTINGS = {
     "gamma": 0.97, "gae_lambda": 0.9, "ent_coef": 0.001, "vf_coef": 2.0, "vf_clip_coef": 0.2, "norm_reward": False,
@@ -270,8 +269,7 @@ def test_an_epoch_equals_the_float64_reference(engine, network, actions, setting
     trainer.release()
 
 
-# --------------------------------------------------------------------------------------------------
-# Rollouts
+# -- Rollouts
 
 ROLLOUTS = [
     ("mingru", "discrete", {}),
@@ -345,8 +343,7 @@ def test_an_epoch_in_bfloat16_is_near_one_in_float32(network, env):
     assert all(map(math.isfinite, losses[1].values()))
 
 
-# --------------------------------------------------------------------------------------------------
-# What is edited is what runs
+# -- What is edited is what runs
 
 
 def clamp(policy):
@@ -479,8 +476,7 @@ def test_what_torch_compiles_is_not_compiled_by_hand(capsys):
     trainer.release()
 
 
-# --------------------------------------------------------------------------------------------------
-# Frozen parameters
+# -- Frozen parameters
 
 
 class DecayingAdam(torch.optim.Adam):
@@ -534,8 +530,7 @@ def test_a_network_that_is_frozen_whole_is_stepped_and_stays(engine, name):
     assert torch.equal(before, learn(trainer)) and trainer.engine.name == name
 
 
-# --------------------------------------------------------------------------------------------------
-# Without the fast engines
+# -- Without the fast engines
 
 
 @pytest.mark.parametrize(("missing", "reason"), [

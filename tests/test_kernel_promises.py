@@ -95,8 +95,7 @@ def test_rows_lie_side_by_side(call, driver, loops):
         assert arrays and {array.layout for array in arrays} == {"C"}, rows.__name__
 
 
-# --------------------------------------------------------------------------------------------------
-# Memory
+# -- Memory
 
 
 @pytest.fixture

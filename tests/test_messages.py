@@ -504,7 +504,7 @@ TOOLS = [  # eval, export, sweep, history, watch, speed
           "--sweep.logger none")),
     ("--sweep.train.gamma", SystemExit, "is --sweep.SECTION.KEY.FIELD VALUE with a field of",
      verb("sweep squared --sweep.train.gamma 0.9")),
-    ("report", SystemExit, "there is neither a sweep (sweep.json) nor are there runs",
+    ("report", SystemExit, "there is no sweep (sweep.json) in it.",
      verb("sweep report FOLDER")),
 ]
 

@@ -18,8 +18,6 @@ LONGER = [name for name in SOLVED if name not in (*SANITY, *FRESH)]
 
 
 class Keep(pufferl.NoLogger):
-    """Keeps the last entry of the log."""
-
     def log(self, metrics, step):
         self.metrics = metrics
 

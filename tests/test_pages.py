@@ -59,7 +59,7 @@ def parse(tmp_path, monkeypatch):
     for owner, names in {
         pufferl: ("train", "find_run"), pufferl.diagnostics: ("diagnose",), watch: ("play", "ship"),
         export: ("export",), speed: ("profile",), catalogue: ("table",),
-        history: ("table", "show", "plot", "remove"),
+        history: ("table", "show", "plot"),
         ocean.__main__: ("run_check", "play", "standalone", "save_pictures"),
     }.items():
         for name in names:

@@ -2,11 +2,11 @@
 
 import math
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
-import user_envs
+from gymnasium import spaces
+from small_envs import Drawn, Leavers
 
 import kernels
 import models
@@ -86,28 +86,18 @@ SCALED = {"norm_obs": True, "norm_reward": True, "target_kl": 0.01, "reward_clip
           "learning_rate": 0.003, "vf_error_bound": 0.3, "min_advantage_std": 0.1}
 
 
-class OneSided(gymnasium.Env):
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gymnasium.spaces.Box(np.float32([-0.5, 7, -np.inf]), np.float32([0.5, np.inf, np.inf]))
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.left = 9
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
-
-    def step(self, action):
-        self.left -= 1
-        reward = -float(np.abs(action - [2, 20, -1]) @ [0.1, 0.05, 0.5])
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32), reward, self.left == 0, False, {}
+def make_one_sided():
+    return Drawn(spaces.Box(-1, 1, (2,)), spaces.Box(np.float32([-0.5, 7, -np.inf]),
+                                                     np.float32([0.5, np.inf, np.inf])))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_page_says_what_the_trainer_does(name, monkeypatch):
-    env, settings = {"scaled": ("cartpole", SETTINGS | SCALED), "dying": (user_envs.Dying, SETTINGS | SCALED),
-                     "one-sided": (OneSided, SETTINGS)}.get(name, (name, SETTINGS))
+    env, settings = {"scaled": ("cartpole", SETTINGS | SCALED), "dying": (Leavers, SETTINGS | SCALED),
+                     "one-sided": (make_one_sided, SETTINGS)}.get(name, (name, SETTINGS))
     options = {"num_envs": 32, "num_buffers": 1}
     if name in ("dying", "one-sided"):
-        options = {"num_envs": 8 if name == "dying" else 32, "backend": "serial"}
+        options = {"num_envs": 11 if name == "dying" else 32, "backend": "serial"}
     envs = [vector.make(env, seed=3, env_kwargs=CASES[name], **options) for _ in range(2)]
     theirs = models.MinGRUPolicy(envs[0], hidden_size=16, num_layers=2,
                                  normalize=settings["norm_obs"])

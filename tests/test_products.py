@@ -146,8 +146,7 @@ def test_what_is_not_finite_stays_in_its_row(half, poison):
     assert not np.isfinite(gradient[:, 4]).any() and np.isfinite(gradient[:, :4]).all()
 
 
-# --------------------------------------------------------------------------------------------------
-# torch's linear map
+# -- torch's linear map
 
 
 def slopes(tensors):

@@ -3,26 +3,16 @@
 from bench import prose
 
 CODE = '''"""Compute things."""
-
-
 def lengthy():
     """Return a first line that goes on for so long that nobody reads it to its end, at all."""
-
-
 def noun():
     """The sum."""
-
-
 def third_person():
     """Returns the sum."""
-
-
 def imperative():
     """Process the sum."""
     found, total = 1, 2
     return found + total
-
-
 class Noun:
     """A sum."""
 '''
@@ -41,10 +31,10 @@ def test_places_are_found_and_only_pages_fail(tmp_path, monkeypatch, capsys):
     places = prose.check(tmp_path, ["page.md", "code.py"])
     assert [line for _, line, _ in places["words in pages"]] == [2, 2]
     assert [name for name, _, _ in places["words in the product"]] == ["code.py", "code.py"]
-    assert [line for _, line, _ in places["docstrings"]] == [5, 9, 13]
+    assert [line for _, line, _ in places["docstrings"]] == [3, 5, 7]
     assert [(line, message.partition(":")[0]) for _, line, message in places["names"]] == [
-        (18, "found")]
-    assert [line for _, line, _ in places["lines over 100 columns"]] == [24]
+        (10, "found")]
+    assert [line for _, line, _ in places["lines over 100 columns"]] == [14]
     monkeypatch.setattr(prose, "ROOT", tmp_path)
     assert not prose.main(["code.py"]) and prose.main(["page.md"])
     assert "page.md:2: " in capsys.readouterr().out

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import reference
 import torch
-from trainers import ACTIONS, NETWORKS, Noise, learn, make_trainer, run_epochs
+from small_envs import Walk
+from trainers import ACTIONS, NETWORKS, learn, make_trainer, run_epochs
 
 import kernels
 import models
@@ -392,8 +393,9 @@ def test_masks_of_agents_that_are_not_valid_are_no_cause():
     trainer.release()
 
 
-class Fails(Noise):
+class Fails(Walk):
     def __init__(self, at=10):
+        super().__init__()
         self.at, self.steps = at, 0
 
     def step(self, action):

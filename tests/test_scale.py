@@ -43,7 +43,6 @@ CASES = {  # name -> (environment, its settings, network, train settings)
 
 
 def make_case(case, folder, ranks=1, **settings):
-    """Return a trainer of the agents of so many ranks."""
     env, env_kwargs, network, train = CASES[case]
 
     def change(policy):

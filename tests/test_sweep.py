@@ -324,11 +324,10 @@ def test_the_tuner_and_the_report_import_no_torch():
 
 
 @pytest.mark.parametrize(("options", "name"), [
-    ("--sweep.train.gamma.max", "sweep.train.gamma"), ("--data-dir FOLDER --sweep.web 99999", "port"),
-    ("--data-dir /proc/nowhere", "/proc/nowhere")])
-def test_errors_of_the_command_line(tmp_path, options, name):
+    ("--sweep.train.gamma.max", "sweep.train.gamma"), ("--data-dir /proc/nowhere", "/proc/nowhere")])
+def test_errors_of_the_command_line(options, name):
     with pytest.raises(SystemExit, match=name):
-        sweep.main(["squared", *options.replace("FOLDER", str(tmp_path)).split()])
+        sweep.main(["squared", *options.split()])
 
 
 LOGGED = [{**record(0, 0.9, 30.0, **{"train.learning_rate": 0.01, "policy.hidden_size": 64}),

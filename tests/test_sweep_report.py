@@ -1,15 +1,12 @@
-"""The page of a sweep or of runs shows what their files hold."""
+"""The page of a sweep shows what its files hold."""
 
-import json
 import re
 
 import numpy as np
 import pytest
 from conftest import open_chromium
 from test_sweep import FAKE_SPACE, record, write_sweep
-from test_watch import ask
 
-from errors import ConfigError
 from protein import Random
 from tools.sweep import report
 from tools.sweep.trials import short
@@ -31,14 +28,6 @@ def swept(tmp_path):
         ledger.finish({**r, **(failure if number == 3 else {}),
                        "predicted": prediction if number > 8 else {}})
     return ledger
-
-
-@pytest.fixture
-def live(swept):
-    server = report.serve(swept.folder, 0)
-    yield server
-    server.shutdown()
-    server.server_close()
 
 
 def test_report_of_a_sweep(swept):
@@ -75,115 +64,30 @@ def test_numbers_are_for_people():
     assert {number: short(number) for number in numbers} == numbers
 
 
-@pytest.fixture
-def runs(tmp_path):
-    """Write six runs, whose scores grow by their number a step."""
-    folder = tmp_path / "runs"
-    settings = [{"balls": 5}, {"balls": 5}, {}, {"distance": 3}, {"distance": 4}, {}]
-    for i, env in enumerate(settings):
-        name = "breakout" if i < 2 else "squared"
-        run = folder / f"{name}_{i}"
-        run.mkdir(parents=True)
-        (run / "config.json").write_text(json.dumps({
-            "env_name": name, "tag": ["north", "south"][i % 2], "env": env, "vec": {}, "policy": {},
-            "rnn": {}, "train": {"total_timesteps": 100, "gamma": 0.9 + i / 100}}))
-        entries = [{"step": s, "environment/score": s * i, "performance/uptime": s / 10}
-                   for s in range(10, 101, 10)]
-        (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, entries)))
-    return folder
-
-
-def test_report_of_runs_of_two_environments(runs):
-    found = report.load_runs(runs, "environment/score")
-    assert report.varied_settings(found) == ["train.gamma", "env.distance"], (
-        "balls are the same wherever there are any")
-    figures = {title: figure for title, _, figure in report.run_figures(found, "environment/score")}
-    curves = figures["squared: curves over seconds"].data
-    assert [trace.name for trace in curves] == ["squared_2", "squared_3", "squared_4", "squared_5"]
-    for i, trace in enumerate(curves, 2):
-        assert {"env = squared", f"tag = {['north', 'south'][i % 2]}",
-                f"train.gamma = {0.9 + i / 100:.3g}"} <= {*trace.text.split("<br>")}
-    assert "env.distance = 3" in curves[1].text
-    assert "env.distance" not in figures["breakout: curves over seconds"].data[0].text
-    texts = tuple(trace.text for trace in curves)
-    assert figures["squared: score by setting"].data[0].text == texts
-    text = report.page(runs)
-    assert text.count("<tr>") == 7 and "<th>env.distance</th>" in text
-    assert "squared: curves over environment steps" in text
-    assert report.page(runs, tag="north").count("<tr>") == 4
-    with pytest.raises(ConfigError, match="west"):
-        report.page(runs, tag="west")
-
-
-def test_the_live_page_is_for_this_machine_and_outlives_what_is_broken(live, swept, capfd):
-    port = live.server_address[1]
-    status, headers, text = ask(port, "GET", "/")
-    assert status == 200 and "squared" in text
-    assert "default-src 'none'" in headers["Content-Security-Policy"]
-    assert ask(port, "GET", "/", Host=f"evil.test:{port}")[0] == 403
-    assert capfd.readouterr().err == ""
-    broken = swept.folder / "trials" / "00099.json"
-    broken.write_text("{")
-    assert ask(port, "GET", "/")[0] == 500
-    broken.unlink()
-    broken.mkdir()  # an error of the system's, which is not the visitor's leaving
-    assert ask(port, "GET", "/")[0] == 500
-    broken.rmdir()
-    assert ask(port, "GET", "/")[0] == 200
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 2 and all("00099" in line for line in lines)
-
-
-@pytest.fixture
-def browser():
-    """Yield a function that opens a page; fail on its errors and requests."""
-    with open_chromium("MAP * ~NOTFOUND, EXCLUDE localhost") as (page, requests, problems):
-        def show(url):
-            page.goto(url)
-            page.wait_for_selector(".js-plotly-plot .main-svg")
-            return page
-
-        yield show
-        assert all(url.startswith((page.url, "data:", "blob:")) for url in requests)
-        assert problems == []
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("is_live", [False, True])
-def test_report_in_a_browser(swept, live, browser, is_live):
-    page = browser(f"http://localhost:{live.server_address[1]}/" if is_live
-                   else report.write_report(swept.folder).as_uri())
-    assert page.locator(".js-plotly-plot").count() == 5
-    page.wait_for_selector(".gl-container canvas", state="attached")  # the stars
-    shown = page.evaluate("""() => {
-      const plot = document.querySelector(".js-plotly-plot");
-      return {trials: plot.data[0].customdata, drawn: plot.querySelectorAll(".points path").length,
-              x: plot.calcdata[0].map(point => point.x), y: plot.calcdata[0].map(point => point.y),
-              rows: document.querySelectorAll("tbody tr").length};
-    }""")
-    good = [r for r in swept.results().values() if r["status"] != "failed"]
-    assert shown["trials"] == [r["trial"] for r in good]
-    assert shown["drawn"] >= len(good) and shown["rows"] == 12
-    np.testing.assert_allclose(shown["x"], [r["cost"] for r in good])
-    np.testing.assert_allclose(shown["y"], [r["score"] for r in good])
-
-
-@pytest.mark.slow
-def test_the_filter_of_the_page(runs, browser):
-    page = browser(report.write_report(runs).as_uri())
-
-    def visible():
-        """(curves, points not faint, rows)"""
-        return page.evaluate("""() => {
-          const plots = [...document.querySelectorAll(".js-plotly-plot")];
-          const all = name => plots.flatMap(plot => [...plot.querySelectorAll(name)]);
-          const rows = [...document.querySelectorAll("tbody tr")].filter(row => !row.hidden);
-          return [all(".scatterlayer .js-line").length,
-                  all(".points path").filter(path => path.style.opacity > 0.5).length, rows.length];
+def test_report_in_a_browser(swept):
+    with open_chromium("MAP * ~NOTFOUND") as (page, requests, problems):
+        page.goto(report.write_report(swept.folder).as_uri())
+        page.wait_for_selector(".gl-container canvas", state="attached")  # the stars
+        assert page.locator(".js-plotly-plot").count() == 5
+        trials, x, y = page.evaluate("""() => {
+          const plot = document.querySelector(".js-plotly-plot"), points = plot.calcdata[0];
+          return [plot.data[0].customdata, points.map(point => point.x),
+                  points.map(point => point.y)];
         }""")
-
-    assert visible() == [12, 6, 6], "each curve over steps and over seconds"
-    for text, count in (("north", 3), ("tag = south", 3), ("squared", 4), ("env.distance = 4", 1),
-                        ("nowhere", 0), ("", 6)):
-        page.fill("#filter", text)
-        assert visible() == [2 * count, count, count], text
+        good = [r for r in swept.results().values() if r["status"] != "failed"]
+        assert trials == [r["trial"] for r in good]
+        np.testing.assert_allclose([x, y], [[r[key] for r in good] for key in ("cost", "score")])
+        for text, points, curves, rows in (
+                ("", 11, 11, 12), ("status = failed", 0, 0, 1), ("trial 5 (done)", 1, 1, 0)):
+            page.fill("#filter", text)
+            shown = page.evaluate("""() => {
+              const [first, second] = document.querySelectorAll(".js-plotly-plot");
+              const points = [...first.querySelectorAll(".points path")];
+              return [points.filter(point => point.style.opacity > 0.5).length,
+                      second.querySelectorAll(".scatterlayer .js-line").length,
+                      [...document.querySelectorAll("tbody tr")].filter(row => !row.hidden).length];
+            }""")
+            assert shown == [points, curves, rows], text
+        assert problems == []
+        assert all(url.startswith((page.url, "data:", "blob:")) for url in requests)

@@ -2,9 +2,10 @@
 
 import math
 
-import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
+from small_envs import Drawn
 
 import models
 import pufferl
@@ -60,20 +61,6 @@ def initial_state(trainer):
     return {name: trainer.arena[f"initial_state/{name}"].clone() for name in names}
 
 
-class Noise(gymnasium.Env):
-    """Observations of 16 bits, and rewards, at random."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float16)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.np_random.uniform(-1, 1, 3).astype(np.float16), {}
-
-    def step(self, action):
-        return self.reset()[0], float(self.np_random.normal()), False, False, {}
-
-
 ACTIONS = {
     "discrete": {"env": "cartpole", "env_kwargs": {"max_steps": 5}},
     "continuous": {"env": "cartpole", "env_kwargs": {"continuous": True, "max_steps": 9}},
@@ -84,7 +71,8 @@ ACTIONS = {
     "torque": {"env": "pendulum", "env_kwargs": {"max_steps": 9}},
     "squashed": {"env": "pendulum", "env_kwargs": {"max_steps": 9}, "squash": True},
     "planes": {"env": "minesweeper"},
-    "half": {"env": Noise, "backend": "serial"},
+    "half": {"env": lambda: Drawn(spaces.Box(-1, 1, (3,), np.float16), spaces.Discrete(2)),
+             "backend": "serial"},
 }
 
 
@@ -103,8 +91,6 @@ class Tanh(torch.nn.Module):
 
 
 class Planes(Tanh):
-    """A convolution of a stack of planes."""
-
     def __init__(self, env):
         super().__init__(env)
         shape = env.single_observation_space.shape

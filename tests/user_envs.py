@@ -3,11 +3,8 @@
     python pufferl.py train tests/user_envs.py:Catch --train.total-timesteps 300_000
 """
 
-from typing import ClassVar
-
 import gymnasium
 import numpy as np
-import pettingzoo
 from gymnasium import spaces
 
 
@@ -78,39 +75,3 @@ class PointMass(gymnasium.Env):
         self.steps += 1
         reward = -0.1 * float(np.linalg.norm(self.position))
         return self._see(), reward, False, self.steps == self.length, {}
-
-
-class Dying(pettingzoo.ParallelEnv):
-    """Name a sign; the first of four agents leaves every three steps."""
-
-    metadata: ClassVar = {"name": "dying"}
-    possible_agents: ClassVar = [f"agent_{i}" for i in range(4)]
-    random = np.random.default_rng(0)
-
-    def observation_space(self, agent):
-        return gymnasium.spaces.Box(-1, 1, (3,), np.float32)
-
-    def action_space(self, agent):
-        return gymnasium.spaces.Discrete(2)
-
-    def reset(self, seed=None, options=None):
-        if seed is not None:
-            self.random = np.random.default_rng(seed)
-        self.agents, self.steps = list(self.possible_agents), 0
-        return self.see(), {agent: {} for agent in self.agents}
-
-    def see(self):
-        self.seen = {agent: self.random.uniform(-1, 1, 3).astype(np.float32)
-                     for agent in self.agents}
-        return dict(self.seen)
-
-    def step(self, actions):
-        self.steps += 1
-        leaves = self.agents[0] if self.steps % 3 == 0 else None
-        rewards = {agent: float((self.seen[agent][0] > 0) == actions[agent])
-                   for agent in self.agents}
-        ends = {agent: agent == leaves for agent in self.agents}
-        cuts = dict.fromkeys(self.agents, False)
-        observations, infos = self.see(), {agent: {} for agent in self.agents}
-        self.agents = [agent for agent in self.agents if agent != leaves]
-        return observations, rewards, ends, cuts, infos

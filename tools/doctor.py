@@ -184,14 +184,6 @@ def train(seconds):
                 f"engine {trainer.engine.name}"), compile_timer.seconds
 
 
-def speeds():
-    """Read [(processor, steps a second in float32)] of docs/speed.md."""
-    page = ROOT / "docs" / "speed.md"
-    table = (page.read_text("utf-8").partition("| processor, ")[2].partition("\n\n")[0] if page.exists()
-             else "")
-    return [tuple(cell.strip() for cell in row.split("|")[1:3]) for row in table.splitlines()[2:]]
-
-
 def examine(seconds):
     """Print a line for each of LOOKS; returns the problems."""
     problems, say = [], functools.partial(print, flush=True)
@@ -214,11 +206,7 @@ def examine(seconds):
         else:
             compiling = f"; {compile_seconds:.0f} s of compiling" if compile_seconds > 1 else ""
             say(f"{'speed':12} {speed}{compiling}")
-            model = re.search(r"family \d+ model \d+\b", look_processor())
-            for number, (processor, speed) in enumerate(speeds()):
-                is_alike = model and re.search(rf"{model[0]}\b", processor)
-                say(f"{'' if number else 'docs/speed.md':13} {speed}: {processor}"
-                    f"{'   <- this kind of processor' if is_alike else ''}")
+            say(f"{'compare':12} docs/speed.md lists other processors")
     return problems
 
 

@@ -1,8 +1,7 @@
-"""List, show, plot and remove runs.
+"""List, show and plot runs.
 
     python pufferl.py runs                              # the newest first, with their scores
     python pufferl.py runs show latest                  # or a folder, a name or its end, or ENV
-    python pufferl.py runs rm breakout_20260101-120000-a1b2c3        # asks first, except with --yes
     python pufferl.py plot latest                       # the score over the steps, in the terminal
     python pufferl.py diagnose squared                  # why it did not learn, and a page of curves
     python pufferl.py plot RUN RUN --metric entropy --x seconds --output curves.html
@@ -151,7 +150,7 @@ def join_settings(settings):
 
 
 # --------------------------------------------------------------------------------------------------
-# runs, runs show, runs rm
+# runs, runs show
 
 
 def table(data_dir, env_name=None):
@@ -218,32 +217,6 @@ def diagnose(run):
         rising = "; it was still rising, so more steps may do" if is_rising else ""
         print(f"not solved: {metric or 'score'} {figure(value)}, {figure(least)} counts as solved"
               f"{rising}; settings other than shipped: {join_settings(other) or 'none'}")
-
-
-def remove(runs, yes):
-    """Remove runs' folders, each after a question unless `yes`.
-
-    Raises ConfigError, and removes nothing, if one is running, a link, or has other runs in it.
-    """
-    runs = list({run.folder.resolve(): run for run in runs}.values())
-    for run in runs:
-        others = [path.parent.name for path in run.folder.glob("*/config.json")]
-        problem = ("a link to a run; name the run itself" if run.folder.is_symlink() else
-                   "this run is running; stop it first (Ctrl-C where it runs)"
-                   if is_running(run.folder) else
-                   f"other runs are in it ({', '.join(others[:3])}); name these" if others else "")
-        if problem:
-            raise ConfigError(f"{run.folder}: {problem}.")
-    for run in runs:
-        title = f"{run.folder}: {run.last.get('step', 0):,} steps, score {figure(run.score)}"
-        try:
-            is_confirmed = yes or input(f"remove {title}? [y/N] ").strip().lower() in ("y", "yes")
-        except EOFError:
-            raise ConfigError("runs rm: there is no answer. --yes removes without a question."
-                              ) from None
-        if is_confirmed:
-            shutil.rmtree(run.folder)
-        print(f"removed {title}" if is_confirmed else "kept")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -323,31 +296,27 @@ def main(argv, program="pufferl.py runs"):
     parser = argparse.ArgumentParser(prog=program, description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs={"runs": "*", "plot": "+", "diagnose": 1}[verb],
-                        metavar="RUN", help="for runs: nothing, ENV, show RUN or rm RUN ...")
+                        metavar="RUN", help="for runs: nothing, ENV or show RUN ...")
     parser.add_argument("--data-dir", default=Base.data_dir)
-    if verb == "runs":
-        parser.add_argument("--yes", action="store_true", help="rm asks nothing")
-    elif verb == "plot":
+    if verb == "plot":
         parser.add_argument("--metric",
                             help="a name of docs/metrics.md, with or without its first part")
         parser.add_argument("--x", choices=("steps", "seconds"), default="steps")
         parser.add_argument("--output", help="write a page as well, FILE.html")
-    options = parser.parse_intermixed_args(argv)  # rm --yes RUN, rm RUN --yes
+    options = parser.parse_intermixed_args(argv)
     names, act = options.runs, None
     # of a run's damaged files
     with exit_on_error(program, (OSError, ValueError, KeyError, TypeError)):
         if verb == "runs":
             act, *names = names or [None]
-            if bool(names) != (act in ("rm", "show")):
+            if bool(names) != (act == "show"):
                 raise ConfigError(f"runs {act}: which run? {command('runs')} lists them. Forms: "
-                                  "runs, runs ENV, runs show RUN ..., runs rm RUN ...")
+                                  "runs, runs ENV, runs show RUN ...")
             if not names:
                 return table(options.data_dir, act)
         runs = [find(name, options.data_dir) for name in names]
         if verb == "plot":
             plot(runs, options.metric, options.x, options.output)
-        elif act == "rm":
-            remove(runs, options.yes)
         else:
             for run in runs:
                 show(run) if act == "show" else diagnose(run)

@@ -574,7 +574,7 @@ class Page:
         self.view = None
         self._open(env_name, "given")
         self._publish()
-        self.server = start_server(PlayRequests, args["eval"]["port"], self)
+        self.server = start_server(self, args["eval"]["port"])
 
     def run(self):
         """Play, until `close`."""
@@ -709,15 +709,17 @@ def still(name):
 
 
 class Requests(http.server.BaseHTTPRequestHandler):
-    """Requests for a page of this machine.
+    """Requests for the page, its states, its menu's pictures and its orders.
 
-    A subclass has `respond`, which returns (status, text, content type, what the page may load, in
-    Content-Security-Policy). An error is one line on stderr and in the answer.
+    Only from this machine. An error is one line on stderr and in the answer.
     """
 
     protocol_version = "HTTP/1.1"  # connections stay open for the next request
     timeout = 60
     LOCAL = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")  # any port, for ssh tunnels
+    POLICY = ("default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+              "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; "
+              "form-action 'none'; frame-ancestors 'none'")
 
     def handle(self):
         with contextlib.suppress(ConnectionError, TimeoutError):  # the other side has gone
@@ -736,13 +738,14 @@ class Requests(http.server.BaseHTTPRequestHandler):
             print(answer[1], file=sys.stderr)
         self._send(*answer)
 
-    def _send(self, status, text, kind="text/plain; charset=utf-8", sources=""):
+    do_POST = do_GET
+
+    def _send(self, status, text, kind="text/plain; charset=utf-8"):
         body = text.encode()
         self.send_response(status)
         for name, value in {
                 "Content-Type": kind, "Content-Length": len(body), "Cache-Control": "no-store",
-                "Content-Security-Policy": f"default-src 'none'; {sources}base-uri 'none'; "
-                                           "form-action 'none'; frame-ancestors 'none'",
+                "Content-Security-Policy": self.POLICY,
                 "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
                 "Cross-Origin-Resource-Policy": "same-origin",
                 # of an error the request's body may be unread
@@ -753,15 +756,8 @@ class Requests(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_): ...
 
-
-class PlayRequests(Requests):
-    """Requests for the page, its states, its menu's pictures and its orders."""
-
-    do_POST = Requests.do_GET
-    SOURCES = ("img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-               "connect-src 'self'; ")
-
     def respond(self):
+        """Return (status, text) and, unless it is plain text, the content type."""
         page, (path, _, query) = self.server.page, self.path.partition("?")
         if self.command == "POST":
             size = self.headers.get("Content-Length", "")
@@ -772,7 +768,7 @@ class PlayRequests(Requests):
             return 200, ""
         if path == "/":
             text = Path(__file__).with_name("watch.html").read_text("utf-8")
-            return 200, text, "text/html; charset=utf-8", self.SOURCES
+            return 200, text, "text/html; charset=utf-8"
         if path == "/state" and re.fullmatch(r"after=-?\d{1,15}", query):
             return 200, page.read(int(query.removeprefix("after="))), "application/json"
         if path == "/still" and query in ocean.names():
@@ -780,14 +776,11 @@ class PlayRequests(Requests):
         return 404, "there is /, /state?after=N and /still?ENV"
 
 
-def start_server(requests, port, page=None):
-    """Serve 127.0.0.1 in threads, at `port` or the next free one (0: any).
-
-    requests: a subclass of Requests, which finds `page` in its server.
-    """
+def start_server(page, port):
+    """Serve a Page on 127.0.0.1 in threads, at `port` or the next free one (0: any)."""
     for candidate in [0] if port == 0 else range(port, min(port + 20, 65536)):
         with contextlib.suppress(OSError):
-            server = http.server.ThreadingHTTPServer(("127.0.0.1", candidate), requests)
+            server = http.server.ThreadingHTTPServer(("127.0.0.1", candidate), Requests)
             server.page = page
             threading.Thread(target=server.serve_forever, daemon=True).start()
             return server

@@ -3,7 +3,6 @@
     python protein.py breakout --sweep.workers 2                   # two at a time
     python protein.py breakout --train.device cuda --sweep.gpus 8 --sweep.workers 2    # sixteen
     python protein.py breakout --sweep.ray auto                # as many as fit the cluster
-    python protein.py breakout --sweep.web 8080                # the page at http://127.0.0.1:8080
     python protein.py report experiments/sweep_breakout        # the page of report.py
 
 A tuner of protein.py chooses the settings of each trial, a process of `pufferl.py train`; its curve
@@ -34,7 +33,7 @@ import runs
 from configuration import Entry
 from errors import ConfigError, exit_on_error
 from protein import Protein, front_of
-from tools.sweep.report import serve, write_report
+from tools.sweep.report import write_report
 from tools.sweep.trials import (
     DECIDING,
     SWEEP,
@@ -100,8 +99,6 @@ class Sweep:
     """Seed of the suggestions; the trials themselves use train.seed."""
     logger: Literal["tensorboard", "wandb", "none"] = "tensorboard"
     """Where trials go besides the ledger: TensorBoard's HParams, or one W&B run each in a group."""
-    web: int | None = None
-    """Serve the report on this port of this machine (127.0.0.1) while the sweep runs."""
 
 
 def make_settings(entries):
@@ -290,10 +287,6 @@ class Runner:
                      "comes as each ends")
             if settings.gpus and self.config["train"]["device"] != "cuda":
                 self.say("sweep.gpus without --train.device cuda: the trials train on the CPU")
-            if settings.web is not None:
-                server = stack.enter_context(serve(self.folder, settings.web))
-                stack.callback(server.shutdown)
-                self.say(f"report: http://127.0.0.1:{server.server_port}")
             self.waiting = [*ledger.claims().values()]  # of a sweep that was stopped or killed
             stack.enter_context(self.interrupts)
             show = stack.enter_context(processes.progress())
@@ -532,11 +525,11 @@ def make_logger(kind, folder, config):
 # Command line
 
 USAGE = """usage: python protein.py ENV [--sweep.key value ...] [--section.key value ...]
-       python protein.py report PATH [--output FILE] [--metric NAME] [--tag TAG]
+       python protein.py report FOLDER [--output FILE]
 
   ENV         search the settings of [sweep.*] in config/default.ini and config/ENV.ini; the same
               command continues a sweep that was stopped
-  report      the page of a sweep's folder, or of a folder of runs
+  report      write the page of a sweep's folder
 
   --sweep.num-trials 50 --sweep.workers 2       how to search; protein.py ENV --help lists all
   --sweep.train.learning-rate.max 0.1           where: distribution, min, max, mean, scale or values
@@ -551,8 +544,7 @@ def main(argv=None, program="protein.py"):
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return
-    # OverflowError: of a port
-    with exit_on_error(program, (ImportError, ValueError, RuntimeError, OSError, OverflowError)):
+    with exit_on_error(program, (ImportError, ValueError, RuntimeError, OSError)):
         if argv[0] == "report":
             import tyro
 

@@ -1,18 +1,12 @@
-"""Report a sweep, or a folder of runs: one HTML file that needs no network.
+"""Report a sweep: one HTML file that needs no network.
 
     python protein.py report experiments/sweep_breakout      # front, effects, best settings
-    python protein.py report experiments                     # runs side by side, by environment
 
-It is made of [(title, text, plotly figure)]. To add a figure, edit `sweep_figures` or
-`run_figures`.
+It is made of [(title, text, plotly figure)]. To add a figure, edit `sweep_figures`.
 """
 
-import contextlib
-import functools
 import html
-import json
 import re
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +17,6 @@ from protein import Protein, front_of
 from tools.sweep.trials import (
     DECIDING,
     SWEEP,
-    Curve,
     Ledger,
     as_options,
     observe_record,
@@ -36,6 +29,9 @@ from tools.sweep.trials import (
 def load_sweep(folder):
     """Return (sweep.json, the finished trials, a Protein that observed them)."""
     folder = Path(folder)
+    if not (folder / "sweep.json").exists():
+        raise ConfigError(f"{folder}: there is no sweep (sweep.json) in it. python pufferl.py plot "
+                          "compares runs.")
     content = read_json(folder / "sweep.json", SWEEP)
     records = list(Ledger(folder).results().values())
     terms = content["asked"]
@@ -194,79 +190,6 @@ def effects_of_settings(effects, good, text, tuner, columns=3):
             "other settings, ± 1 sd; points are trials.", figure)
 
 
-def load_runs(folder, metric, tag=None):
-    """Read the runs in a folder: [{name, env, settings, score, cost, ...}]."""
-    runs = []
-    for path in sorted(Path(folder).glob("**/config.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError,
-                                 RecursionError):  # a damaged config.json
-            config = json.loads(path.read_text())
-            curve = Curve.read(path.parent / "metrics.jsonl", metric)
-            sections = "env", "vec", "policy", "rnn", "train"
-            settings = {f"{section}.{key}": value for section in sections
-                        for key, value in config[section].items()}
-            if len(curve.step) and (tag is None or config.get("tag") == tag):
-                score, cost = curve.at(curve.step[-1], settings["train.total_timesteps"] / 10)
-                runs.append({"name": str(path.parent.relative_to(folder)),
-                             "env": config["env_name"], "tag": config.get("tag") or "",
-                             "settings": settings, "curve": curve, "score": score, "cost": cost})
-    return runs
-
-
-def as_row(run, varied):
-    """Return a run's {column: value}, for the table and beside its curve."""
-    return {"run": run["name"], "env": run["env"], "tag": run["tag"],
-            "score": f"{run['score']:.5g}", "seconds": run["cost"], "steps": run["curve"].step[-1],
-            **{name: run["settings"].get(name, "") for name in varied}}
-
-
-def varied_settings(runs):
-    """List the settings that have more than one value among the runs that have them."""
-    values = {}
-    for run in runs:
-        for name, value in run["settings"].items():
-            values.setdefault(name, set()).add(str(value))
-    return [name for name in values if len(values[name]) > 1]
-
-
-def run_figures(runs, metric):
-    """Draw [(title, text, figure)] of runs: curves, and score by setting."""
-    figures = []
-    for env in sorted({run["env"] for run in runs}):
-        alike = [run for run in runs if run["env"] == env]
-        varied = varied_settings(alike)
-        text = ["<br>".join(f"{name} = {short(value)}"
-                            for name, value in as_row(run, varied).items()) for run in alike]
-        for axis, title in (("step", "environment steps"), ("cost", "seconds")):
-            figure = new_figure(xaxis_title=title, yaxis_title=metric, showlegend=True)
-            for run, words in zip(alike, text, strict=True):
-                curve = run["curve"]
-                stride = max(1, len(curve.step) // 400)
-                figure.add_scatter(x=getattr(curve, axis)[::stride], y=curve.score[::stride],
-                                   mode="lines", name=run["name"], text=words, hoverinfo="text")
-            figures.append((f"{env}: curves over {title}", "", figure))
-        if varied:
-            axes = {"seconds": [run["cost"] for run in alike]}
-            for name in varied:
-                values = [run["settings"].get(name) for run in alike]
-                is_plain = all(type(value) in (int, float) for value in values)
-                axes[name] = values if is_plain else [str(value) for value in values]
-            buttons = [{"label": name, "method": "update",
-                        "args": [{"x": [values]}, {"xaxis.title.text": name}]}
-                       for name, values in axes.items()]
-            menu = {"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.15}
-            figure = new_figure(updatemenus=[menu], xaxis_title="seconds", yaxis_title=metric)
-            figure.add_scatter(x=axes["seconds"], y=[run["score"] for run in alike],
-                               mode="markers", text=text, hoverinfo="text")
-            figures.append((f"{env}: score by setting", "Choose the setting in the menu.", figure))
-    return figures
-
-
-# the page's Content-Security-Policy: it loads nothing; plotly compiles code and makes images
-SOURCES = ("script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
-           "img-src data: blob:; ")
-
-
 def table(rows):
     """Format [{column: value}] as an HTML table; a click on a column's head sorts it."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -279,95 +202,53 @@ def table(rows):
             "</div>")
 
 
-def page(folder, metric="environment/score", tag=None, refresh=None):
-    """Return the report of a sweep's folder, or of a folder of runs, as HTML."""
+def page(folder):
+    """Return the report of a sweep's folder as HTML."""
     from plotly.offline import get_plotlyjs
 
-    folder, parts = Path(folder), []
-    if (folder / "sweep.json").exists():
-        content, records, tuner = load_sweep(folder)
-        terms, options = content["asked"], content["options"]
-        counts = {status: sum(r["status"] == status for r in records)
-                  for status in ("done", "stopped", "failed")}
-        title = f"Sweep of {terms['env']}"
-        summary = ", ".join(f"{count} {status}" for status, count in counts.items())
-        parts.append(f"<p>{len(records)} trials: {summary}; {terms['goal']} "
-                     f"{html.escape(terms['metric'])}.</p>")
-        if tuner.best():
-            best, score, cost = tuner.best()[:3]
-            if DECIDING & content["space"].keys():
-                import configuration
+    content, records, tuner = load_sweep(folder)
+    terms, options = content["asked"], content["options"]
+    counts = {status: sum(r["status"] == status for r in records)
+              for status in ("done", "stopped", "failed")}
+    title = f"Sweep of {terms['env']}"
+    summary = ", ".join(f"{count} {status}" for status, count in counts.items())
+    parts = [f"<p>{len(records)} trials: {summary}; {terms['goal']} {html.escape(terms['metric'])}."
+             "</p>"]
+    if tuner.best():
+        best, score, cost = tuner.best()[:3]
+        if DECIDING & content["space"].keys():
+            import configuration
 
-                best = used(best, configuration.load_config(terms["env"], options))
-            command = " ".join(["python pufferl.py train", terms["env"], *options,
-                                *as_options(best)])
-            parts.append(f"<h2>Best settings: {short(score)} for {short(cost)}</h2>"
-                         f"<pre>{html.escape(command)}</pre>")
-        figures = sweep_figures(content, records, tuner)
-        columns = "trial", "status", "score", "cost", "steps"
-        rows = [{**{key: r[key] for key in columns}, **r["settings"], "error": r["error"] or ""}
-                for r in records]
-        if len(records) - counts["failed"] < enough(tuner):
-            parts.append(f"<p>What each setting does is shown from {enough(tuner)} finished trials "
-                         "on.</p>")
-    else:
-        runs = load_runs(folder, metric, tag)
-        if not runs:
-            tagged = f" and have the tag {tag}" if tag else ""
-            others = [str(path.parent) for path in folder.parent.glob(f"{folder.name}*/sweep.json")]
-            hint = f" There is {', '.join(others)}." if others else ""
-            raise ConfigError(f"{folder}: there is neither a sweep (sweep.json) nor are there runs "
-                              f"that log {metric}{tagged} in it.{hint}")
-        title = f"Runs in {folder.name}"
-        figures = run_figures(runs, metric)
-        varied = varied_settings(runs)
-        rows = [as_row(run, varied) for run in runs]
+            best = used(best, configuration.load_config(terms["env"], options))
+        command = " ".join(["python pufferl.py train", terms["env"], *options, *as_options(best)])
+        parts.append(f"<h2>Best settings: {short(score)} for {short(cost)}</h2>"
+                     f"<pre>{html.escape(command)}</pre>")
+    columns = "trial", "status", "score", "cost", "steps"
+    rows = [{**{key: r[key] for key in columns}, **r["settings"], "error": r["error"] or ""}
+            for r in records]
+    if len(records) - counts["failed"] < enough(tuner):
+        parts.append(f"<p>What each setting does is shown from {enough(tuner)} finished trials "
+                     "on.</p>")
     parts.append('<p>Show only what contains <input id="filter" placeholder="text"></p>')
-    for name, note, figure in figures:
+    for name, note, figure in sweep_figures(content, records, tuner):
         figure.update_layout(diagnostics.DARK, height=figure.layout.height or 480)
         figure.update_xaxes(automargin=True, title_standoff=12)
         figure.update_yaxes(automargin=True, title_standoff=12)
         plot = figure.to_html(full_html=False, include_plotlyjs=False)
         parts.append(f"<h2>{html.escape(name)}</h2><p>{html.escape(note)}</p>{plot}")
     parts.append(f"<h2>Table</h2>{table(rows)}")
-    meta = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
-    values = {"title": html.escape(title), "refresh": meta, "plotly": get_plotlyjs(),
-              "body": "\n".join(parts)}
+    values = {"title": html.escape(title), "plotly": get_plotlyjs(), "body": "\n".join(parts)}
     template = Path(__file__).with_name("report.html").read_text("utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda place: values[place[1]], template)
 
 
-def write_report(path: Path, output: Path | None = None, metric: str = "environment/score",
-                 tag: str | None = None):
-    """Write the report of a sweep's folder, or of a folder of runs.
+def write_report(path: Path, output: Path | None = None):
+    """Write the report of a sweep.
 
     Args:
-        path: a sweep's folder, or one of runs such as experiments.
+        path: the sweep's folder.
         output: the page (default: report.html in the folder).
-        metric: what runs are compared by; a sweep's own metric is used in any case.
-        tag: only runs with this tag.
     """
     output = Path(output or Path(path) / "report.html")
-    output.write_text(page(path, metric, tag), "utf-8")
+    output.write_text(page(path), "utf-8")
     return output
-
-
-def serve(folder, port):
-    """Serve the report on 127.0.0.1; returns the server (server_address, shutdown).
-
-    The page is made again when the ledger has changed. Port 0 is a free one.
-    """
-    from tools import watch
-
-    lock = threading.Lock()
-    make_page = functools.lru_cache(1)(lambda trials: page(folder, refresh=30))
-
-    class Requests(watch.Requests):
-        def respond(self):
-            if self.path != "/":
-                return 404, "there is / only"
-            with lock:
-                text = make_page(len(list((Path(folder) / "trials").glob("*.json"))))
-            return 200, text, "text/html; charset=utf-8", SOURCES
-
-    return watch.start_server(Requests, port)
