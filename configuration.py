@@ -63,17 +63,14 @@ class Base:
     """Where metrics go besides metrics.jsonl in the run's folder."""
     wandb: bool = False
     """Log to Weights & Biases as well; WANDB_API_KEY or `wandb login` identifies you."""
-    neptune: bool = False
-    """Log to Neptune as well; NEPTUNE_API_TOKEN identifies you."""
     project: str = "pufferl"
-    """Project of Weights & Biases and Neptune."""
+    """Project of Weights & Biases."""
     entity: str | None = None
-    """The project's owner: W&B's entity (default: you), Neptune's workspace (default: the one in
-    NEPTUNE_PROJECT)."""
+    """The project's owner in Weights & Biases (default: you)."""
     group: str | None = None
-    """Group of the run in Weights & Biases and Neptune."""
+    """Group of the run in Weights & Biases."""
     tag: str | None = None
-    """Label of the run in Weights & Biases and Neptune."""
+    """Label of the run in Weights & Biases."""
     data_dir: str | None = "experiments"
     """Folder of the runs: checkpoints, logs, resolved settings. none: nothing is written."""
 

@@ -96,7 +96,7 @@ from fast import verify
 from flat_spaces import ROUNDING_TOLERANCE, action_bounds, leaf_kind
 
 # for scripts too
-from loggers import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401
+from loggers import NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401
 from models import load_policy
 from vector import Native, Tensors, load_env, make
 
