@@ -85,9 +85,7 @@ from configuration import (
     load_attribute,
     load_config,
     named,
-    read_settings,
-    replace_sizes,
-    saved_runs,
+    replace_batch_size,
     stem_of,
     train_settings,
 )
@@ -137,9 +135,7 @@ class PuffeRL:
                                                self.ranks))
         train_section = {field.name: named(c[field.name]) for field in dataclasses.fields(Train)}
         self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": train_section,
-                     "agents": sum(agents), "versions": VERSIONS,
-                     "sources": runs.sources(policy, vecenv, c["loss"], c["optimizer"],
-                                             c["advantage"])}
+                     "agents": sum(agents), "versions": VERSIONS}
         self.vecenv = vecenv
         self.policy = policy
         has_logger = logger is not None and self.ranks.rank == 0

@@ -19,13 +19,10 @@ loggers.py.
 import contextlib
 import copy
 import fcntl
-import hashlib
-import inspect
 import json
 import os
 import re
 import sys
-import sysconfig
 import time
 import warnings
 import zipfile
@@ -34,7 +31,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import emulation
 from configuration import check_form, saved_runs
 from errors import ConfigError, require
 from loggers import JsonLines
@@ -459,11 +455,6 @@ class Snapshot:
         check_weights(saved["model"], self.trainer.policy.state_dict(), path)
         if changes := difference(before, json.loads(json.dumps(args, default=str))):
             self._say(f"changed since {path} was written: {', '.join(changes)}")
-        edited = [Path(file).name for file, digest in before.get("sources", {}).items()
-                  if args["sources"].get(file, digest) != digest]
-        if edited:
-            self._say(f"edited since {path} was written: {', '.join(edited)}. The run continues "
-                      "with what they do now.")
         return before["train"]
 
     def _restore_optimizer(self, state, fitting, path):
@@ -533,30 +524,3 @@ def _plain(value, name):
             f"{name} is a {type(value).__name__}; a checkpoint holds numbers, text, tensors, and "
             "lists, tuples and dicts of them.")
     return value
-
-
-def sources(policy, vecenv, *others):
-    """Return {file: digest} of the files that define a run.
-
-    They have the classes of the network, of the environment and its wrappers, and what settings
-    name (`others`: path/to/file.py:name, or the object itself). Installed packages are left out.
-    """
-    files = {f"{path}.py" for path, colon, _ in (str(other).partition(".py:") for other in others)
-             if colon}
-    kinds = set(map(type, policy.modules()))
-    for other in others:
-        other = getattr(other, "func", other)  # of a functools.partial
-        if callable(other):
-            is_source = inspect.isroutine(other) or inspect.isclass(other)
-            kinds.add(other if is_source else type(other))
-    if hasattr(vecenv, "library"):
-        files.add(str(vecenv.library.header))
-    else:
-        kinds |= {type(env) for env in emulation.within(vecenv.driver_env)} - {*emulation.WRAPPERS}
-    for kind in kinds:
-        with contextlib.suppress(TypeError, OSError):  # typed into a prompt, or compiled
-            files.add(inspect.getsourcefile(kind))
-    python, packages = Path(sysconfig.get_paths()["stdlib"]), {"site-packages", "dist-packages"}
-    paths = [path for path in map(Path, filter(None, files)) if path.is_file()
-             and python not in path.parents and not packages.intersection(path.parts)]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in sorted(paths)}
