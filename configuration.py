@@ -179,8 +179,6 @@ class Train:
     """Steps of one rollout; an agent's steps in it are one segment."""
     batch_size: int | Auto | None = None
     """Steps of an epoch in place of horizon: agents × horizon, as in CleanRL."""
-    num_iterations: int | Auto | None = None
-    """Epochs in place of total_timesteps, as in CleanRL; needs horizon or batch_size."""
     minibatch_size: int | Auto = "auto"
     """Steps of one update, a multiple of horizon if draw is segments, divided among the ranks if
     there are several."""
@@ -364,7 +362,6 @@ RUN_FACTS = {"env_name": str, "config_name": str | None, "auto": dict | None, "a
              "defaults": dict | None, "sources": dict | None}
 # Settings of one run, which --resume leaves as they are.
 RUN_SETTINGS = {"load_model_path", "baseline", "resume", "data_dir"}
-SIZES = {"batch_size": "horizon", "num_iterations": "total_timesteps"}  # in place of these
 
 # What a number must be: least, greatest, the settings. None and auto are always allowed.
 ABOVE_0, BELOW_1, FINITE = math.ulp(0), math.nextafter(1, 0), sys.float_info.max
@@ -380,7 +377,7 @@ BOUNDS = {
         ABOVE_0, math.inf,
         "train.learning_rate train.max_grad_norm train.vtrace_rho_clip train.vtrace_c_clip "
         "train.clip_coef train.vf_clip_coef train.vf_error_bound train.total_timesteps "
-        "train.horizon train.batch_size train.num_iterations train.minibatch_size vec.timeout"),
+        "train.horizon train.batch_size train.minibatch_size vec.timeout"),
     "must be above 0, and not inf": (ABOVE_0, FINITE, "train.replay_ratio eval.seconds eval.fps"),
     "must be above 0, or none": (ABOVE_0, math.inf, "train.reward_clip train.target_kl"),
     "must be 0 or more": (
@@ -776,8 +773,8 @@ def load_config(env_name, argv=()):
         train["horizon"] = "auto"  # batch_size gives it
     args = {"config_name": env_name, **values.pop("base"), **values}
     args["auto"] = auto.choose_copies(maker, args["env"], args["vec"], train["total_timesteps"])
-    if any(train[name] not in (None, "auto") for name in SIZES):
-        train |= replace_sizes(train, count_agents(args))
+    if train["batch_size"] not in (None, "auto"):
+        train |= replace_batch_size(train, count_agents(args))
     for name, owner in unused(args).items():
         require(name not in names, f"--{name.replace('_', '-')} would change nothing: {owner} does "
                 "not use it. Leave it out.")
@@ -906,25 +903,19 @@ def count_agents(args):
     return vec["num_envs"] * environments.split_copies(maker, args["env"])[0] * agents
 
 
-def replace_sizes(train, agents):
-    """Replace batch_size by horizon, and num_iterations by total_timesteps.
+def replace_batch_size(train, agents):
+    """Return the train section with horizon in place of batch_size.
 
     agents: of all ranks. Raises ConfigError if the sizes do not fit together.
     """
-    batch, iterations, horizon = (None if train[name] == "auto" else train[name]
-                                  for name in (*SIZES, "horizon"))
-    if batch is not None:
-        require(batch % agents == 0 and horizon in (None, batch // agents),
-                f"train.batch_size = {batch}: must be agents × horizon, {agents} × "
-                f"{horizon or 'a whole number'}. Leave out horizon, or set vec.total_agents.")
-        horizon = batch // agents
-    steps = train["total_timesteps"]
-    if iterations is not None:
-        require(horizon is not None,
-                f"train.num_iterations = {iterations}: an iteration is agents × horizon steps. "
-                "Give horizon or batch_size as well, or total_timesteps.")
-        steps = iterations * agents * horizon
-    return {**train, **dict.fromkeys(SIZES), "total_timesteps": steps, "horizon": horizon or "auto"}
+    batch, horizon = train["batch_size"], train["horizon"]
+    if batch in (None, "auto"):
+        return {**train, "batch_size": None}
+    require(batch % agents == 0 and horizon in ("auto", batch // agents),
+            f"train.batch_size = {batch}: must be agents × horizon, {agents} × "
+            f"{'a whole number' if horizon == 'auto' else horizon}. Leave out horizon, or set "
+            "vec.total_agents.")
+    return {**train, "batch_size": None, "horizon": batch // agents}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -943,7 +943,7 @@ def check_train(config, vecenv, policy, agents, ranks):
     """
     names = config.keys() & {"env", "data_dir", "run_id", "settings", "use_rnn"}
     settings = train_settings({key: value for key, value in config.items() if key not in names})
-    c = replace_sizes(settings, agents)
+    c = replace_batch_size(settings, agents)
     is_recurrent = hasattr(policy, "initial_state")
     c |= {"env": vecenv.name, "data_dir": Base.data_dir, "use_rnn": is_recurrent,
           **{key: config[key] for key in names}}
@@ -1147,7 +1147,7 @@ def resolve_auto(env_name, args, vecenv):
     """
     ranks = data_parallel.connect()
     agents = sum(ranks.gather(vecenv.num_agents))
-    section = args["train"] = replace_sizes(args["train"], agents)
+    section = args["train"] = replace_batch_size(args["train"], agents)
     facts = facts_of(vecenv, agents, section["total_timesteps"])
 
     def choose():

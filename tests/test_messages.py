@@ -110,8 +110,6 @@ CONFIGURATION = [
      give(batch_size=1001, horizon="auto")),
     ("batch_size", Error, "must be agents × horizon, 8 × 8. Leave out horizon",
      give(batch_size=128)),
-    ("num_iterations", Error, "Give horizon or batch_size as well",
-     give(num_iterations=3, horizon="auto")),
     ("train.minibatch_size", Error, "must be a multiple of train.horizon = 8",
      give(minibatch_size=20)),
     ("train.minibatch_size", Error, "is more than one epoch's batch, 8 agents × horizon 8 = 64. "

@@ -135,8 +135,7 @@ def settings_of(tuner):
 
 def fixed_settings(names):
     """Return the settings that a command line fixes: its own, and sizes they decide."""
-    sizes = {f"train.{size}": f"train.{key}" for size, key in configuration.SIZES.items()}
-    names = {sizes.get(name, name) for name in names}
+    names = {"train.horizon" if name == "train.batch_size" else name for name in names}
     if names & {"env.num_envs", "vec.num_envs"}:
         return names | {"vec.total_agents"}
     return names | ({"env.num_envs", "vec.num_envs"} if "vec.total_agents" in names else set())
