@@ -358,8 +358,7 @@ SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Ev
             "profile": Profile}
 # What config.json has besides settings, with its type. A type with None may be missing.
 RUN_FACTS = {"env_name": str, "config_name": str | None, "auto": dict | None, "agents": int | None,
-             "versions": dict | None, "engine": dict | None, "launch": list, "turn": int,
-             "defaults": dict | None, "sources": dict | None}
+             "versions": dict | None, "engine": dict | None, "turn": int, "defaults": dict | None}
 # Settings of one run, which --resume leaves as they are.
 RUN_SETTINGS = {"load_model_path", "baseline", "resume", "data_dir"}
 
@@ -622,7 +621,7 @@ def read_settings(folder):
     """Return the config.json of a run's folder. Raises ConfigError for damage."""
     path, sections = Path(folder) / "config.json", {name: {} for name in ("env", *SECTIONS)}
     try:
-        saved = {"turn": 0, "launch": [], **sections, **json.loads(path.read_text())}
+        saved = {"turn": 0, **sections, **json.loads(path.read_text())}
         check_form(saved, {**sections, **RUN_FACTS,
                            "train": {"total_timesteps": int | float | None}})
         return saved

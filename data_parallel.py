@@ -26,7 +26,6 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -178,32 +177,6 @@ class Ranks:
         if merged:
             merged["n"] = float(sum(log["n"] for log in logs))
         return merged
-
-    def launchers(self):
-        """Return [[machine and process, start time], ...] of the ranks' torchruns."""
-        if "TORCHELASTIC_RUN_ID" not in os.environ:
-            return []
-        parent = psutil.Process(os.getppid())
-        name = f"{socket.gethostname()}:{parent.pid}"
-        return [*map(list, dict(self.gather((name, parent.create_time()))).items())]
-
-    def find_interrupted(self, runs):
-        """Return the folder of the run that torchrun restarts, or None.
-
-        It is the newest with a checkpoint whose `launch` has one of the launchers. runs: (folder,
-        settings) of each.
-        """
-        launchers = self.launchers()
-
-        def find():
-            states = [folder / "trainer_state.pt" for folder, saved in runs
-                      if any(name == other and abs(start - other_start) < 5 for name, start
-                             in launchers for other, other_start in saved["launch"])]
-            newest = max(filter(Path.exists, states), key=lambda path: path.stat().st_mtime,
-                         default=None)
-            return newest and str(newest.parent)
-
-        return self.first(find) if launchers else None
 
     def join(self, trainer, agents):
         """Give all ranks rank 0's weights, and each its own random numbers.

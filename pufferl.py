@@ -1186,7 +1186,7 @@ def make_trainer(env_name, args):
             path = ranks.first(lambda: find_run(args["resume"], args["data_dir"], env_name,
                                                 "trainer_state.pt"))
         trainer = PuffeRL({**args["train"], "env": args["env_name"], "data_dir": args["data_dir"],
-                           "settings": {**args, "launch": ranks.launchers()}}, vecenv, policy)
+                           "settings": args}, vecenv, policy)
         if args["resume"]:
             trainer.run_folder = path.parent if path.name == "trainer_state.pt" else path
         stack.pop_all()
@@ -1239,8 +1239,6 @@ def train(env_name, args=None):
     check_names(args)
     if data_parallel.started():
         args["train"]["gpus"] = ranks.local_count
-    if not args["resume"] and args["data_dir"] is not None:
-        resume_interrupted(ranks, args)
     say = processes.say if ranks.rank == 0 else lambda text: None
     compile_timer.announce = lambda: say(loggers.COMPILING)
     trainer, facts = make_trainer(env_name, args)
@@ -1279,17 +1277,6 @@ def train(env_name, args=None):
     for line in screen.closing(trainer, args, model):
         say(line)
     return trainer
-
-
-def resume_interrupted(ranks, args):
-    """Resume the run of this command if a launcher has restarted it."""
-    runs = saved_runs(args["data_dir"], f"{stem_of(args['env_name'])}_*")
-    args["resume"] = ranks.find_interrupted(runs)
-    if args["resume"]:  # its measured choices stay
-        saved = ranks.first(lambda: read_settings(args["resume"]))
-        for section in ("train", "vec"):
-            args[section] |= {name: value for name, value in saved[section].items()
-                              if args[section].get(name) == "auto"}
 
 
 # --------------------------------------------------------------------------------------------------
