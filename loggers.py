@@ -35,7 +35,7 @@ import environments
 import processes
 from arena import compile_timer
 from auto import plural
-from configuration import Base, command, resolve, solved
+from configuration import Base, command, solved
 from errors import ConfigError, require
 
 # --------------------------------------------------------------------------------------------------
@@ -352,12 +352,10 @@ def solved_at(args):
 
     Also if the environment's settings are not the shipped ones, for which it was measured.
     """
-    known = solved(args["config_name"]) if "config_name" in args else None  # not in a script
-    if known is None:
-        return None, None
-    shipped = resolve(args["config_name"])[1]["env"]
-    is_shipped = all(args["env"].get(key) == value for key, value in shipped.items()
-                     if key != "num_envs")
+    known = solved(args["config_name"]) if "defaults" in args else None  # not in a script
+    is_shipped = known is not None and all(
+        args["env"].get(key) == value for key, value in args["defaults"]["env"].items()
+        if key != "num_envs")
     return known.metric if is_shipped else (None, None)
 
 

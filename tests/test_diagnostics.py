@@ -328,7 +328,7 @@ def test_diagnose_a_finished_run(tmp_path, capsys):
                for step in range(10, 100, 10)]
     run = tmp_path / "runs" / "squared_1"
     write_run(run, [*entries, {"step": 90, "environment/score": 0.5}], env_name="squared", config_name="squared",
-              train={"total_timesteps": 100}, env={"distance": 5})
+              train={"total_timesteps": 100}, env={"distance": 5}, defaults={"env": {"distance": 5}})
     sentences = diagnostics.diagnose(run, read_settings(run)).reported.values()
     for name in (str(run), "latest", "squared"):
         pufferl.main(["diagnose", name, "--data-dir", str(tmp_path / "runs")])

@@ -185,7 +185,7 @@ class Fake:
         self.sps = self.last_sps = 25.0
         self.epoch, self.total_epochs, self.num_agents = 1, 10, 8
         self.config, self.env_name = {"total_timesteps": 10_000}, "squared"
-        self.args = {"config_name": "squared", "env": configuration.load_config("squared")["env"]}
+        self.args = configuration.load_config("squared")
         self.environment = environment
         self.losses = {"entropy": 1.5, "approx_kl": 0.2, "clipfrac": 0.1}
         self.engine = SimpleNamespace(name="compiled")
