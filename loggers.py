@@ -17,7 +17,6 @@ import json
 import math
 import shutil
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +107,6 @@ class TensorBoardLogger(NoLogger):
     def __init__(self, folder, first_step=0):
         from torch.utils.tensorboard import SummaryWriter
 
-        threading.excepthook = _ignore_writer_errors
         # purges what a crash left
         self.writer = SummaryWriter(str(folder), purge_step=first_step and first_step + 1)
 
@@ -131,13 +129,6 @@ class TensorBoardLogger(NoLogger):
 
     def close(self):
         self._call("close")
-
-
-def _ignore_writer_errors(info, hook=threading.excepthook):
-    """Ignore errors of TensorBoard's thread, which the writer's next call reports."""
-    is_writer = type(info.thread).__module__.startswith("tensorboard")
-    if not (is_writer and isinstance(info.exc_value, OSError)):
-        hook(info)
 
 
 class WandbLogger(NoLogger):
