@@ -657,14 +657,6 @@ def saved_runs(data_dir, pattern="*"):
 # The environment, the network and their sections
 
 
-def load_maker(name):
-    """Return what makes an environment: a creator or an ocean.Library.
-
-    name: gym/ID, pettingzoo/FAMILY/NAME, file.py:callable, a name in ocean/ or a header's path.
-    """
-    return environments.load_creator(name) or ocean.load(name.removeprefix("puffer_"))
-
-
 def make_section(base, settings, helps, owner):
     """Make a section's dataclass: `base` and an owner's settings, {name: default}."""
     fields = [(key, type(value), field(default=value, metadata={"owner": owner}))
@@ -708,12 +700,12 @@ def resolve(env_name, argv=()):
     """Return (schema, values, names, maker) of an environment and a command line.
 
     schema: each section's dataclass; values: each section's settings; names: those that the command
-    line gives; maker: of load_maker, None for "default". Each source changes those before it: the
+    line gives; maker: of find_maker, None for "default". Each source changes those before it: the
     dataclasses, config/default.ini, the environment's .ini, the run that a base setting names, the
     command line.
     """
     name, ini = find_config(env_name)
-    maker = None if name == "default" else load_maker(name)
+    maker = None if name == "default" else environments.find_maker(name)
     schema = {"base": Base, "env": env_section(name, maker), **SECTIONS}
     values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()}
     values |= {"sweep": {}, "env_name": name}
@@ -887,21 +879,6 @@ def train_settings(config):
     return settings
 
 
-def count_agents(args):
-    """Return the agents of all ranks that the vec and env sections describe."""
-    import data_parallel
-
-    vec, ranks = args["vec"], args["train"]["gpus"]
-    if data_parallel.started():
-        ranks = data_parallel.connect().count
-    if vec["total_agents"] is not None:
-        return vec["total_agents"] * ranks
-    maker = load_maker(args["env_name"])
-    with environments.sample(maker, args["env"]) as probe:
-        agents = emulation.slots(probe) * ranks
-    return vec["num_envs"] * environments.split_copies(maker, args["env"])[0] * agents
-
-
 def replace_batch_size(train, agents):
     """Return the train section with horizon in place of batch_size.
 
@@ -996,7 +973,7 @@ def find_model(path, data_dir, name):
 
 def find_baseline(env_name):
     """Return where the trained policy of an environment in C is, by its header."""
-    maker = load_maker(env_name)
+    maker = environments.find_maker(env_name)
     require(isinstance(maker, ocean.Library),
             f"--baseline: {env_name} is not in C, and only those ship with a policy.")
     return maker.header.parent / "baseline.safetensors"
