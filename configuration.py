@@ -712,8 +712,6 @@ def resolve(env_name, argv=()):
     if maker is not None:
         values["train"]["total_timesteps"] = (
             STEPS_IN_C if isinstance(maker, ocean.Library) else STEPS_IN_PYTHON)
-    if not getattr(maker, "takes_copies", True):
-        values["vec"]["num_envs"] = 1
 
     def apply(entries, ignore_unknown=False):
         entries, names = list(entries), set()
@@ -764,8 +762,6 @@ def load_config(env_name, argv=()):
         train["horizon"] = "auto"  # batch_size gives it
     args = {"config_name": env_name, **values.pop("base"), **values}
     args["auto"] = auto.choose_copies(maker, args["env"], args["vec"], train["total_timesteps"])
-    if train["batch_size"] not in (None, "auto"):
-        train |= replace_batch_size(train, count_agents(args))
     for name, owner in unused(args).items():
         require(name not in names, f"--{name.replace('_', '-')} would change nothing: {owner} does "
                 "not use it. Leave it out.")

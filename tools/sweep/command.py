@@ -26,6 +26,8 @@ from typing import Literal, get_type_hints
 import numpy as np
 
 import configuration
+import emulation
+import environments
 import loggers
 import processes
 import protein
@@ -163,7 +165,7 @@ def searched_settings(env_name, entries, options=()):
     if not DECIDING & varied:  # else some trials may use them
         fixed |= configuration.unused(args).keys()
     general = {}
-    if args["train"]["horizon"] == "auto":
+    if args["train"]["horizon"] == "auto" and args["train"]["batch_size"] in (None, "auto"):
         general = configuration.load_config("default")["sweep"]
     space = {}
     for name, entry in protein.flatten(entries).items():
@@ -220,9 +222,20 @@ def find_setting(schema, name):
     return f"train.{name}"  # it does not exist: the lookup of this name raises an error
 
 
+def count_agents(args):
+    """Return the agents that the vec and env sections describe, of all processes."""
+    vec, processes = args["vec"], args["train"]["gpus"]
+    if vec["total_agents"] is not None:
+        return vec["total_agents"] * processes
+    maker = environments.find_maker(args["env_name"])
+    with environments.sample(maker, args["env"]) as probe:
+        agents = emulation.slots(probe) * processes
+    return vec["num_envs"] * environments.split_copies(maker, args["env"])[0] * agents
+
+
 def horizons(args, entry):
     """Turn values of batch_size into values of train.horizon."""
-    agents = configuration.count_agents(args)
+    agents = count_agents(args)
     values = [protein.number(value) for value in entry.get("values", ())]
     if not values or any(value % agents for value in values):
         raise ConfigError(f"[sweep.batch_size] values = {values}: must be multiples of the "
