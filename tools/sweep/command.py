@@ -59,15 +59,14 @@ TRAINER = "pufferl.py"
 # The sweep
 
 
-METHODS = {"protein": Protein, "random": protein.Random, "genetic": protein.ParetoGenetic,
-           "grid": protein.Grid}
+METHODS = {"protein": Protein, "random": protein.Random, "genetic": protein.ParetoGenetic}
 
 
 @dataclass
 class Sweep:
     method: Literal[*METHODS] = "protein"
-    """How settings are chosen: protein (a model of score and cost), random, genetic (children of
-    the front) or grid."""
+    """How settings are chosen: protein (a model of score and cost), random or genetic (children of
+    the front)."""
     num_trials: int = 100
     """Trials in all, those of earlier starts included."""
     metric: str = "environment/score"
@@ -354,10 +353,7 @@ class Runner:
             return None
         self.tuner.pending = [self.tuner.space.encode(claim["settings"])
                               for claim in self.pool.running.values()]
-        settings = self.tuner.suggest(number)
-        if settings is None:  # the grid is finished
-            return None
-        return {"trial": number, "settings": settings, "attempts": 0,
+        return {"trial": number, "settings": self.tuner.suggest(number), "attempts": 0,
                 "predicted": self.tuner.prediction}
 
     def submit(self, claim):
