@@ -111,7 +111,6 @@ FAILURES = {
     "observations_constant": {"world": {"observation": 0.0}},
     "observations_outside": {"world": {"grow": 0.01, "high": 1.1}},
     "observations_vast": {"world": {"observation": 1e5}},
-    "observations_grow": {"world": {"grow": 0.06}, "epochs": 25},
     "episodes_never_end": {"world": {"ends": False}, "epochs": 90, "agents": 2, "horizon": 128, "minibatch_size": 128},
     "cut_at_the_same_step": {"world": {"reward": 0.0, "cut": True}},
 }
