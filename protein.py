@@ -482,8 +482,6 @@ class Observation:
     score: float
     cost: float
     failed: bool = False
-    # False for a trial that ended early: its last point is not the schedule's end
-    complete: bool = True
     # [(progress in 0..1, score, cost)] up to the last point
     curve: list = dataclasses.field(default_factory=list)
 
@@ -558,12 +556,12 @@ class Random:
         self.pending.append(self.space.encode(config))
         return config
 
-    def observe(self, config, score, cost, failed=False, curve=(), complete=True):
+    def observe(self, config, score, cost, failed=False, curve=()):
         """Record the outcome of a trial.
 
         score: the metric at the end; cost: seconds; failed: there is no usable result (crash, not a
         number, out of memory), the score is then ignored; curve: [(progress, score, cost), ...]
-        along the way, progress in 0..1; complete: False if the trial ended early.
+        along the way, progress in 0..1.
         """
         unit = self.space.encode(config)
         failed = bool(failed) or not (math.isfinite(score) and math.isfinite(cost))
@@ -577,7 +575,7 @@ class Random:
         cost = max(cost, 1e-3) if math.isfinite(cost) else math.nan
         if not failed and not points:
             points = [(1.0, score, cost)]
-        self.observations.append(Observation(unit, score, cost, failed, complete, points))
+        self.observations.append(Observation(unit, score, cost, failed, points))
 
     def front(self):
         """Return the Pareto front, [(configuration, score, cost)], cheapest first."""
