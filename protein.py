@@ -17,7 +17,6 @@ methods suggest and observe. tools/sweep/command.py has the command line and run
 """
 
 import dataclasses
-import difflib
 import importlib
 import math
 import warnings
@@ -209,10 +208,8 @@ class Space:
         spec = described(name, spec)
         for key in spec:
             if key not in (*FIELDS, "integer"):
-                similar = difflib.get_close_matches(key, FIELDS, n=1)
-                hint = f" Did you mean {similar[0]}?" if similar else ""
-                raise ConfigError(f"[sweep.{name}] {key}: there is no such field.{hint} There are: "
-                                 f"{', '.join(FIELDS)}.")
+                raise ConfigError(f"[sweep.{name}] {key}: there is no such field. There are: "
+                                  f"{', '.join(FIELDS)}.")
         if SCALES.get(spec["distribution"], Scale()).takes == "nothing":
             return None
         spec["values"] = tuple(map(number, spec["values"]) if is_text else spec.get("values", ()))
