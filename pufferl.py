@@ -1176,9 +1176,8 @@ def make_trainer(env_name, args):
         is_loaded = args["load_model_path"] or args["baseline"]
         is_open = is_loaded or "train.norm_obs" in args["auto"]
         if normalizes != args["train"]["norm_obs"] and is_open:
-            kind = "loaded" if is_loaded else "custom"
             args["train"]["norm_obs"] = normalizes
-            args["auto"]["train.norm_obs"] = f"the {kind} network decides that"
+            args["auto"]["train.norm_obs"] = "the network decides that"
         if args["resume"]:
             path = ranks.first(lambda: find_run(args["resume"], args["data_dir"], env_name,
                                                 "trainer_state.pt"))
