@@ -714,7 +714,7 @@ def resolve(env_name, argv=()):
             STEPS_IN_C if isinstance(maker, ocean.Library) else STEPS_IN_PYTHON)
 
     def apply(entries, ignore_unknown=False):
-        entries, names = list(entries), set()
+        entries = list(entries)
         networks = [entry.value for entry in entries
                     if entry[:2] in (("policy", "name"), ("base", "policy_name"))]
         if networks and networks[-1] != values["policy"]["name"]:  # it decides what can be set
@@ -728,21 +728,21 @@ def resolve(env_name, argv=()):
             if not ignore_unknown or entry.key in get_type_hints(schema[entry.section]):
                 section, key, value = convert(entry, schema)
                 values[section][key] = value
-                names.add(full_name(section, key))
-        return names
 
     for path in (ROOT / "config" / "default.ini", ini):
         if path.exists():
             apply(read_ini(path, values["sweep"]))
     values["defaults"] = {section: dict(values[section]) for section in ("env", *SECTIONS)}
     options, base = list(read_options(argv)), values["base"]
-    names = apply(entry for entry in options if entry.section == "base")
+    apply(entry for entry in options if entry.section == "base")  # which may name a run
     if base["resume"] == "auto":
         base["resume"] = None
         with contextlib.suppress(ConfigError):
             base["resume"] = str(find_run("latest", base["data_dir"], env_name, "trainer_state.pt"))
     apply(saved_entries(base, env_name), ignore_unknown=True)  # an older run has settings that went
-    names |= apply(entry for entry in options if entry.section != "base")
+    apply(entry for entry in options if entry[:2] != ("base", "resume"))
+    names = {full_name(*translate(entry.section, entry.key, schema, entry.place)[:2])
+             for entry in options}
     return schema, values, names, maker
 
 

@@ -247,7 +247,9 @@ def test_a_run_is_trained_evaluated_and_resumed_with_its_own_settings(tmp_path, 
             pufferl.main([*words, "latest", "--policy.hidden-size", "32"])
     moved = folder.rename(tmp_path / "mine")
     state = str(moved / "trainer_state.pt")
-    pufferl.main(["train", "squared", "--resume", state, "--train.total-timesteps", "60000"])
+    pufferl.main(["train", "squared", "--resume", state, "--train.total-timesteps", "60000",
+                  "--tag", "again"])
+    assert json.loads((moved / "config.json").read_text())["tag"] == "again"
     shown = capsys.readouterr().out
     assert "40,960" in shown and str(moved) in shown and not [*(tmp_path / "experiments").iterdir()]
     saved["train"]["total_timesteps"] = 8192
