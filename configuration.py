@@ -30,7 +30,6 @@ import auto
 import emulation
 import environments
 import ocean
-import processes
 from errors import ConfigError, require
 
 ROOT = Path(__file__).resolve().parent
@@ -765,12 +764,6 @@ def load_config(env_name, argv=()):
     for name, owner in unused(args).items():
         require(name not in names, f"--{name.replace('_', '-')} would change nothing: {owner} does "
                 "not use it. Leave it out.")
-    if train["gpus"] > 1:  # processes, which this machine must hold
-        import torch
-
-        gpus = torch.cuda.device_count() if train["device"] == "cuda" else 0
-        limit = (gpus, f"this machine has {gpus} GPUs") if gpus else processes.processes_at_most()
-        processes.check_count("train.gpus", train["gpus"], *limit)
     return args
 
 

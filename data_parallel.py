@@ -316,14 +316,19 @@ def started():
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def launch(count, command):
+def launch(count, device, command):
     """Run a script as `count` ranks on this machine; exit with status 1 if one fails.
 
-    command: its path and arguments. SIGINT, SIGTERM and SIGHUP are forwarded to the ranks, which
-    may take their time to save. No rank outlives this process, even if some cannot be started.
+    device: train.device. command: the script's path and arguments. SIGINT, SIGTERM and SIGHUP are
+    forwarded to the ranks, which may take their time to save. No rank outlives this process, even
+    if some cannot be started. Raises ConfigError for more ranks than this machine holds.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    gpus = torch.cuda.device_count() if device == "cuda" else 0
+    limit = (gpus, f"this machine has {gpus} GPUs") if gpus else processes.processes_at_most()
+    processes.check_count("train.gpus", count, *limit)
 
     def forward(number, frame):
         children = psutil.Process().children()

@@ -1336,7 +1336,7 @@ def main(argv=None):
         args = ranks.first(lambda: load_config(argv[1], argv[2:]))
         gpus = args["train"]["gpus"]
         if gpus > 1 and not data_parallel.started():
-            return data_parallel.launch(gpus, [__file__, *argv])
+            return data_parallel.launch(gpus, args["train"]["device"], [__file__, *argv])
         require(gpus == ranks.local_count
                 or not any(option.startswith("--train.gpus") for option in argv),
                 f"train.gpus = {gpus}: torchrun has started {ranks.local_count} ranks on this "

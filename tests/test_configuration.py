@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+import torch.distributed.run
 from conftest import start, wait_for
 
 import configuration
@@ -175,7 +176,8 @@ def test_a_misspelt_key_in_a_scripts_settings_is_refused(section, key, near):
     ("train gym/CartPole-v1 --vec.num-envs 2e9 --vec.backend serial", "vec.num_envs"),
     ("eval squared --eval.episodes 1e30", "eval.episodes")])
 def test_numbers_that_the_machine_cannot_hold_start_nothing(words, name, monkeypatch):
-    for owner, attribute in ((data_parallel, "launch"), (workers, "Process"), (pufferl, "PuffeRL"), (watch, "Play")):
+    for owner, attribute in ((torch.distributed.run, "run"), (workers, "Process"),
+                             (pufferl, "PuffeRL"), (watch, "Play")):
         monkeypatch.setattr(owner, attribute, None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(SystemExit, match=f"(?s)^pufferl.py.*{name}".replace("_", "[-_]")):
@@ -185,10 +187,12 @@ def test_numbers_that_the_machine_cannot_hold_start_nothing(words, name, monkeyp
 def test_with_gpus_there_are_as_many_ranks(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     with pytest.raises(ConfigError, match=r"train\.gpus = 4.* 3\b"):
-        load_config("squared", ["--train.gpus", "4", "--train.device", "cuda"])
-    for gpus, device in (("3", "cuda"), ("4", "auto")):  # auto is the CPU
-        args = load_config("squared", ["--train.gpus", gpus, "--train.device", device])
-        assert args["train"]["gpus"] == int(gpus)
+        data_parallel.launch(4, "cuda", [])
+    monkeypatch.setattr(torch.distributed.run, "run", lambda options: options)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(data_parallel.processes, "end_children", lambda: None)
+    for gpus, device in ((3, "cuda"), (4, "auto")):  # auto is the CPU
+        data_parallel.launch(gpus, device, ["script.py"])
 
 
 @pytest.mark.parametrize("verb", ["train", "eval", "sweep", "export", "autotune", "profile"])
