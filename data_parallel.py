@@ -44,7 +44,7 @@ class Ranks:
     rank: its number. count: of all ranks. local_rank, local_count: on this machine. device: of the
     trainer's tensors; numpy arrays are sent from there too, because NCCL needs fewer messages than
     gloo. collective_seconds: spent in collective operations since take_seconds, including the wait
-    for the slowest rank. bytes: sent in sums so far.
+    for the slowest rank.
     """
 
     def __init__(self, rank=0, count=1, local_rank=0, local_count=1, control=None,
@@ -55,7 +55,6 @@ class Ranks:
         self.local_count = local_count
         self.device = torch.device("cpu")
         self.collective_seconds = 0.0
-        self.bytes = 0
         self.has_user_group = has_user_group  # a script's, which chose GPUs
         self._control = control  # the group for Python objects; None: torch's default one
 
@@ -83,7 +82,6 @@ class Ranks:
         is_numpy = isinstance(values, np.ndarray)
         host = torch.from_numpy(values) if is_numpy else values
         tensor = host.to(self.device) if is_numpy else values
-        self.bytes += tensor.nbytes
         self._run(dist.all_reduce, tensor, group=self._group(tensor))
         if tensor is not host:
             host.copy_(tensor)
