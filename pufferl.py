@@ -1098,18 +1098,13 @@ def measure(env_name, args, vecenv, facts):
         stack.callback(trainer.release)
         trainer.warnings = None  # no warnings about these settings
         start = math.inf
-        try:
-            while trainer.epoch < 2 or time.perf_counter() - start < MEASURED_SECONDS:
-                trainer.evaluate()
-                terminals.append(trial.storage.terminals.copy())
-                truncations.append(trial.storage.truncations.copy())
-                trainer.train()
-                if trainer.epoch == 1:  # in which kernels are compiled
-                    start, before = time.perf_counter(), dict(trainer.statistics.seconds)
-        except Exception as error:
-            error.add_note("Training had not begun: costs were being measured to choose the "
-                           "settings that are auto.")
-            raise
+        while trainer.epoch < 2 or time.perf_counter() - start < MEASURED_SECONDS:
+            trainer.evaluate()
+            terminals.append(trial.storage.terminals.copy())
+            truncations.append(trial.storage.truncations.copy())
+            trainer.train()
+            if trainer.epoch == 1:  # in which kernels are compiled
+                start, before = time.perf_counter(), dict(trainer.statistics.seconds)
     steps = (trainer.epoch - 1) * trainer.batch_size
     spent = {stage: (seconds - before[stage]) / steps
              for stage, seconds in trainer.statistics.seconds.items()}

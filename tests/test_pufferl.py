@@ -403,17 +403,15 @@ class Fails(Noise):
         return super().step(action)
 
 
-@pytest.mark.parametrize(("at", "options", "words"), [
-    (24, [], r"measured.*auto\."),
-    (400, ["--train.replay-ratio", "1", "--train.gamma", "0.9", "--train.checkpoint-interval", "1"],
-     "checkpoint.*--resume.*test_pufferl_")])
-def test_an_error_in_an_environment_says_what_is_left_of_the_run(at, options, words, tmp_path):
+def test_an_error_in_an_environment_says_what_is_left_of_the_run(tmp_path):
     name = f"{__file__}:Fails"
-    args = pufferl.load_config(name, ["--env.at", str(at), *options, "--vec.backend", "serial", "--logger", "none",
-                                      "--train.total-timesteps", "30_000", "--data-dir", str(tmp_path)])
+    args = pufferl.load_config(name, [
+        "--env.at", "400", "--train.replay-ratio", "1", "--train.gamma", "0.9",
+        "--train.checkpoint-interval", "1", "--vec.backend", "serial", "--logger", "none",
+        "--train.total-timesteps", "30_000", "--data-dir", str(tmp_path)])
     with pytest.raises(ConnectionError) as failed:
         pufferl.train(name, args)
-    assert re.search(words, error_text(failed.value)), error_text(failed.value)
+    assert re.search("checkpoint.*--resume.*test_pufferl_", error_text(failed.value))
 
 
 # -- what the commands make of a network
