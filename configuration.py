@@ -597,13 +597,11 @@ def saved_entries(base, env_name):
         folder = path if path.is_dir() else path.parent
         file = folder / "config.json"
         saved = read_settings(folder) if file.exists() else {}
-    elif base["baseline"]:
+    else:
         require(ini.stem == Path(name).stem,
                 f"--baseline: the policy that ships with {name} was trained without {ini.name}. "
                 f"Use {name}, or train one.")
         file, saved = "--baseline", read_baseline(name)[1]
-    else:
-        return
     if resume and saved:
         other = saved["env_name"]
         require(identify(other)[0] == identify(name)[0],
@@ -738,7 +736,8 @@ def resolve(env_name, argv=()):
         base["resume"] = None
         with contextlib.suppress(ConfigError):
             base["resume"] = str(find_run("latest", base["data_dir"], env_name, "trainer_state.pt"))
-    apply(saved_entries(base, env_name), ignore_unknown=True)  # an older run has settings that went
+    if base["resume"] or base["load_model_path"] or base["baseline"]:
+        apply(saved_entries(base, env_name), ignore_unknown=True)  # of an older version, perhaps
     apply(entry for entry in options if entry[:2] != ("base", "resume"))
     names = {full_name(*translate(entry.section, entry.key, schema, entry.place)[:2])
              for entry in options}
