@@ -167,8 +167,8 @@ class Run:
 # --------------------------------------------------------------------------------------------------
 # Files of weights and of whole runs
 
-NUMBERS = {"epoch": int, "_rollouts": int | None, "_minibatches_owed": int | float | None,
-           "_rate_factor": int | float | None, "_override_lr": int | float | None,
+NUMBERS = {"epoch": int, "_rollouts": int | None, "_minibatches_owed": float | None,
+           "_rate_factor": float | None, "_override_lr": float | None,
            "best_score": int | float | None, "_recent": tuple | list | None}
 # As in configuration.check_form.
 WHOLE_RUN = {"model": {...: object}, "tensors": {...: torch.Tensor}, "environments": torch.Tensor,
