@@ -9,11 +9,11 @@ The trainer calls `connect()`, and these methods where the algorithm needs a num
     ranks = connect()
     ranks.sum(moments)         # in place; twice a minibatch: the advantages' moments, the gradients
     ranks.any(flag)            # so that all ranks decide alike in the same epoch
-    ranks.merge_log(log)       # the episodes of all ranks as one
+    ranks.gather(log)          # of each rank, anything that pickles
     ranks.first(function)      # only rank 0 calls it, to read a file; all get its result or error
 
 All of them are collective: every rank calls them, in the same order. With one rank the trainer
-calls neither sum nor merge_log, and torch.distributed is not initialized. Tensors on a CPU are
+sums nothing, and torch.distributed is not initialized. Tensors on a CPU are
 sent with gloo, those on a GPU with NCCL.
 """
 
@@ -160,21 +160,6 @@ class Ranks:
                 error.elsewhere = True
             raise error
         return result
-
-    def merge_log(self, log):
-        """Return the means over all ranks' episodes, from each rank's means over its `n`.
-
-        {} if no episode finished.
-        """
-        logs = [log for log in self.gather(log) if log]
-        merged = {}
-        for name in dict.fromkeys(name for log in logs for name in log):
-            parts = [(log[name], log["n"]) for log in logs if name in log]
-            n = sum(n for _, n in parts)
-            merged[name] = sum(mean * n for mean, n in parts) / n
-        if merged:
-            merged["n"] = float(sum(log["n"] for log in logs))
-        return merged
 
     def join(self, trainer, agents):
         """Give all ranks rank 0's weights, and each its own random numbers.

@@ -277,11 +277,8 @@ class PuffeRL:
         seconds = self.engine.rollout(self._rollouts)
         statistics.seconds["environment"] += seconds
         statistics.seconds["policy"] += clock() - start - seconds
-        log = self.vecenv.log()
-        if self.ranks.count > 1:
-            log = self.ranks.merge_log(log)
         statistics.returns = buffers.return_range(*statistics.returns)
-        statistics.add_episodes(log, self.policy)
+        statistics.add_episodes(self.ranks.gather(self.vecenv.log()), self.policy)
         self._rollouts += 1  # counts the random numbers of actions, so an exact resume needs it
         self._has_rollout = True
         return dict(statistics.environment)
@@ -865,22 +862,25 @@ class Statistics:
         self.returns = math.inf, -math.inf  # the smallest and the largest of an episode
         self._totals = {}
 
-    def add_episodes(self, log, policy):
-        """Add the environments' means over `n` episodes.
+    def add_episodes(self, logs, policy):
+        """Add each rank's means over `n` episodes, {} without one.
 
         The weights with the best mean score over BEST_EPISODES or more are copied.
         """
-        count = log.get("n", 0)
-        if not count:
+        logs = [log for log in logs if log.get("n", 0)]
+        if not logs:
             return
-        for name, value in log.items():
-            total, weight = self._totals.get(name, (0.0, 0))
-            self._totals[name] = total + value * count, weight + count
+        total, episodes = self._recent
+        for log in logs:
+            count = log["n"]
+            for name, value in log.items():
+                values, weight = self._totals.get(name, (0.0, 0))
+                self._totals[name] = values + value * count, weight + count
+            total += log.get("score", log.get("episode_return", math.nan)) * count
+            episodes += count
+        self._recent = total, episodes
         self.environment = {name: total / weight for name, (total, weight) in self._totals.items()}
         self.environment["n"] = self._totals["n"][1]
-        score = log.get("score", log.get("episode_return", math.nan))
-        total, episodes = self._recent[0] + score * count, self._recent[1] + count
-        self._recent = total, episodes
         if episodes >= BEST_EPISODES:
             # the newest of equals: in self-play all may be 0
             if total / episodes >= self.best_score:

@@ -346,9 +346,12 @@ def test_statistics_of_episodes(logs, best, weight, environment):
     policy, statistics = torch.nn.Linear(1, 1, bias=False), pufferl.Statistics(1)
     for i, log in enumerate(logs):
         torch.nn.init.constant_(policy.weight, i)
-        statistics.add_episodes(log, policy)
+        statistics.add_episodes([log], policy)
     assert statistics.best_score == best and statistics.best["weight"].item() == weight
     assert statistics.best_unsaved and statistics.environment == pytest.approx(environment)
+    ranks = pufferl.Statistics(4)
+    ranks.add_episodes(logs[::-1], policy)
+    assert ranks.environment == pytest.approx(environment)
 
 
 # -- what ends a run

@@ -267,7 +267,7 @@ def test_what_a_network_has_beside_its_weights_is_resumed(tmp_path):
     again = make_trainer(tmp_path, policy=lambda env: Remembers(env, 8))
     again.load_checkpoint(path)
     assert again.policy.restored == 3
-    again.statistics.add_episodes({"n": 100.0, "score": 1.0}, again.policy)  # the best so far
+    again.statistics.add_episodes([{"n": 100.0, "score": 1.0}], again.policy)  # the best so far
     assert again.statistics.best["_extra_state"] == {"seen": 3}
 
 

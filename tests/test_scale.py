@@ -109,10 +109,6 @@ def check_collectives(group):
     assert message(group.first, fail) == ("ConfigError: it cannot be", group.rank == 1)
     assert (group.share(group.rank), group.gather(group.rank)) == (0, [0, 1])
     assert group.scatter(["a", "b"]) == "ab"[group.rank]
-    logs = ([{}, {"score": 4.0, "n": 1}], [{"score": 1.0, "n": 3}, {}],
-            [{"extra": 2.0, "n": 1}, {"score": 5.0, "n": 2}], ({}, {}))
-    assert [group.merge_log(log[group.rank]) for log in logs] == [
-        {"score": 4.0, "n": 1}, {"score": 1.0, "n": 3}, {"score": 5.0, "extra": 2.0, "n": 3}, {}]
 
 
 def main(folder):
