@@ -4,9 +4,9 @@ Each module that a script may import first imports this one first. A user's file
 beside the script or an environment, is then hidden, so importing it is an error.
 """
 
-import ast
 import sys
 from importlib.machinery import PathFinder
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -25,26 +25,18 @@ def check(file):
     The imports of the files beside it are checked too. A file in this folder means the project's
     modules.
     """
-    files = [Path(file).resolve()]
-    if files[0].parent == ROOT:
+    file = Path(file).resolve()
+    if file.parent == ROOT:
         return
-    for user_file in files:  # the loop appends to it
-        for node in ast.walk(ast.parse(user_file.read_bytes())):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                names = [node.module]
-            for name in [name.partition(".")[0] for name in names]:
-                folder = files[0].parent / name
-                same_named = [path for path in (folder.with_suffix(".py"), *folder.glob("*.py"))
-                              if path.exists() and path not in files]
-                if same_named and name in NAMES:
-                    from errors import ConfigError
+    finder = ModuleFinder([str(file.parent)])
+    finder.run_script(str(file))  # reads what it imports from its folder, and runs nothing
+    for name in NAMES & finder.modules.keys():
+        path = finder.modules[name].__file__
+        if path != str(file):
+            from errors import ConfigError
 
-                    raise ConfigError(f"{user_file} imports {same_named[0]}: {name} is this "
-                                      f"project's {find_spec(name).origin}. Rename the former.")
-                files += same_named
+            raise ConfigError(f"{file} imports {path}: {name} is this project's "
+                              f"{find_spec(name).origin}. Rename the former.")
 
 
 script = Path(getattr(sys.modules["__main__"], "__file__", None) or __file__).resolve()

@@ -15,7 +15,6 @@ import numpy as np
 
 import emulation
 import environments
-import ocean
 from flat_spaces import KINDS, FlatObservation, action_bounds, leaf_kind
 
 
@@ -56,7 +55,7 @@ def choose_copies(maker, env, vec, steps):
 
     maker: an ocean.Library or a creator; None without an environment. env, vec: the sections.
     """
-    reasons, is_in_c = {}, isinstance(maker, ocean.Library)
+    reasons = {}
     if env.get("num_envs") == "auto":
         agents = power_of_two(steps / (EPOCHS * LONGEST_HORIZON[True]), 16, 1024)
         with environments.sample(maker, env) as probe:
@@ -64,7 +63,7 @@ def choose_copies(maker, env, vec, steps):
         reasons["env.num_envs"] = f"{steps:,} steps"
     if vec["num_envs"] == "auto":
         vec["num_envs"] = 1
-        if maker is not None and not is_in_c and vec["total_agents"] is None:
+        if getattr(maker, "takes_copies", False) and vec["total_agents"] is None:
             with environments.sample(maker, env) as probe:
                 agents = emulation.slots(probe)
                 if not getattr(probe, "gives_tensors", False):  # one object of tensors holds many

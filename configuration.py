@@ -30,7 +30,6 @@ import auto
 import emulation
 import environments
 import ocean
-import processes
 from errors import ConfigError, require
 
 ROOT = Path(__file__).resolve().parent
@@ -63,17 +62,14 @@ class Base:
     """Where metrics go besides metrics.jsonl in the run's folder."""
     wandb: bool = False
     """Log to Weights & Biases as well; WANDB_API_KEY or `wandb login` identifies you."""
-    neptune: bool = False
-    """Log to Neptune as well; NEPTUNE_API_TOKEN identifies you."""
     project: str = "pufferl"
-    """Project of Weights & Biases and Neptune."""
+    """Project of Weights & Biases."""
     entity: str | None = None
-    """The project's owner: W&B's entity (default: you), Neptune's workspace (default: the one in
-    NEPTUNE_PROJECT)."""
+    """The project's owner in Weights & Biases (default: you)."""
     group: str | None = None
-    """Group of the run in Weights & Biases and Neptune."""
+    """Group of the run in Weights & Biases."""
     tag: str | None = None
-    """Label of the run in Weights & Biases and Neptune."""
+    """Label of the run in Weights & Biases."""
     data_dir: str | None = "experiments"
     """Folder of the runs: checkpoints, logs, resolved settings. none: nothing is written."""
 
@@ -182,8 +178,6 @@ class Train:
     """Steps of one rollout; an agent's steps in it are one segment."""
     batch_size: int | Auto | None = None
     """Steps of an epoch in place of horizon: agents × horizon, as in CleanRL."""
-    num_iterations: int | Auto | None = None
-    """Epochs in place of total_timesteps, as in CleanRL; needs horizon or batch_size."""
     minibatch_size: int | Auto = "auto"
     """Steps of one update, a multiple of horizon if draw is segments, divided among the ranks if
     there are several."""
@@ -363,11 +357,9 @@ SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Ev
             "profile": Profile}
 # What config.json has besides settings, with its type. A type with None may be missing.
 RUN_FACTS = {"env_name": str, "config_name": str | None, "auto": dict | None, "agents": int | None,
-             "versions": dict | None, "engine": dict | None, "launch": list, "turn": int,
-             "defaults": dict | None, "sources": dict | None}
+             "versions": dict | None, "engine": dict | None, "turn": int, "defaults": dict | None}
 # Settings of one run, which --resume leaves as they are.
 RUN_SETTINGS = {"load_model_path", "baseline", "resume", "data_dir"}
-SIZES = {"batch_size": "horizon", "num_iterations": "total_timesteps"}  # in place of these
 
 # What a number must be: least, greatest, the settings. None and auto are always allowed.
 ABOVE_0, BELOW_1, FINITE = math.ulp(0), math.nextafter(1, 0), sys.float_info.max
@@ -383,7 +375,7 @@ BOUNDS = {
         ABOVE_0, math.inf,
         "train.learning_rate train.max_grad_norm train.vtrace_rho_clip train.vtrace_c_clip "
         "train.clip_coef train.vf_clip_coef train.vf_error_bound train.total_timesteps "
-        "train.horizon train.batch_size train.num_iterations train.minibatch_size vec.timeout"),
+        "train.horizon train.batch_size train.minibatch_size vec.timeout"),
     "must be above 0, and not inf": (ABOVE_0, FINITE, "train.replay_ratio eval.seconds eval.fps"),
     "must be above 0, or none": (ABOVE_0, math.inf, "train.reward_clip train.target_kl"),
     "must be 0 or more": (
@@ -605,13 +597,11 @@ def saved_entries(base, env_name):
         folder = path if path.is_dir() else path.parent
         file = folder / "config.json"
         saved = read_settings(folder) if file.exists() else {}
-    elif base["baseline"]:
+    else:
         require(ini.stem == Path(name).stem,
                 f"--baseline: the policy that ships with {name} was trained without {ini.name}. "
                 f"Use {name}, or train one.")
         file, saved = "--baseline", read_baseline(name)[1]
-    else:
-        return
     if resume and saved:
         other = saved["env_name"]
         require(identify(other)[0] == identify(name)[0],
@@ -628,7 +618,7 @@ def read_settings(folder):
     """Return the config.json of a run's folder. Raises ConfigError for damage."""
     path, sections = Path(folder) / "config.json", {name: {} for name in ("env", *SECTIONS)}
     try:
-        saved = {"turn": 0, "launch": [], **sections, **json.loads(path.read_text())}
+        saved = {"turn": 0, **sections, **json.loads(path.read_text())}
         check_form(saved, {**sections, **RUN_FACTS,
                            "train": {"total_timesteps": int | float | None}})
         return saved
@@ -662,14 +652,6 @@ def saved_runs(data_dir, pattern="*"):
 
 # --------------------------------------------------------------------------------------------------
 # The environment, the network and their sections
-
-
-def load_maker(name):
-    """Return what makes an environment: a creator or an ocean.Library.
-
-    name: gym/ID, pettingzoo/FAMILY/NAME, file.py:callable, a name in ocean/ or a header's path.
-    """
-    return environments.load_creator(name) or ocean.load(name.removeprefix("puffer_"))
 
 
 def make_section(base, settings, helps, owner):
@@ -715,23 +697,21 @@ def resolve(env_name, argv=()):
     """Return (schema, values, names, maker) of an environment and a command line.
 
     schema: each section's dataclass; values: each section's settings; names: those that the command
-    line gives; maker: of load_maker, None for "default". Each source changes those before it: the
+    line gives; maker: of find_maker, None for "default". Each source changes those before it: the
     dataclasses, config/default.ini, the environment's .ini, the run that a base setting names, the
     command line.
     """
     name, ini = find_config(env_name)
-    maker = None if name == "default" else load_maker(name)
+    maker = None if name == "default" else environments.find_maker(name)
     schema = {"base": Base, "env": env_section(name, maker), **SECTIONS}
     values = {section: dataclasses.asdict(cls()) for section, cls in schema.items()}
     values |= {"sweep": {}, "env_name": name}
     if maker is not None:
         values["train"]["total_timesteps"] = (
             STEPS_IN_C if isinstance(maker, ocean.Library) else STEPS_IN_PYTHON)
-    if not getattr(maker, "takes_copies", True):
-        values["vec"]["num_envs"] = 1
 
     def apply(entries, ignore_unknown=False):
-        entries, names = list(entries), set()
+        entries = list(entries)
         networks = [entry.value for entry in entries
                     if entry[:2] in (("policy", "name"), ("base", "policy_name"))]
         if networks and networks[-1] != values["policy"]["name"]:  # it decides what can be set
@@ -745,21 +725,22 @@ def resolve(env_name, argv=()):
             if not ignore_unknown or entry.key in get_type_hints(schema[entry.section]):
                 section, key, value = convert(entry, schema)
                 values[section][key] = value
-                names.add(full_name(section, key))
-        return names
 
     for path in (ROOT / "config" / "default.ini", ini):
         if path.exists():
             apply(read_ini(path, values["sweep"]))
     values["defaults"] = {section: dict(values[section]) for section in ("env", *SECTIONS)}
     options, base = list(read_options(argv)), values["base"]
-    names = apply(entry for entry in options if entry.section == "base")
+    apply(entry for entry in options if entry.section == "base")  # which may name a run
     if base["resume"] == "auto":
         base["resume"] = None
         with contextlib.suppress(ConfigError):
             base["resume"] = str(find_run("latest", base["data_dir"], env_name, "trainer_state.pt"))
-    apply(saved_entries(base, env_name), ignore_unknown=True)  # an older run has settings that went
-    names |= apply(entry for entry in options if entry.section != "base")
+    if base["resume"] or base["load_model_path"] or base["baseline"]:
+        apply(saved_entries(base, env_name), ignore_unknown=True)  # of an older version, perhaps
+    apply(entry for entry in options if entry[:2] != ("base", "resume"))
+    names = {full_name(*translate(entry.section, entry.key, schema, entry.place)[:2])
+             for entry in options}
     return schema, values, names, maker
 
 
@@ -779,17 +760,9 @@ def load_config(env_name, argv=()):
         train["horizon"] = "auto"  # batch_size gives it
     args = {"config_name": env_name, **values.pop("base"), **values}
     args["auto"] = auto.choose_copies(maker, args["env"], args["vec"], train["total_timesteps"])
-    if any(train[name] not in (None, "auto") for name in SIZES):
-        train |= replace_sizes(train, count_agents(args))
     for name, owner in unused(args).items():
         require(name not in names, f"--{name.replace('_', '-')} would change nothing: {owner} does "
                 "not use it. Leave it out.")
-    if train["gpus"] > 1:  # processes, which this machine must hold
-        import torch
-
-        gpus = torch.cuda.device_count() if train["device"] == "cuda" else 0
-        limit = (gpus, f"this machine has {gpus} GPUs") if gpus else processes.processes_at_most()
-        processes.check_count("train.gpus", train["gpus"], *limit)
     return args
 
 
@@ -894,40 +867,19 @@ def train_settings(config):
     return settings
 
 
-def count_agents(args):
-    """Return the agents of all ranks that the vec and env sections describe."""
-    import data_parallel
-
-    vec, ranks = args["vec"], args["train"]["gpus"]
-    if data_parallel.started():
-        ranks = data_parallel.connect().count
-    if vec["total_agents"] is not None:
-        return vec["total_agents"] * ranks
-    maker = load_maker(args["env_name"])
-    with environments.sample(maker, args["env"]) as probe:
-        agents = emulation.slots(probe) * ranks
-    return vec["num_envs"] * environments.split_copies(maker, args["env"])[0] * agents
-
-
-def replace_sizes(train, agents):
-    """Replace batch_size by horizon, and num_iterations by total_timesteps.
+def replace_batch_size(train, agents):
+    """Return the train section with horizon in place of batch_size.
 
     agents: of all ranks. Raises ConfigError if the sizes do not fit together.
     """
-    batch, iterations, horizon = (None if train[name] == "auto" else train[name]
-                                  for name in (*SIZES, "horizon"))
-    if batch is not None:
-        require(batch % agents == 0 and horizon in (None, batch // agents),
-                f"train.batch_size = {batch}: must be agents × horizon, {agents} × "
-                f"{horizon or 'a whole number'}. Leave out horizon, or set vec.total_agents.")
-        horizon = batch // agents
-    steps = train["total_timesteps"]
-    if iterations is not None:
-        require(horizon is not None,
-                f"train.num_iterations = {iterations}: an iteration is agents × horizon steps. "
-                "Give horizon or batch_size as well, or total_timesteps.")
-        steps = iterations * agents * horizon
-    return {**train, **dict.fromkeys(SIZES), "total_timesteps": steps, "horizon": horizon or "auto"}
+    batch, horizon = train["batch_size"], train["horizon"]
+    if batch in (None, "auto"):
+        return {**train, "batch_size": None}
+    require(batch % agents == 0 and horizon in ("auto", batch // agents),
+            f"train.batch_size = {batch}: must be agents × horizon, {agents} × "
+            f"{'a whole number' if horizon == 'auto' else horizon}. Leave out horizon, or set "
+            "vec.total_agents.")
+    return {**train, "batch_size": None, "horizon": batch // agents}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1009,7 +961,7 @@ def find_model(path, data_dir, name):
 
 def find_baseline(env_name):
     """Return where the trained policy of an environment in C is, by its header."""
-    maker = load_maker(env_name)
+    maker = environments.find_maker(env_name)
     require(isinstance(maker, ocean.Library),
             f"--baseline: {env_name} is not in C, and only those ship with a policy.")
     return maker.header.parent / "baseline.safetensors"

@@ -9,11 +9,11 @@ The trainer calls `connect()`, and these methods where the algorithm needs a num
     ranks = connect()
     ranks.sum(moments)         # in place; twice a minibatch: the advantages' moments, the gradients
     ranks.any(flag)            # so that all ranks decide alike in the same epoch
-    ranks.merge_log(log)       # the episodes of all ranks as one
+    ranks.gather(log)          # of each rank, anything that pickles
     ranks.first(function)      # only rank 0 calls it, to read a file; all get its result or error
 
 All of them are collective: every rank calls them, in the same order. With one rank the trainer
-calls neither sum nor merge_log, and torch.distributed is not initialized. Tensors on a CPU are
+sums nothing, and torch.distributed is not initialized. Tensors on a CPU are
 sent with gloo, those on a GPU with NCCL.
 """
 
@@ -26,7 +26,6 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -45,7 +44,7 @@ class Ranks:
     rank: its number. count: of all ranks. local_rank, local_count: on this machine. device: of the
     trainer's tensors; numpy arrays are sent from there too, because NCCL needs fewer messages than
     gloo. collective_seconds: spent in collective operations since take_seconds, including the wait
-    for the slowest rank. bytes: sent in sums so far.
+    for the slowest rank.
     """
 
     def __init__(self, rank=0, count=1, local_rank=0, local_count=1, control=None,
@@ -56,7 +55,6 @@ class Ranks:
         self.local_count = local_count
         self.device = torch.device("cpu")
         self.collective_seconds = 0.0
-        self.bytes = 0
         self.has_user_group = has_user_group  # a script's, which chose GPUs
         self._control = control  # the group for Python objects; None: torch's default one
 
@@ -84,7 +82,6 @@ class Ranks:
         is_numpy = isinstance(values, np.ndarray)
         host = torch.from_numpy(values) if is_numpy else values
         tensor = host.to(self.device) if is_numpy else values
-        self.bytes += tensor.nbytes
         self._run(dist.all_reduce, tensor, group=self._group(tensor))
         if tensor is not host:
             host.copy_(tensor)
@@ -163,47 +160,6 @@ class Ranks:
                 error.elsewhere = True
             raise error
         return result
-
-    def merge_log(self, log):
-        """Return the means over all ranks' episodes, from each rank's means over its `n`.
-
-        {} if no episode finished.
-        """
-        logs = [log for log in self.gather(log) if log]
-        merged = {}
-        for name in dict.fromkeys(name for log in logs for name in log):
-            parts = [(log[name], log["n"]) for log in logs if name in log]
-            n = sum(n for _, n in parts)
-            merged[name] = sum(mean * n for mean, n in parts) / n
-        if merged:
-            merged["n"] = float(sum(log["n"] for log in logs))
-        return merged
-
-    def launchers(self):
-        """Return [[machine and process, start time], ...] of the ranks' torchruns."""
-        if "TORCHELASTIC_RUN_ID" not in os.environ:
-            return []
-        parent = psutil.Process(os.getppid())
-        name = f"{socket.gethostname()}:{parent.pid}"
-        return [*map(list, dict(self.gather((name, parent.create_time()))).items())]
-
-    def find_interrupted(self, runs):
-        """Return the folder of the run that torchrun restarts, or None.
-
-        It is the newest with a checkpoint whose `launch` has one of the launchers. runs: (folder,
-        settings) of each.
-        """
-        launchers = self.launchers()
-
-        def find():
-            states = [folder / "trainer_state.pt" for folder, saved in runs
-                      if any(name == other and abs(start - other_start) < 5 for name, start
-                             in launchers for other, other_start in saved["launch"])]
-            newest = max(filter(Path.exists, states), key=lambda path: path.stat().st_mtime,
-                         default=None)
-            return newest and str(newest.parent)
-
-        return self.first(find) if launchers else None
 
     def join(self, trainer, agents):
         """Give all ranks rank 0's weights, and each its own random numbers.
@@ -343,14 +299,19 @@ def started():
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def launch(count, command):
+def launch(count, device, command):
     """Run a script as `count` ranks on this machine; exit with status 1 if one fails.
 
-    command: its path and arguments. SIGINT, SIGTERM and SIGHUP are forwarded to the ranks, which
-    may take their time to save. No rank outlives this process, even if some cannot be started.
+    device: train.device. command: the script's path and arguments. SIGINT, SIGTERM and SIGHUP are
+    forwarded to the ranks, which may take their time to save. No rank outlives this process, even
+    if some cannot be started. Raises ConfigError for more ranks than this machine holds.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    gpus = torch.cuda.device_count() if device == "cuda" else 0
+    limit = (gpus, f"this machine has {gpus} GPUs") if gpus else processes.processes_at_most()
+    processes.check_count("train.gpus", count, *limit)
 
     def forward(number, frame):
         children = psutil.Process().children()

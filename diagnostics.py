@@ -13,7 +13,6 @@ docs/metrics.md describes the metrics; the health metrics (`vital/`) are measure
 
 import contextlib
 import html
-import itertools
 import json
 import math
 from pathlib import Path
@@ -478,14 +477,6 @@ class Warnings:
             largest = self.values("vital/observation_max")[-1]
             return (f"Observations are vast: they reach {largest:.4g}, where about 1 is learned "
                     "best. Try --train.norm-obs True, or scale them in a custom network.")
-
-    def warn_observations_grow(self):
-        """Warn of observations that double with each entry, before they overflow."""
-        largest = self.values("vital/observation_max")
-        if len(largest) >= PATIENCE and largest[-1] > 100 * VAST and all(
-                later > 2 * earlier for earlier, later in itertools.pairwise(largest[-PATIENCE:])):
-            return (f"Observations grow without bound: {largest[-1]:.3g} now, twice as much with "
-                    "each entry of the log. Does something in the environment add up for ever?")
 
     def warn_episodes_never_end(self):
         """Warn of no end of an episode in many steps."""

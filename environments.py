@@ -112,6 +112,7 @@ class GymnasiumCreator:
     }
 
     picture_settings: ClassVar = {"render_mode": "rgb_array"}
+    takes_copies = True
 
     def __init__(self, name):
         self.name, (self.package, _, self.id) = name, name.removeprefix("gym/").rpartition(":")

@@ -1,26 +1,22 @@
-"""Log metrics to TensorBoard, Weights & Biases, Neptune, a file and the terminal.
+"""Log metrics to TensorBoard, Weights & Biases, a file and the terminal.
 
     python pufferl.py train breakout                             # TensorBoard and metrics.jsonl
     python pufferl.py train breakout --wandb --tag baseline      # and Weights & Biases
-    python pufferl.py train breakout --neptune --entity me --logger none
+    python pufferl.py train breakout --logger none               # metrics.jsonl
 
     from pufferl import PuffeRL, WandbLogger                     # or from a script
     trainer = PuffeRL(config, vecenv, policy, WandbLogger(project="pufferl", name="first try"))
 
 A custom logger is a class with NoLogger's four methods. docs/metrics.md describes the metrics. The
-packages wandb and neptune read their tokens from WANDB_API_KEY and NEPTUNE_API_TOKEN; no file
-contains them. With WANDB_MODE=offline or NEPTUNE_MODE=offline a run stays on this machine until
-`wandb sync` or `neptune sync`.
+package wandb reads its token from WANDB_API_KEY; no file contains it. With WANDB_MODE=offline a run
+stays on this machine until `wandb sync`.
 """
 
 import importlib
 import json
 import math
-import os
-import re
 import shutil
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +34,7 @@ import environments
 import processes
 from arena import compile_timer
 from auto import plural
-from configuration import Base, command, resolve, solved
+from configuration import Base, command, solved
 from errors import ConfigError, require
 
 # --------------------------------------------------------------------------------------------------
@@ -111,7 +107,6 @@ class TensorBoardLogger(NoLogger):
     def __init__(self, folder, first_step=0):
         from torch.utils.tensorboard import SummaryWriter
 
-        threading.excepthook = _ignore_writer_errors
         # purges what a crash left
         self.writer = SummaryWriter(str(folder), purge_step=first_step and first_step + 1)
 
@@ -136,27 +131,6 @@ class TensorBoardLogger(NoLogger):
         self._call("close")
 
 
-def _ignore_writer_errors(info, hook=threading.excepthook):
-    """Ignore errors of TensorBoard's thread, which the writer's next call reports."""
-    is_writer = type(info.thread).__module__.startswith("tensorboard")
-    if not (is_writer and isinstance(info.exc_value, OSError)):
-        hook(info)
-
-
-def import_package(name):
-    """Import a logger's package. Raises ConfigError without it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ConfigError(f"--{name}: needs the package {name}. pip install {name}") from None
-
-
-def options_of(project, **options):
-    """Return a logger's options; None is replaced by the setting of that name."""
-    settings = project if isinstance(project, dict) else {"project": project}
-    return settings | {name: value or settings.get(name) for name, value in options.items()}
-
-
 class WandbLogger(NoLogger):
     """Weights & Biases (pip install wandb); the x axis is `global_step`.
 
@@ -167,15 +141,18 @@ class WandbLogger(NoLogger):
 
     def __init__(self, project="pufferl", entity=None, name=None, config=None, *, group=None,
                  tag=None, run_id=None, folder=None):
-        self.wandb = import_package("wandb")
-        args = options_of(project, entity=entity, env_name=name, group=group, tag=tag)
-        is_config = isinstance(project, dict) and config is None
+        args = project if isinstance(project, dict) else {"project": project}
+        tag = tag or args.get("tag")
+        try:
+            self.wandb = importlib.import_module("wandb")
+        except ImportError:
+            raise ConfigError("--wandb: needs the package wandb. pip install wandb") from None
         try:
             self.run = self.wandb.init(
-                project=args["project"], entity=args["entity"], name=args["env_name"],
-                config=project if is_config else config, group=args["group"], id=run_id,
-                tags=[args["tag"]] if args["tag"] else None, dir=folder,
-                resume="allow" if run_id else None)
+                project=args["project"], entity=entity or args.get("entity"),
+                name=name or args.get("env_name"), group=group or args.get("group"),
+                config=project if args is project and config is None else config, id=run_id,
+                tags=[tag] if tag else None, dir=folder, resume="allow" if run_id else None)
         except self.wandb.errors.Error as error:
             raise ConfigError(f"Weights & Biases: {error} (WANDB_MODE=offline needs no "
                               "account)") from None
@@ -197,55 +174,6 @@ class WandbLogger(NoLogger):
         self.run.finish()
 
 
-class NeptuneLogger(NoLogger):
-    """Neptune (pip install neptune).
-
-    project: "workspace/project", or all settings from load_config. api_token: by default
-    NEPTUNE_API_TOKEN. run_id: continue the run with that custom id, if there is one. Raises
-    ConfigError without the package, or if it does not start. The hosted service was announced to
-    end in March 2026; other servers and the offline mode remain.
-    """
-
-    def __init__(self, project=None, name=None, api_token=None, *, group=None, tag=None,
-                 run_id=None):
-        neptune = import_package("neptune")
-        args = options_of(project, env_name=name, group=group, tag=tag)
-        if isinstance(project, dict):
-            project = f"{args['entity']}/{args['project']}" if args["entity"] else None
-        is_offline = os.environ.get("NEPTUNE_MODE") == "offline"  # which takes no custom_run_id
-        try:
-            self.run = neptune.init_run(
-                project=project, name=args["env_name"], api_token=api_token, source_files=[],
-                tags=[args[key] for key in ("tag", "group") if args[key]], capture_stdout=False,
-                capture_stderr=False, capture_traceback=False,
-                custom_run_id=None if is_offline else run_id)
-        except neptune.exceptions.NeptuneException as error:
-            # without colours and headings
-            text = re.sub(r"\x1b\[\d+m|^-.*$", "", str(error), flags=re.MULTILINE).strip()
-            raise ConfigError(f"Neptune: {text.partition(chr(10))[0]} (NEPTUNE_API_TOKEN; "
-                              "NEPTUNE_MODE=offline needs no account)") from None
-        self.model = None
-
-    def log(self, metrics, step):
-        for name, value in metrics.items():
-            if math.isfinite(value):  # Neptune refuses the others
-                self.run[name].append(value, step=step)
-
-    def config(self, settings):
-        from neptune.utils import stringify_unsupported
-
-        self.run["config"] = stringify_unsupported(settings)
-
-    def artifact(self, path):
-        # uploaded by close: an upload takes time, and older files are removed meanwhile
-        self.model = path
-
-    def close(self):
-        if self.model and os.path.exists(self.model):
-            self.run["model"].upload(str(self.model), wait=True)
-        self.run.stop()
-
-
 def make_logger(args, folder, first_step=0):
     """Return the loggers of the base section as one.
 
@@ -254,8 +182,6 @@ def make_logger(args, folder, first_step=0):
     loggers, name = LoggerList(), folder and Path(folder).name
     if args["wandb"]:
         loggers.append(WandbLogger(args, name=name, run_id=name, folder=folder and str(folder)))
-    if args["neptune"]:
-        loggers.append(NeptuneLogger(args, name=name, run_id=name))
     if args["logger"] == "tensorboard" and folder is not None:
         # made last, because it leaves a folder if another one fails
         try:
@@ -417,12 +343,10 @@ def solved_at(args):
 
     Also if the environment's settings are not the shipped ones, for which it was measured.
     """
-    known = solved(args["config_name"]) if "config_name" in args else None  # not in a script
-    if known is None:
-        return None, None
-    shipped = resolve(args["config_name"])[1]["env"]
-    is_shipped = all(args["env"].get(key) == value for key, value in shipped.items()
-                     if key != "num_envs")
+    known = solved(args["config_name"]) if "defaults" in args else None  # not in a script
+    is_shipped = known is not None and all(
+        args["env"].get(key) == value for key, value in args["defaults"]["env"].items()
+        if key != "num_envs")
     return known.metric if is_shipped else (None, None)
 
 

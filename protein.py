@@ -17,7 +17,6 @@ methods suggest and observe. tools/sweep/command.py has the command line and run
 """
 
 import dataclasses
-import difflib
 import importlib
 import math
 import warnings
@@ -209,10 +208,8 @@ class Space:
         spec = described(name, spec)
         for key in spec:
             if key not in (*FIELDS, "integer"):
-                similar = difflib.get_close_matches(key, FIELDS, n=1)
-                hint = f" Did you mean {similar[0]}?" if similar else ""
-                raise ConfigError(f"[sweep.{name}] {key}: there is no such field.{hint} There are: "
-                                 f"{', '.join(FIELDS)}.")
+                raise ConfigError(f"[sweep.{name}] {key}: there is no such field. There are: "
+                                  f"{', '.join(FIELDS)}.")
         if SCALES.get(spec["distribution"], Scale()).takes == "nothing":
             return None
         spec["values"] = tuple(map(number, spec["values"]) if is_text else spec.get("values", ()))
@@ -482,8 +479,6 @@ class Observation:
     score: float
     cost: float
     failed: bool = False
-    # False for a trial that ended early: its last point is not the schedule's end
-    complete: bool = True
     # [(progress in 0..1, score, cost)] up to the last point
     curve: list = dataclasses.field(default_factory=list)
 
@@ -545,7 +540,7 @@ class Random:
 
     @one_thread
     def suggest(self, number=None):
-        """Return the next configuration, {"section.key": value}; None if none is left.
+        """Return the next configuration, {"section.key": value}.
 
         It counts as pending until it is observed, and is not suggested again. number: the trial's,
         from 0, by default counted here. All draws depend on it and on the seed, so that a sweep
@@ -554,19 +549,16 @@ class Random:
         self.number = self.number + 1 if number is None else number
         self.rng = np.random.default_rng([self.seed, self.number])
         self.prediction = {}
-        unit = self._next()
-        if unit is None:
-            return None
-        config = self.space.decode(unit)
+        config = self.space.decode(self._next())
         self.pending.append(self.space.encode(config))
         return config
 
-    def observe(self, config, score, cost, failed=False, curve=(), complete=True):
+    def observe(self, config, score, cost, failed=False, curve=()):
         """Record the outcome of a trial.
 
         score: the metric at the end; cost: seconds; failed: there is no usable result (crash, not a
         number, out of memory), the score is then ignored; curve: [(progress, score, cost), ...]
-        along the way, progress in 0..1; complete: False if the trial ended early.
+        along the way, progress in 0..1.
         """
         unit = self.space.encode(config)
         failed = bool(failed) or not (math.isfinite(score) and math.isfinite(cost))
@@ -580,7 +572,7 @@ class Random:
         cost = max(cost, 1e-3) if math.isfinite(cost) else math.nan
         if not failed and not points:
             points = [(1.0, score, cost)]
-        self.observations.append(Observation(unit, score, cost, failed, complete, points))
+        self.observations.append(Observation(unit, score, cost, failed, points))
 
     def front(self):
         """Return the Pareto front, [(configuration, score, cost)], cheapest first."""
@@ -620,8 +612,6 @@ class Random:
         last_error = None
         while objective is not None and len(self.observations) < self.num_trials:
             config = self.suggest()
-            if config is None:
-                break
             try:
                 score, cost = objective(config)
             except (ArithmeticError, MemoryError, RuntimeError, ValueError) as error:
@@ -673,16 +663,16 @@ class Random:
                 children[:, k] = np.where(jump, np.clip(new_values, 0, 1), children[:, k])
         return children
 
-    def _untried(self, units, else_all=True):
+    def _untried(self, units):
         """Return those of (n, d) that are neither tried nor pending.
 
-        If there are none: all of them, or none with else_all=False.
+        If there are none: all of them.
         """
         tried = np.array([o.unit for o in self.observations] + self.pending)
         tried = tried.reshape(-1, len(self.space))
         tried_keys = {row.tobytes() for row in np.round(tried, 6)}
         is_fresh = np.array([row.tobytes() not in tried_keys for row in np.round(units, 6)])
-        return units[is_fresh] if is_fresh.any() or not else_all else units
+        return units[is_fresh] if is_fresh.any() else units
 
 
 class ParetoGenetic(Random):
@@ -693,31 +683,6 @@ class ParetoGenetic(Random):
         if not self.results or not is_past_start or self.number % 10 == 9:
             return super()._next()
         return self._breed(np.array([o.unit for o in self._front_observations()]), 1, 0.3)[0]
-
-
-class Grid(Random):
-    """Try all combinations of evenly spaced values, in a random order.
-
-    Then suggest() returns None. A list's values are all taken; of each range as many as num_trials
-    allows.
-    """
-
-    def _next(self):
-        if not hasattr(self, "points"):
-            num_listed = math.prod(s.levels for s in self.space.settings if s.values)
-            num_ranges = sum(not s.values for s in self.space.settings)
-            values_per_range = (max(2, int((max(1,
-                                                self.num_trials / num_listed)) ** (1 / num_ranges)
-                                           + 1e-9)) if num_ranges else 0)
-            axes = []
-            for s in self.space.settings:
-                count = len(s.values) or min(values_per_range, s.levels or values_per_range)
-                axes.append((np.arange(count) + 0.5) / count if s.levels
-                            else np.linspace(0, 1, count))
-            grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(self.space))
-            self.points = np.random.default_rng(self.seed).permutation(self.space.snap(grid))
-        fresh = self._untried(self.points, else_all=False)
-        return fresh[0] if len(fresh) else None
 
 
 class Protein(Random):

@@ -85,9 +85,7 @@ from configuration import (
     load_attribute,
     load_config,
     named,
-    read_settings,
-    replace_sizes,
-    saved_runs,
+    replace_batch_size,
     stem_of,
     train_settings,
 )
@@ -96,7 +94,7 @@ from fast import verify
 from flat_spaces import ROUNDING_TOLERANCE, action_bounds, leaf_kind
 
 # for scripts too
-from loggers import NeptuneLogger, NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401
+from loggers import NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401
 from models import load_policy
 from vector import Native, Tensors, load_env, make
 
@@ -137,9 +135,7 @@ class PuffeRL:
                                                self.ranks))
         train_section = {field.name: named(c[field.name]) for field in dataclasses.fields(Train)}
         self.args = {"env_name": c["env"], **c.pop("settings", {}), "train": train_section,
-                     "agents": sum(agents), "versions": VERSIONS,
-                     "sources": runs.sources(policy, vecenv, c["loss"], c["optimizer"],
-                                             c["advantage"])}
+                     "agents": sum(agents), "versions": VERSIONS}
         self.vecenv = vecenv
         self.policy = policy
         has_logger = logger is not None and self.ranks.rank == 0
@@ -281,11 +277,8 @@ class PuffeRL:
         seconds = self.engine.rollout(self._rollouts)
         statistics.seconds["environment"] += seconds
         statistics.seconds["policy"] += clock() - start - seconds
-        log = self.vecenv.log()
-        if self.ranks.count > 1:
-            log = self.ranks.merge_log(log)
         statistics.returns = buffers.return_range(*statistics.returns)
-        statistics.add_episodes(log, self.policy)
+        statistics.add_episodes(self.ranks.gather(self.vecenv.log()), self.policy)
         self._rollouts += 1  # counts the random numbers of actions, so an exact resume needs it
         self._has_rollout = True
         return dict(statistics.environment)
@@ -869,22 +862,25 @@ class Statistics:
         self.returns = math.inf, -math.inf  # the smallest and the largest of an episode
         self._totals = {}
 
-    def add_episodes(self, log, policy):
-        """Add the environments' means over `n` episodes.
+    def add_episodes(self, logs, policy):
+        """Add each rank's means over `n` episodes, {} without one.
 
         The weights with the best mean score over BEST_EPISODES or more are copied.
         """
-        count = log.get("n", 0)
-        if not count:
+        logs = [log for log in logs if log.get("n", 0)]
+        if not logs:
             return
-        for name, value in log.items():
-            total, weight = self._totals.get(name, (0.0, 0))
-            self._totals[name] = total + value * count, weight + count
+        total, episodes = self._recent
+        for log in logs:
+            count = log["n"]
+            for name, value in log.items():
+                values, weight = self._totals.get(name, (0.0, 0))
+                self._totals[name] = values + value * count, weight + count
+            total += log.get("score", log.get("episode_return", math.nan)) * count
+            episodes += count
+        self._recent = total, episodes
         self.environment = {name: total / weight for name, (total, weight) in self._totals.items()}
         self.environment["n"] = self._totals["n"][1]
-        score = log.get("score", log.get("episode_return", math.nan))
-        total, episodes = self._recent[0] + score * count, self._recent[1] + count
-        self._recent = total, episodes
         if episodes >= BEST_EPISODES:
             # the newest of equals: in self-play all may be 0
             if total / episodes >= self.best_score:
@@ -947,7 +943,7 @@ def check_train(config, vecenv, policy, agents, ranks):
     """
     names = config.keys() & {"env", "data_dir", "run_id", "settings", "use_rnn"}
     settings = train_settings({key: value for key, value in config.items() if key not in names})
-    c = replace_sizes(settings, agents)
+    c = replace_batch_size(settings, agents)
     is_recurrent = hasattr(policy, "initial_state")
     c |= {"env": vecenv.name, "data_dir": Base.data_dir, "use_rnn": is_recurrent,
           **{key: config[key] for key in names}}
@@ -980,9 +976,6 @@ def check_train(config, vecenv, policy, agents, ranks):
     require(c["draw"] == "segments" or not (is_recurrent and policy.initial_state(1)),
             f"train.draw = {c['draw']}: a recurrent network needs steps in their order. Take "
             "segments, or rnn.name none.")
-    for name in ("loss", "advantage"):
-        require(not c[name] or callable(load_attribute(f"train.{name}", c[name])),
-                f"train.{name} = {named(c[name])}: must be a function.")
     if has_custom_optimizer(c):
         optim.check_optimizer(load_attribute("train.optimizer", c["optimizer"]), c["weight_decay"])
     return c
@@ -1105,18 +1098,13 @@ def measure(env_name, args, vecenv, facts):
         stack.callback(trainer.release)
         trainer.warnings = None  # no warnings about these settings
         start = math.inf
-        try:
-            while trainer.epoch < 2 or time.perf_counter() - start < MEASURED_SECONDS:
-                trainer.evaluate()
-                terminals.append(trial.storage.terminals.copy())
-                truncations.append(trial.storage.truncations.copy())
-                trainer.train()
-                if trainer.epoch == 1:  # in which kernels are compiled
-                    start, before = time.perf_counter(), dict(trainer.statistics.seconds)
-        except Exception as error:
-            error.add_note("Training had not begun: costs were being measured to choose the "
-                           "settings that are auto.")
-            raise
+        while trainer.epoch < 2 or time.perf_counter() - start < MEASURED_SECONDS:
+            trainer.evaluate()
+            terminals.append(trial.storage.terminals.copy())
+            truncations.append(trial.storage.truncations.copy())
+            trainer.train()
+            if trainer.epoch == 1:  # in which kernels are compiled
+                start, before = time.perf_counter(), dict(trainer.statistics.seconds)
     steps = (trainer.epoch - 1) * trainer.batch_size
     spent = {stage: (seconds - before[stage]) / steps
              for stage, seconds in trainer.statistics.seconds.items()}
@@ -1151,7 +1139,7 @@ def resolve_auto(env_name, args, vecenv):
     """
     ranks = data_parallel.connect()
     agents = sum(ranks.gather(vecenv.num_agents))
-    section = args["train"] = replace_sizes(args["train"], agents)
+    section = args["train"] = replace_batch_size(args["train"], agents)
     facts = facts_of(vecenv, agents, section["total_timesteps"])
 
     def choose():
@@ -1183,14 +1171,13 @@ def make_trainer(env_name, args):
         is_loaded = args["load_model_path"] or args["baseline"]
         is_open = is_loaded or "train.norm_obs" in args["auto"]
         if normalizes != args["train"]["norm_obs"] and is_open:
-            kind = "loaded" if is_loaded else "custom"
             args["train"]["norm_obs"] = normalizes
-            args["auto"]["train.norm_obs"] = f"the {kind} network decides that"
+            args["auto"]["train.norm_obs"] = "the network decides that"
         if args["resume"]:
             path = ranks.first(lambda: find_run(args["resume"], args["data_dir"], env_name,
                                                 "trainer_state.pt"))
         trainer = PuffeRL({**args["train"], "env": args["env_name"], "data_dir": args["data_dir"],
-                           "settings": {**args, "launch": ranks.launchers()}}, vecenv, policy)
+                           "settings": args}, vecenv, policy)
         if args["resume"]:
             trainer.run_folder = path.parent if path.name == "trainer_state.pt" else path
         stack.pop_all()
@@ -1243,8 +1230,6 @@ def train(env_name, args=None):
     check_names(args)
     if data_parallel.started():
         args["train"]["gpus"] = ranks.local_count
-    if not args["resume"] and args["data_dir"] is not None:
-        resume_interrupted(ranks, args)
     say = processes.say if ranks.rank == 0 else lambda text: None
     compile_timer.announce = lambda: say(loggers.COMPILING)
     trainer, facts = make_trainer(env_name, args)
@@ -1283,17 +1268,6 @@ def train(env_name, args=None):
     for line in screen.closing(trainer, args, model):
         say(line)
     return trainer
-
-
-def resume_interrupted(ranks, args):
-    """Resume the run of this command if a launcher has restarted it."""
-    runs = saved_runs(args["data_dir"], f"{stem_of(args['env_name'])}_*")
-    args["resume"] = ranks.find_interrupted(runs)
-    if args["resume"]:  # its measured choices stay
-        saved = ranks.first(lambda: read_settings(args["resume"]))
-        for section in ("train", "vec"):
-            args[section] |= {name: value for name, value in saved[section].items()
-                              if args[section].get(name) == "auto"}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1357,7 +1331,7 @@ def main(argv=None):
         args = ranks.first(lambda: load_config(argv[1], argv[2:]))
         gpus = args["train"]["gpus"]
         if gpus > 1 and not data_parallel.started():
-            return data_parallel.launch(gpus, [__file__, *argv])
+            return data_parallel.launch(gpus, args["train"]["device"], [__file__, *argv])
         require(gpus == ranks.local_count
                 or not any(option.startswith("--train.gpus") for option in argv),
                 f"train.gpus = {gpus}: torchrun has started {ranks.local_count} ranks on this "

@@ -47,8 +47,7 @@ MODULES = {  # PufferLib's other modules: the modules here that have their names
 }
 NAMES = {  # one name of PufferLib: its equivalent here
     "PuffeRL": "pufferlib.pufferl.PuffeRL", "make": "vector.make", "Protein": "protein.Protein",
-    "WandbLogger": "loggers.WandbLogger", "NeptuneLogger": "loggers.NeptuneLogger",
-    "NoLogger": "loggers.NoLogger",
+    "WandbLogger": "loggers.WandbLogger", "NoLogger": "loggers.NoLogger",
     "APIUsageError": "builtins.ValueError", "InvalidAgentError": "builtins.ValueError",
     "EnvironmentSetupError": "builtins.RuntimeError", "namespace": "types.SimpleNamespace",
     "ClipAction": "gymnasium.wrappers.ClipAction", "GymToGymnasium": "emulation.gymnasium_form",
@@ -87,6 +86,7 @@ GONE = {  # a name without an equivalent: its replacement
     "pytorch.log_prob": "models.act(logits, action)[1]", "pytorch.entropy": "models.act(logits)[2]",
     "sweep.Carbs": "protein.Protein", "sweep.Hyperparameters": "protein.Space",
     "pufferl.sweep": "protein.Protein(env_name).optimize(), or python protein.py ENV",
+    "NeptuneLogger": "Neptune's service has ended; WandbLogger, or a class with NoLogger's methods",
     "pufferl.autotune": "python pufferl.py autotune ENV",
     "pufferl.Profile": "python pufferl.py profile ENV",
     "pufferl.Utilization": "trainer.print_dashboard()",

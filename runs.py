@@ -19,13 +19,10 @@ loggers.py.
 import contextlib
 import copy
 import fcntl
-import hashlib
-import inspect
 import json
 import os
 import re
 import sys
-import sysconfig
 import time
 import warnings
 import zipfile
@@ -34,7 +31,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import emulation
 from configuration import check_form, saved_runs
 from errors import ConfigError, require
 from loggers import JsonLines
@@ -171,15 +167,14 @@ class Run:
 # --------------------------------------------------------------------------------------------------
 # Files of weights and of whole runs
 
-NUMBERS = {"epoch": int, "_rollouts": int | None, "_minibatches_owed": int | float | None,
-           "_rate_factor": int | float | None, "_override_lr": int | float | None,
+NUMBERS = {"epoch": int, "_rollouts": int | None, "_minibatches_owed": float | None,
+           "_rate_factor": float | None, "_override_lr": float | None,
            "best_score": int | float | None, "_recent": tuple | list | None}
 # As in configuration.check_form.
 WHOLE_RUN = {"model": {...: object}, "tensors": {...: torch.Tensor}, "environments": torch.Tensor,
              "others": list, "numbers": NUMBERS, "epoch": int, "global_step": int,
              "uptime": int | float, "config": str, "adam": dict | None,
              "bonus": dict | None, "metadata": object}
-MAX_READ = 20  # files beside a damaged one that are tried
 
 
 def save(state, path):
@@ -223,17 +218,7 @@ def load(path, form=weights):
     """
     path = Path(path)
     require(path.exists(), f"{path}: there is no such checkpoint.")
-    try:
-        return _read(path, form)
-    except ValueError as error:
-        raise ConfigError(f"{path}: damaged ({error}) or not a checkpoint"
-                          f"{_find_newest(path, form)}") from None
-
-
-def _read(path, form):
-    """Return what `load` does. Raises ValueError that says what is wrong."""
-    if not path.is_file():  # opening a pipe would wait for ever
-        raise ValueError("it is a folder" if path.is_dir() else "it is not a file")
+    require(path.is_file(), f"{path}: is a folder or a pipe, not a file.")  # a pipe would block
     try:
         with open(path, "rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of what check_form refuses below
@@ -243,30 +228,18 @@ def _read(path, form):
                 if broken is not None:
                     raise ValueError(f"{broken.partition('/')[2]} does not match its checksum")
             file.seek(0)
-            items = torch.load(file, weights_only=True, map_location="cpu")
-    except ValueError:
-        raise
+            return form(torch.load(file, weights_only=True, map_location="cpu"))
+    except ValueError as error:
+        problem = error
     except OSError as error:
-        raise ValueError(f"it cannot be read: {error.strerror or error}") from None
+        problem = f"it cannot be read: {error.strerror or error}"
     except Exception as error:  # damaged bytes make both readers raise almost anything
         foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
-        raise ValueError(f"it holds {foreign[1][:80]}, which is neither a tensor nor a plain value"
-                         if foreign else f"truncated at byte {path.stat().st_size:,}, or torch "
-                         "cannot read it") from None
-    return form(items)
-
-
-def _find_newest(path, form):
-    """Return the end of a message that names the newest whole file beside `path`."""
-    others = [other for other in path.parent.glob(f"*{path.suffix}")
-              if other.name != path.name and other.is_file()]
-    others.sort(key=lambda other: other.stat().st_mtime, reverse=True)
-    for kind, text in ((form, "one is {}"), (weights, "weights are {}, for --load-model-path")):
-        for other in others[:MAX_READ]:
-            with contextlib.suppress(ValueError):
-                _read(other, kind)
-                return f"; the newest whole {text.format(other)}."
-    return "; there is no whole one beside it."
+        problem = (f"it holds {foreign[1][:80]}, which is neither a tensor nor a plain value"
+                   if foreign else f"truncated at byte {path.stat().st_size:,}, or torch cannot "
+                   "read it")
+    raise ConfigError(f"{path}: damaged ({problem}) or not a checkpoint. A run's folder has "
+                      "others, model_*.pt and best_*.pt, for --load-model-path.")
 
 
 def check_weights(saved, expected, path):
@@ -459,11 +432,6 @@ class Snapshot:
         check_weights(saved["model"], self.trainer.policy.state_dict(), path)
         if changes := difference(before, json.loads(json.dumps(args, default=str))):
             self._say(f"changed since {path} was written: {', '.join(changes)}")
-        edited = [Path(file).name for file, digest in before.get("sources", {}).items()
-                  if args["sources"].get(file, digest) != digest]
-        if edited:
-            self._say(f"edited since {path} was written: {', '.join(edited)}. The run continues "
-                      "with what they do now.")
         return before["train"]
 
     def _restore_optimizer(self, state, fitting, path):
@@ -533,30 +501,3 @@ def _plain(value, name):
             f"{name} is a {type(value).__name__}; a checkpoint holds numbers, text, tensors, and "
             "lists, tuples and dicts of them.")
     return value
-
-
-def sources(policy, vecenv, *others):
-    """Return {file: digest} of the files that define a run.
-
-    They have the classes of the network, of the environment and its wrappers, and what settings
-    name (`others`: path/to/file.py:name, or the object itself). Installed packages are left out.
-    """
-    files = {f"{path}.py" for path, colon, _ in (str(other).partition(".py:") for other in others)
-             if colon}
-    kinds = set(map(type, policy.modules()))
-    for other in others:
-        other = getattr(other, "func", other)  # of a functools.partial
-        if callable(other):
-            is_source = inspect.isroutine(other) or inspect.isclass(other)
-            kinds.add(other if is_source else type(other))
-    if hasattr(vecenv, "library"):
-        files.add(str(vecenv.library.header))
-    else:
-        kinds |= {type(env) for env in emulation.within(vecenv.driver_env)} - {*emulation.WRAPPERS}
-    for kind in kinds:
-        with contextlib.suppress(TypeError, OSError):  # typed into a prompt, or compiled
-            files.add(inspect.getsourcefile(kind))
-    python, packages = Path(sysconfig.get_paths()["stdlib"]), {"site-packages", "dist-packages"}
-    paths = [path for path in map(Path, filter(None, files)) if path.is_file()
-             and python not in path.parents and not packages.intersection(path.parts)]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in sorted(paths)}

@@ -68,10 +68,17 @@ def measure(arguments):
 
     if os.environ.get("FORCED"):  # one rank sums nothing by itself
         trainer._compute_gradients = compute_and_sum
-    seconds = []
+    seconds, sent, add_up = [], [], group.sum
+
+    def count_and_sum(values):
+        sent.append(values.nbytes)
+        return add_up(values)
+
+    group.sum = count_and_sum
     for epoch in range(2 + arguments.epochs):
         if epoch == 2:
-            group.bytes, group.seconds, cpu = 0, 0.0, time.process_time()
+            sent.clear()
+            group.collective_seconds, cpu = 0.0, time.process_time()
         begun = time.perf_counter()
         trainer.evaluate()
         trainer.train()
@@ -81,11 +88,11 @@ def measure(arguments):
     if group.rank == 0:
         print(json.dumps({"sps": trainer.batch_size * arguments.epochs / timed,
                           "steps_epoch": trainer.batch_size,
-                          "bytes_epoch": group.bytes / arguments.epochs,
+                          "bytes_epoch": sum(sent) / arguments.epochs,
                           "minibatches_epoch": minibatches,
                           "gradient_bytes": trainer.arena.flat("gradients").nbytes,
                           "parameters": sum(p.numel() for p in policy.parameters()),
-                          "share_in_ranks": group.seconds / timed,
+                          "share_in_ranks": group.collective_seconds / timed,
                           "cpu_seconds": cpu / arguments.epochs}))
     trainer.release()
 
@@ -99,7 +106,6 @@ def forced_group(ranks):
     class Forced(ranks.Ranks):
         def sum(self, values):
             tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
-            self.bytes += tensor.nbytes
             self._run(dist.all_reduce, tensor)
             return values
 

@@ -34,6 +34,7 @@ import ocean
 import protein
 import pufferl
 from tools import watch
+from tools.sweep import command
 
 SOLVED = {name: solved for name in (*ocean.names(), "drone_race")
           if (solved := configuration.solved(name))}
@@ -159,7 +160,7 @@ def tune(name, minutes, common):
     common: the options of all runs.
     """
     args = pufferl.load_config(name, common)
-    agents_per_env = configuration.count_agents(args) // args["env"]["num_envs"]
+    agents_per_env = command.count_agents(args) // args["env"]["num_envs"]
     tuner = protein.Protein(search_space=around(args), num_trials=10_000, random_trials=16)
     end, trials = time.monotonic() + 60 * minutes, []
     base = [run(name, common, seed) for seed in (10, 11)]

@@ -160,7 +160,7 @@ def trace(tree):
         recorders.clear()
         places = {(code.co_filename, code.co_firstlineno, code.co_name) for code in codes
                   if code.co_filename.startswith(f"{tree}/") and "/.venv" not in code.co_filename
-                  and code.co_name not in UNNAMED}
+                  and code.co_filename != __file__ and code.co_name not in UNNAMED}
         entered[name] = len(places), len({place[0] for place in places})
 
     threading.setprofile(hook)

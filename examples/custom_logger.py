@@ -4,7 +4,7 @@
 
 A logger derives from NoLogger and overrides what it needs of its four methods: config, log,
 artifact, close.
-WandbLogger, NeptuneLogger and TensorBoardLogger of pufferl are passed in the same way.
+WandbLogger and TensorBoardLogger of pufferl are passed in the same way.
 """
 
 import csv

@@ -42,8 +42,7 @@ import ocean  # noqa: E402
 from tools import export, watch  # noqa: E402, F401  not in each case
 
 COUNTS = ("train.gpus", "vec.num_workers", "vec.num_threads", "eval.episodes", "vec.num_envs",
-          "vec.total_agents", "vec.num_buffers", "vec.batch_size", "env.num_envs", "base.neptune",
-          "base.wandb")
+          "vec.total_agents", "vec.num_buffers", "vec.batch_size", "env.num_envs", "base.wandb")
 # Settings that may make a right case long.
 LONGER = ("total_timesteps", "replay_ratio", "horizon", "hidden_size", "num_layers", "max_steps",
           "input_size", "seconds", "minibatch_size", "compile", "timeout")

@@ -111,7 +111,6 @@ FAILURES = {
     "observations_constant": {"world": {"observation": 0.0}},
     "observations_outside": {"world": {"grow": 0.01, "high": 1.1}},
     "observations_vast": {"world": {"observation": 1e5}},
-    "observations_grow": {"world": {"grow": 0.06}, "epochs": 25},
     "episodes_never_end": {"world": {"ends": False}, "epochs": 90, "agents": 2, "horizon": 128, "minibatch_size": 128},
     "cut_at_the_same_step": {"world": {"reward": 0.0, "cut": True}},
 }
@@ -328,7 +327,7 @@ def test_diagnose_a_finished_run(tmp_path, capsys):
                for step in range(10, 100, 10)]
     run = tmp_path / "runs" / "squared_1"
     write_run(run, [*entries, {"step": 90, "environment/score": 0.5}], env_name="squared", config_name="squared",
-              train={"total_timesteps": 100}, env={"distance": 5})
+              train={"total_timesteps": 100}, env={"distance": 5}, defaults={"env": {"distance": 5}})
     sentences = diagnostics.diagnose(run, read_settings(run)).reported.values()
     for name in (str(run), "latest", "squared"):
         pufferl.main(["diagnose", name, "--data-dir", str(tmp_path / "runs")])

@@ -110,8 +110,6 @@ CONFIGURATION = [
      give(batch_size=1001, horizon="auto")),
     ("batch_size", Error, "must be agents × horizon, 8 × 8. Leave out horizon",
      give(batch_size=128)),
-    ("num_iterations", Error, "Give horizon or batch_size as well",
-     give(num_iterations=3, horizon="auto")),
     ("train.minibatch_size", Error, "must be a multiple of train.horizon = 8",
      give(minibatch_size=20)),
     ("train.minibatch_size", Error, "is more than one epoch's batch, 8 agents × horizon 8 = 64. "
@@ -173,7 +171,7 @@ def state(harm):
 
 RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
     ("trainer_state.pt", Error, "damaged (truncated at byte 1,000, or torch cannot read it) or not "
-     "a checkpoint; the newest whole weights are",
+     "a checkpoint. A run's folder has others",
      state(lambda path: path.write_bytes(path.read_bytes()[:1000]))),
     ("config.json", Error, "damaged or not a run's settings",
      resume(harm=lambda folder: write(folder / "config.json", "{"))),
@@ -487,7 +485,7 @@ TOOLS = [  # eval, export, sweep, history, watch, speed
     ("breakout", None, "python pufferl.py train breakout makes one",
      verb("runs breakout --data-dir FOLDER")),
     ("train.gamma", ConfigError, "has no distribution: one of uniform", searched({"min": 0, "max": 1})),
-    ("train.gamma", ConfigError, "maen: there is no such field. Did you mean mean?",
+    ("train.gamma", ConfigError, "maen: there is no such field. There are: distribution, min",
      searched({"distribution": "uniform", "min": 0, "max": 1, "maen": 1})),
     ("train.optimizer", ConfigError, "is not a number: use distribution = choice with values.",
      searched({"distribution": "uniform", "min": 0, "max": 1}, "train.optimizer")),

@@ -18,6 +18,7 @@ from test_devices import Recorder, all_equal, install, launches, on_a_cpu, relea
 
 import configuration
 import data_parallel
+import environments
 import kernels
 import models
 import ocean
@@ -362,7 +363,7 @@ def test_a_gpu_plays_the_rollout_in_graphs(name):
 
 def choose(name, asked, train="cuda", **vec):
     vec = {"device": asked, "backend": "auto", "num_buffers": None, **vec}
-    env = configuration.load_maker(name)
+    env = environments.find_maker(name)
     return vector.choose_device(env, vec, {"device": train})
 
 

@@ -106,7 +106,7 @@ def start(*arguments, **options):
     return ranks[-1]
 
 handler.Popen = start
-sys.exit(data_parallel.launch(4, [sys.argv[1] + "/pufferl.py", "train", "squared"]))
+sys.exit(data_parallel.launch(4, "cpu", [sys.argv[1] + "/pufferl.py", "train", "squared"]))
 """
 
 

@@ -347,9 +347,12 @@ def test_statistics_of_episodes(logs, best, weight, environment):
     policy, statistics = torch.nn.Linear(1, 1, bias=False), pufferl.Statistics(1)
     for i, log in enumerate(logs):
         torch.nn.init.constant_(policy.weight, i)
-        statistics.add_episodes(log, policy)
+        statistics.add_episodes([log], policy)
     assert statistics.best_score == best and statistics.best["weight"].item() == weight
     assert statistics.best_unsaved and statistics.environment == pytest.approx(environment)
+    ranks = pufferl.Statistics(4)
+    ranks.add_episodes(logs[::-1], policy)
+    assert ranks.environment == pytest.approx(environment)
 
 
 # -- what ends a run
@@ -405,17 +408,15 @@ class Fails(Walk):
         return super().step(action)
 
 
-@pytest.mark.parametrize(("at", "options", "words"), [
-    (24, [], r"measured.*auto\."),
-    (400, ["--train.replay-ratio", "1", "--train.gamma", "0.9", "--train.checkpoint-interval", "1"],
-     "checkpoint.*--resume.*test_pufferl_")])
-def test_an_error_in_an_environment_says_what_is_left_of_the_run(at, options, words, tmp_path):
+def test_an_error_in_an_environment_says_what_is_left_of_the_run(tmp_path):
     name = f"{__file__}:Fails"
-    args = pufferl.load_config(name, ["--env.at", str(at), *options, "--vec.backend", "serial", "--logger", "none",
-                                      "--train.total-timesteps", "30_000", "--data-dir", str(tmp_path)])
+    args = pufferl.load_config(name, [
+        "--env.at", "400", "--train.replay-ratio", "1", "--train.gamma", "0.9",
+        "--train.checkpoint-interval", "1", "--vec.backend", "serial", "--logger", "none",
+        "--train.total-timesteps", "30_000", "--data-dir", str(tmp_path)])
     with pytest.raises(ConnectionError) as failed:
         pufferl.train(name, args)
-    assert re.search(words, error_text(failed.value)), error_text(failed.value)
+    assert re.search("checkpoint.*--resume.*test_pufferl_", error_text(failed.value))
 
 
 # -- what the commands make of a network

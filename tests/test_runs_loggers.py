@@ -24,19 +24,16 @@ from loggers import JsonLines
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = "0123456789abcdef" * 2 + "feedf00d"
-OFFLINE = {"WANDB_MODE": "offline", "NEPTUNE_MODE": "offline", "WANDB_API_KEY": TOKEN,
-           "NEPTUNE_API_TOKEN": TOKEN, "WANDB_SILENT": "true"}
+OFFLINE = {"WANDB_MODE": "offline", "WANDB_API_KEY": TOKEN, "WANDB_SILENT": "true"}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A short run that logs every epoch to everything at once; its folder."""
     pytest.importorskip("wandb", reason="needs the package wandb")
-    pytest.importorskip("neptune", reason="needs the package neptune")
     folder = tmp_path_factory.mktemp("run")
     command = ["train", "squared", "--env.num-envs", "64", "--train.total-timesteps", "20000",
-               "--train.log-interval", "0", "--wandb", "--neptune", "--entity", "me", "--group",
-               "pair", "--tag", "x"]
+               "--train.log-interval", "0", "--wandb", "--entity", "me", "--group", "pair", "--tag", "x"]
     done = subprocess.run([sys.executable, str(ROOT / "pufferl.py"), *command], cwd=folder,
                           capture_output=True, text=True, env={**os.environ, **OFFLINE},
                           timeout=300)
@@ -106,23 +103,7 @@ def read_wandb(run):
                      "group": about.run_group, "tags": list(about.tags)}
 
 
-def read_neptune(run):
-    metrics, strings, decoder = {}, {}, json.JSONDecoder()
-    for path in run.parent.parent.glob(".neptune/offline/*/data-*.log"):
-        text = path.read_text().strip()
-        while text:
-            entry, size = decoder.raw_decode(text)
-            text, entry = text[size:].lstrip(), entry["obj"]
-            name = "/".join(entry["path"])
-            if entry["type"] == "LogFloats":
-                values = {value["step"]: value["value"] for value in entry["values"]}
-                metrics.setdefault(name, {}).update(values)
-            elif "value" in entry:
-                strings[name] = entry["value"]
-    return metrics, {"horizon": strings["config/train/horizon"], "name": strings["sys/name"]}
-
-
-@pytest.mark.parametrize("read", [read_tensorboard, read_wandb, read_neptune])
+@pytest.mark.parametrize("read", [read_tensorboard, read_wandb])
 def test_a_logger_has_what_metrics_jsonl_has(run, read):
     lines = lines_of(run)
     assert [line["step"] for line in lines] == [4096 * i for i in range(1, 6)]
@@ -152,23 +133,18 @@ def test_every_metric_has_a_meaning_in_the_docs(run):
     assert len(names) > 20 and not [name for name in names if f"`{name}`" not in text]
 
 
-@pytest.mark.parametrize(("package", "function", "logger", "expected"), [
-    ("wandb", "init", pufferl.WandbLogger, {"project": "p", "entity": "me", "name": "squared",
-                                            "group": "pair", "tags": ["x"]}),
-    ("neptune", "init_run", pufferl.NeptuneLogger,
-     {"project": "me/p", "name": "squared", "tags": ["x", "pair"]})])
-def test_a_logger_is_made_from_all_settings_and_names_a_missing_package(
-        monkeypatch, package, function, logger, expected):
+def test_wandb_is_made_from_all_settings_and_named_if_it_is_missing(monkeypatch):
     """As PufferLib 3's scripts make it: WandbLogger(args)."""
     module = mock.MagicMock()
-    monkeypatch.setitem(sys.modules, package, module)
-    logger(configuration.load_config("squared", ["--project", "p", "--entity", "me", "--group", "pair",
-                                           "--tag", "x"]))
-    options = getattr(module, function).call_args.kwargs
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    pufferl.WandbLogger(configuration.load_config(
+        "squared", ["--project", "p", "--entity", "me", "--group", "pair", "--tag", "x"]))
+    options, expected = module.init.call_args.kwargs, {
+        "project": "p", "entity": "me", "name": "squared", "group": "pair", "tags": ["x"]}
     assert {name: options[name] for name in expected} == expected
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(pufferl.ConfigError, match=package):
-        logger()
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(pufferl.ConfigError, match="wandb"):
+        pufferl.WandbLogger()
 
 
 def test_a_full_disk_leaves_no_half_line(tmp_path, capsys):
@@ -209,7 +185,7 @@ class Fake:
         self.sps = self.last_sps = 25.0
         self.epoch, self.total_epochs, self.num_agents = 1, 10, 8
         self.config, self.env_name = {"total_timesteps": 10_000}, "squared"
-        self.args = {"config_name": "squared", "env": configuration.load_config("squared")["env"]}
+        self.args = configuration.load_config("squared")
         self.environment = environment
         self.losses = {"entropy": 1.5, "approx_kl": 0.2, "clipfrac": 0.1}
         self.engine = SimpleNamespace(name="compiled")

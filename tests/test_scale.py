@@ -19,7 +19,6 @@ import pytest
 import torch
 from trainers import NETWORKS, initial_state, make_trainer, run_epochs
 
-import configuration
 import data_parallel
 import kernels
 import vector
@@ -109,10 +108,6 @@ def check_collectives(group):
     assert message(group.first, fail) == ("ConfigError: it cannot be", group.rank == 1)
     assert (group.share(group.rank), group.gather(group.rank)) == (0, [0, 1])
     assert group.scatter(["a", "b"]) == "ab"[group.rank]
-    logs = ([{}, {"score": 4.0, "n": 1}], [{"score": 1.0, "n": 3}, {}],
-            [{"extra": 2.0, "n": 1}, {"score": 5.0, "n": 2}], ({}, {}))
-    assert [group.merge_log(log[group.rank]) for log in logs] == [
-        {"score": 4.0, "n": 1}, {"score": 1.0, "n": 3}, {"score": 5.0, "extra": 2.0, "n": 3}, {}]
 
 
 def main(folder):
@@ -230,21 +225,6 @@ def test_what_ranks_cannot_do_is_an_error(two, name, kind, subject):
             assert seen[name] is None
         else:
             assert kind in seen[name][0] and subject in seen[name][0]
-
-
-def test_a_restart_looks_past_folders_that_are_no_runs(tmp_path, monkeypatch):
-    group = data_parallel.Ranks()
-    run = '{"env_name": "squared", "launch": %s}'
-    for name, text in {"a": "[]", "b": "{", "c": run % 5, "d": run % "[]",
-                       "mine": run % '[["gone:3", 6.0], ["here:1", 7.0]]'}.items():
-        folder = tmp_path / f"squared_{name}"
-        folder.mkdir()
-        (folder / "config.json").write_text(text)
-        (folder / "trainer_state.pt").touch()
-        os.utime(folder / "trainer_state.pt", (1, 5 if name == "mine" else 9))
-    monkeypatch.setattr(group, "launchers", lambda: [["here:1", 7.5], ["new:2", 9.0]])
-    found = group.find_interrupted(configuration.saved_runs(tmp_path))
-    assert found == str(tmp_path / "squared_mine")
 
 
 def test_rank_0_says_once_what_the_numbers_mean(two):
@@ -418,7 +398,8 @@ def test_settings_that_cannot_work_are_said_once(tmp_path, verb, options, word):
 
 @pytest.mark.slow
 def test_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path):
-    process = start([*TWO_RANKS, "--max-restarts=1", PUFFERL, "train", "squared", *FOREVER], tmp_path)
+    process = start([*TWO_RANKS, "--max-restarts=1", PUFFERL, "train", "squared", "--resume", "auto",
+                     *FOREVER], tmp_path)
     (state,) = wait_for(lambda: checkpoints(tmp_path), process, tmp_path)
     before = torch.load(state, weights_only=True)["epoch"]
     members = ranks_of(process)

@@ -25,6 +25,7 @@ import torch
 
 import configuration
 import emulation
+import environments
 import flat_spaces
 import models
 import ocean
@@ -381,7 +382,7 @@ def export(env_name, args):
     args = {**args, "env": {**args["env"], "num_envs": 1},
             "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1,
                     "num_workers": None, "batch_size": None}}
-    maker = configuration.load_maker(args["env_name"])
+    maker = environments.find_maker(args["env_name"])
     library = maker if isinstance(maker, ocean.Library) else None
     for kind in ("c", "web"):
         if chosen[kind] and library is None:

@@ -25,6 +25,8 @@ from typing import Literal, get_type_hints
 import numpy as np
 
 import configuration
+import emulation
+import environments
 import loggers
 import processes
 import protein
@@ -56,15 +58,14 @@ TRAINER = "pufferl.py"
 # The sweep
 
 
-METHODS = {"protein": Protein, "random": protein.Random, "genetic": protein.ParetoGenetic,
-           "grid": protein.Grid}
+METHODS = {"protein": Protein, "random": protein.Random, "genetic": protein.ParetoGenetic}
 
 
 @dataclass
 class Sweep:
     method: Literal[*METHODS] = "protein"
-    """How settings are chosen: protein (a model of score and cost), random, genetic (children of
-    the front) or grid."""
+    """How settings are chosen: protein (a model of score and cost), random or genetic (children of
+    the front)."""
     num_trials: int = 100
     """Trials in all, those of earlier starts included."""
     metric: str = "environment/score"
@@ -132,8 +133,7 @@ def settings_of(tuner):
 
 def fixed_settings(names):
     """Return the settings that a command line fixes: its own, and sizes they decide."""
-    sizes = {f"train.{size}": f"train.{key}" for size, key in configuration.SIZES.items()}
-    names = {sizes.get(name, name) for name in names}
+    names = {"train.horizon" if name == "train.batch_size" else name for name in names}
     if names & {"env.num_envs", "vec.num_envs"}:
         return names | {"vec.total_agents"}
     return names | ({"env.num_envs", "vec.num_envs"} if "vec.total_agents" in names else set())
@@ -161,7 +161,7 @@ def searched_settings(env_name, entries, options=()):
     if not DECIDING & varied:  # else some trials may use them
         fixed |= configuration.unused(args).keys()
     general = {}
-    if args["train"]["horizon"] == "auto":
+    if args["train"]["horizon"] == "auto" and args["train"]["batch_size"] in (None, "auto"):
         general = configuration.load_config("default")["sweep"]
     space = {}
     for name, entry in protein.flatten(entries).items():
@@ -218,9 +218,20 @@ def find_setting(schema, name):
     return f"train.{name}"  # it does not exist: the lookup of this name raises an error
 
 
+def count_agents(args):
+    """Return the agents that the vec and env sections describe, of all processes."""
+    vec, processes = args["vec"], args["train"]["gpus"]
+    if vec["total_agents"] is not None:
+        return vec["total_agents"] * processes
+    maker = environments.find_maker(args["env_name"])
+    with environments.sample(maker, args["env"]) as probe:
+        agents = emulation.slots(probe) * processes
+    return vec["num_envs"] * environments.split_copies(maker, args["env"])[0] * agents
+
+
 def horizons(args, entry):
     """Turn values of batch_size into values of train.horizon."""
-    agents = configuration.count_agents(args)
+    agents = count_agents(args)
     values = [protein.number(value) for value in entry.get("values", ())]
     if not values or any(value % agents for value in values):
         raise ConfigError(f"[sweep.batch_size] values = {values}: must be multiples of the "
@@ -335,10 +346,7 @@ class Runner:
             return None
         self.tuner.pending = [self.tuner.space.encode(claim["settings"])
                               for claim in self.pool.running.values()]
-        settings = self.tuner.suggest(number)
-        if settings is None:  # the grid is finished
-            return None
-        return {"trial": number, "settings": settings, "attempts": 0,
+        return {"trial": number, "settings": self.tuner.suggest(number), "attempts": 0,
                 "predicted": self.tuner.prediction}
 
     def submit(self, claim):

@@ -440,8 +440,7 @@ def as_options(settings):
 def observe_record(tuner, record):
     """Let a tuner observe a record of the ledger."""
     score, cost = (math.nan if record[key] is None else record[key] for key in ("score", "cost"))
-    failed, complete = record["status"] == "failed", record["status"] == "done"
-    tuner.observe(record["settings"], score, cost, failed, record["curve"], complete)
+    tuner.observe(record["settings"], score, cost, record["status"] == "failed", record["curve"])
 
 
 def short(value):
