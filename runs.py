@@ -175,6 +175,7 @@ WHOLE_RUN = {"model": {...: object}, "tensors": {...: torch.Tensor}, "environmen
              "others": list, "numbers": NUMBERS, "epoch": int, "global_step": int,
              "uptime": int | float, "config": str, "adam": dict | None,
              "bonus": dict | None, "metadata": object}
+MAX_READ = 20  # files beside a damaged one that are tried
 
 
 def save(state, path):
@@ -218,7 +219,17 @@ def load(path, form=weights):
     """
     path = Path(path)
     require(path.exists(), f"{path}: there is no such checkpoint.")
-    require(path.is_file(), f"{path}: is a folder or a pipe, not a file.")  # a pipe would block
+    try:
+        return _read(path, form)
+    except ValueError as error:
+        raise ConfigError(f"{path}: damaged ({error}) or not a checkpoint"
+                          f"{_find_newest(path, form)}") from None
+
+
+def _read(path, form):
+    """Return what `load` does. Raises ValueError that says what is wrong."""
+    if not path.is_file():  # opening a pipe would wait for ever
+        raise ValueError("it is a folder" if path.is_dir() else "it is not a file")
     try:
         with open(path, "rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of what check_form refuses below
@@ -228,18 +239,30 @@ def load(path, form=weights):
                 if broken is not None:
                     raise ValueError(f"{broken.partition('/')[2]} does not match its checksum")
             file.seek(0)
-            return form(torch.load(file, weights_only=True, map_location="cpu"))
-    except ValueError as error:
-        problem = error
+            items = torch.load(file, weights_only=True, map_location="cpu")
+    except ValueError:
+        raise
     except OSError as error:
-        problem = f"it cannot be read: {error.strerror or error}"
+        raise ValueError(f"it cannot be read: {error.strerror or error}") from None
     except Exception as error:  # damaged bytes make both readers raise almost anything
         foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
-        problem = (f"it holds {foreign[1][:80]}, which is neither a tensor nor a plain value"
-                   if foreign else f"truncated at byte {path.stat().st_size:,}, or torch cannot "
-                   "read it")
-    raise ConfigError(f"{path}: damaged ({problem}) or not a checkpoint. A run's folder has "
-                      "others, model_*.pt and best_*.pt, for --load-model-path.")
+        raise ValueError(f"it holds {foreign[1][:80]}, which is neither a tensor nor a plain value"
+                         if foreign else f"truncated at byte {path.stat().st_size:,}, or torch "
+                         "cannot read it") from None
+    return form(items)
+
+
+def _find_newest(path, form):
+    """Return the end of a message that names the newest whole file beside `path`."""
+    others = [other for other in path.parent.glob(f"*{path.suffix}")
+              if other.name != path.name and other.is_file()]
+    others.sort(key=lambda other: other.stat().st_mtime, reverse=True)
+    for kind, text in ((form, "one is {}"), (weights, "weights are {}, for --load-model-path")):
+        for other in others[:MAX_READ]:
+            with contextlib.suppress(ValueError):
+                _read(other, kind)
+                return f"; the newest whole {text.format(other)}."
+    return "; there is no whole one beside it."
 
 
 def check_weights(saved, expected, path):

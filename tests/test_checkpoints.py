@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import shutil
+import time
 
 import pytest
 import torch
@@ -101,13 +102,20 @@ DAMAGES = {  # a word of the reason, and the damage
 
 
 @pytest.mark.parametrize(("reason", "damage"), DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_file_is_an_error_of_one_line(folder, trainer, reason, damage):
-    damage(folder / MODEL)
-    with pytest.raises(ConfigError, match=f"{MODEL}.*{reason}") as error:
+def test_a_damaged_file_is_one_line_that_names_a_whole_one(folder, trainer, reason, damage):
+    model, older, state = folder / MODEL, folder / "model_squared_000001.pt", folder / STATE
+    for path, age in ((older, 100), (state, 200)):
+        os.utime(path, (time.time() - age,) * 2)
+    damage(model)
+    with pytest.raises(ConfigError, match=rf"{reason}.* {older}\.$") as error:
         evaluate(folder)
     assert "\n" not in str(error.value)
-    damage(folder / STATE)
-    refused(trainer, folder, f"{STATE}.*{reason}")
+    damage(state)
+    refused(trainer, folder, rf"{STATE}.*{reason}.* {older}\b")
+    older.unlink()
+    with pytest.raises(ConfigError, match=f"{MODEL}.*{reason}") as error:
+        evaluate(folder)
+    assert str(error.value).count(".pt") == 1, "none is whole"
     assert not os.path.exists(f"{__file__}.harmed")
 
 

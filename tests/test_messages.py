@@ -171,7 +171,7 @@ def state(harm):
 
 RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
     ("trainer_state.pt", Error, "damaged (truncated at byte 1,000, or torch cannot read it) or not "
-     "a checkpoint. A run's folder has others",
+     "a checkpoint; the newest whole weights are",
      state(lambda path: path.write_bytes(path.read_bytes()[:1000]))),
     ("config.json", Error, "damaged or not a run's settings",
      resume(harm=lambda folder: write(folder / "config.json", "{"))),
