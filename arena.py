@@ -243,19 +243,6 @@ class Arena:
         """
         return self._flats[group]
 
-    def without(self, group, names):
-        """Return slices of `flat(group)` that leave out the tensors `names`.
-
-        names: in the group's order.
-        """
-        flat, slices, start = self.flat(group), [], 0
-        for name in names:
-            tensor = self[f"{group}/{name}"]
-            position = (tensor.data_ptr() - flat.data_ptr()) // flat.itemsize
-            slices.append(slice(start, position))
-            start = position + tensor.numel()
-        return [*slices, slice(start, len(flat))]
-
     def __getitem__(self, name):
         return self._views[name]
 

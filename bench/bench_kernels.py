@@ -370,9 +370,9 @@ def muon_cases():
     count = sum(p.numel() for p in module.parameters())
     yield "gradient_norm", Case(
         lambda: norms.append(kernels.gradient_norm(flat)), check_norm, count, 4 * count, restore)
-    # a graph copies no number of Python
-    rate = 0.015 if flat.device.type == "cpu" else here(torch.tensor(0.015))
-    yield "Muon.step", Case(lambda: optimizer.step(rate), check, count, 7 * 4 * count, restore)
+    rate, found_inf = here(torch.tensor(0.015)), here(torch.tensor(0.0))
+    yield "Muon.step", Case(lambda: optimizer.step(rate, found_inf), check, count, 7 * 4 * count,
+                            restore)
 
 
 def cases():
