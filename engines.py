@@ -1,8 +1,8 @@
 """Act and learn: the trainer asks an engine for rollouts and gradients.
 
-    engine = Autograd(policy, vecenv, config, buffers)   # or Compiled, Graphs, Fused
+    engine = Autograd(buffers)            # or Compiled, Graphs, Fused
     engine.register(arena)                # before arena.allocate(buffers.torch_device)
-    engine.bind(arena)                    # after
+    engine.bind()                         # after
     seconds = engine.rollout(number)      # fill the rollout buffers; seconds in environments
     step = engine.capture(function)       # CPU: `function` itself; GPU: replays a CUDA graph
     with engine.learning():
@@ -387,9 +387,9 @@ class StepByStep:
     step(worker, buffer, t), bootstrap(worker, buffer, t): replace `act_on_row` and `bootstrap`.
     """
 
-    def __init__(self, vecenv, buffers, act, step=None, bootstrap=None):
-        self.vecenv = vecenv
+    def __init__(self, buffers, act, step=None, bootstrap=None):
         self.buffers = buffers
+        self.vecenv = buffers.vecenv
         self.act = act
         self._step = step or self.act_on_row
         self._bootstrap = bootstrap or self.bootstrap
@@ -458,15 +458,14 @@ class TorchPolicy:
     through fast/tile.c, or None for torch's products.
     """
 
-    def __init__(self, policy, vecenv, config, buffers, precision, tiles=None):
-        self.policy = policy
-        self.vecenv = vecenv
-        self.config = config
+    def __init__(self, buffers, precision, tiles=None):
         self.buffers = buffers
+        self.policy = buffers.policy
         self.precision = precision
         self.tiles = tiles
-        self.forward = (torch.compile(policy, mode=config["compile_mode"]) if config["compile"]
-                        else policy)
+        config = buffers.config
+        self.forward = (torch.compile(self.policy, mode=config["compile_mode"])
+                        if config["compile"] else self.policy)
         self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
         self.is_compared = False  # whether a minibatch was compared with the rollout
 
@@ -500,8 +499,8 @@ class TorchPolicy:
             outputs, log_std = models.join_outputs(*results)
         buffers = self.buffers
         if outputs.shape[-1] != buffers.width or (log_std is None) != buffers.has_heads:
-            models.check_logits(self.policy, outputs, log_std, self.vecenv.action_heads,
-                                self.vecenv.action_dims)
+            models.check_logits(self.policy, outputs, log_std, buffers.vecenv.action_heads,
+                                buffers.vecenv.action_dims)
         for name, tensor in state.items():
             tensor.copy_(view[name])
         if "fields" in view:
@@ -533,7 +532,7 @@ class TorchPolicy:
         outputs = outputs.float().contiguous()
         is_first = not self.is_compared and start == 0
         if is_first and buffers.has_heads and models.are_probabilities(
-                outputs.detach(), self.vecenv.action_heads):
+                outputs.detach(), buffers.vecenv.action_heads):
             warn_once(f"network: {type(models.inner_policy(self.policy)).__name__} returns "
                       "probabilities, but logits are expected: little is learnt. Return the input "
                       "of the softmax, or the log probabilities.")
@@ -592,14 +591,14 @@ class TorchPolicy:
             logits=models.map_logits(torch.Tensor.float, logits), state=self.state_of(index),
             **columns, returns=columns["advantages"] + columns["old_values"])
         extra = self.extra_loss(minibatch)
-        setting = f"train.loss = {named(self.config['loss'])}"
+        setting = f"train.loss = {named(buffers.config['loss'])}"
         if isinstance(extra, torch.Tensor) and not extra.requires_grad:
             warn_once(f"{setting}: the result does not depend on the network's outputs (logits, "
                       "values), so nothing is learnt from it.")
         if not isinstance(extra, torch.Tensor) or extra.numel() != 1:
             raise ConfigError(f"{setting}: returned {type(extra).__name__} "
                               f"{tuple(getattr(extra, 'shape', ()))}. Return a tensor ().")
-        extra = extra.reshape(()) * (len(index) * T / self.config["minibatch_size"])
+        extra = extra.reshape(()) * (len(index) * T / buffers.config["minibatch_size"])
         sums[kernels.SUMS].add_(extra.detach())
         return extra
 
@@ -647,11 +646,11 @@ def warn_of_detached(policy, logits, value):
     warn_once(f"network: {problem} to the weights. Remove torch.no_grad and detach from forward.")
 
 
-class CpuEngine:
-    """Share what both engines of a CPU have.
+class Engine:
+    """Share what all engines have: by default that of a CPU, where nothing is captured.
 
     Each thread learns from its share of a minibatch. An engine sets `num_learners` and `workers`,
-    and has `bind`, `rollout`, `learning` and `_backward_share(learner)`.
+    and has `bind`, `rollout`, `learning`, and `backward` or `_backward_share(learner)`.
     """
 
     whole_minibatches = True  # a minibatch may be captured as a whole
@@ -659,15 +658,15 @@ class CpuEngine:
     workers = None
     Buffers = Buffers
 
-    def __init__(self, policy, vecenv, config, buffers):
-        self.policy = policy
-        self.vecenv = vecenv
-        self.config = config
+    def __init__(self, buffers):
         self.buffers = buffers
-        self.precision = getattr(torch, config["precision"])
+        self.policy = buffers.policy
+        self.vecenv = buffers.vecenv
+        self.config = buffers.config
+        self.precision = getattr(torch, self.config["precision"])
 
     def register(self, arena):
-        """Register nothing: the engine allocates what it needs."""
+        """Register what must lie in the arena: nothing, except for `Fused`."""
 
     def backward(self):
         """Compute the gradients and the loss of the segments `buffers.index`.
@@ -696,20 +695,20 @@ class CpuEngine:
             self.workers.release()
 
 
-class Autograd(CpuEngine):
+class Autograd(Engine):
     """Run any nn.Module on a CPU (models.py has the contract)."""
 
     name = "autograd"
 
-    def __init__(self, policy, vecenv, config, buffers):
-        super().__init__(policy, vecenv, config, buffers)
+    def __init__(self, buffers):
+        super().__init__(buffers)
+        policy, vecenv = self.policy, self.vecenv
         if self.precision == torch.bfloat16 and not has_bfloat16():
             self.precision = torch.float32
             if data_parallel.connect().rank == 0:
                 print("train.precision = bfloat16: this processor has no instructions for it; "
                       "float32 runs, up to ten times as fast. Set float32.", file=sys.stderr)
-        self.network = TorchPolicy(policy, vecenv, config, buffers, self.precision,
-                                   self._find_tiles())
+        self.network = TorchPolicy(buffers, self.precision, self._find_tiles())
         self._set_learners(self._count_learners())
         # Workers may each run the network for their buffers; torch's own threads share the products
         # that go through torch.
@@ -719,7 +718,7 @@ class Autograd(CpuEngine):
             and flops(policy, vecenv.agents_per_batch) >= MIN_FLOPS_FOR_WORKERS)
         if self.is_threaded or self.num_learners > 1:
             self.workers = Workers(vecenv, self.num_learners)
-        self.steps = StepByStep(vecenv, buffers, self.network.act)
+        self.steps = StepByStep(buffers, self.network.act)
 
     def _find_tiles(self):
         """Return products.Tiles, through which linear maps go, or None for torch's.
@@ -754,7 +753,7 @@ class Autograd(CpuEngine):
         config = self.config
         if self._is_undivided() or config["compile"] or config["max_minibatch_size"]:
             return 1
-        count = count_learners(self.policy, self.vecenv, self.buffers, MIN_FLOPS_FOR_LEARNER)
+        count = count_learners(self.buffers, MIN_FLOPS_FOR_LEARNER)
         names = unmarked_classes(self.policy) if count > 1 else []
         self.blocking_classes = names or ()
         return count if names == [] else 1
@@ -778,11 +777,11 @@ class Autograd(CpuEngine):
 
     # -- memory
 
-    def bind(self, arena):
+    def bind(self):
         """Make the views of the allocated arena."""
         # A trainer that replaces its engine keeps the buffers, made for fewer learners.
         self._set_learners(min(self.num_learners, len(self.buffers.gradients)))
-        parameters = list(self.policy.named_parameters())
+        arena, parameters = self.buffers.arena, list(self.policy.named_parameters())
         self.learner_gradients = [
             [(parameter, arena[f"{group}/policy.{name}"]) for name, parameter in parameters]
             for group in self.buffers.gradient_groups]
@@ -828,7 +827,7 @@ class Autograd(CpuEngine):
             yield
 
     def backward(self):
-        """Compute as CpuEngine does; compare a run's first minibatch with its rollout."""
+        """Compute as Engine does; compare a run's first minibatch with its rollout."""
         super().backward()
         self.network.compare_with_rollout()
 
@@ -853,10 +852,10 @@ def share(learner, num_learners, segments):
     return segments * learner // num_learners, segments * (learner + 1) // num_learners
 
 
-def count_learners(policy, vecenv, buffers, min_flops):
+def count_learners(buffers, min_flops):
     """Return how many threads learn.
 
     min_flops: the least FLOPs of a learner's share, forward and backward.
     """
-    most = 3 * flops(policy, buffers.segments * buffers.span) // min_flops
-    return int(max(1, min(most, vecenv.num_threads, buffers.segments)))
+    most = 3 * flops(buffers.policy, buffers.segments * buffers.span) // min_flops
+    return int(max(1, min(most, buffers.vecenv.num_threads, buffers.segments)))

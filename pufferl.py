@@ -189,7 +189,7 @@ class PuffeRL:
         c = self.config
         minibatches = math.ceil(c["replay_ratio"] * self.batch_size / c["minibatch_size"]) + 1
         self.buffers = engine.Buffers(self.policy, self.vecenv, c, self.segments, first_agent)
-        self.engine = engine(self.policy, self.vecenv, c, self.buffers)
+        self.engine = engine(self.buffers)
         arena = self.arena = Arena()
         arena.adopt(self.policy)
         self.buffers.register(arena, self.engine.num_learners, minibatches)
@@ -200,7 +200,7 @@ class PuffeRL:
                                         batched=c["device"] == "cuda")
         arena.allocate(self.buffers.torch_device)
         self.buffers.bind()
-        self.engine.bind(arena)
+        self.engine.bind()
         self.ranks.device = arena.memory.device
         self._addresses = {name: parameter.data_ptr()
                            for name, parameter in self.policy.named_parameters()}
@@ -258,9 +258,8 @@ class PuffeRL:
                                     self.buffers.torch_device)
         if reason is not None:
             self.engine.release()
-            engine = generic_engine(self.config)
-            self.engine = engine(self.policy, self.vecenv, self.config, self.buffers)
-            self.engine.bind(self.arena)
+            self.engine = generic_engine(self.config)(self.buffers)
+            self.engine.bind()
             self._use_engine(reason)
 
     # -- an epoch ----------------------------------------------------------------------------------

@@ -332,7 +332,7 @@ class GpuBuffers(engines.Buffers):
         self.gpu.release()
 
 
-class GpuEngine:
+class GpuEngine(engines.Engine):
     """Roll out on a GPU, with a stream for each worker; capture CUDA graphs.
 
     Rollouts and learning are captured. A subclass has `act`, a step of the network as in
@@ -340,20 +340,14 @@ class GpuEngine:
     """
 
     num_learners = 1
-    blocking_classes = ()
     Buffers = GpuBuffers
 
-    def __init__(self, policy, vecenv, config, buffers):
-        self.policy = policy
-        self.vecenv = vecenv
-        self.config = config
-        self.buffers = buffers
+    def __init__(self, buffers):
+        super().__init__(buffers)
         self.gpu = buffers.gpu
-        self.precision = getattr(torch, config["precision"])
         self.at_once = buffers.steps_at_once()  # a GPU is faster with all of a minibatch
-        self.workers = engines.Workers(vecenv)
-        self.steps = engines.StepByStep(vecenv, buffers, self.act, self._replay_step,
-                                        self._bootstrap)
+        self.workers = engines.Workers(self.vecenv)
+        self.steps = engines.StepByStep(buffers, self.act, self._replay_step, self._bootstrap)
         self.worker_of = {}  # buffer -> the worker that serves it
         self.functions = []  # of an epoch's learning, in their order
         self._called = set()  # of them, in this epoch
@@ -541,7 +535,7 @@ class GpuEngine:
 
     def release(self):
         """Stop the threads, and drop the graphs."""
-        self.workers.release()
+        super().release()
         self._drop_graphs()
 
 
@@ -551,20 +545,17 @@ class Graphs(GpuEngine):
     name = "graphs"
     whole_minibatches = False  # each part is a graph, so that gradients can be compared
 
-    def __init__(self, policy, vecenv, config, buffers):
-        super().__init__(policy, vecenv, config, buffers)
-        self.network = engines.TorchPolicy(policy, vecenv, config, buffers, self.precision)
+    def __init__(self, buffers):
+        super().__init__(buffers)
+        self.network = engines.TorchPolicy(buffers, self.precision)
 
     def act(self, *arguments):
         """Run one step of the network."""
         return self.network.act(*arguments)
 
-    def register(self, arena):
-        """Register nothing: torch allocates what the network needs."""
-
-    def bind(self, arena):
+    def bind(self):
         """Make the views of the allocated arena."""
-        self.arena = arena
+        self.arena = self.buffers.arena
         self.gradients = self.buffers.gradients[0]
 
     def backward(self):
@@ -1003,10 +994,9 @@ class Fused(GpuEngine):
 
     name = "fused"
     Sample = Sample
-    whole_minibatches = True
 
-    def __init__(self, policy, vecenv, config, buffers):
-        super().__init__(policy, vecenv, config, buffers)
+    def __init__(self, buffers):
+        super().__init__(buffers)
         self.handles = {}  # buffer -> Gpu.graph_handles of its rollout
 
     def register(self, arena):
@@ -1019,7 +1009,7 @@ class Fused(GpuEngine):
         self.layers = Layers(self.policy, arena, "learner", steps=buffers.horizon,
                              rows=min(rows, buffers.segments), precision=self.precision)
 
-    def bind(self, arena):
+    def bind(self):
         """Make the views of the allocated arena."""
         buffers, log_std = self.buffers, self.policy.decoder.log_std
         self.inspected = engines.inspect_modules(self.policy)
