@@ -250,7 +250,6 @@ class Buffers:
                     "advantages": self.advantages}
         self.columns = SimpleNamespace(
             **{name: self.as_columns(array) for name, array in columns.items()})
-        self.running_returns = torch.zeros(N, device=self.host["rewards"].device)
 
     def _make_storage(self):
         return self.host
@@ -333,11 +332,6 @@ class Buffers:
     def on_host(self, name, index=...):
         """Return one of the rollout's arrays, or array[index], on the host."""
         return self.host[name][index]
-
-    def return_range(self, low, high):
-        """Return low and high, widened by the returns of episodes that ended."""
-        arrays = (self.host[name].numpy() for name in ("rewards", "valid", "resets"))
-        return kernels.return_range(*arrays, self.running_returns.numpy(), low, high)
 
     def usage(self):
         """Return {"GPU": "87%", ...} for a dashboard."""

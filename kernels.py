@@ -593,26 +593,6 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
 
 
 @driver
-def return_range(rewards, valid, resets, running, low, high):
-    """Widen (low, high) by the returns of the episodes that end within a rollout.
-
-    All arrays are numpy's: rewards (T, N), valid and resets (T+1, N) uint8, running (N,) the
-    returns of unfinished episodes, updated in place.
-    """
-    T, N = rewards.shape
-    for t in range(T):
-        for n in range(N):
-            total = running[n] + rewards[t, n] * f32(valid[t, n])
-            running[n] = total
-            # without the second condition an agent that stays inactive would count
-            if resets[t + 1, n] != 0 and (valid[t, n] != 0 or total != ZERO):
-                low = total if total < low else low
-                high = total if total > high else high
-                running[n] = ZERO
-    return low, high
-
-
-@driver
 def return_moments(rewards, valid, resets, returns, gamma, center):
     """Return (count, sum, sum of squares) of discounted returns minus `center`.
 

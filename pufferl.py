@@ -275,7 +275,7 @@ class PuffeRL:
                                "load_checkpoint(trainer.run_folder) continues this run.")
         self.record()
         self._check_engine()
-        buffers, statistics = self.buffers, self.statistics
+        statistics = self.statistics
         self._has_rollout, start = False, clock()
         seconds = self.engine.rollout(self._rollouts)
         statistics.seconds["environment"] += seconds
@@ -283,7 +283,6 @@ class PuffeRL:
         log = self.vecenv.log()
         if self.ranks.count > 1:
             log = self.ranks.merge_log(log)
-        statistics.returns = buffers.return_range(*statistics.returns)
         statistics.add_episodes(log, self.policy)
         self._rollouts += 1  # counts the random numbers of actions, so an exact resume needs it
         self._has_rollout = True
@@ -865,7 +864,6 @@ class Statistics:
         self.loss_sums = np.zeros(kernels.SUMS + 1)
         self.grad_norms = []
         self.bonuses = []
-        self.returns = math.inf, -math.inf  # the smallest and the largest of an episode
         self._totals = {}
 
     def add_episodes(self, log, policy):
@@ -896,17 +894,12 @@ class Statistics:
 
         seconds: since the last entry. All ranks call this.
         """
-        stages, (low, high) = dict(self.seconds), self.returns
+        stages = dict(self.seconds)
         if ranks.count > 1:
             stages["ranks"] = ranks.take_seconds()
-            lows, highs = zip(*ranks.gather((low, high)), strict=True)
-            low, high = min(lows), max(highs)
-        ends = {"episode_return_min": low, "episode_return_max": high} if low <= high else {}
-        if self._totals:
-            self.environment |= ends
         stages["other"] = max(0.0, seconds - sum(stages.values()))
         self.stages = stages
-        episodes = self.environment if self._totals else ends  # episodes may end without a log
+        episodes = self.environment if self._totals else {}
         losses = losses if self.grad_norms else {}
         bonus = {"losses/bonus": float(np.mean(self.bonuses))} if self.bonuses else {}
         return {**{f"environment/{name}": value for name, value in episodes.items()},

@@ -45,7 +45,6 @@ from arena import (
     i64,
     on_gpu,
     optional_squash,
-    run,
     stream_between,
     threads,
     u8,
@@ -221,20 +220,12 @@ def find_gpu(workers):
 # Any network
 
 
-@driver
-def _return_range(begin, end, rewards, valid, resets, running, low, high):
-    for n in range(begin, end):
-        low[n], high[n] = kernels.return_range(
-            rewards[:, n : n + 1], valid[:, n : n + 1], resets[:, n : n + 1], running[n : n + 1],
-            low[n], high[n])
-
-
 class GpuBuffers(engines.Buffers):
     """Hold the buffers of a run on a GPU.
 
     Environments on the host write pinned arrays (`host`), which are copied to the GPU (`storage`).
-    Environments on the GPU (vector.Tensors) write `storage`, and the host gets copies for its
-    statistics. If graphs step them too (`batched`: vector.GpuEnvs), the host gets sums only.
+    Environments on the GPU (vector.Tensors) write `storage`, and the host gets copies of the ends
+    of episodes. If graphs step them too (`batched`: vector.GpuEnvs), it gets sums only.
     """
 
     def __init__(self, policy, vecenv, config, segments, first_agent):
@@ -253,7 +244,6 @@ class GpuBuffers(engines.Buffers):
                 arena.register(f"storage/{name}", tensor.shape, tensor.dtype)
         arena.register("cut", (self.num_agents,), torch.uint8)
         arena.register("cut_values", (self.num_agents,))
-        arena.register("returns", (2,))
         arena.register("cut_step", (self.vecenv.num_buffers,), torch.int64)
 
     def bind(self):
@@ -262,7 +252,7 @@ class GpuBuffers(engines.Buffers):
         super().bind()
         cut = aligned_zeros((self.num_agents,), np.uint8)
         cut_step = aligned_zeros((self.vecenv.num_buffers,), np.int64)
-        names = READ_BY_HOST if self.envs_on_gpu else self.host
+        names = ENDS if self.envs_on_gpu else self.host  # what the host reads or writes
         names = () if self.batched else names
         arrays = [self.host[name].numpy() for name in names if self.host[name] is not None]
         for array in (*arrays, cut, cut_step):
@@ -295,35 +285,13 @@ class GpuBuffers(engines.Buffers):
         self.gpu.wait()  # environments overwrite what is copied from the host
 
     def copy_rewards(self):
-        """Copy a rollout's rewards and ends to the GPU, or from there."""
-        if self.envs_on_gpu:
-            for name in READ_BY_HOST[2:]:  # each step copies terminals and truncations
-                self.host[name].copy_(self.storage[name], non_blocking=True)
-            self.gpu.wait()
-            return
+        """Copy a rollout's rewards and ends to the GPU."""
         for name in ("rewards", "terminals", "truncations"):
             self.storage[name].copy_(self.host[name], non_blocking=True)
 
     def on_host(self, name, index=...):
         tensor = self.storage[name] if self.envs_on_gpu else self.host[name]
         return tensor[index].cpu()
-
-    def return_range(self, low, high):
-        if not self.batched:
-            return super().return_range(low, high)
-        with self.gpu.main():
-            self.gpu.replay_or_call(self.write_return_range, self.write_return_range)
-            lowest, highest = self.arena["returns"].tolist()
-        return min(low, lowest), max(high, highest)
-
-    def write_return_range(self):
-        """Write the smallest and the largest return of the last rollout to the arena."""
-        running = self.running_returns
-        lows = torch.full_like(running, math.inf)
-        highs = torch.full_like(running, -math.inf)
-        arrays = [self.storage[name] for name in ("rewards", "valid", "resets")]
-        run(_return_range, len(running), 1, *map(as_array, (*arrays, running, lows, highs)))
-        self.arena["returns"].copy_(torch.stack((lows.min(), highs.max())))
 
     def usage(self):
         return self.gpu.usage()
@@ -365,7 +333,7 @@ class GpuEngine(engines.Engine):
             buffers.begin_rollout(number)
             with engines.torch_threads(vecenv.threads_per_worker):
                 seconds = max(self.workers.run(self.run_worker, range(vecenv.num_workers)))
-            if not buffers.batched:
+            if not buffers.envs_on_gpu:
                 buffers.copy_rewards()
         return seconds
 
@@ -498,14 +466,10 @@ class GpuEngine(engines.Engine):
             return
         self.is_captured = True
         functions = [function for function in self.functions if function in self._ever_called]
-        statistics = []
-        if self.buffers.batched and self._ever_called:
-            statistics = [self.buffers.write_return_range]
         try:
             with torch.no_grad():
                 self._capture_rollout()
-            self.gpu.capture(None, [(function, function, ())
-                                    for function in (*statistics, *functions)])
+            self.gpu.capture(None, [(function, function, ()) for function in functions])
             self._check_capture(functions)
         except Exception as error:  # numba's CudaAPIError is not a RuntimeError
             self._drop_graphs()
@@ -607,8 +571,6 @@ TILES = 8, 16, 32  # agents that a block takes at once
 # A graph of 64 steps takes half a millisecond to launch, in which the GPU waits.
 STEPS_A_GRAPH = 8
 ENDS = "truncations", "terminals"
-# What the host reads of environments on the GPU: of each step the first two, at the end the rest.
-READ_BY_HOST = "terminals", "truncations", "rewards", "resets", "valid"
 
 
 class PolicyStep:
