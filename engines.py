@@ -166,10 +166,9 @@ class Buffers:
         self.num_agents = vecenv.num_agents
         self.segments = segments
         self.first_agent = first_agent
-        self.has_heads = bool(vecenv.action_heads)
-        self.heads = torch.tensor(vecenv.action_heads) if self.has_heads else None
+        self.heads = torch.tensor(vecenv.action_heads) if vecenv.action_heads else None
         # columns of the decoder's output: the logits or means, and the value
-        self.width = 1 + (sum(vecenv.action_heads) if self.has_heads else vecenv.action_dims)
+        self.width = 1 + (sum(vecenv.action_heads or ()) or vecenv.action_dims)
         self.max_agents = max(agents.stop - agents.start for agents in vecenv.ranges)
 
     def register(self, arena, num_learners, minibatches):
@@ -291,10 +290,6 @@ class Buffers:
             if self.config["state"] == "zero":
                 state.zero_()
             self.initial_state[name].copy_(state)
-
-    def sample_actions(self, outputs, log_std, row, agents):
-        """Sample a row's actions from outputs (n, A + 1); write logprobs and values."""
-        kernels.sample(outputs, **self.sample_arguments(row, agents), log_std=log_std)
 
     def sample_arguments(self, row, agents):
         """Return the arguments of `kernels.sample` for a row."""
@@ -419,7 +414,7 @@ class StepByStep:
         if t == buffers.horizon:
             row["values"].copy_(outputs[:, -1])
             return
-        buffers.sample_actions(outputs, log_std, row, agents)
+        kernels.sample(outputs, **buffers.sample_arguments(row, agents), log_std=log_std)
         for name, field in row["fields"].items():
             field.copy_(state["fields"][name])
 
@@ -492,7 +487,7 @@ class TorchPolicy:
             results = models.one_step(self.policy, observations, view)
             outputs, log_std = models.join_outputs(*results)
         buffers = self.buffers
-        if outputs.shape[-1] != buffers.width or (log_std is None) != buffers.has_heads:
+        if outputs.shape[-1] != buffers.width or (log_std is None) == (buffers.heads is None):
             models.check_logits(self.policy, outputs, log_std, buffers.vecenv.action_heads,
                                 buffers.vecenv.action_dims)
         for name, tensor in state.items():
@@ -525,7 +520,7 @@ class TorchPolicy:
             outputs, log_std = models.join_outputs(logits, value)
         outputs = outputs.float().contiguous()
         is_first = not self.is_compared and start == 0
-        if is_first and buffers.has_heads and models.are_probabilities(
+        if is_first and buffers.heads is not None and models.are_probabilities(
                 outputs.detach(), buffers.vecenv.action_heads):
             warn_once(f"network: {type(models.inner_policy(self.policy)).__name__} returns "
                       "probabilities, but logits are expected: little is learnt. Return the input "
@@ -601,9 +596,12 @@ class TorchPolicy:
 
         At a run's first update, values and the probabilities of actions must be the rollout's.
         """
-        if self.is_compared:
-            return
+        # bfloat16 rounds more; pufferl.py warns of batch norms
+        is_exempt = (self.is_compared or self.precision != torch.float32 or self.has_batch_norm
+                     or data_parallel.connect().rank != 0)
         self.is_compared = True
+        if is_exempt:
+            return
         buffers = self.buffers
         valid, values = (getattr(buffers.columns, name).index_select(1, buffers.index)
                          for name in ("valid", "values"))
@@ -612,11 +610,7 @@ class TorchPolicy:
         divergence = 0.5 * (buffers.new_ratios[valid] - 1).square().mean().item()
         error = (buffers.new_values - values)[valid].square().mean()
         error = (error / (values[valid].square().mean() + 1e-12)).item()
-        # bfloat16 rounds more; pufferl.py warns of batch norms
-        is_exempt = self.precision != torch.float32 or self.has_batch_norm
-        if max(divergence, error) > MAX_DIFFERENCE and not is_exempt:
-            if data_parallel.connect().rank != 0:
-                return
+        if max(divergence, error) > MAX_DIFFERENCE:
             name = type(models.inner_policy(self.policy)).__name__
             print(f"network: {name} computes other outputs in learning than in the rollout "
                   f"(probabilities by {divergence:.1e}, values by {error:.1e}). Remove noise such "

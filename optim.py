@@ -151,7 +151,6 @@ class Muon:
         arena.register("muon/scalars", (4,), group="muon")
         self._is_batched = batched
         self._is_bound = False
-        self.frozen = []
 
     @classmethod
     def _join_shapes(cls, shapes):
@@ -166,10 +165,6 @@ class Muon:
             else:
                 joined[shape] = shapes[shape]
         return joined
-
-    def freeze(self, names):
-        """Freeze these weights and momenta, named as in the arena."""
-        self.frozen = names
 
     def tensors(self):
         """Return {name: tensor}, which a checkpoint saves and loads in place."""
@@ -240,8 +235,6 @@ class Muon:
         """
         if not self._is_bound:
             self._bind()
-        for name in self.frozen:
-            self.arena[f"gradients/{name}"].zero_()  # an engine may have written to it
         gradients, momentum, updates, weights = self._arrays
         scalars = as_array(self._scalars)
         if on_gpu(self._gradients):
@@ -254,9 +247,6 @@ class Muon:
             rate = float(learning_rate)
             scale = min(1.0, self.max_grad_norm / (norm + 1e-6))
             scalars[:] = scale, self.momentum, 1.0 - rate * self.weight_decay, rate
-        frozen = [self.arena[f"{group}/{name}"]
-                  for group in ("weights", "momentum") for name in self.frozen]
-        copies = [tensor.clone() for tensor in frozen]
         run(kernels._nesterov_lanes, len(updates), 1, gradients, momentum, updates, scalars,
             self._places, self._work)
         if self._matrices:
@@ -270,8 +260,6 @@ class Muon:
                                           for name in ("x", "y", "gram")))
         run(kernels._apply_lanes, len(weights), 1, weights, updates, scalars, self._results,
             self._scales, self._work)
-        for tensor, copy in zip(frozen, copies, strict=True):
-            tensor.copy_(copy)
         return norm
 
     def _clip(self, learning_rate, found_inf):
@@ -347,7 +335,6 @@ class TorchOptimizer:
         self.is_custom = has_custom_optimizer(config)
         self.parameters = {f"policy.{name}": parameter
                            for name, parameter in policy.named_parameters()}
-        self.frozen = []
         if self.is_custom:
             make = load_attribute("train.optimizer", config["optimizer"])
             # 0 is passed only to a class that names weight_decay, else the class's default remains
@@ -363,19 +350,12 @@ class TorchOptimizer:
             weight_decay=config["weight_decay"], fused=True)
         self.optimizer.found_inf = arena["found_inf"]
 
-    def freeze(self, names):
-        """Freeze the parameters of these names in the arena, and their state."""
-        self.frozen = names
-
     def step(self, rate, found_inf):
         """Update all weights; return the gradient norm before clipping, a tensor.
 
         rate: the learning rate, a tensor. found_inf is set to 1 if the norm is not finite; while it
         is not 0, nothing changes.
         """
-        for name in self.frozen:
-            self.arena[f"gradients/{name}"].zero_()  # an engine may have written to it
-            self.parameters[name].grad = None  # torch skips parameters without a gradient
         gradients = self.arena.flat("gradients")
         norm = torch.as_tensor(kernels.gradient_norm(gradients))
         found_inf.copy_((found_inf != 0) | ~norm.isfinite())
@@ -392,8 +372,6 @@ class TorchOptimizer:
                     weight.copy_(parameter.data)
                     parameter.data = weight
                 parameter.grad = self.arena[f"gradients/{name}"]
-        for name in self.frozen:
-            self.parameters[name].grad = self.arena[f"gradients/{name}"]
         return norm
 
     def tensors(self):

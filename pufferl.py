@@ -202,6 +202,7 @@ class PuffeRL:
         self.buffers.bind()
         self.engine.bind()
         self.ranks.device = arena.memory.device
+        self._frozen = []  # names in the arena
         self._addresses = {name: parameter.data_ptr()
                            for name, parameter in self.policy.named_parameters()}
         if self.optimizer is None:
@@ -244,8 +245,8 @@ class PuffeRL:
                                    "trained. Change the network first, then make a PuffeRL.")
             if not parameter.requires_grad:
                 frozen.append(f"policy.{name}")
-        if frozen != self.optimizer.frozen:
-            self.optimizer.freeze(frozen)
+        if frozen != self._frozen:
+            self._frozen = frozen
             self.engine.refresh()
         if self.engine.name not in verify.NETWORKS:
             return
@@ -444,10 +445,19 @@ class PuffeRL:
         self.engine.backward()
 
     def _step_optimizer(self):
-        """Step the optimizer; after a gradient that is not finite, steps change nothing."""
-        buffers = self.buffers
+        """Step the optimizer; after a gradient that is not finite, steps change nothing.
+
+        Frozen weights get their values back: a momentum or a decay would move them.
+        """
+        arena, buffers = self.arena, self.buffers
+        frozen = [arena[f"weights/{name}"] for name in self._frozen]
+        copies = [weight.clone() for weight in frozen]
+        for name in self._frozen:
+            arena[f"gradients/{name}"].zero_()  # an engine may have written to it
         norm = torch.as_tensor(self.optimizer.step(buffers.rate, buffers.found_inf),
                                dtype=torch.float64)
+        for weight, copy in zip(frozen, copies, strict=True):
+            weight.copy_(copy)
         buffers.norms.index_copy_(0, buffers.counter[1:], norm.view(1))
 
     def _write_back(self):

@@ -232,7 +232,7 @@ class GpuBuffers(engines.Buffers):
         super().__init__(policy, vecenv, config, segments, first_agent)
         self.gpu = find_gpu(vecenv.num_workers)
         self.torch_device = self.gpu.torch_device
-        self.heads = self.heads.to(self.torch_device) if self.has_heads else None
+        self.heads = None if self.heads is None else self.heads.to(self.torch_device)
         self.envs_on_gpu = vecenv.device == self.torch_device
         self.batched = self.envs_on_gpu and vecenv.in_graphs
         policy.to(self.torch_device)
