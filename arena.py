@@ -190,9 +190,6 @@ class Arena:
                          if isinstance(child, torch.nn.RNNBase)
                          for weight in child._flat_weights_names}
 
-    def __contains__(self, name):
-        return name in self._specs
-
     def allocate(self, device="cpu"):
         """Allocate the memory, zero it, make all views, and copy adopted modules in."""
         offset, offsets, ranges = 0, {}, {}
@@ -332,12 +329,9 @@ def _cached_kernel(function):
     import numba_cuda
 
     code = getattr(function, "py_func", function).__code__
-    if not os.path.exists(code.co_filename):  # typed into a prompt
-        return cuda.jit(kernel, lto=False)
-    if config.CACHE_DIR:  # set by `cached_njit` or by the user
-        from numba.cuda.core import config as cuda_config
+    from numba.cuda.core import config as cuda_config
 
-        cuda_config.CACHE_DIR = config.CACHE_DIR
+    cuda_config.CACHE_DIR = config.CACHE_DIR  # of `cached_njit` or the user
     kernel.__qualname__ = f"{function.__module__}.{kernel.__name__}"  # the cache file's name
     # lto=False: run the code that tests/ptx.py checks, and not nvJitLink's optimisation of it
     compiled = cuda.jit(kernel, lto=False, cache=True)

@@ -16,6 +16,7 @@ a GPU: `Graphs` for any network, `Fused` for the default one. pufferl.choose_eng
 """
 
 import contextlib
+import functools
 import math
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -167,8 +168,6 @@ class Buffers:
         self.segments = segments
         self.first_agent = first_agent
         self.heads = torch.tensor(vecenv.action_heads) if vecenv.action_heads else None
-        # columns of the decoder's output: the logits or means, and the value
-        self.width = 1 + (sum(vecenv.action_heads or ()) or vecenv.action_dims)
         self.max_agents = max(agents.stop - agents.start for agents in vecenv.ranges)
 
     def register(self, arena, num_learners, minibatches):
@@ -221,8 +220,7 @@ class Buffers:
                        for w in range(self.vecenv.num_workers)}
         for name, (shape, dtype) in shapes.items():
             arena.register(name, shape, dtype)
-        self._names = [name for name in shapes
-                       if "/" not in name and name not in ("rewards", "samples")]
+        self._names = [name for name in shapes if "/" not in name]
 
     def bind(self):
         """Make the views of the allocated arena."""
@@ -230,11 +228,11 @@ class Buffers:
         self.gradients = [arena.flat(group) for group in self.gradient_groups]
         self.storage = self._make_storage()
         self.squash = models.squash_of(self.policy)
-        for name in self._names:
-            setattr(self, name, arena[name])
         # The loss needs the samples: the actions, or with squash the samples before the tanh.
-        self.samples = self.storage["actions"] if self.squash is None else arena["samples"]
-        self.rewards = arena["rewards"] if "rewards" in arena else self.storage["rewards"]
+        self.samples = self.storage["actions"]
+        self.rewards = self.storage["rewards"]
+        for name in self._names:  # perhaps other samples, and scaled rewards
+            setattr(self, name, arena[name])
         self.state, names = {name: arena[f"state/{name}"] for name in self.state}, list(self.state)
         self.initial_state = {name: arena[f"initial_state/{name}"] for name in names}
         self.scratch = [{name: arena[f"scratch {w}/{name}"] for name in names}
@@ -452,6 +450,8 @@ class TorchPolicy:
         self.policy = buffers.policy
         self.precision = precision
         self.tiles = tiles
+        self._autocast = functools.partial(torch.autocast, buffers.torch_device.type, precision,
+                                           enabled=precision != torch.float32)
         config = buffers.config
         self.forward = (torch.compile(self.policy, mode=config["compile_mode"])
                         if config["compile"] else self.policy)
@@ -469,12 +469,6 @@ class TorchPolicy:
         is_large = self.tiles and rows >= products.ROWS
         return self.tiles() if is_large else contextlib.nullcontext()
 
-    def _autocast(self, **options):
-        """Return the context of products at train.precision."""
-        is_enabled = self.precision != torch.float32
-        device_type = self.buffers.torch_device.type
-        return torch.autocast(device_type, self.precision, enabled=is_enabled, **options)
-
     def act(self, worker, observations, state, resets, valid):
         """Run one step; return outputs (n, A + 1) and log_std.
 
@@ -486,10 +480,8 @@ class TorchPolicy:
         with self._autocast(cache_enabled=False), self._tiles(len(observations)):
             results = models.one_step(self.policy, observations, view)
             outputs, log_std = models.join_outputs(*results)
-        buffers = self.buffers
-        if outputs.shape[-1] != buffers.width or (log_std is None) == (buffers.heads is None):
-            models.check_logits(self.policy, outputs, log_std, buffers.vecenv.action_heads,
-                                buffers.vecenv.action_dims)
+        vecenv = self.buffers.vecenv
+        models.check_logits(self.policy, outputs, log_std, vecenv.action_heads, vecenv.action_dims)
         for name, tensor in state.items():
             tensor.copy_(view[name])
         if "fields" in view:

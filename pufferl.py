@@ -71,7 +71,7 @@ import models
 import ocean
 import optim
 import runs
-from arena import Arena, clock, compile_timer
+from arena import Arena, all_columns, clock, compile_timer
 from auto import decide, drawn_steps, facts_of, plural
 from configuration import (
     Base,
@@ -416,9 +416,7 @@ class PuffeRL:
                 c_clip=c["vtrace_c_clip"], reward_clip=reward_clip, index=index,
                 offset=buffers.value_offset)
         else:  # train.advantage
-            agents = index
-            if index is None:
-                agents = torch.arange(self.num_agents, device=buffers.advantages.device)
+            agents = all_columns(self.num_agents, buffers.values) if index is None else index
             ends = {name: s[name].index_select(1, agents)
                     for name in ("terminals", "truncations", "valid")}
             rewards, *others = (tensor.index_select(1, agents) for tensor in (
@@ -827,12 +825,12 @@ def choose_engine(policy, vecenv, config):
         (config["compile"], "train.compile compiles the network with torch"),
         (config["loss"], "train.loss needs its derivative"),
         (np.dtype(vecenv.observation_dtype) == np.float16, "observations are float16"),
-        (importlib.util.find_spec(f"fast.{fast}") is None, f"there is no fast/{fast}.py"))
+        (importlib.util.find_spec(f"fast.{fast}") is None, f"there is no fast/{fast}.py"),
+        (verify.digest() not in (verify.DIGEST, None),
+         "models.py or engines.py was edited, and fast/ reimplements it (fast/verify.py says how to "
+         "keep the fast engine)"))
     reason = (verify.find_edit(policy, fast)
               or next((text for is_true, text in conditions if is_true), None))
-    if reason is None and verify.digest() not in (verify.DIGEST, None):
-        reason = ("models.py or engines.py was edited, and fast/ reimplements it "
-                  "(fast/verify.py says how to keep the fast engine)")
     if reason is None:
         try:
             engine = getattr(importlib.import_module(f"fast.{fast}"), module)
