@@ -554,8 +554,8 @@ def _advantage_lanes(begin, end, index, values, rewards, terminals, truncations,
 
 
 def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid, advantages, *,
-              gamma, gae_lambda, rho_clip=1.0, c_clip=1.0, reward_clip=math.inf, index=None,
-              offset=None):
+              gamma, gae_lambda, offset, rho_clip=1.0, c_clip=1.0, reward_clip=math.inf,
+              index=None):
     """Write the advantages of all segments, or of the columns `index`.
 
     values (T+1, N), row T bootstraps; rewards, bootstraps (V of a truncated step's final
@@ -567,16 +567,14 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         delta_t = min(ratio_t, rho_clip) · (R_t - V_t)
         A_t = delta_t + gamma · gae_lambda · min(ratio_t, c_clip) · n_t · A_{t+1}
 
-    values and bootstraps are relative to `offset`, float32 (1,), default 0: the result is the
-    advantages of offset + values without their rounding (a shift as in van Hasselt et al. 2016). An
-    invalid step gets 0 and passes the A and V that follow it to the preceding step. `reward_clip`
-    clamps r alone. Raises ValueError or TypeError for a wrong shape or dtype.
+    values and bootstraps are relative to `offset`, float32 (1,): the result is the advantages of
+    offset + values without their rounding (a shift as in van Hasselt et al. 2016). An invalid step
+    gets 0 and passes the A and V that follow it to the preceding step. `reward_clip` clamps r
+    alone. Raises ValueError or TypeError for a wrong shape or dtype.
     """
     (T, N), is_cuda = rewards.shape, on_gpu(values)
     index = all_columns(N, values) if index is None and is_cuda else index
     lanes = N if index is None else index.shape[0]
-    if offset is None:
-        offset = constant(("no offset",), values, lambda: torch.zeros(1))
     index, *rollout, advantages = check_arrays(
         "advantage", index=(index, (lanes,), i64), values=(values, (T + 1, N), f32),
         rewards=(rewards, (T, N), f32), terminals=(terminals, (T, N), u8),

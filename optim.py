@@ -285,14 +285,13 @@ class Muon:
         tiles = count * -(-rows // kernels.STRIP) * -(-columns // kernels.ACROSS)
         properties = torch.cuda.get_device_properties(x.device)
         blocks = min(tiles, properties.multi_processor_count)
-        arrays = [as_array(tensor) for tensor in (x, y, gram)]
         coefficients = constant(("Newton-Schulz",), x,
                                 lambda: torch.tensor(NEWTON_SCHULZ, dtype=torch.float32))
         arrived = constant(("barrier", torch.cuda.current_stream().cuda_stream), x,
                            lambda: torch.zeros(2, dtype=torch.int32))
         # cooperative, because blocks wait for each other
         kernels.CUDA.launch("newton_schulz", blocks, kernels.CREW, count, rows, columns,
-                            len(NEWTON_SCHULZ), as_array(coefficients), *arrays, as_array(arrived),
+                            len(NEWTON_SCHULZ), *map(as_array, (coefficients, x, y, gram, arrived)),
                             cooperative=True)
 
 
@@ -343,10 +342,9 @@ class TorchOptimizer:
                      if has_decay or config["weight_decay"] else {})
             self.optimizer = make(policy.parameters(), lr=config["learning_rate"], **decay)
             return
-        is_cuda = config["device"] == "cuda"
         self.optimizer = torch.optim.AdamW(
             policy.parameters(), lr=arena["rate"].fill_(config["learning_rate"]), eps=config["eps"],
-            capturable=is_cuda, betas=(config["momentum"], config["beta2"]),
+            capturable=config["device"] == "cuda", betas=(config["momentum"], config["beta2"]),
             weight_decay=config["weight_decay"], fused=True)
         self.optimizer.found_inf = arena["found_inf"]
 
