@@ -627,7 +627,7 @@ def warn_of_detached(policy, logits, value):
 
 
 class Engine:
-    """Share what all engines have: by default that of a CPU, where nothing is captured.
+    """Share what all engines have; on a CPU nothing is captured.
 
     Each thread learns from its share of a minibatch. An engine sets `num_learners` and `workers`,
     and has `bind`, `rollout`, `learning`, and `backward` or `_backward_share(learner)`.

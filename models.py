@@ -68,7 +68,10 @@ from flat_spaces import PICTURE, action_bounds, leaf_kind, shorter_side
 
 
 def action_layout(space):
-    """Return (heads, dims): ([n, ...], 0) of discrete, (None, dims) of continuous actions."""
+    """Return (heads, dims) of an action space.
+
+    ([n, ...], 0) of discrete actions, (None, dims) of continuous ones.
+    """
     action = flat_spaces.FlatAction(space)
     return (action.heads, 0) if action.heads else (None, action.columns)
 

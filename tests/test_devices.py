@@ -91,7 +91,8 @@ class Recorder:
     def capture(self, worker, calls):
         owners = [function.__self__ for _, function, _ in calls]
         buffers = getattr(owners[0], "buffers", owners[0])
-        memory = [buffers.arena.memory, *(tensor for tensor in buffers.host.values() if tensor is not None)]
+        memory = [buffers.arena.memory,
+                  *(tensor for tensor in buffers.host.values() if tensor is not None)]
         optimizer = getattr(getattr(owners[-1], "optimizer", None), "optimizer", None)
         if optimizer is not None:
             memory += [tensor for state in optimizer.state.values() for tensor in state.values()]

@@ -377,7 +377,8 @@ def test_mean_return_and_seconds_an_epoch(tmp_path):
     seconds = -trainer._last_log[0]
     metrics = trainer.mean_and_log()
     seconds += trainer._last_log[0]
-    expected = {"environment/n": len(returns), "environment/episode_return": pytest.approx(np.mean(returns)),
+    expected = {"environment/n": len(returns),
+                "environment/episode_return": pytest.approx(np.mean(returns)),
                 "performance/seconds_epoch": pytest.approx(seconds / 5, rel=0.2)}
     assert metrics == {**metrics, **expected}
     trainer.release()
