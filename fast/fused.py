@@ -284,11 +284,6 @@ class GpuBuffers(engines.Buffers):
         super().begin_rollout(number)
         self.gpu.wait()  # environments overwrite what is copied from the host
 
-    def copy_rewards(self):
-        """Copy a rollout's rewards and ends to the GPU."""
-        for name in ("rewards", "terminals", "truncations"):
-            self.storage[name].copy_(self.host[name], non_blocking=True)
-
     def on_host(self, name, index=...):
         tensor = self.storage[name] if self.envs_on_gpu else self.host[name]
         return tensor[index].cpu()
@@ -334,7 +329,8 @@ class GpuEngine(engines.Engine):
             with engines.torch_threads(vecenv.threads_per_worker):
                 seconds = max(self.workers.run(self.run_worker, range(vecenv.num_workers)))
             if not buffers.envs_on_gpu:
-                buffers.copy_rewards()
+                for name in ("rewards", "terminals", "truncations"):
+                    buffers.storage[name].copy_(buffers.host[name], non_blocking=True)
         return seconds
 
     @torch.no_grad()

@@ -55,19 +55,6 @@ def test_views_are_aligned_zero_and_apart_and_groups_are_contiguous():
     assert all((arena[name] == (2 if name in "abc" else 1)).all() for name in specs)
 
 
-def test_errors():
-    arena = Arena()
-    arena.register("x", (2,))
-    arena.adopt(torch.nn.Linear(3, 2), "first")
-    with pytest.raises(ValueError, match="first"):
-        arena.adopt(torch.nn.Linear(3, 2), "first")
-    arena.allocate()
-    with pytest.raises(ValueError, match="allocate"):
-        arena.adopt(torch.nn.Linear(2, 2))
-    with pytest.raises(KeyError):
-        arena["data"]
-
-
 def test_adopt_keeps_values_and_shares_memory():
     module, arena, other = Recurrent(), Arena(), torch.nn.LSTM(2, 3)
     before = copy.deepcopy(module.state_dict())
