@@ -630,7 +630,7 @@ class Engine:
     """Share what all engines have; on a CPU nothing is captured.
 
     Each thread learns from its share of a minibatch. An engine sets `num_learners` and `workers`,
-    and has `bind`, `rollout`, `learning`, and `backward` or `_backward_share(learner)`.
+    and has `rollout`, `learning`, and `backward` or `_backward_share(learner)`.
     """
 
     whole_minibatches = True  # a minibatch may be captured as a whole
@@ -647,6 +647,9 @@ class Engine:
 
     def register(self, arena):
         """Register what must lie in the arena: nothing, except for `Fused`."""
+
+    def bind(self):
+        """Make the views of the allocated arena."""
 
     def backward(self):
         """Compute the gradients and the loss of the segments `buffers.index`.

@@ -513,17 +513,12 @@ class Graphs(GpuEngine):
         """Run one step of the network."""
         return self.network.act(*arguments)
 
-    def bind(self):
-        """Make the views of the allocated arena."""
-        self.arena = self.buffers.arena
-        self.gradients = self.buffers.gradients[0]
-
     def backward(self):
         """Compute the gradients and the loss of the segments `buffers.index`.
 
         New values, new ratios and the sums of the loss are in `buffers`.
         """
-        self.gradients.zero_()
+        self.buffers.gradients[0].zero_()
         step, index = self.at_once // self.buffers.span, self.buffers.index
         for start in range(0, len(index), step):
             self.network.add_gradients(index[start : start + step], start, self.buffers.sums[0])
@@ -534,7 +529,7 @@ class Graphs(GpuEngine):
         """Compare the gradients of graphs with those without. Raises RuntimeError."""
         if not functions:
             return
-        memory = self.arena.memory.clone()
+        memory = self.buffers.arena.memory.clone()
         called = []
         self._has_learned = False
         while not self._has_learned:
@@ -551,8 +546,8 @@ class Graphs(GpuEngine):
 
     def _take_gradients(self, memory):
         """Return a copy of the gradients, and restore the arena's memory."""
-        gradients = self.gradients.clone()
-        self.arena.memory.copy_(memory)
+        gradients = self.buffers.gradients[0].clone()
+        self.buffers.arena.memory.copy_(memory)
         return gradients
 
 
