@@ -163,7 +163,8 @@ class Arena:
         self._specs = {}  # name -> (shape, dtype, group)
         self._views = {}
         self._flats = {}
-        self._modules = []
+        self._parameters = {}  # of adopted modules
+        self._packed = set()  # names in blocks without padding
         self.memory = None
 
     def register(self, name, shape, dtype=torch.float32, group="data"):
@@ -186,32 +187,28 @@ class Arena:
         for name, parameter in module.named_parameters():
             self.register(f"weights/{prefix}.{name}", parameter.shape, group="weights")
             self.register(f"gradients/{prefix}.{name}", parameter.shape, group="gradients")
-        packed = {f"{prefix}.{name}.{weight}".replace("..", ".")
-                  for name, child in module.named_modules()
-                  if isinstance(child, torch.nn.RNNBase) for weight in child._flat_weights_names}
-        self._modules.append((module, prefix, packed))
-
-    def __contains__(self, name):
-        return name in self._specs
+            self._parameters[f"{prefix}.{name}"] = parameter
+        self._packed |= {f"{prefix}.{name}.{weight}".replace("..", ".")
+                         for name, child in module.named_modules()
+                         if isinstance(child, torch.nn.RNNBase)
+                         for weight in child._flat_weights_names}
 
     def allocate(self, device="cpu"):
         """Allocate the memory, zero it, make all views, and copy adopted modules in."""
-        packed = set().union(*(p for _, _, p in self._modules))
         offset, offsets, ranges = 0, {}, {}
         for group in dict.fromkeys(spec[2] for spec in self._specs.values()):
-            offset = start = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
+            start = offset
             block = None  # start of a packed block, of which only the first tensor is aligned
-            for name, (shape, dtype, tensor_group) in self._specs.items():
-                if tensor_group != group:
-                    continue
-                is_packed = name.partition("/")[2] in packed
+            members = [(name, *spec) for name, spec in self._specs.items() if spec[2] == group]
+            for name, shape, dtype, _ in members:
+                is_packed = name.partition("/")[2] in self._packed
                 if block is None or not is_packed:
                     offset = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
                     block = offset if is_packed else None
                 offsets[name] = offset, block
                 offset += math.prod(shape) * dtype.itemsize
             offset = -(-offset // self.ALIGNMENT) * self.ALIGNMENT
-            ranges[group] = (start, offset)
+            ranges[group] = start, offset, dtype
         if torch.device(device).type == "cpu":
             processes.check_memory(offset, "the trainer's arrays")
             # numpy asks Linux for huge pages; with torch's memory learning is 2% slower
@@ -227,37 +224,17 @@ class Arena:
             if block is not None:
                 offset, memory = offset - block, torch.from_dlpack(memory[block:])
             self._views[name] = memory[offset : offset + size].view(dtype).view(shape)
-        for group, (start, end) in ranges.items():
-            dtypes = {dtype for _, dtype, tensor_group in self._specs.values()
-                      if tensor_group == group}
-            if len(dtypes) == 1:
-                self._flats[group] = self.memory[start:end].view(dtypes.pop())
-        for module, prefix, _ in self._modules:
-            for name, parameter in module.named_parameters():
-                weight = self._views[f"weights/{prefix}.{name}"]
-                weight.copy_(parameter.data)
-                parameter.data = weight
-                parameter.grad = self._views[f"gradients/{prefix}.{name}"]
+        for group, (start, end, dtype) in ranges.items():
+            self._flats[group] = self.memory[start:end].view(dtype)
+        for name, parameter in self._parameters.items():
+            weight = self._views[f"weights/{name}"]
+            weight.copy_(parameter.data)
+            parameter.data = weight
+            parameter.grad = self._views[f"gradients/{name}"]
 
     def flat(self, group):
-        """Return all tensors of a group as one 1-D tensor.
-
-        Raises KeyError if their dtypes differ.
-        """
+        """Return all tensors of a group, which have one dtype, as one 1-D tensor."""
         return self._flats[group]
-
-    def without(self, group, names):
-        """Return slices of `flat(group)` that leave out the tensors `names`.
-
-        names: in the group's order.
-        """
-        flat, slices, start = self.flat(group), [], 0
-        for name in names:
-            tensor = self[f"{group}/{name}"]
-            position = (tensor.data_ptr() - flat.data_ptr()) // flat.itemsize
-            slices.append(slice(start, position))
-            start = position + tensor.numel()
-        return [*slices, slice(start, len(flat))]
 
     def __getitem__(self, name):
         return self._views[name]
@@ -355,12 +332,9 @@ def _cached_kernel(function):
     import numba_cuda
 
     code = getattr(function, "py_func", function).__code__
-    if not os.path.exists(code.co_filename):  # typed into a prompt
-        return cuda.jit(kernel, lto=False)
-    if config.CACHE_DIR:  # set by `cached_njit` or by the user
-        from numba.cuda.core import config as cuda_config
+    from numba.cuda.core import config as cuda_config
 
-        cuda_config.CACHE_DIR = config.CACHE_DIR
+    cuda_config.CACHE_DIR = config.CACHE_DIR  # of `cached_njit` or the user
     kernel.__qualname__ = f"{function.__module__}.{kernel.__name__}"  # the cache file's name
     # lto=False: run the code that tests/ptx.py checks, and not nvJitLink's optimisation of it
     compiled = cuda.jit(kernel, lto=False, cache=True)

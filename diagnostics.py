@@ -211,8 +211,7 @@ class Warnings:
     def has_ended(self):
         """Return whether any episode has ended."""
         counts = ("environment/n", "vital/terminated", "vital/truncated")
-        return (any(any(self.values(name)) for name in counts)
-                or bool(self.values("environment/episode_return_max")))
+        return any(any(self.values(name)) for name in counts)
 
     def values(self, name):
         """Return all finite numbers that were logged under a name, in order."""
@@ -436,15 +435,6 @@ class Warnings:
             return ("Every reward so far is 0: there is nothing to learn from. Is the goal ever "
                     "reached by chance? Make it easier at first, or reward steps towards it "
                     "(docs/recipes.md).")
-
-    def warn_returns_without_rewards(self):
-        """Warn of an environment whose log has returns while its rewards sum to 0."""
-        sums = [self.values(f"environment/episode_return_{end}") for end in ("min", "max")]
-        logged = self.values("environment/episode_return")
-        if min(map(len, sums)) > PATIENCE and not any(map(any, sums)) and any(logged):
-            return ("The rewards of every episode so far sum to 0, but the environment logs "
-                    f"returns ({logged[-1]:.4g} now). Does its step pay what it counts? In C, "
-                    "c_step has to write rewards[0].")
 
     def warn_rewards_vast(self):
         """Warn of rewards above 100 that are neither normalized nor clipped."""

@@ -1,8 +1,8 @@
 """Act and learn: the trainer asks an engine for rollouts and gradients.
 
-    engine = Autograd(policy, vecenv, config, buffers)   # or Compiled, Graphs, Fused
+    engine = Autograd(buffers)            # or Compiled, Graphs, Fused
     engine.register(arena)                # before arena.allocate(buffers.torch_device)
-    engine.bind(arena)                    # after
+    engine.bind()                         # after
     seconds = engine.rollout(number)      # fill the rollout buffers; seconds in environments
     step = engine.capture(function)       # CPU: `function` itself; GPU: replays a CUDA graph
     with engine.learning():
@@ -16,6 +16,7 @@ a GPU: `Graphs` for any network, `Fused` for the default one. pufferl.choose_eng
 """
 
 import contextlib
+import functools
 import math
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -166,10 +167,7 @@ class Buffers:
         self.num_agents = vecenv.num_agents
         self.segments = segments
         self.first_agent = first_agent
-        self.has_heads = bool(vecenv.action_heads)
-        self.heads = torch.tensor(vecenv.action_heads) if self.has_heads else None
-        # columns of the decoder's output: the logits or means, and the value
-        self.width = 1 + (sum(vecenv.action_heads) if self.has_heads else vecenv.action_dims)
+        self.heads = torch.tensor(vecenv.action_heads) if vecenv.action_heads else None
         self.max_agents = max(agents.stop - agents.start for agents in vecenv.ranges)
 
     def register(self, arena, num_learners, minibatches):
@@ -222,8 +220,7 @@ class Buffers:
                        for w in range(self.vecenv.num_workers)}
         for name, (shape, dtype) in shapes.items():
             arena.register(name, shape, dtype)
-        self._names = [name for name in shapes
-                       if "/" not in name and name not in ("rewards", "samples")]
+        self._names = [name for name in shapes if "/" not in name]
 
     def bind(self):
         """Make the views of the allocated arena."""
@@ -231,11 +228,11 @@ class Buffers:
         self.gradients = [arena.flat(group) for group in self.gradient_groups]
         self.storage = self._make_storage()
         self.squash = models.squash_of(self.policy)
-        for name in self._names:
-            setattr(self, name, arena[name])
         # The loss needs the samples: the actions, or with squash the samples before the tanh.
-        self.samples = self.storage["actions"] if self.squash is None else arena["samples"]
-        self.rewards = arena["rewards"] if "rewards" in arena else self.storage["rewards"]
+        self.samples = self.storage["actions"]
+        self.rewards = self.storage["rewards"]
+        for name in self._names:  # perhaps other samples, and scaled rewards
+            setattr(self, name, arena[name])
         self.state, names = {name: arena[f"state/{name}"] for name in self.state}, list(self.state)
         self.initial_state = {name: arena[f"initial_state/{name}"] for name in names}
         self.scratch = [{name: arena[f"scratch {w}/{name}"] for name in names}
@@ -250,7 +247,6 @@ class Buffers:
                     "advantages": self.advantages}
         self.columns = SimpleNamespace(
             **{name: self.as_columns(array) for name, array in columns.items()})
-        self.running_returns = torch.zeros(N, device=self.host["rewards"].device)
 
     def _make_storage(self):
         return self.host
@@ -293,10 +289,6 @@ class Buffers:
                 state.zero_()
             self.initial_state[name].copy_(state)
 
-    def sample_actions(self, outputs, log_std, row, agents):
-        """Sample a row's actions from outputs (n, A + 1); write logprobs and values."""
-        kernels.sample(outputs, **self.sample_arguments(row, agents), log_std=log_std)
-
     def sample_arguments(self, row, agents):
         """Return the arguments of `kernels.sample` for a row."""
         return {"actions": row["actions"], "logprobs": row["logprobs"], "values": row["values"],
@@ -333,11 +325,6 @@ class Buffers:
     def on_host(self, name, index=...):
         """Return one of the rollout's arrays, or array[index], on the host."""
         return self.host[name][index]
-
-    def return_range(self, low, high):
-        """Return low and high, widened by the returns of episodes that ended."""
-        arrays = (self.host[name].numpy() for name in ("rewards", "valid", "resets"))
-        return kernels.return_range(*arrays, self.running_returns.numpy(), low, high)
 
     def usage(self):
         """Return {"GPU": "87%", ...} for a dashboard."""
@@ -387,9 +374,9 @@ class StepByStep:
     step(worker, buffer, t), bootstrap(worker, buffer, t): replace `act_on_row` and `bootstrap`.
     """
 
-    def __init__(self, vecenv, buffers, act, step=None, bootstrap=None):
-        self.vecenv = vecenv
+    def __init__(self, buffers, act, step=None, bootstrap=None):
         self.buffers = buffers
+        self.vecenv = buffers.vecenv
         self.act = act
         self._step = step or self.act_on_row
         self._bootstrap = bootstrap or self.bootstrap
@@ -425,7 +412,7 @@ class StepByStep:
         if t == buffers.horizon:
             row["values"].copy_(outputs[:, -1])
             return
-        buffers.sample_actions(outputs, log_std, row, agents)
+        kernels.sample(outputs, **buffers.sample_arguments(row, agents), log_std=log_std)
         for name, field in row["fields"].items():
             field.copy_(state["fields"][name])
 
@@ -458,15 +445,16 @@ class TorchPolicy:
     through fast/tile.c, or None for torch's products.
     """
 
-    def __init__(self, policy, vecenv, config, buffers, precision, tiles=None):
-        self.policy = policy
-        self.vecenv = vecenv
-        self.config = config
+    def __init__(self, buffers, precision, tiles=None):
         self.buffers = buffers
+        self.policy = buffers.policy
         self.precision = precision
         self.tiles = tiles
-        self.forward = (torch.compile(policy, mode=config["compile_mode"]) if config["compile"]
-                        else policy)
+        self._autocast = functools.partial(torch.autocast, buffers.torch_device.type, precision,
+                                           enabled=precision != torch.float32)
+        config = buffers.config
+        self.forward = (torch.compile(self.policy, mode=config["compile_mode"])
+                        if config["compile"] else self.policy)
         self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None
         self.is_compared = False  # whether a minibatch was compared with the rollout
 
@@ -481,12 +469,6 @@ class TorchPolicy:
         is_large = self.tiles and rows >= products.ROWS
         return self.tiles() if is_large else contextlib.nullcontext()
 
-    def _autocast(self, **options):
-        """Return the context of products at train.precision."""
-        is_enabled = self.precision != torch.float32
-        device_type = self.buffers.torch_device.type
-        return torch.autocast(device_type, self.precision, enabled=is_enabled, **options)
-
     def act(self, worker, observations, state, resets, valid):
         """Run one step; return outputs (n, A + 1) and log_std.
 
@@ -498,10 +480,8 @@ class TorchPolicy:
         with self._autocast(cache_enabled=False), self._tiles(len(observations)):
             results = models.one_step(self.policy, observations, view)
             outputs, log_std = models.join_outputs(*results)
-        buffers = self.buffers
-        if outputs.shape[-1] != buffers.width or (log_std is None) != buffers.has_heads:
-            models.check_logits(self.policy, outputs, log_std, self.vecenv.action_heads,
-                                self.vecenv.action_dims)
+        vecenv = self.buffers.vecenv
+        models.check_logits(self.policy, outputs, log_std, vecenv.action_heads, vecenv.action_dims)
         for name, tensor in state.items():
             tensor.copy_(view[name])
         if "fields" in view:
@@ -532,8 +512,8 @@ class TorchPolicy:
             outputs, log_std = models.join_outputs(logits, value)
         outputs = outputs.float().contiguous()
         is_first = not self.is_compared and start == 0
-        if is_first and buffers.has_heads and models.are_probabilities(
-                outputs.detach(), self.vecenv.action_heads):
+        if is_first and buffers.heads is not None and models.are_probabilities(
+                outputs.detach(), buffers.vecenv.action_heads):
             warn_once(f"network: {type(models.inner_policy(self.policy)).__name__} returns "
                       "probabilities, but logits are expected: little is learnt. Return the input "
                       "of the softmax, or the log probabilities.")
@@ -592,14 +572,14 @@ class TorchPolicy:
             logits=models.map_logits(torch.Tensor.float, logits), state=self.state_of(index),
             **columns, returns=columns["advantages"] + columns["old_values"])
         extra = self.extra_loss(minibatch)
-        setting = f"train.loss = {named(self.config['loss'])}"
+        setting = f"train.loss = {named(buffers.config['loss'])}"
         if isinstance(extra, torch.Tensor) and not extra.requires_grad:
             warn_once(f"{setting}: the result does not depend on the network's outputs (logits, "
                       "values), so nothing is learnt from it.")
         if not isinstance(extra, torch.Tensor) or extra.numel() != 1:
             raise ConfigError(f"{setting}: returned {type(extra).__name__} "
                               f"{tuple(getattr(extra, 'shape', ()))}. Return a tensor ().")
-        extra = extra.reshape(()) * (len(index) * T / self.config["minibatch_size"])
+        extra = extra.reshape(()) * (len(index) * T / buffers.config["minibatch_size"])
         sums[kernels.SUMS].add_(extra.detach())
         return extra
 
@@ -608,9 +588,12 @@ class TorchPolicy:
 
         At a run's first update, values and the probabilities of actions must be the rollout's.
         """
-        if self.is_compared:
-            return
+        # bfloat16 rounds more; pufferl.py warns of batch norms
+        is_exempt = (self.is_compared or self.precision != torch.float32 or self.has_batch_norm
+                     or data_parallel.connect().rank != 0)
         self.is_compared = True
+        if is_exempt:
+            return
         buffers = self.buffers
         valid, values = (getattr(buffers.columns, name).index_select(1, buffers.index)
                          for name in ("valid", "values"))
@@ -619,11 +602,7 @@ class TorchPolicy:
         divergence = 0.5 * (buffers.new_ratios[valid] - 1).square().mean().item()
         error = (buffers.new_values - values)[valid].square().mean()
         error = (error / (values[valid].square().mean() + 1e-12)).item()
-        # bfloat16 rounds more; pufferl.py warns of batch norms
-        is_exempt = self.precision != torch.float32 or self.has_batch_norm
-        if max(divergence, error) > MAX_DIFFERENCE and not is_exempt:
-            if data_parallel.connect().rank != 0:
-                return
+        if max(divergence, error) > MAX_DIFFERENCE:
             name = type(models.inner_policy(self.policy)).__name__
             print(f"network: {name} computes other outputs in learning than in the rollout "
                   f"(probabilities by {divergence:.1e}, values by {error:.1e}). Remove noise such "
@@ -647,11 +626,11 @@ def warn_of_detached(policy, logits, value):
     warn_once(f"network: {problem} to the weights. Remove torch.no_grad and detach from forward.")
 
 
-class CpuEngine:
-    """Share what both engines of a CPU have.
+class Engine:
+    """Share what all engines have; on a CPU nothing is captured.
 
     Each thread learns from its share of a minibatch. An engine sets `num_learners` and `workers`,
-    and has `bind`, `rollout`, `learning` and `_backward_share(learner)`.
+    and has `rollout`, `learning`, and `backward` or `_backward_share(learner)`.
     """
 
     whole_minibatches = True  # a minibatch may be captured as a whole
@@ -659,15 +638,18 @@ class CpuEngine:
     workers = None
     Buffers = Buffers
 
-    def __init__(self, policy, vecenv, config, buffers):
-        self.policy = policy
-        self.vecenv = vecenv
-        self.config = config
+    def __init__(self, buffers):
         self.buffers = buffers
-        self.precision = getattr(torch, config["precision"])
+        self.policy = buffers.policy
+        self.vecenv = buffers.vecenv
+        self.config = buffers.config
+        self.precision = getattr(torch, self.config["precision"])
 
     def register(self, arena):
-        """Register nothing: the engine allocates what it needs."""
+        """Register what must lie in the arena: nothing, except for `Fused`."""
+
+    def bind(self):
+        """Make the views of the allocated arena."""
 
     def backward(self):
         """Compute the gradients and the loss of the segments `buffers.index`.
@@ -696,20 +678,20 @@ class CpuEngine:
             self.workers.release()
 
 
-class Autograd(CpuEngine):
+class Autograd(Engine):
     """Run any nn.Module on a CPU (models.py has the contract)."""
 
     name = "autograd"
 
-    def __init__(self, policy, vecenv, config, buffers):
-        super().__init__(policy, vecenv, config, buffers)
+    def __init__(self, buffers):
+        super().__init__(buffers)
+        policy, vecenv = self.policy, self.vecenv
         if self.precision == torch.bfloat16 and not has_bfloat16():
             self.precision = torch.float32
             if data_parallel.connect().rank == 0:
                 print("train.precision = bfloat16: this processor has no instructions for it; "
                       "float32 runs, up to ten times as fast. Set float32.", file=sys.stderr)
-        self.network = TorchPolicy(policy, vecenv, config, buffers, self.precision,
-                                   self._find_tiles())
+        self.network = TorchPolicy(buffers, self.precision, self._find_tiles())
         self._set_learners(self._count_learners())
         # Workers may each run the network for their buffers; torch's own threads share the products
         # that go through torch.
@@ -719,7 +701,7 @@ class Autograd(CpuEngine):
             and flops(policy, vecenv.agents_per_batch) >= MIN_FLOPS_FOR_WORKERS)
         if self.is_threaded or self.num_learners > 1:
             self.workers = Workers(vecenv, self.num_learners)
-        self.steps = StepByStep(vecenv, buffers, self.network.act)
+        self.steps = StepByStep(buffers, self.network.act)
 
     def _find_tiles(self):
         """Return products.Tiles, through which linear maps go, or None for torch's.
@@ -754,7 +736,7 @@ class Autograd(CpuEngine):
         config = self.config
         if self._is_undivided() or config["compile"] or config["max_minibatch_size"]:
             return 1
-        count = count_learners(self.policy, self.vecenv, self.buffers, MIN_FLOPS_FOR_LEARNER)
+        count = count_learners(self.buffers, MIN_FLOPS_FOR_LEARNER)
         names = unmarked_classes(self.policy) if count > 1 else []
         self.blocking_classes = names or ()
         return count if names == [] else 1
@@ -778,11 +760,11 @@ class Autograd(CpuEngine):
 
     # -- memory
 
-    def bind(self, arena):
+    def bind(self):
         """Make the views of the allocated arena."""
         # A trainer that replaces its engine keeps the buffers, made for fewer learners.
         self._set_learners(min(self.num_learners, len(self.buffers.gradients)))
-        parameters = list(self.policy.named_parameters())
+        arena, parameters = self.buffers.arena, list(self.policy.named_parameters())
         self.learner_gradients = [
             [(parameter, arena[f"{group}/policy.{name}"]) for name, parameter in parameters]
             for group in self.buffers.gradient_groups]
@@ -828,7 +810,7 @@ class Autograd(CpuEngine):
             yield
 
     def backward(self):
-        """Compute as CpuEngine does; compare a run's first minibatch with its rollout."""
+        """Compute as Engine does; compare a run's first minibatch with its rollout."""
         super().backward()
         self.network.compare_with_rollout()
 
@@ -853,10 +835,10 @@ def share(learner, num_learners, segments):
     return segments * learner // num_learners, segments * (learner + 1) // num_learners
 
 
-def count_learners(policy, vecenv, buffers, min_flops):
+def count_learners(buffers, min_flops):
     """Return how many threads learn.
 
     min_flops: the least FLOPs of a learner's share, forward and backward.
     """
-    most = 3 * flops(policy, buffers.segments * buffers.span) // min_flops
-    return int(max(1, min(most, vecenv.num_threads, buffers.segments)))
+    most = 3 * flops(buffers.policy, buffers.segments * buffers.span) // min_flops
+    return int(max(1, min(most, buffers.vecenv.num_threads, buffers.segments)))

@@ -554,8 +554,8 @@ def _advantage_lanes(begin, end, index, values, rewards, terminals, truncations,
 
 
 def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid, advantages, *,
-              gamma, gae_lambda, rho_clip=1.0, c_clip=1.0, reward_clip=math.inf, index=None,
-              offset=None):
+              gamma, gae_lambda, offset, rho_clip=1.0, c_clip=1.0, reward_clip=math.inf,
+              index=None):
     """Write the advantages of all segments, or of the columns `index`.
 
     values (T+1, N), row T bootstraps; rewards, bootstraps (V of a truncated step's final
@@ -567,16 +567,14 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         delta_t = min(ratio_t, rho_clip) · (R_t - V_t)
         A_t = delta_t + gamma · gae_lambda · min(ratio_t, c_clip) · n_t · A_{t+1}
 
-    values and bootstraps are relative to `offset`, float32 (1,), default 0: the result is the
-    advantages of offset + values without their rounding (a shift as in van Hasselt et al. 2016). An
-    invalid step gets 0 and passes the A and V that follow it to the preceding step. `reward_clip`
-    clamps r alone. Raises ValueError or TypeError for a wrong shape or dtype.
+    values and bootstraps are relative to `offset`, float32 (1,): the result is the advantages of
+    offset + values without their rounding (a shift as in van Hasselt et al. 2016). An invalid step
+    gets 0 and passes the A and V that follow it to the preceding step. `reward_clip` clamps r
+    alone. Raises ValueError or TypeError for a wrong shape or dtype.
     """
     (T, N), is_cuda = rewards.shape, on_gpu(values)
     index = all_columns(N, values) if index is None and is_cuda else index
     lanes = N if index is None else index.shape[0]
-    if offset is None:
-        offset = constant(("no offset",), values, lambda: torch.zeros(1))
     index, *rollout, advantages = check_arrays(
         "advantage", index=(index, (lanes,), i64), values=(values, (T + 1, N), f32),
         rewards=(rewards, (T, N), f32), terminals=(terminals, (T, N), u8),
@@ -590,26 +588,6 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
     else:
         run(_advantage_lanes, lanes, (1 if index is None else 4) * T, *arrays,
             np.empty((3, lanes), np.float32))
-
-
-@driver
-def return_range(rewards, valid, resets, running, low, high):
-    """Widen (low, high) by the returns of the episodes that end within a rollout.
-
-    All arrays are numpy's: rewards (T, N), valid and resets (T+1, N) uint8, running (N,) the
-    returns of unfinished episodes, updated in place.
-    """
-    T, N = rewards.shape
-    for t in range(T):
-        for n in range(N):
-            total = running[n] + rewards[t, n] * f32(valid[t, n])
-            running[n] = total
-            # without the second condition an agent that stays inactive would count
-            if resets[t + 1, n] != 0 and (valid[t, n] != 0 or total != ZERO):
-                low = total if total < low else low
-                high = total if total > high else high
-                running[n] = ZERO
-    return low, high
 
 
 @driver
@@ -795,22 +773,16 @@ def gather(source, index, out, *, start=0, shift=None, scale=None):
     order, out (T, M, ...) with the same trailing shape. With shift and scale of the trailing shape
     (float32, or float64 for shift) each element becomes clip((source - shift) · scale, ±10).
     """
-    T, M = out.shape[:2]
-    if source.dtype in (torch.bfloat16, torch.float16):
-        raise TypeError(f"kernels.gather: source is {source.dtype}, expected integers, bool, "
-                        "float32 or float64.")
-    if len(source) < T or source.shape[2:] != out.shape[2:]:
-        raise ValueError(f"kernels.gather: source has shape {tuple(source.shape)}, expected "
-                         f"one that fills out, {tuple(out.shape)}.")
-    N, tail, width = source.shape[1], tuple(out.shape[2:]), math.prod(out.shape[2:])
+    T, M, *tail = out.shape
+    N, width = source.shape[1], math.prod(tail)
     index = all_columns(N, source) if index is None else index
     columns, source_array, out_array = check_arrays(
         "gather", index=(index, (-(start + M),), i64),
-        source=(source, tuple(source.shape), None), out=(out, (T, M, *tail), None))
+        source=(source, (-T, N, *tail), None), out=(out, (T, M, *tail), None))
     source_array, out_array = source_array.reshape(-1, N, width), out_array.reshape(T, M, width)
     moments = [as_array(constant(("no normalisation",), source, lambda: torch.zeros(0)))] * 2
     if shift is not None:
-        moments = check_arrays("gather", shift=(shift, tail, None), scale=(scale, tail, None))
+        moments = check_arrays("gather", shift=(shift, (*tail,), None), scale=(scale, (*tail,), None))
         moments = [moment.reshape(-1) for moment in moments]
     # flat and unsigned, because multidimensional and signed indices are slow on a GPU
     if on_gpu(out):

@@ -70,18 +70,10 @@ from flat_spaces import PICTURE, action_bounds, leaf_kind, shorter_side
 def action_layout(space):
     """Return (heads, dims) of an action space.
 
-    ([n, ...], 0) for Discrete and MultiDiscrete, (None, dims) for Box. Raises NetworkError for any
-    other space.
+    ([n, ...], 0) of discrete actions, (None, dims) of continuous ones.
     """
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return [int(space.n)], 0
-    if isinstance(space, gymnasium.spaces.MultiDiscrete):
-        return [int(n) for n in space.nvec.reshape(-1)], 0
-    if isinstance(space, gymnasium.spaces.Box):
-        return None, math.prod(space.shape)
-    raise NetworkError(
-        f"action space = {space}: a policy acts in Discrete, MultiDiscrete and Box. "
-        "Wrap the environment.")
+    action = flat_spaces.FlatAction(space)
+    return (action.heads, 0) if action.heads else (None, action.columns)
 
 
 def orthogonal(linear, gain=2**0.5):

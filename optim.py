@@ -1,7 +1,7 @@
 """Update weights: the optimizer Muon (Jordan et al. 2024), and torch's optimizers.
 
     optimizer = Muon(arena)               # after arena.adopt(policy), before arena.allocate
-    norm = optimizer.step(learning_rate)  # the gradient norm before clipping; found_inf: see step
+    norm = optimizer.step(learning_rate, found_inf)     # the gradient norm before clipping
 
 Muon is momentum on the arena's flat gradients, each matrix of the update orthogonalised by
 Newton-Schulz steps. On a CPU one call orthogonalises all matrices but large ones, which torch's
@@ -11,6 +11,7 @@ momentum, step) are at the end of kernels.py. tests/reference.py has the whole s
 """
 
 import inspect
+import itertools
 import math
 
 import torch
@@ -50,8 +51,8 @@ def _orthogonalise_lanes(begin, end, updates, places, scales, memory, coefficien
     """Orthogonalise and scale matrices of the update.
 
     places (lanes, 6) int64, a row for each matrix: its first number in `updates`; its rows and
-    columns; the strides of its rows and columns there; the first of its `work_size` numbers in
-    `memory`. x^T is computed beside x: a transpose takes longer than that product.
+    columns; the strides of its rows and columns there; the first of its 4 rows columns + 3 rows²
+    numbers in `memory`. x^T is computed beside x: a transpose takes longer than that product.
     """
     for lane in range(begin, end):
         first, rows, columns, down, right, place = places[lane]
@@ -91,11 +92,6 @@ def _orthogonalise_lanes(begin, end, updates, places, scales, memory, coefficien
                 updates[first + i * down + j * right] = x[i, j] * scales[lane]
 
 
-def work_size(rows, columns):
-    """Return the numbers of working memory of _orthogonalise_lanes for a matrix."""
-    return 4 * rows * columns + 3 * rows * rows
-
-
 def _find_offset(tensor, flat):
     """Return the index of a tensor's first number in `flat`, which it is a view of."""
     return (tensor.data_ptr() - flat.data_ptr()) // 4
@@ -125,10 +121,10 @@ class Muon:
         self.momentum = momentum
         self.weight_decay = weight_decay
         self.max_grad_norm = max_grad_norm
-        names = [name for name, spec in arena._specs.items() if spec[2] == "weights"]
         shapes = {}  # (rows, columns), rows <= columns -> [(update's name, transposed?, scale)]
-        for name in names:
-            shape = arena._specs[name][0]
+        for name, (shape, _, group) in list(arena._specs.items()):
+            if group != "weights":
+                continue
             update = "updates/" + name.partition("/")[2]
             arena.register(update, shape, group="updates")
             arena.register("momentum/" + name.partition("/")[2], shape, group="momentum")
@@ -143,18 +139,18 @@ class Muon:
         matrices = [(shape, *member) for shape in one_call for member in shapes.pop(shape)]
         self._matrices = matrices[::2] + matrices[1::2]  # equal work for two threads
         for i, ((rows, columns), *_) in enumerate(self._matrices):
-            arena.register(f"muon/{i}", (work_size(rows, columns),), group="muon")
-        self._shapes = self._join_shapes(shapes) if batched else shapes
+            # see _orthogonalise_lanes
+            arena.register(f"muon/{i}", (4 * rows * columns + 3 * rows * rows,), group="muon")
+        self._large = [] if batched else list(itertools.chain.from_iterable(shapes.values()))
+        self._shapes = self._join_shapes(shapes) if batched else {}
         for (rows, columns), members in self._shapes.items():
-            wide, square = (rows, columns), (rows, rows)
-            for name, shape in (("x", wide), ("y", wide), ("s", square), ("p", square)):
-                arena.register(f"muon/{rows}x{columns}/{name}", (len(members), *shape),
+            for name, width in (("x", columns), ("y", columns), ("gram", rows)):
+                arena.register(f"muon/{rows}x{columns}/{name}", (len(members), rows, width),
                                group="muon")
         # clip's scale, momentum, decay, learning rate
         arena.register("muon/scalars", (4,), group="muon")
         self._is_batched = batched
-        self._groups = None
-        self.frozen = []
+        self._is_bound = False
 
     @classmethod
     def _join_shapes(cls, shapes):
@@ -170,35 +166,22 @@ class Muon:
                 joined[shape] = shapes[shape]
         return joined
 
-    def freeze(self, names):
-        """Freeze these weights and momenta; names are in the arena's order."""
-        self.frozen = names
-        self._groups = None
-
     def tensors(self):
         """Return {name: tensor}, which a checkpoint saves and loads in place."""
         return {"momentum": self.arena.flat("momentum")}
 
     def _bind(self):
-        self._groups = []
-        for (rows, columns), members in self._shapes.items():
-            work = [self.arena[f"muon/{rows}x{columns}/{name}"] for name in "xysp"]
-            matrices = []
-            for update, transposed, scale in members:
-                matrix = self.arena[update].flatten(1)
-                matrices.append((matrix.t() if transposed else matrix, scale))
-            self._groups.append((work, matrices))
-        groups = "gradients", "momentum", "updates", "weights"
-        flats = [self.arena.flat(group) for group in groups]
-        self._gradients, self._scalars = flats[0], self.arena["muon/scalars"]
-        batch = self._bind_batched() if self._is_batched else ()
+        arena = self.arena
+        self._gradients, self._scalars = arena.flat("gradients"), arena["muon/scalars"]
+        self._arrays = [as_array(arena.flat(group))
+                        for group in ("gradients", "momentum", "updates", "weights")]
+        self._places = self._results = self._scales = self._work = None
+        if self._is_batched:
+            self._places, self._results, self._scales = map(as_array, self._bind_batched())
+            self._work = as_array(arena.flat("muon"))
         if self._matrices:
-            self._lanes = self._bind_matrices(flats[2])
-        slices = self.arena.without("weights", self.frozen)
-        # (gradients, momentum, updates, weights, places, results, scales): None if not batched
-        self._parts = [[as_array(flat[part]) for flat in (*flats, *batch)] + [None] * (3 - len(batch))
-                       for part in slices]
-        self._work = as_array(self.arena.flat("muon")) if self._is_batched else None
+            self._lanes = self._bind_matrices(arena.flat("updates"))
+        self._is_bound = True
 
     def _bind_matrices(self, updates):
         """Return the arguments of `run` for _orthogonalise_lanes.
@@ -229,72 +212,63 @@ class Muon:
         places = torch.full((2, *updates.shape), -1, dtype=torch.int32)
         scales = torch.ones(updates.shape, dtype=torch.float32)
         order = torch.arange(len(work), dtype=torch.int32)
-        for members, (group, _) in zip(self._shapes.values(), self._groups, strict=True):
-            for way, matrices in enumerate(group[:2]):  # matrices go into x, results are in y
+        for (rows, columns), members in self._shapes.items():
+            for way, name in enumerate("xy"):  # matrices go into x, results are in y
+                matrices = self.arena[f"muon/{rows}x{columns}/{name}"]
                 offset = _find_offset(matrices, work)
                 slots = order.as_strided(matrices.shape, matrices.stride(), offset)
                 for slot, (name, transposed, scale) in zip(slots, members, strict=True):
                     update = self.arena[name]
-                    first, (rows, columns) = _find_offset(update, updates), update.flatten(1).shape
+                    first, (height, width) = _find_offset(update, updates), update.flatten(1).shape
                     numbers = slice(first, first + update.numel())
-                    slot = (slot.t() if transposed else slot)[:rows, :columns]
+                    slot = (slot.t() if transposed else slot)[:height, :width]
                     places[way, numbers] = slot.reshape(-1)
                     scales[numbers] = scale
         return *places.to(work.device), scales.to(work.device)
 
-    def step(self, learning_rate, found_inf=None):
+    def step(self, learning_rate, found_inf):
         """Update all weights; return the gradient norm before clipping.
 
-        learning_rate: a number or a float32 tensor (). found_inf: a float32 tensor (), set to 1 if
-        the norm is not finite; while it is not 0, nothing changes. On a GPU nothing waits, and the
-        norm is a tensor.
+        learning_rate, found_inf: float32 tensors (). found_inf is set to 1 if the norm is not
+        finite; while it is not 0, nothing changes. On a GPU nothing waits, and the norm is a
+        tensor.
         """
-        if self._groups is None:
+        if not self._is_bound:
             self._bind()
-        for name in self.frozen:
-            self.arena[f"gradients/{name}"].zero_()  # an engine may have written to it
+        gradients, momentum, updates, weights = self._arrays
         scalars = as_array(self._scalars)
         if on_gpu(self._gradients):
             norm = self._clip(learning_rate, found_inf)
         else:
             norm = kernels.gradient_norm(self._gradients)
-            if found_inf is not None:
-                found_inf.fill_(bool(found_inf) or not math.isfinite(norm))
-            if not math.isfinite(norm) or found_inf:
+            found_inf.fill_(bool(found_inf) or not math.isfinite(norm))
+            if found_inf:
                 return norm
-            learning_rate = float(learning_rate)
-            decay = 1.0 - learning_rate * self.weight_decay
+            rate = float(learning_rate)
             scale = min(1.0, self.max_grad_norm / (norm + 1e-6))
-            scalars[:] = scale, self.momentum, decay, learning_rate
-        for gradients, momentum, updates, _, places, *_ in self._parts:
-            run(kernels._nesterov_lanes, len(updates), 1, gradients, momentum, updates, scalars,
-                places, self._work)
+            scalars[:] = scale, self.momentum, 1.0 - rate * self.weight_decay, rate
+        run(kernels._nesterov_lanes, len(updates), 1, gradients, momentum, updates, scalars,
+            self._places, self._work)
         if self._matrices:
             run(_orthogonalise_lanes, *self._lanes)
-        for work, matrices in self._groups:
-            if self._is_batched:
-                self._orthogonalise_batched(*work)
-                continue
-            for normalised, (matrix, _) in zip(work[0], matrices, strict=True):
-                torch.div(matrix, torch.linalg.vector_norm(matrix) + 1e-7, out=normalised)
-            self._orthogonalise(*work)
-            for orthogonal, (matrix, scale) in zip(work[1], matrices, strict=True):
-                torch.mul(orthogonal, scale, out=matrix)
-        for _, _, updates, weights, _, results, scales in self._parts:
-            run(kernels._apply_lanes, len(weights), 1, weights, updates, scalars, results, scales,
-                self._work)
+        for name, is_tall, scale in self._large:
+            matrix = self.arena[name].flatten(1)
+            matrix = matrix.t() if is_tall else matrix
+            torch.mul(orthogonalise(matrix.unsqueeze(0))[0], scale, out=matrix)
+        for rows, columns in self._shapes:
+            self._orthogonalise_batched(*(self.arena[f"muon/{rows}x{columns}/{name}"]
+                                          for name in ("x", "y", "gram")))
+        run(kernels._apply_lanes, len(weights), 1, weights, updates, scalars, self._results,
+            self._scales, self._work)
         return norm
 
     def _clip(self, learning_rate, found_inf):
         """Write the scalars, with the factor that clips, on a GPU; return the norm."""
         gradients, scalars = self._gradients, self._scalars
         norm = torch.empty((), dtype=torch.float64, device=gradients.device)
-        if found_inf is None:
-            found_inf = torch.zeros_like(scalars[kernels.SCALE])
-        is_tensor = isinstance(learning_rate, torch.Tensor)
         flat, rate, *written = check_arrays(
             "Muon", gradients=(gradients, tuple(gradients.shape), f32),
-            learning_rate=(learning_rate.view(1) if is_tensor else learning_rate, (1,), f32),
+            learning_rate=(learning_rate.view(1), (1,), f32),
             found_inf=(found_inf.view(1), (1,), f32), norm=(norm.view(1), (1,), f64),
             scalars=(scalars, (4,), f32))
         kernels._launch_sum(
@@ -302,40 +276,34 @@ class Muon:
             float(self.max_grad_norm), self.momentum, self.weight_decay, rate)
         return norm
 
-    def _orthogonalise_batched(self, x, y, gram, polynomial):
-        """Write the matrices in x, orthogonalised, to y.
-
-        x and gram are overwritten, and of large matrices polynomial.
-        """
+    def _orthogonalise_batched(self, x, y, gram):
+        """Write the matrices in x, orthogonalised, to y; small ones overwrite x and gram."""
         count, rows, columns = x.shape
         if not on_gpu(x) or rows * rows * columns > self.SMALL:
-            torch.div(x, torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1e-7, out=x)
-            self._orthogonalise(x, y, gram, polynomial)
+            y.copy_(orthogonalise(x))
             return
         tiles = count * -(-rows // kernels.STRIP) * -(-columns // kernels.ACROSS)
         properties = torch.cuda.get_device_properties(x.device)
         blocks = min(tiles, properties.multi_processor_count)
-        arrays = [as_array(tensor) for tensor in (x, y, gram)]
         coefficients = constant(("Newton-Schulz",), x,
                                 lambda: torch.tensor(NEWTON_SCHULZ, dtype=torch.float32))
         arrived = constant(("barrier", torch.cuda.current_stream().cuda_stream), x,
                            lambda: torch.zeros(2, dtype=torch.int32))
         # cooperative, because blocks wait for each other
         kernels.CUDA.launch("newton_schulz", blocks, kernels.CREW, count, rows, columns,
-                            len(NEWTON_SCHULZ), as_array(coefficients), *arrays, as_array(arrived),
+                            len(NEWTON_SCHULZ), *map(as_array, (coefficients, x, y, gram, arrived)),
                             cooperative=True)
 
-    @staticmethod
-    def _orthogonalise(x, y, gram, polynomial):
-        """Write the matrices in x, each divided by its norm, orthogonalised to y.
 
-        All four tensors are overwritten.
-        """
-        for a, b, c in NEWTON_SCHULZ:  # an odd number of steps: the last one writes y
-            torch.bmm(x, x.mT, out=gram)
-            torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=polynomial)
-            torch.baddbmm(x, polynomial, x, beta=a, out=y)
-            x, y = y, x
+def orthogonalise(x):
+    """Return matrices (n, rows, columns), rows <= columns, orthogonalised by torch."""
+    norms = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
+    x = (x / (norms + 1e-7)).contiguous()
+    for a, b, c in NEWTON_SCHULZ:
+        gram = torch.bmm(x, x.mT)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x
 
 
 def check_optimizer(cls, weight_decay):
@@ -366,7 +334,6 @@ class TorchOptimizer:
         self.is_custom = has_custom_optimizer(config)
         self.parameters = {f"policy.{name}": parameter
                            for name, parameter in policy.named_parameters()}
-        self.frozen = []
         if self.is_custom:
             make = load_attribute("train.optimizer", config["optimizer"])
             # 0 is passed only to a class that names weight_decay, else the class's default remains
@@ -375,16 +342,11 @@ class TorchOptimizer:
                      if has_decay or config["weight_decay"] else {})
             self.optimizer = make(policy.parameters(), lr=config["learning_rate"], **decay)
             return
-        is_cuda = config["device"] == "cuda"
         self.optimizer = torch.optim.AdamW(
             policy.parameters(), lr=arena["rate"].fill_(config["learning_rate"]), eps=config["eps"],
-            capturable=is_cuda, betas=(config["momentum"], config["beta2"]),
+            capturable=config["device"] == "cuda", betas=(config["momentum"], config["beta2"]),
             weight_decay=config["weight_decay"], fused=True)
         self.optimizer.found_inf = arena["found_inf"]
-
-    def freeze(self, names):
-        """Freeze the parameters of these names in the arena, and their state."""
-        self.frozen = names
 
     def step(self, rate, found_inf):
         """Update all weights; return the gradient norm before clipping, a tensor.
@@ -392,9 +354,6 @@ class TorchOptimizer:
         rate: the learning rate, a tensor. found_inf is set to 1 if the norm is not finite; while it
         is not 0, nothing changes.
         """
-        for name in self.frozen:
-            self.arena[f"gradients/{name}"].zero_()  # an engine may have written to it
-            self.parameters[name].grad = None  # torch skips parameters without a gradient
         gradients = self.arena.flat("gradients")
         norm = torch.as_tensor(kernels.gradient_norm(gradients))
         found_inf.copy_((found_inf != 0) | ~norm.isfinite())
@@ -411,8 +370,6 @@ class TorchOptimizer:
                     weight.copy_(parameter.data)
                     parameter.data = weight
                 parameter.grad = self.arena[f"gradients/{name}"]
-        for name in self.frozen:
-            self.parameters[name].grad = self.arena[f"gradients/{name}"]
         return norm
 
     def tensors(self):

@@ -71,7 +71,7 @@ import models
 import ocean
 import optim
 import runs
-from arena import Arena, clock, compile_timer
+from arena import Arena, all_columns, clock, compile_timer
 from auto import decide, drawn_steps, facts_of, plural
 from configuration import (
     Base,
@@ -185,7 +185,7 @@ class PuffeRL:
         c = self.config
         minibatches = math.ceil(c["replay_ratio"] * self.batch_size / c["minibatch_size"]) + 1
         self.buffers = engine.Buffers(self.policy, self.vecenv, c, self.segments, first_agent)
-        self.engine = engine(self.policy, self.vecenv, c, self.buffers)
+        self.engine = engine(self.buffers)
         arena = self.arena = Arena()
         arena.adopt(self.policy)
         self.buffers.register(arena, self.engine.num_learners, minibatches)
@@ -196,8 +196,9 @@ class PuffeRL:
                                         batched=c["device"] == "cuda")
         arena.allocate(self.buffers.torch_device)
         self.buffers.bind()
-        self.engine.bind(arena)
+        self.engine.bind()
         self.ranks.device = arena.memory.device
+        self._frozen = []  # names in the arena
         self._addresses = {name: parameter.data_ptr()
                            for name, parameter in self.policy.named_parameters()}
         if self.optimizer is None:
@@ -240,8 +241,8 @@ class PuffeRL:
                                    "trained. Change the network first, then make a PuffeRL.")
             if not parameter.requires_grad:
                 frozen.append(f"policy.{name}")
-        if frozen != self.optimizer.frozen:
-            self.optimizer.freeze(frozen)
+        if frozen != self._frozen:
+            self._frozen = frozen
             self.engine.refresh()
         if self.engine.name not in verify.NETWORKS:
             return
@@ -254,9 +255,8 @@ class PuffeRL:
                                     self.buffers.torch_device)
         if reason is not None:
             self.engine.release()
-            engine = generic_engine(self.config)
-            self.engine = engine(self.policy, self.vecenv, self.config, self.buffers)
-            self.engine.bind(self.arena)
+            self.engine = generic_engine(self.config)(self.buffers)
+            self.engine.bind()
             self._use_engine(reason)
 
     # -- an epoch ----------------------------------------------------------------------------------
@@ -272,12 +272,11 @@ class PuffeRL:
                                "load_checkpoint(trainer.run_folder) continues this run.")
         self.record()
         self._check_engine()
-        buffers, statistics = self.buffers, self.statistics
+        statistics = self.statistics
         self._has_rollout, start = False, clock()
         seconds = self.engine.rollout(self._rollouts)
         statistics.seconds["environment"] += seconds
         statistics.seconds["policy"] += clock() - start - seconds
-        statistics.returns = buffers.return_range(*statistics.returns)
         statistics.add_episodes(self.ranks.gather(self.vecenv.log()), self.policy)
         self._rollouts += 1  # counts the random numbers of actions, so an exact resume needs it
         self._has_rollout = True
@@ -410,9 +409,7 @@ class PuffeRL:
                 c_clip=c["vtrace_c_clip"], reward_clip=reward_clip, index=index,
                 offset=buffers.value_offset)
         else:  # train.advantage
-            agents = index
-            if index is None:
-                agents = torch.arange(self.num_agents, device=buffers.advantages.device)
+            agents = all_columns(self.num_agents, buffers.values) if index is None else index
             ends = {name: s[name].index_select(1, agents)
                     for name in ("terminals", "truncations", "valid")}
             rewards, *others = (tensor.index_select(1, agents) for tensor in (
@@ -439,10 +436,19 @@ class PuffeRL:
         self.engine.backward()
 
     def _step_optimizer(self):
-        """Step the optimizer; after a gradient that is not finite, steps change nothing."""
-        buffers = self.buffers
+        """Step the optimizer; after a gradient that is not finite, steps change nothing.
+
+        Frozen weights get their values back: a momentum or a decay would move them.
+        """
+        arena, buffers = self.arena, self.buffers
+        frozen = [arena[f"weights/{name}"] for name in self._frozen]
+        copies = [weight.clone() for weight in frozen]
+        for name in self._frozen:
+            arena[f"gradients/{name}"].zero_()  # an engine may have written to it
         norm = torch.as_tensor(self.optimizer.step(buffers.rate, buffers.found_inf),
                                dtype=torch.float64)
+        for weight, copy in zip(frozen, copies, strict=True):
+            weight.copy_(copy)
         buffers.norms.index_copy_(0, buffers.counter[1:], norm.view(1))
 
     def _write_back(self):
@@ -812,12 +818,12 @@ def choose_engine(policy, vecenv, config):
         (config["compile"], "train.compile compiles the network with torch"),
         (config["loss"], "train.loss needs its derivative"),
         (np.dtype(vecenv.observation_dtype) == np.float16, "observations are float16"),
-        (importlib.util.find_spec(f"fast.{fast}") is None, f"there is no fast/{fast}.py"))
+        (importlib.util.find_spec(f"fast.{fast}") is None, f"there is no fast/{fast}.py"),
+        (verify.digest() not in (verify.DIGEST, None),
+         "models.py or engines.py was edited, and fast/ reimplements it (fast/verify.py says how to "
+         "keep the fast engine)"))
     reason = (verify.find_edit(policy, fast)
               or next((text for is_true, text in conditions if is_true), None))
-    if reason is None and verify.digest() not in (verify.DIGEST, None):
-        reason = ("models.py or engines.py was edited, and fast/ reimplements it "
-                  "(fast/verify.py says how to keep the fast engine)")
     if reason is None:
         try:
             engine = getattr(importlib.import_module(f"fast.{fast}"), module)
@@ -859,7 +865,6 @@ class Statistics:
         self.loss_sums = np.zeros(kernels.SUMS + 1)
         self.grad_norms = []
         self.bonuses = []
-        self.returns = math.inf, -math.inf  # the smallest and the largest of an episode
         self._totals = {}
 
     def add_episodes(self, logs, policy):
@@ -893,17 +898,12 @@ class Statistics:
 
         seconds: since the last entry. All ranks call this.
         """
-        stages, (low, high) = dict(self.seconds), self.returns
+        stages = dict(self.seconds)
         if ranks.count > 1:
             stages["ranks"] = ranks.take_seconds()
-            lows, highs = zip(*ranks.gather((low, high)), strict=True)
-            low, high = min(lows), max(highs)
-        ends = {"episode_return_min": low, "episode_return_max": high} if low <= high else {}
-        if self._totals:
-            self.environment |= ends
         stages["other"] = max(0.0, seconds - sum(stages.values()))
         self.stages = stages
-        episodes = self.environment if self._totals else ends  # episodes may end without a log
+        episodes = self.environment if self._totals else {}
         losses = losses if self.grad_norms else {}
         bonus = {"losses/bonus": float(np.mean(self.bonuses))} if self.bonuses else {}
         return {**{f"environment/{name}": value for name, value in episodes.items()},

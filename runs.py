@@ -364,8 +364,7 @@ class Snapshot:
         if scale is not None:
             values = scale.returns, scale.moments, scale.targets
             tensors |= zip(REWARD_SCALE, values, strict=True)
-        return {**tensors, "running_returns": buffers.running_returns,
-                "torch_random": torch.get_rng_state()}
+        return {**tensors, "torch_random": torch.get_rng_state()}
 
     def _owner(self, name):
         """Return the object with the attribute `name` of NUMBERS."""
@@ -499,7 +498,6 @@ class Snapshot:
             self._say(f"all environments begin new episodes ({problem}); weights and optimizer are "
                       "restored, but the run does not continue bit for bit.")
             trainer.vecenv.restart(trainer.vecenv.seed + epoch)
-            trainer.buffers.running_returns.zero_()
             for state in trainer.buffers.state.values():
                 state.zero_()
             return fitting & {*REWARD_SCALE[1:], *optimizer}

@@ -145,13 +145,14 @@ def advantage_cases():
         assert torch.equal(drawn, reference.draw_segments(p, B, seed=7, epoch=5, minibatch=2)), "other segments"
         close("weights", weights, reference.importance_weights(p, 0.8)[drawn], 1e-5)
 
-    moments = []
+    moments, offset = [], here(torch.zeros(1))
     chosen = source[:, index].double()[data["valid"][:-1, index] != 0]
     yield "advantage, all", Case(
-        lambda: kernels.advantage(**data, advantages=advantages, **GAE),
+        lambda: kernels.advantage(**data, advantages=advantages, offset=offset, **GAE),
         lambda: close("advantages", advantages, expected, 1e-5), T * N, moved)
     yield "advantage, drawn", Case(
-        lambda: kernels.advantage(**data, advantages=part, **GAE, index=index),
+        lambda: kernels.advantage(**data, advantages=part, offset=offset, **GAE,
+                                  index=index),
         lambda: close("advantages", part[:, unique], expected[:, unique], 1e-5),
         T * len(unique), moved * len(unique) // N)
     yield "priorities", Case(
@@ -370,9 +371,9 @@ def muon_cases():
     count = sum(p.numel() for p in module.parameters())
     yield "gradient_norm", Case(
         lambda: norms.append(kernels.gradient_norm(flat)), check_norm, count, 4 * count, restore)
-    # a graph copies no number of Python
-    rate = 0.015 if flat.device.type == "cpu" else here(torch.tensor(0.015))
-    yield "Muon.step", Case(lambda: optimizer.step(rate), check, count, 7 * 4 * count, restore)
+    rate, found_inf = here(torch.tensor(0.015)), here(torch.tensor(0.0))
+    yield "Muon.step", Case(lambda: optimizer.step(rate, found_inf), check, count, 7 * 4 * count,
+                            restore)
 
 
 def cases():

@@ -12,7 +12,7 @@ the engine. An epoch, call by call:
     PuffeRL.evaluate > Compiled.rollout > Workers.run > _run_in_one_call, in each thread
         > _rollout_cpu > _act_cpu, c_calls.step_environments, for each step
         (environments in Python: Workers.run > StepByStep.run > _act_cpu, vecenv.advance)
-    PuffeRL.train > _minibatch_step > _compute_gradients > Compiled.backward > CpuEngine.backward
+    PuffeRL.train > _minibatch_step > _compute_gradients > Compiled.backward > Engine.backward
         > _backward_share, in each thread > _learn_cpu
         > _forward_cpu, kernels._ppo_loss_*, _backward_cpu, for some segments
 
@@ -620,7 +620,7 @@ class Sample:
 MIN_FLOPS_FOR_LEARNER = 5e7
 
 
-class Compiled(engines.CpuEngine):
+class Compiled(engines.Engine):
     """Run the default networks on a CPU.
 
     Each worker takes its environments' rollout in one call, and in learning its share of the
@@ -630,15 +630,15 @@ class Compiled(engines.CpuEngine):
     name = "compiled"
     Sample = Sample
 
-    def __init__(self, policy, vecenv, config, buffers):
-        super().__init__(policy, vecenv, config, buffers)
-        self.num_learners = engines.count_learners(policy, vecenv, buffers, MIN_FLOPS_FOR_LEARNER)
-        self.workers = engines.Workers(vecenv, self.num_learners)
+    def __init__(self, buffers):
+        super().__init__(buffers)
+        self.num_learners = engines.count_learners(buffers, MIN_FLOPS_FOR_LEARNER)
+        self.workers = engines.Workers(self.vecenv, self.num_learners)
         self.steps = engines.StepByStep(
-            vecenv, buffers, None, functools.partial(self._step, _act_cpu),
+            buffers, None, functools.partial(self._step, _act_cpu),
             functools.partial(self._step, _bootstrap_cpu))
 
-    def bind(self, arena):
+    def bind(self):
         """Make the views of the allocated arena, and what the calls write.
 
         Views take longer to make than a small step, so calls get those made here.
@@ -656,7 +656,7 @@ class Compiled(engines.CpuEngine):
         at_once = max(1, STEPS_AT_ONCE // buffers.span)
         self.learners = [
             Learner(self.weights, buffers.span, at_once, lambda name, group=group: as_array(
-                arena[f"{group}/policy.{name}"])) for group in buffers.gradient_groups]
+                buffers.arena[f"{group}/policy.{name}"])) for group in buffers.gradient_groups]
         self.learner_arguments = list(map(self._make_learner_arguments, range(self.num_learners)))
 
     def rollout(self, number):

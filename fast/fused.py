@@ -45,7 +45,6 @@ from arena import (
     i64,
     on_gpu,
     optional_squash,
-    run,
     stream_between,
     threads,
     u8,
@@ -221,27 +220,19 @@ def find_gpu(workers):
 # Any network
 
 
-@driver
-def _return_range(begin, end, rewards, valid, resets, running, low, high):
-    for n in range(begin, end):
-        low[n], high[n] = kernels.return_range(
-            rewards[:, n : n + 1], valid[:, n : n + 1], resets[:, n : n + 1], running[n : n + 1],
-            low[n], high[n])
-
-
 class GpuBuffers(engines.Buffers):
     """Hold the buffers of a run on a GPU.
 
     Environments on the host write pinned arrays (`host`), which are copied to the GPU (`storage`).
-    Environments on the GPU (vector.Tensors) write `storage`, and the host gets copies for its
-    statistics. If graphs step them too (`batched`: vector.GpuEnvs), the host gets sums only.
+    Environments on the GPU (vector.Tensors) write `storage`, and the host gets copies of the ends
+    of episodes. If graphs step them too (`batched`: vector.GpuEnvs), it gets sums only.
     """
 
     def __init__(self, policy, vecenv, config, segments, first_agent):
         super().__init__(policy, vecenv, config, segments, first_agent)
         self.gpu = find_gpu(vecenv.num_workers)
         self.torch_device = self.gpu.torch_device
-        self.heads = self.heads.to(self.torch_device) if self.has_heads else None
+        self.heads = None if self.heads is None else self.heads.to(self.torch_device)
         self.envs_on_gpu = vecenv.device == self.torch_device
         self.batched = self.envs_on_gpu and vecenv.in_graphs
         policy.to(self.torch_device)
@@ -253,7 +244,6 @@ class GpuBuffers(engines.Buffers):
                 arena.register(f"storage/{name}", tensor.shape, tensor.dtype)
         arena.register("cut", (self.num_agents,), torch.uint8)
         arena.register("cut_values", (self.num_agents,))
-        arena.register("returns", (2,))
         arena.register("cut_step", (self.vecenv.num_buffers,), torch.int64)
 
     def bind(self):
@@ -262,7 +252,7 @@ class GpuBuffers(engines.Buffers):
         super().bind()
         cut = aligned_zeros((self.num_agents,), np.uint8)
         cut_step = aligned_zeros((self.vecenv.num_buffers,), np.int64)
-        names = READ_BY_HOST if self.envs_on_gpu else self.host
+        names = ENDS if self.envs_on_gpu else self.host  # what the host reads or writes
         names = () if self.batched else names
         arrays = [self.host[name].numpy() for name in names if self.host[name] is not None]
         for array in (*arrays, cut, cut_step):
@@ -294,36 +284,9 @@ class GpuBuffers(engines.Buffers):
         super().begin_rollout(number)
         self.gpu.wait()  # environments overwrite what is copied from the host
 
-    def copy_rewards(self):
-        """Copy a rollout's rewards and ends to the GPU, or from there."""
-        if self.envs_on_gpu:
-            for name in READ_BY_HOST[2:]:  # each step copies terminals and truncations
-                self.host[name].copy_(self.storage[name], non_blocking=True)
-            self.gpu.wait()
-            return
-        for name in ("rewards", "terminals", "truncations"):
-            self.storage[name].copy_(self.host[name], non_blocking=True)
-
     def on_host(self, name, index=...):
         tensor = self.storage[name] if self.envs_on_gpu else self.host[name]
         return tensor[index].cpu()
-
-    def return_range(self, low, high):
-        if not self.batched:
-            return super().return_range(low, high)
-        with self.gpu.main():
-            self.gpu.replay_or_call(self.write_return_range, self.write_return_range)
-            lowest, highest = self.arena["returns"].tolist()
-        return min(low, lowest), max(high, highest)
-
-    def write_return_range(self):
-        """Write the smallest and the largest return of the last rollout to the arena."""
-        running = self.running_returns
-        lows = torch.full_like(running, math.inf)
-        highs = torch.full_like(running, -math.inf)
-        arrays = [self.storage[name] for name in ("rewards", "valid", "resets")]
-        run(_return_range, len(running), 1, *map(as_array, (*arrays, running, lows, highs)))
-        self.arena["returns"].copy_(torch.stack((lows.min(), highs.max())))
 
     def usage(self):
         return self.gpu.usage()
@@ -332,7 +295,7 @@ class GpuBuffers(engines.Buffers):
         self.gpu.release()
 
 
-class GpuEngine:
+class GpuEngine(engines.Engine):
     """Roll out on a GPU, with a stream for each worker; capture CUDA graphs.
 
     Rollouts and learning are captured. A subclass has `act`, a step of the network as in
@@ -340,20 +303,14 @@ class GpuEngine:
     """
 
     num_learners = 1
-    blocking_classes = ()
     Buffers = GpuBuffers
 
-    def __init__(self, policy, vecenv, config, buffers):
-        self.policy = policy
-        self.vecenv = vecenv
-        self.config = config
-        self.buffers = buffers
+    def __init__(self, buffers):
+        super().__init__(buffers)
         self.gpu = buffers.gpu
-        self.precision = getattr(torch, config["precision"])
         self.at_once = buffers.steps_at_once()  # a GPU is faster with all of a minibatch
-        self.workers = engines.Workers(vecenv)
-        self.steps = engines.StepByStep(vecenv, buffers, self.act, self._replay_step,
-                                        self._bootstrap)
+        self.workers = engines.Workers(self.vecenv)
+        self.steps = engines.StepByStep(buffers, self.act, self._replay_step, self._bootstrap)
         self.worker_of = {}  # buffer -> the worker that serves it
         self.functions = []  # of an epoch's learning, in their order
         self._called = set()  # of them, in this epoch
@@ -371,8 +328,9 @@ class GpuEngine:
             buffers.begin_rollout(number)
             with engines.torch_threads(vecenv.threads_per_worker):
                 seconds = max(self.workers.run(self.run_worker, range(vecenv.num_workers)))
-            if not buffers.batched:
-                buffers.copy_rewards()
+            if not buffers.envs_on_gpu:
+                for name in ("rewards", "terminals", "truncations"):
+                    buffers.storage[name].copy_(buffers.host[name], non_blocking=True)
         return seconds
 
     @torch.no_grad()
@@ -504,14 +462,10 @@ class GpuEngine:
             return
         self.is_captured = True
         functions = [function for function in self.functions if function in self._ever_called]
-        statistics = []
-        if self.buffers.batched and self._ever_called:
-            statistics = [self.buffers.write_return_range]
         try:
             with torch.no_grad():
                 self._capture_rollout()
-            self.gpu.capture(None, [(function, function, ())
-                                    for function in (*statistics, *functions)])
+            self.gpu.capture(None, [(function, function, ()) for function in functions])
             self._check_capture(functions)
         except Exception as error:  # numba's CudaAPIError is not a RuntimeError
             self._drop_graphs()
@@ -541,7 +495,7 @@ class GpuEngine:
 
     def release(self):
         """Stop the threads, and drop the graphs."""
-        self.workers.release()
+        super().release()
         self._drop_graphs()
 
 
@@ -551,28 +505,20 @@ class Graphs(GpuEngine):
     name = "graphs"
     whole_minibatches = False  # each part is a graph, so that gradients can be compared
 
-    def __init__(self, policy, vecenv, config, buffers):
-        super().__init__(policy, vecenv, config, buffers)
-        self.network = engines.TorchPolicy(policy, vecenv, config, buffers, self.precision)
+    def __init__(self, buffers):
+        super().__init__(buffers)
+        self.network = engines.TorchPolicy(buffers, self.precision)
 
     def act(self, *arguments):
         """Run one step of the network."""
         return self.network.act(*arguments)
-
-    def register(self, arena):
-        """Register nothing: torch allocates what the network needs."""
-
-    def bind(self, arena):
-        """Make the views of the allocated arena."""
-        self.arena = arena
-        self.gradients = self.buffers.gradients[0]
 
     def backward(self):
         """Compute the gradients and the loss of the segments `buffers.index`.
 
         New values, new ratios and the sums of the loss are in `buffers`.
         """
-        self.gradients.zero_()
+        self.buffers.gradients[0].zero_()
         step, index = self.at_once // self.buffers.span, self.buffers.index
         for start in range(0, len(index), step):
             self.network.add_gradients(index[start : start + step], start, self.buffers.sums[0])
@@ -583,7 +529,7 @@ class Graphs(GpuEngine):
         """Compare the gradients of graphs with those without. Raises RuntimeError."""
         if not functions:
             return
-        memory = self.arena.memory.clone()
+        memory = self.buffers.arena.memory.clone()
         called = []
         self._has_learned = False
         while not self._has_learned:
@@ -600,8 +546,8 @@ class Graphs(GpuEngine):
 
     def _take_gradients(self, memory):
         """Return a copy of the gradients, and restore the arena's memory."""
-        gradients = self.gradients.clone()
-        self.arena.memory.copy_(memory)
+        gradients = self.buffers.gradients[0].clone()
+        self.buffers.arena.memory.copy_(memory)
         return gradients
 
 
@@ -616,8 +562,6 @@ TILES = 8, 16, 32  # agents that a block takes at once
 # A graph of 64 steps takes half a millisecond to launch, in which the GPU waits.
 STEPS_A_GRAPH = 8
 ENDS = "truncations", "terminals"
-# What the host reads of environments on the GPU: of each step the first two, at the end the rest.
-READ_BY_HOST = "terminals", "truncations", "rewards", "resets", "valid"
 
 
 class PolicyStep:
@@ -1003,10 +947,9 @@ class Fused(GpuEngine):
 
     name = "fused"
     Sample = Sample
-    whole_minibatches = True
 
-    def __init__(self, policy, vecenv, config, buffers):
-        super().__init__(policy, vecenv, config, buffers)
+    def __init__(self, buffers):
+        super().__init__(buffers)
         self.handles = {}  # buffer -> Gpu.graph_handles of its rollout
 
     def register(self, arena):
@@ -1019,7 +962,7 @@ class Fused(GpuEngine):
         self.layers = Layers(self.policy, arena, "learner", steps=buffers.horizon,
                              rows=min(rows, buffers.segments), precision=self.precision)
 
-    def bind(self, arena):
+    def bind(self):
         """Make the views of the allocated arena."""
         buffers, log_std = self.buffers, self.policy.decoder.log_std
         self.inspected = engines.inspect_modules(self.policy)

@@ -200,7 +200,7 @@ def advantage(T=3, N=5, index=None, offset=None, seed=0, live=0.85, **settings):
         assert advantages[:, ~chosen].isnan().all()
 
     return Call("advantage", ["advantages"], compare, **data, **settings, index=index,
-                advantages=poison(T, N), offset=None if offset is None else torch.tensor([offset]))
+                advantages=poison(T, N), offset=torch.tensor([offset or 0.0]))
 
 
 def priorities(T=3, N=5, alpha=0.5, index=None):

@@ -163,7 +163,7 @@ autograd_trainer = functools.partial(small_trainer, policy=NETWORKS["feed-forwar
 @pytest.mark.parametrize(("make", "place", "name"), [
     (small_trainer, compiled, "_learn_cpu"),
     (functools.partial(small_trainer, backend="serial"), compiled, "_learn_cpu"),
-    (autograd_trainer, engines.TorchPolicy, "add_gradients"), (autograd_trainer, engines.Buffers, "sample_actions")])
+    (autograd_trainer, engines.TorchPolicy, "add_gradients"), (autograd_trainer, engines.Buffers, "sample_arguments")])
 def test_threads_run_side_by_side(make, place, name, monkeypatch):
     """Also if one worker steps all environments."""
     trainer, function, both = make(), getattr(place, name), threading.Barrier(2, timeout=60)

@@ -115,7 +115,7 @@ def launches():
             driver.__name__, (driver, arguments)))
         for make in kernel_cases.SMALL.values():
             make().run()
-        test_optim.made([(3, 2), (2,)], batched=True)[2].step(0.1)
+        test_optim.made([(3, 2), (2,)], batched=True)[2].step(torch.tensor(0.1), torch.zeros(()))
     return seen
 
 

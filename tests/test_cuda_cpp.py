@@ -202,11 +202,11 @@ def test_newton_schulz_takes_fewer_blocks_if_the_gpu_cannot_hold_all(monkeypatch
     expected = torch.stack([reference.newton_schulz(matrix.double()) for matrix in matrices])
     memory.adopt(torch.nn.Linear(2, 2))
     x, y = matrices.cuda(), torch.zeros(matrices.shape, device="cuda")
-    squares = torch.full((2, 40, 128, 128), torch.nan, device="cuda")
+    gram = torch.full((40, 128, 128), torch.nan, device="cuda")
     optimizer = optim.Muon(memory, batched=True)
 
     def call():
-        optimizer._orthogonalise_batched(x, y, *squares)
+        optimizer._orthogonalise_batched(x, y, gram)
 
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     torch.cuda.synchronize()
@@ -433,7 +433,7 @@ def results(cupy, monkeypatch, backwards):
     optimizer = optim.Muon(memory, batched=True)
     memory.allocate()
     memory.flat("gradients").normal_()
-    left |= {"norm": optimizer.step(0.1), "weights": memory.flat("weights")}
+    left |= {"norm": optimizer.step(torch.tensor(0.1), torch.zeros(())), "weights": memory.flat("weights")}
     outputs, written, states = Actor(40, 5, 9, 2, "squashed").step()
     left |= {**written, "outputs": outputs, "states": states}
     return {key: tensor.clone() for key, tensor in left.items()}, set(cupy.launches)

@@ -92,7 +92,7 @@ class Recorder:
     def capture(self, worker, calls):
         owners = [function.__self__ for _, function, _ in calls]
         buffers = getattr(owners[0], "buffers", owners[0])
-        memory = [buffers.arena.memory, buffers.running_returns,
+        memory = [buffers.arena.memory,
                   *(tensor for tensor in buffers.host.values() if tensor is not None)]
         optimizer = getattr(getattr(owners[-1], "optimizer", None), "optimizer", None)
         if optimizer is not None:
@@ -657,7 +657,7 @@ def test_what_the_host_does_not_read_is_neither_pinned_nor_copied(device):
     pinned = {array.ctypes.data for array in trainer.buffers.gpu.pinned}
     used = {name for name, tensor in trainer.buffers.host.items()
             if tensor is not None and tensor.data_ptr() in pinned}
-    assert used == {"rewards", "resets", "valid", "terminals", "truncations"}
+    assert used == {"terminals", "truncations"}
     on_host = trainer.buffers.on_host
 
     def copy(name, *part):

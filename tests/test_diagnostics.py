@@ -99,8 +99,6 @@ FAILURES = {
     "value_knows_nothing": {"metrics": {"losses__explained_variance": lambda n: -0.5,
                                         "losses__value_loss": lambda n: 1.0}},
     "rewards_zero": {"world": {"reward": 0.0}},
-    "returns_without_rewards": {"metrics": {"environment__episode_return_min": lambda n: 0.0,
-                                            "environment__episode_return_max": lambda n: 0.0}},
     "return_fell": {"metrics": {"environment__episode_return": lambda n: 1.5 if n < 11 else 0.1,
                                 "environment__score": lambda n: 1.5 if n < 11 else 0.1}},
     "every_step_ends": {"metrics": {"vital__terminated": lambda n: 0.0,
@@ -228,7 +226,7 @@ def test_random_play_is_that_of_a_run_from_its_begin():
 @pytest.mark.parametrize(("gamma", "steps", "ends", "expected"), [
     (0.99, 4_000, None, False), (0.99, 6_000, None, True), (0.5, 4_000, None, False), (0.995, 6_000, None, False),
     (0.995, 11_000, None, True), (1.0, 30_000, None, True), (0.99, 6_000, "environment/n", False),
-    (0.99, 6_000, "vital/terminated", False), (0.99, 6_000, "environment/episode_return_max", False)])
+    (0.99, 6_000, "vital/terminated", False)])
 def test_episodes_that_never_end(gamma, steps, ends, expected):
     """Two entries are enough; an end without a log is one."""
     found = diagnostics.Warnings({"gamma": gamma}, AGENTS)

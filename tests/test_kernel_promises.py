@@ -9,6 +9,7 @@ import kernel_cases as cases
 import llvmlite.binding
 import numba
 import pytest
+import torch
 from numba.core.runtime import _nrt_python, rtsys
 from test_optim import made
 
@@ -62,7 +63,7 @@ def compiled_again(name, call):
     """The driver for the types of its last call, without the cache, which keeps no assembly."""
     driver = getattr(kernels, name)
     if call == "muon":
-        made([(3, 4)])[2].step(0.1)
+        made([(3, 4)])[2].step(torch.tensor(0.1), torch.zeros(()))
     else:
         cases.SMALL[call]().run()
     options = {name: value for name, value in driver.targetoptions.items()

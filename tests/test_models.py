@@ -273,7 +273,6 @@ def test_what_is_larger_than_a_grid_is_a_picture(side, is_picture):
 
 
 @pytest.mark.parametrize(("make", "word"), [
-    (lambda: models.MinGRUPolicy(environment(spaces.MultiBinary(3))), "MultiBinary"),
     (lambda: models.Separate(declares(spaces.Dict({"a": DISCRETE}))), "Separate"),
     (lambda: models.Board(environment()), "Board"), (lambda: models.Impala(environment()), "Impala"),
     (lambda: models.Board(declares(spaces.Box(0, 1, (3, 6, 7), np.uint8), BOX)), "Board"),

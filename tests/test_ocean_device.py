@@ -19,12 +19,10 @@ from test_devices import Recorder, all_equal, install, launches, on_a_cpu, relea
 import configuration
 import data_parallel
 import environments
-import kernels
 import models
 import ocean
 import vector
 from errors import ConfigError, EnvError
-from fast import fused
 from ocean import device as on_device
 
 STAY = {"maze": "HEAP", "nmmo3": "HEAP", "performance": "<time.h>", "snake": "HEAP"}  # on the host, and why
@@ -248,7 +246,7 @@ def make_trainer(name, there, **settings):
 
 def train(trainer, epochs):
     logs = [(trainer.evaluate(), trainer.train()) for _ in range(epochs)]
-    return test_devices.copies(trainer), logs, trainer.statistics.returns
+    return test_devices.copies(trainer), logs
 
 
 CASES = {
@@ -274,13 +272,12 @@ def test_a_trainer_learns_the_same_from_them(recorder, name):
             assert stepped == [*["device_step"] * 8, "device_log"] * 5
             captured = ("rollout", 0, 8) in trainer.buffers.gpu.graphs
             assert captured == (graphs == 2)
-            assert (trainer.buffers.write_return_range in trainer.buffers.gpu.graphs) == (graphs == 2)
             if captured and name == "squared":  # a step: the policy's, the environments'; at the end V
                 assert [len(launches(trainer, ("rollout", 0, first))) for first in (0, 8)] == [8 * 2, 2]
             assert not trainer.buffers.gpu.pinned[2:]  # nothing of a rollout is on the host
-    for tensors, logs, returns in results[1:]:
+    for tensors, logs in results[1:]:
         assert all_equal(tensors, results[0][0])
-        assert logs == results[0][1] and returns == results[0][2]
+        assert logs == results[0][1]
     assert name != "cartpole" or results[0][0][3].any(), "no final values"
 
 
@@ -290,23 +287,12 @@ def test_a_run_goes_on_bit_for_bit(recorder, tmp_path):
     whole = make_trainer("cartpole", True, **settings)
     train(whole, 3)
     whole.save_checkpoint(tmp_path / "state.pt")
-    expected, _, _ = train(whole, 2)
+    expected, _ = train(whole, 2)
     saved = torch.load(tmp_path / "state.pt", weights_only=True)
     assert len(saved["environments"]) and saved["tensors"]["observations"].any()
     for trainer in (whole, make_trainer("cartpole", True, **settings), make_trainer("cartpole", False, **settings)):
         trainer.load_checkpoint(tmp_path / "state.pt")
         assert all_equal(train(trainer, 2)[0], expected)
-
-
-def test_the_range_of_returns_is_that_of_the_host(launcher):
-    """By the PTX of its kernel."""
-    random, (T, N) = np.random.default_rng(0), (7, 5)
-    rewards, running = (random.normal(size=shape).astype(np.float32) for shape in ((T, N), N))
-    valid, resets = ((random.random((T + 1, N)) < p).astype(np.uint8) for p in (0.8, 0.3))
-    ours, lows, highs = running.copy(), np.full(N, 0.1, np.float32), np.full(N, -np.inf, np.float32)
-    launcher(fused._return_range, N, (rewards, valid, resets, ours, lows, highs))
-    low, high = kernels.return_range(rewards, valid, resets, running, np.float32(0.1), -np.inf)
-    assert (lows.min(), highs.max()) == (low, high) and np.array_equal(ours, running)
 
 
 def test_a_policy_on_the_cpu_may_act_in_them():

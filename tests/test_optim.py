@@ -56,7 +56,7 @@ def test_muon(momentum, weight_decay, max_grad_norm, products, monkeypatch):
         for p, g in zip(module.parameters(), grads, strict=True):
             p.grad.copy_(g)
         before, old = [p.detach().double() for p in module.parameters()], expected
-        norm = optimizer.step(0.02)
+        norm = optimizer.step(torch.tensor(0.02), torch.zeros(()))
         doubles = [g.double() for g in grads]
         expected, momenta = reference.muon_step(
             expected, doubles, momenta, 0.02, momentum, weight_decay,
@@ -82,7 +82,7 @@ def test_the_same_on_any_number_of_threads(monkeypatch):
         gradients.copy_(torch.randn(gradients.shape, generator=generator(1)))
         with threads(count):
             for _ in range(10):
-                optimizer.step(0.1)
+                optimizer.step(torch.tensor(0.1), torch.zeros(()))
         return memory.flat("weights").clone()
 
     assert torch.equal(weights(1), weights(3))
@@ -93,7 +93,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(value):
     module, memory, optimizer = made([(3, 4), (5,)], batched=on_gpu(torch.zeros(1)))
     before = memory.flat("weights").clone()
     module.tensors[0].grad[1, 1] = value
-    assert not math.isfinite(optimizer.step(0.1))
+    assert not math.isfinite(optimizer.step(torch.tensor(0.1), torch.zeros(())))
     assert torch.equal(memory.flat("weights"), before) and not memory.flat("momentum").any()
 
 
@@ -116,7 +116,7 @@ def test_where_doubles_are_the_default(batched, shapes):
         before = [p.detach().clone() for p in module.parameters()]
         for p in module.parameters():
             p.grad.fill_(0.1)
-        optimizer.step(0.1)
+        optimizer.step(torch.tensor(0.1), torch.zeros(()))
         assert all((p != old).any() for p, old in zip(module.parameters(), before, strict=True))
     finally:
         torch.set_default_dtype(torch.float32)
@@ -127,12 +127,12 @@ def test_a_zero_gradient_is_a_zero_step_and_gaps_stay_zero(batched):
     skip_on_gpu(batched)
     module, arena, optimizer = made(SHAPES, 0.9, 0.0, 1.0, batched)
     before = arena.flat("weights").clone()
-    assert optimizer.step(0.1) == 0
+    assert optimizer.step(torch.tensor(0.1), torch.zeros(())) == 0
     assert torch.equal(arena.flat("weights"), before)
     arena.flat("weights").zero_()
     for p in module.parameters():
         p.grad.fill_(1)
-    optimizer.step(0.1)
+    optimizer.step(torch.tensor(0.1), torch.zeros(()))
     for group in ("weights", "gradients", "momentum", *(() if batched else ("updates",))):
         flat, used = arena.flat(group), torch.zeros(arena.flat(group).numel(), dtype=torch.bool)
         for name in dict(module.named_parameters()):

@@ -290,7 +290,7 @@ def test_other_environments_begin_new_episodes_at_a_resume(tmp_path, capsys, cha
     second.load_checkpoint(path)
     assert "episodes" in capsys.readouterr().out
     assert (second.epoch, second.global_step) == (2, first.global_step)
-    assert second.storage["resets"][-1].all() and not second.buffers.running_returns.any()
+    assert second.storage["resets"][-1].all()
     for get in (lambda trainer: trainer.arena.flat("momentum"), lambda trainer: trainer.reward_scale.moments,
                 lambda trainer: trainer.reward_scale.targets):
         assert torch.equal(get(first), get(second)) and get(first).any()
@@ -330,7 +330,7 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch, capsys):
 # -- statistics
 
 
-def test_smallest_and_largest_return_and_seconds_an_epoch(tmp_path):
+def test_mean_return_and_seconds_an_epoch(tmp_path):
     trainer = make_trainer(tmp_path, "cartpole", env_kwargs={"max_steps": 20}, log_interval=1e9)
     returns, running = [], torch.zeros(trainer.num_agents)
     for _ in range(6):
@@ -346,11 +346,10 @@ def test_smallest_and_largest_return_and_seconds_an_epoch(tmp_path):
     seconds = -trainer._last_log[0]
     metrics = trainer.mean_and_log()
     seconds += trainer._last_log[0]
-    expected = {"environment/episode_return_min": min(returns), "environment/n": len(returns),
-                "environment/episode_return_max": max(returns),
+    expected = {"environment/n": len(returns),
                 "environment/episode_return": pytest.approx(np.mean(returns)),
                 "performance/seconds_epoch": pytest.approx(seconds / 5, rel=0.2)}
-    assert metrics == {**metrics, **expected} and min(returns) < max(returns)
+    assert metrics == {**metrics, **expected}
     trainer.release()
 
 

@@ -220,8 +220,8 @@ def test_the_time_left_leaves_out_what_came_before_the_first_entry(capsys):
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (40, 12), (200, 50)])
 def test_the_panel_fits_the_terminal(width, height):
     """Nothing is cut off, and as many numbers are shown as there is room for."""
-    trainer = Fake(**dict.fromkeys(("score", "perf", "episode_return", "episode_length", "n",
-                                    "episode_return_min", "episode_return_max"), 0.96))
+    trainer = Fake(**dict.fromkeys(("score", "perf", "episode_return", "episode_length", "n"),
+                                  0.96))
     trainer.losses = dict.fromkeys(("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac",
                                     "explained_variance", "old_approx_kl", "importance", "grad_norm",
                                     "learning_rate"), 0.01)
