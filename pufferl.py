@@ -160,8 +160,6 @@ class PuffeRL:
         self._dashboard = None
         self.losses = {}
         self._advantage = c["advantage"] and load_attribute("train.advantage", c["advantage"])
-        loss = named(c["loss"] or "").replace(":", ".").rpartition(".")[2]
-        self._extra_loss = f"custom_{loss}_loss" if loss else None  # the metric of train.loss
         self.statistics = Statistics(self.ranks.count)
         self.warnings = diagnostics.Warnings(c, sum(agents))
         run_id = c.get("run_id") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
@@ -642,8 +640,10 @@ class PuffeRL:
 
     def _loss_means(self, sums, norms):
         """Return the losses to log, from the sums and gradient norms of some minibatches."""
-        name = self._extra_loss
-        extra = {name: float(sums[-1]) / max(1, len(norms))} if name else {}
+        extra = {}
+        if self.config["loss"]:
+            name = named(self.config["loss"]).replace(":", ".").rpartition(".")[2]
+            extra[f"custom_{name}_loss"] = float(sums[-1]) / max(1, len(norms))
         norm = float(np.mean(norms)) if norms else math.nan
         return {**kernels.loss_statistics(sums[:-1]), **extra, "grad_norm": norm,
                 "learning_rate": self._used_lr}
