@@ -213,25 +213,6 @@ class FlatObservation:
             count += np.count_nonzero(wrong)
         return count, words
 
-    def note_indistinct(self, observations, name):
-        """Warn of different numbers that are equal in float32, as a network has them.
-
-        observations: a tensor (..., *flat shape); name: of the environment.
-        """
-        wide = [isinstance(leaf, spaces.Box) and not np.can_cast(leaf.dtype, np.float32)
-                for *_, leaf in self.leaves]
-        if not any(wide):
-            return
-        fields = self.fields(observations.cpu().numpy().reshape(-1, *self.shape))
-        for (keys, *_), values in itertools.compress(zip(self.leaves, fields, strict=True), wide):
-            for column in values.reshape(len(values), -1).T:
-                near = column[np.abs(column) > 2**24]
-                if len(np.unique(near)) > len(np.unique(near.astype(np.float32))):
-                    warn_once(f"{name}: the {name_field(keys)} has numbers near {near[0]} that are "
-                              "one number in float32, so the network cannot tell them apart. Give "
-                              "--train.norm-obs True, which first subtracts their mean.")
-                    return
-
     def flatten(self, value, out=None):
         """Write one observation to a flat array, by default a new one, and return it."""
         if out is None:
