@@ -15,15 +15,10 @@ else. Episodes restart by themselves. Both return a list of dicts, one for each 
 flat_spaces.py converts the spaces.
 """
 
-import ast
-import functools
-import hashlib
 import inspect
 import itertools
 import math
-import re
 import sys
-import textwrap
 import traceback
 from types import SimpleNamespace
 
@@ -561,26 +556,6 @@ class SyncStepper:
         """Raise an EnvError if one of the calls returned something else than declared."""
         for env, result in zip(self._envs, returned, strict=True):
             env.check_returned(call, result)
-
-
-@functools.cache
-def digest(*functions):
-    """Return a digest of functions without docstrings and comments.
-
-    Returns None without source.
-    """
-    texts = []
-    for function in functions:
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-        except (OSError, TypeError):
-            return None
-        if isinstance(tree, ast.FunctionDef) and ast.get_docstring(tree) is not None:
-            del tree.body[0]
-        # some versions of Python write fields that are empty
-        text = re.sub(r"(, )?\b\w+=(\[\]|None)", "", ast.dump(tree))
-        texts.append(text.replace("(, ", "("))
-    return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
 
 
 # --------------------------------------------------------------------------------------------------
