@@ -33,7 +33,6 @@ To add a backend, read `Vector`.
 """
 
 import contextlib
-import faulthandler
 import functools
 import inspect
 import itertools
@@ -127,7 +126,6 @@ class Vector(contextlib.AbstractContextManager):
         driver_env [itself]: what policies read the spaces, obs_dtype and
             env_single_observation_space from
         storage [None until `allocate`]: the arrays of `new_storage`
-        timeout: seconds after which a step that does not return is reported
         _t: the row of each buffer to act on; `begin` sets it to 0, `advance` adds 1
         device [None]: the torch.device of the environments' own tensors; see Tensors
         in_graphs [False]: whether a CUDA graph can step them; see GpuEnvs
@@ -163,23 +161,8 @@ class Vector(contextlib.AbstractContextManager):
     closed = in_graphs = can_step_in_kernels = False
     _driver = None
     _arrays = None  # stepped into in place of `storage`; see write_to
-    _watched_since = 0.0
     _next_seed = None  # of the first reset of a script
     _received = ()  # the buffers of the last `recv`
-
-    @contextlib.contextmanager
-    def _watchdog(self, t):
-        """Print all tracebacks if step t, in this process, takes over vec.timeout."""
-        horizon, now, is_inside = len(self.storage.actions), time.monotonic(), False
-        if horizon > 1 and (t == 0 or now > self._watched_since + self.timeout / 10):
-            self._watched_since = now
-            faulthandler.dump_traceback_later(self.timeout, file=sys.__stderr__)
-        try:
-            yield
-            is_inside = t + 1 < horizon
-        finally:
-            if horizon > 1 and not is_inside:
-                faulthandler.cancel_dump_traceback_later()
 
     def set_first_env(self, first_env):
         """Number the environments from first_env on; call it before `allocate`."""
@@ -631,10 +614,10 @@ class Emulated(Vector):
     them. See `make` for the arguments. A subclass has these methods:
 
         _start(): begin num_processes workers. Each makes a workers.Envs of the arguments that
-            `envs_of(worker)` returns, pickled by cloudpickle, and binds it to vars(storage) and its
-            first agent, agents_of(worker).start
-        _send(worker, kind, number): have the worker do Envs.do(kind, number). kind: workers.STEP
-            (row `number`), RESET, RENDER or ASK. If arrays are not shared, send the actions, too
+            `envs_of(worker)` returns, pickled by cloudpickle, and binds it to
+            workers.step_rows(vars(storage)) and its first agent, agents_of(worker).start
+        _send(worker, command, argument): have the worker call Envs.do(command, argument). If arrays
+            are not shared, send the actions of a "step", too: of row `argument`
         _collect(): call `_finish(worker, result)` for each worker that has answered, once its
             agents' rows are written, and `_fail` for one that is lost; sleep half a second at most
             until there is one
@@ -662,9 +645,9 @@ class Emulated(Vector):
         self._set_shapes(env, [slice(first, first + size)
                                for first in range(0, count * emulation.slots(env), size)])
         self.agents_per_recv = size
-        self._busy = {}  # {worker: (start of its command, kind)}
+        self._busy = {}  # {worker: (start of its command, its name)}
         self._ready = {}  # {buffer: None}, the first one first
-        self._results = {}  # {(kind, worker): of its last command}
+        self._results = {}  # {(command, worker): of its last one}
         self._attributes = {}  # those of set_attr, for workers that begin later
         self._episodes = EpisodeLog(counts=not isinstance(env, emulation.WRAPPERS))
 
@@ -697,7 +680,7 @@ class Emulated(Vector):
 
     def restart(self, seed=None):
         """Begin new episodes, seeded if given; observations go to row T."""
-        self._command(range(self.num_processes), workers.RESET, -1 if seed is None else seed)
+        self._command(range(self.num_processes), "reset", seed)
 
     def begin(self):
         self._settle()
@@ -717,19 +700,19 @@ class Emulated(Vector):
 
     def advance(self, buffer):
         """Have a buffer's environments step with the actions of its row t."""
-        self._send_all(self._workers_of(buffer), workers.STEP, self._t[buffer])
+        self._send_all(self._workers_of(buffer), "step", self._t[buffer])
 
-    def _send_all(self, indices, kind, number):
+    def _send_all(self, indices, command, argument):
         for worker in indices:
-            self._busy[worker] = time.monotonic(), kind
-            self._send(worker, kind, number)
+            self._busy[worker] = time.monotonic(), command
+            self._send(worker, command, argument)
 
-    def _command(self, indices, kind, number):
+    def _command(self, indices, command, argument):
         """Have workers do a command between steps; return their results."""
         self._settle()
-        self._send_all(indices, kind, number)
+        self._send_all(indices, command, argument)
         self._settle()
-        return [self._results.pop((kind, worker)) for worker in indices]
+        return [self._results.pop((command, worker)) for worker in indices]
 
     def _settle(self):
         while self._busy:
@@ -742,8 +725,8 @@ class Emulated(Vector):
         if now < self._next_check:
             return
         self._next_check = now + 0.5
-        for worker, (start, kind) in self._busy.items():
-            seconds = self.timeout if kind == workers.STEP else max(self.timeout, STARTUP)
+        for worker, (start, command) in self._busy.items():
+            seconds = self.timeout if command == "step" else max(self.timeout, STARTUP)
             if now - start > seconds:
                 self._fail(worker, f"has not answered for {seconds:.0f} s (vec.timeout)",
                            self._locate(worker))
@@ -766,13 +749,13 @@ class Emulated(Vector):
 
     def _finish(self, worker, result):
         """Note that a worker has answered with the result of Envs.do."""
-        _, kind = self._busy.pop(worker)
-        self._results[kind, worker] = result
-        if kind in (workers.STEP, workers.RESET):
+        _, command = self._busy.pop(worker)
+        self._results[command, worker] = result
+        if command in ("step", "reset"):
             for env, info in result:
                 self._episodes.add(env, info)
         buffer = worker // self.workers_per_batch
-        if kind == workers.STEP and self._busy.keys().isdisjoint(self._workers_of(buffer)):
+        if command == "step" and self._busy.keys().isdisjoint(self._workers_of(buffer)):
             self._t[buffer] += 1
             self._ready[buffer] = None
 
@@ -794,7 +777,7 @@ class Emulated(Vector):
 
     def _infos_of(self, buffers):
         return [info for buffer in buffers for worker in self._workers_of(buffer)
-                for _, info in self._results.get((workers.STEP, worker), ())]
+                for _, info in self._results.get(("step", worker), ())]
 
     def call(self, name, *args, **kwargs):
         """Call the method `name` of each environment, or read its attribute.
@@ -814,7 +797,7 @@ class Emulated(Vector):
 
         if self.storage is None:
             self.allocate(1)
-        answers = self._command(range(self.num_processes), workers.ASK, cloudpickle.dumps(question))
+        answers = self._command(range(self.num_processes), "ask", cloudpickle.dumps(question))
         if problem := next((problem for _, problem in answers if problem), None):
             raise AttributeError(problem)
         return [answer for part, _ in answers for answer in part]
@@ -822,7 +805,7 @@ class Emulated(Vector):
     def render(self, index=0):
         """Return what environment `index` draws."""
         worker, number = divmod(index, self.num_envs // self.num_processes)
-        return self._command([worker], workers.RENDER, number)[0]
+        return self._command([worker], "render", number)[0]
 
     def _close(self):
         with contextlib.closing(self._driver):
@@ -888,7 +871,7 @@ class Serial(Emulated):
         if self._envs is None:
             creators = [(self._driver, (), {}), *self._creators[1:]]
             self._envs = workers.Envs(creators, emulation.signature(self._driver), seed=self.seed)
-        self._envs.bind(vars(self.storage), 0)
+        self._envs.bind(workers.step_rows(vars(self.storage)))
 
     @property
     def envs(self):
@@ -897,16 +880,11 @@ class Serial(Emulated):
             self.allocate(1)
         return self._envs.envs
 
-    def _send(self, worker, kind, number):
+    def _send(self, worker, command, argument):
         try:
-            self._finish(worker, self._envs.do(kind, number))
+            self._finish(worker, self._envs.do(command, argument))
         finally:
             self._busy.clear()  # also after an error or Ctrl-C, which nothing else answers
-
-    def advance(self, buffer):
-        """Step all environments with the actions of row t."""
-        with self._watchdog(self._t[buffer]):
-            super().advance(buffer)
 
     def _stop(self):
         if self.closed and self._envs is not None:
@@ -953,8 +931,8 @@ class Multiprocessing(Emulated):
             self._numbers[process.fileno()] = worker
             self._poller.register(process, select.POLLIN)
 
-    def _send(self, worker, kind, number):
-        self._workers[worker].send(kind, number)
+    def _send(self, worker, command, argument):
+        self._workers[worker].send((command, argument))
 
     def _collect(self):
         for fd, _ in self._poller.poll(500):
@@ -997,33 +975,31 @@ class Ray(Emulated):
         self._ray = ray
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False)
-        storage = self.new_storage(1, np.zeros)
-        arrays = {name: array[: self._agents_each] if name == "final_observations"
-                  else array[:, : self._agents_each]
-                  for name, array in vars(storage).items() if array is not None}
         actor, self._references = ray.remote(workers.RemoteEnvs), {}
+        row = emulation.new_rows(self._driver, self._agents_each)
         self._rows = workers.step_rows(vars(self.storage))
-        self._actors = [actor.remote(self.envs_of(worker), arrays, sys.path)
+        self._actors = [actor.remote(self.envs_of(worker), row, sys.path)
                         for worker in range(self.num_processes)]
 
-    def _send(self, worker, kind, number):
-        is_step = kind == workers.STEP
-        actions = self.storage.actions[number, self.agents_of(worker)] if is_step else None
-        reference = self._actors[worker].do.remote(kind, number, actions)
-        self._references[reference] = worker, kind, number
+    def _send(self, worker, command, argument):
+        t = argument if command == "step" else -1
+        actions = self._rows[t]["actions"][self.agents_of(worker)]
+        reference = self._actors[worker].do.remote(command, argument, actions)
+        self._references[reference] = worker, t
 
     def _collect(self):
         references = list(self._references)
         self._ray.wait(references, timeout=0.5)  # ray.wait gives one at most
         for reference in self._ray.wait(references, num_returns=len(references), timeout=0)[0]:
-            worker, kind, t = self._references.pop(reference)
+            worker, t = self._references.pop(reference)
             try:
                 result, rows = self._ray.get(reference)
             except Exception as error:  # an error of the environment, or of a lost machine
                 cause = getattr(error, "cause", error)
                 self._fail(worker, "failed", cause if isinstance(cause, EnvError) else error)
             for name, row in rows.items():
-                self._rows[t if kind == workers.STEP else -1][name][self.agents_of(worker)] = row
+                if row is not None:
+                    self._rows[t][name][self.agents_of(worker)] = row
             self._finish(worker, result)
 
     def _stop(self):
@@ -1050,15 +1026,14 @@ class Tensors(Vector):
 
     num_workers = 1
 
-    def __init__(self, creators, *, seed=0, num_threads=None, timeout=60.0, name="tensors",
-                 num_workers=1, batch_size=None):
+    def __init__(self, creators, *, seed=0, num_threads=None, name="tensors", **_):
         env = emulation.build(*creators[0], seed)
         self._driver = tensors.wrap(env, seed)
         if self._driver is None:
             raise ConfigError(f"backend tensors: {env} has no num_envs and "
                               "single_observation_space, or its reset returns neither torch "
                               "tensors nor arrays with __dlpack__ as JAX's; use another backend.")
-        self.seed, self.name, self.timeout = seed, name, timeout
+        self.seed, self.name = seed, name
         self.num_threads = self.threads_per_worker = num_threads or physical_cores()
         self.num_envs = self._driver.num_agents
         self.has_valid, self.device = self._driver.has_valid, self._driver.device
@@ -1092,7 +1067,7 @@ class Tensors(Vector):
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
         t = self._t[0]
-        with self._watchdog(t), default_stream(self.device):
+        with default_stream(self.device):
             self._driver.step_into(self._rows[t])
         for name in self._copied:
             self._host[name][t].copy_(self._arrays[name][t])
@@ -1194,7 +1169,8 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     env_args: the creator's positional arguments, or a list of one list per environment
     env_kwargs: its keyword arguments, or the C environment's settings, one dict or a list of one
         per environment; any other keyword is one of them for all
-    timeout: seconds after which a worker that does not answer is an error
+    timeout: seconds after which a worker that does not answer is an error (in this process a
+        second Ctrl-C shows where a step hangs)
 
     For num_workers and batch_size "auto" is the same as None. Raises ConfigError for settings
     that cannot work together, MemoryError for more environments than the machine can hold, and

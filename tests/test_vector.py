@@ -41,10 +41,10 @@ class Threads(vector.Emulated):
         self.envs = [workers.Envs(*cloudpickle.loads(self.envs_of(worker)))
                      for worker in range(self.num_processes)]
         for worker, envs in enumerate(self.envs):
-            envs.bind(vars(self.storage), self.agents_of(worker).start)
+            envs.bind(workers.step_rows(vars(self.storage)), self.agents_of(worker).start)
 
-    def _send(self, worker, kind, number):
-        self.futures[self.threads.submit(self.envs[worker].do, kind, number)] = worker
+    def _send(self, worker, command, argument):
+        self.futures[self.threads.submit(self.envs[worker].do, command, argument)] = worker
 
     def _collect(self):
         for future in wait(self.futures, 0.5, FIRST_COMPLETED).done:
