@@ -30,6 +30,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import diagnostics
+import emulation
 import errors
 import flat_spaces
 import ocean
@@ -58,21 +59,13 @@ class Agents:
         parts = [library.create(each, seed, settings, first_env + first)
                  for first in range(0, num_envs, each)]
         self.envs, self.blocks, arrays = parts[0], [], {}
-        observation, byte = (self.envs.observation_shape, self.envs.observation_dtype), ((), np.uint8)
-        layout = {"observations": observation, "final_observations": observation,
-                  "actions": ((self.envs.action_dims,), self.envs.action_dtype),
-                  "rewards": ((), np.float32), "terminals": byte, "truncations": byte}
-        if self.envs.has_valid:
-            layout["valid"] = byte
-        if self.envs.has_action_masks:
-            layout["action_masks"] = (sum(self.envs.action_heads),), np.uint8
-        for name, (shape, dtype) in layout.items():
-            shape = self.envs.num_agents, *shape
-            size = math.prod(shape) * np.dtype(dtype).itemsize
-            block = np.full((len(parts), size + 2 * GUARD), 0xA5, np.uint8)
+        for name, array in vars(emulation.new_rows(self.envs)).items():
+            if array is None or name == "resets" or (name == "valid" and not self.envs.has_valid):
+                continue
+            block = np.full((len(parts), array.nbytes + 2 * GUARD), 0xA5, np.uint8)
             block[:, GUARD:-GUARD] = 0
             self.blocks.append(block)
-            arrays[name] = block[:, GUARD:-GUARD].view(dtype).reshape(len(parts), *shape)
+            arrays[name] = block[:, GUARD:-GUARD].view(array.dtype).reshape(len(parts), *array.shape)
         self._tables = [ocean.rows(**{name: array[i] for name, array in arrays.items()})
                         for i in range(len(parts))]
         self.parts = [(part, table.ctypes.data)
@@ -346,7 +339,6 @@ def check_python(creator, settings, steps, seed=0, seconds=15.0, show=lambda tex
 
     Gymnasium's or PettingZoo's check comes first. Then the trainer's vector steps it.
     """
-    import emulation
     import vector
 
     try:
