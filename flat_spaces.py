@@ -141,10 +141,9 @@ def space_dtype(space):
 # Observations
 
 
-def outside(leaf, values, valid=None, slack=0.0):
+def outside(leaf, values, slack=0.0):
     """Mark the values (..., *shape) that are not in a leaf space.
 
-    With valid (n in all), values are (n, *shape) and those of inactive agents are not marked.
     slack: how far a Box's values may lie beyond a bound, relative to it or to 1.
     """
     _, _, low, high = _leaf(leaf)
@@ -152,8 +151,7 @@ def outside(leaf, values, valid=None, slack=0.0):
         with np.errstate(over="ignore"):
             low = low - slack * np.maximum(1, np.abs(low))
             high = high + slack * np.maximum(1, np.abs(high))
-    wrong = ~((values >= low) & (values <= high))
-    return wrong if valid is None else wrong & (valid.reshape(-1, *[1] * (wrong.ndim - 1)) != 0)
+    return ~((values >= low) & (values <= high))
 
 
 class FlatObservation:
@@ -201,14 +199,14 @@ class FlatObservation:
         (...); slack: as of `outside`.
         """
         count, words = 0, ""
-        fields = self.fields(observations.reshape(-1, *self.shape))
+        fields = self.fields(observations.reshape(-1, *self.shape)[valid.reshape(-1) != 0])
         for (keys, _, leaf), values in zip(self.leaves, fields, strict=True):
-            wrong = outside(leaf, values, valid, slack) & (values == values)
+            wrong = outside(leaf, values, slack) & (values == values)
             if wrong.any() and not words:
                 _, shape, *bounds = _leaf(leaf)
-                agent, *index = np.argwhere(wrong)[0].tolist()
+                row, *index = np.argwhere(wrong)[0].tolist()
                 low, high = (np.broadcast_to(bound, shape)[tuple(index)] for bound in bounds)
-                words = (f"{name_field(keys)}{index or ''} was {values[(agent, *index)]!s}, "
+                words = (f"{name_field(keys)}{index or ''} was {values[(row, *index)]!s}, "
                          f"declared are {low!s} to {high!s}")
             count += np.count_nonzero(wrong)
         return count, words
@@ -470,17 +468,24 @@ def describe(value):
 NUMBERS = int, float, np.integer, np.floating, np.bool_
 
 
-def numeric_scalars(info, prefix=""):
+def unroll_nested_dict(nested):
+    """Yield ("a/b", value) of all leaves of dicts within dicts."""
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            yield from ((f"{key}/{inner}", leaf) for inner, leaf in unroll_nested_dict(value))
+        else:
+            yield key, value
+
+
+def numeric_scalars(info):
     """Return {"a/b": float} of the finite numbers in an info, also a nested one."""
     numbers = {}
-    for key, value in info.items():
-        if isinstance(value, dict):
-            numbers |= numeric_scalars(value, f"{prefix}{key}/")
+    for name, value in unroll_nested_dict(info):
         if isinstance(value, np.ndarray) and value.size == 1:
             value = value.item()
         is_number = isinstance(value, NUMBERS) and not isinstance(value, np.timedelta64)
         if is_number and math.isfinite(value):
-            numbers[f"{prefix}{key}"] = float(value)
+            numbers[f"{name}"] = float(value)
     return numbers
 
 

@@ -161,8 +161,7 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
 
     def _masks(self, observation, info):
         mask = info.get("action_mask")
-        mask = None if mask is None else as_tensor(mask).cpu().numpy()
-        return super()._masks(observation, {"action_mask": mask})
+        return [] if mask is None else [as_tensor(mask).cpu().numpy()]
 
     def _write(self, view, observations, info):
         """Write observations and action masks.
@@ -251,20 +250,18 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
         self._returns.masked_fill_(ended, 0)
         self._lengths.masked_fill_(ended, 0)
 
-    def _numbers(self, info, prefix=""):
+    def _numbers(self, info):
         """Return {"a/b": number, or tensor (num_agents,)} of an info and its dicts."""
         numbers = {}
-        for key, value in info.items():
-            if key.startswith("_") or (key in ("log", "action_mask", "final_info") and not prefix):
+        for name, value in flat_spaces.unroll_nested_dict(info):
+            if "/_" in f"/{name}" or name.split("/")[0] in ("log", "action_mask", "final_info"):
                 continue
-            if isinstance(value, dict):
-                numbers |= self._numbers(value, f"{prefix}{key}/")
-            elif isinstance(value, bool | int | float):
-                numbers[prefix + key] = float(value)
+            if isinstance(value, bool | int | float):
+                numbers[name] = float(value)
             elif hasattr(value, "__dlpack__") and value.shape in ((), (1,), (self.num_agents,)):
                 value = as_tensor(value)
                 if not value.is_complex():
-                    numbers[prefix + key] = value.to(self.device, torch.float64)
+                    numbers[name] = value.to(self.device, torch.float64)
         return numbers
 
     def log(self, env=None):
@@ -299,10 +296,6 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
         """Return what the environment draws, on the host; None if it cannot."""
         frames = self.env.render() if hasattr(self.env, "render") else None
         return frames.detach().cpu().numpy() if isinstance(frames, torch.Tensor) else frames
-
-    def close(self):
-        if hasattr(self.env, "close"):
-            self.env.close()
 
 
 # --------------------------------------------------------------------------------------------------
