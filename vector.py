@@ -782,7 +782,8 @@ class Emulated(Vector):
     def call(self, name, *args, **kwargs):
         """Call the method `name` of each environment, or read its attribute.
 
-        The environment may be within wrappers, or in another process. Call between rollouts.
+        The environment may be within wrappers, or in another process. Call between rollouts. A
+        vector environment counts as one: call("set_attr", name, value) reaches those within it.
         Returns a list. Raises AttributeError if there is none of that name.
         """
         return self._ask(name, args, kwargs)

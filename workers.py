@@ -127,7 +127,10 @@ class Envs:
         return infos
 
     def do(self, command, argument):
-        """Call the method `command`: step, reset, render or ask. Errors name the environment."""
+        """Call the method `command`: step, reset, render or ask.
+
+        An error gets a note with the environment's number.
+        """
         try:
             return getattr(self, command)(argument)
         except (Exception, SystemExit) as error:
@@ -167,12 +170,6 @@ class Envs:
         (name, args, kwargs), answers = pickle.loads(question), []
         for env in self.envs:
             layers = [*emulation.within(getattr(env, "env", None)), env]  # our wrapper is the last
-            vectors = [layer for layer in layers
-                       if hasattr(layer, "set_attr") and hasattr(layer, "call")]
-            if self.copies > 1 and vectors:
-                answers += (vectors[0].set_attr(name, args) if kwargs is None else
-                            vectors[0].call(name, *args, **kwargs)) or ()
-                continue
             owner = next((layer for layer in layers if hasattr(layer, name)), None)
             if owner is None:
                 return None, (f"{flat_spaces.describe(layers[0])} has no {name}, nor has what it "

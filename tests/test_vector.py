@@ -177,8 +177,9 @@ def test_a_vector_environment_is_called_by_its_own_methods():
 
     with vector.make(make) as vecenv:
         vecenv.reset()
-        vecenv.set_attr("pace", 4.0)
-        assert vecenv.call("pace") == [4.0] * 3 and vecenv.call("faster") == [5.0] * 3
+        vecenv.call("set_attr", "pace", 4.0)
+        assert vecenv.call("call", "pace") == [(4.0,) * 3]
+        assert vecenv.call("call", "faster") == [(5.0,) * 3]
         assert (vecenv.step(np.zeros(3))[1] == 5).all()
 
 
