@@ -16,6 +16,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import operator
 import re
 import sys
 import types
@@ -176,16 +177,6 @@ class Module(types.ModuleType):
         return find(self.__name__.partition(".")[2], name)
 
 
-class Alias:
-    """A second name of an attribute, until a value is assigned to it."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def __get__(self, owner, kind=None):
-        return self if owner is None else getattr(owner, self.name)
-
-
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """Import a module of this project or a Module as `pufferlib.NAME`."""
 
@@ -221,7 +212,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         name = module.__spec__.name.partition(".")[2]
         module.__spec__ = module.__spec__.loader_state
         if name == "pufferl":
-            module.PuffeRL.stats = module.PuffeRL.last_stats = Alias("environment")
+            alias = property(operator.attrgetter("environment"))
+            module.PuffeRL.stats = module.PuffeRL.last_stats = alias
         if "__getattr__" not in vars(module):
             module.__getattr__ = functools.partial(find, name)
 

@@ -50,9 +50,6 @@ def run_epochs(trainer, count=2):
         metrics = trainer.mean_and_log()
     assert np.isfinite(losses["policy_loss"]) and metrics["performance/epoch"] == trainer.epoch
     assert trainer.stats == trainer.last_stats == trainer.environment  # PufferLib's names for it
-    trainer.stats = {}  # a script may have its own
-    assert trainer.stats == {}
-    del trainer.stats
 
 
 # -- import names
