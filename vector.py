@@ -649,7 +649,7 @@ class Emulated(Vector):
         self._ready = {}  # {buffer: None}, the first one first
         self._results = {}  # {(command, worker): of its last one}
         self._attributes = {}  # those of set_attr, for workers that begin later
-        self._episodes = EpisodeLog(counts=not isinstance(env, emulation.WRAPPERS))
+        self._episodes = EpisodeLog(has_counts=not isinstance(env, emulation.WRAPPERS))
 
     def envs_of(self, worker):
         """Return the arguments of a worker's workers.Envs, pickled."""
@@ -764,7 +764,7 @@ class Emulated(Vector):
 
         n: their number, of all environments or of one; {} if none ended.
         """
-        return self._episodes.means(self.storage, env)
+        return self._episodes.means(env)
 
     # -- scripts
 
@@ -822,42 +822,31 @@ class Emulated(Vector):
 class EpisodeLog:
     """Sums over the episodes that ended, of each environment.
 
-    counts: whether an info may be of several episodes: a PufferEnv's `n`. If it has none, the ends
-    in a rollout are counted.
+    has_counts: whether an info's `n` is a number of episodes, as a PufferEnv's is.
     """
 
-    def __init__(self, counts):
-        self._counts = counts
+    def __init__(self, has_counts):
+        self._has_counts = has_counts
         self._sums = defaultdict(lambda: [0.0, 0.0])  # {(environment, name): [sum, episodes]}
-        self._counts_ends, self._ends = False, 0
 
     def add(self, env, info):
         """Add the numbers of an info."""
         numbers = flat_spaces.numeric_scalars({key: value for key, value in info.items()
                                                if key != "episode"})
-        count = 1.0
-        if self._counts:
-            self._counts_ends |= "n" not in numbers
-            count = numbers.pop("n", count)
-        elif "n" in numbers:
+        count = numbers.pop("n", 1.0) if self._has_counts else 1.0
+        if "n" in numbers:
             numbers["info_n"] = numbers.pop("n")
         for name, value in {"n": 1.0, **numbers}.items():
             entry = self._sums[env, name]
             entry[0] += value * count
             entry[1] += count
 
-    def means(self, storage, env=None):
+    def means(self, env=None):
         """Return the means since the last call, of all environments or of one."""
         sums = defaultdict(lambda: (0.0, 0.0))
         for key in [key for key in self._sums if env in (None, key[0])]:
             sums[key[1]] = tuple(map(sum, zip(sums[key[1]], self._sums.pop(key), strict=True)))
-        means = flat_spaces.episode_means(sums, sums.pop("n", [0.0])[0])
-        if self._counts_ends and env is None and len(storage.actions) > 1:  # once a rollout
-            ends = (storage.terminals | storage.truncations) & storage.valid[:-1]
-            self._ends += int(np.count_nonzero(ends))
-            if means:
-                means["n"], self._ends = max(means["n"], self._ends), 0
-        return means
+        return flat_spaces.episode_means(sums, sums.pop("n", [0.0])[0])
 
 
 class Serial(Emulated):
@@ -989,9 +978,7 @@ class Ray(Emulated):
         self._references[reference] = worker, t
 
     def _collect(self):
-        references = list(self._references)
-        self._ray.wait(references, timeout=0.5)  # ray.wait gives one at most
-        for reference in self._ray.wait(references, num_returns=len(references), timeout=0)[0]:
+        for reference in self._ray.wait(list(self._references), timeout=0.5)[0]:  # one at most
             worker, t = self._references.pop(reference)
             try:
                 result, rows = self._ray.get(reference)

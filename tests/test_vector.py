@@ -6,7 +6,6 @@ import sys
 import warnings
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import cloudpickle
@@ -195,18 +194,8 @@ def test_infos_weigh_as_many_episodes_as_they_say(counts, infos, log):
     for env in (0, 1):
         for info in infos:
             episodes.add(env, info)
-    assert episodes.means(None, 1) == log and episodes.means(None, 1) == {}
-    assert episodes.means(None) == log and episodes.means(None) == {}
-
-
-def test_episodes_are_counted_if_reports_do_not_say_how_many():
-    """Of 12 agents 8 are active; each ends in half of 20 steps."""
-    episodes, ends, valid = vector.EpisodeLog(True), np.zeros((20, 12)) > 0, np.ones((21, 12)) > 0
-    ends[1::2], valid[:, 8:] = True, False
-    for _ in range(3):
-        episodes.add(0, {"score": 3.0})
-    storage = SimpleNamespace(actions=ends, terminals=ends, truncations=ends, valid=valid)
-    assert episodes.means(storage) == {"score": 3, "n": 80}
+    assert episodes.means(1) == log and episodes.means(1) == {}
+    assert episodes.means() == log and episodes.means() == {}
 
 
 # -- Which backend, and what it refuses ------------------------------------------------------------
