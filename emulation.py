@@ -46,12 +46,14 @@ class Checked:
     """An environment whose first reset and first step are checked.
 
     Attributes: env; returned_space, of the observations that `reset` and `step` return, None for
-    those that are not checked; returned_shape, () or (num_envs,), of rewards and flags. A method
-    that reads a later result has it in a local variable `returned`: after an error `explain` looks
-    for it in the frames of the traceback, and checks it.
+    those that are not checked; returned_shape, () or (num_envs,), of rewards and flags; to_array,
+    which makes a numpy array of one of them. A method that reads a later result has it in a local
+    variable `returned`: after an error `explain` looks for it in the frames of the traceback, and
+    checks it.
     """
 
     returned_space, returned_shape = None, ()
+    to_array = staticmethod(np.asarray)
     _unchecked = frozenset(("reset", "step"))
 
     def check_first(self, call, returned):
@@ -62,7 +64,8 @@ class Checked:
 
     def check_returned(self, call, returned):
         """Raise an EnvError if a reset or step returned something else than declared."""
-        check_returned(self.env, call, returned, self.returned_space, self.returned_shape)
+        check_returned(self.env, call, returned, self.returned_space, self.returned_shape,
+                       self.to_array)
 
 
 def explain(error):
@@ -597,8 +600,6 @@ class GymnasiumVectorPufferEnv(Wrapper):
         self.returned_shape = (self.num_agents,)
         self._make_arrays()
 
-    _where = staticmethod(np.where)
-
     def _make_arrays(self):
         """Make the arrays of flat observations and of the episodes' sums."""
         self._flat = np.zeros((self.num_agents, *self._observation.shape),
@@ -662,7 +663,7 @@ class GymnasiumVectorPufferEnv(Wrapper):
         """Write rewards and ends, add to the episodes' sums; return who ended (copies,)."""
         done = terminated | truncated
         if self.mode == "next_step":
-            rewards = self._where(self._is_inactive, 0, rewards)
+            rewards = rewards * ~self._is_inactive
         self._returns += rewards
         self._lengths += ~self._is_inactive
         view.rewards[:] = rewards if self.reward_scale == 1 else rewards * self.reward_scale

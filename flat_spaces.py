@@ -49,10 +49,7 @@ def _children(space):
         return [(f"f{i}", i, sub) for i, sub in enumerate(space.spaces)]
     if not isinstance(space, spaces.Dict):
         return None
-    names = [str(key) for key in space.spaces]
-    if len(set(names)) < len(names) or "" in names:  # numpy's fields need distinct names
-        names = [f"f{i}" for i in range(len(names))]
-    return [(name, key, sub) for name, (key, sub) in zip(names, space.spaces.items(), strict=True)]
+    return [(str(key), key, sub) for key, sub in space.spaces.items()]
 
 
 def _leaves(space, keys=(), names=()):
@@ -400,11 +397,12 @@ RESET = "observation", "info"  # what Gymnasium's reset and step return
 STEP = "observation", "reward", "terminated", "truncated", "info"
 
 
-def check_returned(env, call, returned, space, shape=()):
+def check_returned(env, call, returned, space, shape=(), to_array=np.asarray):
     """Raise an EnvError if `reset` or `step` returned something else than declared.
 
     env: the environment in words; call: "reset" or "step"; space: of the observations, None for
-    those that are not checked; shape: of rewards and flags, (num_envs,) for a vector.
+    those that are not checked; shape: of rewards and flags, (num_envs,) for a vector; to_array:
+    makes a numpy array of one that the environment returns.
     """
     names = STEP if call == "step" else RESET
     if not isinstance(returned, tuple | list) or len(returned) != len(names):
@@ -412,7 +410,7 @@ def check_returned(env, call, returned, space, shape=()):
                else describe(returned))
         raise EnvError(f"{env}: {call}() must return {', '.join(names)}, got {got}.")
     if space is not None:
-        check_value(env, call, space, returned[0])
+        check_value(env, call, space, returned[0], to_array)
     info = returned[-1]
     if not hasattr(info, "keys"):
         raise EnvError(f"{env}: the info of {call}() must be a dict, got {describe(info)}.")
@@ -420,14 +418,14 @@ def check_returned(env, call, returned, space, shape=()):
         raise EnvError(
             f'{env}: the info of {call}() has "action_masks". Name the mask "action_mask".')
     for name, value in zip(names[1:-1], returned[1:-1], strict=True):
-        array = np.array(None) if isinstance(value, list | tuple) else np.asarray(value)
+        array = np.array(None) if isinstance(value, list | tuple) else to_array(value)
         has_shape = array.shape == shape or (not shape and array.size == 1)
         if not has_shape or array.dtype.kind not in "biuf":
             kind = f"numbers of shape {shape}" if shape else "a number"
             raise EnvError(f"{env}: the {name} of {call}() must be {kind}, got {describe(value)}.")
 
 
-def check_value(env, call, space, value):
+def check_value(env, call, space, value, to_array):
     """Raise an EnvError that says where an observation breaks its space.
 
     A float64 passes where a float32 is declared; floats may be a ROUNDING_TOLERANCE outside.
@@ -436,7 +434,7 @@ def check_value(env, call, space, value):
         (dtype, shape, low, high), expected = _leaf(leaf), None
         try:
             part = _get_part(value, keys)
-            array, got = np.asarray(_encode(leaf, part)), describe(part)
+            array, got = to_array(_encode(leaf, part)), describe(part)
         except (AttributeError, LookupError, TypeError, ValueError):  # of another structure
             array, got = None, describe(value)
         if array is None:
@@ -460,8 +458,8 @@ def check_value(env, call, space, value):
 
 def describe(value):
     """Write a value and its type, or an array's shape and dtype, for an error."""
-    if isinstance(value, np.ndarray) and value.shape:
-        return f"an array of shape {value.shape} and dtype {value.dtype}"
+    if hasattr(value, "dtype") and value.shape:
+        return f"an array of shape {tuple(value.shape)} and dtype {value.dtype}"
     return f"{value!r} ({type(value).__name__})"[:200]
 
 
@@ -483,8 +481,7 @@ def numeric_scalars(info):
     for name, value in unroll_nested_dict(info):
         if isinstance(value, np.ndarray) and value.size == 1:
             value = value.item()
-        is_number = isinstance(value, NUMBERS) and not isinstance(value, np.timedelta64)
-        if is_number and math.isfinite(value):
+        if isinstance(value, NUMBERS) and math.isfinite(value):
             numbers[f"{name}"] = float(value)
     return numbers
 

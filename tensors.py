@@ -57,6 +57,11 @@ def as_tensor(array):
     return torch.from_dlpack(array)
 
 
+def to_numpy(array):
+    """Return an array on the host."""
+    return as_tensor(array).detach().cpu().numpy()
+
+
 def as_tensors(storage):
     """Return {name: tensor or None} of a namespace's numpy arrays, not copied."""
     return {name: None if array is None else torch.from_numpy(array)
@@ -96,7 +101,7 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
     """
 
     gives_tensors = True
-    _where = staticmethod(torch.where)
+    to_array = staticmethod(to_numpy)
 
     def __init__(self, env, first):
         leaf = _first_leaf(first)
@@ -161,7 +166,7 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
 
     def _masks(self, observation, info):
         mask = info.get("action_mask")
-        return [] if mask is None else [as_tensor(mask).cpu().numpy()]
+        return [] if mask is None else [to_numpy(mask)]
 
     def _write(self, view, observations, info):
         """Write observations and action masks.
@@ -277,25 +282,13 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
             tensor[:, part] = 0
         return flat_spaces.episode_means(dict(zip(self._sums, sums, strict=True)), sums[0][1])
 
-    def check_returned(self, call, returned):
-        """Raise an EnvError as Checked's does, of the arrays on the host."""
-        def copy_to_host(tree):
-            if isinstance(tree, dict):
-                return {key: copy_to_host(part) for key, part in tree.items()}
-            return (tuple(map(copy_to_host, tree)) if isinstance(tree, tuple)
-                    else as_tensor(tree).detach().cpu().numpy())
-
-        if isinstance(returned, tuple):
-            returned = *map(copy_to_host, returned[:-1]), returned[-1]
-        super().check_returned(call, returned)
-
     # -- the rest
     # ----------------------------------------------------------------------------------------------
 
     def render(self):
         """Return what the environment draws, on the host; None if it cannot."""
         frames = self.env.render() if hasattr(self.env, "render") else None
-        return frames.detach().cpu().numpy() if isinstance(frames, torch.Tensor) else frames
+        return to_numpy(frames) if isinstance(frames, torch.Tensor) else frames
 
 
 # --------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def boxes(draw):
 
 
 def trees(leaves):
-    keys = st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=4)
+    keys = st.text(st.characters(codec="ascii", exclude_characters="\0"), min_size=1, max_size=4)
     return st.recursive(leaves, lambda sub: st.one_of(
         st.dictionaries(keys, sub, min_size=1, max_size=4).map(spaces.Dict),
         st.lists(sub, min_size=1, max_size=4).map(spaces.Tuple)), max_leaves=8)
