@@ -460,7 +460,7 @@ class SyncStepper:
     def __init__(self, envs, numbers=(0,)):
         self._envs, self._numbers, self._casting = envs, numbers, "same_kind"
         self._start, observation = envs[0]._action.start, envs[0]._observation
-        self._shape, self._needs_encoding = observation.space.shape, observation.needs_encoding
+        self._shape, self._is_structured = observation.space.shape, observation.structured
         self._is_scalar = self._shape == ()
         self._scales = np.array([env.reward_scale for env in envs])
 
@@ -468,7 +468,7 @@ class SyncStepper:
         """Return a row with what `reset` and `step` need beside its arrays."""
         row.valid[:] = 1
         row.has_flags = True
-        row.joined = (row.observations[:, 0] if self._is_scalar or self._needs_encoding
+        row.joined = (row.observations[:, 0] if self._is_scalar or self._is_structured
                       else row.observations.reshape(-1, *self._shape[1:]))
         return row
 
@@ -537,7 +537,7 @@ class SyncStepper:
 
     def _write(self, row, observations, infos):
         """Write observations and action masks to a row."""
-        if self._needs_encoding:
+        if self._is_structured:
             for env, target, observation in zip(self._envs, row.observations, observations,
                                                 strict=True):
                 env._observation.flatten(observation, target)
@@ -649,12 +649,10 @@ class GymnasiumVectorPufferEnv(Wrapper):
         self.check_first("step", returned)
         observations, rewards, terminated, truncated, info = returned
         done = self._count_step(view, rewards, terminated, truncated)
-        self.ended = np.flatnonzero(done).tolist()
-        if not self.ended:
-            self._write(view, observations, info)
-            return []
-        infos = self._end_episodes(view, observations, truncated, info, done)
-        if self.mode == "disabled":
+        self.ended, infos = np.flatnonzero(done).tolist(), []
+        if self.ended:
+            infos = self._end_episodes(view, observations, truncated, info, done)
+        if self.ended and self.mode == "disabled":
             observations, info = self.env.reset(options={"reset_mask": done})
         self._write(view, observations, info)
         return infos

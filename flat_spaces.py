@@ -3,7 +3,7 @@
     flat = FlatObservation(env.observation_space)   # .flatten, .unflatten; .dtype: structured
     action = FlatAction(env.action_space)           # .flatten, .unflatten; .heads, .flat_space
 
-An observation space of any nesting (Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary, Text)
+An observation space of any nesting (Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary)
 becomes one flat array: the bytes of one structured numpy dtype. If all leaves have one dtype, the
 array has that dtype too, else uint8. A plain Box keeps its shape. Actions become Discrete,
 MultiDiscrete or Box. emulation.py has the environments.
@@ -74,25 +74,9 @@ def _leaf(space):
         return space.dtype, space.shape, space.start, space.start + space.nvec - 1
     if isinstance(space, spaces.MultiBinary):
         return space.dtype, space.shape, 0, 1
-    if isinstance(space, spaces.Text):  # code points, padded with zeros
-        return np.dtype(np.int32), (space.max_length,), 0, 0x10FFFF
     raise TypeError(
-        f"{space} cannot be made flat: Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary "
-        "and Text can. Take the part out, e.g. with gymnasium.wrappers.FilterObservation.")
-
-
-def _encode(leaf, value):
-    """Return a leaf's value as something that its array takes."""
-    if not isinstance(leaf, spaces.Text):
-        return value
-    return np.frombuffer(value.ljust(leaf.max_length, "\0").encode("utf-32-le"), np.int32)
-
-
-def _decode(leaf, array):
-    """Invert `_encode`; a Discrete's value is a numpy scalar."""
-    if isinstance(leaf, spaces.Text):
-        return "".join(map(chr, array[array != 0]))
-    return array[()] if isinstance(leaf, spaces.Discrete) else array
+        f"{space} cannot be made flat: Dict, Tuple, Box, Discrete, MultiDiscrete and MultiBinary "
+        "can. Take the part out, e.g. with gymnasium.wrappers.FilterObservation.")
 
 
 def _bounds(arrays):
@@ -178,7 +162,6 @@ class FlatObservation:
             if has_one_dtype:  # the leaves follow each other without a gap
                 low, high = (bound.astype(self.flat_dtype) for bound in _bounds(arrays))
             self.flat_space = spaces.Box(low, high, self.shape, self.flat_dtype.type)
-        self.needs_encoding = self.structured or isinstance(space, spaces.Text)
         self._flat = np.zeros(self.shape, self.flat_dtype)
         self._views = [view[0, ...] for view in self.fields(self._flat[None])]
 
@@ -212,7 +195,7 @@ class FlatObservation:
         """Write one observation to a flat array, by default a new one, and return it."""
         if out is None:
             out = np.zeros(self.shape, self.flat_dtype)
-        if self.needs_encoding:
+        if self.structured:
             self.write(value, self._views)
             value = self._flat
         store(out, value)
@@ -220,14 +203,15 @@ class FlatObservation:
 
     def write(self, value, views):
         """Write an observation, or a batch of them, to views of its leaves."""
-        for (keys, _, leaf), view in zip(self.leaves, views, strict=True):
-            store(view, _encode(leaf, _get_part(value, keys)), keys)
+        for (keys, *_), view in zip(self.leaves, views, strict=True):
+            store(view, _get_part(value, keys), keys)
 
     def unflatten(self, flat):
         """Invert `flatten`: arrays are views of `flat`, Discrete values numpy scalars."""
         fields = self.fields(np.ascontiguousarray(flat)[None])
-        return _nest(self.space, (_decode(leaf, field[0, ...])
-                                  for (*_, leaf), field in zip(self.leaves, fields, strict=True)))
+        return _nest(self.space, (
+            field[0] if isinstance(leaf, spaces.Discrete) else field[0, ...]
+            for (*_, leaf), field in zip(self.leaves, fields, strict=True)))
 
 
 def nativize_dtype(env):
@@ -302,7 +286,7 @@ class FlatAction:
             in zip(self.leaves, itertools.accumulate(sizes, initial=0), sizes, strict=False)]
         lows, highs = _bounds(arrays)
         discrete = {dtype.kind in "biu" for dtype, *_ in arrays}
-        if len(discrete) > 1 or any(isinstance(leaf, spaces.Text) for *_, leaf in self.leaves):
+        if len(discrete) > 1:
             raise TypeError(f"the action space {space}: must be Discrete, MultiDiscrete, "
                             "MultiBinary and boxes of integers, or boxes of floats.")
         self.columns = len(lows)
@@ -434,7 +418,7 @@ def check_value(env, call, space, value, to_array):
         (dtype, shape, low, high), expected = _leaf(leaf), None
         try:
             part = _get_part(value, keys)
-            array, got = to_array(_encode(leaf, part)), describe(part)
+            array, got = to_array(part), describe(part)
         except (AttributeError, LookupError, TypeError, ValueError):  # of another structure
             array, got = None, describe(value)
         if array is None:

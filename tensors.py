@@ -107,10 +107,9 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
         leaf = _first_leaf(first)
         self.device = as_tensor(leaf).device
         super().__init__(env)
-        if isinstance(env.single_action_space, spaces.Dict | spaces.Tuple) or any(
-                isinstance(part, spaces.Text) for *_, part in self._observation.leaves):
+        if isinstance(env.single_action_space, spaces.Dict | spaces.Tuple):
             raise EnvError(f"{env}: environments of tensors act in a Discrete, MultiDiscrete, "
-                           "MultiBinary or Box, and have no Text. Use other spaces.")
+                           "MultiBinary or Box. Use another space.")
         self.check_first("reset", first)
         self.has_valid = self.mode == "next_step"
         self._plan_actions(leaf)

@@ -59,7 +59,7 @@ SEEN = {
     "one channel": box(0, 255, 84, 84, 1, dtype=np.uint8),
     "board": box(-2, 3, 8, 8, dtype=np.int8),
     "dict": spaces.Dict({
-        "value": box(-1, 1, 3), "kind": spaces.Discrete(3, start=1), "text": spaces.Text(6),
+        "value": box(-1, 1, 3), "kind": spaces.Discrete(3, start=1),
         "mingru": box(-9, 9, 2, dtype=np.int16), "eye": box(0, 255, 20, 20, 1, dtype=np.uint8),
         "inner": spaces.Dict({"far": box(-9, 9, dtype=np.float64),
                               "board": box(0, 3, 4, 4, dtype=np.int8)}),
@@ -382,10 +382,8 @@ def need_onnx():
 def leaves(space, value):
     """{name of input or output: array} of a value."""
     arrays = {}
-    for keys, names, leaf in emulation.FlatObservation(space).leaves:
+    for keys, names, _ in emulation.FlatObservation(space).leaves:
         part = functools.reduce(lambda part, key: part[key], keys, value)
-        if isinstance(leaf, spaces.Text):
-            part = np.array([ord(letter) for letter in part.ljust(leaf.max_length, "\0")], np.int32)
         arrays["/".join(names)] = np.asarray(part)
     return arrays
 
