@@ -42,7 +42,6 @@ import select
 import sys
 import time
 from collections import defaultdict
-from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium
@@ -742,8 +741,7 @@ class Emulated(Vector):
         if isinstance(details, EnvError):
             raise details
         each = self.num_envs // self.num_processes
-        first, last = worker * each, (worker + 1) * each - 1
-        envs = f"environment {first}" if each == 1 else f"environments {first} to {last}"
+        envs = f"environments {worker * each} to {(worker + 1) * each - 1}"
         raise WorkerError(f"worker {worker} ({envs} of {self.name}) {problem}.\n{details}"
                           .rstrip())
 
@@ -1133,9 +1131,6 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
     return backend
 
 
-ENVIRONMENT = 4000  # bytes of a small environment in Python
-
-
 def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, num_buffers=None,
          num_threads=None, device=None, seed=0, env_args=(), env_kwargs=None, timeout=60.0,
          **settings):
@@ -1177,10 +1172,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     processes.check_count("vec.num_threads", num_threads, *processes.processes_at_most())
     if backend is not Ray:  # a cluster has more cores than this machine
         processes.check_count("vec.num_workers", num_workers, *processes.processes_at_most())
-    is_in_c = environments.is_in_c(env)
-    # The size of an environment in Python is unknown before it is made; this is about the least.
-    size = getattr(env, "struct_size", 0 if is_in_c else ENVIRONMENT)
-    processes.check_memory(num_envs * size, f"{num_envs:,} environments")
+    processes.check_memory(num_envs * getattr(env, "struct_size", 0), f"{num_envs:,} environments")
     if backend is Native or device is not None:
         _check_backend(backend, num_envs, num_workers, batch_size, num_buffers)
         options = {"num_threads": num_threads, "seed": seed, "env_kwargs": env_kwargs}
@@ -1190,10 +1182,9 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
             raise ConfigError(f"device = {device}: {environments.name_of(env)} cannot step there: "
                               f"{reason}. Leave device out.")
         return GpuEnvs(env, num_envs, device=device, **options)
-    if is_in_c:
-        header = str(env.header if isinstance(env, ocean.Library) else env)
-        creators = environments.ocean_creators(header, num_envs, env_kwargs)
-        name = Path(header).stem
+    if isinstance(env, ocean.Library):
+        creators = environments.ocean_creators(str(env.header), num_envs, env_kwargs)
+        name = env.name
     else:
         creators, name = environments.creators_of(env, num_envs, env_args, env_kwargs)
     holds_copies = not getattr(env, "takes_copies", True) and "num_envs" in env.settings

@@ -76,13 +76,9 @@ def load(name, debug=False):
     """Return the `Library` of one of `names()`, or of the path of a header.
 
     Compiles it if it or the compiler changed. `debug` builds with the address and the
-    undefined-behaviour sanitizers, with which Python must have been started.
+    undefined-behaviour sanitizers, with which Python must have been started:
+    LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)".
     """
-    if debug and "asan" not in os.environ.get("LD_PRELOAD", ""):
-        raise ConfigError(
-            'a debug build needs the sanitizers. Start Python with LD_PRELOAD="'
-            "$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)\" "
-            "ASAN_OPTIONS=detect_leaks=0.")
     is_path = str(name).endswith(".h")
     header = Path(name).resolve() if is_path else FOLDER / name / f"{name}.h"
     if not header.exists():
