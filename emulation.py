@@ -564,19 +564,17 @@ class SyncStepper:
 # --------------------------------------------------------------------------------------------------
 # Gymnasium's vector environments
 
-MODES = {"nextstep": "next_step", "samestep": "same_step", "disabled": "disabled"}
-
 
 def autoreset_mode(env):
     """Return an autoreset mode: "next_step", "same_step" or "disabled"."""
     mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
-    name = str(getattr(mode, "value", mode)).lower().replace("_", "")
-    if name not in MODES:
+    name = getattr(mode, "name", str(mode)).lower()  # Gymnasium's or a word
+    if name not in ("next_step", "same_step", "disabled"):
         raise EnvError(
             f'{env}: metadata["autoreset_mode"] = {mode!r}: must be "next_step", "same_step" or '
             '"disabled", as Gymnasium defines them. For Isaac Lab and ManiSkill there are '
             "tensors.IsaacLab and tensors.ManiSkill.")
-    return MODES[name]
+    return name
 
 
 class GymnasiumVectorPufferEnv(Wrapper):

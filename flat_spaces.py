@@ -1,7 +1,7 @@
 """Convert spaces to flat arrays, and check values against their spaces.
 
     flat = FlatObservation(env.observation_space)   # .flatten, .unflatten; .dtype: structured
-    action = FlatAction(env.action_space)           # .flatten, .unflatten; .heads, .flat_space
+    action = FlatAction(env.action_space)           # .unflatten; .heads, .flat_space
 
 An observation space of any nesting (Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary)
 becomes one flat array: the bytes of one structured numpy dtype. If all leaves have one dtype, the
@@ -319,11 +319,6 @@ class FlatAction:
             np.int64(row[first]) if isinstance(leaf, spaces.Discrete)
             else row[first : first + count].astype(leaf.dtype).reshape(leaf.shape)
             for leaf, first, count in self.parts))
-
-    def flatten(self, action):
-        """Return the row that `unflatten` turns into this action."""
-        row = np.concatenate([np.ravel(_get_part(action, keys)) for keys, _, _ in self.leaves])
-        return (row - self.starts).astype(np.int32) if self.heads else row.astype(np.float32)
 
     def write_mask(self, target, mask):
         """Write an action mask to a row of all heads' options; None allows all.

@@ -1002,7 +1002,8 @@ class Ray(Emulated):
 class Tensors(Vector):
     """Many environments in one object that takes and returns tensors; see tensors.py.
 
-    It steps in this process on its device, as one buffer; see `make`. creators: one of them.
+    It steps in this process on its device, as one buffer; see `make`. creators: one TensorEnv, in
+    the form of `Emulated`'s.
 
     The rollout's arrays lie on the host, and the network that acts reads its rows there. An engine
     on the environments' device gives `write_to` arrays of its own instead. Then a step copies only
@@ -1013,13 +1014,7 @@ class Tensors(Vector):
     num_workers = 1
 
     def __init__(self, creators, *, seed=0, num_threads=None, name="tensors", **_):
-        env = emulation.build(*creators[0], seed)
-        self._driver = tensors.wrap(env, seed)
-        if self._driver is None:
-            raise ConfigError(f"backend tensors: {env} has no num_envs and "
-                              "single_observation_space, or its reset returns neither torch "
-                              "tensors nor arrays with __dlpack__ as JAX's; use another backend.")
-        self.seed, self.name = seed, name
+        self._driver, self.seed, self.name = creators[0][0], seed, name
         self.num_threads = self.threads_per_worker = num_threads or physical_cores()
         self.num_envs = self._driver.num_agents
         self.has_valid, self.device = self._driver.has_valid, self._driver.device
@@ -1188,18 +1183,21 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     else:
         creators, name = environments.creators_of(env, num_envs, env_args, env_kwargs)
     holds_copies = not getattr(env, "takes_copies", True) and "num_envs" in env.settings
-    if is_auto and backend in (Serial, Multiprocessing) and (holds_copies or num_envs == 1):
+    may_be_tensors = is_auto and backend in (Serial, Multiprocessing)
+    if backend is Tensors or (may_be_tensors and (holds_copies or num_envs == 1)):
         whole = _as_one_object(env, holds_copies, num_envs, env_args, env_kwargs)
-        made = emulation.build(*whole[0], seed)
+        made = emulation.build(*whole, seed)
         tensor_env = tensors.wrap(made, seed)
         if tensor_env is not None:
             backend, creators = Tensors, [(tensor_env, (), {})]
+        elif backend is Tensors:
+            raise ConfigError(f"backend tensors: {made} has no num_envs and "
+                              "single_observation_space, or its reset returns neither torch "
+                              "tensors nor arrays with __dlpack__ as JAX's; use another backend.")
         elif num_envs == 1:
             creators = [(lambda: made, (), {})]
         else:
             made.close()
-    elif backend is Tensors:
-        creators = _as_one_object(env, holds_copies, num_envs, env_args, env_kwargs)
     _check_backend(backend, num_envs, num_workers, batch_size, num_buffers)
     return backend(creators, seed=seed, num_threads=num_threads, name=name, timeout=timeout,
                    num_workers=num_workers, batch_size=batch_size)
@@ -1210,7 +1208,7 @@ KEYWORDS = [name for name, p in inspect.signature(make).parameters.items()
 
 
 def _as_one_object(env, holds_copies, num_envs, env_args, env_kwargs):
-    """Return the creators of one object that holds all environments."""
+    """Return (creator, args, kwargs) of one object that holds all environments."""
     if num_envs > 1:
         if not holds_copies or isinstance(env_kwargs, (list, tuple)):
             raise ConfigError(f"vec.num_envs = {num_envs}: {environments.name_of(env)} is one "
@@ -1218,7 +1216,7 @@ def _as_one_object(env, holds_copies, num_envs, env_args, env_kwargs):
                               "one dict.")
         num_envs, others = environments.count_copies(num_envs, env_kwargs)
         env_kwargs = {**(others or {}), "num_envs": num_envs}
-    return environments.creators_of(env, 1, env_args, env_kwargs)[0]
+    return environments.creators_of(env, 1, env_args, env_kwargs)[0][0]
 
 
 def why_not_on_gpu(env, backend="auto", num_buffers=None):

@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -212,6 +213,14 @@ def in_wrappers(env, *limits):
 
 def several(autoreset):
     return gymnasium.vector.SyncVectorEnv([Steps, lambda: Steps(2)], autoreset_mode=autoreset)
+
+
+def flatten_action(layout, action):
+    """Return the row that FlatAction.unflatten turns into this action."""
+    parts = [functools.reduce(lambda part, key: part[key], keys, action)
+             for keys, _, _ in layout.leaves]
+    row = np.concatenate([np.ravel(part) for part in parts])
+    return row - layout.starts if layout.heads else row.astype(np.float32)
 
 
 ACTIONS = spaces.Tuple([spaces.Discrete(3, start=-1), spaces.MultiDiscrete([2, 4])])

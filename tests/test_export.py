@@ -20,7 +20,7 @@ import torch
 from conftest import open_chromium, slow_but
 from gymnasium import spaces
 from PIL import Image
-from small_envs import Drawn, declares
+from small_envs import Drawn, declares, flatten_action
 from trainers import Timed
 
 import emulation
@@ -211,7 +211,7 @@ def test_c_has_the_networks_outputs_and_the_environments_action(
                          for flags in (resets, np.zeros_like(resets)))
     np.testing.assert_allclose(outputs, expected, atol=1e-5, rtol=1e-5)
     assert np.abs(without - expected).max() > 1e-3, "the resets matter, so the test sees them"
-    expected = np.array([action.flatten(*choose(
+    expected = np.array([flatten_action(action, *choose(
         policy, taken, outputs[t : t + 1], None if masks is None else masks[t : t + 1], seed=seed,
         step=t, first_agent=agent, deterministic=deterministic)) for t in range(steps)])
     if heads:  # their exponentials may round otherwise, which moves one draw in millions
