@@ -8,8 +8,8 @@
     python -m ocean my_file.py:make_env --check # one in Python, also gym/CartPole-v1: 10,000 steps
     python -m ocean breakout --standalone       # builds a program; also --debug, --profile
 
-In the window: F12 saves a picture, Ctrl+F12 starts and stops a GIF, R restarts, Escape ends. The
-first agent is the player; all others act at random. `--debug` builds with sanitizers.
+In the window: F12 saves a picture, R restarts, Escape ends. The first agent is the player; all
+others act at random. `--debug` builds with sanitizers.
 """
 
 import argparse
@@ -37,7 +37,7 @@ import ocean
 import processes
 
 # raylib's codes of the keys that the window uses
-ESCAPE, F12, CONTROL, R = 256, 301, 341, ord("R")
+ESCAPE, F12, R = 256, 301, ord("R")
 NO_REWARD = "no reward but 0 was ever given. Can a random agent find one?"
 GUARD = 64  # bytes before and after each buffer, in which a check finds writes out of bounds
 
@@ -532,7 +532,7 @@ def play(library, settings, at_random, seed):
     at_random |= not has_keys
     turns = library.by_turns and not at_random
     rate = 30 if turns else library.fps  # a game that waits for a key must notice it soon
-    film, score, action = None, 0.0, None
+    score, action = 0.0, None
     raylib.SetExitKey(ESCAPE)
     picture = agents.envs.render()
     if at_random:
@@ -555,17 +555,9 @@ def play(library, settings, at_random, seed):
             agents.envs.reset(agents.rows)
             score = 0.0
         picture = agents.envs.render()
-        if film is not None:
-            film.append(picture)
         if raylib.IsKeyPressed(F12):
-            stamp = f"{name}_{time.strftime('%Y%m%d-%H%M%S')}"
-            if not raylib.IsKeyDown(CONTROL):
-                save_pictures(f"{stamp}.png", [picture], library.fps)
-            elif film is None:
-                film = []
-            else:
-                save_pictures(f"{stamp}.gif", film, library.fps)
-                film = None
+            path = f"{name}_{time.strftime('%Y%m%d-%H%M%S')}.png"
+            save_pictures(path, [picture], library.fps)
         time.sleep(max(0.0, 1 / rate - (time.perf_counter() - start)))
     raylib.CloseWindow()
 
