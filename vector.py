@@ -1174,8 +1174,8 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         if device is None:
             return Native(env, num_envs, num_buffers=num_buffers, **options)
         if reason := why_not_on_gpu(env, backend, num_buffers):
-            raise ConfigError(f"device = {device}: {environments.name_of(env)} cannot step there: "
-                              f"{reason}. Leave device out.")
+            raise EnvError(f"vec.device: {environments.name_of(env)} cannot step on a GPU, because "
+                           f"{reason}")
         return GpuEnvs(env, num_envs, device=device, **options)
     if isinstance(env, ocean.Library):
         creators = environments.ocean_creators(str(env.header), num_envs, env_kwargs)
@@ -1265,7 +1265,10 @@ def load_env(env_name, args):
 
 
 def make_from(maker, num_envs, args, settings):
-    """Call `make` with the vec section's settings."""
+    """Call `make` with the vec section's settings.
+
+    Prints why, if vec.device = auto keeps environments in C on the host of a GPU.
+    """
     vec, device = args["vec"], choose_device(maker, args["vec"], args["train"])
     names = "num_buffers", "num_threads", "num_workers", "batch_size", "timeout"
     make_on = functools.partial(make, maker, num_envs, vec["backend"], seed=args["train"]["seed"],
@@ -1277,32 +1280,23 @@ def make_from(maker, num_envs, args, settings):
             raise
         first, *lines = str(error).splitlines()  # of the GPU's compiler
         errors = [line.strip() for line in lines if "error" in line]
-        _print_host(maker, " ".join([first, *errors][:2]))
+        if data_parallel.connect().rank == 0:
+            print(f"{' '.join([first, *errors][:2])}; the host steps it", file=sys.stderr)
         return make_on()
 
 
 def choose_device(env, vec, train):
-    """Return the torch.device on which environments step, None for the host.
+    """Return the torch.device on which to try to step environments, None for the host.
 
-    Prints why, if auto keeps environments in C on the host of a GPU. Raises ConfigError if
-    vec.device = cuda cannot be.
+    Raises ConfigError if there is none for vec.device = cuda.
     """
     has_gpu = train["device"] == "cuda" and torch.cuda.is_available()
-    is_in_c = isinstance(env, ocean.Library) and vec["backend"] in ("auto", "native")
-    if vec["device"] == "host" or (vec["device"] == "auto" and not (has_gpu and is_in_c)):
-        return None  # the trainer refuses cuda without a GPU
-    reason = (why_not_on_gpu(env, vec["backend"], vec["num_buffers"]) if has_gpu else
-              "torch finds no GPU here" if train["device"] == "cuda" else
-              "train.device is cpu, to which each step would be copied")
-    if reason is None:
-        return torch.device("cuda", data_parallel.connect().choose_gpu())
-    if vec["device"] == "cuda":
+    if vec["device"] == "cuda" and not has_gpu:
+        problem = ("torch finds no GPU here" if train["device"] == "cuda" else
+                   "train.device is cpu, to which each step would be copied")
         raise ConfigError(f"vec.device = cuda: {environments.name_of(env)} cannot step on a GPU: "
-                          f"{reason}. Set auto or host.")
-    _print_host(env, reason)
-    return None
-
-
-def _print_host(env, reason):
-    if data_parallel.connect().rank == 0:
-        print(f"vec.device: {env.name} steps on the host, because {reason}", file=sys.stderr)
+                          f"{problem}. Set auto or host.")
+    is_in_c = isinstance(env, ocean.Library) and vec["backend"] in ("auto", "native")
+    if vec["device"] == "cuda" or (vec["device"] == "auto" and has_gpu and is_in_c):
+        return torch.device("cuda", data_parallel.connect().choose_gpu())
+    return None  # the trainer refuses cuda without a GPU
