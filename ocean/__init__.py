@@ -42,7 +42,6 @@ FOLDER = Path(__file__).resolve().parent
 # No -ffast-math: a NaN must stay one, and all builds of one machine give the same trajectories.
 FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fno-math-errno"]
 DEBUG_FLAGS = ["-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
-PROFILE_FLAGS = [*FLAGS, "-g", "-fno-omit-frame-pointer"]
 SHARED_FLAGS = ["-shared", "-fPIC", "-Wall", "-Wextra", "-DRAYLIB_POINTERS",
                 "-Werror=implicit-function-declaration"]  # else a misspelt name fails at loading
 FLOAT_MAX = float(np.finfo(np.float32).max)  # the largest value of a float setting

@@ -6,7 +6,7 @@
     python -m ocean breakout --png breakout.png --steps 200     # the picture after random steps
     python -m ocean path/to/my.h --check        # a million steps with sanitizers, to find bugs
     python -m ocean my_file.py:make_env --check # one in Python, also gym/CartPole-v1: 10,000 steps
-    python -m ocean breakout --standalone       # builds a program; also --debug, --profile
+    python -m ocean breakout --standalone       # a program with symbols for perf; also --debug
 
 In the window: F12 saves a picture, R restarts, Escape ends. The first agent is the player; all
 others act at random. `--debug` builds with sanitizers.
@@ -498,12 +498,12 @@ def find_raylib(compiler):
 def standalone(library, settings, path, kind="fast"):
     """Build the environment as a program without Python (main.c) at `path`.
 
-    It has a window if the system has raylib, except for a profile. `kind`: fast (optimised), debug
-    (with sanitizers) or profile (optimised, with symbols).
+    It has a window if the system has raylib. `kind`: fast (optimised) or debug (with sanitizers),
+    both with symbols.
     """
     compiler = ocean.find_compiler()
-    flags = {"fast": ocean.FLAGS, "debug": ocean.DEBUG_FLAGS, "profile": ocean.PROFILE_FLAGS}[kind]
-    raylib = None if kind == "profile" else find_raylib(compiler)
+    flags = {"fast": [*ocean.FLAGS, "-g"], "debug": ocean.DEBUG_FLAGS}[kind]
+    raylib = find_raylib(compiler)
     window = [] if raylib is None else ["-DDRAW"]
     command = [compiler, *flags, "-I", str(ocean.FOLDER),
                f'-DENV_HEADER="{library.header}"', *window,
@@ -514,13 +514,9 @@ def standalone(library, settings, path, kind="fast"):
                            f"{result.stderr}")
     run = " ".join([str(path) if os.path.dirname(path) else f"./{path}",
                     *(f"{name}={float(value):.10g}" for name, value in settings.items())])
-    print(f"built {path} {'with a window' if window else 'without a window'}"
-          + (" (no raylib was found)" if raylib is None and kind != "profile" else ""))
+    print(f"built {path} {'with a window' if window else 'without a window (no raylib was found)'}")
     print(f"to run it: {run}   at random; add a file of python pufferl.py export "
           f"{library.name} for a policy")
-    if kind == "profile":
-        print(f"to see where the time goes: perf record -g {run} --episodes 100000 --steps "
-              "10000000 && perf report")
 
 
 def play(library, settings, at_random, seed):
@@ -588,15 +584,14 @@ def main():
         "Python (FILE: its path, by default the environment's name)")
     add = parser.add_mutually_exclusive_group().add_argument
     for kind, text in (("debug", "build with sanitizers"),
-                       ("fast", "build optimised; --check does not by default"),
-                       ("profile", "build the program optimised with symbols, for perf")):
+                       ("fast", "build optimised; --check does not by default")):
         add(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
     arguments = parser.parse_args()
     if arguments.name is None:
         print("\n".join(ocean.names()))
         return 0
     kind = arguments.kind or ("debug" if arguments.check else "fast")
-    build_program = arguments.standalone is not None or kind == "profile"
+    build_program = arguments.standalone is not None
     debug = kind == "debug" and not build_program
     creator, settings = None, dict(map(parse_setting, arguments.set))
     with errors.exit_on_error("python -m ocean", (ValueError, TypeError)):
