@@ -1084,7 +1084,7 @@ def _name_of(backend):
 
 
 def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=None):
-    """Return the class that steps `num_envs` of `env`: as `make` takes it.
+    """Return the class that steps `num_envs` of `env`, of environments.find_maker.
 
     backend: a class, which is returned; a name in BACKENDS, in any case. PufferLib's PufferEnv is
     Native. "auto" or None is Native for environments in C, and for others:
@@ -1097,7 +1097,7 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
     Raises ConfigError for an unknown name, and for a backend that cannot step this environment.
     """
     one = next(iter(env), None) if isinstance(env, (list, tuple)) else env
-    is_in_c = environments.is_in_c(env)
+    is_in_c = isinstance(env, ocean.Library)
     if isinstance(backend, type) and issubclass(backend, emulation.PufferEnv):
         backend = Native
     if isinstance(backend, str):

@@ -269,7 +269,7 @@ def test_what_else_chooses_a_backend(monkeypatch):
     assert vector.choose_backend(Walk, Threads, 4) is Threads
     assert vector.choose_backend([Walk(), Walk()], None, 2) is Serial  # instances live here
     assert vector.choose_backend([Walk, Walk], "auto", 2) is Multiprocessing
-    assert vector.choose_backend("cartpole", "puffer") is Native
+    assert vector.choose_backend(ocean.load("cartpole"), "puffer") is Native
     with vector.make(Counters(num_agents=2)) as vecenv:
         assert vecenv.reset()[0].shape == (2, 2)
     with vector.make(Counters, backend=Native, env_kwargs={"num_agents": 2}) as vecenv:
