@@ -177,7 +177,7 @@ class Module(types.ModuleType):
         return find(self.__name__.partition(".")[2], name)
 
 
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Import a module of this project or a Module as `pufferlib.NAME`."""
 
     def find_spec(self, fullname, path=None, target=None):
@@ -217,11 +217,10 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         if "__getattr__" not in vars(module):
             module.__getattr__ = functools.partial(find, name)
 
-    def get_source(self, fullname):
-        return Path(importlib.util.find_spec(fullname).origin).read_text("utf-8")
-
     def get_code(self, fullname):
-        return compile(self.get_source(fullname), importlib.util.find_spec(fullname).origin, "exec")
+        """Return the code that `python -m pufferlib.NAME` runs."""
+        spec = importlib.util.find_spec(ALIASES[fullname.partition(".")[2]])
+        return spec.loader.get_code(spec.name)
 
 
 sys.meta_path.append(Finder())
