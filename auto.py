@@ -180,8 +180,6 @@ def wants_normalising(facts):
     numbers = [space for space in facts.spaces if leaf_kind(space) in kinds]
     if not numbers:
         return False, "no plain numbers are seen"
-    if any(isinstance(space, gymnasium.spaces.Text) for space in numbers):
-        return True, "characters are seen as numbers"
     # Small integers often name things, a cell or a kind. Larger ones saturate a network.
     boxes = [space for space in numbers if isinstance(space, gymnasium.spaces.Box)
              and (space.dtype.kind == "f" or farthest(space) > KINDS)]

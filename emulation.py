@@ -15,15 +15,10 @@ else. Episodes restart by themselves. Both return a list of dicts, one for each 
 flat_spaces.py converts the spaces.
 """
 
-import ast
-import functools
-import hashlib
 import inspect
 import itertools
 import math
-import re
 import sys
-import textwrap
 import traceback
 from types import SimpleNamespace
 
@@ -51,12 +46,14 @@ class Checked:
     """An environment whose first reset and first step are checked.
 
     Attributes: env; returned_space, of the observations that `reset` and `step` return, None for
-    those that are not checked; returned_shape, () or (num_envs,), of rewards and flags. A method
-    that reads a later result has it in a local variable `returned`: after an error `explain` looks
-    for it in the frames of the traceback, and checks it.
+    those that are not checked; returned_shape, () or (num_envs,), of rewards and flags; to_array,
+    which makes a numpy array of one of them. A method that reads a later result has it in a local
+    variable `returned`: after an error `explain` looks for it in the frames of the traceback, and
+    checks it.
     """
 
     returned_space, returned_shape = None, ()
+    to_array = staticmethod(np.asarray)
     _unchecked = frozenset(("reset", "step"))
 
     def check_first(self, call, returned):
@@ -67,7 +64,8 @@ class Checked:
 
     def check_returned(self, call, returned):
         """Raise an EnvError if a reset or step returned something else than declared."""
-        check_returned(self.env, call, returned, self.returned_space, self.returned_shape)
+        check_returned(self.env, call, returned, self.returned_space, self.returned_shape,
+                       self.to_array)
 
 
 def explain(error):
@@ -462,7 +460,7 @@ class SyncStepper:
     def __init__(self, envs, numbers=(0,)):
         self._envs, self._numbers, self._casting = envs, numbers, "same_kind"
         self._start, observation = envs[0]._action.start, envs[0]._observation
-        self._shape, self._needs_encoding = observation.space.shape, observation.needs_encoding
+        self._shape, self._is_structured = observation.space.shape, observation.structured
         self._is_scalar = self._shape == ()
         self._scales = np.array([env.reward_scale for env in envs])
 
@@ -470,7 +468,7 @@ class SyncStepper:
         """Return a row with what `reset` and `step` need beside its arrays."""
         row.valid[:] = 1
         row.has_flags = True
-        row.joined = (row.observations[:, 0] if self._is_scalar or self._needs_encoding
+        row.joined = (row.observations[:, 0] if self._is_scalar or self._is_structured
                       else row.observations.reshape(-1, *self._shape[1:]))
         return row
 
@@ -539,7 +537,7 @@ class SyncStepper:
 
     def _write(self, row, observations, infos):
         """Write observations and action masks to a row."""
-        if self._needs_encoding:
+        if self._is_structured:
             for env, target, observation in zip(self._envs, row.observations, observations,
                                                 strict=True):
                 env._observation.flatten(observation, target)
@@ -563,42 +561,20 @@ class SyncStepper:
             env.check_returned(call, result)
 
 
-@functools.cache
-def digest(*functions):
-    """Return a digest of functions without docstrings and comments.
-
-    Returns None without source.
-    """
-    texts = []
-    for function in functions:
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-        except (OSError, TypeError):
-            return None
-        if isinstance(tree, ast.FunctionDef) and ast.get_docstring(tree) is not None:
-            del tree.body[0]
-        # some versions of Python write fields that are empty
-        text = re.sub(r"(, )?\b\w+=(\[\]|None)", "", ast.dump(tree))
-        texts.append(text.replace("(, ", "("))
-    return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
-
-
 # --------------------------------------------------------------------------------------------------
 # Gymnasium's vector environments
-
-MODES = {"nextstep": "next_step", "samestep": "same_step", "disabled": "disabled"}
 
 
 def autoreset_mode(env):
     """Return an autoreset mode: "next_step", "same_step" or "disabled"."""
     mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
-    name = str(getattr(mode, "value", mode)).lower().replace("_", "")
-    if name not in MODES:
+    name = getattr(mode, "name", str(mode)).lower()  # Gymnasium's or a word
+    if name not in ("next_step", "same_step", "disabled"):
         raise EnvError(
             f'{env}: metadata["autoreset_mode"] = {mode!r}: must be "next_step", "same_step" or '
             '"disabled", as Gymnasium defines them. For Isaac Lab and ManiSkill there are '
             "tensors.IsaacLab and tensors.ManiSkill.")
-    return MODES[name]
+    return name
 
 
 class GymnasiumVectorPufferEnv(Wrapper):
@@ -621,8 +597,6 @@ class GymnasiumVectorPufferEnv(Wrapper):
                                                                  self.num_agents)
         self.returned_shape = (self.num_agents,)
         self._make_arrays()
-
-    _where = staticmethod(np.where)
 
     def _make_arrays(self):
         """Make the arrays of flat observations and of the episodes' sums."""
@@ -673,12 +647,10 @@ class GymnasiumVectorPufferEnv(Wrapper):
         self.check_first("step", returned)
         observations, rewards, terminated, truncated, info = returned
         done = self._count_step(view, rewards, terminated, truncated)
-        self.ended = np.flatnonzero(done).tolist()
-        if not self.ended:
-            self._write(view, observations, info)
-            return []
-        infos = self._end_episodes(view, observations, truncated, info, done)
-        if self.mode == "disabled":
+        self.ended, infos = np.flatnonzero(done).tolist(), []
+        if self.ended:
+            infos = self._end_episodes(view, observations, truncated, info, done)
+        if self.ended and self.mode == "disabled":
             observations, info = self.env.reset(options={"reset_mask": done})
         self._write(view, observations, info)
         return infos
@@ -687,7 +659,7 @@ class GymnasiumVectorPufferEnv(Wrapper):
         """Write rewards and ends, add to the episodes' sums; return who ended (copies,)."""
         done = terminated | truncated
         if self.mode == "next_step":
-            rewards = self._where(self._is_inactive, 0, rewards)
+            rewards = rewards * ~self._is_inactive
         self._returns += rewards
         self._lengths += ~self._is_inactive
         view.rewards[:] = rewards if self.reward_scale == 1 else rewards * self.reward_scale

@@ -431,11 +431,6 @@ class OceanPufferEnv(PufferEnv):
 # The arguments of vector.make, as creators
 
 
-def is_in_c(env):
-    """Tell whether an argument of make means environments in C."""
-    return isinstance(env, (str, ocean.Library)) or hasattr(env, "__fspath__")
-
-
 def find_maker(env):
     """Return what makes the environments that `make` is called with.
 

@@ -1,9 +1,9 @@
 """Convert spaces to flat arrays, and check values against their spaces.
 
     flat = FlatObservation(env.observation_space)   # .flatten, .unflatten; .dtype: structured
-    action = FlatAction(env.action_space)           # .flatten, .unflatten; .heads, .flat_space
+    action = FlatAction(env.action_space)           # .unflatten; .heads, .flat_space
 
-An observation space of any nesting (Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary, Text)
+An observation space of any nesting (Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary)
 becomes one flat array: the bytes of one structured numpy dtype. If all leaves have one dtype, the
 array has that dtype too, else uint8. A plain Box keeps its shape. Actions become Discrete,
 MultiDiscrete or Box. emulation.py has the environments.
@@ -49,10 +49,7 @@ def _children(space):
         return [(f"f{i}", i, sub) for i, sub in enumerate(space.spaces)]
     if not isinstance(space, spaces.Dict):
         return None
-    names = [str(key) for key in space.spaces]
-    if len(set(names)) < len(names) or "" in names:  # numpy's fields need distinct names
-        names = [f"f{i}" for i in range(len(names))]
-    return [(name, key, sub) for name, (key, sub) in zip(names, space.spaces.items(), strict=True)]
+    return [(str(key), key, sub) for key, sub in space.spaces.items()]
 
 
 def _leaves(space, keys=(), names=()):
@@ -77,25 +74,9 @@ def _leaf(space):
         return space.dtype, space.shape, space.start, space.start + space.nvec - 1
     if isinstance(space, spaces.MultiBinary):
         return space.dtype, space.shape, 0, 1
-    if isinstance(space, spaces.Text):  # code points, padded with zeros
-        return np.dtype(np.int32), (space.max_length,), 0, 0x10FFFF
     raise TypeError(
-        f"{space} cannot be made flat: Dict, Tuple, Box, Discrete, MultiDiscrete, MultiBinary "
-        "and Text can. Take the part out, e.g. with gymnasium.wrappers.FilterObservation.")
-
-
-def _encode(leaf, value):
-    """Return a leaf's value as something that its array takes."""
-    if not isinstance(leaf, spaces.Text):
-        return value
-    return np.frombuffer(value.ljust(leaf.max_length, "\0").encode("utf-32-le"), np.int32)
-
-
-def _decode(leaf, array):
-    """Invert `_encode`; a Discrete's value is a numpy scalar."""
-    if isinstance(leaf, spaces.Text):
-        return "".join(map(chr, array[array != 0]))
-    return array[()] if isinstance(leaf, spaces.Discrete) else array
+        f"{space} cannot be made flat: Dict, Tuple, Box, Discrete, MultiDiscrete and MultiBinary "
+        "can. Take the part out, e.g. with gymnasium.wrappers.FilterObservation.")
 
 
 def _bounds(arrays):
@@ -141,10 +122,9 @@ def space_dtype(space):
 # Observations
 
 
-def outside(leaf, values, valid=None, slack=0.0):
+def outside(leaf, values, slack=0.0):
     """Mark the values (..., *shape) that are not in a leaf space.
 
-    With valid (n in all), values are (n, *shape) and those of inactive agents are not marked.
     slack: how far a Box's values may lie beyond a bound, relative to it or to 1.
     """
     _, _, low, high = _leaf(leaf)
@@ -152,8 +132,7 @@ def outside(leaf, values, valid=None, slack=0.0):
         with np.errstate(over="ignore"):
             low = low - slack * np.maximum(1, np.abs(low))
             high = high + slack * np.maximum(1, np.abs(high))
-    wrong = ~((values >= low) & (values <= high))
-    return wrong if valid is None else wrong & (valid.reshape(-1, *[1] * (wrong.ndim - 1)) != 0)
+    return ~((values >= low) & (values <= high))
 
 
 class FlatObservation:
@@ -183,7 +162,6 @@ class FlatObservation:
             if has_one_dtype:  # the leaves follow each other without a gap
                 low, high = (bound.astype(self.flat_dtype) for bound in _bounds(arrays))
             self.flat_space = spaces.Box(low, high, self.shape, self.flat_dtype.type)
-        self.needs_encoding = self.structured or isinstance(space, spaces.Text)
         self._flat = np.zeros(self.shape, self.flat_dtype)
         self._views = [view[0, ...] for view in self.fields(self._flat[None])]
 
@@ -201,42 +179,23 @@ class FlatObservation:
         (...); slack: as of `outside`.
         """
         count, words = 0, ""
-        fields = self.fields(observations.reshape(-1, *self.shape))
+        fields = self.fields(observations.reshape(-1, *self.shape)[valid.reshape(-1) != 0])
         for (keys, _, leaf), values in zip(self.leaves, fields, strict=True):
-            wrong = outside(leaf, values, valid, slack) & (values == values)
+            wrong = outside(leaf, values, slack) & (values == values)
             if wrong.any() and not words:
                 _, shape, *bounds = _leaf(leaf)
-                agent, *index = np.argwhere(wrong)[0].tolist()
+                row, *index = np.argwhere(wrong)[0].tolist()
                 low, high = (np.broadcast_to(bound, shape)[tuple(index)] for bound in bounds)
-                words = (f"{name_field(keys)}{index or ''} was {values[(agent, *index)]!s}, "
+                words = (f"{name_field(keys)}{index or ''} was {values[(row, *index)]!s}, "
                          f"declared are {low!s} to {high!s}")
             count += np.count_nonzero(wrong)
         return count, words
-
-    def note_indistinct(self, observations, name):
-        """Warn of different numbers that are equal in float32, as a network has them.
-
-        observations: a tensor (..., *flat shape); name: of the environment.
-        """
-        wide = [isinstance(leaf, spaces.Box) and not np.can_cast(leaf.dtype, np.float32)
-                for *_, leaf in self.leaves]
-        if not any(wide):
-            return
-        fields = self.fields(observations.cpu().numpy().reshape(-1, *self.shape))
-        for (keys, *_), values in itertools.compress(zip(self.leaves, fields, strict=True), wide):
-            for column in values.reshape(len(values), -1).T:
-                near = column[np.abs(column) > 2**24]
-                if len(np.unique(near)) > len(np.unique(near.astype(np.float32))):
-                    warn_once(f"{name}: the {name_field(keys)} has numbers near {near[0]} that are "
-                              "one number in float32, so the network cannot tell them apart. Give "
-                              "--train.norm-obs True, which first subtracts their mean.")
-                    return
 
     def flatten(self, value, out=None):
         """Write one observation to a flat array, by default a new one, and return it."""
         if out is None:
             out = np.zeros(self.shape, self.flat_dtype)
-        if self.needs_encoding:
+        if self.structured:
             self.write(value, self._views)
             value = self._flat
         store(out, value)
@@ -244,14 +203,15 @@ class FlatObservation:
 
     def write(self, value, views):
         """Write an observation, or a batch of them, to views of its leaves."""
-        for (keys, _, leaf), view in zip(self.leaves, views, strict=True):
-            store(view, _encode(leaf, _get_part(value, keys)), keys)
+        for (keys, *_), view in zip(self.leaves, views, strict=True):
+            store(view, _get_part(value, keys), keys)
 
     def unflatten(self, flat):
         """Invert `flatten`: arrays are views of `flat`, Discrete values numpy scalars."""
         fields = self.fields(np.ascontiguousarray(flat)[None])
-        return _nest(self.space, (_decode(leaf, field[0, ...])
-                                  for (*_, leaf), field in zip(self.leaves, fields, strict=True)))
+        return _nest(self.space, (
+            field[0] if isinstance(leaf, spaces.Discrete) else field[0, ...]
+            for (*_, leaf), field in zip(self.leaves, fields, strict=True)))
 
 
 def nativize_dtype(env):
@@ -326,7 +286,7 @@ class FlatAction:
             in zip(self.leaves, itertools.accumulate(sizes, initial=0), sizes, strict=False)]
         lows, highs = _bounds(arrays)
         discrete = {dtype.kind in "biu" for dtype, *_ in arrays}
-        if len(discrete) > 1 or any(isinstance(leaf, spaces.Text) for *_, leaf in self.leaves):
+        if len(discrete) > 1:
             raise TypeError(f"the action space {space}: must be Discrete, MultiDiscrete, "
                             "MultiBinary and boxes of integers, or boxes of floats.")
         self.columns = len(lows)
@@ -359,11 +319,6 @@ class FlatAction:
             np.int64(row[first]) if isinstance(leaf, spaces.Discrete)
             else row[first : first + count].astype(leaf.dtype).reshape(leaf.shape)
             for leaf, first, count in self.parts))
-
-    def flatten(self, action):
-        """Return the row that `unflatten` turns into this action."""
-        row = np.concatenate([np.ravel(_get_part(action, keys)) for keys, _, _ in self.leaves])
-        return (row - self.starts).astype(np.int32) if self.heads else row.astype(np.float32)
 
     def write_mask(self, target, mask):
         """Write an action mask to a row of all heads' options; None allows all.
@@ -421,11 +376,12 @@ RESET = "observation", "info"  # what Gymnasium's reset and step return
 STEP = "observation", "reward", "terminated", "truncated", "info"
 
 
-def check_returned(env, call, returned, space, shape=()):
+def check_returned(env, call, returned, space, shape=(), to_array=np.asarray):
     """Raise an EnvError if `reset` or `step` returned something else than declared.
 
     env: the environment in words; call: "reset" or "step"; space: of the observations, None for
-    those that are not checked; shape: of rewards and flags, (num_envs,) for a vector.
+    those that are not checked; shape: of rewards and flags, (num_envs,) for a vector; to_array:
+    makes a numpy array of one that the environment returns.
     """
     names = STEP if call == "step" else RESET
     if not isinstance(returned, tuple | list) or len(returned) != len(names):
@@ -433,7 +389,7 @@ def check_returned(env, call, returned, space, shape=()):
                else describe(returned))
         raise EnvError(f"{env}: {call}() must return {', '.join(names)}, got {got}.")
     if space is not None:
-        check_value(env, call, space, returned[0])
+        check_value(env, call, space, returned[0], to_array)
     info = returned[-1]
     if not hasattr(info, "keys"):
         raise EnvError(f"{env}: the info of {call}() must be a dict, got {describe(info)}.")
@@ -441,14 +397,14 @@ def check_returned(env, call, returned, space, shape=()):
         raise EnvError(
             f'{env}: the info of {call}() has "action_masks". Name the mask "action_mask".')
     for name, value in zip(names[1:-1], returned[1:-1], strict=True):
-        array = np.array(None) if isinstance(value, list | tuple) else np.asarray(value)
+        array = np.array(None) if isinstance(value, list | tuple) else to_array(value)
         has_shape = array.shape == shape or (not shape and array.size == 1)
         if not has_shape or array.dtype.kind not in "biuf":
             kind = f"numbers of shape {shape}" if shape else "a number"
             raise EnvError(f"{env}: the {name} of {call}() must be {kind}, got {describe(value)}.")
 
 
-def check_value(env, call, space, value):
+def check_value(env, call, space, value, to_array):
     """Raise an EnvError that says where an observation breaks its space.
 
     A float64 passes where a float32 is declared; floats may be a ROUNDING_TOLERANCE outside.
@@ -457,7 +413,7 @@ def check_value(env, call, space, value):
         (dtype, shape, low, high), expected = _leaf(leaf), None
         try:
             part = _get_part(value, keys)
-            array, got = np.asarray(_encode(leaf, part)), describe(part)
+            array, got = to_array(part), describe(part)
         except (AttributeError, LookupError, TypeError, ValueError):  # of another structure
             array, got = None, describe(value)
         if array is None:
@@ -481,25 +437,31 @@ def check_value(env, call, space, value):
 
 def describe(value):
     """Write a value and its type, or an array's shape and dtype, for an error."""
-    if isinstance(value, np.ndarray) and value.shape:
-        return f"an array of shape {value.shape} and dtype {value.dtype}"
+    if hasattr(value, "dtype") and value.shape:
+        return f"an array of shape {tuple(value.shape)} and dtype {value.dtype}"
     return f"{value!r} ({type(value).__name__})"[:200]
 
 
 NUMBERS = int, float, np.integer, np.floating, np.bool_
 
 
-def numeric_scalars(info, prefix=""):
+def unroll_nested_dict(nested):
+    """Yield ("a/b", value) of all leaves of dicts within dicts."""
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            yield from ((f"{key}/{inner}", leaf) for inner, leaf in unroll_nested_dict(value))
+        else:
+            yield key, value
+
+
+def numeric_scalars(info):
     """Return {"a/b": float} of the finite numbers in an info, also a nested one."""
     numbers = {}
-    for key, value in info.items():
-        if isinstance(value, dict):
-            numbers |= numeric_scalars(value, f"{prefix}{key}/")
+    for name, value in unroll_nested_dict(info):
         if isinstance(value, np.ndarray) and value.size == 1:
             value = value.item()
-        is_number = isinstance(value, NUMBERS) and not isinstance(value, np.timedelta64)
-        if is_number and math.isfinite(value):
-            numbers[f"{prefix}{key}"] = float(value)
+        if isinstance(value, NUMBERS) and math.isfinite(value):
+            numbers[f"{name}"] = float(value)
     return numbers
 
 

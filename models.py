@@ -717,8 +717,7 @@ class MultiInputPolicy(nn.Module):
         encoders = {"image": image_encoder or _image_encoder, "board": _board_encoder,
                     "choices": _OneHot, "numbers": nn.Identity}
         self.parts = nn.ModuleList(encoders[kind](leaf) for _, leaf, kind in self.leaves)
-        # the dtype's shape, because a Text has none
-        self.numbers = [math.prod(flat_spaces.space_dtype(leaf).shape)
+        self.numbers = [math.prod(leaf.shape)
                         for _, leaf, kind in self.leaves if kind == "numbers"]
         exact = any(exceeds_float32(leaf) for _, leaf, kind in self.leaves if kind == "numbers")
         self.normalizer = (Normalizer(sum(self.numbers), self._numbers, exact)

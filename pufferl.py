@@ -688,8 +688,6 @@ class PuffeRL:
             choices=any(leaf_kind(leaf) == "choices" for *_, leaf in self._layout.leaves))
         sentences = []
         if self.warnings is not None:
-            if self.epoch == 1 and self.normalizer is None:
-                self._layout.note_indistinct(self.storage["observations"], self.vecenv.name)
             metrics["vital/observation_outside"] = float(self._count_outside())
             sentences = self.warnings.update(self.global_step, metrics)
         self.logger.log(metrics, self.global_step)

@@ -16,6 +16,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import operator
 import re
 import sys
 import types
@@ -51,11 +52,11 @@ NAMES = {  # one name of PufferLib: its equivalent here
     "APIUsageError": "builtins.ValueError", "InvalidAgentError": "builtins.ValueError",
     "EnvironmentSetupError": "builtins.RuntimeError", "namespace": "types.SimpleNamespace",
     "ClipAction": "gymnasium.wrappers.ClipAction", "GymToGymnasium": "emulation.gymnasium_form",
+    "unroll_nested_dict": "flat_spaces.unroll_nested_dict",
     "vector.PufferEnv": "pufferlib.PufferEnv",
     "vector.GymnasiumPufferEnv": "emulation.GymnasiumPufferEnv",
     "vector.PettingZooPufferEnv": "emulation.PettingZooPufferEnv",
     "pytorch.layer_init": "pufferlib.layer_init", "pytorch.sample_logits": "models.act",
-    "pufferl.compute_puff_advantage": "pufferlib.compute_puff_advantage",
     "pufferl.eval": "tools.watch.play",
     "pufferl.profile": "tools.speed.profile",
     "pufferl.export": "tools.export.export",
@@ -88,6 +89,7 @@ GONE = {  # a name without an equivalent: its replacement
     "pufferl.sweep": "protein.Protein(env_name).optimize(), or python protein.py ENV",
     "NeptuneLogger": "Neptune's service has ended; WandbLogger, or a class with NoLogger's methods",
     "pufferl.autotune": "python pufferl.py autotune ENV",
+    "pufferl.compute_puff_advantage": "kernels.advantage, of arrays (T, agents)",
     "pufferl.Profile": "python pufferl.py profile ENV",
     "pufferl.Utilization": "trainer.print_dashboard()",
     "ocean.MAKE_FUNCTIONS": "ocean.names()",
@@ -175,17 +177,7 @@ class Module(types.ModuleType):
         return find(self.__name__.partition(".")[2], name)
 
 
-class Alias:
-    """A second name of an attribute, until a value is assigned to it."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def __get__(self, owner, kind=None):
-        return self if owner is None else getattr(owner, self.name)
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Import a module of this project or a Module as `pufferlib.NAME`."""
 
     def find_spec(self, fullname, path=None, target=None):
@@ -220,15 +212,15 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         name = module.__spec__.name.partition(".")[2]
         module.__spec__ = module.__spec__.loader_state
         if name == "pufferl":
-            module.PuffeRL.stats = module.PuffeRL.last_stats = Alias("environment")
+            alias = property(operator.attrgetter("environment"))
+            module.PuffeRL.stats = module.PuffeRL.last_stats = alias
         if "__getattr__" not in vars(module):
             module.__getattr__ = functools.partial(find, name)
 
-    def get_source(self, fullname):
-        return Path(importlib.util.find_spec(fullname).origin).read_text("utf-8")
-
     def get_code(self, fullname):
-        return compile(self.get_source(fullname), importlib.util.find_spec(fullname).origin, "exec")
+        """Return the code that `python -m pufferlib.NAME` runs."""
+        spec = importlib.util.find_spec(ALIASES[fullname.partition(".")[2]])
+        return spec.loader.get_code(spec.name)
 
 
 sys.meta_path.append(Finder())
@@ -424,15 +416,6 @@ def ResizeObservation(env, downscale=2):
         env, lambda picture: picture[::downscale, ::downscale], small)
 
 
-def unroll_nested_dict(nested):
-    """Yield ("a/b", value) of all leaves."""
-    for key, value in nested.items():
-        if isinstance(value, dict):
-            yield from ((f"{key}/{inner}", leaf) for inner, leaf in unroll_nested_dict(value))
-        else:
-            yield key, value
-
-
 def ocean_name(name):
     """Return the environment in C of PufferLib's class or module, else None.
 
@@ -467,26 +450,3 @@ def layer_init(layer, std=2**0.5, bias_const=0.0):
     if layer.bias is not None:
         layer.bias.data.fill_(bias_const)
     return layer
-
-
-def compute_puff_advantage(values, rewards, terminals, ratio, advantages, gamma, gae_lambda,
-                           vtrace_rho_clip, vtrace_c_clip):
-    """Compute kernels.advantage in PufferLib's layout.
-
-    Arrays are (segments, T); rewards[:, t + 1] and terminals[:, t + 1] follow the action at t, and
-    the last step has no advantage. Writes to `advantages` and returns it.
-    """
-    import torch
-
-    def steps(tensor, dtype=torch.float32, first=0):
-        return tensor[:, first : first + values.shape[1] - 1].T.to(dtype).contiguous()
-
-    done = steps(terminals, torch.uint8, 1)
-    flags, result = torch.zeros_like(done), torch.empty_like(steps(values))
-    importlib.import_module("kernels").advantage(
-        values.T.float().contiguous(), steps(rewards, first=1), done, flags,
-        torch.zeros_like(result), steps(ratio),
-        torch.ones(values.T.shape, dtype=torch.uint8), result, gamma=gamma, gae_lambda=gae_lambda,
-        rho_clip=vtrace_rho_clip, c_clip=vtrace_c_clip)
-    advantages[:, :-1], advantages[:, -1] = result.T, 0
-    return advantages

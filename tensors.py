@@ -57,6 +57,11 @@ def as_tensor(array):
     return torch.from_dlpack(array)
 
 
+def to_numpy(array):
+    """Return an array on the host."""
+    return as_tensor(array).detach().cpu().numpy()
+
+
 def as_tensors(storage):
     """Return {name: tensor or None} of a namespace's numpy arrays, not copied."""
     return {name: None if array is None else torch.from_numpy(array)
@@ -96,16 +101,15 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
     """
 
     gives_tensors = True
-    _where = staticmethod(torch.where)
+    to_array = staticmethod(to_numpy)
 
     def __init__(self, env, first):
         leaf = _first_leaf(first)
         self.device = as_tensor(leaf).device
         super().__init__(env)
-        if isinstance(env.single_action_space, spaces.Dict | spaces.Tuple) or any(
-                isinstance(part, spaces.Text) for *_, part in self._observation.leaves):
+        if isinstance(env.single_action_space, spaces.Dict | spaces.Tuple):
             raise EnvError(f"{env}: environments of tensors act in a Discrete, MultiDiscrete, "
-                           "MultiBinary or Box, and have no Text. Use other spaces.")
+                           "MultiBinary or Box. Use another space.")
         self.check_first("reset", first)
         self.has_valid = self.mode == "next_step"
         self._plan_actions(leaf)
@@ -161,8 +165,7 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
 
     def _masks(self, observation, info):
         mask = info.get("action_mask")
-        mask = None if mask is None else as_tensor(mask).cpu().numpy()
-        return super()._masks(observation, {"action_mask": mask})
+        return [] if mask is None else [to_numpy(mask)]
 
     def _write(self, view, observations, info):
         """Write observations and action masks.
@@ -251,20 +254,18 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
         self._returns.masked_fill_(ended, 0)
         self._lengths.masked_fill_(ended, 0)
 
-    def _numbers(self, info, prefix=""):
+    def _numbers(self, info):
         """Return {"a/b": number, or tensor (num_agents,)} of an info and its dicts."""
         numbers = {}
-        for key, value in info.items():
-            if key.startswith("_") or (key in ("log", "action_mask", "final_info") and not prefix):
+        for name, value in flat_spaces.unroll_nested_dict(info):
+            if "/_" in f"/{name}" or name.split("/")[0] in ("log", "action_mask", "final_info"):
                 continue
-            if isinstance(value, dict):
-                numbers |= self._numbers(value, f"{prefix}{key}/")
-            elif isinstance(value, bool | int | float):
-                numbers[prefix + key] = float(value)
+            if isinstance(value, bool | int | float):
+                numbers[name] = float(value)
             elif hasattr(value, "__dlpack__") and value.shape in ((), (1,), (self.num_agents,)):
                 value = as_tensor(value)
                 if not value.is_complex():
-                    numbers[prefix + key] = value.to(self.device, torch.float64)
+                    numbers[name] = value.to(self.device, torch.float64)
         return numbers
 
     def log(self, env=None):
@@ -280,29 +281,13 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
             tensor[:, part] = 0
         return flat_spaces.episode_means(dict(zip(self._sums, sums, strict=True)), sums[0][1])
 
-    def check_returned(self, call, returned):
-        """Raise an EnvError as Checked's does, of the arrays on the host."""
-        def copy_to_host(tree):
-            if isinstance(tree, dict):
-                return {key: copy_to_host(part) for key, part in tree.items()}
-            return (tuple(map(copy_to_host, tree)) if isinstance(tree, tuple)
-                    else as_tensor(tree).detach().cpu().numpy())
-
-        if isinstance(returned, tuple):
-            returned = *map(copy_to_host, returned[:-1]), returned[-1]
-        super().check_returned(call, returned)
-
     # -- the rest
     # ----------------------------------------------------------------------------------------------
 
     def render(self):
         """Return what the environment draws, on the host; None if it cannot."""
         frames = self.env.render() if hasattr(self.env, "render") else None
-        return frames.detach().cpu().numpy() if isinstance(frames, torch.Tensor) else frames
-
-    def close(self):
-        if hasattr(self.env, "close"):
-            self.env.close()
+        return to_numpy(frames) if isinstance(frames, torch.Tensor) else frames
 
 
 # --------------------------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ To add a backend, read `Vector`.
 """
 
 import contextlib
-import faulthandler
 import functools
 import inspect
 import itertools
@@ -43,7 +42,6 @@ import select
 import sys
 import time
 from collections import defaultdict
-from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium
@@ -127,7 +125,6 @@ class Vector(contextlib.AbstractContextManager):
         driver_env [itself]: what policies read the spaces, obs_dtype and
             env_single_observation_space from
         storage [None until `allocate`]: the arrays of `new_storage`
-        timeout: seconds after which a step that does not return is reported
         _t: the row of each buffer to act on; `begin` sets it to 0, `advance` adds 1
         device [None]: the torch.device of the environments' own tensors; see Tensors
         in_graphs [False]: whether a CUDA graph can step them; see GpuEnvs
@@ -163,23 +160,8 @@ class Vector(contextlib.AbstractContextManager):
     closed = in_graphs = can_step_in_kernels = False
     _driver = None
     _arrays = None  # stepped into in place of `storage`; see write_to
-    _watched_since = 0.0
     _next_seed = None  # of the first reset of a script
     _received = ()  # the buffers of the last `recv`
-
-    @contextlib.contextmanager
-    def _watchdog(self, t):
-        """Print all tracebacks if step t, in this process, takes over vec.timeout."""
-        horizon, now, is_inside = len(self.storage.actions), time.monotonic(), False
-        if horizon > 1 and (t == 0 or now > self._watched_since + self.timeout / 10):
-            self._watched_since = now
-            faulthandler.dump_traceback_later(self.timeout, file=sys.__stderr__)
-        try:
-            yield
-            is_inside = t + 1 < horizon
-        finally:
-            if horizon > 1 and not is_inside:
-                faulthandler.cancel_dump_traceback_later()
 
     def set_first_env(self, first_env):
         """Number the environments from first_env on; call it before `allocate`."""
@@ -631,10 +613,10 @@ class Emulated(Vector):
     them. See `make` for the arguments. A subclass has these methods:
 
         _start(): begin num_processes workers. Each makes a workers.Envs of the arguments that
-            `envs_of(worker)` returns, pickled by cloudpickle, and binds it to vars(storage) and its
-            first agent, agents_of(worker).start
-        _send(worker, kind, number): have the worker do Envs.do(kind, number). kind: workers.STEP
-            (row `number`), RESET, RENDER or ASK. If arrays are not shared, send the actions, too
+            `envs_of(worker)` returns, pickled by cloudpickle, and binds it to
+            workers.step_rows(vars(storage)) and its first agent, agents_of(worker).start
+        _send(worker, command, argument): have the worker call Envs.do(command, argument). If arrays
+            are not shared, send the actions of a "step", too: of row `argument`
         _collect(): call `_finish(worker, result)` for each worker that has answered, once its
             agents' rows are written, and `_fail` for one that is lost; sleep half a second at most
             until there is one
@@ -662,11 +644,11 @@ class Emulated(Vector):
         self._set_shapes(env, [slice(first, first + size)
                                for first in range(0, count * emulation.slots(env), size)])
         self.agents_per_recv = size
-        self._busy = {}  # {worker: (start of its command, kind)}
+        self._busy = {}  # {worker: (start of its command, its name)}
         self._ready = {}  # {buffer: None}, the first one first
-        self._results = {}  # {(kind, worker): of its last command}
+        self._results = {}  # {(command, worker): of its last one}
         self._attributes = {}  # those of set_attr, for workers that begin later
-        self._episodes = EpisodeLog(counts=not isinstance(env, emulation.WRAPPERS))
+        self._episodes = EpisodeLog(has_counts=not isinstance(env, emulation.WRAPPERS))
 
     def envs_of(self, worker):
         """Return the arguments of a worker's workers.Envs, pickled."""
@@ -697,7 +679,7 @@ class Emulated(Vector):
 
     def restart(self, seed=None):
         """Begin new episodes, seeded if given; observations go to row T."""
-        self._command(range(self.num_processes), workers.RESET, -1 if seed is None else seed)
+        self._command(range(self.num_processes), "reset", seed)
 
     def begin(self):
         self._settle()
@@ -717,19 +699,19 @@ class Emulated(Vector):
 
     def advance(self, buffer):
         """Have a buffer's environments step with the actions of its row t."""
-        self._send_all(self._workers_of(buffer), workers.STEP, self._t[buffer])
+        self._send_all(self._workers_of(buffer), "step", self._t[buffer])
 
-    def _send_all(self, indices, kind, number):
+    def _send_all(self, indices, command, argument):
         for worker in indices:
-            self._busy[worker] = time.monotonic(), kind
-            self._send(worker, kind, number)
+            self._busy[worker] = time.monotonic(), command
+            self._send(worker, command, argument)
 
-    def _command(self, indices, kind, number):
+    def _command(self, indices, command, argument):
         """Have workers do a command between steps; return their results."""
         self._settle()
-        self._send_all(indices, kind, number)
+        self._send_all(indices, command, argument)
         self._settle()
-        return [self._results.pop((kind, worker)) for worker in indices]
+        return [self._results.pop((command, worker)) for worker in indices]
 
     def _settle(self):
         while self._busy:
@@ -742,8 +724,8 @@ class Emulated(Vector):
         if now < self._next_check:
             return
         self._next_check = now + 0.5
-        for worker, (start, kind) in self._busy.items():
-            seconds = self.timeout if kind == workers.STEP else max(self.timeout, STARTUP)
+        for worker, (start, command) in self._busy.items():
+            seconds = self.timeout if command == "step" else max(self.timeout, STARTUP)
             if now - start > seconds:
                 self._fail(worker, f"has not answered for {seconds:.0f} s (vec.timeout)",
                            self._locate(worker))
@@ -759,20 +741,19 @@ class Emulated(Vector):
         if isinstance(details, EnvError):
             raise details
         each = self.num_envs // self.num_processes
-        first, last = worker * each, (worker + 1) * each - 1
-        envs = f"environment {first}" if each == 1 else f"environments {first} to {last}"
+        envs = f"environments {worker * each} to {(worker + 1) * each - 1}"
         raise WorkerError(f"worker {worker} ({envs} of {self.name}) {problem}.\n{details}"
                           .rstrip())
 
     def _finish(self, worker, result):
         """Note that a worker has answered with the result of Envs.do."""
-        _, kind = self._busy.pop(worker)
-        self._results[kind, worker] = result
-        if kind in (workers.STEP, workers.RESET):
+        _, command = self._busy.pop(worker)
+        self._results[command, worker] = result
+        if command in ("step", "reset"):
             for env, info in result:
                 self._episodes.add(env, info)
         buffer = worker // self.workers_per_batch
-        if kind == workers.STEP and self._busy.keys().isdisjoint(self._workers_of(buffer)):
+        if command == "step" and self._busy.keys().isdisjoint(self._workers_of(buffer)):
             self._t[buffer] += 1
             self._ready[buffer] = None
 
@@ -781,7 +762,7 @@ class Emulated(Vector):
 
         n: their number, of all environments or of one; {} if none ended.
         """
-        return self._episodes.means(self.storage, env)
+        return self._episodes.means(env)
 
     # -- scripts
 
@@ -794,12 +775,13 @@ class Emulated(Vector):
 
     def _infos_of(self, buffers):
         return [info for buffer in buffers for worker in self._workers_of(buffer)
-                for _, info in self._results.get((workers.STEP, worker), ())]
+                for _, info in self._results.get(("step", worker), ())]
 
     def call(self, name, *args, **kwargs):
         """Call the method `name` of each environment, or read its attribute.
 
-        The environment may be within wrappers, or in another process. Call between rollouts.
+        The environment may be within wrappers, or in another process. Call between rollouts. A
+        vector environment counts as one: call("set_attr", name, value) reaches those within it.
         Returns a list. Raises AttributeError if there is none of that name.
         """
         return self._ask(name, args, kwargs)
@@ -814,7 +796,7 @@ class Emulated(Vector):
 
         if self.storage is None:
             self.allocate(1)
-        answers = self._command(range(self.num_processes), workers.ASK, cloudpickle.dumps(question))
+        answers = self._command(range(self.num_processes), "ask", cloudpickle.dumps(question))
         if problem := next((problem for _, problem in answers if problem), None):
             raise AttributeError(problem)
         return [answer for part, _ in answers for answer in part]
@@ -822,7 +804,7 @@ class Emulated(Vector):
     def render(self, index=0):
         """Return what environment `index` draws."""
         worker, number = divmod(index, self.num_envs // self.num_processes)
-        return self._command([worker], workers.RENDER, number)[0]
+        return self._command([worker], "render", number)[0]
 
     def _close(self):
         with contextlib.closing(self._driver):
@@ -838,42 +820,31 @@ class Emulated(Vector):
 class EpisodeLog:
     """Sums over the episodes that ended, of each environment.
 
-    counts: whether an info may be of several episodes: a PufferEnv's `n`. If it has none, the ends
-    in a rollout are counted.
+    has_counts: whether an info's `n` is a number of episodes, as a PufferEnv's is.
     """
 
-    def __init__(self, counts):
-        self._counts = counts
+    def __init__(self, has_counts):
+        self._has_counts = has_counts
         self._sums = defaultdict(lambda: [0.0, 0.0])  # {(environment, name): [sum, episodes]}
-        self._counts_ends, self._ends = False, 0
 
     def add(self, env, info):
         """Add the numbers of an info."""
         numbers = flat_spaces.numeric_scalars({key: value for key, value in info.items()
                                                if key != "episode"})
-        count = 1.0
-        if self._counts:
-            self._counts_ends |= "n" not in numbers
-            count = numbers.pop("n", count)
-        elif "n" in numbers:
+        count = numbers.pop("n", 1.0) if self._has_counts else 1.0
+        if "n" in numbers:
             numbers["info_n"] = numbers.pop("n")
         for name, value in {"n": 1.0, **numbers}.items():
             entry = self._sums[env, name]
             entry[0] += value * count
             entry[1] += count
 
-    def means(self, storage, env=None):
+    def means(self, env=None):
         """Return the means since the last call, of all environments or of one."""
         sums = defaultdict(lambda: (0.0, 0.0))
         for key in [key for key in self._sums if env in (None, key[0])]:
             sums[key[1]] = tuple(map(sum, zip(sums[key[1]], self._sums.pop(key), strict=True)))
-        means = flat_spaces.episode_means(sums, sums.pop("n", [0.0])[0])
-        if self._counts_ends and env is None and len(storage.actions) > 1:  # once a rollout
-            ends = (storage.terminals | storage.truncations) & storage.valid[:-1]
-            self._ends += int(np.count_nonzero(ends))
-            if means:
-                means["n"], self._ends = max(means["n"], self._ends), 0
-        return means
+        return flat_spaces.episode_means(sums, sums.pop("n", [0.0])[0])
 
 
 class Serial(Emulated):
@@ -888,7 +859,7 @@ class Serial(Emulated):
         if self._envs is None:
             creators = [(self._driver, (), {}), *self._creators[1:]]
             self._envs = workers.Envs(creators, emulation.signature(self._driver), seed=self.seed)
-        self._envs.bind(vars(self.storage), 0)
+        self._envs.bind(workers.step_rows(vars(self.storage)))
 
     @property
     def envs(self):
@@ -897,16 +868,11 @@ class Serial(Emulated):
             self.allocate(1)
         return self._envs.envs
 
-    def _send(self, worker, kind, number):
+    def _send(self, worker, command, argument):
         try:
-            self._finish(worker, self._envs.do(kind, number))
+            self._finish(worker, self._envs.do(command, argument))
         finally:
             self._busy.clear()  # also after an error or Ctrl-C, which nothing else answers
-
-    def advance(self, buffer):
-        """Step all environments with the actions of row t."""
-        with self._watchdog(self._t[buffer]):
-            super().advance(buffer)
 
     def _stop(self):
         if self.closed and self._envs is not None:
@@ -953,8 +919,8 @@ class Multiprocessing(Emulated):
             self._numbers[process.fileno()] = worker
             self._poller.register(process, select.POLLIN)
 
-    def _send(self, worker, kind, number):
-        self._workers[worker].send(kind, number)
+    def _send(self, worker, command, argument):
+        self._workers[worker].send((command, argument))
 
     def _collect(self):
         for fd, _ in self._poller.poll(500):
@@ -997,33 +963,29 @@ class Ray(Emulated):
         self._ray = ray
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False)
-        storage = self.new_storage(1, np.zeros)
-        arrays = {name: array[: self._agents_each] if name == "final_observations"
-                  else array[:, : self._agents_each]
-                  for name, array in vars(storage).items() if array is not None}
         actor, self._references = ray.remote(workers.RemoteEnvs), {}
+        row = emulation.new_rows(self._driver, self._agents_each)
         self._rows = workers.step_rows(vars(self.storage))
-        self._actors = [actor.remote(self.envs_of(worker), arrays, sys.path)
+        self._actors = [actor.remote(self.envs_of(worker), row, sys.path)
                         for worker in range(self.num_processes)]
 
-    def _send(self, worker, kind, number):
-        is_step = kind == workers.STEP
-        actions = self.storage.actions[number, self.agents_of(worker)] if is_step else None
-        reference = self._actors[worker].do.remote(kind, number, actions)
-        self._references[reference] = worker, kind, number
+    def _send(self, worker, command, argument):
+        t = argument if command == "step" else -1
+        actions = self._rows[t]["actions"][self.agents_of(worker)]
+        reference = self._actors[worker].do.remote(command, argument, actions)
+        self._references[reference] = worker, t
 
     def _collect(self):
-        references = list(self._references)
-        self._ray.wait(references, timeout=0.5)  # ray.wait gives one at most
-        for reference in self._ray.wait(references, num_returns=len(references), timeout=0)[0]:
-            worker, kind, t = self._references.pop(reference)
+        for reference in self._ray.wait(list(self._references), timeout=0.5)[0]:  # one at most
+            worker, t = self._references.pop(reference)
             try:
                 result, rows = self._ray.get(reference)
             except Exception as error:  # an error of the environment, or of a lost machine
                 cause = getattr(error, "cause", error)
                 self._fail(worker, "failed", cause if isinstance(cause, EnvError) else error)
             for name, row in rows.items():
-                self._rows[t if kind == workers.STEP else -1][name][self.agents_of(worker)] = row
+                if row is not None:
+                    self._rows[t][name][self.agents_of(worker)] = row
             self._finish(worker, result)
 
     def _stop(self):
@@ -1040,7 +1002,8 @@ class Ray(Emulated):
 class Tensors(Vector):
     """Many environments in one object that takes and returns tensors; see tensors.py.
 
-    It steps in this process on its device, as one buffer; see `make`. creators: one of them.
+    It steps in this process on its device, as one buffer; see `make`. creators: one TensorEnv, in
+    the form of `Emulated`'s.
 
     The rollout's arrays lie on the host, and the network that acts reads its rows there. An engine
     on the environments' device gives `write_to` arrays of its own instead. Then a step copies only
@@ -1050,15 +1013,8 @@ class Tensors(Vector):
 
     num_workers = 1
 
-    def __init__(self, creators, *, seed=0, num_threads=None, timeout=60.0, name="tensors",
-                 num_workers=1, batch_size=None):
-        env = emulation.build(*creators[0], seed)
-        self._driver = tensors.wrap(env, seed)
-        if self._driver is None:
-            raise ConfigError(f"backend tensors: {env} has no num_envs and "
-                              "single_observation_space, or its reset returns neither torch "
-                              "tensors nor arrays with __dlpack__ as JAX's; use another backend.")
-        self.seed, self.name, self.timeout = seed, name, timeout
+    def __init__(self, creators, *, seed=0, num_threads=None, name="tensors", **_):
+        self._driver, self.seed, self.name = creators[0][0], seed, name
         self.num_threads = self.threads_per_worker = num_threads or physical_cores()
         self.num_envs = self._driver.num_agents
         self.has_valid, self.device = self._driver.has_valid, self._driver.device
@@ -1092,7 +1048,7 @@ class Tensors(Vector):
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
         t = self._t[0]
-        with self._watchdog(t), default_stream(self.device):
+        with default_stream(self.device):
             self._driver.step_into(self._rows[t])
         for name in self._copied:
             self._host[name][t].copy_(self._arrays[name][t])
@@ -1128,7 +1084,7 @@ def _name_of(backend):
 
 
 def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=None):
-    """Return the class that steps `num_envs` of `env`: as `make` takes it.
+    """Return the class that steps `num_envs` of `env`, of environments.find_maker.
 
     backend: a class, which is returned; a name in BACKENDS, in any case. PufferLib's PufferEnv is
     Native. "auto" or None is Native for environments in C, and for others:
@@ -1141,7 +1097,7 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
     Raises ConfigError for an unknown name, and for a backend that cannot step this environment.
     """
     one = next(iter(env), None) if isinstance(env, (list, tuple)) else env
-    is_in_c = environments.is_in_c(env)
+    is_in_c = isinstance(env, ocean.Library)
     if isinstance(backend, type) and issubclass(backend, emulation.PufferEnv):
         backend = Native
     if isinstance(backend, str):
@@ -1170,9 +1126,6 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
     return backend
 
 
-ENVIRONMENT = 4000  # bytes of a small environment in Python
-
-
 def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, num_buffers=None,
          num_threads=None, device=None, seed=0, env_args=(), env_kwargs=None, timeout=60.0,
          **settings):
@@ -1194,7 +1147,8 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     env_args: the creator's positional arguments, or a list of one list per environment
     env_kwargs: its keyword arguments, or the C environment's settings, one dict or a list of one
         per environment; any other keyword is one of them for all
-    timeout: seconds after which a worker that does not answer is an error
+    timeout: seconds after which a worker that does not answer is an error (in this process a
+        second Ctrl-C shows where a step hangs)
 
     For num_workers and batch_size "auto" is the same as None. Raises ConfigError for settings
     that cannot work together, MemoryError for more environments than the machine can hold, and
@@ -1213,38 +1167,37 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     processes.check_count("vec.num_threads", num_threads, *processes.processes_at_most())
     if backend is not Ray:  # a cluster has more cores than this machine
         processes.check_count("vec.num_workers", num_workers, *processes.processes_at_most())
-    is_in_c = environments.is_in_c(env)
-    # The size of an environment in Python is unknown before it is made; this is about the least.
-    size = getattr(env, "struct_size", 0 if is_in_c else ENVIRONMENT)
-    processes.check_memory(num_envs * size, f"{num_envs:,} environments")
+    processes.check_memory(num_envs * getattr(env, "struct_size", 0), f"{num_envs:,} environments")
     if backend is Native or device is not None:
         _check_backend(backend, num_envs, num_workers, batch_size, num_buffers)
         options = {"num_threads": num_threads, "seed": seed, "env_kwargs": env_kwargs}
         if device is None:
             return Native(env, num_envs, num_buffers=num_buffers, **options)
         if reason := why_not_on_gpu(env, backend, num_buffers):
-            raise ConfigError(f"device = {device}: {environments.name_of(env)} cannot step there: "
-                              f"{reason}. Leave device out.")
+            raise EnvError(f"vec.device: {environments.name_of(env)} cannot step on a GPU, because "
+                           f"{reason}")
         return GpuEnvs(env, num_envs, device=device, **options)
-    if is_in_c:
-        header = str(env.header if isinstance(env, ocean.Library) else env)
-        creators = environments.ocean_creators(header, num_envs, env_kwargs)
-        name = Path(header).stem
+    if isinstance(env, ocean.Library):
+        creators = environments.ocean_creators(str(env.header), num_envs, env_kwargs)
+        name = env.name
     else:
         creators, name = environments.creators_of(env, num_envs, env_args, env_kwargs)
     holds_copies = not getattr(env, "takes_copies", True) and "num_envs" in env.settings
-    if is_auto and backend in (Serial, Multiprocessing) and (holds_copies or num_envs == 1):
+    may_be_tensors = is_auto and backend in (Serial, Multiprocessing)
+    if backend is Tensors or (may_be_tensors and (holds_copies or num_envs == 1)):
         whole = _as_one_object(env, holds_copies, num_envs, env_args, env_kwargs)
-        made = emulation.build(*whole[0], seed)
+        made = emulation.build(*whole, seed)
         tensor_env = tensors.wrap(made, seed)
         if tensor_env is not None:
             backend, creators = Tensors, [(tensor_env, (), {})]
+        elif backend is Tensors:
+            raise ConfigError(f"backend tensors: {made} has no num_envs and "
+                              "single_observation_space, or its reset returns neither torch "
+                              "tensors nor arrays with __dlpack__ as JAX's; use another backend.")
         elif num_envs == 1:
             creators = [(lambda: made, (), {})]
         else:
             made.close()
-    elif backend is Tensors:
-        creators = _as_one_object(env, holds_copies, num_envs, env_args, env_kwargs)
     _check_backend(backend, num_envs, num_workers, batch_size, num_buffers)
     return backend(creators, seed=seed, num_threads=num_threads, name=name, timeout=timeout,
                    num_workers=num_workers, batch_size=batch_size)
@@ -1255,7 +1208,7 @@ KEYWORDS = [name for name, p in inspect.signature(make).parameters.items()
 
 
 def _as_one_object(env, holds_copies, num_envs, env_args, env_kwargs):
-    """Return the creators of one object that holds all environments."""
+    """Return (creator, args, kwargs) of one object that holds all environments."""
     if num_envs > 1:
         if not holds_copies or isinstance(env_kwargs, (list, tuple)):
             raise ConfigError(f"vec.num_envs = {num_envs}: {environments.name_of(env)} is one "
@@ -1263,7 +1216,7 @@ def _as_one_object(env, holds_copies, num_envs, env_args, env_kwargs):
                               "one dict.")
         num_envs, others = environments.count_copies(num_envs, env_kwargs)
         env_kwargs = {**(others or {}), "num_envs": num_envs}
-    return environments.creators_of(env, 1, env_args, env_kwargs)[0]
+    return environments.creators_of(env, 1, env_args, env_kwargs)[0][0]
 
 
 def why_not_on_gpu(env, backend="auto", num_buffers=None):
@@ -1312,7 +1265,10 @@ def load_env(env_name, args):
 
 
 def make_from(maker, num_envs, args, settings):
-    """Call `make` with the vec section's settings."""
+    """Call `make` with the vec section's settings.
+
+    Prints why, if vec.device = auto keeps environments in C on the host of a GPU.
+    """
     vec, device = args["vec"], choose_device(maker, args["vec"], args["train"])
     names = "num_buffers", "num_threads", "num_workers", "batch_size", "timeout"
     make_on = functools.partial(make, maker, num_envs, vec["backend"], seed=args["train"]["seed"],
@@ -1324,32 +1280,23 @@ def make_from(maker, num_envs, args, settings):
             raise
         first, *lines = str(error).splitlines()  # of the GPU's compiler
         errors = [line.strip() for line in lines if "error" in line]
-        _print_host(maker, " ".join([first, *errors][:2]))
+        if data_parallel.connect().rank == 0:
+            print(f"{' '.join([first, *errors][:2])}; the host steps it", file=sys.stderr)
         return make_on()
 
 
 def choose_device(env, vec, train):
-    """Return the torch.device on which environments step, None for the host.
+    """Return the torch.device on which to try to step environments, None for the host.
 
-    Prints why, if auto keeps environments in C on the host of a GPU. Raises ConfigError if
-    vec.device = cuda cannot be.
+    Raises ConfigError if there is none for vec.device = cuda.
     """
     has_gpu = train["device"] == "cuda" and torch.cuda.is_available()
-    is_in_c = isinstance(env, ocean.Library) and vec["backend"] in ("auto", "native")
-    if vec["device"] == "host" or (vec["device"] == "auto" and not (has_gpu and is_in_c)):
-        return None  # the trainer refuses cuda without a GPU
-    reason = (why_not_on_gpu(env, vec["backend"], vec["num_buffers"]) if has_gpu else
-              "torch finds no GPU here" if train["device"] == "cuda" else
-              "train.device is cpu, to which each step would be copied")
-    if reason is None:
-        return torch.device("cuda", data_parallel.connect().choose_gpu())
-    if vec["device"] == "cuda":
+    if vec["device"] == "cuda" and not has_gpu:
+        problem = ("torch finds no GPU here" if train["device"] == "cuda" else
+                   "train.device is cpu, to which each step would be copied")
         raise ConfigError(f"vec.device = cuda: {environments.name_of(env)} cannot step on a GPU: "
-                          f"{reason}. Set auto or host.")
-    _print_host(env, reason)
-    return None
-
-
-def _print_host(env, reason):
-    if data_parallel.connect().rank == 0:
-        print(f"vec.device: {env.name} steps on the host, because {reason}", file=sys.stderr)
+                          f"{problem}. Set auto or host.")
+    is_in_c = isinstance(env, ocean.Library) and vec["backend"] in ("auto", "native")
+    if vec["device"] == "cuda" or (vec["device"] == "auto" and has_gpu and is_in_c):
+        return torch.device("cuda", data_parallel.connect().choose_gpu())
+    return None  # the trainer refuses cuda without a GPU

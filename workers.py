@@ -1,18 +1,19 @@
 """Environments that step in another process or on another machine.
 
     envs = Envs(creators, signature, first_env=0, seed=0)   # some, in their part of the arrays
-    envs.bind(arrays, first_agent=0); envs.reset(); envs.step(t)
+    envs.bind(step_rows(arrays)); envs.reset(); envs.step(t)
 
     process = Process(memory, setup)                        # Multiprocessing: `serve` has Envs
-    process.send(STEP, t); problem, infos = process.receive()
+    process.send(("step", t)); problem, infos = process.receive()
 
     actor = ray.remote(RemoteEnvs).remote(...)              # Ray: an actor that has Envs
-    infos, rows = ray.get(actor.do.remote(STEP, t, actions))
+    infos, rows = ray.get(actor.do.remote("step", t, actions))
 
 A worker process imports this file first, so it imports neither torch nor numba, which are slow.
 """
 
 import contextlib
+import copy
 import faulthandler
 import math
 import mmap
@@ -80,12 +81,10 @@ class Envs:
         self.numbers = [self.copies * i for i in range(first_env, first_env + len(creators))]
         self.sizes = [emulation.slots(env) for env in self.envs]
 
-    def bind(self, arrays, first_agent):
-        """Use a part of {name: array (T or T + 1, N, ...)}, from first_agent on."""
-        part = slice(first_agent, first_agent + sum(self.sizes))
-        arrays = {name: array[part] if name == "final_observations" else array[:, part]
-                  for name, array in arrays.items() if array is not None}
-        self._rows = [SimpleNamespace(**row) for row in step_rows({"action_masks": None, **arrays})]
+    def bind(self, rows, first_agent=0):
+        """Use the agents from first_agent on of these rows, as `step_rows` returns them."""
+        self._rows = [emulation.slice_rows(SimpleNamespace(**row), first_agent, sum(self.sizes))
+                      for row in rows]
         if all(type(env) is emulation.GymnasiumPufferEnv for env in self.envs):
             self.stepper = emulation.SyncStepper(self.envs, self.numbers)
             self._rows = [*map(self.stepper.prepare, self._rows)]
@@ -127,18 +126,13 @@ class Envs:
         self._inactive = row.valid == 0
         return infos
 
-    def do(self, kind, number):
-        """Do what a command says and return the result.
+    def do(self, command, argument):
+        """Call the method `command`: step, reset, render or ask.
 
-        It is STEP (row `number`), RESET (with a seed, -1: without one), RENDER (an environment), or
-        ASK (`number` is the pickled arguments of `ask`).
+        An error gets a note with the environment's number.
         """
         try:
-            if kind == ASK:
-                return self.ask(*pickle.loads(number))
-            if kind == RENDER:
-                return self.render(number)
-            return self.step(number) if kind == STEP else self.reset(None if number < 0 else number)
+            return getattr(self, command)(argument)
         except (Exception, SystemExit) as error:
             fault = error if isinstance(error, EnvError) else emulation.explain(error) or error
             if (number := self.find_env(fault)) is not None:
@@ -166,22 +160,16 @@ class Envs:
         frame = self.envs[env].render()
         return frame[copy] if self.copies > 1 else frame
 
-    def ask(self, name, args, kwargs):
+    def ask(self, question):
         """Call the method `name` of each environment's outermost wrapper that has it.
 
-        It may be an attribute, too. With kwargs None the attribute is set to args. Returns (a list
-        of the results, None), or (None, the problem) if there is no such name, or if setting it
-        would do nothing.
+        question: (name, args, kwargs), pickled. It may be an attribute, too. With kwargs None the
+        attribute is set to args. Returns (a list of the results, None), or (None, the problem) if
+        there is no such name, or if setting it would do nothing.
         """
-        answers = []
+        (name, args, kwargs), answers = pickle.loads(question), []
         for env in self.envs:
             layers = [*emulation.within(getattr(env, "env", None)), env]  # our wrapper is the last
-            vectors = [layer for layer in layers
-                       if hasattr(layer, "set_attr") and hasattr(layer, "call")]
-            if self.copies > 1 and vectors:
-                answers += (vectors[0].set_attr(name, args) if kwargs is None else
-                            vectors[0].call(name, *args, **kwargs)) or ()
-                continue
             owner = next((layer for layer in layers if hasattr(layer, name)), None)
             if owner is None:
                 return None, (f"{flat_spaces.describe(layers[0])} has no {name}, nor has what it "
@@ -207,9 +195,8 @@ class Envs:
 # Processes: shared memory for the arrays, and messages through a socket
 
 
-# A command is a pickled (kind, number), an answer (None, result of Envs.do) or (problem, None): an
+# A command is the pickled arguments of Envs.do, an answer (None, its result) or (problem, None): an
 # EnvError or a traceback.
-STEP, RESET, RENDER, ASK = range(4)
 CLOSING = 10  # seconds that an idle worker's environments have to close
 
 
@@ -264,16 +251,13 @@ class Process:
         child_channel.close()
         self._answers = self._channel.makefile("rb")
         self.pid = self._process.pid
-        self._write(setup)
+        self.send(setup)
 
     def fileno(self):
         """Return the descriptor that becomes readable with an answer, for polling."""
         return self._channel.fileno()
 
-    def send(self, kind, number):
-        self._write((kind, number))
-
-    def _write(self, message):
+    def send(self, message):
         with contextlib.suppress(OSError):  # of one that has died: receive raises
             self._channel.sendall(pickle.dumps(message))
 
@@ -333,7 +317,7 @@ def serve(channel_fd, memory_fd, report_fd):
         sys.path[:] = setup["path"]
         envs = Envs(*cloudpickle.loads(setup["envs"]))
         arrays = {name: map_array(memory_fd, *layout) for name, layout in setup["arrays"].items()}
-        envs.bind(arrays, setup["first_agent"])
+        envs.bind(step_rows({"action_masks": None, **arrays}), setup["first_agent"])
         while commands.peek(1):  # b"" when the other side is gone
             result = envs.do(*pickle.load(commands))
             channel.sendall(pickle.dumps((None, result)))
@@ -352,28 +336,24 @@ def serve(channel_fd, memory_fd, report_fd):
 
 
 class RemoteEnvs:
-    """The environments of a Ray actor, with arrays of a horizon of 1.
+    """The environments of a Ray actor, with one row of arrays.
 
-    envs: the arguments of Envs, pickled. arrays: {name: array}. path: sys.path.
+    envs: the arguments of Envs, pickled. row: of emulation.new_rows. path: sys.path.
     """
 
-    def __init__(self, envs, arrays, path):
+    def __init__(self, envs, row, path):
         import cloudpickle
 
         sys.path[:] = path
-        self.envs = Envs(*cloudpickle.loads(envs))
-        self.arrays = {name: array.copy() for name, array in arrays.items()}  # Ray's are read-only
-        self.envs.bind(self.arrays, 0)
+        self.envs, self.row = Envs(*cloudpickle.loads(envs)), copy.deepcopy(row)  # Ray's: read-only
+        self.envs.bind([vars(self.row)])
 
-    def do(self, kind, number, actions):
+    def do(self, command, argument, actions):
         """Return (result, {name: array (agents, ...)}) of Envs.do with these actions."""
-        if kind == STEP:
-            self.arrays["actions"][0], number = actions, 0
-        result = self.envs.do(kind, number)
-        if kind in (ASK, RENDER):
+        if command == "step":
+            self.row.actions[:], argument = actions, 0
+        result = self.envs.do(command, argument)
+        if command not in ("step", "reset"):
             return result, {}
-        rows = {name: array[-1] for name, array in self.arrays.items()
-                if name not in ("actions", "final_observations")}
-        if self.arrays["truncations"].any():
-            rows["final_observations"] = self.arrays["final_observations"]
-        return result, rows
+        unsent = {"actions"} if self.row.truncations.any() else {"actions", "final_observations"}
+        return result, {name: array for name, array in vars(self.row).items() if name not in unsent}

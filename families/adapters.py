@@ -235,8 +235,6 @@ def gymnax(name, num_envs=1024, max_steps_in_episode=0):
     from gymnax.environments.spaces import gymnax_space_to_gym_space
 
     env, params = make(name)
-    if not hasattr(env, "is_truncated"):
-        raise ConfigError("gymnax does not tell ends from time limits here. Install gymnax 1.0.")
     if max_steps_in_episode:
         params = params.replace(max_steps_in_episode=max_steps_in_episode)
     observation_space, action_space = (gymnax_space_to_gym_space(space(params))

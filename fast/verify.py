@@ -15,13 +15,18 @@ tests/test_engines.py has many more samples. To keep the fast engines after an e
 print.
 """
 
+import ast
 import contextlib
+import functools
+import hashlib
+import inspect
+import re
+import textwrap
 
 import numpy as np
 import torch
 from torch import nn
 
-import emulation
 import engines
 import models
 from arena import Arena
@@ -47,10 +52,26 @@ STEPS, AGENTS = 16, 5  # of a sample
 TOLERANCE = 0.1  # relative error; float32 rounding, multiplied by large weights, stays below it
 
 
+@functools.cache
 def digest():
-    """Return the digest of REIMPLEMENTED, or None without its source."""
-    return emulation.digest(*(getattr(owner, name) for owner, names in REIMPLEMENTED.items()
-                              for name in names))
+    """Return the digest of REIMPLEMENTED, or None without its source.
+
+    Docstrings and comments do not count.
+    """
+    texts = []
+    for owner, names in REIMPLEMENTED.items():
+        for name in names:
+            try:
+                source = inspect.getsource(getattr(owner, name))
+            except (OSError, TypeError):
+                return None
+            function = ast.parse(textwrap.dedent(source)).body[0]
+            if ast.get_docstring(function) is not None:
+                del function.body[0]
+            # some versions of Python write fields that are empty
+            text = re.sub(r"(, )?\b\w+=(\[\]|None)", "", ast.dump(function))
+            texts.append(text.replace("(, ", "("))
+    return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
 
 
 def find_edit(policy, engine):

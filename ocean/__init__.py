@@ -10,9 +10,9 @@
 `names()` lists all environments. `load` also takes the path of a header (.h). `env.h` explains how
 to write one; begin with a copy of `squared` (one agent) or `target` (several).
 
-`Library.step_address` and `Library.reset_address` are addresses of C functions `void (char* envs,
-int64 start, int64 end, const int64* rows)`. Any thread may call them, without the GIL; two calls at
-the same time must have disjoint ranges of environments.
+`Library.step_address` is the address of a C function `void (char* envs, int64 start, int64 end,
+const int64* rows)`. Any thread may call it, without the GIL; two calls at the same time must have
+disjoint ranges of environments.
 """
 
 import contextlib
@@ -42,7 +42,6 @@ FOLDER = Path(__file__).resolve().parent
 # No -ffast-math: a NaN must stay one, and all builds of one machine give the same trajectories.
 FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fno-math-errno"]
 DEBUG_FLAGS = ["-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
-PROFILE_FLAGS = [*FLAGS, "-g", "-fno-omit-frame-pointer"]
 SHARED_FLAGS = ["-shared", "-fPIC", "-Wall", "-Wextra", "-DRAYLIB_POINTERS",
                 "-Werror=implicit-function-declaration"]  # else a misspelt name fails at loading
 FLOAT_MAX = float(np.finfo(np.float32).max)  # the largest value of a float setting
@@ -76,13 +75,9 @@ def load(name, debug=False):
     """Return the `Library` of one of `names()`, or of the path of a header.
 
     Compiles it if it or the compiler changed. `debug` builds with the address and the
-    undefined-behaviour sanitizers, with which Python must have been started.
+    undefined-behaviour sanitizers, with which Python must have been started:
+    LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)".
     """
-    if debug and "asan" not in os.environ.get("LD_PRELOAD", ""):
-        raise ConfigError(
-            'a debug build needs the sanitizers. Start Python with LD_PRELOAD="'
-            "$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)\" "
-            "ASAN_OPTIONS=detect_leaks=0.")
     is_path = str(name).endswith(".h")
     header = Path(name).resolve() if is_path else FOLDER / name / f"{name}.h"
     if not header.exists():
@@ -125,7 +120,7 @@ class Key(NamedTuple):
 class Library:
     """One compiled environment, of a header and its shared library at `path`.
 
-    Attributes: name, header, path; step_address, reset_address; and what ocean_describe of binding.c
+    Attributes: name, header, path; step_address; and what ocean_describe of binding.c
     writes: settings {name: default}; settings_help {name: text}; log_fields; fps, the natural
     number of steps a second; by_turns, whether the game waits for a player's key; has_valid,
     has_action_masks, has_heap; observation_dtype; struct_size, plain_start, log_offset and
@@ -142,7 +137,6 @@ class Library:
         self.__dict__.update(json.loads(self.functions.ocean_describe(), strict=False))
         self.observation_dtype = np.dtype(self.observation_dtype)
         self.step_address = ctypes.cast(self.functions.ocean_step, POINTER).value
-        self.reset_address = ctypes.cast(self.functions.ocean_reset, POINTER).value
 
     def __repr__(self):
         return f"<ocean environment {self.name}>"
@@ -204,7 +198,7 @@ class Envs:
         block = np.zeros(size + 64, dtype=np.uint8)
         shift = -block.ctypes.data % 64
         self.memory = block[shift : shift + size]
-        self.address = self.memory.ctypes.data
+        self._address = self.memory.ctypes.data
         shape, strides = (num_envs, len(library.log_fields)), (library.struct_size, 4)
         self.logs = np.ndarray(shape, np.float32, self.memory, library.log_offset, strides)
         self.agent_offsets = np.zeros(num_envs + 1, dtype=np.int64)
@@ -212,7 +206,7 @@ class Envs:
 
         parsed = np.array([*map(library.parse_settings, settings if several else [settings])])
         problem = self.functions.ocean_init(
-            self.address, num_envs, first_env, int(seed) % 2**64, parsed.ctypes.data, several,
+            self._address, num_envs, first_env, int(seed) % 2**64, parsed.ctypes.data, several,
             self.agent_offsets.ctypes.data)
         if problem:
             where = f" (environment {np.count_nonzero(self.agent_offsets)})" if several else ""
@@ -248,6 +242,13 @@ class Envs:
         else:
             self.single_action_space = MultiDiscrete(self.action_heads)
 
+    @property
+    def address(self):
+        """Return the address of the environments; raise RuntimeError if they are closed."""
+        if not self._open:
+            raise RuntimeError(f"{self.library.name}: these environments are closed.")
+        return self._address
+
     def reset(self, rows, start=0, end=None):
         """Begin an episode in environments [start, end).
 
@@ -271,9 +272,7 @@ class Envs:
         """
         if sums is None:
             totals = np.zeros(len(self.library.log_fields))
-            envs = range(self._open)[start:end]
-            if not envs:
-                self._must_be_open()
+            envs = range(self.num_envs)[start:end]
             self.functions.ocean_log(self.address, envs.start, envs.stop, totals.ctypes.data)
             sums = totals.tolist()
         fields = dict(zip(self.library.log_fields, sums, strict=True))
@@ -295,13 +294,11 @@ class Envs:
 
     def keys(self):
         """Return how a person plays: ([`Key`], columns of a board for clicks, or 0)."""
-        self._must_be_open()
         described = json.loads(self.functions.ocean_keys(self.address, 0))
         return [Key(*entry) for entry in described["keys"]], described["click_columns"]
 
     def save(self):
         """Return the state of all environments as a uint8 array, which `load` restores."""
-        self._must_be_open()
         size = self.functions.ocean_save(self.address, self.num_envs, None)
         saved = np.concatenate([self._identity, np.empty(size, np.uint8)])
         self.functions.ocean_save(self.address, self.num_envs, saved[-size:].ctypes.data)
@@ -309,7 +306,6 @@ class Envs:
 
     def load(self, saved):
         """Restore a state of as many environments with the same settings and source."""
-        self._must_be_open()
         saved = np.ascontiguousarray(np.frombuffer(saved, dtype=np.uint8))
         identity, state = np.split(saved, [len(self._identity)])
         size = self.functions.ocean_save(self.address, self.num_envs, None)
@@ -323,35 +319,29 @@ class Envs:
 
         It needs no display, but the package raylib_software.
         """
-        self._must_be_open()
-        index = range(self.num_envs)[index]
+        address, index = self.address, range(self.num_envs)[index]
         raylib = _raylib()
         missing = self.functions.ocean_raylib(raylib._handle)
         if missing:
             raise RuntimeError(f"raylib has no function {missing.decode()}. Correct its "
                                "declaration in ocean/draw.h.")
         with contextlib.nullcontext() if raylib.IsWindowReady() else _without_greeting():
-            self.functions.ocean_render(self.address, index)
+            self.functions.ocean_render(address, index)
         return _read_screen(raylib)
 
     def close(self):
         """Free what the environments allocated. They cannot be used afterwards."""
-        self.functions.ocean_close(self.address, self._open)
+        self.functions.ocean_close(self._address, self._open)
         self._open = 0
 
     def __del__(self):
         if "_open" in self.__dict__:
             self.close()
 
-    def _must_be_open(self):
-        if not self._open:
-            raise RuntimeError(f"{self.library.name}: these environments are closed.")
-
     def _call(self, function, rows, start, end):
         end = self.num_envs if end is None else end
-        if not 0 <= start <= end <= self._open:
-            self._must_be_open()
-            raise IndexError(f"environments {start} to {end} of {self._open}.")
+        if not 0 <= start <= end <= self.num_envs:
+            raise IndexError(f"environments {start} to {end} of {self.num_envs}.")
         function(self.address, start, end, rows if isinstance(rows, int) else rows.ctypes.data)
 
 

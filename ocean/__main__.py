@@ -6,10 +6,10 @@
     python -m ocean breakout --png breakout.png --steps 200     # the picture after random steps
     python -m ocean path/to/my.h --check        # a million steps with sanitizers, to find bugs
     python -m ocean my_file.py:make_env --check # one in Python, also gym/CartPole-v1: 10,000 steps
-    python -m ocean breakout --standalone       # builds a program; also --debug, --profile
+    python -m ocean breakout --standalone       # a program with symbols for perf; also --debug
 
-In the window: F12 saves a picture, Ctrl+F12 starts and stops a GIF, R restarts, Escape ends. The
-first agent is the player; all others act at random. `--debug` builds with sanitizers.
+In the window: F12 saves a picture, R restarts, Escape ends. The first agent is the player; all
+others act at random. `--debug` builds with sanitizers.
 """
 
 import argparse
@@ -30,13 +30,14 @@ from types import SimpleNamespace
 import numpy as np
 
 import diagnostics
+import emulation
 import errors
 import flat_spaces
 import ocean
 import processes
 
 # raylib's codes of the keys that the window uses
-ESCAPE, F12, CONTROL, R = 256, 301, 341, ord("R")
+ESCAPE, F12, R = 256, 301, ord("R")
 NO_REWARD = "no reward but 0 was ever given. Can a random agent find one?"
 GUARD = 64  # bytes before and after each buffer, in which a check finds writes out of bounds
 
@@ -58,21 +59,13 @@ class Agents:
         parts = [library.create(each, seed, settings, first_env + first)
                  for first in range(0, num_envs, each)]
         self.envs, self.blocks, arrays = parts[0], [], {}
-        observation, byte = (self.envs.observation_shape, self.envs.observation_dtype), ((), np.uint8)
-        layout = {"observations": observation, "final_observations": observation,
-                  "actions": ((self.envs.action_dims,), self.envs.action_dtype),
-                  "rewards": ((), np.float32), "terminals": byte, "truncations": byte}
-        if self.envs.has_valid:
-            layout["valid"] = byte
-        if self.envs.has_action_masks:
-            layout["action_masks"] = (sum(self.envs.action_heads),), np.uint8
-        for name, (shape, dtype) in layout.items():
-            shape = self.envs.num_agents, *shape
-            size = math.prod(shape) * np.dtype(dtype).itemsize
-            block = np.full((len(parts), size + 2 * GUARD), 0xA5, np.uint8)
+        for name, array in vars(emulation.new_rows(self.envs)).items():
+            if array is None or name == "resets" or (name == "valid" and not self.envs.has_valid):
+                continue
+            block = np.full((len(parts), array.nbytes + 2 * GUARD), 0xA5, np.uint8)
             block[:, GUARD:-GUARD] = 0
             self.blocks.append(block)
-            arrays[name] = block[:, GUARD:-GUARD].view(dtype).reshape(len(parts), *shape)
+            arrays[name] = block[:, GUARD:-GUARD].view(array.dtype).reshape(len(parts), *array.shape)
         self._tables = [ocean.rows(**{name: array[i] for name, array in arrays.items()})
                         for i in range(len(parts))]
         self.parts = [(part, table.ctypes.data)
@@ -346,7 +339,6 @@ def check_python(creator, settings, steps, seed=0, seconds=15.0, show=lambda tex
 
     Gymnasium's or PettingZoo's check comes first. Then the trainer's vector steps it.
     """
-    import emulation
     import vector
 
     try:
@@ -506,12 +498,12 @@ def find_raylib(compiler):
 def standalone(library, settings, path, kind="fast"):
     """Build the environment as a program without Python (main.c) at `path`.
 
-    It has a window if the system has raylib, except for a profile. `kind`: fast (optimised), debug
-    (with sanitizers) or profile (optimised, with symbols).
+    It has a window if the system has raylib. `kind`: fast (optimised) or debug (with sanitizers),
+    both with symbols.
     """
     compiler = ocean.find_compiler()
-    flags = {"fast": ocean.FLAGS, "debug": ocean.DEBUG_FLAGS, "profile": ocean.PROFILE_FLAGS}[kind]
-    raylib = None if kind == "profile" else find_raylib(compiler)
+    flags = {"fast": [*ocean.FLAGS, "-g"], "debug": ocean.DEBUG_FLAGS}[kind]
+    raylib = find_raylib(compiler)
     window = [] if raylib is None else ["-DDRAW"]
     command = [compiler, *flags, "-I", str(ocean.FOLDER),
                f'-DENV_HEADER="{library.header}"', *window,
@@ -522,13 +514,9 @@ def standalone(library, settings, path, kind="fast"):
                            f"{result.stderr}")
     run = " ".join([str(path) if os.path.dirname(path) else f"./{path}",
                     *(f"{name}={float(value):.10g}" for name, value in settings.items())])
-    print(f"built {path} {'with a window' if window else 'without a window'}"
-          + (" (no raylib was found)" if raylib is None and kind != "profile" else ""))
+    print(f"built {path} {'with a window' if window else 'without a window (no raylib was found)'}")
     print(f"to run it: {run}   at random; add a file of python pufferl.py export "
           f"{library.name} for a policy")
-    if kind == "profile":
-        print(f"to see where the time goes: perf record -g {run} --episodes 100000 --steps "
-              "10000000 && perf report")
 
 
 def play(library, settings, at_random, seed):
@@ -540,7 +528,7 @@ def play(library, settings, at_random, seed):
     at_random |= not has_keys
     turns = library.by_turns and not at_random
     rate = 30 if turns else library.fps  # a game that waits for a key must notice it soon
-    film, score, action = None, 0.0, None
+    score, action = 0.0, None
     raylib.SetExitKey(ESCAPE)
     picture = agents.envs.render()
     if at_random:
@@ -563,17 +551,9 @@ def play(library, settings, at_random, seed):
             agents.envs.reset(agents.rows)
             score = 0.0
         picture = agents.envs.render()
-        if film is not None:
-            film.append(picture)
         if raylib.IsKeyPressed(F12):
-            stamp = f"{name}_{time.strftime('%Y%m%d-%H%M%S')}"
-            if not raylib.IsKeyDown(CONTROL):
-                save_pictures(f"{stamp}.png", [picture], library.fps)
-            elif film is None:
-                film = []
-            else:
-                save_pictures(f"{stamp}.gif", film, library.fps)
-                film = None
+            path = f"{name}_{time.strftime('%Y%m%d-%H%M%S')}.png"
+            save_pictures(path, [picture], library.fps)
         time.sleep(max(0.0, 1 / rate - (time.perf_counter() - start)))
     raylib.CloseWindow()
 
@@ -604,15 +584,14 @@ def main():
         "Python (FILE: its path, by default the environment's name)")
     add = parser.add_mutually_exclusive_group().add_argument
     for kind, text in (("debug", "build with sanitizers"),
-                       ("fast", "build optimised; --check does not by default"),
-                       ("profile", "build the program optimised with symbols, for perf")):
+                       ("fast", "build optimised; --check does not by default")):
         add(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
     arguments = parser.parse_args()
     if arguments.name is None:
         print("\n".join(ocean.names()))
         return 0
     kind = arguments.kind or ("debug" if arguments.check else "fast")
-    build_program = arguments.standalone is not None or kind == "profile"
+    build_program = arguments.standalone is not None
     debug = kind == "debug" and not build_program
     creator, settings = None, dict(map(parse_setting, arguments.set))
     with errors.exit_on_error("python -m ocean", (ValueError, TypeError)):

@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -214,12 +215,20 @@ def several(autoreset):
     return gymnasium.vector.SyncVectorEnv([Steps, lambda: Steps(2)], autoreset_mode=autoreset)
 
 
+def flatten_action(layout, action):
+    """Return the row that FlatAction.unflatten turns into this action."""
+    parts = [functools.reduce(lambda part, key: part[key], keys, action)
+             for keys, _, _ in layout.leaves]
+    row = np.concatenate([np.ravel(part) for part in parts])
+    return row - layout.starts if layout.heads else row.astype(np.float32)
+
+
 ACTIONS = spaces.Tuple([spaces.Discrete(3, start=-1), spaces.MultiDiscrete([2, 4])])
 NESTED = spaces.Dict({
     "step": spaces.Discrete(100), "grid": spaces.Box(0, 9, (2, 3), np.uint8),
     "pair": spaces.Tuple([spaces.MultiBinary(2), spaces.Box(-5, 5, (2,), np.float32)])})
 MASK = np.array([1, 0, 1, 1, 1, 0, 0, 0, 1])
-FIELDS = spaces.Dict({"n": spaces.MultiDiscrete([2, 3]), "text": spaces.Text(3),
+FIELDS = spaces.Dict({"n": spaces.MultiDiscrete([2, 3]), "many": spaces.Box(0, 9, (3,), np.int32),
                       "bits": spaces.MultiBinary(3), "x": spaces.Box(-1, 1, (), np.float64)})
 KINDS = {  # creator of environment i
     "CartPole": lambda i: gymnasium.make("CartPole-v1", max_episode_steps=5 + i),

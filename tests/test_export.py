@@ -20,7 +20,7 @@ import torch
 from conftest import open_chromium, slow_but
 from gymnasium import spaces
 from PIL import Image
-from small_envs import Drawn, declares
+from small_envs import Drawn, declares, flatten_action
 from trainers import Timed
 
 import emulation
@@ -59,7 +59,7 @@ SEEN = {
     "one channel": box(0, 255, 84, 84, 1, dtype=np.uint8),
     "board": box(-2, 3, 8, 8, dtype=np.int8),
     "dict": spaces.Dict({
-        "value": box(-1, 1, 3), "kind": spaces.Discrete(3, start=1), "text": spaces.Text(6),
+        "value": box(-1, 1, 3), "kind": spaces.Discrete(3, start=1),
         "mingru": box(-9, 9, 2, dtype=np.int16), "eye": box(0, 255, 20, 20, 1, dtype=np.uint8),
         "inner": spaces.Dict({"far": box(-9, 9, dtype=np.float64),
                               "board": box(0, 3, 4, 4, dtype=np.int8)}),
@@ -211,7 +211,7 @@ def test_c_has_the_networks_outputs_and_the_environments_action(
                          for flags in (resets, np.zeros_like(resets)))
     np.testing.assert_allclose(outputs, expected, atol=1e-5, rtol=1e-5)
     assert np.abs(without - expected).max() > 1e-3, "the resets matter, so the test sees them"
-    expected = np.array([action.flatten(*choose(
+    expected = np.array([flatten_action(action, *choose(
         policy, taken, outputs[t : t + 1], None if masks is None else masks[t : t + 1], seed=seed,
         step=t, first_agent=agent, deterministic=deterministic)) for t in range(steps)])
     if heads:  # their exponentials may round otherwise, which moves one draw in millions
@@ -382,10 +382,8 @@ def need_onnx():
 def leaves(space, value):
     """{name of input or output: array} of a value."""
     arrays = {}
-    for keys, names, leaf in emulation.FlatObservation(space).leaves:
+    for keys, names, _ in emulation.FlatObservation(space).leaves:
         part = functools.reduce(lambda part, key: part[key], keys, value)
-        if isinstance(leaf, spaces.Text):
-            part = np.array([ord(letter) for letter in part.ljust(leaf.max_length, "\0")], np.int32)
         arrays["/".join(names)] = np.asarray(part)
     return arrays
 

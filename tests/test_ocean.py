@@ -1,7 +1,6 @@
 """The loader of the environments in C: settings, addresses, headers of a user, caches, drawing."""
 
 import gc
-import os
 import stat
 import subprocess
 import sys
@@ -287,9 +286,3 @@ from ocean_vector import Vector
 try: Vector("breakout", 1).step().envs.render(0)
 except ValueError: print("stepped")
 """)
-
-
-def test_sanitizers_must_be_loaded_first():
-    if "asan" not in os.environ.get("LD_PRELOAD", ""):
-        with pytest.raises(ConfigError, match="LD_PRELOAD"):
-            ocean.load("squared", debug=True)

@@ -1,6 +1,7 @@
 """Environments in C on a GPU, without one: their kernels compile for it, and run as host C++ they do what the C library
 does, byte for byte, alone and in a trainer (fast/fused.py) whose rollout is played from graphs."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -363,17 +364,22 @@ def test_where_environments_step(monkeypatch, capsys):
         choose("squared", "cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(data_parallel.Ranks, "choose_gpu", lambda group: 1)
-    for name, vec, why in (("snake", {}, "HEAP"), ("performance", {}, "<time.h>"),
-                           ("squared", {"num_buffers": 4}, "4")):
-        assert choose(name, "auto", **vec) is None
-        text = capsys.readouterr().err
-        assert text.count("\n") == 1 and name in text and why in text
-        with refused as error:
-            choose(name, "cuda", **vec)
-        assert name in str(error.value) and why in str(error.value)
-    for call in (("squared", "cuda", "cpu"), ("gym/CartPole-v1", "cuda")):
-        with refused:
-            choose(*call)
+    for name, asked, vec, why in (
+            ("snake", "auto", {}, "HEAP"), ("performance", "auto", {}, "<time.h>"),
+            ("squared", "auto", {"num_buffers": 4}, "4"), ("gym/CartPole-v1", "cuda", {}, "in C")):
+        settings = configuration.load_config(name, ["--train.device", "cuda"])
+        settings["vec"] |= {"device": asked, **vec}
+        make = functools.partial(vector.make_from, configuration.load_maker(name), 4, settings, {})
+        if asked == "auto":
+            with make() as vecenv:
+                assert type(vecenv) is vector.Native
+            text = capsys.readouterr().err
+            assert text.count("\n") == 1 and name in text and why in text
+            settings["vec"]["device"] = "cuda"
+        with pytest.raises(EnvError, match=rf"vec\.device.*{name}.*{why}"):
+            make()
+    with refused:
+        choose("squared", "cuda", "cpu")
     assert choose("squared", "auto") == choose("squared", "cuda") == torch.device("cuda", 1)
 
 

@@ -483,7 +483,6 @@ ERRORS = [  # of Unmoved, and the words that the error names
     ({"step": lambda actions: tuple(Unmoved().answer)}, "4 values"),
     ({"reset": lambda seed=None: torch.zeros(8, 2)}, "observation, info"),
     ({"single_action_space": spaces.Dict(a=spaces.Discrete(2))}, "Discrete"),
-    ({"single_observation_space": spaces.Dict(a=spaces.Text(3))}, "Text"),
     (lambda: Walks(kind="numpy"), "__dlpack__"),
     (lambda: gymnasium.make("CartPole-v1"), "num_envs"),
 ]

@@ -6,7 +6,6 @@ import sys
 import warnings
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import cloudpickle
@@ -41,10 +40,10 @@ class Threads(vector.Emulated):
         self.envs = [workers.Envs(*cloudpickle.loads(self.envs_of(worker)))
                      for worker in range(self.num_processes)]
         for worker, envs in enumerate(self.envs):
-            envs.bind(vars(self.storage), self.agents_of(worker).start)
+            envs.bind(workers.step_rows(vars(self.storage)), self.agents_of(worker).start)
 
-    def _send(self, worker, kind, number):
-        self.futures[self.threads.submit(self.envs[worker].do, kind, number)] = worker
+    def _send(self, worker, command, argument):
+        self.futures[self.threads.submit(self.envs[worker].do, command, argument)] = worker
 
     def _collect(self):
         for future in wait(self.futures, 0.5, FIRST_COMPLETED).done:
@@ -177,8 +176,9 @@ def test_a_vector_environment_is_called_by_its_own_methods():
 
     with vector.make(make) as vecenv:
         vecenv.reset()
-        vecenv.set_attr("pace", 4.0)
-        assert vecenv.call("pace") == [4.0] * 3 and vecenv.call("faster") == [5.0] * 3
+        vecenv.call("set_attr", "pace", 4.0)
+        assert vecenv.call("call", "pace") == [(4.0,) * 3]
+        assert vecenv.call("call", "faster") == [(5.0,) * 3]
         assert (vecenv.step(np.zeros(3))[1] == 5).all()
 
 
@@ -194,18 +194,8 @@ def test_infos_weigh_as_many_episodes_as_they_say(counts, infos, log):
     for env in (0, 1):
         for info in infos:
             episodes.add(env, info)
-    assert episodes.means(None, 1) == log and episodes.means(None, 1) == {}
-    assert episodes.means(None) == log and episodes.means(None) == {}
-
-
-def test_episodes_are_counted_if_reports_do_not_say_how_many():
-    """Of 12 agents 8 are active; each ends in half of 20 steps."""
-    episodes, ends, valid = vector.EpisodeLog(True), np.zeros((20, 12)) > 0, np.ones((21, 12)) > 0
-    ends[1::2], valid[:, 8:] = True, False
-    for _ in range(3):
-        episodes.add(0, {"score": 3.0})
-    storage = SimpleNamespace(actions=ends, terminals=ends, truncations=ends, valid=valid)
-    assert episodes.means(storage) == {"score": 3, "n": 80}
+    assert episodes.means(1) == log and episodes.means(1) == {}
+    assert episodes.means() == log and episodes.means() == {}
 
 
 # -- Which backend, and what it refuses ------------------------------------------------------------
@@ -279,7 +269,7 @@ def test_what_else_chooses_a_backend(monkeypatch):
     assert vector.choose_backend(Walk, Threads, 4) is Threads
     assert vector.choose_backend([Walk(), Walk()], None, 2) is Serial  # instances live here
     assert vector.choose_backend([Walk, Walk], "auto", 2) is Multiprocessing
-    assert vector.choose_backend("cartpole", "puffer") is Native
+    assert vector.choose_backend(ocean.load("cartpole"), "puffer") is Native
     with vector.make(Counters(num_agents=2)) as vecenv:
         assert vecenv.reset()[0].shape == (2, 2)
     with vector.make(Counters, backend=Native, env_kwargs={"num_agents": 2}) as vecenv:
