@@ -57,6 +57,7 @@ NAMES = {  # one name of PufferLib: its equivalent here
     "vector.GymnasiumPufferEnv": "emulation.GymnasiumPufferEnv",
     "vector.PettingZooPufferEnv": "emulation.PettingZooPufferEnv",
     "pytorch.layer_init": "pufferlib.layer_init", "pytorch.sample_logits": "models.act",
+    "pufferl.compute_puff_advantage": "pufferlib.compute_puff_advantage",
     "pufferl.eval": "tools.watch.play",
     "pufferl.profile": "tools.speed.profile",
     "pufferl.export": "tools.export.export",
@@ -89,7 +90,6 @@ GONE = {  # a name without an equivalent: its replacement
     "pufferl.sweep": "protein.Protein(env_name).optimize(), or python protein.py ENV",
     "NeptuneLogger": "Neptune's service has ended; WandbLogger, or a class with NoLogger's methods",
     "pufferl.autotune": "python pufferl.py autotune ENV",
-    "pufferl.compute_puff_advantage": "kernels.advantage, of arrays (T, agents)",
     "pufferl.Profile": "python pufferl.py profile ENV",
     "pufferl.Utilization": "trainer.print_dashboard()",
     "ocean.MAKE_FUNCTIONS": "ocean.names()",
@@ -450,3 +450,26 @@ def layer_init(layer, std=2**0.5, bias_const=0.0):
     if layer.bias is not None:
         layer.bias.data.fill_(bias_const)
     return layer
+
+
+def compute_puff_advantage(values, rewards, terminals, ratio, advantages, gamma, gae_lambda,
+                           vtrace_rho_clip, vtrace_c_clip):
+    """Compute kernels.advantage in PufferLib's layout.
+
+    Arrays are (segments, T); rewards[:, t + 1] and terminals[:, t + 1] follow the action at t, and
+    the last step has no advantage. Writes to `advantages` and returns it.
+    """
+    import torch
+
+    def steps(tensor, dtype=torch.float32, first=0):
+        return tensor[:, first : first + values.shape[1] - 1].T.to(dtype).contiguous()
+
+    done = steps(terminals, torch.uint8, 1)
+    flags, result = torch.zeros_like(done), torch.empty_like(steps(values))
+    importlib.import_module("kernels").advantage(
+        values.T.float().contiguous(), steps(rewards, first=1), done, flags,
+        torch.zeros_like(result), steps(ratio),
+        torch.ones(values.T.shape, dtype=torch.uint8), result, gamma=gamma, gae_lambda=gae_lambda,
+        offset=torch.zeros(1), rho_clip=vtrace_rho_clip, c_clip=vtrace_c_clip)
+    advantages[:, :-1], advantages[:, -1] = result.T, 0
+    return advantages

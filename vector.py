@@ -33,6 +33,7 @@ To add a backend, read `Vector`.
 """
 
 import contextlib
+import faulthandler
 import functools
 import inspect
 import itertools
@@ -125,6 +126,7 @@ class Vector(contextlib.AbstractContextManager):
         driver_env [itself]: what policies read the spaces, obs_dtype and
             env_single_observation_space from
         storage [None until `allocate`]: the arrays of `new_storage`
+        timeout: seconds after which a step that does not return is reported
         _t: the row of each buffer to act on; `begin` sets it to 0, `advance` adds 1
         device [None]: the torch.device of the environments' own tensors; see Tensors
         in_graphs [False]: whether a CUDA graph can step them; see GpuEnvs
@@ -160,8 +162,23 @@ class Vector(contextlib.AbstractContextManager):
     closed = in_graphs = can_step_in_kernels = False
     _driver = None
     _arrays = None  # stepped into in place of `storage`; see write_to
+    _watched_since = 0.0
     _next_seed = None  # of the first reset of a script
     _received = ()  # the buffers of the last `recv`
+
+    @contextlib.contextmanager
+    def _watchdog(self, t):
+        """Print all tracebacks if step t, in this process, takes over vec.timeout."""
+        horizon, now, is_inside = len(self.storage.actions), time.monotonic(), False
+        if horizon > 1 and (t == 0 or now > self._watched_since + self.timeout / 10):
+            self._watched_since = now
+            faulthandler.dump_traceback_later(self.timeout, file=sys.__stderr__)
+        try:
+            yield
+            is_inside = t + 1 < horizon
+        finally:
+            if horizon > 1 and not is_inside:
+                faulthandler.cancel_dump_traceback_later()
 
     def set_first_env(self, first_env):
         """Number the environments from first_env on; call it before `allocate`."""
@@ -874,6 +891,11 @@ class Serial(Emulated):
         finally:
             self._busy.clear()  # also after an error or Ctrl-C, which nothing else answers
 
+    def advance(self, buffer):
+        """Step all environments with the actions of row t."""
+        with self._watchdog(self._t[buffer]):
+            super().advance(buffer)
+
     def _stop(self):
         if self.closed and self._envs is not None:
             self._envs.close(first=1)  # environment 0 is the one that policies read
@@ -1048,7 +1070,7 @@ class Tensors(Vector):
     def advance(self, buffer):
         """Step all environments with the actions of row t."""
         t = self._t[0]
-        with default_stream(self.device):
+        with self._watchdog(t), default_stream(self.device):
             self._driver.step_into(self._rows[t])
         for name in self._copied:
             self._host[name][t].copy_(self._arrays[name][t])

@@ -10,6 +10,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+import reference
 import torch
 from gymnasium.spaces import Box
 from small_envs import Leavers, Steps
@@ -396,6 +397,20 @@ def test_a_policy_of_the_tutorial_learns(name, kind, recurrent):
     trainer.close()
     assert trainer.config["use_rnn"] is recurrent
     assert kind is LookupPolicy or trainer.policy.takes_batches
+
+
+def test_the_advantage_in_their_layout():
+    """Time is the second axis, and rewards and ends are a step later than here."""
+    rng = np.random.default_rng(0)
+    values, rewards, ratio = torch.tensor(rng.normal(size=(3, 3, 6)), dtype=torch.float32)
+    done = torch.tensor(rng.random((3, 6)) < 0.3).float()
+    ours = pufferlib.pufferl.compute_puff_advantage(values, rewards, done, ratio.exp(),
+                                                    torch.ones(3, 6), 0.9, 0.8, 1.0, 0.7)
+    no = torch.zeros(5, 3)
+    expected = reference.advantage(values.T, rewards.T[1:], done.T[1:], no, no, ratio.exp().T[:5],
+                                   no + 1, 0.9, 0.8, 1.0, 0.7)
+    torch.testing.assert_close(ours[:, :5].T, expected.float())
+    assert not ours[:, 5].any()
 
 
 # -- the trainer

@@ -160,6 +160,28 @@ def test_a_policys_error_is_not_an_environments():
     assert not user_traceback(raised.value)[1]
 
 
+class Slow(Walk):
+    def __init__(self, pauses):
+        super().__init__()
+        self.pauses = iter(pauses)
+
+    def step(self, action):
+        time.sleep(next(self.pauses))
+        return super().step(action)
+
+
+@pytest.mark.parametrize(("pauses", "late"), [((0, 1.5, 0, 0), True), ((0.2,) * 6, False)])
+def test_a_step_of_this_process_that_takes_too_long_shows_where_it_is(pauses, late, capfd):
+    """Print it and continue; each of several steps has the whole of vec.timeout."""
+    with vector.make(Slow, 1, Serial, env_kwargs={"pauses": pauses}, timeout=0.6) as vecenv:
+        vecenv.allocate(len(pauses))
+        while vecenv.wait()[1] < len(pauses):
+            vecenv.advance(0)
+    shown = capfd.readouterr().err
+    assert (f'{Path(__file__).name}"' in shown and "in step" in shown) == late, shown
+    assert late or "Timeout" not in shown
+
+
 @pytest.mark.parametrize("options", [{"backend": Serial},
                                      {"backend": Multiprocessing, "num_workers": 1}])
 def test_closing_ends_what_it_can(options, tmp_path):
