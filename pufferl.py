@@ -275,7 +275,9 @@ class PuffeRL:
         seconds = self.engine.rollout(self._rollouts)
         statistics.seconds["environment"] += seconds
         statistics.seconds["policy"] += clock() - start - seconds
-        statistics.add_episodes(self.ranks.gather(self.vecenv.log()), self.policy)
+        log = self.vecenv.log()
+        logs = self.ranks.gather(log) if self.ranks.count > 1 else [log]
+        statistics.add_episodes(logs, self.policy)
         self._rollouts += 1  # counts the random numbers of actions, so an exact resume needs it
         self._has_rollout = True
         return dict(statistics.environment)
