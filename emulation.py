@@ -69,7 +69,7 @@ class Checked:
 
 
 def explain(error):
-    """Return the EnvError of a value that may have caused an error, else None."""
+    """Return the EnvError of a wrong value from reset or step, if that may explain an error."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         env = frame.f_locals.get("self")
         if hasattr(env, "check_returned") and "returned" in frame.f_locals:

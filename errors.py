@@ -46,11 +46,12 @@ def require(is_right, problem):
         raise ConfigError(problem)
 
 
-# Files between a worker and an environment, or that make a network. In the first four only the
-# functions CALLS run a user's environment; their other functions are also called by networks.
-OURS = [str(Path(__file__).parent / f"{name}.py")
-        for name in ("models", "flat_spaces", "emulation", "tensors", "environments",
-                     "families/adapters", "workers", "absolute_imports")]
+# Files whose functions run a user's environment, and files of which only CALLS do: networks call
+# the other functions too.
+CALLERS = [str(Path(__file__).parent / f"{name}.py") for name in (
+    "environments", "families/adapters", "workers", "absolute_imports")]
+PARTIAL_CALLERS = [str(Path(__file__).parent / f"{name}.py") for name in (
+    "models", "flat_spaces", "emulation", "tensors")]
 CALLS = ("reset", "step", "reset_into", "step_into", "reset_env", "_step_env", "has_action_masks",
          "wrap", "build", "create", "render", "close")
 OUT_OF_MEMORY = "out of memory", "allocate memory", "bad_alloc"  # as CUDA, torch and C++ say it
@@ -61,12 +62,13 @@ REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, e
 def user_frames(stack):
     """Return the frames of a user's code in a traceback.StackSummary.
 
-    They are those below the last call of an environment, without the packages in between. None if
-    the error is in this project's code.
+    They follow the last frame of this project that calls an environment, from the first outside of
+    site-packages on. None if the error is in this project's code.
     """
-    last = max((i for i, frame in enumerate(stack) if frame.filename in OURS[4:] or
-                (frame.filename in OURS and frame.name in CALLS)), default=len(stack))
-    below = list(itertools.dropwhile(lambda frame: frame.filename in OURS, stack[last + 1 :]))
+    last = max((i for i, frame in enumerate(stack) if frame.filename in CALLERS or
+                (frame.filename in PARTIAL_CALLERS and frame.name in CALLS)), default=len(stack))
+    below = list(itertools.dropwhile(lambda frame: frame.filename in CALLERS + PARTIAL_CALLERS,
+                                     stack[last + 1 :]))
     if not below:
         return None
     frames = [frame for frame in below if not frame.filename.startswith("<frozen")]
@@ -75,7 +77,10 @@ def user_frames(stack):
 
 
 def user_traceback(error):
-    """Return (a traceback without this project's frames, whether it is a user's)."""
+    """Return (a traceback, whether the error is in a user's code).
+
+    A user's has only the user's frames.
+    """
     info = traceback.TracebackException.from_exception(error)
     frames = user_frames(info.stack)
     if frames is not None:

@@ -7,7 +7,7 @@ The networks are models.MinGRUPolicy, models.FeedForward and models.Separate. Th
 ppo.py, the same steps for any network in engines.py: this file can be deleted, and
 `engines.Autograd` runs everything. First come the network's step, a buffer's rollout and a
 worker's share of a minibatch, each a single call without the interpreter. Then comes `Compiled`,
-the engine. An epoch, call by call:
+the engine. Its calls in an epoch (pufferl.py has advantages, draw and optimizer):
 
     PuffeRL.evaluate > Compiled.rollout > Workers.run > _run_in_one_call, in each thread
         > _rollout_cpu > _act_cpu, c_calls.step_environments, for each step
@@ -183,8 +183,8 @@ def _values_cpu(begin, end, observations, network, state, state_copy, resets, va
 # --------------------------------------------------------------------------------------------------
 # The rollout of a range of environments in one call. With a call for each step, threads would wait
 # for the interpreter's lock, and to wake a thread takes as long as a step of 256 agents.
-# The functions below take the range of steps as well, so that environments in Python call them for
-# one step at a time. Their arguments:
+# The functions below take the step t as well, so that environments in Python call them for one step
+# at a time. Their arguments:
 #   first: the buffer's first agent, among this process's. The lanes [begin, end) count from there.
 #   network, state (a layer (n, H)), scratch: as in _policy_step_cpu; state_copy: like state,
 #   overwritten. storage: observations (T + 1, N, D), resets, valid (T + 1, N), actions (T, N, ...),
