@@ -134,11 +134,12 @@ def test_the_map_of_the_source_names_what_is_there():
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"config", "examples"}
     names = [*(path.name for path in ROOT_FILES), *folders, "tests"]
     assert not [name for name in names if f"(../{name})" not in page]
-    methods = re.findall(r"^(\w+)\.(\w+)\.(\w+)  ", page, flags=re.M)
-    assert len(methods) > 6
-    for file, cls, method in methods:
-        body = (ROOT / f"{file}.py").read_text().partition(f"class {cls}")[2]
-        assert f"    def {method}(" in body, f"{file}.{cls}.{method}"
+    epoch = page.partition("**One epoch.**")[2].partition("| --- |")[2].partition("## Words")[0]
+    functions = re.findall(r"`(?:((?:fast\.)?[a-z_]+)\.)?(?:[A-Z]\w+\.)?(\w+)` \|", epoch)
+    assert len(functions) > 14
+    for module, function in functions:
+        body = (ROOT / f"{(module or 'pufferl').replace('.', '/')}.py").read_text()
+        assert f"def {function}(" in body, f"{module}.{function}"
 
 
 def test_no_processor_is_chosen_by_its_vendor():
