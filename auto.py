@@ -94,8 +94,8 @@ def drawn_steps(train):
 def decide(train, facts):
     """Return {setting: (value, reason)} of the settings that are "auto".
 
-    train: the train section, a dict. The values fit the settings that are given; the reason is None
-    if one of these leaves no choice.
+    train: the train section, a dict. The values fit the settings that are given, which stay. The
+    reason is None if one of these decides.
     """
     chosen, c = {}, dict(train)
 

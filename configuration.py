@@ -500,9 +500,8 @@ def convert(entry, schema):
     value = coerce(implied or entry.value, get_type_hints(schema[section])[key], entry.place)
     name = f"{section}.{key}"
     low, high, text = BOUND_OF.get(name, (-math.inf, math.inf, ""))
-    is_number = value not in (None, "auto", EXEMPT.get(name))  # -1 may stand for none
-    require(not (text and is_number) or low <= value <= high,
-            f"{entry.place} = {value}: {text}.")
+    is_bounded = text and value not in (None, "auto", EXEMPT.get(name))  # -1 may stand for none
+    require(not is_bounded or low <= value <= high, f"{entry.place} = {value}: {text}.")
     return section, key, value
 
 

@@ -120,7 +120,8 @@ def error_text(error):
 def exit_on_error(program, expected=()):
     """Exit if the block raises, with the program's name and the `error_text`.
 
-    An error without a text is raised, unless it is of the classes `expected`. A rank whose error
+    An error for which `error_text` has no text is raised again, unless it is of the classes
+    `expected`. A rank whose error
     another rank prints (its attribute `elsewhere`) prints nothing.
     """
     try:

@@ -245,8 +245,9 @@ def _bootstrap_cpu(begin, end, t, first, network, storage, state, state_copy, sc
 def _rollout_cpu(environments, n, first, network, storage, *arguments):
     """Run all T steps of n agents, as StepByStep does step by step.
 
-    Returns the share of the time that the environments took. environments: addresses of ocean_step
-    and of the environments, the first and the last + 1 of them, int64 addresses of their rows (T,).
+    Returns the share of the time that the environments took. environments: the addresses of
+    ocean_step and of the environments, the first environment, the last + 1, and (T,) int64 the
+    address of each step's row.
     """
     _, resets, _, actions, terminals, truncations, _ = storage
     in_environments, started = 0, cycles()
