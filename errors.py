@@ -121,8 +121,7 @@ def exit_on_error(program, expected=()):
     """Exit if the block raises, with the program's name and the `error_text`.
 
     An error for which `error_text` has no text is raised again, unless it is of the classes
-    `expected`. A rank whose error
-    another rank prints (its attribute `elsewhere`) prints nothing.
+    `expected`. A rank whose error another rank prints (its attribute `elsewhere`) prints nothing.
     """
     try:
         yield
