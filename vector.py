@@ -1035,8 +1035,8 @@ class Tensors(Vector):
 
     num_workers = 1
 
-    def __init__(self, creators, *, seed=0, num_threads=None, name="tensors", **_):
-        self._driver, self.seed, self.name = creators[0][0], seed, name
+    def __init__(self, creators, *, seed=0, num_threads=None, name="tensors", timeout=60.0, **_):
+        self._driver, self.seed, self.name, self.timeout = creators[0][0], seed, name, timeout
         self.num_threads = self.threads_per_worker = num_threads or physical_cores()
         self.num_envs = self._driver.num_agents
         self.has_valid, self.device = self._driver.has_valid, self._driver.device
@@ -1169,8 +1169,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     env_args: the creator's positional arguments, or a list of one list per environment
     env_kwargs: its keyword arguments, or the C environment's settings, one dict or a list of one
         per environment; any other keyword is one of them for all
-    timeout: seconds after which a worker that does not answer is an error (in this process a
-        second Ctrl-C shows where a step hangs)
+    timeout: seconds after which a worker that does not answer is an error
 
     For num_workers and batch_size "auto" is the same as None. Raises ConfigError for settings
     that cannot work together, MemoryError for more environments than the machine can hold, and
@@ -1189,7 +1188,9 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     processes.check_count("vec.num_threads", num_threads, *processes.processes_at_most())
     if backend is not Ray:  # a cluster has more cores than this machine
         processes.check_count("vec.num_workers", num_workers, *processes.processes_at_most())
-    processes.check_memory(num_envs * getattr(env, "struct_size", 0), f"{num_envs:,} environments")
+    # the size of an environment in Python is unknown before it is made: about the least
+    size = getattr(env, "struct_size", 4096)
+    processes.check_memory(num_envs * size, f"{num_envs:,} environments")
     if backend is Native or device is not None:
         _check_backend(backend, num_envs, num_workers, batch_size, num_buffers)
         options = {"num_threads": num_threads, "seed": seed, "env_kwargs": env_kwargs}
