@@ -52,26 +52,27 @@ STEPS, AGENTS = 16, 5  # of a sample
 TOLERANCE = 0.1  # relative error; float32 rounding, multiplied by large weights, stays below it
 
 
-@functools.cache
 def digest():
     """Return the digest of REIMPLEMENTED, or None without its source.
 
     Docstrings and comments do not count.
     """
-    texts = []
-    for owner, names in REIMPLEMENTED.items():
-        for name in names:
-            try:
-                source = inspect.getsource(getattr(owner, name))
-            except (OSError, TypeError):
-                return None
-            function = ast.parse(textwrap.dedent(source)).body[0]
-            if ast.get_docstring(function) is not None:
-                del function.body[0]
-            # some versions of Python write fields that are empty
-            text = re.sub(r"(, )?\b\w+=(\[\]|None)", "", ast.dump(function))
-            texts.append(text.replace("(, ", "("))
-    return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
+    texts = [text_of(getattr(owner, name)) for owner, names in REIMPLEMENTED.items()
+             for name in names]
+    return None if None in texts else hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def text_of(function):
+    """Return a function's syntax tree as text, or None without its source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, TypeError):
+        return None
+    if isinstance(tree, ast.FunctionDef) and ast.get_docstring(tree) is not None:
+        del tree.body[0]
+    # some versions of Python write fields that are empty
+    return re.sub(r"(, )?\b\w+=(\[\]|None)", "", ast.dump(tree)).replace("(, ", "(")
 
 
 def find_edit(policy, engine):
