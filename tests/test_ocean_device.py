@@ -369,7 +369,7 @@ def test_where_environments_step(monkeypatch, capsys):
             ("squared", "auto", {"num_buffers": 4}, "4"), ("gym/CartPole-v1", "cuda", {}, "in C")):
         settings = configuration.load_config(name, ["--train.device", "cuda"])
         settings["vec"] |= {"device": asked, **vec}
-        make = functools.partial(vector.make_from, configuration.load_maker(name), 4, settings, {})
+        make = functools.partial(vector.make_from, environments.find_maker(name), 4, settings, {})
         if asked == "auto":
             with make() as vecenv:
                 assert type(vecenv) is vector.Native
