@@ -23,7 +23,6 @@ import json
 import os
 import re
 import sys
-import time
 import warnings
 import zipfile
 from pathlib import Path
@@ -54,21 +53,6 @@ def lock(folder):
         os.close(number)
         raise
     return number
-
-
-def is_running(folder):
-    """Tell whether a process holds a run's folder.
-
-    On a disk without locks, whether it wrote metrics in the last ten minutes.
-    """
-    try:
-        os.close(lock(folder))
-    except BlockingIOError:
-        return True
-    except OSError:
-        with contextlib.suppress(OSError):
-            return time.time() - (Path(folder) / "metrics.jsonl").stat().st_mtime < 600
-    return False
 
 
 class Run:

@@ -27,10 +27,10 @@ import configuration
 import models
 import processes
 import pufferl
-import runs
 import vector
 from errors import error_text
 from pufferl import ConfigError, PuffeRL, load_config, make
+from tools import history
 from tools.sweep import command as sweep
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,9 +113,9 @@ def test_a_clock_that_jumps_back_changes_nothing(tmp_path, monkeypatch):
     assert trainer.uptime > before >= 0 and trainer.statistics.entry["performance/sps"] > 0
     model = configuration.find_model(str(trainer.run_folder), tmp_path, "cartpole")
     assert model.name == "model_cartpole_000003.pt"
-    assert runs.is_running(trainer.run_folder)
+    assert history.is_running(trainer.run_folder)
     trainer.release()
-    assert not runs.is_running(trainer.run_folder)
+    assert not history.is_running(trainer.run_folder)
 
 
 # -- disks

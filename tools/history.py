@@ -11,10 +11,12 @@ process holds the lock of its folder.
 """
 
 import argparse
+import contextlib
 import functools
 import html
 import json
 import math
+import os
 import shutil
 import time
 from pathlib import Path
@@ -26,8 +28,9 @@ import configuration
 import diagnostics
 from configuration import Base, command, stem_of
 from errors import ConfigError, exit_on_error
-from loggers import aligned, duration, figure, score_of, solved_at, sparkline
-from runs import is_running
+from loggers import duration, figure, score_of, solved_at, sparkline
+from runs import lock
+from tools import aligned
 
 SECTIONS = "env", "vec", "policy", "rnn", "train"  # whose settings are compared
 TAIL = 1 << 16  # bytes of metrics.jsonl in which the last score is looked for
@@ -35,6 +38,21 @@ TAIL = 1 << 16  # bytes of metrics.jsonl in which the last score is looked for
 
 # --------------------------------------------------------------------------------------------------
 # A run
+
+
+def is_running(folder):
+    """Tell whether a process holds a run's folder.
+
+    On a disk without locks, whether it wrote metrics in the last ten minutes.
+    """
+    try:
+        os.close(lock(folder))
+    except BlockingIOError:
+        return True
+    except OSError:
+        with contextlib.suppress(OSError):
+            return time.time() - (folder / "metrics.jsonl").stat().st_mtime < 600
+    return False
 
 
 class Past(NamedTuple):

@@ -35,6 +35,7 @@ import kernels
 import pufferl
 import vector
 from errors import ConfigError, exit_on_error
+from tools import read_command
 
 # --------------------------------------------------------------------------------------------------
 # Where the time goes
@@ -264,7 +265,7 @@ def main(argv, program="pufferl.py profile"):
     parser.add_argument("--seconds", type=float, default=1.0)
     with exit_on_error(program, RuntimeError):
         if program.endswith("profile"):
-            return profile(*configuration.read_command(argv, program, __doc__))
+            return profile(*read_command(argv, program, __doc__))
         options, argv = parser.parse_known_args(argv)
-        env_name, args = configuration.read_command(argv, program, __doc__)
+        env_name, args = read_command(argv, program, __doc__)
         return autotune(env_name, args, options.seconds, argv)
