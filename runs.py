@@ -137,16 +137,6 @@ class Run:
         for old in sorted(self.folder.glob("model_*.pt"))[: -self.keep]:
             old.unlink()
 
-    def unsaved(self, epoch, error):
-        """Return the ConfigError for a last checkpoint that was not written."""
-        last, path = "there is no whole one", self.folder / "trainer_state.pt"
-        with contextlib.suppress(ConfigError):
-            last = f"the last whole one is {path}, of epoch {load(path, whole_run)['epoch']}"
-        return ConfigError(
-            f"the last checkpoint, of epoch {epoch}, was not written: {error}; {last}. Free some "
-            f"space, and --resume {self.folder} trains what is missing; or copy that folder to a "
-            "disk with room and resume the copy.")
-
 
 # --------------------------------------------------------------------------------------------------
 # Files of weights and of whole runs

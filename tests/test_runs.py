@@ -78,7 +78,7 @@ def test_a_run_that_is_still_trained_is_not_resumed(tmp_path):
         return sorted((path.name, path.stat().st_mtime_ns) for path in first.run_folder.iterdir())
 
     before = files()
-    second.run_folder = first.run_folder
+    second.run.folder = first.run_folder
     with pytest.raises(ConfigError, match=str(first.run_folder)):
         second.evaluate()
     assert files() == before

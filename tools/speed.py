@@ -62,8 +62,8 @@ def profile(env_name, args):
         raise ConfigError("profile writes a trace, but --data-dir is none: --profile.output says "
                           "where else.")
     args["train"]["log_interval"] = 1e9
-    trainer, _ = pufferl.make_trainer(env_name, args)
-    trainer.run_folder = None  # nothing but the trace is written
+    trainer = pufferl.make_trainer(env_name, args)
+    trainer.run.folder = None  # nothing but the trace is written
     config = trainer.config
 
     def run_epochs(count):
@@ -159,7 +159,7 @@ class Rollouts:
         # nothing is kept of the learning, so any minibatch will do
         train = {**args["train"], "minibatch_size": "auto", "max_minibatch_size": None,
                  "replay_ratio": 1.0, "gamma": 0.99}
-        self.trainer, _ = pufferl.make_trainer(env_name, {
+        self.trainer = pufferl.make_trainer(env_name, {
             **args, "train": train, "vec": {**args["vec"], **vec}, "load_model_path": None,
             "data_dir": None})
         try:
