@@ -760,10 +760,10 @@ class PuffeRL:
                 return self.save_checkpoint() if self.run_folder else ""
             except OSError as error:
                 raise ConfigError(
-                    f"the last checkpoint, of epoch {self.epoch}, was not written: {error}; the "
-                    f"one before is whole. Free some space, and --resume {self.run_folder} trains "
-                    "what is missing; or copy that folder to a disk with room and resume the "
-                    "copy.") from None
+                    f"the last checkpoint, of epoch {self.epoch}, was not written: {error}; "
+                    f"{self.run_folder}/trainer_state.pt is an earlier one. Free some space, and "
+                    f"--resume {self.run_folder} trains what is missing; or copy that folder to a "
+                    "disk with room and resume the copy.") from None
         finally:
             self.release()
 

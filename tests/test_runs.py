@@ -157,7 +157,7 @@ def test_a_full_disk_stops_no_training_and_keeps_the_checkpoint(tmp_path, capfd)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", no_space)
         run_epochs(trainer, 1)
-        with pytest.raises(ConfigError, match=rf"7\b.*{folder}/trainer_state.pt.* 6\b.*--resume {folder} "):
+        with pytest.raises(ConfigError, match=rf"7\b.*{folder}/trainer_state.pt.*--resume {folder} "):
             trainer.close()
     assert trainer.vecenv.closed, "all the rest ended"
     again = make_trainer(tmp_path)
