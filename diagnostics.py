@@ -12,10 +12,8 @@ docs/metrics.md describes the metrics; the health metrics (`vital/`) are measure
 """
 
 import contextlib
-import html
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 
@@ -91,73 +89,6 @@ def find_nan(weights, valid, rollout, update):
         if not tensor.isfinite().all():
             faults.append((order, f"{name} not finite ({cause})"))
     return min(faults)
-
-
-class RandomPlay:
-    """Returns of episodes that are played at random, of one agent of each environment.
-
-    One agent, because those of an environment may share rewards. The returns have no reason to
-    change from episode to episode, unless `reset` leaves something of earlier episodes, for example
-    a sum of rewards.
-    """
-
-    LIMIT = 200  # episodes of each environment
-
-    def __init__(self, environments):
-        self.total = 0.0  # since each agent's episode began
-        self.sum = 0.0  # of all episodes that ended
-        self.ended = 0
-        self.count = np.zeros(environments, int)
-        self.returns = np.zeros((environments, self.LIMIT))
-
-    def add(self, rewards, done):
-        """Add a step: rewards and ends of episodes, (agents,), grouped by environment."""
-        each, self.total = len(rewards) // len(self.count), self.total + np.asarray(rewards, float)
-        if not done.any():
-            return
-        for env in np.flatnonzero(done[::each] & (self.count < self.LIMIT)):
-            self.returns[env, self.count[env]] = self.total[env * each]
-            self.count[env] += 1
-        self.sum += self.total[done != 0].sum()
-        self.ended += (done != 0).sum()
-        self.total[done != 0] = 0
-
-    def find_log_error(self, log):
-        """Return a sentence if an environment's log has another mean return, else None.
-
-        The log may have the mean or the sum over an environment's agents. None also if it counts
-        episodes in another way.
-        """
-        each = np.size(self.total) // len(self.count)
-        counts = self.ended, self.ended // each
-        if not self.ended or "episode_return" not in log or round(log["n"]) not in counts:
-            return None
-        mean, logged = self.sum / self.ended, log["episode_return"]
-        if any(abs(logged - total) <= 1e-3 * max(1, abs(total)) for total in (mean, mean * each)):
-            return None
-        return (f"log.episode_return is {logged:.4g} in the mean, but the rewards of these "
-                f"episodes add up to {mean:.4g}: does reset forget the sum, or does the log omit "
-                "rewards?")
-
-    def find_drift(self):
-        """Return a sentence if later episodes differ from earlier ones, else None.
-
-        By the rank-sum test (Mann and Whitney 1947), from five standard deviations on.
-        """
-        halves = zip(self.returns, self.count, (self.count - 1) // 2, strict=True)
-        pairs = [(returns[1 : 1 + half], returns[count - half : count])
-                 for returns, count, half in halves]  # the first may begin in its middle
-        early, late = map(np.concatenate, zip(*pairs, strict=True))
-        if not len(early) or not np.isfinite([early, late]).all():
-            return None
-        below, up_to = (np.searchsorted(np.sort(early), late, side) for side in ("left", "right"))
-        share = (below + up_to).mean() / (2 * len(early))  # of pairs in which the later is larger
-        error = math.sqrt((2 * len(early) + 1) / 12) / len(early)
-        if abs(share - 0.5) < max(0.25, 5 * error):
-            return None
-        return (f"the return of random play moves from {early.mean():.4g} in earlier episodes to "
-                f"{late.mean():.4g} in later ones: does reset keep something of the episodes "
-                "before, as a sum of rewards?")
 
 
 class Warnings:
@@ -507,7 +438,7 @@ class Warnings:
 
 
 # --------------------------------------------------------------------------------------------------
-# A finished run
+# The log of a run
 
 
 def read_metrics(path, tail=None):
@@ -528,69 +459,3 @@ def read_metrics(path, tail=None):
             if math.isfinite(entry.get("step", math.nan)):
                 entries.append({**entry, "step": int(entry["step"])})
     return entries
-
-
-def replay(folder, settings):
-    """Return (Warnings, entries) of a run; settings: of its config.json."""
-    warnings = Warnings(settings["train"], settings.get("agents"))
-    entries = read_metrics(Path(folder, "metrics.jsonl"))
-    for entry in entries:
-        warnings.update(entry["step"], entry)
-    return warnings, entries
-
-
-# The look of all pages of curves: the colours of tools/watch.html.
-DARK = {"template": "plotly_dark", "paper_bgcolor": "#131f2a", "plot_bgcolor": "#0c141c",
-        "margin": {"t": 60, "b": 60}, "font": {"color": "#ecf2f6"},
-        "colorway": ["#00bbcc", "#fabe3c", "#5ac878", "#e25454", "#a96fe8", "#ee8a3c"]}
-CURVES = ("environment/score", "environment/episode_return", "environment/episode_length",
-          "losses/entropy", "losses/approx_kl", "losses/clipfrac", "losses/value_loss",
-          "losses/explained_variance", "losses/grad_norm", "losses/learning_rate",
-          "vital/reward_max", "vital/observation_max")
-
-
-def diagnose(folder, settings):
-    """Print a run's warnings, write FOLDER/diagnosis.html, return the Warnings."""
-    warnings, entries = replay(folder, settings)
-    reported = sorted(warnings.reported.values())
-    for step, sentence in reported:
-        print(f"step {step:,}: {sentence}")
-    if (level := warnings.below_random_play()) is not None:
-        print(f"the last returns are below random play ({level:.3g})")
-    if not reported:
-        end = "" if warnings.has_ended else ", but no episode has ended, so there is no score"
-        print(f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}, no warnings{end}.")
-    page = Path(folder, "diagnosis.html")
-    page.write_text(draw(Path(folder).name, entries, reported, warnings.random_play))
-    print(f"curves: {page}")
-    return warnings
-
-
-def draw(name, entries, reported, random_play=None):
-    """Return the page: curves, lines at warnings, a line at random play's return."""
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
-    names = [metric for metric in CURVES if any(metric in entry for entry in entries)]
-    count = max(1, -(-len(names) // 3))
-    figure = make_subplots(rows=count, cols=3, subplot_titles=names)
-    for i, metric in enumerate(names):
-        place = {"row": i // 3 + 1, "col": i % 3 + 1}
-        points = [(entry["step"], entry[metric]) for entry in entries if metric in entry]
-        x, y = zip(*points, strict=True)
-        figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=metric), **place)
-        if metric == "environment/episode_return" and random_play is not None:
-            figure.add_hline(y=random_play, line={"dash": "dash", "color": "#fabe3c"}, **place,
-                             annotation_text="random play")
-        for step, sentence in reported:
-            figure.add_vline(x=step, line={"dash": "dot", "color": "#e25454"}, **place,
-                             name=sentence)
-    figure.update_layout(height=260 * count, showlegend=False, **DARK)
-    items = "".join(f"<li>step {step:,}: {html.escape(sentence)}</li>"
-                    for step, sentence in reported)
-    title = html.escape(name)
-    colours = f"background:{DARK['paper_bgcolor']};color:{DARK['font']['color']}"
-    return (f"<!doctype html><meta charset='utf-8'><title>{title}</title>"
-            f"<body style='font-family:sans-serif;{colours}'><h1>{title}</h1>"
-            f"<ul>{items or '<li>No warnings.</li>'}</ul>"
-            + figure.to_html(full_html=False, include_plotlyjs=True))

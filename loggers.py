@@ -15,7 +15,6 @@ stays on this machine until `wandb sync`.
 import importlib
 import json
 import math
-import shutil
 import sys
 from pathlib import Path
 
@@ -369,20 +368,6 @@ def figure(value):
     if not 1000 <= abs(value) < 1e15:  # or not finite
         return f"{value:.2g}" if 0 < abs(value) < 0.001 else f"{value:.4g}"
     return f"{value:,.0f}"
-
-
-def aligned(rows, right=()):
-    """Yield the lines of a table, cut where the terminal ends.
-
-    rows: the first has the titles. right: the titles of right-aligned columns.
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for row in rows:
-        cells = [cell.rjust(width) if title in right else cell.ljust(width)
-                 for cell, width, title in zip(row, widths, rows[0], strict=True)]
-        line = "  ".join(cells).rstrip()
-        yield line if columns is None or len(line) <= columns else line[: columns - 1] + "…"
 
 
 def sparkline(values, width):

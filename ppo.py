@@ -7,10 +7,11 @@
 
 To change it, copy it into the same folder under another name and edit the copy. It runs on one core
 of a CPU. Given the same settings, pufferl.py with the default network computes the same, but on
-many cores, GPUs and machines: tests/test_ppo.py checks that both take equal actions. The defaults
-here are this file's own: config/ is not read. Only the environments (vector.py) and the random
-draws (kernels.sample for actions, kernels.draw_segments) come from other files; the trainer uses
-the same ones, so it draws the same numbers.
+many cores, GPUs and machines: tests/test_ppo.py checks that both take equal actions. (Continuous
+ones are clipped here, as with `--policy.squash none`.) The defaults here are this file's own:
+config/ is not read. Only the environments (vector.py) and the random draws (kernels.sample for
+actions, kernels.draw_segments) come from other files; the trainer uses the same ones, so it draws
+the same numbers.
 
 Everything is time-major: T steps (the horizon) of N agents are arrays (T, N, ...). An agent's T
 steps are a segment. Minibatches are made of whole segments, so that a network with memory sees time
@@ -105,9 +106,6 @@ class Args:
     target is then outside ±10, the network learns values without the excess (value_offset)."""
     reward_clip: float = math.inf
     """Clip rewards to ± this."""
-    squash: bool = False
-    """Squash continuous actions that have two finite bounds by a tanh that is scaled to them. The
-    environment clips the others."""
     seed: int = 0
     """Seed of the weights, the environments, the actions and the minibatches."""
 
@@ -148,7 +146,6 @@ class Policy(nn.Module):
         self.heads, self.outputs = heads, sum(heads) if heads else dims
         self.register_buffer("shift", None)  # with norm_obs: the observations' mean,
         self.register_buffer("scale", None)  # and 1 / their standard deviation
-        self.register_buffer("squash", None)  # with squash: the rows of squash_constants
         self.encoder = nn.Linear(observation_size, width)
         self.layers = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(num_layers))
         self.decoder = nn.Linear(width, self.outputs + 1)
@@ -194,16 +191,14 @@ class Policy(nn.Module):
 def rollout(args, envs, storage, policy, state, epoch):
     """Fill `storage`, and return what else learning needs.
 
-    A namespace: logprobs (T, N), values (T+1, N), bootstraps (T, N), samples like the actions, and
-    the network's state before (`state`) and after (`following`).
+    A namespace: logprobs (T, N), values (T+1, N), bootstraps (T, N), and the network's state before
+    (`state`) and after (`following`).
     """
     T, N = storage.actions.shape[:2]
     data = SimpleNamespace(logprobs=torch.zeros(T, N), values=torch.zeros(T + 1, N),
                            bootstraps=torch.zeros(T, N), state=state)
     heads = torch.tensor(envs.action_heads) if envs.action_heads else None
     log_std = None if policy.log_std is None else policy.log_std.data
-    # The loss needs what was drawn: the actions, or with squash the samples before the tanh.
-    data.samples = storage.actions if policy.squash is None else torch.zeros_like(storage.actions)
     no_reset, all_valid = torch.zeros(1, N), torch.ones(1, N)
     envs.begin()  # row T of the last rollout becomes row 0
     for t in range(T + 1):
@@ -223,13 +218,11 @@ def rollout(args, envs, storage, policy, state, epoch):
         else:
             state = following
             # Writes actions, logprobs and values. Actions ~ Categorical(softmax(outputs)) for each
-            # head, or u ~ Normal(outputs, exp(log_std)), or with squash the function of u that
-            # squash_constants describes.
+            # head, or Normal(outputs, exp(log_std)).
             masks = None if storage.action_masks is None else storage.action_masks[t]
             kernels.sample(torch.cat([outputs, value[..., None]], -1)[0], storage.actions[t],
                            data.logprobs[t], data.values[t], seed=args.seed, step=epoch * T + t,
-                           heads=heads, log_std=log_std, masks=masks, squash=policy.squash,
-                           samples=data.samples[t])
+                           heads=heads, log_std=log_std, masks=masks)
             envs.advance(0)
     data.following = state
     return data
@@ -268,19 +261,12 @@ def advantage(args, storage, rewards, mean, values, bootstraps, ratios):
 def log_probability(policy, y, actions, mask):
     """Return the log-probability (...) of actions and the entropy (...).
 
-    actions (..., heads or dims); logits or means y (..., A). With squash, `actions` are the samples
-    before the tanh.
+    actions (..., heads or dims); logits or means y (..., A).
     """
     if policy.log_std is not None:  # a Gaussian, with one standard deviation for each dimension
         normal = torch.distributions.Normal(y, policy.log_std.exp().expand_as(y),
                                             validate_args=False)
-        logprob, entropy = normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
-        if policy.squash is None:
-            return logprob, entropy
-        # This entropy has no closed form, so it is estimated at the sample that was drawn.
-        z = ((actions - y) / normal.scale).detach()
-        entropy = entropy + log_jacobian(policy, y + normal.scale * z)
-        return logprob - log_jacobian(policy, actions), entropy
+        return normal.log_prob(actions).sum(-1), normal.entropy().sum(-1)
     logprob, entropy = 0.0, 0.0
     y = y if mask is None else y.masked_fill(mask == 0, -1e9)
     for k, logits in enumerate(y.split(policy.heads, dim=-1)):
@@ -288,36 +274,6 @@ def log_probability(policy, y, actions, mask):
         logprob = logprob + logp.gather(-1, actions[..., k : k + 1].long())[..., 0]
         entropy = entropy - (logp.exp() * logp).sum(-1)
     return logprob, entropy
-
-
-def squash_constants(space):
-    """Return the constants (3, dims) that map samples u to actions.
-
-    A dimension with two finite bounds has middle, half range and the half range's log; its action
-    is middle + half * tanh(u). Any other has start, -scale and the scale's log; its action is
-    start + scale * u, where start is the value within the bounds that is nearest to 0.
-    """
-    if not hasattr(space, "low"):
-        raise SystemExit(f"--squash: needs a continuous (Box) action space, not {space}. Remove "
-                         "--squash.")
-    low, high = (torch.from_numpy(x.ravel()).double() for x in (space.low, space.high))
-    half, start = (high - low) / 2, torch.zeros_like(low).clamp(low, high)
-    between = (half > 0) & (half <= 1e9)  # a larger range counts as unbounded
-    if not between.any() and not start.any():
-        raise SystemExit(f"--squash: no dimension of {space} has finite bounds. Remove "
-                         "--squash.")
-    scale = torch.where(between, half, start.abs().clamp(min=1))
-    return torch.stack([torch.where(between, low + half, start), torch.where(between, half, -scale),
-                        scale.log()]).float()
-
-
-def log_jacobian(policy, u):
-    """Return log da/du of a = middle + half * tanh(u), summed over dims.
-
-    Haarnoja et al. 2018, appendix C.
-    """
-    of_tanh = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
-    return (policy.squash[2] + of_tanh * (policy.squash[1] > 0)).sum(-1)
 
 
 def ppo_loss(args, policy, y, v, batch, weights):
@@ -413,7 +369,7 @@ def learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, pro
         kernels.draw_segments(priorities, scratch, index, weights, seed=args.seed,
                               counter=(epoch, minibatch), beta=beta)
         batch = SimpleNamespace(
-            valid=storage.valid[:T, index], actions=data.samples[:, index],
+            valid=storage.valid[:T, index], actions=storage.actions[:, index],
             logprobs=data.logprobs[:, index], values=data.values[:T, index],
             advantages=advantages[:, index],
             action_masks=None if storage.action_masks is None else storage.action_masks[:T, index])
@@ -449,8 +405,6 @@ def train(args, envs, policy=None):
                               args.hidden_size, args.num_layers)
     if args.norm_obs:
         policy.shift, policy.scale = torch.zeros(size), torch.ones(size)
-    if args.squash:
-        policy.squash = squash_constants(envs.single_action_space)
     momenta = [torch.zeros_like(weight) for weight in policy.parameters()]
     state = torch.zeros(len(policy.layers), N, policy.encoder.out_features)
     observation_stats, return_stats, target_stats = Moments(size), Moments(), Moments()

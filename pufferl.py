@@ -89,7 +89,7 @@ from configuration import (
     stem_of,
     train_settings,
 )
-from errors import ConfigError, exit_on_error, require  # noqa: F401  ConfigError: for scripts
+from errors import ConfigError, exit_on_error, require
 from fast import verify
 from flat_spaces import ROUNDING_TOLERANCE, action_bounds, leaf_kind
 
@@ -157,7 +157,7 @@ class PuffeRL:
         self._is_closed = False
         self._start_time = clock()
         self._last_log = self._start_time, 0
-        self._dashboard = None
+        self._dashboard = loggers.Dashboard(loggers.solved_at(self.args))
         self.losses = {}
         self._advantage = c["advantage"] and load_attribute("train.advantage", c["advantage"])
         self.statistics = Statistics(self.ranks.count)
@@ -575,12 +575,8 @@ class PuffeRL:
 
     @property
     def run_folder(self):
-        """Return the run's folder, or None; assign another before the first rollout."""
+        """Return the run's folder, or None."""
         return self.run.folder
-
-    @run_folder.setter
-    def run_folder(self, folder):
-        self.run.folder = folder
 
     # -- checks and adaptation ---------------------------------------------------------------------
 
@@ -716,7 +712,6 @@ class PuffeRL:
     def print_dashboard(self):
         """Show progress: a live panel on a terminal, otherwise one line per call."""
         if self.ranks.rank == 0:
-            self._dashboard = self._dashboard or loggers.Dashboard(loggers.solved_at(self.args))
             self._dashboard.show(self)
 
     def save_checkpoint(self, path=None, metadata=None):
@@ -764,7 +759,11 @@ class PuffeRL:
             try:
                 return self.save_checkpoint() if self.run_folder else ""
             except OSError as error:
-                raise self.run.unsaved(self.epoch, error) from None
+                raise ConfigError(
+                    f"the last checkpoint, of epoch {self.epoch}, was not written: {error}; "
+                    f"{self.run_folder}/trainer_state.pt is an earlier one. Free some space, and "
+                    f"--resume {self.run_folder} trains what is missing; or copy that folder to a "
+                    "disk with room and resume the copy.") from None
         finally:
             self.release()
 
@@ -774,10 +773,8 @@ class PuffeRL:
         self._has_rollout = False
         with contextlib.ExitStack() as stack:  # if one of them raises, the others are still called
             for close in (self.vecenv.close, self.buffers.release, self.engine.release,
-                          self.logger.close, self.run.release):
+                          self.logger.close, self.run.release, self._dashboard.close):
                 stack.callback(close)
-            if self._dashboard is not None:
-                self._dashboard.close()
 
 
 # Limits of the rate factor's change per epoch. Down is faster: too large a rate does harm at once,
@@ -1155,7 +1152,7 @@ def resolve_auto(env_name, args, vecenv):
 
 
 def make_trainer(env_name, args):
-    """Return a configuration's trainer, and the Facts that "auto" was decided by."""
+    """Return a configuration's trainer, with the settings that "auto" means."""
     ranks, vecenv = data_parallel.connect(), load_env(env_name, args)
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: vecenv.close())
@@ -1173,23 +1170,19 @@ def make_trainer(env_name, args):
         if normalizes != args["train"]["norm_obs"] and is_open:
             args["train"]["norm_obs"] = normalizes
             args["auto"]["train.norm_obs"] = "the network decides that"
-        if args["resume"]:
-            path = ranks.first(lambda: find_run(args["resume"], args["data_dir"], env_name,
-                                                "trainer_state.pt"))
         trainer = PuffeRL({**args["train"], "env": args["env_name"], "data_dir": args["data_dir"],
                            "settings": args}, vecenv, policy)
         if args["resume"]:
-            trainer.run_folder = path.parent if path.name == "trainer_state.pt" else path
+            path = ranks.first(lambda: find_run(args["resume"], args["data_dir"], env_name,
+                                                "trainer_state.pt"))
+            trainer.run.folder = path.parent if path.name == "trainer_state.pt" else path
         stack.pop_all()
-    return trainer, facts
+    return trainer
 
 
-def describe(trainer, args, facts):
+def describe(trainer, args):
     """Yield lines that describe a run: sizes, network, engine, choices of "auto"."""
-    vecenv, seconds, speed = trainer.vecenv, 0.0, ""
-    if facts.learn_seconds is not None:
-        seconds = facts.step_seconds + args["train"]["replay_ratio"] * facts.learn_seconds
-        speed = f"; some {float(f'{1 / seconds:.2g}'):,.0f} steps a second"
+    vecenv = trainer.vecenv
     count = getattr(vecenv, "num_processes", 1)
     others = f" and {count} processes of environments" if count > 1 else ""
     folder = f"run folder {trainer.run_folder}" if trainer.run_folder else "nothing is written"
@@ -1197,11 +1190,7 @@ def describe(trainer, args, facts):
            f"horizon {trainer.horizon} = {trainer.batch_size:,} steps an epoch, "
            f"{plural(trainer.total_epochs, 'epoch')}; {plural(vecenv.num_threads, 'thread')}"
            f"{others}; engine {trainer.engine.name}; {folder}")
-    yield f"network: {models.summarize(trainer.policy)}{speed}"
-    minutes = args["train"]["total_timesteps"] * seconds / 60
-    if minutes > 10:
-        yield (f"this run takes some {minutes:.0f} minutes: --train.total-timesteps "
-               f"{float(f'{5 / seconds * 60:.2g}'):.0f} takes five")
+    yield f"network: {models.summarize(trainer.policy)}"
     if trainer.engine.blocking_classes:
         classes = ", ".join(trainer.engine.blocking_classes)
         yield (f"one thread of {vecenv.num_threads} learns. If forward keeps no state between "
@@ -1232,12 +1221,11 @@ def train(env_name, args=None):
         args["train"]["gpus"] = ranks.local_count
     say = processes.say if ranks.rank == 0 else lambda text: None
     compile_timer.announce = lambda: say(loggers.COMPILING)
-    trainer, facts = make_trainer(env_name, args)
+    trainer = make_trainer(env_name, args)
 
     def make_logger():
         trainer.logger = loggers.make_logger(args, trainer.run_folder, trainer.global_step)
 
-    screen = trainer._dashboard = loggers.Dashboard(loggers.solved_at(args))
     try:
         if args["resume"]:
             trainer.load_checkpoint(trainer.run_folder)
@@ -1246,7 +1234,7 @@ def train(env_name, args=None):
                 say("nothing is left of its train.total_timesteps; give more to continue")
         ranks.first(make_logger)
         trainer.record()
-        for line in describe(trainer, args, facts):
+        for line in describe(trainer, args):
             say(line)
         shown, interval = 0.0, args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5)
         with processes.Interrupts(is_silent=ranks.rank > 0) as interrupts:
@@ -1265,7 +1253,7 @@ def train(env_name, args=None):
             error.add_note(f"To continue from the last checkpoint: {resume}")
         raise
     model = trainer.close()
-    for line in screen.closing(trainer, args, model):
+    for line in trainer._dashboard.closing(trainer, args, model):
         say(line)
     return trainer
 

@@ -23,7 +23,6 @@ import json
 import os
 import re
 import sys
-import time
 import warnings
 import zipfile
 from pathlib import Path
@@ -54,21 +53,6 @@ def lock(folder):
         os.close(number)
         raise
     return number
-
-
-def is_running(folder):
-    """Tell whether a process holds a run's folder.
-
-    On a disk without locks, whether it wrote metrics in the last ten minutes.
-    """
-    try:
-        os.close(lock(folder))
-    except BlockingIOError:
-        return True
-    except OSError:
-        with contextlib.suppress(OSError):
-            return time.time() - (Path(folder) / "metrics.jsonl").stat().st_mtime < 600
-    return False
 
 
 class Run:
@@ -152,16 +136,6 @@ class Run:
         save(state, self.folder / "trainer_state.pt")
         for old in sorted(self.folder.glob("model_*.pt"))[: -self.keep]:
             old.unlink()
-
-    def unsaved(self, epoch, error):
-        """Return the ConfigError for a last checkpoint that was not written."""
-        last, path = "there is no whole one", self.folder / "trainer_state.pt"
-        with contextlib.suppress(ConfigError):
-            last = f"the last whole one is {path}, of epoch {load(path, whole_run)['epoch']}"
-        return ConfigError(
-            f"the last checkpoint, of epoch {epoch}, was not written: {error}; {last}. Free some "
-            f"space, and --resume {self.folder} trains what is missing; or copy that folder to a "
-            "disk with room and resume the copy.")
 
 
 # --------------------------------------------------------------------------------------------------

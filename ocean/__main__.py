@@ -29,7 +29,6 @@ from types import SimpleNamespace
 
 import numpy as np
 
-import diagnostics
 import emulation
 import errors
 import flat_spaces
@@ -138,6 +137,73 @@ def allocated():
     return count()
 
 
+class RandomPlay:
+    """Returns of episodes that are played at random, of one agent of each environment.
+
+    One agent, because those of an environment may share rewards. The returns have no reason to
+    change from episode to episode, unless `reset` leaves something of earlier episodes, for example
+    a sum of rewards.
+    """
+
+    LIMIT = 200  # episodes of each environment
+
+    def __init__(self, environments):
+        self.total = 0.0  # since each agent's episode began
+        self.sum = 0.0  # of all episodes that ended
+        self.ended = 0
+        self.count = np.zeros(environments, int)
+        self.returns = np.zeros((environments, self.LIMIT))
+
+    def add(self, rewards, done):
+        """Add a step: rewards and ends of episodes, (agents,), grouped by environment."""
+        each, self.total = len(rewards) // len(self.count), self.total + np.asarray(rewards, float)
+        if not done.any():
+            return
+        for env in np.flatnonzero(done[::each] & (self.count < self.LIMIT)):
+            self.returns[env, self.count[env]] = self.total[env * each]
+            self.count[env] += 1
+        self.sum += self.total[done != 0].sum()
+        self.ended += (done != 0).sum()
+        self.total[done != 0] = 0
+
+    def find_log_error(self, log):
+        """Return a sentence if an environment's log has another mean return, else None.
+
+        The log may have the mean or the sum over an environment's agents. None also if it counts
+        episodes in another way.
+        """
+        each = np.size(self.total) // len(self.count)
+        counts = self.ended, self.ended // each
+        if not self.ended or "episode_return" not in log or round(log["n"]) not in counts:
+            return None
+        mean, logged = self.sum / self.ended, log["episode_return"]
+        if any(abs(logged - total) <= 1e-3 * max(1, abs(total)) for total in (mean, mean * each)):
+            return None
+        return (f"log.episode_return is {logged:.4g} in the mean, but the rewards of these "
+                f"episodes add up to {mean:.4g}: does reset forget the sum, or does the log omit "
+                "rewards?")
+
+    def find_drift(self):
+        """Return a sentence if later episodes differ from earlier ones, else None.
+
+        By the rank-sum test (Mann and Whitney 1947), from five standard deviations on.
+        """
+        halves = zip(self.returns, self.count, (self.count - 1) // 2, strict=True)
+        pairs = [(returns[1 : 1 + half], returns[count - half : count])
+                 for returns, count, half in halves]  # the first may begin in its middle
+        early, late = map(np.concatenate, zip(*pairs, strict=True))
+        if not len(early) or not np.isfinite([early, late]).all():
+            return None
+        below, up_to = (np.searchsorted(np.sort(early), late, side) for side in ("left", "right"))
+        share = (below + up_to).mean() / (2 * len(early))  # of pairs in which the later is larger
+        error = math.sqrt((2 * len(early) + 1) / 12) / len(early)
+        if abs(share - 0.5) < max(0.25, 5 * error):
+            return None
+        return (f"the return of random play moves from {early.mean():.4g} in earlier episodes to "
+                f"{late.mean():.4g} in later ones: does reset keep something of the episodes "
+                "before, as a sum of rewards?")
+
+
 def check(library, settings, steps=1_000_000, num_envs=8, seed=0, show=lambda text: None):
     """Step environments at random; return (problems, notes), each a list of sentences.
 
@@ -156,7 +222,7 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0, show=lambda te
     play = SimpleNamespace(
         observations=Range(), first_observations=Range(), ended=np.zeros(agents, int),
         end_together=True, same_as_other_seed=True, lacks_finals=False, largest_reward=0.0,
-        allocated=0, rounds=max(200, steps // agents), random=diagnostics.RandomPlay(num_envs))
+        allocated=0, rounds=max(200, steps // agents), random=RandomPlay(num_envs))
 
     def problem(key, text):
         problems.setdefault(key, f"step {t}: {text}")
@@ -357,7 +423,7 @@ def check_python(creator, settings, steps, seed=0, seconds=15.0, show=lambda tex
 def _play(vecenv, flat, steps, seconds, show, problems, notes):
     """Step a vector of environments at random, until there is a new problem."""
     deadline, known, ends, reward_sum = time.monotonic() + seconds, len(problems), 0, 0.0
-    outside, random_play = "", diagnostics.RandomPlay(vecenv.num_envs)
+    outside, random_play = "", RandomPlay(vecenv.num_envs)
     rng = np.random.default_rng(0)
     observations, rewards = vecenv.reset(seed=0)[0], np.zeros(vecenv.num_agents)
     vecenv.single_action_space.seed(0)

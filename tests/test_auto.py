@@ -169,22 +169,18 @@ def test_what_is_normalised(fields, expected):
     assert auto.wants_normalising(Facts(64, 1000, True, [IMAGE], native=True))[0]
 
 
-def test_a_run_tells_of_a_gpu_and_of_steps_for_five_minutes(monkeypatch):
-    def tells(word, name, *options, **facts):
-        """The lines with the word that a run begins with, if other facts were measured."""
-        args = configure(name, *options)
-        trainer, known = pufferl.make_trainer(name, args)
-        lines = [*pufferl.describe(trainer, args, dataclasses.replace(known, **facts))]
+def test_a_run_tells_of_a_gpu(monkeypatch):
+    def tells(*options):
+        """Whether a word of the lines that a run begins with is GPU."""
+        args = configure("squared", *options)
+        trainer = pufferl.make_trainer("squared", args)
+        lines = [*pufferl.describe(trainer, args)]
         trainer.close()
-        return [line for line in lines if word in line]
+        return any("GPU" in line for line in lines)
 
-    assert not tells("GPU", "squared")
+    assert not tells()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert tells("GPU", "squared") and not tells("GPU", "squared", "--train.device", "cpu")
-    options = CATCH, "--train.gamma", "0.9", "--train.replay-ratio", "1", "--train.total-timesteps", "1000000"
-    for seconds, steps in ((1e-3, ["300000"]), (1e-5, [])):
-        lines = tells(" minutes: ", *options, step_seconds=seconds / 2, learn_seconds=seconds / 2)
-        assert [re.search(r"--train.total-timesteps (\d+)", line)[1] for line in lines] == steps
+    assert tells() and not tells("--train.device", "cpu")
 
 
 def test_the_printed_flags_repeat_the_run_and_a_resume_has_them(tmp_path, capsys):

@@ -96,7 +96,7 @@ def test_a_command_line_gives_settings(files, env, options, expected):
 def test_batch_size_becomes_the_horizon(env, options):
     args = load_config(env, [*options.split(), "--vec.total-agents=128", "--data-dir=none",
                              "--train.minibatch-size=auto"])
-    trainer, _ = pufferl.make_trainer(env, args)
+    trainer = pufferl.make_trainer(env, args)
     assert trainer.horizon == 32 and trainer.config["batch_size"] is None
     trainer.release()
 

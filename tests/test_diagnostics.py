@@ -16,7 +16,7 @@ import loggers
 import models
 import pufferl
 import vector
-from configuration import read_settings
+from tools import history
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SETTINGS = {"horizon": 16, "minibatch_size": 64, "replay_ratio": 2, "learning_rate": 0.01, "target_kl": None,
@@ -236,20 +236,6 @@ def test_episodes_that_never_end(gamma, steps, ends, expected):
     assert ("episodes_never_end" in names_of(found)) is expected and found.has_ended is (ends is not None)
 
 
-@pytest.mark.parametrize(("drift", "expected"), [(0.0, 0), (1.0, 50)])
-def test_returns_of_random_play(drift, expected):
-    """The agents of an environment share their rewards."""
-    rng, found = np.random.default_rng(0), 0
-    for _ in range(50):
-        played = diagnostics.RandomPlay(2)
-        for episode in range(40):
-            rewards = np.repeat(rng.normal(drift * episode, 1, 2), 20)
-            played.add(rewards, np.zeros(40, bool))
-            played.add(rewards, np.ones(40, bool))
-        found += played.find_drift() is not None
-    assert found == expected
-
-
 def test_a_sentence_comes_once_and_names_what_to_try():
     found = diagnostics.Warnings({"horizon": 16, "minibatch_size": 256, "replay_ratio": 1.0}, agents=16)
     first = found.update(256, {"losses/entropy": 1.0})
@@ -314,7 +300,7 @@ def test_the_end_of_a_run_and_diagnose_agree_that_no_episode_ended(tmp_path, cap
     write_run(tmp_path, lines, train={"gamma": 0.99})
     pufferl.main(["diagnose", str(tmp_path)])
     trainer = types.SimpleNamespace(global_step=4 * steps, uptime=1.0, environment={}, run_folder=None,
-                                    warnings=diagnostics.replay(tmp_path, read_settings(tmp_path))[0])
+                                    warnings=history.replay(history.read(tmp_path))[0])
     closing = "\n".join(loggers.Dashboard().closing(trainer, {"config_name": "mine"}, ""))
     for text in (capsys.readouterr().out, closing):
         assert "episode" in text and ("--env.max-episode-steps" in text) == is_named
@@ -326,7 +312,7 @@ def test_diagnose_a_finished_run(tmp_path, capsys):
     run = tmp_path / "runs" / "squared_1"
     write_run(run, [*entries, {"step": 90, "environment/score": 0.5}], env_name="squared", config_name="squared",
               train={"total_timesteps": 100}, env={"distance": 5}, defaults={"env": {"distance": 5}})
-    sentences = diagnostics.diagnose(run, read_settings(run)).reported.values()
+    sentences = history.replay(history.read(run))[0].reported.values()
     for name in (str(run), "latest", "squared"):
         pufferl.main(["diagnose", name, "--data-dir", str(tmp_path / "runs")])
         text, page = capsys.readouterr().out, (run / "diagnosis.html").read_text()

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 from conftest import slow_but
 
@@ -226,3 +227,17 @@ def test_a_program_with_the_systems_raylib(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "find_raylib", lambda compiler: unresolved)
     cli.standalone(ocean.load("squared"), {}, tmp_path / "program")
     assert "with a window" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("drift", "expected"), [(0.0, 0), (1.0, 50)])
+def test_returns_of_random_play(drift, expected):
+    """The agents of an environment share their rewards."""
+    rng, found = np.random.default_rng(0), 0
+    for _ in range(50):
+        played = cli.RandomPlay(2)
+        for episode in range(40):
+            rewards = np.repeat(rng.normal(drift * episode, 1, 2), 20)
+            played.add(rewards, np.zeros(40, bool))
+            played.add(rewards, np.ones(40, bool))
+        found += played.find_drift() is not None
+    assert found == expected

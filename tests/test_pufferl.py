@@ -7,7 +7,6 @@ import tracemalloc
 from pathlib import Path
 from unittest import mock
 
-import gymnasium
 import numpy as np
 import pytest
 import reference
@@ -17,7 +16,6 @@ from trainers import ACTIONS, NETWORKS, learn, make_trainer, run_epochs
 
 import kernels
 import models
-import ppo
 import pufferl
 from errors import ConfigError, error_text
 from tools import watch
@@ -475,13 +473,3 @@ def test_a_tanh_is_saved_with_the_weights(tmp_path):
         assert models.squash_of(policy) is None
     played = ["--load-model-path", folder, "--eval.episodes", "4", "--eval.deterministic", "True"]
     assert watch.evaluate("pendulum", pufferl.load_config("pendulum", played))["score"].mean < 0
-
-
-def box(low, high):
-    return gymnasium.spaces.Box(np.float32(low), np.float32(high))
-
-
-@pytest.mark.parametrize("space", [box([-np.inf, -np.inf], [1, np.inf]), gymnasium.spaces.Discrete(3), box([0], [0])])
-def test_the_tanh_of_the_page_wants_a_number_with_finite_bounds(space):
-    with pytest.raises(SystemExit, match="--squash"):
-        ppo.squash_constants(space)

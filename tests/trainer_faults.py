@@ -3,9 +3,9 @@
 import math
 import warnings
 
+import gymnasium
 import torch
 from test_models import DECODED, LostState, Returns, decoding, environment, lazy  # noqa: F401
-from test_pufferl import box
 from trainers import NETWORKS, make_trainer, run_epochs
 
 import flat_spaces
@@ -99,7 +99,7 @@ def decode(name, **settings):
 
 
 def squash_unbounded():
-    space = box([-math.inf], [1])
+    space = gymnasium.spaces.Box(-math.inf, 1, (1,))
     models.squash(models.FeedForward(environment(space)), space)
 
 

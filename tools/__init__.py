@@ -1,1 +1,41 @@
-"""Command-line tools: verbs of pufferl.py and protein.py."""
+"""Command-line tools: verbs of pufferl.py and protein.py, and what these share."""
+
+import shutil
+import sys
+
+import configuration
+import ocean
+from errors import require
+
+
+def no_resume(argv):
+    """Return the options of a verb; raise ConfigError if --resume is one."""
+    require(not any(word.partition("=")[0] == "--resume" for word in argv),
+            "--resume is for train. To use a run's weights, network and environment, give "
+            "--load-model-path.")
+    return argv
+
+
+def read_command(argv, program, description):
+    """Return (environment, its settings) from the command line of a tool.
+
+    Print the description and exit for --help or without an environment.
+    """
+    if not argv or argv[0].startswith("-"):
+        print(f"{description}\nenvironments: {', '.join(ocean.names())}")
+        sys.exit(None if argv[:1] in (["-h"], ["--help"]) else f"{program}: which environment?")
+    return argv[0], configuration.load_config(argv[0], no_resume(argv[1:]))
+
+
+def aligned(rows, right=()):
+    """Yield the lines of a table, cut where the terminal ends.
+
+    rows: the first has the titles. right: the titles of right-aligned columns.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for row in rows:
+        cells = [cell.rjust(width) if title in right else cell.ljust(width)
+                 for cell, width, title in zip(row, widths, rows[0], strict=True)]
+        line = "  ".join(cells).rstrip()
+        yield line if columns is None or len(line) <= columns else line[: columns - 1] + "…"

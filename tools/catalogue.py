@@ -26,7 +26,8 @@ import vector
 from auto import plural
 from configuration import command, find_config, parse_ini
 from errors import exit_on_error
-from loggers import aligned, figure
+from loggers import figure
+from tools import aligned
 
 
 class Entry(NamedTuple):

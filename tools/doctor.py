@@ -170,7 +170,7 @@ def train(seconds):
     args = pufferl.load_config("breakout", [
         "--train.horizon", "64", "--train.minibatch-size", "65536", "--train.total-timesteps",
         "1e12", "--train.log-interval", "1e9", "--data-dir", "none"])
-    trainer, _ = pufferl.make_trainer("breakout", args)
+    trainer = pufferl.make_trainer("breakout", args)
     with contextlib.closing(trainer):
         for _ in range(2):  # compiles
             trainer.evaluate()

@@ -32,6 +32,7 @@ import ocean
 import pufferl
 import vector
 from errors import ConfigError, exit_on_error
+from tools import read_command
 
 
 @dataclass
@@ -425,4 +426,4 @@ def main(argv, program="pufferl.py export"):
     """Run `export`; `program` is what errors begin with."""
     configuration.SECTIONS["export"] = Export
     with exit_on_error(program):
-        export(*configuration.read_command(argv, program, __doc__))
+        export(*read_command(argv, program, __doc__))

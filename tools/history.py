@@ -11,9 +11,12 @@ process holds the lock of its folder.
 """
 
 import argparse
+import contextlib
 import functools
+import html
 import json
 import math
+import os
 import shutil
 import time
 from pathlib import Path
@@ -25,8 +28,9 @@ import configuration
 import diagnostics
 from configuration import Base, command, stem_of
 from errors import ConfigError, exit_on_error
-from loggers import aligned, duration, figure, score_of, solved_at, sparkline
-from runs import is_running
+from loggers import duration, figure, score_of, solved_at, sparkline
+from runs import lock
+from tools import aligned
 
 SECTIONS = "env", "vec", "policy", "rnn", "train"  # whose settings are compared
 TAIL = 1 << 16  # bytes of metrics.jsonl in which the last score is looked for
@@ -34,6 +38,21 @@ TAIL = 1 << 16  # bytes of metrics.jsonl in which the last score is looked for
 
 # --------------------------------------------------------------------------------------------------
 # A run
+
+
+def is_running(folder):
+    """Tell whether a process holds a run's folder.
+
+    On a disk without locks, whether it wrote metrics in the last ten minutes.
+    """
+    try:
+        os.close(lock(folder))
+    except BlockingIOError:
+        return True
+    except OSError:
+        with contextlib.suppress(OSError):
+            return time.time() - (folder / "metrics.jsonl").stat().st_mtime < 600
+    return False
 
 
 class Past(NamedTuple):
@@ -177,7 +196,7 @@ def table(data_dir, env_name=None):
 
 def show(run):
     """Print what is known of a run, and what to type next."""
-    warnings, entries = diagnostics.replay(run.folder, run.saved)
+    warnings, entries = replay(run)
     scores = [entry.get("environment/score", math.nan) for entry in entries]
     files, other = [path for path in run.folder.rglob("*") if path.is_file()], changes(run.saved)
     print(f"run          {run.folder}   ({len(files)} files, "
@@ -206,17 +225,83 @@ def show(run):
     print(f"its curve    {command('plot', folder)}\nits trouble  {command('diagnose', folder)}")
 
 
+# --------------------------------------------------------------------------------------------------
+# diagnose
+
+# The look of all pages of curves: the colours of tools/watch.html.
+DARK = {"template": "plotly_dark", "paper_bgcolor": "#131f2a", "plot_bgcolor": "#0c141c",
+        "margin": {"t": 60, "b": 60}, "font": {"color": "#ecf2f6"},
+        "colorway": ["#00bbcc", "#fabe3c", "#5ac878", "#e25454", "#a96fe8", "#ee8a3c"]}
+CURVES = ("environment/score", "environment/episode_return", "environment/episode_length",
+          "losses/entropy", "losses/approx_kl", "losses/clipfrac", "losses/value_loss",
+          "losses/explained_variance", "losses/grad_norm", "losses/learning_rate",
+          "vital/reward_max", "vital/observation_max")
+
+
+def replay(run):
+    """Return (diagnostics.Warnings, entries) of a run."""
+    warnings = diagnostics.Warnings(run.saved["train"], run.saved.get("agents"))
+    entries = diagnostics.read_metrics(run.folder / "metrics.jsonl")
+    for entry in entries:
+        warnings.update(entry["step"], entry)
+    return warnings, entries
+
+
 def diagnose(run):
-    """Print why a run does not learn, and what it lacks to count as solved."""
-    is_rising = diagnostics.diagnose(run.folder, run.saved).score_rises()
+    """Print why a run does not learn, and what it lacks to count as solved.
+
+    Writes FOLDER/diagnosis.html.
+    """
+    warnings, entries = replay(run)
+    reported = sorted(warnings.reported.values())
+    for step, sentence in reported:
+        print(f"step {step:,}: {sentence}")
+    if (level := warnings.below_random_play()) is not None:
+        print(f"the last returns are below random play ({level:.3g})")
+    if not reported:
+        end = "" if warnings.has_ended else ", but no episode has ended, so there is no score"
+        print(f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}, no warnings{end}.")
+    page = run.folder / "diagnosis.html"
+    page.write_text(draw(run.folder.name, entries, reported, warnings.random_play))
+    print(f"curves: {page}")
     other = changes(run.saved)
     metric, least = (None, None) if other is None else solved_at(run.saved)
     metrics = {name.removeprefix("environment/"): value for name, value in run.last.items()}
     value = score_of(metrics, metric)
     if least is not None and value < least:
-        rising = "; it was still rising, so more steps may do" if is_rising else ""
+        rising = "; it was still rising, so more steps may do" if warnings.score_rises() else ""
         print(f"not solved: {metric or 'score'} {figure(value)}, {figure(least)} counts as solved"
               f"{rising}; settings other than shipped: {join_settings(other) or 'none'}")
+
+
+def draw(name, entries, reported, random_play=None):
+    """Return the page: curves, lines at warnings, a line at random play's return."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    names = [metric for metric in CURVES if any(metric in entry for entry in entries)]
+    count = max(1, -(-len(names) // 3))
+    figure = make_subplots(rows=count, cols=3, subplot_titles=names)
+    for i, metric in enumerate(names):
+        place = {"row": i // 3 + 1, "col": i % 3 + 1}
+        points = [(entry["step"], entry[metric]) for entry in entries if metric in entry]
+        x, y = zip(*points, strict=True)
+        figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=metric), **place)
+        if metric == "environment/episode_return" and random_play is not None:
+            figure.add_hline(y=random_play, line={"dash": "dash", "color": "#fabe3c"}, **place,
+                             annotation_text="random play")
+        for step, sentence in reported:
+            figure.add_vline(x=step, line={"dash": "dot", "color": "#e25454"}, **place,
+                             name=sentence)
+    figure.update_layout(height=260 * count, showlegend=False, **DARK)
+    items = "".join(f"<li>step {step:,}: {html.escape(sentence)}</li>"
+                    for step, sentence in reported)
+    title = html.escape(name)
+    colours = f"background:{DARK['paper_bgcolor']};color:{DARK['font']['color']}"
+    return (f"<!doctype html><meta charset='utf-8'><title>{title}</title>"
+            f"<body style='font-family:sans-serif;{colours}'><h1>{title}</h1>"
+            f"<ul>{items or '<li>No warnings.</li>'}</ul>"
+            + figure.to_html(full_html=False, include_plotlyjs=True))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -281,7 +366,7 @@ def plot(runs, metric=None, x="steps", output=None):
         import plotly.graph_objects as go
 
         page = go.Figure([go.Scatter(x=curve.x, y=curve.y, name=curve.label) for curve in lines])
-        page.update_layout(**diagnostics.DARK, xaxis_title=x, yaxis_title=name, legend={"y": -0.2})
+        page.update_layout(**DARK, xaxis_title=x, yaxis_title=name, legend={"y": -0.2})
         page.write_html(output)
         print(f"wrote {output}")
 

@@ -35,6 +35,7 @@ import kernels
 import pufferl
 import vector
 from errors import ConfigError, exit_on_error
+from tools import read_command
 
 # --------------------------------------------------------------------------------------------------
 # Where the time goes
@@ -61,8 +62,8 @@ def profile(env_name, args):
         raise ConfigError("profile writes a trace, but --data-dir is none: --profile.output says "
                           "where else.")
     args["train"]["log_interval"] = 1e9
-    trainer, _ = pufferl.make_trainer(env_name, args)
-    trainer.run_folder = None  # nothing but the trace is written
+    trainer = pufferl.make_trainer(env_name, args)
+    trainer.run.folder = None  # nothing but the trace is written
     config = trainer.config
 
     def run_epochs(count):
@@ -158,7 +159,7 @@ class Rollouts:
         # nothing is kept of the learning, so any minibatch will do
         train = {**args["train"], "minibatch_size": "auto", "max_minibatch_size": None,
                  "replay_ratio": 1.0, "gamma": 0.99}
-        self.trainer, _ = pufferl.make_trainer(env_name, {
+        self.trainer = pufferl.make_trainer(env_name, {
             **args, "train": train, "vec": {**args["vec"], **vec}, "load_model_path": None,
             "data_dir": None})
         try:
@@ -264,7 +265,7 @@ def main(argv, program="pufferl.py profile"):
     parser.add_argument("--seconds", type=float, default=1.0)
     with exit_on_error(program, RuntimeError):
         if program.endswith("profile"):
-            return profile(*configuration.read_command(argv, program, __doc__))
+            return profile(*read_command(argv, program, __doc__))
         options, argv = parser.parse_known_args(argv)
-        env_name, args = configuration.read_command(argv, program, __doc__)
+        env_name, args = read_command(argv, program, __doc__)
         return autotune(env_name, args, options.seconds, argv)

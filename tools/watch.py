@@ -50,6 +50,7 @@ import pufferl
 import runs
 from auto import plural
 from errors import ConfigError, exit_on_error
+from tools import read_command
 
 EVAL_SEED = 1_000_003  # added to the seed, so that episodes differ from those of training
 GIF_SIDE = 480  # pixels of a GIF's longer side
@@ -895,6 +896,6 @@ def play(env_name, args):
 def main(argv, program="pufferl.py eval"):
     """Run `eval` or `ship`; `program` is what errors begin with."""
     with exit_on_error(program):
-        env_name, args = configuration.read_command(argv, program, __doc__)
+        env_name, args = read_command(argv, program, __doc__)
         act = ship if program.endswith("ship") else play
         act(env_name, args)

@@ -35,6 +35,7 @@ import runs
 from configuration import Entry
 from errors import ConfigError, exit_on_error
 from protein import Protein, front_of
+from tools import no_resume
 from tools.sweep.report import write_report
 from tools.sweep.trials import (
     DECIDING,
@@ -569,7 +570,7 @@ def sweep_command(env_name, argv):
     given = [entry for entry in entries if entry.section.partition(".")[0] == "sweep"]
     options = [word for entry in entries if entry not in given
                for word in (entry.place, entry.value) if word is not True]
-    args = configuration.load_config(env_name, configuration.no_resume(options))
+    args = configuration.load_config(env_name, no_resume(options))
     shipped = [Entry("sweep", key, text, f"config [sweep] {key}")
                for key, text in args["sweep"].get("sweep", {}).items()]
     settings = make_settings(shipped + [entry for entry in given if entry.section == "sweep"])

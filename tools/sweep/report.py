@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-import diagnostics
 from errors import ConfigError
 from protein import Protein, front_of
+from tools.history import DARK
 from tools.sweep.trials import (
     DECIDING,
     SWEEP,
@@ -231,7 +231,7 @@ def page(folder):
                      "on.</p>")
     parts.append('<p>Show only what contains <input id="filter" placeholder="text"></p>')
     for name, note, figure in sweep_figures(content, records, tuner):
-        figure.update_layout(diagnostics.DARK, height=figure.layout.height or 480)
+        figure.update_layout(DARK, height=figure.layout.height or 480)
         figure.update_xaxes(automargin=True, title_standoff=12)
         figure.update_yaxes(automargin=True, title_standoff=12)
         plot = figure.to_html(full_html=False, include_plotlyjs=False)
