@@ -872,13 +872,6 @@ class Serial(Emulated):
             self._envs = workers.Envs(creators, emulation.signature(self._driver), seed=self.seed)
         self._envs.bind(workers.step_rows(vars(self.storage)))
 
-    @property
-    def envs(self):
-        """Return the environments; all but PufferEnvs are inside wrappers of emulation.py."""
-        if self._envs is None:
-            self.allocate(1)
-        return self._envs.envs
-
     def _send(self, worker, command, argument):
         try:
             self._finish(worker, self._envs.do(command, argument))
