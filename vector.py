@@ -319,9 +319,7 @@ class Vector(contextlib.AbstractContextManager):
         if self.action_heads:
             # As unsigned numbers negative ones are large, so one comparison checks both ends.
             actions = actions.astype(np.int64, copy=False).view(np.uint64)
-            heads = self.action_heads
-            if actions.max() >= heads[0] if len(heads) == 1 else (
-                    actions.reshape(agents, -1) >= np.array(heads, np.uint64)).any():
+            if (actions.reshape(agents, -1) >= np.array(self.action_heads, np.uint64)).any():
                 raise ValueError(f"an action lies outside {self.single_action_space}.")
 
     def async_reset(self, seed=None):
