@@ -25,6 +25,7 @@ from llvmlite import ir
 from numba import config, njit, types
 from numba.core import event
 from numba.core.compiler import Compiler
+from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import intrinsic, overload
 
 import processes
@@ -85,51 +86,40 @@ distinct_driver = cached_njit(fastmath=FASTMATH, _nrt=False, pipeline_class=_NoA
 reduction_driver = cached_njit(fastmath=REDUCTION, _nrt=False)
 
 
-class CompileTimer(event.Listener):
-    """The seconds in which this process compiled kernels.
+class CompileTimer(event.TimingListener):
+    """Measure the seconds in which this process compiled kernels, its `duration`.
 
     `announce` is called once, when compiling takes more than 1.5 seconds.
     """
 
+    _duration = 0.0  # before numba's listener sets it
+
     def __init__(self):
-        self.seconds = 0.0
+        super().__init__()
         self.announce = lambda: None
-        self._depth = 0
-        self._start = 0.0
-        self._lock = threading.RLock()
 
-    @contextmanager
-    def timed(self):
-        """Count the time of a compiler that sends no events of numba, as those for a GPU."""
-        with self._lock:
-            self.on_start(None)
-            try:
-                yield
-            finally:
-                self.on_end(None)
-
-    def on_start(self, _):
-        now = time.perf_counter()
-        if self._depth == 0:
-            self._start = now
-        if self.seconds + now - self._start > 1.5:  # small kernels and loads take less
+    def on_start(self, event):
+        super().on_start(event)
+        # small kernels and loads take less
+        if self.duration + time.perf_counter() - self._ts > 1.5:
             announce, self.announce = self.announce, lambda: None
             announce()
-        self._depth += 1
-
-    def on_end(self, _):
-        self._depth -= 1
-        if self._depth == 0:
-            self.seconds += time.perf_counter() - self._start
 
 
 compile_timer = CompileTimer()
 event.register("numba:compile", compile_timer)
 
 
+@contextmanager
+def compiling():
+    """Count the time of a compiler that sends no events of numba, as those for a GPU."""
+    with global_compiler_lock, event.trigger_event("numba:compile"):
+        yield
+
+
 def clock():
     """Return seconds, without those in which kernels are compiled."""
-    return time.perf_counter() - compile_timer.seconds
+    return time.perf_counter() - compile_timer.duration
 
 
 f32, f64, i32, i64 = np.float32, np.float64, np.int32, np.int64
@@ -372,7 +362,7 @@ def _launch(function, lanes, arguments):
             if handle not in _streams:
                 _streams[handle] = cuda.external_stream(handle)
             stream = _streams[handle]
-        with compile_timer.timed() if is_new else nullcontext():
+        with compiling() if is_new else nullcontext():
             _kernels[function][-(-lanes // THREADS), THREADS, stream](lanes, arguments)
 
 

@@ -467,7 +467,6 @@ class SyncStepper:
     def prepare(self, row):
         """Return a row with what `reset` and `step` need beside its arrays."""
         row.valid[:] = 1
-        row.has_flags = True
         row.joined = (row.observations[:, 0] if self._is_scalar or self._is_structured
                       else row.observations.reshape(-1, *self._shape[1:]))
         return row
@@ -481,7 +480,6 @@ class SyncStepper:
         self._starts = [0] * len(returned)  # in steps, of each episode
         self._next_limit = min(self._limits)
         row.rewards[:], row.terminals[:], row.truncations[:], row.resets[:] = 0, 0, 0, 1
-        row.has_flags = True
         self._write(row, *map(list, zip(*returned, strict=True)))
 
     def step(self, row):
@@ -512,11 +510,9 @@ class SyncStepper:
         if self._num_steps >= self._next_limit:
             truncated = [flag or self._num_steps >= start + limit for flag, start, limit
                          in zip(truncated, self._starts, self._limits, strict=True)]
-        if row.has_flags:  # of the step that wrote this row in the last rollout
-            row.terminals[:], row.truncations[:], row.resets[:] = 0, 0, 0
-        row.has_flags = any(terminated) or any(truncated)
+        row.terminals[:], row.truncations[:], row.resets[:] = 0, 0, 0
         ended = []
-        if row.has_flags:
+        if any(terminated) or any(truncated):
             for i in range(len(returned)):
                 if not (terminated[i] or truncated[i]):
                     continue

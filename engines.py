@@ -342,8 +342,7 @@ class Workers:
         count = max(vecenv.num_workers, num_learners)
         self._pool = ThreadPoolExecutor(count, "worker", set_threads, (self.threads_each,))
         # A waiting worker gets the interpreter's lock after 0.2 ms instead of 5: rollouts take a
-        # tenth less time.
-        self._interval = sys.getswitchinterval()
+        # tenth less time. For the whole process, which may have another trainer.
         sys.setswitchinterval(2e-4)
 
     def run(self, function, numbers):
@@ -363,7 +362,6 @@ class Workers:
     def release(self):
         """Stop the threads."""
         self._pool.shutdown()
-        sys.setswitchinterval(self._interval)
 
 
 class StepByStep:
@@ -486,8 +484,7 @@ class TorchPolicy:
             tensor.copy_(view[name])
         if "fields" in view:
             state["fields"] = view["fields"]
-        log_std = None if log_std is None else log_std.float().contiguous()
-        return outputs.float().contiguous(), log_std
+        return outputs, log_std
 
     def state_of(self, index):
         """Return the initial state, resets and valid of segments, for models.over_time."""
@@ -510,21 +507,16 @@ class TorchPolicy:
         with self._autocast(cache_enabled=cache), self._tiles(rows):
             logits, value = models.over_time(self.policy, observations, state, self.forward)
             outputs, log_std = models.join_outputs(logits, value)
-        outputs = outputs.float().contiguous()
         is_first = not self.is_compared and start == 0
         if is_first and buffers.heads is not None and models.are_probabilities(
                 outputs.detach(), buffers.vecenv.action_heads):
             warn_once(f"network: {type(models.inner_policy(self.policy)).__name__} returns "
                       "probabilities, but logits are expected: little is learnt. Return the input "
                       "of the softmax, or the log probabilities.")
-        grads = [torch.empty_like(outputs), None]
-        detached = None
-        if log_std is not None:
-            log_std = log_std.float().contiguous()
-            grads[1] = torch.empty_like(log_std)
-            detached = log_std.detach()
-        buffers.loss(outputs.detach(), grads[0], start, sums[: kernels.SUMS], detached, grads[1])
-        pairs = list(zip((outputs, log_std), grads, strict=True))
+        grad = torch.empty_like(outputs)
+        grad_log_std = None if log_std is None else torch.empty_like(log_std)
+        buffers.loss(outputs, grad, start, sums[: kernels.SUMS], log_std, grad_log_std)
+        pairs = [(outputs, grad), (log_std, grad_log_std)]
         if self.extra_loss is not None:
             with self._tiles(rows):
                 extra = self._compute_extra_loss(index, observations, logits, value, sums,

@@ -221,8 +221,8 @@ class Dashboard:
         """Show a trainer's progress."""
         if self.first is None:
             self.first = trainer.uptime, trainer.global_step
-            if compile_timer.seconds > 1:
-                processes.say(f"kernels were compiled for {duration(compile_timer.seconds)}, which "
+            if compile_timer.duration > 1:
+                processes.say(f"kernels were compiled for {duration(compile_timer.duration)}, which "
                               "does not count as training time")
         self.scores.append(score_of(trainer.environment, self.solved_at[0]))
         if not self.console.is_terminal:

@@ -67,15 +67,6 @@ from flat_spaces import PICTURE, action_bounds, leaf_kind, shorter_side
 # Actions, initialisation and the decoder
 
 
-def action_layout(space):
-    """Return (heads, dims) of an action space.
-
-    ([n, ...], 0) of discrete actions, (None, dims) of continuous ones.
-    """
-    action = flat_spaces.FlatAction(space)
-    return (action.heads, 0) if action.heads else (None, action.columns)
-
-
 def orthogonal(linear, gain=2**0.5):
     """Initialise orthogonal weights and zero bias in place; return the layer.
 
@@ -94,15 +85,16 @@ class Decoder(nn.Linear):
     """
 
     def __init__(self, hidden_size, action_space):
-        self.heads, dims = action_layout(action_space)
-        width = dims or sum(self.heads)
+        action = flat_spaces.FlatAction(action_space)
+        self.heads = action.heads or None
+        width = sum(action.heads) or action.columns
         super().__init__(hidden_size, width + 1)
         with torch.no_grad():
             # a near-uniform first policy: Andrychowicz et al. 2021, 3.2
             nn.init.orthogonal_(self.weight[:width], 0.01)
             nn.init.orthogonal_(self.weight[width:], 1.0)
             nn.init.zeros_(self.bias)
-        self.log_std = nn.Parameter(torch.zeros(dims)) if dims else None
+        self.log_std = None if self.heads else nn.Parameter(torch.zeros(width))
 
     def split(self, outputs):
         """Return logits and value (..., 1) of outputs (..., A + 1).
@@ -130,14 +122,15 @@ def map_logits(function, logits):
 def join_outputs(logits, value):
     """Return outputs (..., A + 1) and log_std (..., A) or None, for kernels.
 
-    The inverse of Decoder.split, for any policy.
+    Both are float32. The inverse of Decoder.split, for any policy.
     """
     log_std = None
     if isinstance(logits, torch.distributions.Normal):
-        logits, log_std = logits.loc, logits.scale.log()
+        logits, log_std = logits.loc, logits.scale.log().float().contiguous()
     elif isinstance(logits, (list, tuple)):
         logits = torch.cat(list(logits), dim=-1)
-    return torch.cat([logits, value.reshape(*logits.shape[:-1], 1)], dim=-1), log_std
+    outputs = torch.cat([logits, value.reshape(*logits.shape[:-1], 1)], dim=-1)
+    return outputs.float().contiguous(), log_std
 
 
 def squash(policy, space):
@@ -811,10 +804,6 @@ class Normalized(nn.Module):
         self.policy = policy
         self.normalizer = Normalizer(size, exact=exceeds_float32(env.single_observation_space))
 
-    @property
-    def decoder(self):
-        return self.policy.decoder
-
     def _normalised(self, observations, dims):
         flat = self.normalizer(observations.flatten(dims))
         return flat.view(observations.shape)
@@ -845,8 +834,8 @@ class Board(nn.Module):
     def __init__(self, env, hidden_size=32, num_layers=3):
         super().__init__()
         shape = env.single_observation_space.shape
-        heads, _ = action_layout(env.single_action_space)
-        if len(shape) != 3 or heads is None or len(heads) != 1:
+        heads = flat_spaces.FlatAction(env.single_action_space).heads
+        if len(shape) != 3 or len(heads) != 1:
             raise NetworkError(
                 "policy.name = Board: reads planes (planes, H, W) and has one Discrete "
                 f"action, not {shape} and {env.single_action_space}. Use policy.name "
@@ -1307,14 +1296,14 @@ def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks
     (N, dims) float32, joint log-probabilities (N,), values (N,).
     """
     outputs, log_std = join_outputs(logits, value)
-    outputs, n = outputs.detach().float().contiguous(), len(outputs)
+    n = len(outputs)
     if log_std is None:
         sizes = heads or [head.shape[-1]
                           for head in (logits if isinstance(logits, (list, tuple)) else [logits])]
         heads = torch.tensor(sizes, device=outputs.device)
         actions = outputs.new_empty(n, len(sizes), dtype=torch.int32)
     else:
-        heads, log_std = None, log_std.detach().float().contiguous()
+        heads = None
         actions = outputs.new_empty(n, log_std.shape[-1])
     logprobs, values = outputs.new_empty(n), outputs.new_empty(n)
     kernels.sample(outputs, actions, logprobs, values, seed=seed, step=step,

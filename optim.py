@@ -149,7 +149,6 @@ class Muon:
                                group="muon")
         # clip's scale, momentum, decay, learning rate
         arena.register("muon/scalars", (4,), group="muon")
-        self._is_batched = batched
         self._is_bound = False
 
     @classmethod
@@ -176,7 +175,7 @@ class Muon:
         self._arrays = [as_array(arena.flat(group))
                         for group in ("gradients", "momentum", "updates", "weights")]
         self._places = self._results = self._scales = self._work = None
-        if self._is_batched:
+        if self._shapes:  # batched
             self._places, self._results, self._scales = map(as_array, self._bind_batched())
             self._work = as_array(arena.flat("muon"))
         if self._matrices:

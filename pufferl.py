@@ -814,7 +814,7 @@ def choose_engine(policy, vecenv, config):
          f"the engines for train.device {config['device']} are {fast} and autograd"),
         (config["compile"], "train.compile compiles the network with torch"),
         (config["loss"], "train.loss needs its derivative"),
-        (np.dtype(vecenv.observation_dtype) == np.float16, "observations are float16"),
+        (vecenv.single_observation_space.dtype == np.float16, "observations are float16"),
         (importlib.util.find_spec(f"fast.{fast}") is None, f"there is no fast/{fast}.py"),
         (verify.digest() not in (verify.DIGEST, None),
          "models.py or engines.py was edited, and fast/ reimplements it (fast/verify.py says how to "

@@ -341,33 +341,22 @@ class PufferEnv(our_emulation.PufferEnv):
                 self.agent_ids, self.masks)
 
 
-class CySquared:
-    """The binding in PufferLib's template for environments in C.
+def CySquared(observations, actions, rewards, terminals, num_envs, size):
+    """Return the binding in PufferLib's template for environments in C.
 
     It steps in the environment's arrays: observations (num_envs, size · size) uint8, actions int32,
     rewards float32 and terminals bool (num_envs,). For a custom header
     `ocean.load("my_header.h").create(num_envs)` and `ocean.rows` do the same.
     """
-
-    def __init__(self, observations, actions, rewards, terminals, num_envs, size):
-        if size % 2 == 0:
-            raise ValueError(f"size = {size}: must be odd, with the agent's start in the middle.")
-        truncations = terminals.view("uint8") * 0
-        self.arrays = observations, actions, rewards, terminals.view("uint8"), truncations
-        self.envs = our_ocean.load("squared").create(num_envs, settings={"distance": size // 2})
-        self.rows = our_ocean.rows(*self.arrays)
-
-    def reset(self):
-        self.envs.reset(self.rows)
-
-    def step(self):
-        self.envs.step(self.rows)
-
-    def render(self):
-        return self.envs.render()
-
-    def close(self):
-        self.envs.close()
+    if size % 2 == 0:
+        raise ValueError(f"size = {size}: must be odd, with the agent's start in the middle.")
+    truncations = terminals.view("uint8") * 0
+    arrays = observations, actions, rewards, terminals.view("uint8"), truncations
+    envs = our_ocean.load("squared").create(num_envs, settings={"distance": size // 2})
+    rows = our_ocean.rows(*arrays)
+    return types.SimpleNamespace(
+        arrays=arrays, reset=functools.partial(envs.reset, rows),
+        step=functools.partial(envs.step, rows), render=envs.render, close=envs.close)
 
 
 class EpisodeStats(gymnasium.Wrapper):

@@ -118,9 +118,8 @@ class Vector(contextlib.AbstractContextManager):
         has_valid [True]: whether agents may be inactive
         ranges: the slice of agents of each buffer, in order. `_set_shapes` sets them, the spaces
             and what follows: num_buffers, num_agents, agents_per_batch, observation_shape,
-            observation_dtype, action_heads (sizes of discrete choices, None for a Box),
-            action_dims (numbers of an action: heads, or the size of a Box), action_dtype,
-            has_action_masks
+            action_heads (sizes of discrete choices, None for a Box), action_dims (numbers of an
+            action: heads, or the size of a Box), has_action_masks
         num_workers: threads of this process that call `wait`, each with its own number, and not the
             processes that `make` calls so; threads_per_worker: cores of each; num_threads: of all
         driver_env [itself]: what policies read the spaces, obs_dtype and
@@ -202,7 +201,7 @@ class Vector(contextlib.AbstractContextManager):
     def new_storage(self, horizon, zeros):
         """Make the arrays of a rollout with `zeros(shape, dtype)`."""
         T, N = horizon, self.num_agents
-        shape, dtype = tuple(self.observation_shape), np.dtype(self.observation_dtype)
+        shape, dtype = self.observation_shape, self.single_observation_space.dtype
         size = int(np.prod(shape)) * dtype.itemsize + 12 + 4 * self.action_dims
         processes.check_memory((T + 1) * N * size, "the rollout's arrays")
         storage = SimpleNamespace(
@@ -211,7 +210,8 @@ class Vector(contextlib.AbstractContextManager):
             valid=zeros((T + 1, N), np.uint8),  # 0: the agent does not act at t
             action_masks=(zeros((T + 1, N, sum(self.action_heads)), np.uint8)
                           if self.has_action_masks else None),
-            actions=zeros((T, N, self.action_dims), self.action_dtype),
+            actions=zeros((T, N, self.action_dims),
+                          np.dtype(np.int32 if self.action_heads else np.float32)),
             rewards=zeros((T, N), np.float32),  # row t: the result of the action at t
             terminals=zeros((T, N), np.uint8),
             truncations=zeros((T, N), np.uint8),
@@ -233,10 +233,8 @@ class Vector(contextlib.AbstractContextManager):
         self.single_action_space = env.single_action_space
         self.has_action_masks = env.has_action_masks
         self.observation_shape = self.single_observation_space.shape
-        self.observation_dtype = self.single_observation_space.dtype
         action = flat_spaces.FlatAction(self.single_action_space)
         self.action_heads, self.action_dims = action.heads or None, action.columns
-        self.action_dtype = np.dtype(np.int32 if action.heads else np.float32)
 
     def allocate(self, horizon):
         """Make the arrays of `horizon` steps and begin the first episodes."""
@@ -321,9 +319,7 @@ class Vector(contextlib.AbstractContextManager):
         if self.action_heads:
             # As unsigned numbers negative ones are large, so one comparison checks both ends.
             actions = actions.astype(np.int64, copy=False).view(np.uint64)
-            heads = self.action_heads
-            if actions.max() >= heads[0] if len(heads) == 1 else (
-                    actions.reshape(agents, -1) >= np.array(heads, np.uint64)).any():
+            if (actions.reshape(agents, -1) >= np.array(self.action_heads, np.uint64)).any():
                 raise ValueError(f"an action lies outside {self.single_action_space}.")
 
     def async_reset(self, seed=None):
@@ -641,7 +637,6 @@ class Emulated(Vector):
     """
 
     num_workers = threads_per_worker = 1  # one thread acts, `num_threads` learn
-    _next_check = 0.0
 
     def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0, num_threads=None,
                  name="", timeout=60.0):
@@ -738,9 +733,6 @@ class Emulated(Vector):
         """Collect answers. Raises WorkerError if a worker fails or is late."""
         self._collect()
         now = time.monotonic()
-        if now < self._next_check:
-            return
-        self._next_check = now + 0.5
         for worker, (start, command) in self._busy.items():
             seconds = self.timeout if command == "step" else max(self.timeout, STARTUP)
             if now - start > seconds:
@@ -877,13 +869,6 @@ class Serial(Emulated):
             creators = [(self._driver, (), {}), *self._creators[1:]]
             self._envs = workers.Envs(creators, emulation.signature(self._driver), seed=self.seed)
         self._envs.bind(workers.step_rows(vars(self.storage)))
-
-    @property
-    def envs(self):
-        """Return the environments; all but PufferEnvs are inside wrappers of emulation.py."""
-        if self._envs is None:
-            self.allocate(1)
-        return self._envs.envs
 
     def _send(self, worker, command, argument):
         try:

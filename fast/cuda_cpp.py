@@ -19,7 +19,7 @@ import textwrap
 import numpy as np
 import torch
 
-from arena import FOLDER, compile_timer
+from arena import FOLDER, compiling
 
 # -default-device: NVRTC before 13.5 takes a lambda for a function of the host without it.
 # -prec-div=false: a float's division is within 2 units in the last place.
@@ -334,7 +334,7 @@ class Module:
         if blocks == 0:
             return
         if name not in self._kernels:
-            with compile_timer.timed():
+            with compiling():
                 self._kernels[name] = self._load(name)
         kernel = self._kernels[name]
         if shared > kernel.max_dynamic_shared_size_bytes:  # 48 KB, unless a kernel asks for more

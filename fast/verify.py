@@ -47,7 +47,7 @@ REIMPLEMENTED = MODELS | {
     engines.TorchPolicy: ("act", "state_of", "add_gradients"),
     engines.Engine: ("backward",),
     engines.Autograd: ("rollout", "_backward_share")}
-DIGEST = "8f763b1efbb39317"
+DIGEST = "6746b66e73f5d48a"
 STEPS, AGENTS = 16, 5  # of a sample
 TOLERANCE = 0.1  # relative error; float32 rounding, multiplied by large weights, stays below it
 
@@ -127,7 +127,7 @@ def compare(policy, vecenv, sample, device="cpu"):
 def sample_inputs(vecenv, device):
     """Return random observations, resets and valid, all (STEPS, AGENTS, ...)."""
     random = np.random.default_rng(0)
-    shape, dtype = (STEPS, AGENTS, *vecenv.observation_shape), np.dtype(vecenv.observation_dtype)
+    shape, dtype = (STEPS, AGENTS, *vecenv.observation_shape), vecenv.single_observation_space.dtype
     observations = random.normal(size=shape) if dtype.kind == "f" else random.integers(0, 2, shape)
     flags = [(random.random((STEPS, AGENTS)) < p).astype(np.uint8) for p in (0.2, 0.8)]
     arrays = observations.astype(dtype), *flags
@@ -204,7 +204,7 @@ def check_recurrent_contract(policy, vecenv):
 
     def run_steps(keeps_all):
         """Return the outputs, and the names that a step adds to the state."""
-        torch.manual_seed(0)  # a network may draw noise; `on_trial` restores the generator
+        torch.manual_seed(0)  # a network may draw noise; `evaluation_mode` restores the generator
         state, outputs = make_state(AGENTS), []
         names = set(state)
         for row in observations:

@@ -181,7 +181,7 @@ def train(seconds):
             trainer.train()
         speed = (trainer.global_step - before) / (time.perf_counter() - begin)
         return (f"{speed:,.0f} steps a second of Breakout, float32, {trainer.vecenv.num_threads} threads, "
-                f"engine {trainer.engine.name}"), compile_timer.seconds
+                f"engine {trainer.engine.name}"), compile_timer.duration
 
 
 def examine(seconds):
