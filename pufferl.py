@@ -1221,6 +1221,9 @@ def train(env_name, args=None):
         args["train"]["gpus"] = ranks.local_count
     say = processes.say if ranks.rank == 0 else lambda text: None
     compile_timer.announce = lambda: say(loggers.COMPILING)
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and not args["resume"]:
+        say("torchrun has restarted this command, and a new run begins: with --resume auto it "
+            "continues from the last checkpoint")
     trainer = make_trainer(env_name, args)
 
     def make_logger():

@@ -21,6 +21,7 @@ from trainers import NETWORKS, initial_state, make_trainer, run_epochs
 
 import data_parallel
 import kernels
+import pufferl
 import vector
 from errors import ConfigError, RankError
 
@@ -415,6 +416,14 @@ def test_elastic_restart_goes_on_from_the_last_checkpoint(tmp_path):
     _, text = finish(process, tmp_path)
     assert text.count("checkpoint   ") == 1, "torchrun hands SIGTERM to its ranks, which save"
     assert len(list((tmp_path / "experiments").glob("squared_*/metrics.jsonl"))) == 1
+
+
+def test_a_restart_that_begins_a_new_run_says_so(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    options = ["--train.total-timesteps", "5000", "--env.num-envs", "64", "--data-dir", str(tmp_path)]
+    for resume in ("none", "auto"):
+        pufferl.train("squared", pufferl.load_config("squared", [*options, "--resume", resume]))
+        assert ("a new run begins" in "".join(capfd.readouterr())) is (resume == "none")
 
 
 SCRIPT = f"""
