@@ -804,6 +804,10 @@ class Normalized(nn.Module):
         self.policy = policy
         self.normalizer = Normalizer(size, exact=exceeds_float32(env.single_observation_space))
 
+    @property
+    def decoder(self):
+        return self.policy.decoder
+
     def _normalised(self, observations, dims):
         flat = self.normalizer(observations.flatten(dims))
         return flat.view(observations.shape)

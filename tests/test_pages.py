@@ -57,9 +57,9 @@ def parse(tmp_path, monkeypatch):
         (tmp_path / name).write_text(tour.header())
     done = mock.Mock(return_value=None)
     for owner, names in {
-        pufferl: ("train", "find_run"), pufferl.diagnostics: ("diagnose",), watch: ("play", "ship"),
+        pufferl: ("train", "find_run"), watch: ("play", "ship"),
         export: ("export",), speed: ("profile",), catalogue: ("table",),
-        history: ("table", "show", "plot"),
+        history: ("table", "show", "plot", "diagnose"),
         ocean.__main__: ("run_check", "play", "standalone", "save_pictures"),
     }.items():
         for name in names:

@@ -1,30 +1,12 @@
-"""Command-line tools: verbs of pufferl.py and protein.py, and what these share."""
+"""Command-line tools: verbs of pufferl.py and protein.py."""
 
 import shutil
 import sys
 
-import configuration
-import ocean
-from errors import require
-
-
-def no_resume(argv):
-    """Return the options of a verb; raise ConfigError if --resume is one."""
-    require(not any(word.partition("=")[0] == "--resume" for word in argv),
-            "--resume is for train. To use a run's weights, network and environment, give "
-            "--load-model-path.")
-    return argv
-
-
-def read_command(argv, program, description):
-    """Return (environment, its settings) from the command line of a tool.
-
-    Print the description and exit for --help or without an environment.
-    """
-    if not argv or argv[0].startswith("-"):
-        print(f"{description}\nenvironments: {', '.join(ocean.names())}")
-        sys.exit(None if argv[:1] in (["-h"], ["--help"]) else f"{program}: which environment?")
-    return argv[0], configuration.load_config(argv[0], no_resume(argv[1:]))
+# The look of all pages of curves: the colours of tools/watch.html.
+DARK = {"template": "plotly_dark", "paper_bgcolor": "#131f2a", "plot_bgcolor": "#0c141c",
+        "margin": {"t": 60, "b": 60}, "font": {"color": "#ecf2f6"},
+        "colorway": ["#00bbcc", "#fabe3c", "#5ac878", "#e25454", "#a96fe8", "#ee8a3c"]}
 
 
 def aligned(rows, right=()):

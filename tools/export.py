@@ -32,7 +32,7 @@ import ocean
 import pufferl
 import vector
 from errors import ConfigError, exit_on_error
-from tools import read_command
+from tools.options import read_command
 
 
 @dataclass

@@ -30,7 +30,7 @@ from configuration import Base, command, stem_of
 from errors import ConfigError, exit_on_error
 from loggers import duration, figure, score_of, solved_at, sparkline
 from runs import lock
-from tools import aligned
+from tools import DARK, aligned
 
 SECTIONS = "env", "vec", "policy", "rnn", "train"  # whose settings are compared
 TAIL = 1 << 16  # bytes of metrics.jsonl in which the last score is looked for
@@ -228,10 +228,6 @@ def show(run):
 # --------------------------------------------------------------------------------------------------
 # diagnose
 
-# The look of all pages of curves: the colours of tools/watch.html.
-DARK = {"template": "plotly_dark", "paper_bgcolor": "#131f2a", "plot_bgcolor": "#0c141c",
-        "margin": {"t": 60, "b": 60}, "font": {"color": "#ecf2f6"},
-        "colorway": ["#00bbcc", "#fabe3c", "#5ac878", "#e25454", "#a96fe8", "#ee8a3c"]}
 CURVES = ("environment/score", "environment/episode_return", "environment/episode_length",
           "losses/entropy", "losses/approx_kl", "losses/clipfrac", "losses/value_loss",
           "losses/explained_variance", "losses/grad_norm", "losses/learning_rate",

@@ -35,7 +35,7 @@ import kernels
 import pufferl
 import vector
 from errors import ConfigError, exit_on_error
-from tools import read_command
+from tools.options import read_command
 
 # --------------------------------------------------------------------------------------------------
 # Where the time goes

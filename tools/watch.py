@@ -50,7 +50,7 @@ import pufferl
 import runs
 from auto import plural
 from errors import ConfigError, exit_on_error
-from tools import read_command
+from tools.options import read_command
 
 EVAL_SEED = 1_000_003  # added to the seed, so that episodes differ from those of training
 GIF_SIDE = 480  # pixels of a GIF's longer side

@@ -35,7 +35,7 @@ import runs
 from configuration import Entry
 from errors import ConfigError, exit_on_error
 from protein import Protein, front_of
-from tools import no_resume
+from tools.options import no_resume
 from tools.sweep.report import write_report
 from tools.sweep.trials import (
     DECIDING,

@@ -13,7 +13,7 @@ import numpy as np
 
 from errors import ConfigError
 from protein import Protein, front_of
-from tools.history import DARK
+from tools import DARK
 from tools.sweep.trials import (
     DECIDING,
     SWEEP,
