@@ -165,11 +165,11 @@ class Train:
     min_lr_ratio: float = 0.0
     """Fraction of learning_rate that is left at the end."""
     target_kl: float | Auto | None = "auto"
-    """Multiply the scheduled learning rate by 0.1 to 10, up to four times the setting, so that an
-    epoch's updates move the policy by this KL divergence on average, until the schedule has nearly
-    ended. With norm_reward and small advantages, which are mostly noise, by less. none: the rate is
-    the schedule's. auto: 0.01, or 0.02 with continuous actions, if learning_rate is auto, else
-    none."""
+    """Multiply the scheduled learning rate by 0.1 to 10, but never above four times the setting, so
+    that an epoch's updates move the policy by this KL divergence on average, until the schedule has
+    nearly ended. With norm_reward and small advantages, which are mostly noise, by less. none: the
+    rate is the schedule's. auto: 0.01, or 0.02 with continuous actions, if learning_rate is auto,
+    else none."""
     gamma: float | Auto = "auto"
     """Discount."""
     gae_lambda: float = 0.95
@@ -508,8 +508,8 @@ def convert(entry, schema):
 def check_names(args, *sections):
     """Raise ConfigError for a setting in a script's `args` that does not exist.
 
-    sections: which are checked; without them all but env and train, which are checked where they
-    are used, and the names at the top.
+    sections: which are checked; by default the names at the top and all sections except env and
+    train, which are checked where they are used.
     """
     network = policy_section(args.get("policy", {}).get("name", Policy.name))
     schema = {"base": Base, **SECTIONS, "policy": network}

@@ -206,8 +206,8 @@ class PuffeRL:
     def _use_engine(self, reason):
         """Print why autograd runs, if it does; capture CUDA graphs of an epoch's kernels.
 
-        On a GPU a graph takes the place of each method of a minibatch, and of `_compute_advantages`
-        of all segments, named `_compute_all_advantages`. On a CPU the methods are called.
+        On a GPU a graph replaces each method of a minibatch. `_compute_all_advantages` is
+        `_compute_advantages` of all segments: its graph on a GPU, the method itself on a CPU.
         """
         self.args["engine"] = {"name": self.engine.name, "why": reason}
         if reason and self.ranks.rank == 0:
@@ -346,7 +346,7 @@ class PuffeRL:
         self._used_lr = self.learning_rate
         ent_coef = c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)
         numbers = {**c, "ent_coef": ent_coef}
-        first = kernels.CLIP_COEF  # kernels.normalisation writes those before it, every minibatch
+        first = kernels.CLIP_COEF  # kernels.normalisation computes those before it
         buffers.settings[first:] = torch.tensor(
             [numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
         buffers.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
@@ -934,6 +934,7 @@ def normalize_args(config, vecenv, policy):
 def check_train(config, vecenv, policy, agents, ranks):
     """Return the train section that a trainer runs with, checked, without "auto".
 
+    The train command has decided "auto" before (resolve_auto); scripts may leave it to this.
     config: train's settings, by their names here or in other trainers, and perhaps env, data_dir,
     run_id, settings and use_rnn. agents: of all ranks. ranks: data_parallel.connect(). Raises
     ConfigError.
@@ -1023,8 +1024,9 @@ MUTABLE = ("total_timesteps", "learning_rate", "anneal_lr", "min_lr_ratio", "tar
 class Settings(dict):
     """A trainer's settings; those in MUTABLE may be assigned between epochs.
 
-    Raises ConfigError for another setting, because memory or a part of the trainer depends on it,
-    for an unknown name, and for a value that a setting cannot have.
+    Raises ConfigError if another one is assigned, because memory or a part of the trainer depends
+    on it, and for an unknown name or a value that the setting cannot have. (check_train checks the
+    first values.)
     """
 
     has_stale_graphs = False  # whether one of IN_GRAPHS was assigned since the last epoch
@@ -1064,9 +1066,10 @@ MESSAGE_SECONDS = 3e-4  # cost of a step's messages to other processes
 def measure(env_name, args, vecenv, facts):
     """Measure the cost of environment steps and of learning; return facts with both.
 
-    Runs a few epochs on temporary environments and a new network. The run's random numbers stay as
-    they are. Returns facts unchanged if a process can hold these environments only once, for one
-    environment in Python, and for Tensors.
+    Runs a few epochs with a new network on temporary environments in this process, so that an
+    environment's error may be raised here. The run's random numbers stay as they are. Returns facts
+    unchanged if a process can hold these environments only once, for one environment in Python, and
+    for Tensors.
     """
     if not facts.native and (vecenv.num_envs == 1 or isinstance(vecenv, Tensors)):
         return facts
