@@ -69,7 +69,7 @@ class Checked:
 
 
 def explain(error):
-    """Return the EnvError of a wrong value from reset or step, if that may explain an error."""
+    """Return the EnvError of a wrong result that may explain an error, else None."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         env = frame.f_locals.get("self")
         if hasattr(env, "check_returned") and "returned" in frame.f_locals:
