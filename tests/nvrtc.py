@@ -26,9 +26,13 @@ def read(program, kind):
     return text[: size - 1].decode()
 
 
-def compile(source, name="kernel.cu", arch="sm_90", options=()):
-    """Return (PTX, log) of `source` for one generation of GPUs; RuntimeError has the compiler's log."""
-    options = [f"--gpu-architecture={arch.replace('sm_', 'compute_')}".encode(),
+def compile(source, name="kernel.cu", arch="sm_90", options=(), assembles=False):
+    """Return (PTX, log) of `source` for one generation of GPUs; RuntimeError has the compiler's log.
+
+    assembles: also run the assembler, ptxas.
+    """
+    target = arch if assembles else arch.replace("sm_", "compute_")
+    options = [f"--gpu-architecture={target}".encode(),
                *(option.encode() for option in options)]
     program = call("CreateProgram", source.encode(), name.encode(), 0, [], [])
     try:

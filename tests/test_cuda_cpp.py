@@ -156,7 +156,7 @@ def test_every_kernel_compiles_for_every_generation(generation):
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_all_stays_in_registers(generation):
     options = (*cuda_cpp.OPTIONS, "--ptxas-options=-v")
-    _, log = nvrtc.compile(kernels.CUDA.source, "kernels.cu", generation, options)
+    _, log = nvrtc.compile(kernels.CUDA.source, "kernels.cu", generation, options, assembles=True)
     spills, used = (re.findall(pattern, log)
                     for pattern in (r"(\d+) bytes spill stores", r"Used (\d+) registers"))
     assert set(spills) == {"0"} and len(used) == len(kernels.CUDA.signatures), log
