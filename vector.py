@@ -637,6 +637,7 @@ class Emulated(Vector):
     """
 
     num_workers = threads_per_worker = 1  # one thread acts, `num_threads` learn
+    _next_check = 0.0
 
     def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0, num_threads=None,
                  name="", timeout=60.0):
@@ -733,6 +734,9 @@ class Emulated(Vector):
         """Collect answers. Raises WorkerError if a worker fails or is late."""
         self._collect()
         now = time.monotonic()
+        if now < self._next_check:
+            return
+        self._next_check = now + 0.5
         for worker, (start, command) in self._busy.items():
             seconds = self.timeout if command == "step" else max(self.timeout, STARTUP)
             if now - start > seconds:
@@ -750,7 +754,8 @@ class Emulated(Vector):
         if isinstance(details, EnvError):
             raise details
         each = self.num_envs // self.num_processes
-        envs = f"environments {worker * each} to {(worker + 1) * each - 1}"
+        first, last = worker * each, (worker + 1) * each - 1
+        envs = f"environment {first}" if each == 1 else f"environments {first} to {last}"
         raise WorkerError(f"worker {worker} ({envs} of {self.name}) {problem}.\n{details}"
                           .rstrip())
 
