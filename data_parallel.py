@@ -13,8 +13,8 @@ The trainer calls `connect()`, and these methods where the algorithm needs a num
     ranks.first(function)      # only rank 0 calls it, to read a file; all get its result or error
 
 All of them are collective: every rank calls them, in the same order. With one rank the trainer
-sums nothing, and torch.distributed is not initialized. Tensors on a CPU are
-sent with gloo, those on a GPU with NCCL.
+sums nothing, and torch.distributed is not initialized. Tensors on a CPU are sent with gloo, those
+on a GPU with NCCL.
 """
 
 import atexit

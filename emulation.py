@@ -646,8 +646,8 @@ class GymnasiumVectorPufferEnv(Wrapper):
         self.ended, infos = np.flatnonzero(done).tolist(), []
         if self.ended:
             infos = self._end_episodes(view, observations, truncated, info, done)
-        if self.ended and self.mode == "disabled":
-            observations, info = self.env.reset(options={"reset_mask": done})
+            if self.mode == "disabled":
+                observations, info = self.env.reset(options={"reset_mask": done})
         self._write(view, observations, info)
         return infos
 

@@ -773,7 +773,7 @@ def gather(source, index, out, *, start=0, shift=None, scale=None):
     order, out (T, M, ...) with the same trailing shape. With shift and scale of the trailing shape
     (float32, or float64 for shift) each element becomes clip((source - shift) · scale, ±10).
     """
-    T, M, *tail = out.shape
+    (T, M), tail = out.shape[:2], tuple(out.shape[2:])
     N, width = source.shape[1], math.prod(tail)
     index = all_columns(N, source) if index is None else index
     columns, source_array, out_array = check_arrays(
@@ -782,7 +782,7 @@ def gather(source, index, out, *, start=0, shift=None, scale=None):
     source_array, out_array = source_array.reshape(-1, N, width), out_array.reshape(T, M, width)
     moments = [as_array(constant(("no normalisation",), source, lambda: torch.zeros(0)))] * 2
     if shift is not None:
-        moments = check_arrays("gather", shift=(shift, (*tail,), None), scale=(scale, (*tail,), None))
+        moments = check_arrays("gather", shift=(shift, tail, None), scale=(scale, tail, None))
         moments = [moment.reshape(-1) for moment in moments]
     # flat and unsigned, because multidimensional and signed indices are slow on a GPU
     if on_gpu(out):

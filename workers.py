@@ -195,8 +195,8 @@ class Envs:
 # Processes: shared memory for the arrays, and messages through a socket
 
 
-# A command is the pickled arguments of Envs.do, an answer (None, its result) or (problem, None) with an
-# EnvError or a traceback as text.
+# A command is the pickled arguments of Envs.do, an answer (None, its result) or (problem, None) with
+# an EnvError or a traceback as text.
 CLOSING = 10  # seconds that an idle worker's environments have to close
 
 

@@ -220,13 +220,13 @@ def find_setting(schema, name):
 
 
 def count_agents(args):
-    """Return the agents that the vec and env sections describe, of all processes."""
-    vec, processes = args["vec"], args["train"]["gpus"]
+    """Return the agents of all ranks that the vec and env sections describe."""
+    vec, ranks = args["vec"], args["train"]["gpus"]
     if vec["total_agents"] is not None:
-        return vec["total_agents"] * processes
+        return vec["total_agents"] * ranks
     maker = environments.find_maker(args["env_name"])
     with environments.sample(maker, args["env"]) as probe:
-        agents = emulation.slots(probe) * processes
+        agents = emulation.slots(probe) * ranks
     return vec["num_envs"] * environments.split_copies(maker, args["env"])[0] * agents
 
 
