@@ -16,6 +16,7 @@ import importlib
 import json
 import math
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,7 @@ class TensorBoardLogger(NoLogger):
     def __init__(self, folder, first_step=0):
         from torch.utils.tensorboard import SummaryWriter
 
+        threading.excepthook = _ignore_writer_errors
         # purges what a crash left
         self.writer = SummaryWriter(str(folder), purge_step=first_step and first_step + 1)
 
@@ -128,6 +130,13 @@ class TensorBoardLogger(NoLogger):
 
     def close(self):
         self._call("close")
+
+
+def _ignore_writer_errors(info, hook=threading.excepthook):
+    """Ignore errors of TensorBoard's thread, which the writer's next call reports."""
+    is_writer = type(info.thread).__module__.startswith("tensorboard")
+    if not (is_writer and isinstance(info.exc_value, OSError)):
+        hook(info)
 
 
 class WandbLogger(NoLogger):
