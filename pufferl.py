@@ -759,11 +759,13 @@ class PuffeRL:
             try:
                 return self.save_checkpoint() if self.run_folder else ""
             except OSError as error:
+                path = self.run_folder / "trainer_state.pt"
+                last = f"{path} is an earlier one" if path.exists() else "there is no earlier one"
                 raise ConfigError(
                     f"the last checkpoint, of epoch {self.epoch}, was not written: {error}; "
-                    f"{self.run_folder}/trainer_state.pt is an earlier one. Free some space, and "
-                    f"--resume {self.run_folder} trains what is missing; or copy that folder to a "
-                    "disk with room and resume the copy.") from None
+                    f"{last}. Free some space, and --resume {self.run_folder} trains what "
+                    "is missing; or copy that folder to a disk with room and resume the "
+                    "copy.") from None
         finally:
             self.release()
 
