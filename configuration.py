@@ -218,7 +218,8 @@ class Train:
     optimizer: Literal["muon", "adam"] | str = "muon"
     """muon: orthogonalises each matrix's momentum (Jordan et al. 2024). adam: torch's AdamW.
     path/to/file.py:Class: a custom torch.optim.Optimizer, made as Class(parameters,
-    lr=learning_rate), with weight_decay if that is a parameter; the schedule sets its rate."""
+    lr=learning_rate, weight_decay=weight_decay); weight_decay is left out if it is 0 and Class
+    does not name it. The schedule sets the rate."""
     loss: str | None = None
     """path/to/file.py:function, a custom term of the loss. It gets the minibatch, whose fields are
     a table in docs/recipes.md. Its result, a tensor (), is added to the loss, differentiated by
@@ -710,7 +711,7 @@ def resolve(env_name, argv=()):
             STEPS_IN_C if isinstance(maker, ocean.Library) else STEPS_IN_PYTHON)
 
     def apply(entries, ignore_unknown=False):
-        entries = list(entries)
+        entries, names = list(entries), set()
         networks = [entry.value for entry in entries
                     if entry[:2] in (("policy", "name"), ("base", "policy_name"))]
         if networks and networks[-1] != values["policy"]["name"]:  # it decides what can be set
@@ -724,22 +725,22 @@ def resolve(env_name, argv=()):
             if not ignore_unknown or entry.key in get_type_hints(schema[entry.section]):
                 section, key, value = convert(entry, schema)
                 values[section][key] = value
+                names.add(full_name(section, key))
+        return names
 
     for path in (ROOT / "config" / "default.ini", ini):
         if path.exists():
             apply(read_ini(path, values["sweep"]))
     values["defaults"] = {section: dict(values[section]) for section in ("env", *SECTIONS)}
     options, base = list(read_options(argv)), values["base"]
-    apply(entry for entry in options if entry.section == "base")  # which may name a run
+    names = apply(entry for entry in options if entry.section == "base")  # which may name a run
     if base["resume"] == "auto":
         base["resume"] = None
         with contextlib.suppress(ConfigError):
             base["resume"] = str(find_run("latest", base["data_dir"], env_name, "trainer_state.pt"))
     if base["resume"] or base["load_model_path"] or base["baseline"]:
         apply(saved_entries(base, env_name), ignore_unknown=True)  # of an older version, perhaps
-    apply(entry for entry in options if entry[:2] != ("base", "resume"))
-    names = {full_name(*translate(entry.section, entry.key, schema, entry.place)[:2])
-             for entry in options}
+    names |= apply(entry for entry in options if entry[:2] != ("base", "resume"))
     return schema, values, names, maker
 
 

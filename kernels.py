@@ -407,8 +407,8 @@ def squash_cell(u, half):
     """Return (tanh u, log(1 - tanh² u)) without overflow.
 
     Computing 1 - tanh² u directly loses digits where it is near 0. half: the second row of
-    models.squash, half the action's range. It is negative for an action without a tanh; both
-    results are then 0.
+    models.squash: half the action's range, or a negative number for an action without a tanh, of
+    which both results are 0.
     """
     x = abs(u)
     e = exp_cell(f32(-2) * x)
@@ -803,10 +803,11 @@ def _observation_moments(begin, end, observations, valid, center, sums):
 
 
 def observation_moments(observations, valid, center):
-    """Return the sums over valid rows of observations - center and of its square.
+    """Return the first and second moment sums of observations - center.
 
-    (2, D) float64. observations (rows, D) of any dtype but 16-bit floats, valid (rows,) uint8,
-    center (D,) float64, near the mean so that nothing cancels.
+    (2, D) float64: over the valid rows, the sum of the differences and that of their squares.
+    observations (rows, D) of any dtype but 16-bit floats, valid (rows,) uint8, center (D,) float64,
+    near the mean so that nothing cancels.
     """
     rows, width = observations.shape
     if observations.is_cuda:  # a thread per number instead of one per column
@@ -1250,8 +1251,8 @@ def logit_grad_cell(logit, p, log_p, entropy, is_chosen, dlogprob, settings):
     """Return d loss/d logit of a choice, from d loss/d logprob.
 
     d logprob/d logit = [is_chosen] - p. Every loss of discrete actions calls this: further terms of
-    the logits add their derivative here, times settings[ROW_SCALE]. log_p and entropy are of the
-    choice's head.
+    the logits (the argument `logit`, not used so far) add their derivative here, times
+    settings[ROW_SCALE]. log_p and entropy are of the choice's head.
     """
     ent_coef = settings[ENT_COEF] * settings[ROW_SCALE]
     return (ent_coef * entropy_grad_cell(p, log_p, entropy)
@@ -1597,8 +1598,9 @@ def nesterov_cell(gradient, momentum_buffer, momentum):
     return buffer, gradient + momentum * buffer
 
 
-# A GPU multiplies small matrices in a padded copy: places[i] is where weight i's update is in
-# `work`, negative if it stays in `updates`. numba compiles only the branch of places' type.
+# A GPU multiplies small matrices in a padded copy: places[i] is where number i of the flat update
+# is in `work`, negative if it stays in `updates`. places is None on a CPU, and numba then compiles
+# only that branch.
 
 
 @driver

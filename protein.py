@@ -40,37 +40,38 @@ from threadpoolctl import ThreadpoolController
 # The search space: settings as coordinates in the unit cube
 
 
-class Scale(NamedTuple):
-    """A distribution of sweeps: the scale on which equal steps matter equally.
+class Distribution(NamedTuple):
+    """The map from a setting's values to an axis on which equal steps matter equally.
 
-    For example the logarithm for log_normal. The density on all scales is a truncated normal.
+    For example the logarithm for log_normal. The density on each axis is a truncated normal around
+    the setting's mean, uniform without one.
     """
 
-    transform: Callable = float  # a value's place on the scale
+    transform: Callable = float  # a value's place on the axis
     inverse: Callable = float  # the value at a place
-    fits: Callable = lambda value: True  # whether a bound of the range can be on the scale
+    fits: Callable = lambda value: True  # whether a bound of the range can be on the axis
     refusal: str = ""  # the error if a bound does not fit, a format of {value}, {min} and {max}
     whole: bool = False  # places and values are whole numbers
     axis: str | None = None  # plotly's type of axis; None leaves it to plotly
     takes: str = "a range"  # or "values"; with "nothing" the setting is not searched
 
 
-SCALES = {
-    "uniform": Scale(),
-    "int_uniform": Scale(inverse=int, fits=lambda value: float(value).is_integer(),
+DISTRIBUTIONS = {
+    "uniform": Distribution(),
+    "int_uniform": Distribution(inverse=int, fits=lambda value: float(value).is_integer(),
                          refusal="{value} is not a whole number", whole=True),
-    "uniform_pow2": Scale(math.log2, lambda place: 2**place,
+    "uniform_pow2": Distribution(math.log2, lambda place: 2**place,
                           lambda value: value >= 1 and math.log2(value).is_integer(),
                           "{value:g} is not a power of two; uniform_pow2 goes from one to another",
                           whole=True, axis="log"),
-    "log_normal": Scale(math.log, math.exp, lambda value: value > 0,
+    "log_normal": Distribution(math.log, math.exp, lambda value: value > 0,
                         "min = {min}: log_normal needs values above 0", axis="log"),
-    "logit_normal": Scale(lambda value: math.log(value / (1 - value)), special.expit,
+    "logit_normal": Distribution(lambda value: math.log(value / (1 - value)), special.expit,
                           lambda value: 0 < value < 1,
                           "min = {min}, max = {max}: logit_normal needs values between 0 and "
                           "1, without both"),
-    "choice": Scale(takes="values"),
-    "none": Scale(takes="nothing"),
+    "choice": Distribution(takes="values"),
+    "none": Distribution(takes="nothing"),
 }
 FIELDS = ("distribution", "min", "max", "mean", "scale", "values")
 DEFAULT_SCALE = 0.25  # a setting's scale, as a fraction of its range, if it has a mean and no scale
@@ -80,10 +81,10 @@ DEFAULT_SCALE = 0.25  # a setting's scale, as a fraction of its range, if it has
 class Setting:
     """One searched setting, which maps its values to a coordinate in 0..1 and back.
 
-    distribution: a name in SCALES; log_normal is for learning rates, logit_normal for values near 0
+    distribution: a name in DISTRIBUTIONS; log_normal is for learning rates, logit_normal for values near 0
     or 1 such as gamma. mean: where the search starts and which region it prefers at first; None for
     no preference (if None is among a choice's values, it is that value). scale: the standard
-    deviation of that preference, as a fraction of the whole range on the setting's scale.
+    deviation of that preference, as a fraction of the range's length on the axis.
     Categories have no regions: their mean only says where the search starts. Raises ConfigError,
     naming the setting, for a setting that cannot be searched.
     """
@@ -107,9 +108,9 @@ class Setting:
 
     def _find_problem(self):
         """Return why the setting cannot be searched, or None."""
-        if self.distribution not in SCALES:
-            return (f"distribution = {self.distribution!r}: must be one of {', '.join(SCALES)}"
-                    if self.distribution else f"has no distribution: one of {', '.join(SCALES)}")
+        if self.distribution not in DISTRIBUTIONS:
+            return (f"distribution = {self.distribution!r}: must be one of {', '.join(DISTRIBUTIONS)}"
+                    if self.distribution else f"has no distribution: one of {', '.join(DISTRIBUTIONS)}")
         values = list(self.values)
         if self.row.takes == "values":
             if len(values) < 2 or len(set(map(repr, values))) < len(values):
@@ -132,8 +133,8 @@ class Setting:
 
     @property
     def row(self):
-        """Return the distribution's row of SCALES."""
-        return SCALES[self.distribution]
+        """Return the distribution's row of DISTRIBUTIONS."""
+        return DISTRIBUTIONS[self.distribution]
 
     @property
     def levels(self):
@@ -210,7 +211,7 @@ class Space:
             if key not in (*FIELDS, "integer"):
                 raise ConfigError(f"[sweep.{name}] {key}: there is no such field. There are: "
                                   f"{', '.join(FIELDS)}.")
-        if SCALES.get(spec["distribution"], Scale()).takes == "nothing":
+        if DISTRIBUTIONS.get(spec["distribution"], Distribution()).takes == "nothing":
             return None
         spec["values"] = tuple(map(number, spec["values"]) if is_text else spec.get("values", ()))
         for key in ("min", "max", "scale", *(() if spec["values"] else ("mean",))):

@@ -16,10 +16,10 @@
 
 An epoch is one `evaluate` (a rollout of `horizon` steps of all agents) and one `train` (advantages,
 then minibatches of prioritized segments). The steps of the algorithm are in `PuffeRL.train`, its
-formulas (advantage, loss, sampling) in kernels.py; ppo.py has both on one page. Networks are in
-models.py, environments in vector.py, settings in configuration.py and config/*.ini. Networks act
-and learn in engines.py, the default network in fast/compiled.py on a CPU and in fast/fused.py on a
-GPU.
+formulas (advantage, loss, sampling) in kernels.py; ppo.py is the same algorithm on one page, which
+this file does not use. Networks are in models.py, environments in vector.py, settings in
+configuration.py and config/*.ini. An engine runs the network in rollout and learning: engines.py
+any network, fast/compiled.py the default network on a CPU, fast/fused.py on a GPU.
 """
 
 import argparse
@@ -159,7 +159,9 @@ class PuffeRL:
         self._last_log = self._start_time, 0
         self._dashboard = loggers.Dashboard(loggers.solved_at(self.args))
         self.losses = {}
-        self._advantage = c["advantage"] and load_attribute("train.advantage", c["advantage"])
+        self._custom_advantage = None
+        if c["advantage"]:
+            self._custom_advantage = load_attribute("train.advantage", c["advantage"])
         self.statistics = Statistics(self.ranks.count)
         self.warnings = diagnostics.Warnings(c, sum(agents))
         run_id = c.get("run_id") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
@@ -206,8 +208,8 @@ class PuffeRL:
     def _use_engine(self, reason):
         """Print why autograd runs, if it does; capture CUDA graphs of an epoch's kernels.
 
-        On a GPU a graph replaces each method of a minibatch. `_compute_all_advantages` is
-        `_compute_advantages` of all segments: its graph on a GPU, the method itself on a CPU.
+        On a GPU graphs replace the methods of a minibatch. This also sets the attribute
+        `_compute_all_advantages`: `_compute_advantages`, on a GPU its graph for all segments.
         """
         self.args["engine"] = {"name": self.engine.name, "why": reason}
         if reason and self.ranks.rank == 0:
@@ -222,7 +224,8 @@ class PuffeRL:
         captured = {*pieces} - {"_step_optimizer"} if is_custom else pieces
         if self.engine.whole_minibatches and self.ranks.count == 1 and not is_custom:
             captured = {"_minibatch_step"}
-        for name in ("_minibatch_step", *pieces):  # captured in this order
+        # Graphs share a memory pool, so they are captured in the order of their replay.
+        for name in ("_minibatch_step", *pieces):
             function = getattr(type(self), name).__get__(self)
             setattr(self, name, capture(function) if name in captured else function)
 
@@ -346,7 +349,7 @@ class PuffeRL:
         self._used_lr = self.learning_rate
         ent_coef = c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)
         numbers = {**c, "ent_coef": ent_coef}
-        first = kernels.CLIP_COEF  # kernels.normalisation computes those before it
+        first = kernels.CLIP_COEF  # kernels.normalisation writes the settings before this one
         buffers.settings[first:] = torch.tensor(
             [numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
         buffers.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
@@ -396,12 +399,12 @@ class PuffeRL:
     def _compute_advantages(self, index=None):
         """Compute advantages and priorities of all segments, or of those in `index`.
 
-        A segment's advantages depend on that segment alone, so after a minibatch of segments only
-        these have new ones.
+        A segment's advantages depend on that segment alone, so a minibatch changes only those of
+        its own segments.
         """
         c, s, buffers = self.config, self.buffers.storage, self.buffers
         reward_clip = math.inf if c["reward_clip"] is None else c["reward_clip"]
-        if not self._advantage:
+        if not self._custom_advantage:
             kernels.advantage(
                 buffers.values, buffers.rewards, s["terminals"], s["truncations"],
                 buffers.bootstraps, buffers.ratios, s["valid"], buffers.advantages,
@@ -415,8 +418,8 @@ class PuffeRL:
             rewards, *others = (tensor.index_select(1, agents) for tensor in (
                 buffers.rewards, buffers.values, buffers.bootstraps, buffers.ratios))
             args = SimpleNamespace(**{**c, "reward_clip": reward_clip})
-            result = self._advantage(args, SimpleNamespace(**ends), rewards, buffers.value_offset,
-                                     *others)
+            result = self._custom_advantage(args, SimpleNamespace(**ends), rewards,
+                                            buffers.value_offset, *others)
             buffers.advantages.index_copy_(1, agents, result)
         kernels.priorities(buffers.columns.advantages, buffers.columns.valid, buffers.priorities,
                            alpha=c["prio_alpha"], index=index)
@@ -819,8 +822,8 @@ def choose_engine(policy, vecenv, config):
         (vecenv.single_observation_space.dtype == np.float16, "observations are float16"),
         (importlib.util.find_spec(f"fast.{fast}") is None, f"there is no fast/{fast}.py"),
         (verify.digest() not in (verify.DIGEST, None),
-         "models.py or engines.py was edited, and fast/ reimplements it (fast/verify.py says how to "
-         "keep the fast engine)"))
+         "a method of models.py or engines.py that fast/ reimplements was edited (fast/verify.py "
+         "says how to keep the fast engine)"))
     reason = (verify.find_edit(policy, fast)
               or next((text for is_true, text in conditions if is_true), None))
     if reason is None:

@@ -300,18 +300,20 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #      (vector.aligned_zeros), because libraries round by address.
 #   3. What outlives an epoch is saved: Snapshot._tensors, NUMBERS, the model, the optimizer, the
 #      environments' memory. All other inputs of an update (advantages, ratios, the rate) are
-#      written in each epoch before they are read.
+#      written by _update_schedules, _scale_rewards and _compute_all_advantages before the first
+#      minibatch of each epoch.
 #   4. Sizes and buffers that were measured for a machine are in config.json and are taken from
 #      there. The engine is chosen again; if it is another one, a line says so.
-#   5. Snapshot.restore checks all but the state of a torch optimizer before it changes anything. It
-#      restores a torch optimizer, environments, model and tensors (Muon's momentum among them), in
-#      this order. Environments that begin new episodes set the recurrent state to zero, so the
-#      tensors are last.
+#   5. Snapshot.restore first checks everything except the state of a torch optimizer. Then it
+#      restores in this order: torch optimizer, environments, model, bonus, tensors (Muon's momentum
+#      among them), numbers. Environments that begin new episodes set the recurrent state to zero,
+#      so the tensors follow. _rate_factor is a number and may be reset, so that is last.
 #   6. torch's generator on the CPU is saved for networks that draw from it (dropout). A GPU's is
 #      not.
 #   7. PuffeRL._end_epoch counts the epoch, adapts the rate and logs before it saves a checkpoint,
-#      so that a resume has all three. PuffeRL.evaluate counts `_rollouts` after a rollout, and
-#      _write_back advances the counter of minibatches after everything that reads it.
+#      so that a resume has all three. PuffeRL.evaluate counts `_rollouts` after a rollout.
+#      PuffeRL._write_back advances the counter of minibatches (in kernels.write_back if segments
+#      are drawn) after draw_segments and _step_optimizer have read it.
 # The whole list is tested by test_every_kind_of_run_resumes_bit_for_bit in tests/test_pufferl.py.
 
 
@@ -394,7 +396,7 @@ class Snapshot:
         fitting = {name for name in tensors.keys() & ours.keys()
                    if (tensors[name].shape, tensors[name].dtype)
                    == (ours[name].shape, ours[name].dtype)}
-        # The order from here to the copies below matters: see number 5 of the list above.
+        # The order from here to the end matters: see number 5 of the list above.
         before = self._check(saved, path)
         self._restore_optimizer(saved["adam"], fitting, path)
         restored = self._restore_environments(saved["epoch"], count, tensors, ours, fitting,
@@ -407,7 +409,6 @@ class Snapshot:
         scale = trainer.reward_scale
         if scale is not None and "value_targets" not in tensors:  # these values are relative to 0
             scale.targets.zero_()[0] = scale.moments[0]
-        # NUMBERS has _rate_factor, which may be reset below.
         for name in NUMBERS.keys() & saved["numbers"].keys():
             setattr(self._owner(name), name, saved["numbers"][name])
         rate = trainer.config["learning_rate"]

@@ -107,9 +107,9 @@ def aligned_zeros(shape, dtype):
 class Vector(contextlib.AbstractContextManager):
     """Define what a backend provides, and the synchronous API that follows from it.
 
-    To add a backend, derive from this class, or from `Emulated` if environments in Python step
-    elsewhere. `make(env, backend=YourClass)` calls it with the arguments of `Emulated.__init__`.
-    BACKENDS and configuration.BACKENDS name it for the command line. tests/test_vector.py has one.
+    To add a backend, derive from this class, or from `Emulated` for environments in Python.
+    `make(env, backend=YourClass)` calls it with the arguments of `Emulated.__init__`. BACKENDS and
+    configuration.BACKENDS name it for the command line. tests/test_vector.py has one.
 
     Attributes [default]:
         name: of the environment; seed: of the environments
@@ -120,8 +120,8 @@ class Vector(contextlib.AbstractContextManager):
             and what follows: num_buffers, num_agents, agents_per_batch, observation_shape,
             action_heads (sizes of discrete choices, None for a Box), action_dims (numbers of an
             action: heads, or the size of a Box), has_action_masks
-        num_workers: threads of this process that call `wait`, each with its own number, and not the
-            processes that `make` calls so; threads_per_worker: cores of each; num_threads: of all
+        num_workers: threads of this process that call `wait`, each with its number from 0 (make's
+            num_workers are processes); threads_per_worker: cores of each; num_threads: of all
         driver_env [itself]: what policies read the spaces, obs_dtype and
             env_single_observation_space from
         storage [None until `allocate`]: the arrays of `new_storage`
@@ -132,13 +132,14 @@ class Vector(contextlib.AbstractContextManager):
         library [absent]: the ocean.Library of environments in C
         can_step_in_kernels [False]: whether kernels step with `addresses`; see Native
 
-    Methods [default]:
-        allocate(horizon) [yes; calls a subclass's _bind()]: set `storage` to new_storage(horizon,
-            zeros), where zeros(shape, dtype) makes an array, call `_bind()`, `restart(self.seed)`
-            and `begin`, and return the storage
+    Methods [what this class does; without brackets a subclass has to write it]:
+        allocate(horizon) [all of it]: set `storage` to new_storage(horizon, zeros), where
+            zeros(shape, dtype) makes an array, call `_bind()`, `restart(self.seed)` and `begin`,
+            and return the storage
+        _bind(): prepare for stepping in `storage`
         restart(seed=None): begin new episodes; write the last row of observations, resets (1),
             valid and action_masks
-        begin() [yes]: move the last row to row 0 and set t to 0 in each buffer
+        begin() [all of it]: move the last row to row 0 and set t to 0 in each buffer
         wait(worker=0) [each buffer up to the horizon]: (buffer, t) of the next buffer of this
             worker whose row t is there to act on; None when each has been returned with t = horizon
         advance(buffer): step its environments with the actions of row t. By the time that `wait`
@@ -153,6 +154,7 @@ class Vector(contextlib.AbstractContextManager):
             the environments before that number
         render(index=0): environment `index` as an RGB array; the trainer does not call it
         close() [calls _close() once]
+        _close(): free what the environments hold
     """
 
     storage = None
@@ -391,7 +393,7 @@ class Native(Vector):
     threads.
     """
 
-    # 2,048 agents fit into a core's caches, and their step takes much longer than its calls.
+    # 2,048 agents fit into a core's caches, and to step them takes much longer than to call C.
     AGENTS_PER_BUFFER = 2048
     first_env = 0
 
@@ -795,7 +797,7 @@ class Emulated(Vector):
         """Call the method `name` of each environment, or read its attribute.
 
         The environment may be within wrappers, or in another process. Call between rollouts. A
-        vector environment counts as one: call("set_attr", name, value) reaches those within it.
+        vector environment counts as one, whose own set_attr is call("set_attr", name, value).
         Returns a list. Raises AttributeError if there is none of that name.
         """
         return self._ask(name, args, kwargs)
@@ -1204,7 +1206,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         if tensor_env is not None:
             backend, creators = Tensors, [(tensor_env, (), {})]
         elif backend is Tensors:
-            raise ConfigError(f"backend tensors: {made} has no num_envs and "
+            raise ConfigError(f"backend tensors: {made} lacks num_envs or "
                               "single_observation_space, or its reset returns neither torch "
                               "tensors nor arrays with __dlpack__ as JAX's; use another backend.")
         elif num_envs == 1:

@@ -7,14 +7,17 @@ The networks are models.MinGRUPolicy, models.FeedForward and models.Separate. Th
 ppo.py, the same steps for any network in engines.py: this file can be deleted, and
 `engines.Autograd` runs everything. First come the network's step, a buffer's rollout and a
 worker's share of a minibatch, each a single call without the interpreter. Then comes `Compiled`,
-the engine. Its calls in an epoch (pufferl.py has advantages, draw and optimizer):
+the engine. Its calls in an epoch, without advantages, draw and optimizer, which are in pufferl.py:
 
     PuffeRL.evaluate > Compiled.rollout > Workers.run > _run_in_one_call, in each thread
-        > _rollout_cpu > _act_cpu, c_calls.step_environments, for each step
+        > _rollout_cpu, for each step
+            > _bootstrap_cpu, the value of final observations of the step before
+            > _act_cpu, the network and the draw of actions
+            > c_calls.step_environments > ocean_step in ocean/binding.c > c_step of the header
         (environments in Python: Workers.run > StepByStep.run > _act_cpu, vecenv.advance)
     PuffeRL.train > _minibatch_step > _compute_gradients > Compiled.backward > Engine.backward
-        > _backward_share, in each thread > _learn_cpu
-        > _forward_cpu, kernels._ppo_loss_*, _backward_cpu, for some segments
+        > _backward_share, in each thread > _learn_cpu, for some segments
+            > _forward_cpu, kernels._ppo_loss_*, _backward_cpu
 
 The matrix products are those of fast/products.py: a call into torch takes longer than such a small
 product. A few segments at a time pass the whole network, forward and backward, so that the results

@@ -363,7 +363,8 @@ def mingru_step(M=4, H=6, rounded=False, dtype=torch.float32):
 
 # -- PPO loss
 
-COEFFICIENTS = {"clip_coef": 0.2, "vf_coef": 1.7, "vf_clip_coef": 0.3, "vf_error_bound": math.inf, "ent_coef": 0.05}
+COEFFICIENTS = dict.fromkeys(kernels.LOSS_SETTINGS[kernels.CLIP_COEF :], 0.05) | {
+    "clip_coef": 0.2, "vf_coef": 1.7, "vf_clip_coef": 0.3, "min_advantage_std": 0.0, "vf_error_bound": math.inf}
 
 
 def minibatch(T, B, *, heads=None, dims=None, masked=False, seed=0, live=0.8, spread=0.4, N=None,
@@ -448,10 +449,6 @@ def compare_loss(data, coefficients, tolerance, grad, new_values, ratios, sums, 
     for name, value in statistics.items():
         if name != "explained_variance" or expected[name].isfinite():  # else rounding decides
             yield name, value, expected[name].detach(), tolerance
-    value_scale = loss_settings(data, **coefficients)[kernels.VALUE_SCALE]
-    total = (statistics["policy_loss"] + value_scale * statistics["value_loss"]
-             - coefficients["ent_coef"] * statistics["entropy"])
-    yield "loss", total, expected["loss"].detach(), tolerance
     live = drawn(data, "valid") != 0
     count = live.sum()
     yield "grad", grad * count, slopes * count, 2 * tolerance

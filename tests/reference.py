@@ -212,13 +212,8 @@ def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, adva
     M): the network's output; gradients flow to them and to log_std (A,). actions (T, M, len(heads)
     or A); old_logprobs, old_values, advantages, valid (T, M); weights (M,) of the segments; mask
     (T, M, sum(heads)). Give heads for discrete actions, log_std for continuous ones; with squash
-    too the actions are the samples of `squashed_logprob_entropy`.
-
-        ratio = exp(clip(logprob - old_logprob, +-20))      R = A + V  (V = old_values, A as given)
-        A' = w (A - mean A) / (max(std A, min_advantage_std) + 1e-8)  (moments over valid steps, without w)
-        policy_loss = mean max(-A' ratio, -A' clip(ratio, 1 +- clip_coef))
-        value_loss = 1/2 mean max((v - R)^2, (V + clip(v - V, +-vf_clip_coef) - R)^2)
-        loss = policy_loss + vf_coef / max(1, std A / vf_error_bound)^1.5 value_loss - ent_coef mean entropy
+    too the actions are the samples of `squashed_logprob_entropy`. The formula is in
+    kernels.ppo_loss.
 
     Without a gradient: old_approx_kl = mean -log ratio, approx_kl = mean (ratio - 1 - log ratio),
     clipfrac = mean [|ratio - 1| > clip_coef], importance = mean ratio, explained_variance = 1 -

@@ -151,10 +151,6 @@ def test_a_penalty_on_the_logits(copy):
                     r"    penalty = (y**2).sum(-1).mean() if log_std is None else 0 * y.sum()"
                     r"\n    loss = logit_coef * penalty + policy_loss + \1")
     project.replace(source, r'(?<="policy_loss": policy_loss, )', '"logit_penalty": penalty, ')
-    source = "tests/kernel_cases.py"
-    project.replace(source, r'^COEFFICIENTS = \{', 'COEFFICIENTS = {"logit_coef": 0.3, ')
-    project.replace(source, r'^( +- coefficients\["ent_coef"\] \* statistics\["entropy"\])\)',
-                    r'\1 + coefficients.get("logit_coef", 0.0) * statistics["logit_penalty"])')
     project.replace("docs/metrics.md", r"^(\| `losses/entropy`)",
                     r"| `losses/logit_penalty` | squared norm of the logits |\n\1")
 
@@ -184,9 +180,9 @@ def test_metrics_of_an_environment_in_c_and_of_the_trainer(copy):
 
 def test_a_distribution_of_sweeps(copy):
     project = copy("A distribution of sweeps")
-    project.replace("protein.py", r'^    "choice": Scale', '    "square_root": Scale(math.sqrt, '
+    project.replace("protein.py", r'^    "choice": Distribution', '    "square_root": Distribution(math.sqrt, '
                     'lambda place: place**2, lambda value: value >= 0, "min = {min}: must not be '
-                    'negative"),\n    "choice": Scale')
+                    'negative"),\n    "choice": Distribution')
     project.replace("docs/sweeps.md", r"^(\| `log_normal`)",
                     r"| `square_root` | its root | entropy |\n\1")
     project.replace("config/default.ini", r"(?<=int_uniform, )", "square_root, ")

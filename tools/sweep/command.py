@@ -178,7 +178,7 @@ def searched_settings(env_name, entries, options=()):
         section, key, _ = configuration.translate(section, key, schema, f"[sweep.{name}]")
         entry = protein.described(name, entry)
         # Space refuses an unknown distribution
-        takes = protein.SCALES.get(entry["distribution"], protein.Scale()).takes
+        takes = protein.DISTRIBUTIONS.get(entry["distribution"], protein.Distribution()).takes
         if takes == "nothing" or f"{section}.{key}" in fixed:
             continue
         kind, present = get_type_hints(schema[section])[key], args[section][key]
