@@ -225,7 +225,8 @@ def test_a_program_with_the_systems_raylib(tmp_path, monkeypatch, capsys):
     """It compiles; test_export.py plays the same file in a browser, in raylib's place."""
     unresolved = ["-Wl,--unresolved-symbols=ignore-all"]
     monkeypatch.setattr(cli, "find_raylib", lambda compiler: unresolved)
-    cli.standalone(ocean.load("squared"), {}, tmp_path / "program")
+    monkeypatch.setattr(sys, "argv", ["ocean", "squared", "--standalone", str(tmp_path / "program")])
+    assert cli.main() == 0
     assert "with a window" in capsys.readouterr().out
 
 
