@@ -40,8 +40,8 @@ from vector import POLICY_INPUTS
 
 # FLOPs of a forward pass above which threads share each matrix product.
 MIN_FLOPS_FOR_THREADS = 1e8
-# FLOPs of a buffer's step above which each worker of a rollout runs the network in a thread.
-MIN_FLOPS_FOR_WORKERS = 5e7
+# FLOPs of a buffer's step above which each actor of a rollout runs the network in its thread.
+MIN_FLOPS_FOR_ACTORS = 5e7
 # Largest divergence of the probabilities, and largest relative squared error of the values,
 # between a run's first minibatch and the rollout.
 MAX_DIFFERENCE = 1e-4
@@ -58,8 +58,9 @@ SMALLEST_FLOAT = math.ulp(0.0)  # a denormal number
 def torch_threads(count):
     """Set torch's threads within an operation, and flush denormal numbers to zero.
 
-    Workers are parallel by themselves. Momenta of unused weights decay to denormal numbers, on
-    which a matrix product is a hundred times slower. A thread inherits the mode from its parent.
+    Actors and learners are parallel by themselves. Momenta of unused weights decay to denormal
+    numbers, on which a matrix product is a hundred times slower. A thread inherits the mode from
+    its parent.
     """
     before, is_flushing = torch.get_num_threads(), SMALLEST_FLOAT * 1.0 == 0.0
     torch.set_num_threads(count)
@@ -216,8 +217,9 @@ class Buffers:
             shape = tensor.shape
             shapes[f"state/{name}"] = shape, float32
             shapes[f"initial_state/{name}"] = shape, float32
-            shapes |= {f"scratch {w}/{name}": ((shape[0], self.max_agents, *shape[2:]), float32)
-                       for w in range(self.vecenv.num_workers)}
+            rows = shape[0], self.max_agents, *shape[2:]
+            shapes |= {f"scratch {actor}/{name}": (rows, float32)
+                       for actor in range(self.vecenv.num_actors)}
         for name, (shape, dtype) in shapes.items():
             arena.register(name, shape, dtype)
         self._names = [name for name in shapes if "/" not in name]
@@ -235,8 +237,8 @@ class Buffers:
             setattr(self, name, arena[name])
         self.state, names = {name: arena[f"state/{name}"] for name in self.state}, list(self.state)
         self.initial_state = {name: arena[f"initial_state/{name}"] for name in names}
-        self.scratch = [{name: arena[f"scratch {w}/{name}"] for name in names}
-                        for w in range(self.vecenv.num_workers)]
+        self.scratch = [{name: arena[f"scratch {actor}/{name}"] for name in names}
+                        for actor in range(self.vecenv.num_actors)]
         self.fields = {name: arena[f"fields/{name}"] for name in self.fields}
         zeros = torch.zeros(N, dtype=torch.uint8, device=self.torch_device)
         self.final_flags = zeros, zeros + 1  # resets and valid of episodes' last observations
@@ -261,7 +263,7 @@ class Buffers:
         return array[: self.horizon].view(self.span, -1, *array.shape[2:])
 
     def _make_row(self, agents, t):
-        """Return the views that a worker needs at step t of a range of agents.
+        """Return the views that an actor needs at step t of a range of agents.
 
         They are made once: a step slices nothing.
         """
@@ -296,12 +298,12 @@ class Buffers:
                 "first_agent": self.first_agent + agents.start, "heads": self.heads,
                 "masks": row["action_masks"], "squash": self.squash, "samples": row["samples"]}
 
-    def copy_state(self, worker, state, index=None):
-        """Copy the recurrent state, or that of the agents in `index`, to worker's scratch."""
+    def copy_state(self, actor, state, index=None):
+        """Copy the recurrent state of all agents, or of `index`, to an actor's scratch."""
         copies = {}
         for name, tensor in state.items():
             tensor = tensor if index is None else tensor.index_select(1, index)
-            copies[name] = self.scratch[worker][name][:, : tensor.shape[1]].copy_(tensor)
+            copies[name] = self.scratch[actor][name][:, : tensor.shape[1]].copy_(tensor)
         return copies
 
     def loss(self, outputs, grad, start, sums, log_std=None, grad_log_std=None):
@@ -334,14 +336,14 @@ class Buffers:
         """Free what is not memory."""
 
 
-class Workers:
+class ThreadPool:
     """Run functions in threads; the first one is the caller's."""
 
     def __init__(self, vecenv, num_learners=1):
-        self.threads_each = vecenv.threads_per_worker
-        count = max(vecenv.num_workers, num_learners)
-        self._pool = ThreadPoolExecutor(count, "worker", set_threads, (self.threads_each,))
-        # A waiting worker gets the interpreter's lock after 0.2 ms instead of 5: rollouts take a
+        self.threads_each = vecenv.threads_per_actor
+        count = max(vecenv.num_actors, num_learners)
+        self._pool = ThreadPoolExecutor(count, "pool", set_threads, (self.threads_each,))
+        # A waiting thread gets the interpreter's lock after 0.2 ms instead of 5: rollouts take a
         # tenth less time. For the whole process, which may have another trainer.
         sys.setswitchinterval(2e-4)
 
@@ -356,7 +358,7 @@ class Workers:
             with threads(self.threads_each):
                 return [function(first), *(call.result() for call in calls)]
         finally:
-            # After an interrupt too: workers must not write while a checkpoint is saved.
+            # After an interrupt too: they must not write while a checkpoint is saved.
             wait(calls)
 
     def release(self):
@@ -367,9 +369,9 @@ class Workers:
 class StepByStep:
     """Roll out by a loop over `vecenv.wait` and `advance`.
 
-    act(worker, observations, state, resets, valid): a step of the network; returns outputs
+    act(actor, observations, state, resets, valid): a step of the network; returns outputs
     (n, A + 1) and log_std, and updates the tensors in `state` in place.
-    step(worker, buffer, t), bootstrap(worker, buffer, t): replace `act_on_row` and `bootstrap`.
+    step(actor, buffer, t), bootstrap(actor, buffer, t): replace `act_on_row` and `bootstrap`.
     """
 
     def __init__(self, buffers, act, step=None, bootstrap=None):
@@ -380,22 +382,22 @@ class StepByStep:
         self._bootstrap = bootstrap or self.bootstrap
 
     @torch.no_grad()
-    def run(self, worker):
-        """Run one worker's share of a rollout; return its seconds in environments."""
+    def run(self, actor):
+        """Run one actor's share of a rollout; return its seconds in environments."""
         vecenv, horizon, rows = self.vecenv, self.buffers.horizon, self.buffers.rows
         seconds, begin = 0.0, clock()
-        while (ready := vecenv.wait(worker)) is not None:
+        while (ready := vecenv.wait(actor)) is not None:
             buffer, t = ready
             seconds += clock() - begin
             if t > 0 and rows[buffer][t - 1]["truncations"].any():
-                self._bootstrap(worker, buffer, t - 1)
-            self._step(worker, buffer, t)
+                self._bootstrap(actor, buffer, t - 1)
+            self._step(actor, buffer, t)
             begin = clock()
             if t < horizon:
                 vecenv.advance(buffer)
         return seconds
 
-    def act_on_row(self, worker, buffer, t):
+    def act_on_row(self, actor, buffer, t):
         """Write actions, logprobs and values of row t of a buffer.
 
         At t = horizon write only the values, and leave the state.
@@ -404,9 +406,9 @@ class StepByStep:
         row = buffers.rows[buffer][t]
         state = {name: tensor[:, agents] for name, tensor in buffers.state.items()}
         if t == buffers.horizon:
-            state = buffers.copy_state(worker, state)
+            state = buffers.copy_state(actor, state)
         outputs, log_std = self.act(
-            worker, row["observations"], state, row["resets"], row["valid"])
+            actor, row["observations"], state, row["resets"], row["valid"])
         if t == buffers.horizon:
             row["values"].copy_(outputs[:, -1])
             return
@@ -414,7 +416,7 @@ class StepByStep:
         for name, field in row["fields"].items():
             field.copy_(state["fields"][name])
 
-    def bootstrap(self, worker, buffer, t):
+    def bootstrap(self, actor, buffer, t):
         """Write V of the final observations of the agents that step t truncated.
 
         The recurrent state is that of step t, which the reset leaves alone.
@@ -425,10 +427,10 @@ class StepByStep:
         index = torch.from_numpy(np.flatnonzero(is_truncated)) + agents.start
         if len(index) == 0:
             return
-        state = buffers.copy_state(worker, buffers.state, index)
+        state = buffers.copy_state(actor, buffers.state, index)
         flags = (flag[: len(index)] for flag in buffers.final_flags)
         observations = buffers.storage["final_observations"][index]
-        outputs, _ = self.act(worker, observations, state, *flags)
+        outputs, _ = self.act(actor, observations, state, *flags)
         buffers.bootstraps[t, index] = outputs[:, -1]
 
 
@@ -467,7 +469,7 @@ class TorchPolicy:
         is_large = self.tiles and rows >= products.ROWS
         return self.tiles() if is_large else contextlib.nullcontext()
 
-    def act(self, worker, observations, state, resets, valid):
+    def act(self, actor, observations, state, resets, valid):
         """Run one step; return outputs (n, A + 1) and log_std.
 
         The tensors in `state` are updated in place.
@@ -621,13 +623,13 @@ def warn_of_detached(policy, logits, value):
 class Engine:
     """Share what all engines have; on a CPU nothing is captured.
 
-    Each thread learns from its share of a minibatch. An engine sets `num_learners` and `workers`,
+    Each thread learns from its share of a minibatch. An engine sets `num_learners` and `pool`,
     and has `rollout`, `learning`, and `backward` or `_backward_share(learner)`.
     """
 
     whole_minibatches = True  # a minibatch may be captured as a whole
     blocking_classes = ()  # classes without `thread_safe`, if only they forbid threads
-    workers = None
+    pool = None
     Buffers = Buffers
 
     def __init__(self, buffers):
@@ -652,7 +654,7 @@ class Engine:
         if self.num_learners == 1:
             self._backward_share(0)
         else:
-            self.workers.run(self._backward_share, range(self.num_learners))
+            self.pool.run(self._backward_share, range(self.num_learners))
         first, *others = self.buffers.gradients[: self.num_learners]
         for gradient in others:
             first.add_(gradient)
@@ -666,8 +668,8 @@ class Engine:
 
     def release(self):
         """Stop the threads."""
-        if self.workers is not None:
-            self.workers.release()
+        if self.pool is not None:
+            self.pool.release()
 
 
 class Autograd(Engine):
@@ -685,14 +687,14 @@ class Autograd(Engine):
                       "float32 runs, up to ten times as fast. Set float32.", file=sys.stderr)
         self.network = TorchPolicy(buffers, self.precision, self._find_tiles())
         self._set_learners(self._count_learners())
-        # Workers may each run the network for their buffers; torch's own threads share the products
+        # Actors may each run the network for their buffers; torch's own threads share the products
         # that go through torch.
         self.is_threaded = bool(
-            self.network.tiles and vecenv.num_buffers >= vecenv.num_workers > 1
+            self.network.tiles and vecenv.num_buffers >= vecenv.num_actors > 1
             and not self.network.has_batch_norm and is_thread_safe(policy)
-            and flops(policy, vecenv.agents_per_batch) >= MIN_FLOPS_FOR_WORKERS)
+            and flops(policy, vecenv.agents_per_batch) >= MIN_FLOPS_FOR_ACTORS)
         if self.is_threaded or self.num_learners > 1:
-            self.workers = Workers(vecenv, self.num_learners)
+            self.pool = ThreadPool(vecenv, self.num_learners)
         self.steps = StepByStep(buffers, self.network.act)
 
     def _find_tiles(self):
@@ -766,22 +768,22 @@ class Autograd(Engine):
     def rollout(self, number):
         """Roll out all agents for `horizon` steps; return the seconds in environments.
 
-        Each worker goes through `StepByStep.run`. number: of the rollout, from 0. The seconds are
-        the most of a worker, and include waits for environments.
+        Each actor goes through `StepByStep.run`. number: of the rollout, from 0. The seconds are
+        the most of an actor, and include waits for environments.
         """
-        vecenv, workers = self.vecenv, range(self.vecenv.num_workers)
+        vecenv, actors = self.vecenv, range(self.vecenv.num_actors)
         self.is_threaded = self.is_threaded and is_thread_safe(self.policy)
-        with torch_threads(1):  # more of torch's threads would take the workers' cores
+        with torch_threads(1):  # more of torch's threads would take the actors' cores
             self.buffers.begin_rollout(number)
             if self.is_threaded:
-                return max(self.workers.run(self._run_in_thread, workers))
+                return max(self.pool.run(self._run_in_thread, actors))
             count = self._count_torch_threads(vecenv.agents_per_batch)
             with threads(vecenv.num_threads), torch_threads(count):
-                return sum(map(self.steps.run, workers))
+                return sum(map(self.steps.run, actors))
 
-    def _run_in_thread(self, worker):
+    def _run_in_thread(self, actor):
         with torch_threads(1):
-            return self.steps.run(worker)
+            return self.steps.run(actor)
 
     def _count_torch_threads(self, rows):
         """Return torch's threads within an operation of a pass of `rows` rows.

@@ -10,15 +10,16 @@ nothing:
 
     storage = vecenv.allocate(horizon)      # arrays (T, N, ...)
     vecenv.begin()                          # the last row becomes the first; t = 0 in every buffer
-    while (ready := vecenv.wait(worker)):   # a buffer of this worker with a row to act on
+    while (ready := vecenv.wait(actor)):    # a buffer of this actor with a row to act on
         buffer, t = ready                   # its agents are vecenv.ranges[buffer]
         ...write storage.actions[t, agents], unless t is the horizon (only a value is needed)...
         vecenv.advance(buffer)              # writes rewards[t], observations[t + 1], ...
 
 A *buffer* is a contiguous range of environments, and of agents. Buffers never touch each other's
-slices; each has its own t. A *worker* is a thread that serves its own share of the buffers. A
-backend whose environments step elsewhere (processes, Ray) has one worker, and `wait` returns the
-buffer that is ready first.
+slices; each has its own t. An *actor* is a thread of this process that runs the network for its
+share of the buffers and steps them. A *worker* is a process, or an actor of Ray, that steps
+environments in Python. A backend with workers has one actor, and `wait` returns the buffer that is
+ready first.
 
 `Native` steps environments in C. `Serial`, `Multiprocessing` and `Ray` step PufferEnvs, Gymnasium's
 and PettingZoo's (see emulation.py) in this process, in others and on other machines. `Tensors`
@@ -120,8 +121,8 @@ class Vector(contextlib.AbstractContextManager):
             and what follows: num_buffers, num_agents, agents_per_batch, observation_shape,
             action_heads (sizes of discrete choices, None for a Box), action_dims (numbers of an
             action: heads, or the size of a Box), has_action_masks
-        num_workers: threads of this process that call `wait`, each with its number from 0 (make's
-            num_workers are processes); threads_per_worker: cores of each; num_threads: of all
+        num_actors: threads that call `wait`, each with its number from 0; threads_per_actor: cores
+            of each; num_threads: of all
         driver_env [itself]: what policies read the spaces, obs_dtype and
             env_single_observation_space from
         storage [None until `allocate`]: the arrays of `new_storage`
@@ -140,8 +141,8 @@ class Vector(contextlib.AbstractContextManager):
         restart(seed=None): begin new episodes; write the last row of observations, resets (1),
             valid and action_masks
         begin() [all of it]: move the last row to row 0 and set t to 0 in each buffer
-        wait(worker=0) [each buffer up to the horizon]: (buffer, t) of the next buffer of this
-            worker whose row t is there to act on; None when each has been returned with t = horizon
+        wait(actor=0) [each buffer up to the horizon]: (buffer, t) of the next buffer of this
+            actor whose row t is there to act on; None when each has been returned with t = horizon
         advance(buffer): step its environments with the actions of row t. By the time that `wait`
             returns the buffer again, row t of rewards, terminals and truncations is written, row
             t + 1 of observations, resets, valid and action_masks, and final_observations of the
@@ -254,14 +255,14 @@ class Vector(contextlib.AbstractContextManager):
                 arrays[name][0] = arrays[name][-1]
         self._t = [0] * self.num_buffers
 
-    def wait(self, worker=0):
-        """Return (buffer, t) of this worker's next buffer, None after t = T in all.
+    def wait(self, actor=0):
+        """Return (buffer, t) of this actor's next buffer, None after t = T in all.
 
         It is the same buffer until that is done, so that its environments and activations stay in
         the core's cache. t = T is returned once, for the value of the last row.
         """
         horizon = len(self.storage.actions)
-        for buffer in range(worker, self.num_buffers, self.num_workers):
+        for buffer in range(actor, self.num_buffers, self.num_actors):
             t = self._t[buffer]
             if t == horizon:
                 self._t[buffer] += 1
@@ -389,7 +390,7 @@ class Vector(contextlib.AbstractContextManager):
 class Native(Vector):
     """Environments in C, which threads step in the rollout's arrays.
 
-    See `make` for the arguments. With fewer buffers than threads each worker steps with several
+    See `make` for the arguments. With fewer buffers than threads each actor steps with several
     threads.
     """
 
@@ -413,8 +414,8 @@ class Native(Vector):
         self._set_shapes(self.envs, [slice(offsets[first], offsets[last])
                                      for first, last in self.env_ranges])
         self.has_valid = self.envs.has_valid
-        self.num_workers = min(self.num_threads, num_buffers)
-        self.threads_per_worker = max(1, self.num_threads // self.num_workers)
+        self.num_actors = min(self.num_threads, num_buffers)
+        self.threads_per_actor = max(1, self.num_threads // self.num_actors)
 
     def _build(self, seed):
         self.envs = None  # frees those before
@@ -463,10 +464,10 @@ class Native(Vector):
     def can_step_in_kernels(self):
         """Return whether a kernel may step a buffer.
 
-        It may if `wait` and `advance` are not replaced and a worker has one thread.
+        It may if `wait` and `advance` are not replaced and an actor has one thread.
         """
         return (type(self) is Native and not {"wait", "advance"} & set(vars(self))
-                and self.threads_per_worker == 1)
+                and self.threads_per_actor == 1)
 
     def addresses(self, buffer):
         """Return what a kernel needs to step a buffer.
@@ -627,7 +628,7 @@ class Emulated(Vector):
     episode_return, episode_length and the numbers of the environment's last info; `log` averages
     them. See `make` for the arguments. A subclass has these methods:
 
-        _start(): begin num_processes workers. Each makes a workers.Envs of the arguments that
+        _start(): begin num_workers workers. Each makes a workers.Envs of the arguments that
             `envs_of(worker)` returns, pickled by cloudpickle, and binds it to
             workers.step_rows(vars(storage)) and its first agent, agents_of(worker).start
         _send(worker, command, argument): have the worker call Envs.do(command, argument). If arrays
@@ -638,15 +639,15 @@ class Emulated(Vector):
         _stop(): end the workers. It may be called without `_start`, and more than once
     """
 
-    num_workers = threads_per_worker = 1  # one thread acts, `num_threads` learn
+    num_actors = threads_per_actor = 1  # one thread acts, `num_threads` learn
     _next_check = 0.0
 
     def __init__(self, creators, *, num_workers=None, batch_size=None, seed=0, num_threads=None,
                  name="", timeout=60.0):
         count = len(creators)
-        self.num_processes = num_workers or _most_workers(count)
-        _check_divides("vec.num_workers", self.num_processes, count)
-        self._creators_each = count // self.num_processes
+        self.num_workers = num_workers or _most_workers(count)
+        _check_divides("vec.num_workers", self.num_workers, count)
+        self._creators_each = count // self.num_workers
         _check_divides("vec.batch_size", batch_size or count, count, self._creators_each)
         self.workers_per_batch = (batch_size or count) // self._creators_each
         self.seed, self.name, self._creators = seed, name, creators
@@ -694,7 +695,7 @@ class Emulated(Vector):
 
     def restart(self, seed=None):
         """Begin new episodes, seeded if given; observations go to row T."""
-        self._command(range(self.num_processes), "reset", seed)
+        self._command(range(self.num_workers), "reset", seed)
 
     def begin(self):
         self._settle()
@@ -702,7 +703,7 @@ class Emulated(Vector):
         self._results.clear()
         self._ready = dict.fromkeys(range(self.num_buffers))
 
-    def wait(self, worker=0):
+    def wait(self, actor=0):
         """Return (buffer, t) of the first buffer that is ready, None after all."""
         while not self._ready:
             if not self._busy:
@@ -755,7 +756,7 @@ class Emulated(Vector):
             self.close()
         if isinstance(details, EnvError):
             raise details
-        each = self.num_envs // self.num_processes
+        each = self.num_envs // self.num_workers
         first, last = worker * each, (worker + 1) * each - 1
         envs = f"environment {first}" if each == 1 else f"environments {first} to {last}"
         raise WorkerError(f"worker {worker} ({envs} of {self.name}) {problem}.\n{details}"
@@ -812,14 +813,14 @@ class Emulated(Vector):
 
         if self.storage is None:
             self.allocate(1)
-        answers = self._command(range(self.num_processes), "ask", cloudpickle.dumps(question))
+        answers = self._command(range(self.num_workers), "ask", cloudpickle.dumps(question))
         if problem := next((problem for _, problem in answers if problem), None):
             raise AttributeError(problem)
         return [answer for part, _ in answers for answer in part]
 
     def render(self, index=0):
         """Return what environment `index` draws."""
-        worker, number = divmod(index, self.num_envs // self.num_processes)
+        worker, number = divmod(index, self.num_envs // self.num_workers)
         return self._command([worker], "render", number)[0]
 
     def _close(self):
@@ -925,7 +926,7 @@ class Multiprocessing(Emulated):
         names = [name for name, array in vars(self.storage).items() if array is not None]
         arrays = dict(zip(names, self._memory.layouts, strict=True))
         self._workers, self._numbers, self._poller = [], {}, select.poll()
-        for worker in range(self.num_processes):
+        for worker in range(self.num_workers):
             process = workers.Process(self._memory, {
                 "path": sys.path, "envs": self.envs_of(worker), "arrays": arrays,
                 "first_agent": self.agents_of(worker).start})
@@ -981,7 +982,7 @@ class Ray(Emulated):
         row = emulation.new_rows(self._driver, self._agents_each)
         self._rows = workers.step_rows(vars(self.storage))
         self._actors = [actor.remote(self.envs_of(worker), row, sys.path)
-                        for worker in range(self.num_processes)]
+                        for worker in range(self.num_workers)]
 
     def _send(self, worker, command, argument):
         t = argument if command == "step" else -1
@@ -1025,11 +1026,11 @@ class Tensors(Vector):
     Episodes are counted on the device; `log` reads the sums, once.
     """
 
-    num_workers = 1
+    num_actors = 1
 
     def __init__(self, creators, *, seed=0, num_threads=None, name="tensors", timeout=60.0, **_):
         self._driver, self.seed, self.name, self.timeout = creators[0][0], seed, name, timeout
-        self.num_threads = self.threads_per_worker = num_threads or physical_cores()
+        self.num_threads = self.threads_per_actor = num_threads or physical_cores()
         self.num_envs = self._driver.num_agents
         self.has_valid, self.device = self._driver.has_valid, self._driver.device
         self._set_shapes(self._driver, [slice(0, self.num_envs)])

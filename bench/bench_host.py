@@ -50,7 +50,7 @@ class Idle:
     def main(self):
         return contextlib.nullcontext()
 
-    def worker(self, number):
+    def actor(self, number):
         return contextlib.nullcontext()
 
     def replay_or_call(self, key, function, *arguments):
@@ -89,7 +89,7 @@ def main():
     args = parser.parse_args()
     cuda_on_a_cpu.install(pytest.MonkeyPatch())
     arena.SIMULATOR, arena._launch = True, lambda function, lanes, arguments: function(0, lanes, *arguments)
-    fused.find_gpu = lambda workers: Idle()
+    fused.find_gpu = lambda actors: Idle()
     results = {}
     for buffers in args.buffers:
         result = results[buffers] = measure(args.env, args.agents, buffers, args.threads,

@@ -470,7 +470,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1,
-                        help="of kernels and torch (a worker has 1)")
+                        help="of kernels and torch (an actor has 1)")
     parser.add_argument("--repeats", type=int, default=7, help="interleaved; the median counts")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", default="", help="kernels whose name contains this")

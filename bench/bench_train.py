@@ -62,7 +62,7 @@ class Arguments:
     replay_ratio: float = 1.42
     """How often a step is learnt from."""
     num_threads: int | None = None
-    """Workers (default: the physical cores)."""
+    """Actors (default: the physical cores)."""
     num_buffers: int | None = None
     """Ranges of environments (default: as in training)."""
     repeats: int = 5
@@ -113,10 +113,10 @@ def operands(m, k, n, dtype):
     return [tensor.to(dtype) for tensor in shapes]
 
 
-def product_seconds(shapes, workers, pool):
-    """Return seconds of one epoch's products on all workers at once.
+def product_seconds(shapes, actors, pool):
+    """Return seconds of one epoch's products on all actors at once.
 
-    Each worker has one thread; every shape is timed for 5 ms.
+    Each actor has one thread; every shape is timed for 5 ms.
     """
 
     def one(_):
@@ -133,11 +133,11 @@ def product_seconds(shapes, workers, pool):
         return total
 
     with engines.torch_threads(1):
-        return sum(pool.map(one, range(workers))) / workers / workers
+        return sum(pool.map(one, range(actors))) / actors / actors
 
 
-def copy_speed(workers, pool):
-    """Return bytes per second, read and written, of all workers copying 64 MB each."""
+def copy_speed(actors, pool):
+    """Return bytes per second, read and written, of all actors copying 64 MB each."""
 
     def one(_):
         source, target = torch.zeros(2**24), torch.ones(2**24)
@@ -148,7 +148,7 @@ def copy_speed(workers, pool):
         return 3 * 2 * source.nbytes / (time.perf_counter() - begun)
 
     with engines.torch_threads(1):
-        return sum(pool.map(one, range(workers)))
+        return sum(pool.map(one, range(actors)))
 
 
 def gpu_product_seconds(shapes):
@@ -262,7 +262,7 @@ def measure(a):
     """Return all figures of one setting, as a dict."""
     trainer = make_trainer(a)
     vecenv = trainer.vecenv
-    workers, shapes = vecenv.num_workers, products(trainer)
+    actors, shapes = vecenv.num_actors, products(trainer)
     flops = sum(2 * m * k * n * count for m, k, n, _, count in shapes)
     row = vecenv.storage.observations[0, 0].nbytes
     least = trainer.batch_size * row * (2 + a.replay_ratio)
@@ -270,7 +270,7 @@ def measure(a):
     warm_up(trainer)
     trainer.statistics.seconds = dict.fromkeys(trainer.statistics.seconds, 0.0)
     epochs, count, rooflines, multiplied, copied = [], 0, [], [], []
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(actors) as pool:
         for _ in range(a.repeats):
             begun, done = time.perf_counter(), 0
             while time.perf_counter() - begun < a.seconds or not done:
@@ -281,9 +281,9 @@ def measure(a):
                 torch.cuda.synchronize()
             epochs.append((time.perf_counter() - begun) / done)
             count += done
-            multiplied.append(gpu_product_seconds(shapes) if gpu else product_seconds(shapes, workers, pool))
+            multiplied.append(gpu_product_seconds(shapes) if gpu else product_seconds(shapes, actors, pool))
             # a GPU's roofline is its products
-            copied.append(math.inf if gpu else copy_speed(workers, pool))
+            copied.append(math.inf if gpu else copy_speed(actors, pool))
             rooflines.append(multiplied[-1] + least / copied[-1])
     epoch, roofline = statistics.median(epochs), statistics.median(rooflines)
     ratios = sorted(f / e for f, e in zip(rooflines, epochs, strict=True))
@@ -296,14 +296,14 @@ def measure(a):
         "num_layers": a.num_layers,
         "minibatch_size": trainer.config["minibatch_size"],
         "replay_ratio": a.replay_ratio,
-        "workers": workers,
+        "actors": actors,
         "buffers": vecenv.num_buffers,
         "precision": trainer.config["precision"],
         "sps": trainer.batch_size / epoch,
         "roofline_sps": trainer.batch_size / roofline,
         "ratio": statistics.median(ratios),
         "ratio_range": [ratios[0], ratios[-1]],
-        "gflops_per_worker": flops / statistics.median(multiplied) / (1 if gpu else workers) / 1e9,
+        "gflops_per_actor": flops / statistics.median(multiplied) / (1 if gpu else actors) / 1e9,
         "copy_gb_per_second": None if gpu else statistics.median(copied) / 1e9,
         "seconds_epoch": epoch,
         "seconds_roofline": roofline,
@@ -324,10 +324,10 @@ def show(r, repeats):
     print(
         f"{r['env']}: {r['agents']:,} agents × horizon {r['horizon']}, hidden {r['hidden_size']} × "
         f"{r['num_layers']}, minibatch {r['minibatch_size']:,}, replay {r['replay_ratio']}, "
-        f"{r['precision']}, {r['workers']} workers, {r['buffers']} buffers"
+        f"{r['precision']}, {r['actors']} actors, {r['buffers']} buffers"
     )
     print(f"  {'trained steps a second':28} {r['sps']:12,.0f}")
-    rates = f"at {r['gflops_per_worker']:,.0f} GFLOP/s{'' if 'gpu' in r else ' a worker'}, "
+    rates = f"at {r['gflops_per_actor']:,.0f} GFLOP/s{'' if 'gpu' in r else ' an actor'}, "
     rates += f"{r['mflop_per_step']:.2f} MFLOP a step"
     if "gpu" not in r:
         rates += f", {r['copy_gb_per_second']:.0f} GB/s, {r['bytes_per_step']:,.0f} bytes a step"
@@ -358,7 +358,7 @@ def line(r):
     print(f"{r['hidden_size']:>5}×{r['num_layers']:<2} {r['agents']:>7,} {r['horizon']:>7} "
           f"{r['precision']:9} {r['sps']:>10,.0f} {r['roofline_sps']:>10,.0f} {r['ratio']:>6.2f} "
           f"{share['environment']:>4.0f}% {share['policy']:>4.0f}% {share['learn']:>5.0f}% "
-          f"{1e9 / r['sps']:>8,.0f} {r['gflops_per_worker']:>8.0f} "
+          f"{1e9 / r['sps']:>8,.0f} {r['gflops_per_actor']:>8.0f} "
           f"{r['copy_gb_per_second'] or math.nan:>5.0f}", flush=True)
 
 

@@ -6,15 +6,15 @@
 The networks are models.MinGRUPolicy, models.FeedForward and models.Separate. The algorithm is in
 ppo.py, the same steps for any network in engines.py: this file can be deleted, and
 `engines.Autograd` runs everything. First come the network's step, a buffer's rollout and a
-worker's share of a minibatch, each a single call without the interpreter. Then comes `Compiled`,
+learner's share of a minibatch, each a single call without the interpreter. Then comes `Compiled`,
 the engine. Its calls in an epoch, without advantages, draw and optimizer, which are in pufferl.py:
 
-    PuffeRL.evaluate > Compiled.rollout > Workers.run > _run_in_one_call, in each thread
+    PuffeRL.evaluate > Compiled.rollout > ThreadPool.run > _run_in_one_call, in each thread
         > _rollout_cpu, for each step
             > _bootstrap_cpu, the value of final observations of the step before
             > _act_cpu, the network and the draw of actions
             > c_calls.step_environments > ocean_step in ocean/binding.c > c_step of the header
-        (environments in Python: Workers.run > StepByStep.run > _act_cpu, vecenv.advance)
+        (environments in Python: ThreadPool.run > StepByStep.run > _act_cpu, vecenv.advance)
     PuffeRL.train > _minibatch_step > _compute_gradients > Compiled.backward > Engine.backward
         > _backward_share, in each thread > _learn_cpu, for some segments
             > _forward_cpu, kernels._ppo_loss_*, _backward_cpu
@@ -265,7 +265,7 @@ def _rollout_cpu(environments, n, first, network, storage, *arguments):
 
 
 # --------------------------------------------------------------------------------------------------
-# A worker's share of a minibatch in one call
+# A learner's share of a minibatch in one call
 
 
 @driver
@@ -521,7 +521,7 @@ def _outputs(weights, rows):
 
 
 def actor_scratch(weights, rows):
-    """Return the scratch of a worker that acts for up to `rows` agents."""
+    """Return the scratch of an actor for up to `rows` agents."""
     H = weights.H
     is_discrete = weights.policy.decoder.log_std is None
     choices = _zeros(rows if is_discrete else 0, kernels.CHOICE_ROWS + 2 * (weights.width - 1))
@@ -531,7 +531,7 @@ def actor_scratch(weights, rows):
 
 
 class Learner:
-    """Hold the memory of a worker that learns `at_once` segments at a time.
+    """Hold the memory of a learner of `at_once` segments at a time.
 
     gradient: from a parameter's name to the array that its gradient is added to.
     """
@@ -627,7 +627,7 @@ MIN_FLOPS_FOR_LEARNER = 5e7
 class Compiled(engines.Engine):
     """Run the default networks on a CPU.
 
-    Each worker takes its environments' rollout in one call, and in learning its share of the
+    Each actor takes its environments' rollout in one call, and each learner its share of the
     minibatch's segments.
     """
 
@@ -637,7 +637,7 @@ class Compiled(engines.Engine):
     def __init__(self, buffers):
         super().__init__(buffers)
         self.num_learners = engines.count_learners(buffers, MIN_FLOPS_FOR_LEARNER)
-        self.workers = engines.Workers(self.vecenv, self.num_learners)
+        self.pool = engines.ThreadPool(self.vecenv, self.num_learners)
         self.steps = engines.StepByStep(
             buffers, None, functools.partial(self._step, _act_cpu),
             functools.partial(self._step, _bootstrap_cpu))
@@ -653,7 +653,7 @@ class Compiled(engines.Engine):
         observations = buffers.storage["observations"]
         self.observations = observations.view(buffers.horizon + 1, buffers.num_agents, -1)
         scratch = [actor_scratch(self.weights, buffers.max_agents)
-                   for _ in range(self.vecenv.num_workers)]
+                   for _ in range(self.vecenv.num_actors)]
         self.rollout_arguments = [
             self._make_rollout_arguments(buffer, scratch[buffer % len(scratch)])
             for buffer in range(self.vecenv.num_buffers)]
@@ -666,20 +666,20 @@ class Compiled(engines.Engine):
     def rollout(self, number):
         """Roll out all agents for `horizon` steps; return the seconds in environments.
 
-        Each worker goes through `_run_in_one_call`, which calls `_rollout_cpu`.
+        Each actor goes through `_run_in_one_call`, which calls `_rollout_cpu`.
         """
         vecenv = self.vecenv
         _pack_all_cpu(self.weights.masters)
-        with engines.torch_threads(vecenv.threads_per_worker):
+        with engines.torch_threads(vecenv.threads_per_actor):
             self.buffers.begin_rollout(number)
-            run_worker = self._run_in_one_call if vecenv.can_step_in_kernels else self.steps.run
-            return max(self.workers.run(run_worker, range(vecenv.num_workers)))
+            run_actor = self._run_in_one_call if vecenv.can_step_in_kernels else self.steps.run
+            return max(self.pool.run(run_actor, range(vecenv.num_actors)))
 
     @contextlib.contextmanager
     def learning(self):
         """Set the threads of learning."""
         vecenv = self.vecenv
-        with threads(vecenv.num_threads), engines.torch_threads(vecenv.threads_per_worker):
+        with threads(vecenv.num_threads), engines.torch_threads(vecenv.threads_per_actor):
             yield
 
     def backward(self):
@@ -693,18 +693,18 @@ class Compiled(engines.Engine):
 
     # -- acting
 
-    def _step(self, function, worker, buffer, t):
+    def _step(self, function, actor, buffer, t):
         """Call _act_cpu or _bootstrap_cpu for row t of a buffer."""
         n, *arguments = self.rollout_arguments[buffer]
         run(function, n, self.weights.cost, t, *arguments)
 
-    def _run_in_one_call(self, worker):
-        """Run all steps of a worker's buffers without the interpreter.
+    def _run_in_one_call(self, actor):
+        """Run all steps of an actor's buffers without the interpreter.
 
         It halves the time of a small step.
         """
         seconds = 0.0
-        for buffer in range(worker, len(self.rollout_arguments), self.vecenv.num_workers):
+        for buffer in range(actor, len(self.rollout_arguments), self.vecenv.num_actors):
             begin = clock()
             environment_share = _rollout_cpu(self.vecenv.addresses(buffer),
                                              *self.rollout_arguments[buffer])
@@ -714,7 +714,7 @@ class Compiled(engines.Engine):
     def _make_rollout_arguments(self, buffer, scratch):
         """Return the arguments of _rollout_cpu for a buffer, but for the environments."""
         buffers, agents = self.buffers, self.vecenv.ranges[buffer]
-        n, worker = agents.stop - agents.start, buffer % self.vecenv.num_workers
+        n, actor = agents.stop - agents.start, buffer % self.vecenv.num_actors
         names = ("resets", "valid", "actions", "terminals", "truncations")
         storage = (self.observations, *(buffers.storage[name] for name in names),
                    buffers.storage["final_observations"].view(buffers.num_agents, -1))
@@ -723,7 +723,7 @@ class Compiled(engines.Engine):
                    buffers.bootstraps)
         return (n, agents.start, self.weights.arrays, tuple(map(as_array, storage)),
                 _layers(None if state is None else state[:, agents]),
-                _layers(buffers.scratch[worker].get("mingru")), scratch, *self._distribution(n),
+                _layers(buffers.scratch[actor].get("mingru")), scratch, *self._distribution(n),
                 *self._masks(buffers.storage["action_masks"]), u64(self.config["seed"]),
                 buffers.first_agent, *map(as_array, written))
 
@@ -742,23 +742,23 @@ class Compiled(engines.Engine):
 
     # -- learning
 
-    def _backward_share(self, worker):
+    def _backward_share(self, number):
         """Compute one learner's share of a minibatch, by `_learn_cpu`."""
-        statistics = self.learners[worker].statistics
-        self.buffers.gradients[worker].zero_()
+        statistics = self.learners[number].statistics
+        self.buffers.gradients[number].zero_()
         statistics.fill(0)
-        _learn_cpu(*self.learner_arguments[worker])
-        self.buffers.sums[worker, : kernels.SUMS] += torch.from_numpy(statistics.sum(0))
+        _learn_cpu(*self.learner_arguments[number])
+        self.buffers.sums[number, : kernels.SUMS] += torch.from_numpy(statistics.sum(0))
 
-    def _make_learner_arguments(self, worker):
+    def _make_learner_arguments(self, number):
         """Return the arguments of _learn_cpu."""
         buffers, columns, weights = self.buffers, self.buffers.columns, self.weights
-        learner = self.learners[worker]
+        learner = self.learners[number]
         heads, log_std, squash = self._distribution(buffers.span, learner.at_once)
         rollout = (columns.samples, columns.logprobs, columns.values, columns.advantages,
                    buffers.segment_weights, columns.valid, buffers.settings)
         written = buffers.new_values, buffers.new_ratios
-        return (*engines.share(worker, self.num_learners, buffers.segments), learner.at_once,
+        return (*engines.share(number, self.num_learners, buffers.segments), learner.at_once,
                 as_array(buffers.as_columns(self.observations)),
                 _layers(buffers.initial_state.get("mingru")), as_array(columns.resets),
                 as_array(buffers.index), weights.arrays, weights.back, learner.scratch,

@@ -2,7 +2,7 @@
 
     python pufferl.py train breakout --train.device cuda
 
-Each worker of the rollout has a stream for its copies, forward passes and graphs (`GpuEngine`);
+Each actor of the rollout has a stream for its copies, forward passes and graphs (`GpuEngine`);
 learning has the main stream. After train.cudagraphs epochs the steps of the rollout and the
 minibatch are captured as graphs and replayed. `Graphs` runs any network by its forward and torch's
 autograd. `Fused` runs the default network by kernels, and replays a buffer's whole
@@ -10,9 +10,9 @@ rollout without the interpreter; a step is one kernel, `PolicyStep`, if the weig
 block's shared memory. Captured functions read and write memory that keeps its address (the arena),
 take changing numbers from there, and never wait for the GPU. `Gpu` holds streams and graphs:
 
-    gpu = Gpu(torch.device("cuda"), workers=4)
+    gpu = Gpu(torch.device("cuda"), actors=4)
     gpu.pin(array)                                      # copies from and to it are asynchronous
-    with gpu.worker(0):                                 # on that worker's stream, in any thread
+    with gpu.actor(0):                                  # on that actor's stream, in any thread
         gpu.replay_or_call("step", function, argument)  # calls it, until it is captured
         gpu.wait()                                      # until this stream is done
     gpu.capture(0, [("step", function, (argument,))])   # from now on it is replayed
@@ -57,13 +57,13 @@ from vector import POLICY_INPUTS, aligned_zeros
 class Gpu:
     """Hold the streams, pinned memory and graphs of one device.
 
-    device: a torch.device of type cuda. workers: number of streams beside the main one.
+    device: a torch.device of type cuda. actors: number of streams beside the main one.
     """
 
-    def __init__(self, device, workers):
+    def __init__(self, device, actors):
         self.torch_device = device
-        # Buffers of a worker share its activations, so they must follow one another: one stream.
-        self.streams = [torch.cuda.Stream(device) for _ in range(workers)]
+        # Buffers of an actor share its activations, so they must follow one another: one stream.
+        self.streams = [torch.cuda.Stream(device) for _ in range(actors)]
         self.main_stream = torch.cuda.Stream(device)
         self._pinned = []
         self._graphs = {}
@@ -96,11 +96,11 @@ class Gpu:
         return stream_between(self.main_stream, torch.cuda.current_stream(self.torch_device))
 
     @contextlib.contextmanager
-    def worker(self, number):
-        """Send this thread's work to a worker's stream, in order with the main stream."""
+    def actor(self, number):
+        """Send this thread's work to an actor's stream, in order with the main stream."""
         with (torch.cuda.device(self.torch_device),
               stream_between(self.streams[number], self.main_stream),
-              torch.cuda.nvtx.range(f"worker {number}")):
+              torch.cuda.nvtx.range(f"actor {number}")):
             yield
 
     @staticmethod
@@ -114,11 +114,11 @@ class Gpu:
         with torch.cuda.nvtx.range(str(key)):
             graph.replay() if graph else function(*arguments)
 
-    def graph_handles(self, worker, calls):
+    def graph_handles(self, actor, calls):
         """Return what replays captured graphs without the interpreter, or None.
 
         These are the addresses of `int launch(graph, stream)` and `int synchronize(stream)`, which
-        return 0 or an error number, the worker's stream, and the graphs, int64 (calls,). None if a
+        return 0 or an error number, the actor's stream, and the graphs, int64 (calls,). None if a
         call is not captured, or if torch is too old to return a graph's address.
         """
         graphs = [self._graphs.get(key) for key, *_ in calls]
@@ -129,18 +129,18 @@ class Gpu:
             ctypes.cast(function, ctypes.c_void_p).value
             for function in (library.cuGraphLaunch, library.cuStreamSynchronize))
         addresses = np.array([graph.raw_cuda_graph_exec() for graph in graphs], np.int64)
-        return launch, synchronize, self.streams[worker].cuda_stream, addresses
+        return launch, synchronize, self.streams[actor].cuda_stream, addresses
 
-    def capture(self, worker, calls):
+    def capture(self, actor, calls):
         """Capture [(key, function, arguments), ...] as graphs, without running them.
 
-        worker: whose stream; None for the main one. Each function must have run once, so that its
+        actor: whose stream; None for the main one. Each function must have run once, so that its
         kernels are compiled. Raises RuntimeError for what a graph cannot hold, such as a wait.
         """
         from numba import cuda
 
         torch.cuda.synchronize(self.torch_device)
-        stream = self.main_stream if worker is None else self.streams[worker]
+        stream = self.main_stream if actor is None else self.streams[actor]
         pool = torch.cuda.graph_pool_handle()
         # numba frees no memory meanwhile, which would wait for the GPU
         with torch.cuda.stream(stream), cuda.defer_cleanup():
@@ -192,7 +192,7 @@ def _unlock(device, arrays):
         torch.cuda.cudart().cudaHostUnregister(arrays.pop().ctypes.data)
 
 
-def find_gpu(workers):
+def find_gpu(actors):
     """Return this process's GPU. Raises ConfigError if torch or numba has none."""
     setting, install = "train.device = cuda", "pip install -r requirements/cuda.txt"
     if not torch.cuda.is_available():
@@ -213,7 +213,7 @@ def find_gpu(workers):
     if importlib.util.find_spec("cupy") is None:
         raise ConfigError(f"{setting}: needs CuPy, which compiles kernels.cu. {install}, or "
                           "pip install cupy-cuda13x (cupy-cuda12x for CUDA 12).")
-    return Gpu(torch.device("cuda", data_parallel.connect().choose_gpu()), workers)
+    return Gpu(torch.device("cuda", data_parallel.connect().choose_gpu()), actors)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class GpuBuffers(engines.Buffers):
 
     def __init__(self, policy, vecenv, config, segments, first_agent):
         super().__init__(policy, vecenv, config, segments, first_agent)
-        self.gpu = find_gpu(vecenv.num_workers)
+        self.gpu = find_gpu(vecenv.num_actors)
         self.torch_device = self.gpu.torch_device
         self.heads = None if self.heads is None else self.heads.to(self.torch_device)
         self.envs_on_gpu = vecenv.device == self.torch_device
@@ -296,10 +296,10 @@ class GpuBuffers(engines.Buffers):
 
 
 class GpuEngine(engines.Engine):
-    """Roll out on a GPU, with a stream for each worker; capture CUDA graphs.
+    """Roll out on a GPU, with a stream for each actor; capture CUDA graphs.
 
     Rollouts and learning are captured. A subclass has `act`, a step of the network as in
-    engines.StepByStep, and may replace `act_on_row`, `values_of_cut` and `run_worker`.
+    engines.StepByStep, and may replace `act_on_row`, `values_of_cut` and `run_actor`.
     """
 
     num_learners = 1
@@ -309,9 +309,9 @@ class GpuEngine(engines.Engine):
         super().__init__(buffers)
         self.gpu = buffers.gpu
         self.at_once = buffers.steps_at_once()  # a GPU is faster with all of a minibatch
-        self.workers = engines.Workers(self.vecenv)
+        self.pool = engines.ThreadPool(self.vecenv)
         self.steps = engines.StepByStep(buffers, self.act, self._replay_step, self._bootstrap)
-        self.worker_of = {}  # buffer -> the worker that serves it
+        self.actor_of = {}  # buffer -> the actor that serves it
         self.functions = []  # of an epoch's learning, in their order
         self._called = set()  # of them, in this epoch
         self._ever_called = set()
@@ -326,39 +326,39 @@ class GpuEngine(engines.Engine):
         with self.gpu.main(), engines.torch_threads(1):
             self.capture_if_due()
             buffers.begin_rollout(number)
-            with engines.torch_threads(vecenv.threads_per_worker):
-                seconds = max(self.workers.run(self.run_worker, range(vecenv.num_workers)))
+            with engines.torch_threads(vecenv.threads_per_actor):
+                seconds = max(self.pool.run(self.run_actor, range(vecenv.num_actors)))
             if not buffers.envs_on_gpu:
                 for name in ("rewards", "terminals", "truncations"):
                     buffers.storage[name].copy_(buffers.host[name], non_blocking=True)
         return seconds
 
     @torch.no_grad()
-    def run_worker(self, worker):
-        """Run one worker's share of a rollout; return its seconds in environments."""
-        with self.gpu.worker(worker):
+    def run_actor(self, actor):
+        """Run one actor's share of a rollout; return its seconds in environments."""
+        with self.gpu.actor(actor):
             if not self.buffers.batched:
-                return self.steps.run(worker)
-            self.worker_of[0] = worker
-            for key, function, arguments in self.calls(worker, 0):
+                return self.steps.run(actor)
+            self.actor_of[0] = actor
+            for key, function, arguments in self.calls(actor, 0):
                 self.gpu.replay_or_call(key, function, *arguments)
             self.gpu.wait()
         return 0.0  # only a profile shows the environments' share
 
-    def calls(self, worker, buffer):
+    def calls(self, actor, buffer):
         """Return [(key, function, arguments)] of a buffer's rollout.
 
         These are its steps and its final values.
         """
         horizon = self.buffers.horizon
         if self.buffers.batched:
-            return [(("rollout", buffer, first), self._run_steps, (worker, first))
+            return [(("rollout", buffer, first), self._run_steps, (actor, first))
                     for first in range(0, horizon + 1, STEPS_A_GRAPH)]
-        steps = [(("step", buffer, t), self._run_step, (worker, buffer, t))
+        steps = [(("step", buffer, t), self._run_step, (actor, buffer, t))
                  for t in range(horizon + 1)]
-        return [*steps, (("final", buffer), self.write_final_values, (worker, buffer))]
+        return [*steps, (("final", buffer), self.write_final_values, (actor, buffer))]
 
-    def _run_steps(self, worker, first):
+    def _run_steps(self, actor, first):
         """Run STEPS_A_GRAPH steps of policy and environments on this GPU.
 
         The host does not know which agents are truncated, so if agents can be, the final values are
@@ -368,37 +368,37 @@ class GpuEngine(engines.Engine):
         for t in range(first, min(first + STEPS_A_GRAPH, buffers.horizon + 1)):
             if t > 0 and self.vecenv.truncates:
                 ends = (buffers.storage[name][t - 1] for name in ENDS)
-                self.values_of_cut(worker, slice(None), *ends, buffers.bootstraps[t - 1])
-            self._run_step(worker, 0, t)
+                self.values_of_cut(actor, slice(None), *ends, buffers.bootstraps[t - 1])
+            self._run_step(actor, 0, t)
             if t < buffers.horizon:
                 self.vecenv.launch(t)
 
-    def _replay_step(self, worker, buffer, t):
-        self.worker_of[buffer] = worker
-        self.gpu.replay_or_call(("step", buffer, t), self._run_step, worker, buffer, t)
+    def _replay_step(self, actor, buffer, t):
+        self.actor_of[buffer] = actor
+        self.gpu.replay_or_call(("step", buffer, t), self._run_step, actor, buffer, t)
         if not self.buffers.envs_on_gpu:
             self.gpu.wait()  # for the actions
 
-    def _run_step(self, worker, buffer, t):
+    def _run_step(self, actor, buffer, t):
         row = self.buffers.rows[buffer][t]
         for target, source in row["copied"]:
             target.copy_(source, non_blocking=True)
-        self.act_on_row(worker, buffer, t)
+        self.act_on_row(actor, buffer, t)
         for target, source in row["copied_back"]:
             target.copy_(source, non_blocking=True)
 
-    def act_on_row(self, worker, buffer, t):
+    def act_on_row(self, actor, buffer, t):
         """Write actions, logprobs and values of row t of a buffer."""
-        self.steps.act_on_row(worker, buffer, t)
+        self.steps.act_on_row(actor, buffer, t)
 
-    def _bootstrap(self, worker, buffer, t):
+    def _bootstrap(self, actor, buffer, t):
         agents, row = self.vecenv.ranges[buffer], self.buffers.rows[buffer][t]
         cut = row["truncations"] & ~row["terminals"]  # after a terminal nothing follows
         self.buffers.host_cut[agents] = torch.as_tensor(cut)
         self.buffers.host_cut_step[buffer] = t
-        self.gpu.replay_or_call(("final", buffer), self.write_final_values, worker, buffer)
+        self.gpu.replay_or_call(("final", buffer), self.write_final_values, actor, buffer)
 
-    def write_final_values(self, worker, buffer):
+    def write_final_values(self, actor, buffer):
         """Write V of all of a buffer's final observations to the bootstraps of a step.
 
         The host sets the step and which agents are cut off; for others it is 0. Shapes are fixed,
@@ -414,10 +414,10 @@ class GpuEngine(engines.Engine):
         cut.copy_(buffers.host_cut[agents], non_blocking=True)
         step.copy_(buffers.host_cut_step[place], non_blocking=True)
         values = arena["cut_values"][agents]
-        self.values_of_cut(worker, agents, cut, buffers.final_flags[0][agents], values)
+        self.values_of_cut(actor, agents, cut, buffers.final_flags[0][agents], values)
         buffers.bootstraps[:, agents].index_copy_(0, step, values.unsqueeze(0))
 
-    def values_of_cut(self, worker, agents, truncations, terminals, out):
+    def values_of_cut(self, actor, agents, truncations, terminals, out):
         """Write V of the final observations of agents, a slice, to `out` (n,).
 
         V is computed from the state of the last step; it is 0 for agents that are not cut off.
@@ -425,8 +425,8 @@ class GpuEngine(engines.Engine):
         buffers = self.buffers
         state = {name: tensor[:, agents] for name, tensor in buffers.state.items()}
         flags = (flag[agents] for flag in buffers.final_flags)
-        outputs, _ = self.act(worker, buffers.storage["final_observations"][agents],
-                              buffers.copy_state(worker, state), *flags)
+        outputs, _ = self.act(actor, buffers.storage["final_observations"][agents],
+                              buffers.copy_state(actor, state), *flags)
         # not a product with 0, because a NaN may be among the values
         out.copy_(outputs[:, -1]).masked_fill_(truncations <= terminals, 0.0)
 
@@ -478,8 +478,8 @@ class GpuEngine(engines.Engine):
             raise
 
     def _capture_rollout(self):
-        for buffer, worker in self.worker_of.items():
-            self.gpu.capture(worker, self.calls(worker, buffer))
+        for buffer, actor in self.actor_of.items():
+            self.gpu.capture(actor, self.calls(actor, buffer))
 
     def _check_capture(self, functions):
         """Raise what forbids the graphs of these functions."""
@@ -678,14 +678,14 @@ class PolicyStep:
 class Layers:
     """Run the default network without autograd, in buffers of the arena.
 
-        layers = Layers(policy, arena, "worker 0", steps=64, rows=16)     # before arena.allocate
+        layers = Layers(policy, arena, "actor 0", steps=64, rows=16)     # before arena.allocate
         layers.bind()                                                    # after
         chunk = layers.chunk(n)                              # the buffers of n <= rows segments
         layers.gather(chunk, observations, index, start)
         layers.forward(chunk, resets, valid, index, start, initial)      # -> chunk.outputs
         layers.backward(chunk, resets, valid, index, start, add=False)   # from chunk.grad_outputs
 
-    Each worker has one. With steps=0 it holds only what `step`, a rollout's step, needs.
+    Each actor has one. With steps=0 it holds only what `step`, a rollout's step, needs.
 
     precision: torch.bfloat16 for the products of encoder and layers and for activations, forward
     and backward, and for the decoder's weights in its input's gradient. Weights, states, the
@@ -957,8 +957,9 @@ class Fused(GpuEngine):
         buffers, rows = self.buffers, self.at_once // self.buffers.horizon
         self.chunks = [(start, min(rows, buffers.segments - start))
                        for start in range(0, buffers.segments, rows)]
-        self.actors = [Layers(self.policy, arena, f"actor {w}", steps=0, rows=buffers.max_agents,
-                              precision=self.precision) for w in range(self.vecenv.num_workers)]
+        self.actor_layers = [
+            Layers(self.policy, arena, f"actor {actor}", steps=0, rows=buffers.max_agents,
+                   precision=self.precision) for actor in range(self.vecenv.num_actors)]
         self.layers = Layers(self.policy, arena, "learner", steps=buffers.horizon,
                              rows=min(rows, buffers.segments), precision=self.precision)
 
@@ -970,7 +971,7 @@ class Fused(GpuEngine):
         observations = buffers.storage["observations"]
         self.observation_columns = buffers.as_columns(
             observations.view(buffers.horizon + 1, buffers.num_agents, -1))
-        for layers in (*self.actors, self.layers):
+        for layers in (*self.actor_layers, self.layers):
             layers.bind()
 
     def backward(self):
@@ -991,42 +992,42 @@ class Fused(GpuEngine):
 
     # -- acting
 
-    def run_worker(self, worker):
-        """Run one worker's share, without the interpreter where possible."""
-        with torch.no_grad(), self.gpu.worker(worker):
-            self.actors[worker].refresh()
-            buffers = range(worker, self.vecenv.num_buffers, self.vecenv.num_workers)
+    def run_actor(self, actor):
+        """Run one actor's share, without the interpreter where possible."""
+        with torch.no_grad(), self.gpu.actor(actor):
+            self.actor_layers[actor].refresh()
+            buffers = range(actor, self.vecenv.num_buffers, self.vecenv.num_actors)
             if self.vecenv.can_step_in_kernels and all(map(self.handles.get, buffers)):
                 return sum(map(self._replay_buffer, buffers))
-        return super().run_worker(worker)
+        return super().run_actor(actor)
 
-    def act(self, worker, observations, state, resets, valid):
+    def act(self, actor, observations, state, resets, valid):
         """Run one step of the network."""
-        outputs = self.actors[worker].step(observations, state["mingru"], resets, valid)
+        outputs = self.actor_layers[actor].step(observations, state["mingru"], resets, valid)
         return outputs, self.log_std
 
-    def act_on_row(self, worker, buffer, t):
+    def act_on_row(self, actor, buffer, t):
         """Act, and sample the actions in the same kernel if the network fits into one."""
-        actor, agents = self.actors[worker], self.vecenv.ranges[buffer]
+        layers, agents = self.actor_layers[actor], self.vecenv.ranges[buffer]
         row = self.buffers.rows[buffer][t]
-        if actor.step_kernel is None:
-            return super().act_on_row(worker, buffer, t)
+        if layers.step_kernel is None:
+            return super().act_on_row(actor, buffer, t)
         state = self.buffers.state["mingru"][:, agents]
         inputs = row["observations"], state, row["resets"], row["valid"]
         if t == self.buffers.horizon:
-            return row["values"].copy_(actor.step(*inputs, commit=False)[:, -1])
+            return row["values"].copy_(layers.step(*inputs, commit=False)[:, -1])
         arguments = {**self.buffers.sample_arguments(row, agents), "log_std": self.log_std}
-        return actor.step(*inputs, drawn=arguments)
+        return layers.step(*inputs, drawn=arguments)
 
-    def values_of_cut(self, worker, agents, truncations, terminals, out):
+    def values_of_cut(self, actor, agents, truncations, terminals, out):
         """Write V of the agents that are cut off, in one kernel if the network fits."""
-        actor = self.actors[worker]
-        if actor.step_kernel is None:
-            return super().values_of_cut(worker, agents, truncations, terminals, out)
+        layers = self.actor_layers[actor]
+        if layers.step_kernel is None:
+            return super().values_of_cut(actor, agents, truncations, terminals, out)
         observations = self.buffers.storage["final_observations"][agents]
         state = self.buffers.state["mingru"][:, agents]
         flags = (flag[agents] for flag in self.buffers.final_flags)
-        return actor.step(observations, state, *flags, commit=False,
+        return layers.step(observations, state, *flags, commit=False,
                           final=(truncations, terminals, out))
 
     def _replay_buffer(self, buffer):
@@ -1043,17 +1044,17 @@ class Fused(GpuEngine):
         return share * (clock() - begin)
 
     def _capture_rollout(self):
-        for buffer, worker in self.worker_of.items():  # not every environment truncates
-            with self.gpu.worker(worker):
-                self.write_final_values(worker, buffer)
+        for buffer, actor in self.actor_of.items():  # not every environment truncates
+            with self.gpu.actor(actor):
+                self.write_final_values(actor, buffer)
         super()._capture_rollout()
         if self.buffers.batched:
             return
-        for buffer, worker in self.worker_of.items():
+        for buffer, actor in self.actor_of.items():
             # Launched by handle: CUDAGraph.replay() also advances torch's random generator, which
             # this network does not use.
-            calls = self.calls(worker, buffer)
-            self.handles[buffer] = self.gpu.graph_handles(worker, calls)
+            calls = self.calls(actor, buffer)
+            self.handles[buffer] = self.gpu.graph_handles(actor, calls)
 
     def _drop_graphs(self):
         super()._drop_graphs()

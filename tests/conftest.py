@@ -49,7 +49,7 @@ def several_learners(monkeypatch):
 
     monkeypatch.setattr(engines, "MIN_FLOPS_FOR_LEARNER", 1)
     monkeypatch.setattr(compiled, "MIN_FLOPS_FOR_LEARNER", 1)
-    monkeypatch.setattr(engines, "MIN_FLOPS_FOR_WORKERS", 1)
+    monkeypatch.setattr(engines, "MIN_FLOPS_FOR_ACTORS", 1)
 
 
 def slow_but(cases, *fast):

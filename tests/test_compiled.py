@@ -45,7 +45,7 @@ def test_a_minibatch_is_few_calls():
         trainer = make_trainer(env="squared", num_envs=segments, num_threads=1, horizon=16, num_layers=1,
                                minibatch_size=minibatch, replay_ratio=4, log_interval=1e9)
         # to be counted
-        trainer.engine.workers.run = lambda function, numbers: [function(number) for number in numbers]
+        trainer.engine.pool.run = lambda function, numbers: [function(number) for number in numbers]
         run_epochs(trainer, 2)
         trainer.evaluate()
         calls = count_calls(trainer.train)
@@ -165,7 +165,7 @@ autograd_trainer = functools.partial(small_trainer, policy=NETWORKS["feed-forwar
     (functools.partial(small_trainer, backend="serial"), compiled, "_learn_cpu"),
     (autograd_trainer, engines.TorchPolicy, "add_gradients"), (autograd_trainer, engines.Buffers, "sample_arguments")])
 def test_threads_run_side_by_side(make, place, name, monkeypatch):
-    """Also if one worker steps all environments."""
+    """Also if one actor steps all environments."""
     trainer, function, both = make(), getattr(place, name), threading.Barrier(2, timeout=60)
     monkeypatch.setattr(place, name, lambda *arguments: (both.wait(), function(*arguments))[1])
     learn(trainer, 1)
@@ -271,14 +271,14 @@ def test_a_parametrization_needs_one_thread():
     assert not engines.is_thread_safe(policy)
 
 
-def test_no_worker_writes_after_a_rollout_that_was_left(monkeypatch):
+def test_no_actor_writes_after_a_rollout_that_was_left(monkeypatch):
     trainer, written = make_trainer(), []
 
-    def rollout(worker):
-        if worker == 0:
+    def rollout(actor):
+        if actor == 0:
             raise KeyboardInterrupt
         time.sleep(0.2)
-        written.append(worker)
+        written.append(actor)
 
     monkeypatch.setattr(trainer.engine, "_run_in_one_call", rollout)
     with pytest.raises(KeyboardInterrupt):
@@ -288,7 +288,7 @@ def test_no_worker_writes_after_a_rollout_that_was_left(monkeypatch):
 
 
 @pytest.mark.usefixtures("several_learners")
-def test_workers_act_side_by_side_with_the_results_of_one():
+def test_actors_act_side_by_side_with_the_results_of_one():
     results = []
     for threads in (1, 2):
         trainer = autograd_trainer(num_threads=threads)

@@ -74,10 +74,10 @@ class Recorder:
         assert array.ctypes.data % 4096 == 0, "shares a page with something else"
         self.pinned.append(array)
 
-    def main(self, *worker):
+    def main(self, *actor):
         return contextlib.nullcontext()
 
-    worker = main
+    actor = main
 
     def wait(self):
         assert self.capturing is None
@@ -89,7 +89,7 @@ class Recorder:
         else:
             function(*arguments)
 
-    def capture(self, worker, calls):
+    def capture(self, actor, calls):
         owners = [function.__self__ for _, function, _ in calls]
         buffers = getattr(owners[0], "buffers", owners[0])
         memory = [buffers.arena.memory,
@@ -109,7 +109,7 @@ class Recorder:
                 for tensor, old in zip(memory, before, strict=True):  # a capture runs nothing
                     tensor.copy_(old)
 
-    def graph_handles(self, worker, calls):
+    def graph_handles(self, actor, calls):
         """Return numbers for graphs, and functions that call back into Python."""
         graphs = [self.graphs.get(key) for key, *_ in calls]
         if not all(graphs):
@@ -117,7 +117,7 @@ class Recorder:
 
         def launch(number, stream):
             try:
-                assert stream == worker
+                assert stream == actor
                 self.replays += 1
                 graphs[number].replay()
             except BaseException:
@@ -127,10 +127,10 @@ class Recorder:
 
         functions = (ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 2)(launch),
                      ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)(
-                         lambda stream: int(stream != worker)))
+                         lambda stream: int(stream != actor)))
         self.kept.append(functions)
         addresses = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
-        return *addresses, worker, np.arange(len(graphs))
+        return *addresses, actor, np.arange(len(graphs))
 
     def drop_graphs(self):
         self.graphs.clear()
@@ -142,7 +142,7 @@ def install(monkeypatch, execute):
     """Put the recorder instead of a GPU; `execute` runs numba's drivers."""
     monkeypatch.setattr(arena, "SIMULATOR", True)
     monkeypatch.setattr(arena, "_launch", recorded(execute))
-    monkeypatch.setattr(fused, "find_gpu", lambda workers: Recorder())
+    monkeypatch.setattr(fused, "find_gpu", lambda actors: Recorder())
     cupy = cuda_on_a_cpu.install(monkeypatch)
     monkeypatch.setattr(cupy, "execute", recorded(cupy.execute))
 
@@ -380,7 +380,7 @@ class DriverError(Exception): ...  # numba's is no RuntimeError either
 @pytest.mark.parametrize("network", [Waits, Counts, None])
 def test_what_cannot_be_captured_runs_without_graphs(device, network, capsys, monkeypatch):
     """Try a wait, a graph that differs, and an error of the driver."""
-    def capture(worker, calls):
+    def capture(actor, calls):
         raise DriverError
 
     trainer = make_trainer(network=network or "mingru", cudagraphs=2)
@@ -618,7 +618,7 @@ class InOrder(TorchDispatchMode):
 
 
 class Streams(Recorder):
-    main, worker, wait = fused.Gpu.main, fused.Gpu.worker, staticmethod(fused.Gpu.wait)
+    main, actor, wait = fused.Gpu.main, fused.Gpu.actor, staticmethod(fused.Gpu.wait)
 
     def __init__(self):
         super().__init__()
@@ -637,7 +637,7 @@ def test_streams_wait_for_each_other(device, place, monkeypatch):
                         "stream": entered, "device": nothing,
                         "nvtx": types.SimpleNamespace(range=nothing)}.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(fused, "find_gpu", lambda workers: Streams())
+    monkeypatch.setattr(fused, "find_gpu", lambda actors: Streams())
     trainer = make_trainer(**PLACES[place], cudagraphs=-1)
     run_kernel = sys.modules["cupy"].execute
     monkeypatch.setattr(sys.modules["cupy"], "execute",
@@ -679,7 +679,7 @@ def test_torch_has_its_precision_back_after_a_run(monkeypatch):
     chosen = torch.backends.cuda.matmul
     for before in (True, False):
         chosen.allow_tf32 = before
-        gpu = fused.Gpu(torch.device("cuda", 0), workers=1)
+        gpu = fused.Gpu(torch.device("cuda", 0), actors=1)
         assert chosen.allow_tf32
         gpu.release()
         assert chosen.allow_tf32 == before

@@ -160,8 +160,8 @@ class Reference:
         vecenv, wait, horizon = self.trainer.vecenv, self.trainer.vecenv.wait, self.trainer.horizon
         self.finals = {t: torch.zeros_like(self.trainer.storage["final_observations"]) for t in range(horizon)}
 
-        def watch(worker=0):
-            if (ready := wait(worker)) is not None and ready[1] > 0:
+        def watch(actor=0):
+            if (ready := wait(actor)) is not None and ready[1] > 0:
                 agents, final = vecenv.ranges[ready[0]], self.trainer.storage["final_observations"]
                 self.finals[ready[1] - 1][agents] = final[agents]
             return ready

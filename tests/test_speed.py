@@ -116,4 +116,4 @@ def test_workers_are_found_for_a_slow_environment(capsys):
     assert " ".join(options) in last
     args = pufferl.load_config(name, last.split(name)[1].split())
     with pufferl.load_env(name, args) as vecenv:
-        assert vecenv.num_processes == best["num_workers"]
+        assert vecenv.num_workers == best["num_workers"]

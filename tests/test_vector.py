@@ -36,9 +36,9 @@ class Threads(vector.Emulated):
     threads = None
 
     def _start(self):
-        self.threads, self.futures = ThreadPoolExecutor(self.num_processes), {}
+        self.threads, self.futures = ThreadPoolExecutor(self.num_workers), {}
         self.envs = [workers.Envs(*cloudpickle.loads(self.envs_of(worker)))
-                     for worker in range(self.num_processes)]
+                     for worker in range(self.num_workers)]
         for worker, envs in enumerate(self.envs):
             envs.bind(workers.step_rows(vars(self.storage)), self.agents_of(worker).start)
 

@@ -8,7 +8,7 @@
 
 profile prints tables and writes a trace for https://ui.perfetto.dev (nothing leaves the browser) or
 chrome://tracing: one row a thread, with torch's operations, the kernels of kernels.py by their
-names, and the engine's parts: `act`, a step of the network, and `learn`, a worker's share of a
+names, and the engine's parts: `act`, a step of the network, and `learn`, a learner's share of a
 minibatch. A rollout that is one call otherwise is traced step by step.
 
 autotune times the trainer's rollout, the policy included, because the gain is in stepping some
