@@ -194,7 +194,7 @@ def wants_normalising(facts):
     if largest > 1e6:
         return True, "observations have no bounds"
     return True, (f"by its bounds an observation may be {largest:.3g}" if largest > 2
-                  else f"some move within {smallest:.2g}")
+                  else f"the smallest range is {smallest:.2g}")
 
 
 def why_squash(space):

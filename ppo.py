@@ -1,17 +1,17 @@
-"""Train by PPO: the whole algorithm on one page, in its order. Read this first.
+"""Train by PPO: the whole algorithm in one file, in its order. Read this first.
 
     python ppo.py breakout                                     # a C environment: a folder of ocean/
     python ppo.py cartpole --total-timesteps 4_000_000
     python ppo.py gym/Acrobot-v1 --num-envs 32 --minibatch-size 512 --norm-obs --norm-reward
     tensorboard --logdir runs
 
-To change it, copy it into the same folder under another name and edit the copy. It runs on one core
-of a CPU. Given the same settings, pufferl.py with the default network computes the same, but on
-many cores, GPUs and machines: tests/test_ppo.py checks that both take equal actions. (Continuous
-ones are clipped here, as with `--policy.squash none`.) The defaults here are this file's own:
-config/ is not read. Only the environments (vector.py) and the random draws (kernels.sample for
-actions, kernels.draw_segments) come from other files; the trainer uses the same ones, so it draws
-the same numbers.
+To change it, copy it into the same folder under another name and edit the copy. Its network runs on
+one core of a CPU. Given the same settings, pufferl.py with the default network gives the same
+results on many cores, GPUs and machines: tests/test_ppo.py checks that both take equal actions.
+(Continuous actions are clipped here, as with `--policy.squash none`.) The defaults here are this
+file's own: config/ is not read. Only the environments (vector.py) and the random draws
+(kernels.sample for actions, kernels.draw_segments) come from other files; the trainer uses the same
+ones, so it draws the same numbers.
 
 Everything is time-major: T steps (the horizon) of N agents are arrays (T, N, ...). An agent's T
 steps are a segment. Minibatches are made of whole segments, so that a network with memory sees time
@@ -52,7 +52,7 @@ class Args:
     num_envs: int = 1024
     """Environments that run side by side; if they are in Python, 8 to 64 are enough."""
     horizon: int = 64
-    """Steps of one rollout; an agent's steps in it are one segment."""
+    """Steps per agent in a rollout (num_steps in CleanRL); these are one segment."""
     minibatch_size: int = 4096
     """Agent steps in one gradient step, a multiple of the horizon."""
     replay_ratio: float = 1.0
@@ -78,7 +78,7 @@ class Args:
     vtrace_c_clip: float = 1.0
     """V-trace's c-bar: upper bound of the weights by which later TD errors propagate back."""
     prio_alpha: float = 0.1
-    """Exponent of prioritized sampling, p ~ (sum of |advantage|)^alpha; 0 samples uniformly."""
+    """Exponent of prioritized sampling, p ∝ (sum of |advantage|)^alpha; 0 samples uniformly."""
     prio_beta0: float = 0.2
     """Initial exponent of the importance weights that correct for it; annealed to 1."""
     clip_coef: float = 0.2
@@ -99,8 +99,8 @@ class Args:
     None leaves the rate to the cosine."""
     norm_obs: bool = False
     """Subtract the mean of all observations so far and divide by their standard deviation. The
-    rollouts that begin before step min(1024, total_timesteps / 20), and the first one, update
-    these statistics and not the network."""
+    first rollout, and those that begin before step min(1024, total_timesteps / 20), update only
+    these statistics."""
     norm_reward: bool = False
     """Divide rewards by the standard deviation of recent discounted returns. If the mean value
     target is then outside ±10, the network learns values without the excess (value_offset)."""
@@ -228,11 +228,11 @@ def rollout(args, envs, storage, policy, state, epoch):
     return data
 
 
-def advantage(args, storage, rewards, mean, values, bootstraps, ratios):
+def advantage(args, storage, rewards, offset, values, bootstraps, ratios):
     """Return advantages (T, N) by GAE with V-trace's clipped weights.
 
-    Schulman et al. 2016, Espeholt et al. 2018. `mean` is the value_offset, which values and
-    bootstraps lack; it is taken from the rewards to match.
+    Schulman et al. 2016, Espeholt et al. 2018. values and bootstraps exclude `offset`
+    (value_offset); rewards are reduced to match.
     """
     advantages, next_advantage = torch.zeros_like(ratios), torch.zeros_like(ratios[0])
     next_value = values[-1]
@@ -243,7 +243,7 @@ def advantage(args, storage, rewards, mean, values, bootstraps, ratios):
         valid, not_done = storage.valid[t] != 0, 1.0 - done[t]
         rho, c = ratios[t].clamp(max=args.vtrace_rho_clip), ratios[t].clamp(max=args.vtrace_c_clip)
         has_future_value = not_done * has_next_value + done[t] - terminal[t]
-        centered_reward = rewards[t] - mean * (1 - args.gamma * has_future_value)
+        centered_reward = rewards[t] - offset * (1 - args.gamma * has_future_value)
         target = centered_reward + args.gamma * (not_done * next_value + bootstraps[t])
         delta = rho * (target - values[t])
         current_advantage = delta + args.gamma * args.gae_lambda * c * not_done * next_advantage
@@ -286,7 +286,7 @@ def ppo_loss(args, policy, y, v, batch, weights):
     log_ratio = torch.where(valid, logprob - batch.logprobs, 0.0).clamp(-20, 20)
     ratio = log_ratio.exp()
     advantages = batch.advantages[valid]
-    std = advantages.std(correction=0)  # of the value errors too: returns - batch.values
+    std = advantages.std(correction=0)  # also that of returns - batch.values
     a = batch.advantages - advantages.mean()
     a = weights * a / (std.clamp(min=args.min_advantage_std) + 1e-8)
     pg = torch.maximum(-a * ratio, -a * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef))
@@ -339,8 +339,8 @@ def muon(args, policy, momenta, learning_rate):
 def value_offset(mean):
     """Return mean - clip(mean, -10, 10), which the network's values leave out.
 
-    mean: of the value targets, in standard deviations of the return. It is the shift of PopArt
-    (van Hasselt et al. 2016).
+    mean: of the value targets, in standard deviations of the return. PopArt has such a shift (van
+    Hasselt et al. 2016).
     """
     return (mean - mean.clamp(-10, 10)).float()
 
@@ -348,7 +348,7 @@ def value_offset(mean):
 # -- Learning from a rollout, and the run ----------------------------------------------------------
 
 
-def learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, progress,
+def learn(args, storage, data, rewards, offset, policy, momenta, count, epoch, progress,
           learning_rate):
     """Update `count` times on minibatches of segments; return the losses' means."""
     T, N = data.logprobs.shape
@@ -358,10 +358,10 @@ def learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, pro
     beta = args.prio_beta0 + (1 - args.prio_beta0) * progress
     means, steps = {}, 0
     for minibatch in range(count):
-        # Each minibatch computes all advantages again, with the newest values and ratios. (Those of
-        # the last minibatch's segments would be enough.) Segments of larger |advantage| are drawn
-        # more often (prioritized replay, Schaul et al. 2016).
-        advantages = advantage(args, storage, rewards, mean, data.values, data.bootstraps, ratios)
+        # Each minibatch computes all advantages again, with the newest values and ratios. (Only
+        # those of the last minibatch's segments have changed.) Segments of larger |advantage| are
+        # drawn more often (prioritized replay, Schaul et al. 2016).
+        advantages = advantage(args, storage, rewards, offset, data.values, data.bootstraps, ratios)
         priorities = (advantages.abs() * valid).double().sum(0) ** args.prio_alpha + 1e-6
         priorities = torch.where(valid.any(0), priorities, 0.0)
         # Stratified sampling: one segment from each of M equal parts of the cumulated
@@ -396,8 +396,8 @@ def train(args, envs, policy=None):
         raise SystemExit(f"--minibatch-size {args.minibatch_size}: take a multiple of --horizon "
                          f"{T}, {T * N} at most.")
     if hasattr(getattr(envs.driver_env, "env_single_observation_space", None), "spaces"):
-        raise SystemExit("observations of several fields need an encoder for each: write one here, "
-                         "or use pufferl.py.")
+        raise SystemExit("Dict and Tuple observations need an encoder for each field: add them "
+                         "here, or use pufferl.py.")
     storage = SimpleNamespace(**{name: None if array is None else torch.from_numpy(array)
                                  for name, array in vars(envs.allocate(T)).items()})
     size = math.prod(envs.observation_shape)
@@ -408,13 +408,13 @@ def train(args, envs, policy=None):
     momenta = [torch.zeros_like(weight) for weight in policy.parameters()]
     state = torch.zeros(len(policy.layers), N, policy.encoder.out_features)
     observation_stats, return_stats, target_stats = Moments(size), Moments(), Moments()
-    returns, mean = torch.zeros(N, dtype=torch.float64), 0.0
+    returns, offset = torch.zeros(N, dtype=torch.float64), 0.0
     updates_owed, rate_factor, losses = 0.0, 1.0, {}
     for epoch in range(-(-args.total_timesteps // (T * N))):
         data = rollout(args, envs, storage, policy, state, epoch)
         state, valid, rewards = data.following, storage.valid[:T] != 0, storage.rewards
         if args.norm_reward:
-            # Older returns count less, because an earlier policy earned them.
+            # Forget over 25 / (1 - gamma) steps of an agent: earlier policies earned those.
             for moments in (return_stats, target_stats):
                 moments.count *= math.exp(-T * (1 - args.gamma) / 25)
                 moments.squares *= math.exp(-T * (1 - args.gamma) / 25)
@@ -423,12 +423,12 @@ def train(args, envs, policy=None):
                 returns = torch.where(valid[t], args.gamma * returns + rewards[t], returns)
                 return_stats.add(returns[valid[t]])
             rewards = rewards * return_stats.scale
-            mean = value_offset(target_stats.mean * return_stats.scale)
-            value_targets = advantage(args, storage, rewards, mean, data.values, data.bootstraps,
-                                      torch.ones(T, N)) + data.values[:T] + mean
+            offset = value_offset(target_stats.mean * return_stats.scale)
+            value_targets = advantage(args, storage, rewards, offset, data.values, data.bootstraps,
+                                      torch.ones(T, N)) + data.values[:T] + offset
             # in the environment's units
             target_stats.add(value_targets[valid].double() / return_stats.scale.double())
-            mean = value_offset(target_stats.mean * return_stats.scale)
+            offset = value_offset(target_stats.mean * return_stats.scale)
         is_warmup = (observation_stats.count == 0
                             or epoch * T * N < min(1024, args.total_timesteps / 20))
         if not (args.norm_obs and is_warmup):
@@ -446,8 +446,8 @@ def train(args, envs, policy=None):
             rate_factor = max(0.1, rate_factor * min(1.2, max(0.5, step)))
             # Rates above 4 * learning_rate make the policy unlearn rare decisive steps.
             rate_factor = min(10.0, 4.0 / schedule, rate_factor)
-        losses = learn(args, storage, data, rewards, mean, policy, momenta, count, epoch, progress,
-                       args.learning_rate * rate_factor * schedule)
+        losses = learn(args, storage, data, rewards, offset, policy, momenta, count, epoch,
+                       progress, args.learning_rate * rate_factor * schedule)
         if args.norm_obs:
             observation_stats.add(storage.observations[:T].flatten(2)[valid])
             policy.shift, policy.scale = observation_stats.mean.float(), observation_stats.scale

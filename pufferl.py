@@ -16,8 +16,8 @@
 
 An epoch is one `evaluate` (a rollout of `horizon` steps of all agents) and one `train` (advantages,
 then minibatches of prioritized segments). The steps of the algorithm are in `PuffeRL.train`, its
-formulas (advantage, loss, sampling) in kernels.py; ppo.py is the same algorithm on one page, which
-this file does not use. Networks are in models.py, environments in vector.py, settings in
+formulas (advantage, loss, sampling) in kernels.py; ppo.py is the same algorithm in one file, which
+this one does not import. Networks are in models.py, environments in vector.py, settings in
 configuration.py and config/*.ini. An engine runs the network in rollout and learning: engines.py
 any network, fast/compiled.py the default network on a CPU, fast/fused.py on a GPU.
 """
@@ -111,19 +111,20 @@ class PuffeRL:
     (the environment's name), "data_dir" (None: no files), "run_id" and "settings" (all sections,
     which are saved with the run). vecenv (or env): from make or load_env, or one PufferEnv. policy:
     a module that maps observations to (logits, value), see models.py. logger: an object with the
-    methods of loggers.NoLogger. Settings may be keywords; batch_size then sets the horizon:
+    methods of loggers.NoLogger. Without config, settings are keywords, and batch_size sets the
+    horizon:
 
         PuffeRL(vecenv, policy, logger=logger, learning_rate=0.01,
                 batch_size=128 * vecenv.num_agents)
 
-    Attributes: engine runs the network forward and backward; buffers holds the rollout's and the
-    minibatch's tensors; arena is the one memory block behind all tensors; ranks are the processes
-    that train together.
+    Attributes: engine runs the network forward and backward; buffers holds the tensors of the
+    rollout and the minibatch (not those of vector.py); arena is the one memory block behind all
+    tensors; ranks are the processes that train together.
 
     Properties: global_step, epoch, total_epochs, sps, uptime, and learning_rate, which overrides
     the schedule if you assign it. Under torchrun every rank makes a trainer with its own
-    environments and calls the same methods. batch_size, steps, losses and statistics are those of
-    all ranks, num_agents and storage those of this rank (docs/scale.md). Raises ConfigError if the
+    environments and calls the same methods. batch_size, global_step, losses and statistics are of
+    all ranks, num_agents and storage of this rank (docs/scale.md). Raises ConfigError if the
     settings cannot work.
     """
 
@@ -233,13 +234,14 @@ class PuffeRL:
         """Detect frozen parameters, replaced modules or methods, and loaded weights.
 
         If the network is no longer what fast/ implements, the engine for any network replaces the
-        fast one. Raises RuntimeError if a parameter was added after the trainer was made.
+        fast one. Raises RuntimeError if a parameter is no longer the one in the arena.
         """
         frozen = []
         for name, parameter in self.policy.named_parameters():
             if parameter.data_ptr() != self._addresses.get(name):
-                raise RuntimeError(f"{name}: was added after the trainer was made and would not be "
-                                   "trained. Change the network first, then make a PuffeRL.")
+                raise RuntimeError(f"{name}: was added, replaced or moved after the trainer was "
+                                   "made, and would not be trained. Change the network first, then "
+                                   "make a PuffeRL.")
             if not parameter.requires_grad:
                 frozen.append(f"policy.{name}")
         if frozen != self._frozen:
@@ -288,10 +290,11 @@ class PuffeRL:
     def train(self):
         """Update the network on replay_ratio · batch_size steps of the last rollout.
 
-        Returns means over the valid steps of these minibatches: policy_loss, value_loss, entropy,
-        approx_kl, clipfrac, explained_variance, old_approx_kl, importance, grad_norm,
-        learning_rate. Logs and saves when due. Raises FloatingPointError if a gradient is not
-        finite; minibatches from that gradient on change nothing.
+        Returns the losses, those of the last update if there is none: policy_loss, value_loss,
+        entropy, approx_kl, clipfrac, explained_variance, old_approx_kl and importance of the valid
+        steps of these minibatches, the mean grad_norm, the learning_rate. Logs and saves when due.
+        Raises FloatingPointError if a gradient is not finite; minibatches from that gradient on
+        change nothing.
         """
         if not self._has_rollout:
             raise RuntimeError("train(): there is no new rollout. Call evaluate() before each "
@@ -381,8 +384,8 @@ class PuffeRL:
     def _update_value_offset(self):
         """Update the offset of the values; recompute the advantages if it changed.
 
-        Within ± RewardScale.FAR deviations of the return a mean value target has the offset 0; the
-        offset is the part of the mean beyond that.
+        offset = m - clip(m, ± RewardScale.FAR), in deviations of the return; m is the mean value
+        target.
         """
         scale, buffers = self.reward_scale, self.buffers
         if scale.factor > 0:  # an infinite reward makes the factor 0; _read_sums reports the reward
@@ -507,7 +510,7 @@ class PuffeRL:
         self.epoch += 1
         self.global_step += self.batch_size
         self._has_rollout = False
-        # The entry of this epoch leaves the last one only the episodes at the end of the run.
+        # Log here, too, so that the final entry has only the episodes at the end of the run.
         before_last = self.total_epochs - max(3, self.total_epochs // 20)
         log_due = (clock() - self._last_log[0] >= c["log_interval"]
                    or self.epoch in (1, before_last, self.total_epochs))
@@ -568,12 +571,12 @@ class PuffeRL:
 
     @property
     def environment(self):
-        """Return means over the episodes since the last log entry, or of that entry."""
+        """Return episode means since the last log entry, those of the entry if none ended."""
         return self.statistics.environment
 
     @property
     def storage(self):
-        """Return the rollout's arrays, {name: (T or T + 1, N, ...)}."""
+        """Return the rollout's arrays by name, those of Vector.new_storage."""
         return self.buffers.storage
 
     @property
@@ -586,7 +589,8 @@ class PuffeRL:
     def _count_outside(self):
         """Return how many observations in a sample are outside of the declared space.
 
-        The sample changes with each log entry. With train.norm_obs, twice the bounds are allowed.
+        The sample changes with each log entry. With train.norm_obs, a bound b is
+        widened by max(1, |b|).
         """
         T, N, size = self.horizon, self.num_agents, math.prod(self._layout.shape)
         strides = max(1, T // 4), min(N, max(1, 4 * N * size // diagnostics.SAMPLE))
@@ -1113,7 +1117,7 @@ def measure(env_name, args, vecenv, facts):
     steps = (trainer.epoch - 1) * trainer.batch_size
     spent = {stage: (seconds - before[stage]) / steps
              for stage, seconds in trainer.statistics.seconds.items()}
-    vec, count = args["vec"], 1 if facts.native else max(1, getattr(vecenv, "num_processes", 1))
+    vec, count = args["vec"], vecenv.num_workers
     is_chosen = vec["backend"] != "auto" or vec["num_workers"] or vec["batch_size"]
     gain = spent["environment"] * vecenv.num_agents * (1 - 1 / count)
     is_serial_faster = count > 1 and not is_chosen and gain < MESSAGE_SECONDS
@@ -1191,7 +1195,7 @@ def make_trainer(env_name, args):
 def describe(trainer, args):
     """Yield lines that describe a run: sizes, network, engine, choices of "auto"."""
     vecenv = trainer.vecenv
-    count = getattr(vecenv, "num_processes", 1)
+    count = vecenv.num_workers
     others = f" and {count} processes of environments" if count > 1 else ""
     folder = f"run folder {trainer.run_folder}" if trainer.run_folder else "nothing is written"
     yield (f"{trainer.env_name}: {plural(trainer.batch_size // trainer.horizon, 'agent')} × "

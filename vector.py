@@ -123,6 +123,7 @@ class Vector(contextlib.AbstractContextManager):
             action: heads, or the size of a Box), has_action_masks
         num_actors: threads that call `wait`, each with its number from 0; threads_per_actor: cores
             of each; num_threads: of all
+        num_workers [1]: processes that step environments in Python
         driver_env [itself]: what policies read the spaces, obs_dtype and
             env_single_observation_space from
         storage [None until `allocate`]: the arrays of `new_storage`
@@ -162,6 +163,7 @@ class Vector(contextlib.AbstractContextManager):
     device = None
     has_valid = True
     closed = in_graphs = can_step_in_kernels = False
+    num_workers = 1
     _driver = None
     _arrays = None  # stepped into in place of `storage`; see write_to
     _watched_since = 0.0

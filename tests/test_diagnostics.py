@@ -318,7 +318,7 @@ def test_diagnose_a_finished_run(tmp_path, capsys):
         text, page = capsys.readouterr().out, (run / "diagnosis.html").read_text()
         assert str(run / "diagnosis.html") in text and "entropy" in page
         assert sentences and all(sentence in text and sentence in page for _, sentence in sentences)
-        assert "0.95" in text and "total_timesteps" in text  # what solves it, and settings other than shipped
+        assert "0.95" in text and "total_timesteps" in text  # what solves it, and changed settings
     (run / "config.json").write_text("{}")
     for arguments in ([], [str(tmp_path / "none")], [str(run.parent)], [str(run)]):
         with pytest.raises(SystemExit):

@@ -123,7 +123,7 @@ def test_an_environment_that_holds_its_own_copies(capsys):
     results = evaluate(COPIES, "--eval.episodes", "400", "--vec.num-envs", "1",
                        "--env.num-envs", "4", *SERIAL)
     assert 3 < results["episode_length"].mean < 5 and results["episode_length"].max <= 7
-    episodes, steps = re.search(r"(\d+) episodes, (\d+) steps", capsys.readouterr().out).groups()
+    episodes, steps = re.search(r"(\d+) episodes, (\d+) vector steps", capsys.readouterr().out).groups()
     assert episodes == "400" and 400 < int(steps) < 700, "100 of each"
 
 

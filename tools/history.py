@@ -174,7 +174,7 @@ def join_settings(settings):
 
 def table(data_dir, env_name=None):
     """Print a line for each run."""
-    rows = [("run", "age", "state", "steps", "score", "seconds", "other than shipped")]
+    rows = [("run", "age", "state", "steps", "score", "seconds", "changed settings")]
     for run in list_runs(data_dir, env_name):
         other = changes(run.saved)
         rows.append((run.folder.name, duration(run.age), run.state, f"{run.last.get('step', 0):,}",
@@ -267,7 +267,7 @@ def diagnose(run):
     if least is not None and value < least:
         rising = "; it was still rising, so more steps may do" if warnings.score_rises() else ""
         print(f"not solved: {metric or 'score'} {figure(value)}, {figure(least)} counts as solved"
-              f"{rising}; settings other than shipped: {join_settings(other) or 'none'}")
+              f"{rising}; changed settings: {join_settings(other) or 'none'}")
 
 
 def draw(name, entries, reported, random_play=None):

@@ -265,13 +265,13 @@ def evaluate(env_name, args):
                     "are meant to be that long.")
             counter.play(play, vecenv.log)
             show(f"{counter.num_finished * episodes // counter.quotas.sum():,} of {episodes:,} "
-                 f"episodes, {play.step:,} steps of all environments")
+                 f"episodes, {play.step:,} vector steps")
     results = counter.statistics()
     for name, value in results.items():
         print(f"{name:20} mean {figure_with_error(value.mean, value.error, 10)}   min "
               f"{value.min:.3f}   max {value.max:.3f}")
     each = f" of {counter.agents} agents" if counter.agents > 1 and not is_vector else ""
-    print(f"{episodes} episodes{each}, {play.step} steps of all environments, "
+    print(f"{episodes} episodes{each}, {play.step} vector steps, "
           f"{describe_policy(args)}")
     return results
 
@@ -527,7 +527,7 @@ def show_in_terminal(view, console=None, steps=None):
 
     console = console or Console()
     if not console.is_terminal:
-        raise ConfigError("eval.terminal: the output is not a terminal; --eval.video writes a file.")
+        raise ConfigError("eval.terminal: this output is no terminal; --eval.video writes a file.")
     due = time.perf_counter()
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True,
                                                       auto_refresh=False) as live:
