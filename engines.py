@@ -112,14 +112,14 @@ def unmarked_classes(policy):
     """
     names = set()
     for _, module, functions, hooks, _ in inspect_modules(policy):
-        is_marked = getattr(module, "thread_safe", False)
-        replaced = [name for name in functions if not is_marked or hasattr(type(module), name)]
+        replaced = [name for name in functions if hasattr(type(module), name)]
         if (replaced or hooks or isinstance(module, NOT_THREAD_SAFE)
                 or getattr(module, "dropout", 0) or nn.utils.parametrize.is_parametrized(module)):
             return None
         place = type(module).__module__
         is_known = place in ("models", "fast.pictures") or place.startswith("torch.nn.")
-        if not is_known and not is_marked:
+        is_marked = getattr(module, "thread_safe", False)
+        if not is_marked and (functions or not is_known):  # a function as attribute may be any
             names.add(type(module).__name__)
     return sorted(names)
 

@@ -329,7 +329,7 @@ class FileCreator(Creator):
 class FamilyCreator(Creator):
     """Make FAMILY/NAME by a function or class of FAMILIES.
 
-    For packages without ids.     Raises ConfigError for a missing package.
+    For packages without ids. Raises ConfigError for a missing package.
     """
 
     def __init__(self, name):

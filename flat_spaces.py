@@ -230,7 +230,9 @@ def nativize_dtype(env):
                 for name, (field, start, *_) in dtype.fields.items()}
 
     env = getattr(env, "driver_env", env)
-    return nest(getattr(env, "obs_dtype", env), 0)
+    space = getattr(env, "single_observation_space", None)  # of an environment in C
+    dtype = env if space is None else np.dtype((space.dtype, space.shape))
+    return nest(getattr(env, "obs_dtype", dtype), 0)
 
 
 def nativize_tensor(observations, native_dtype):

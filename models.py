@@ -634,7 +634,7 @@ class Separate(nn.Module):
         super().__init__()
         if wants_encoding(env):
             raise NetworkError(
-                "policy.name = Separate: reads plain numbers, not "
+                "policy.name = separate: reads plain numbers, not "
                 f"{env.env_single_observation_space}. Use policy.name auto.")
         size = math.prod(env.single_observation_space.shape)
         self.actor, self.critic = (nn.Sequential(
@@ -786,7 +786,7 @@ class Impala(MultiInputPolicy):
                          image_encoder=lambda space: _residual_encoder(space, channels))
         if not any(kind == "image" for *_, kind in self.leaves):
             raise NetworkError(
-                "policy.name = Impala: there is no image (docs/environments.md) in "
+                "policy.name = impala: there is no image (docs/environments.md) in "
                 f"{env.single_observation_space}. Use policy.name auto.")
 
 
@@ -841,7 +841,7 @@ class Board(nn.Module):
         heads = flat_spaces.FlatAction(env.single_action_space).heads
         if len(shape) != 3 or len(heads) != 1:
             raise NetworkError(
-                "policy.name = Board: reads planes (planes, H, W) and has one Discrete "
+                "policy.name = board: reads planes (planes, H, W) and has one Discrete "
                 f"action, not {shape} and {env.single_action_space}. Use policy.name "
                 "default.")
         planes, cells = shape[0], shape[1] * shape[2]
@@ -891,14 +891,14 @@ def _scale(space):
 
 
 def inner_policy(policy):
-    """Return the network inside a wrapper (its attribute `policy`), or the network.
+    """Return the network inside all wrappers (their attribute `policy`), or the network.
 
     If the attribute is a layer of torch, such as nn.Sequential, it is a part of the network.
     """
     inner = getattr(policy, "policy", None)
     is_wrapper = (isinstance(inner, nn.Module)
                   and not type(inner).__module__.startswith("torch."))
-    return inner if is_wrapper else policy
+    return inner_policy(inner) if is_wrapper else policy
 
 
 def summarize(policy):

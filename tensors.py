@@ -186,6 +186,8 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
     def reset_into(self, view, seed=None):
         """Begin new episodes in all environments."""
         super().reset_into(view, seed)
+        for results in (view.rewards, view.terminals, view.truncations):
+            results.zero_()
         view.resets[:], view.valid[:] = 1, 1
 
     @torch.no_grad()

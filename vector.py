@@ -164,10 +164,10 @@ class Vector(contextlib.AbstractContextManager):
     has_valid = True
     closed = in_graphs = can_step_in_kernels = False
     num_workers = 1
+    _is_new = False  # no step since `allocate`
     _driver = None
     _arrays = None  # stepped into in place of `storage`; see write_to
     _watched_since = 0.0
-    _next_seed = None  # of the first reset of a script
     _received = ()  # the buffers of the last `recv`
 
     @contextlib.contextmanager
@@ -247,10 +247,12 @@ class Vector(contextlib.AbstractContextManager):
         self._bind()
         self.restart(self.seed)
         self.begin()
+        self._is_new = True
         return self.storage
 
     def begin(self):
         """Begin a rollout: the last row becomes the first, and t is 0."""
+        self._is_new = False
         arrays = self._arrays or vars(self.storage)
         for name in POLICY_INPUTS:
             if arrays[name] is not None:
@@ -278,13 +280,13 @@ class Vector(contextlib.AbstractContextManager):
     def reset(self, seed=None):
         """Begin new episodes; return (observations (N, *shape), infos).
 
-        The first call of environments in Python uses the vector's seed. Later calls without one
-        continue the random numbers.
+        The first call uses the vector's seed, later calls without one continue the random numbers.
         """
         if self.storage is None or len(self.storage.actions) != 1:
             self.allocate(1)
-        self.restart(self._next_seed if seed is None else seed)
-        self._next_seed, self._received = None, ()
+        if seed is not None or not self._is_new:
+            self.restart(seed)
+        self._received = ()
         self.begin()
         return self.storage.observations[0], []
 
@@ -398,6 +400,7 @@ class Native(Vector):
 
     # 2,048 agents fit into a core's caches, and to step them takes much longer than to call C.
     AGENTS_PER_BUFFER = 2048
+    STEP_NANOSECONDS = 50  # of an agent; decides whether an actor's threads are worth starting
     first_env = 0
 
     def __init__(self, env, num_envs, *, num_buffers=None, num_threads=None, seed=0,
@@ -457,7 +460,8 @@ class Native(Vector):
         """Step a buffer's environments with row t's actions, without the GIL."""
         t, storage, agents = self._t[buffer], self.storage, self.ranges[buffer]
         first, last = self.env_ranges[buffer]
-        run(self._step, last - first, 1, first, self._step_rows[t])
+        cost = self.STEP_NANOSECONDS * self.num_agents // self.num_envs
+        run(self._step, last - first, cost, first, self._step_rows[t])
         np.bitwise_or(storage.terminals[t, agents], storage.truncations[t, agents],
                       out=storage.resets[t + 1, agents])
         self._t[buffer] = t + 1
@@ -676,7 +680,7 @@ class Emulated(Vector):
         creators = self._creators[first : first + self._creators_each]
         try:
             return cloudpickle.dumps((creators, emulation.signature(self._driver), first,
-                                      self.seed))
+                                      self.seed, emulation.copies(self._driver)))
         except (TypeError, pickle.PicklingError) as error:
             raise ConfigError(f"{self.name} cannot be sent to another process ({error}). Give a "
                               "creator that can be pickled, or use backend serial.") from error
@@ -693,7 +697,6 @@ class Emulated(Vector):
         self._start()
         for name, value in self._attributes.items():
             self._ask(name, value, None)
-        self._next_seed = self.seed
 
     def restart(self, seed=None):
         """Begin new episodes, seeded if given; observations go to row T."""
@@ -877,7 +880,8 @@ class Serial(Emulated):
     def _start(self):
         if self._envs is None:
             creators = [(self._driver, (), {}), *self._creators[1:]]
-            self._envs = workers.Envs(creators, emulation.signature(self._driver), seed=self.seed)
+            self._envs = workers.Envs(creators, emulation.signature(self._driver), seed=self.seed,
+                                      copies=emulation.copies(self._driver))
         self._envs.bind(workers.step_rows(vars(self.storage)))
 
     def _send(self, worker, command, argument):

@@ -61,24 +61,23 @@ class Envs:
     """Some environments in this process, in a part of a rollout's arrays.
 
     creators: (creator, args, kwargs) of each. expected: the signature of the whole vector's first
-    environment; another one here raises EnvError. first_env: the number of the first one here.
-    Environment i gets seed + i. A vector environment of Gymnasium counts as several.
+    environment; an environment here with another signature raises EnvError. first_env: the number
+    of the first creator. copies: environments that each creator makes, more than one if that is a
+    vector environment of Gymnasium. Environment i gets seed + i.
     """
 
     stepper = None  # of plain Gymnasium environments; others are stepped one by one
 
-    def __init__(self, creators, expected, first_env=0, seed=0):
-        self.envs = []
+    def __init__(self, creators, expected, first_env=0, seed=0, copies=1):
+        self.envs, self.copies = [], copies
         for i, (creator, args, kwargs) in enumerate(creators, first_env):
-            copies = emulation.copies(self.envs[0]) if self.envs else 1
             self.envs.append(emulation.create(creator, args, kwargs, seed + i * copies))
             signature = emulation.signature(self.envs[-1])
             if signature != expected:
                 spaces = "has the observation space {}, the action space {} and {} agents"
                 raise EnvError(f"environment {i} {spaces.format(*signature)}, but environment 0 "
                                f"{spaces.format(*expected)}. Make all of them the same.")
-        self.copies = emulation.copies(self.envs[0])
-        self.numbers = [self.copies * i for i in range(first_env, first_env + len(creators))]
+        self.numbers = [copies * i for i in range(first_env, first_env + len(creators))]
         self.sizes = [emulation.slots(env) for env in self.envs]
 
     def bind(self, rows, first_agent=0):

@@ -233,6 +233,7 @@ def hook(policy):
 LEARNERS = [  # (network, change, settings, how many learn, the classes that would have to be thread_safe)
     (NETWORKS["feed-forward"], None, {}, 2, []),
     (Custom, None, {}, 1, ["Custom"]),
+    (Custom, lambda policy: setattr(policy, "activation", torch.tanh), {}, 1, ["Custom"]),
     (Custom, hook, {}, 1, []),
     (Safe, None, {}, 2, []),
     (Safe, hook, {}, 1, []),
@@ -242,7 +243,7 @@ LEARNERS = [  # (network, change, settings, how many learn, the classes that wou
     (NETWORKS["feed-forward"], lambda policy: hook(policy.encoder[0]), {}, 1, []),
     (NETWORKS["feed-forward"], lambda policy: next(policy.parameters()).register_hook(lambda grad: grad), {}, 1, []),
     (NETWORKS["feed-forward"], lambda policy: policy.encoder.requires_grad_(False), {}, 2, []),
-    (NETWORKS["feed-forward"], lambda policy: setattr(policy, "initial_state", lambda agents: {}), {}, 1, []),
+    (NETWORKS["feed-forward"], lambda policy: setattr(policy, "initial_state", lambda agents: {}), {}, 1, ["FeedForward"]),
     (NETWORKS["feed-forward"], lambda policy: setattr(policy, "decode_actions", policy.decode_actions), {}, 1, []),
     (NETWORKS["feed-forward"], lambda policy: setattr(policy, "noise", nn.RReLU()), {}, 1, []),
 ]

@@ -279,9 +279,9 @@ def test_the_template_for_environments_in_c():
     observations, rewards, terminals = results
     actions = np.zeros(8, np.int32)
     theirs = CySquared(observations, actions, rewards, terminals, 8, 7)
-    for _ in range(2):  # as ours, when it is made
-        theirs.reset()
+    theirs.reset()
     with vector.make("squared", num_envs=8, distance=3) as ours:
+        assert pufferlib.pytorch.nativize_dtype(ours)[:2] == (torch.uint8, (7, 7))
         assert (ours.reset()[0].reshape(8, -1) == observations).all()
         for _ in range(30):
             actions[:] = ours.action_space.sample()
@@ -385,9 +385,13 @@ class BatchPolicy(models.FeedForward):
         return self.forward_eval(observations, state)
 
 
+def normalized(env, hidden_size):
+    return models.Normalized(env, models.FeedForward(env, hidden_size))
+
+
 @pytest.mark.parametrize(("name", "kind", "recurrent"), [
     ("squared", LookupPolicy, False), ("squared", LookupPolicy, True),
-    ("spaces", BatchPolicy, False)])
+    ("spaces", BatchPolicy, False), ("squared", normalized, False)])
 def test_a_policy_of_the_tutorial_learns(name, kind, recurrent):
     vecenv = pufferlib.make(name, num_envs=16)
     policy = kind(vecenv.driver_env, 16)
@@ -396,7 +400,7 @@ def test_a_policy_of_the_tutorial_learns(name, kind, recurrent):
     run_epochs(trainer)
     trainer.close()
     assert trainer.config["use_rnn"] is recurrent
-    assert kind is LookupPolicy or trainer.policy.takes_batches
+    assert kind is not BatchPolicy or trainer.policy.takes_batches
 
 
 def test_the_advantage_in_their_layout():

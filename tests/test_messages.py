@@ -258,7 +258,7 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
     ("log_std_init", NetworkError, "no models.Decoder of continuous actions",
      train("--policy.log-std-init=-1")),
     ("policy.squash", NetworkError, "the actions are not a Box", train("--policy.squash=tanh")),
-    ("Impala", NetworkError, "Use policy.name auto", lambda: models.Impala(faults.environment())),
+    ("impala", NetworkError, "Use policy.name auto", lambda: models.Impala(faults.environment())),
 ]
 
 # -- Emulation, vector, workers, tensors, environments

@@ -273,9 +273,9 @@ def test_what_is_larger_than_a_grid_is_a_picture(side, is_picture):
 
 
 @pytest.mark.parametrize(("make", "word"), [
-    (lambda: models.Separate(declares(spaces.Dict({"a": DISCRETE}))), "Separate"),
-    (lambda: models.Board(environment()), "Board"), (lambda: models.Impala(environment()), "Impala"),
-    (lambda: models.Board(declares(spaces.Box(0, 1, (3, 6, 7), np.uint8), BOX)), "Board"),
+    (lambda: models.Separate(declares(spaces.Dict({"a": DISCRETE}))), "separate"),
+    (lambda: models.Board(environment()), "board"), (lambda: models.Impala(environment()), "impala"),
+    (lambda: models.Board(declares(spaces.Box(0, 1, (3, 6, 7), np.uint8), BOX)), "board"),
     (lambda: models.Normalized(declares(spaces.Dict({"a": DISCRETE})), None), "norm_obs")])
 def test_spaces_that_a_network_cannot_read_are_named(make, word):
     with pytest.raises(NetworkError, match=word):

@@ -108,11 +108,12 @@ def test_c_environments_are_the_same_in_python_backends():
 
 
 def test_a_vector_environment_counts_as_its_copies():
-    def pair():
+    def pair(seed):
+        seeds.append(seed)
         return gymnasium.vector.SyncVectorEnv(
             [lambda: Walk(limit=4)] * 2, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
 
-    single = vector.make(Walk, 4, Serial, env_kwargs={"limit": 4})
+    seeds, single = [], vector.make(Walk, 4, Serial, env_kwargs={"limit": 4})
     for options in ({"backend": Serial}, {"backend": Multiprocessing, "num_workers": 2}):
         with vector.make(pair, 2, **options) as vecenv:
             assert vecenv.num_envs == vecenv.num_agents == 4
@@ -125,6 +126,8 @@ def test_a_vector_environment_counts_as_its_copies():
                 np.testing.assert_array_equal(vecenv.render(i), single.render(i))
                 log = single.log(i)
                 assert vecenv.log(i) == pytest.approx(log) and log["n"] == 1
+    workers.Envs([(pair, (), {})], *cloudpickle.loads(vecenv.envs_of(1))[1:])
+    assert seeds[-1] == 2, "those before have 0 and 1"
 
 
 @pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
