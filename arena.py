@@ -45,9 +45,9 @@ cell = njit(inline="always", error_model="numpy")
 def cached_njit(**options):
     """Return an njit decorator without the GIL that caches in __pycache__.
 
-    An edit of one of FILES invalidates the cache. A function that calls another contains it
-    (`forceinline`): a copy outside differs in the last bit, and whether that runs would depend on
-    what the cache has.
+    An edit of one of FILES invalidates the cache. A function contains those that it calls
+    (`forceinline`): compiled apart, they round differently in the last bit, and the cache would
+    decide which of the two runs.
     """
     def decorate(function):
         compile_cached = njit(nogil=True, cache=True, error_model="numpy", forceinline=True,

@@ -38,7 +38,7 @@ LONGEST_HORIZON = {True: 64, False: 256}  # steps; True here and below: discrete
 BATCH = 2048  # steps of an epoch, for environments in Python and a short run
 UPDATES = 4000  # gradient steps per run, from which the size of minibatches follows
 PASSES = {True: 4, False: 8}  # the largest replay ratio
-FEW_STEPS = 4e6  # a run learns from about this many steps, repeats included
+LEARNT_STEPS = 4e6  # a run learns from about this many steps, repeats included
 FREE_SECONDS = 60  # time per run for learning that more passes may always take
 KL = {True: 0.01, False: 0.02}  # change of the policy per epoch, if target_kl is auto
 
@@ -67,7 +67,7 @@ def choose_copies(maker, env, vec, steps):
             with environments.sample(maker, env) as probe:
                 agents = emulation.slots(probe)
                 if not getattr(probe, "gives_tensors", False):  # one object of tensors holds many
-                    # Few agents give long rollouts. Above a thousand epochs there are more.
+                    # Few agents give long rollouts. Runs of over a thousand epochs take more.
                     is_discrete = not isinstance(probe.single_action_space, gymnasium.spaces.Box)
                     fewest = BATCH // LONGEST_HORIZON[is_discrete]
                     most = fewest * power_of_two(steps / (1000 * BATCH), 1, 64 // fewest)
@@ -82,7 +82,7 @@ def plural(count, noun):
 
 
 def power_of_two(x, low, high):
-    """Return the largest power of two up to x, within low and high."""
+    """Return the largest power of two up to x, or low or high if that is outside."""
     return int(min(high, max(low, 2 ** math.floor(math.log2(max(x, 1))))))
 
 
@@ -95,7 +95,7 @@ def decide(train, facts):
     """Return {setting: (value, reason)} of the settings that are "auto".
 
     train: the train section, a dict. The values fit the settings that are given, which stay. The
-    reason is None if one of these decides.
+    reason is None if a given setting decides.
     """
     chosen, c = {}, dict(train)
 
@@ -147,7 +147,7 @@ def choose_horizon(train, facts):
 
 def choose_replay_ratio(facts):
     """Return (replay_ratio, reason): more for few steps, or if learning is cheap."""
-    few = FEW_STEPS / facts.steps
+    few = LEARNT_STEPS / facts.steps
     if facts.learn_seconds is None:
         most = max(few, 2 if facts.native else 4)
         reason = "environments in C" if facts.native else "environments in Python"

@@ -587,7 +587,8 @@ def read_options(argv):
 def saved_entries(base, env_name):
     """Yield the entries of the run or the shipped policy that a base setting names.
 
-    These are of the environment and the network, for resume of all sections.
+    For load_model_path and baseline these are of the sections env, policy and rnn, for resume also
+    of vec, train and base.
     """
     name, ini = find_config(env_name)
     resume, sections = base["resume"], ["env", "policy", "rnn"]
@@ -911,7 +912,7 @@ def identify(name):
 
 
 def find_run(path, data_dir, name, pattern=None):
-    """Return the folder of a run: `path`, or of the last one for latest and best.
+    """Return the folder of the last run for latest and best, else `path` as it is.
 
     The last one was started or resumed last, and has a file that fits the pattern (default: a
     model's). Starts are counted (`turn`), because a clock may jump and a copy has another time.
@@ -934,7 +935,7 @@ def find_run(path, data_dir, name, pattern=None):
 
 
 def find_model(path, data_dir, name):
-    """Return a model file: `path`, the newest in it, of latest or of best."""
+    """Return a model file. path: it, a run's folder (the newest), "latest" or "best"."""
     pattern = MODELS.get(path, MODELS["latest"])
     path = find_run(path, data_dir, name)
     return max(path.glob(pattern), default=path / pattern) if path.is_dir() else path

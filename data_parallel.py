@@ -136,7 +136,7 @@ class Ranks:
         """Return values[rank] of rank 0's list."""
         return self._exchange(dist.scatter_object_list, [values[0]], values)[0]
 
-    def share(self, value):
+    def broadcast_object(self, value):
         """Return rank 0's value."""
         return self._exchange(dist.broadcast_object_list, [value])[0]
 
@@ -153,7 +153,7 @@ class Ranks:
                 result = function()
             except (Exception, SystemExit) as problem:
                 error = problem
-        info, result = self.share((error and (type(error), error.args), result))
+        info, result = self.broadcast_object((error and (type(error), error.args), result))
         if info is not None:
             if self.rank > 0:
                 error = info[0](*info[1])  # attributes may not pickle
@@ -164,8 +164,8 @@ class Ranks:
     def join(self, trainer, agents):
         """Give all ranks rank 0's weights, and each its own random numbers.
 
-        Rank 0 prints which settings are per rank. Raises RankError if settings differ. Called
-        before the rollout's arrays are made.
+        agents: of each rank. Rank 0 prints which settings are per rank. Raises RankError if
+        settings differ. Called before the rollout's arrays are made.
         """
         vecenv = trainer.vecenv
         c = {key: getattr(value, "__qualname__", str(type(value))) if callable(value) else value
@@ -194,8 +194,8 @@ class Ranks:
     def end_epoch(self, trainer, sums, log_due):
         """Return (loss statistics of all ranks, whether rank 0's clock says to log).
 
-        Checks that the weights are equal, and gives a network's buffers rank 0's values, as torch's
-        DistributedDataParallel does.
+        Checks now and then that the weights are equal, and gives a network's buffers rank 0's
+        values, as torch's DistributedDataParallel does.
         """
         sums = self.sum(np.append(sums, float(log_due and self.rank == 0)))
         for buffer in trainer.policy.buffers():

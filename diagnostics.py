@@ -33,8 +33,8 @@ def vital(observations, rewards, valid, terminals, truncations, actions=None, bo
           choices=False):
     """Return the health metrics of one rollout.
 
-    observations: (T or T + 1, N, ...); the others (T, N), numpy arrays. actions: (T, N, A), used
-    with their bounds (flat_spaces.action_bounds). Of observations and actions the first AGENTS
+    observations, valid: (T or T + 1, N, ...); the others (T, N), numpy arrays. actions: (T, N, A),
+    used with their bounds (flat_spaces.action_bounds). Of observations and actions the first AGENTS
     suffice. choices: whether observations contain indices, whose size has no meaning.
     """
     T, size = len(rewards), max(1, observations[0, 0].size)
@@ -67,11 +67,12 @@ def vital(observations, rewards, valid, terminals, truncations, actions=None, bo
 
 
 def find_nan(weights, valid, rollout, update):
-    """Return (how early, description) of the first number that is not finite.
+    """Return (order, description) of the first number that is not finite.
 
-    The order is inf if there is none. Weights come first, then the rollout's tensors (T or T + 1,
-    N, ...) step by step, where `valid` (T + 1, N) is True, because others are never used, then the
-    update's. rollout, update: (name, tensor or None, cause), in the order of a step.
+    (inf, a sentence about the gradient's norm) if there is none. Weights come first, then the
+    rollout's tensors (T or T + 1, N, ...) step by step, where `valid` (T + 1, N) is True, because
+    others are never used, then the update's. rollout, update: (name, tensor or None, cause), in the
+    order of a step.
     """
     if not weights.isfinite().all():
         return -1, "weights not finite (after too large an update, or written from outside)"
@@ -153,11 +154,11 @@ class Warnings:
         last = self.values(name)[-count:]
         return len(last) == count and all(map(condition, last))
 
-    def score_moved(self):
+    def returns_moved(self):
         """Return whether the returns change by more than chance, or are too few.
 
-        Either the means of three entries differ by more than at the end, or the last from the
-        first.
+        They do if the means of three entries span more than four standard deviations of the last
+        quarter, or if that quarter's mean is far from the first of them.
         """
         returns = np.array(self.values("environment/episode_return"))
         if len(returns) < 2 * PATIENCE:
@@ -168,7 +169,7 @@ class Warnings:
         rise = abs(np.mean(last) - smooth[0])
         return bool(rise > 2 * chance / 3**0.5 + small or np.ptp(smooth) > 4 * chance + small)
 
-    def score_rises(self):
+    def returns_rise(self):
         """Return whether the last returns are better on average than as many before."""
         returns = self.values("environment/episode_return")[-2 * PATIENCE :]
         return (len(returns) == 2 * PATIENCE
@@ -192,7 +193,7 @@ class Warnings:
                 return total / episodes if is_uniform else None
         return None
 
-    def chance_of_mean(self, count):
+    def standard_error(self, count):
         """Return the standard error of the mean of the last `count` returns."""
         return float(np.std(self.values("environment/episode_return")[-count:])) / count**0.5
 
@@ -202,7 +203,7 @@ class Warnings:
         level = self.random_play
         if level is None or len(last) < 2 * PATIENCE:
             return None
-        limit = level - 3 * self.chance_of_mean(2 * PATIENCE) - 0.02 * abs(level)
+        limit = level - 3 * self.standard_error(2 * PATIENCE) - 0.02 * abs(level)
         return level if np.mean(last) < limit else None
 
     @property
@@ -238,7 +239,7 @@ class Warnings:
         """Warn of a KL over 0.1 in half of the last entries, unless the score rises."""
         last = self.values("losses/approx_kl")[-2 * PATIENCE :]
         is_high = len(last) == 2 * PATIENCE and sum(kl > 0.1 for kl in last) > PATIENCE
-        if is_high and not self.score_rises():
+        if is_high and not self.returns_rise():
             return ("Updates are too large: approx_kl is over 0.1 again and again (now "
                     f"{last[-1]:.2g}, usual is 0.01). Try a smaller --train.learning-rate, or "
                     "--train.learning-rate auto.")
@@ -247,7 +248,7 @@ class Warnings:
         """Warn of a policy that has settled while the score did not change."""
         entropies = self.values("losses/entropy")
         if (len(entropies) > PATIENCE and entropies[0] > 0 and self.progress > BEGUN
-                and not self.score_moved()
+                and not self.returns_moved()
                 and self.lasting("losses/entropy", lambda entropy: entropy < 0.05 * entropies[0])):
             return (f"The policy has stopped trying: its entropy fell from {entropies[0]:.2g} to "
                     f"{entropies[-1]:.2g} while the score stayed. Try a larger "
@@ -262,7 +263,7 @@ class Warnings:
                 or not np.ptp(returns)):
             return None
         smooth = np.convolve(returns, np.ones(2 * PATIENCE) / (2 * PATIENCE), "valid")
-        limit = level + 3 * self.chance_of_mean(2 * PATIENCE) + 0.02 * abs(level)
+        limit = level + 3 * self.standard_error(2 * PATIENCE) + 0.02 * abs(level)
         if max(smooth[-2 * PATIENCE :]) < limit and self.lasting(
                 "losses/entropy", lambda entropy: entropy < 0.5 * entropies[0], 2 * PATIENCE):
             larger = 5 * self.settings.get("ent_coef", 0.01) or 0.05
@@ -271,7 +272,7 @@ class Warnings:
                     f"{larger:.2g}, a smaller --train.gamma, or rewards on the way "
                     "(docs/recipes.md).")
 
-    def find_loss(self, name):
+    def find_setback(self, name):
         """Return (first, best, last) of values that rose and fell back, else None."""
         values = np.array(self.values(name))
         if len(values) < 2 * PATIENCE:
@@ -286,9 +287,10 @@ class Warnings:
 
     def warn_score_lost(self):
         """Warn of returns, and a score if there is one, that rose and fell back."""
-        loss = self.find_loss("environment/episode_return") if self.progress > 0.5 else None
-        if loss and (not self.values("environment/score") or self.find_loss("environment/score")):
-            first, best, last = loss
+        setback = self.find_setback("environment/episode_return") if self.progress > 0.5 else None
+        has_score = bool(self.values("environment/score"))
+        if setback and (not has_score or self.find_setback("environment/score")):
+            first, best, last = setback
             return (f"What was learned is lost: the mean return rose from {first:.4g} to "
                     f"{best:.4g} and is {last:.4g} now. If the task did not become harder "
                     "meanwhile, steps were too large: try a smaller --train.learning-rate. The "
@@ -379,7 +381,7 @@ class Warnings:
     def warn_observations_constant(self):
         """Warn of constant observations, unless the policy learns, as in a bandit."""
         if (self.lasting("vital/observation_constant", lambda share: share == 1)
-                and not self.score_moved()):
+                and not self.returns_moved()):
             return ("The observations never change: no number in them differs between agents or "
                     "steps. Does the environment write them in each step?")
 
@@ -430,7 +432,7 @@ class Warnings:
         ended, cut = (sum(self.values(f"vital/{name}")) for name in ("terminated", "truncated"))
         lengths = self.values("environment/episode_length")
         is_alike = len(lengths) > PATIENCE and max(lengths) - min(lengths) < 1e-6 * max(lengths)
-        if cut > 20 and not ended and is_alike and self.progress > 0.5 and not self.score_moved():
+        if cut > 20 and not ended and is_alike and self.progress > 0.5 and not self.returns_moved():
             return (f"Every episode is cut off at step {lengths[-1]:,.0f}, none ends by itself, "
                     "and the score does not move. If there is a goal, it was never "
                     "reached: try a larger --train.ent-coef, more steps, or rewards on the way "

@@ -10,8 +10,9 @@
 
 workers.py steps a process's GymnasiumPufferEnvs together, by `SyncStepper`, and other environments
 by three methods: `views(rows, first)` takes the environment's part of one row of the rollout's
-arrays; `reset_into(view, seed)` and `step_into(view)` read the actions there and write everything
-else. Episodes restart by themselves. Both return a list of dicts, one for each episode that ended.
+arrays, with zeros as results; `reset_into(view, seed)` and `step_into(view)` read the actions there
+and write the rest except resets. Episodes restart by themselves. Both return a list of infos, of
+the episodes that ended or, by a PufferEnv, its own.
 flat_spaces.py converts the spaces.
 """
 
@@ -47,9 +48,9 @@ class Checked:
 
     Attributes: env; returned_space, of the observations that `reset` and `step` return, None for
     those that are not checked; returned_shape, () or (num_envs,), of rewards and flags; to_array,
-    which makes a numpy array of one of them. A method that reads a later result has it in a local
-    variable `returned`: after an error `explain` looks for it in the frames of the traceback, and
-    checks it.
+    which converts a returned observation, reward or flag to numpy. A method that reads a later
+    result has it in a local variable `returned`: after an error `explain` looks for it in the
+    frames of the traceback, and checks it.
     """
 
     returned_space, returned_shape = None, ()
@@ -423,7 +424,7 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
                 bool(terminated), bool(truncated), info)
 
 
-def note_moments(env):
+def warn_of_moments(env):
     """Warn of a wrapper whose running moments are lost when the run ends."""
     advice = {"NormalizeObservation": "--train.norm-obs True (models.Normalized around a network)",
               "NormalizeReward": "--train.norm-reward True"}
@@ -584,7 +585,7 @@ class GymnasiumVectorPufferEnv(Wrapper):
     """
 
     def __init__(self, env, reward_scale=1.0):
-        note_moments(env)
+        warn_of_moments(env)
         self.env, self.reward_scale = env, reward_scale
         self.num_agents = self.copies = env.num_envs
         self.mode = autoreset_mode(env)

@@ -130,10 +130,10 @@ def is_thread_safe(policy):
 
 
 def flops(policy, rows):
-    """Return the FLOPs of a forward pass of `rows` rows.
+    """Return the FLOPs of a forward pass of `rows` rows, two for each weight.
 
-    A network that uses a weight more than once a row, as a convolution does, has the attribute
-    `operations`: its FLOPs a row.
+    A network that uses a weight more than once a row, as a convolution does, may say so by an
+    attribute `operations`, its FLOPs a row; models.Board does.
     """
     operations = getattr(policy, "operations", None)
     return rows * (operations if isinstance(operations, int | float) else
@@ -299,7 +299,10 @@ class Buffers:
                 "masks": row["action_masks"], "squash": self.squash, "samples": row["samples"]}
 
     def copy_state(self, actor, state, index=None):
-        """Copy the recurrent state of all agents, or of `index`, to an actor's scratch."""
+        """Copy the recurrent state of all agents, or of `index`, to an actor's scratch.
+
+        Returns {name: (layers, n, size)}.
+        """
         copies = {}
         for name, tensor in state.items():
             tensor = tensor if index is None else tensor.index_select(1, index)
@@ -309,8 +312,8 @@ class Buffers:
     def loss(self, outputs, grad, start, sums, log_std=None, grad_log_std=None):
         """Write the loss's gradient with respect to the outputs (span, n, A + 1).
 
-        These are of the minibatch's segments index[start : start + n]. Their new values and ratios
-        are written, their statistics added to `sums`.
+        outputs: of the n segments index[start : start + n]. Writes the new values and ratios of
+        these segments, and adds their statistics to `sums`.
         """
         columns = self.columns
         kernels.ppo_loss(
@@ -460,7 +463,7 @@ class TorchPolicy:
 
     @property
     def has_batch_norm(self):
-        """Return whether a layer normalises by the moments of its batch."""
+        """Return whether a layer normalises by moments, in training or with running ones."""
         return any(isinstance(module, nn.modules.batchnorm._NormBase)
                    for module in self.policy.modules())
 
@@ -472,7 +475,7 @@ class TorchPolicy:
     def act(self, actor, observations, state, resets, valid):
         """Run one step; return outputs (n, A + 1) and log_std.
 
-        The tensors in `state` are updated in place.
+        The tensors in `state` are updated in place; state["fields"] are rollout_fields.
         """
         view = {**state, "resets": resets, "valid": valid}
         # Threads share autocast's cache: one could get a weight that another's CUDA stream is
@@ -664,7 +667,7 @@ class Engine:
         return function
 
     def refresh(self):
-        """Follow weights that were loaded or replaced: they are read at each use."""
+        """Take over loaded or replaced weights: nothing to do, they are read at each use."""
 
     def release(self):
         """Stop the threads."""
@@ -695,13 +698,14 @@ class Autograd(Engine):
             and flops(policy, vecenv.agents_per_batch) >= MIN_FLOPS_FOR_ACTORS)
         if self.is_threaded or self.num_learners > 1:
             self.pool = ThreadPool(vecenv, self.num_learners)
-        self.steps = StepByStep(buffers, self.network.act)
+        self.loop = StepByStep(buffers, self.network.act)
 
     def _find_tiles(self):
         """Return products.Tiles, through which linear maps go, or None for torch's.
 
-        A network with other matrices, or larger ones, has it only on one thread: torch's threads
-        spin on the cores that fast/tile.c's threads need.
+        If a matrix is not of nn.Linear, LSTM or GRU, or has more than products.LARGEST numbers,
+        Tiles are for runs of one thread only: torch's threads spin on the cores that fast/tile.c's
+        threads need.
         """
         if self.precision != torch.float32 or self.config["compile"] or products.find_problem():
             return None
@@ -715,17 +719,17 @@ class Autograd(Engine):
     # -- learners
 
     def _is_undivided(self):
-        """Return whether the network must see a minibatch as a whole.
+        """Return whether the network sees a minibatch as a whole by default.
 
-        It must with train.loss, or a layer that takes moments of its batch.
+        It does with train.loss, or with a layer that normalises by moments.
         """
         return self.network.extra_loss is not None or self.network.has_batch_norm
 
     def _count_learners(self):
         """Return how many threads learn, each from its share of a minibatch.
 
-        One learns with torch.compile, with a network that is not `thread_safe`, and with
-        train.max_minibatch_size, which bounds memory.
+        One learns with torch.compile, with a network that is not `thread_safe`, with
+        train.max_minibatch_size, which bounds memory, and if a minibatch is not divided.
         """
         config = self.config
         if self._is_undivided() or config["compile"] or config["max_minibatch_size"]:
@@ -738,8 +742,8 @@ class Autograd(Engine):
     def _set_learners(self, count):
         """Set how many threads learn, and how many steps each takes at once.
 
-        These are train.max_minibatch_size, or without it equal parts of a learner's share that fit
-        a cache, or all of a minibatch that is not divided.
+        at_once: train.max_minibatch_size if set, else the whole minibatch if it is not divided,
+        else equal parts of a learner's share that fit a cache.
         """
         self.num_learners, buffers = count, self.buffers
         if self.config["max_minibatch_size"] or self._is_undivided():
@@ -769,7 +773,7 @@ class Autograd(Engine):
         """Roll out all agents for `horizon` steps; return the seconds in environments.
 
         Each actor goes through `StepByStep.run`. number: of the rollout, from 0. The seconds are
-        the most of an actor, and include waits for environments.
+        the largest of the actors', or their sum if one thread runs all; they include waits.
         """
         vecenv, actors = self.vecenv, range(self.vecenv.num_actors)
         self.is_threaded = self.is_threaded and is_thread_safe(self.policy)
@@ -779,11 +783,11 @@ class Autograd(Engine):
                 return max(self.pool.run(self._run_in_thread, actors))
             count = self._count_torch_threads(vecenv.agents_per_batch)
             with threads(vecenv.num_threads), torch_threads(count):
-                return sum(map(self.steps.run, actors))
+                return sum(map(self.loop.run, actors))
 
     def _run_in_thread(self, actor):
         with torch_threads(1):
-            return self.steps.run(actor)
+            return self.loop.run(actor)
 
     def _count_torch_threads(self, rows):
         """Return torch's threads within an operation of a pass of `rows` rows.

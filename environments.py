@@ -155,20 +155,19 @@ class GymnasiumCreator:
 
     @property
     def has_vector(self):
-        """Tell whether its package has a vector environment, as ALE's has."""
+        """Return whether the package has a vector environment, as ALE's has."""
         return self._spec().vector_entry_point is not None
 
     @property
     def prefers_vector(self):
-        """Tell whether that one is the default.
+        """Return whether the package's vector environment is the default.
 
-        It is for ALE, whose does the preprocessing too, and for CartPole, whose gives the same
-        episodes.
+        It is for ALE (it preprocesses, too) and for CartPole (the episodes are the same).
         """
         return self.id.startswith("ALE/") or self.id in ("CartPole-v0", "CartPole-v1")
 
     def vector(self, num_envs, num_threads=None, reward_scale=1.0, **kwargs):
-        """Make that vector environment with the same settings."""
+        """Make the package's vector environment, with the settings of `__call__`."""
         self._spec()
         if self.id.startswith("ALE/"):
             if kwargs.pop("sound_obs", False):
@@ -221,7 +220,7 @@ class Creator:
 
     @property
     def takes_copies(self):
-        """Tell whether it is called once for each environment, or makes num_envs of them."""
+        """Return whether one call makes one environment, not as many as its num_envs says."""
         return "num_envs" not in self.settings
 
     @property
@@ -379,7 +378,7 @@ class OceanPufferEnv(PufferEnv):
     def of(cls, name):
         """Return the class of an environment in C: of("breakout")(num_envs=64).
 
-        A subclass may change its steps. vector.make steps the class itself in C, as its name.
+        vector.make steps this class in C, as it does the name; a subclass steps in Python.
         """
 
         def __init__(self, num_envs=1, *, buf=None, seed=0, **settings):
@@ -467,7 +466,8 @@ def with_settings(env, env_kwargs, settings, keywords):
 def settings_of(env):
     """Return the names of the settings that an environment is made with.
 
-    env: also a list, of which the first counts. None: it takes any, or checks them itself.
+    env: also a list, of which the first counts. Returns None if any keyword is accepted, or if the
+    names are unknown.
     """
     env = next(iter(env), None) if isinstance(env, (list, tuple)) else env
     if isinstance(env, ocean.Library) or hasattr(env, "picture_settings"):  # a creator's

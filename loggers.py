@@ -185,7 +185,7 @@ class WandbLogger(NoLogger):
 def make_logger(args, folder, first_step=0):
     """Return the loggers of the base section as one.
 
-    folder: the run's, whose name ends in the run's id; None: no files. Raises ConfigError.
+    folder: the run's; None: no files. Raises ConfigError.
     """
     loggers, name = LoggerList(), folder and Path(folder).name
     if args["wandb"]:
@@ -201,7 +201,7 @@ def make_logger(args, folder, first_step=0):
 
 
 def warn(text):
-    """Print to the error stream what is lost; return True."""
+    """Print to stderr what is lost, and that training continues; return True."""
     processes.say(f"{text}. Training continues.", sys.stderr)
     return True
 
@@ -298,8 +298,8 @@ class Dashboard:
                f"({trainer.global_step / max(trainer.uptime, 1e-9):,.0f} steps/s)")
         if math.isfinite(score):
             episodes = plural(round(trainer.environment.get("n", 0)), "episode")
-            solved = "solved" if threshold is not None and score >= threshold else "not solved yet"
-            goal = "" if threshold is None else f": {solved} ({figure(threshold)} counts as solved)"
+            verdict = "solved" if threshold is not None and score >= threshold else "not solved yet"
+            goal = "" if threshold is None else f": {verdict} ({figure(threshold)} counts as solved)"
             yield f"{metric or 'score':12} {figure(score)} in the last {episodes}{goal}"
             if (level := trainer.warnings.below_random_play()) is not None:
                 yield f"{'':12} below random play ({figure(level)})"
@@ -347,9 +347,10 @@ def tables_of(trainer):
 
 
 def solved_at(args):
-    """Return (metric, threshold) from config/ENV.ini; (None, None) if it has none.
+    """Return (metric, threshold) from config/ENV.ini, or (None, None).
 
-    Also if the environment's settings are not the shipped ones, for which it was measured.
+    None if the file has no [solved], or if a setting of the environment differs from the shipped
+    one, for which the threshold was measured.
     """
     known = solved(args["config_name"]) if "defaults" in args else None  # not in a script
     is_shipped = known is not None and all(

@@ -7,8 +7,7 @@
     policy = Impala(env, hidden_size=256)                       # residual convolutions of images
     policy = LSTMWrapper(env, MyPolicy(env), hidden_size=128)   # makes a custom network recurrent,
                                                                 # as GRUWrapper and MinGRUWrapper do
-    agent = CleanRLAgent(FeedForward(env))                      # for CleanRL's ppo.py;
-                                                                # RecurrentCleanRLAgent(policy)
+    agent = CleanRLAgent(FeedForward(env))                      # for CleanRL's ppo.py
     python pufferl.py train breakout --policy.name my_file.py:MyPolicy --rnn.name lstm
 
 `env` is any object with `single_observation_space` and `single_action_space`. To write a custom
@@ -134,7 +133,7 @@ def join_outputs(logits, value):
 
 
 def squash(policy, space):
-    """Map the Gaussian's samples u to the bounds of `space`, number by number.
+    """Make a policy map the Gaussian's samples u to the bounds of `space`.
 
     For any policy with continuous actions; space: the single_action_space. A number with two finite
     bounds becomes low + (tanh(u) + 1)/2 · (high - low) (Haarnoja et al. 2018, appendix C). The
@@ -300,7 +299,8 @@ class RewardScale:
     def measure_returns(self, rewards, resets, valid):
         """Return (count, mean, squares) of the discounted returns of a rollout.
 
-        rewards (T, N), resets, valid (>= T, N).
+        Continues `returns` (N,), and sets the `decay` of the next `merge`. rewards (T, N); resets,
+        valid (>= T, N).
         """
         self.decay = math.exp(-len(rewards) * (1 - self.gamma) / self.window)
         center = float(self.moments[1])
@@ -891,7 +891,7 @@ def _scale(space):
 
 
 def inner_policy(policy):
-    """Return the network inside all wrappers (their attribute `policy`), or the network.
+    """Return the network inside all wrappers (their attribute `policy`).
 
     If the attribute is a layer of torch, such as nn.Sequential, it is a part of the network.
     """
@@ -1013,8 +1013,9 @@ class _RecurrentWrapper(_Recurrent):
     """A recurrent layer between a policy's `encode_observations` and `decode_actions`.
 
     It is reset inside a segment when an episode begins, and keeps its state while an agent is
-    inactive. A subclass has scan(x, memory, resets, valid) -> outputs (T, N, hidden_size), memory:
-    x (T, N, input_size), memory a list of the tensors that `states` names.
+    inactive. A subclass has scan(x, memory, resets, valid), which returns (outputs, memory): x
+    (T, N, input_size), outputs (T, N, hidden_size), memory, in and out, a list of the tensors that
+    `states` names.
 
     With a tuple of those tensors or None as the state, a call is one step of N agents, as in
     PufferLib 2: observations (N, ...), tensors (layers, N, hidden_size) -> logits, value, their
@@ -1189,7 +1190,7 @@ def find_form(policy, space):
 def one_step(policy, observations, state):
     """Return logits and value (N, ...) of one step of N agents, by any policy.
 
-    `state` has the recurrent tensors, which are updated, and the flags of this step, (N,).
+    `state` has the recurrent tensors, whose entries are replaced, and the flags of this step, (N,).
     """
     return _call(policy, observations, state, observations.shape[:1])
 
@@ -1413,7 +1414,7 @@ def load_policy(args, vecenv, env_name=""):
     normalize = args["train"]["norm_obs"]
     if weights is not None:
         normalize = any("normalizer." in key for key in weights)
-    elif normalize == "auto" or "train.norm_obs" in args.get("auto", ()):  # a custom one: never
+    elif normalize == "auto" or "train.norm_obs" in args.get("auto", ()):  # not of a custom one
         facts = auto.facts_of(vecenv, vecenv.num_agents, args["train"]["total_timesteps"])
         normalize = is_ours and auto.wants_normalising(facts)[0]
     width, inputs = rnn["hidden_size"] or hidden, rnn["input_size"] or hidden

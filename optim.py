@@ -350,8 +350,8 @@ class TorchOptimizer:
     def step(self, rate, found_inf):
         """Update all weights; return the gradient norm before clipping, a tensor.
 
-        rate: the learning rate, a tensor. found_inf is set to 1 if the norm is not finite; while it
-        is not 0, nothing changes.
+        rate: the learning rate, arena["rate"], which AdamW reads. found_inf, arena["found_inf"], is
+        set to 1 if the norm is not finite; while it is not 0, nothing changes.
         """
         gradients = self.arena.flat("gradients")
         norm = torch.as_tensor(kernels.gradient_norm(gradients))

@@ -81,10 +81,10 @@ DEFAULT_SCALE = 0.25  # a setting's scale, as a fraction of its range, if it has
 class Setting:
     """One searched setting, which maps its values to a coordinate in 0..1 and back.
 
-    distribution: a name in DISTRIBUTIONS; log_normal is for learning rates, logit_normal for values near 0
-    or 1 such as gamma. mean: where the search starts and which region it prefers at first; None for
-    no preference (if None is among a choice's values, it is that value). scale: the standard
-    deviation of that preference, as a fraction of the range's length on the axis.
+    distribution: a name in DISTRIBUTIONS; log_normal is for learning rates, logit_normal for values
+    near 0 or 1 such as gamma. mean: where the search starts and which region it prefers at first;
+    None for no preference (if None is among a choice's values, it is that value). scale: the
+    standard deviation of that preference, as a fraction of the range's length on the axis.
     Categories have no regions: their mean only says where the search starts. Raises ConfigError,
     naming the setting, for a setting that cannot be searched.
     """
@@ -109,8 +109,9 @@ class Setting:
     def _find_problem(self):
         """Return why the setting cannot be searched, or None."""
         if self.distribution not in DISTRIBUTIONS:
-            return (f"distribution = {self.distribution!r}: must be one of {', '.join(DISTRIBUTIONS)}"
-                    if self.distribution else f"has no distribution: one of {', '.join(DISTRIBUTIONS)}")
+            names = ", ".join(DISTRIBUTIONS)
+            return (f"distribution = {self.distribution!r}: must be one of {names}"
+                    if self.distribution else f"has no distribution: one of {names}")
         values = list(self.values)
         if self.row.takes == "values":
             if len(values) < 2 or len(set(map(repr, values))) < len(values):

@@ -166,7 +166,7 @@ class PuffeRL:
         self.statistics = Statistics(self.ranks.count)
         self.warnings = diagnostics.Warnings(c, sum(agents))
         run_id = c.get("run_id") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        name = f"{self.env_name}_{self.ranks.share(run_id)}"
+        name = f"{self.env_name}_{self.ranks.broadcast_object(run_id)}"
         folder = None if c["data_dir"] is None else Path(c["data_dir"]) / name
         self.run = runs.Run(folder, self.env_name, c["keep"])
         if self.ranks.count > 1:

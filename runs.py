@@ -72,8 +72,8 @@ class Run:
     def begin(self, settings, state, first_step):
         """Make the folder, with the settings and a first checkpoint.
 
-        state: None writes no checkpoint. Raises ConfigError if that cannot be, or if another
-        process holds the folder.
+        state: None writes no checkpoint. Raises ConfigError if the folder cannot be written, or if
+        another process holds it.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -317,14 +317,14 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 # The whole list is tested by test_every_kind_of_run_resumes_bit_for_bit in tests/test_pufferl.py.
 
 
-# names of its tensors in a checkpoint
+# names in a checkpoint of RewardScale's returns, moments and targets
 REWARD_SCALE = "discounted_returns", "return_moments", "value_targets"
 
 
 class Snapshot:
     """Copy what a trainer needs to resume bit for bit, and restore it.
 
-    All ranks call both.
+    All ranks call `take` and `restore`.
     """
 
     def __init__(self, trainer):
@@ -452,6 +452,7 @@ class Snapshot:
     def _restore_environments(self, epoch, count, tensors, ours, fitting, environments):
         """Restore the environments, or begin new episodes and print why.
 
+        count: ranks of the checkpoint. fitting: names of its tensors whose shape and dtype fit.
         Returns the names of the tensors to restore.
         """
         trainer = self.trainer

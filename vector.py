@@ -23,7 +23,8 @@ ready first.
 
 `Native` steps environments in C. `Serial`, `Multiprocessing` and `Ray` step PufferEnvs, Gymnasium's
 and PettingZoo's (see emulation.py) in this process, in others and on other machines. `Tensors`
-steps those of torch and JAX on their device (see tensors.py):
+steps those of torch and JAX on their device (see tensors.py). Environments in Python can also be
+stepped batch by batch:
 
     vecenv = vector.make("gym/CartPole-v1", num_envs=64, num_workers=4, batch_size=32)
     vecenv.async_reset(seed=0)              # then the first buffer that is ready:
@@ -124,11 +125,11 @@ class Vector(contextlib.AbstractContextManager):
         num_actors: threads that call `wait`, each with its number from 0; threads_per_actor: cores
             of each; num_threads: of all
         num_workers [1]: processes that step environments in Python
-        driver_env [itself]: what policies read the spaces, obs_dtype and
-            env_single_observation_space from
+        driver_env [itself]: what policies read the spaces from and, of environments in Python,
+            obs_dtype and env_single_observation_space
         storage [None until `allocate`]: the arrays of `new_storage`
-        timeout: seconds after which a step that does not return is reported
-        _t: the row of each buffer to act on; `begin` sets it to 0, `advance` adds 1
+        timeout: seconds after which a step in Python that does not return is reported
+        _t: the row of each buffer to act on; `begin` sets it to 0, each step adds 1
         device [None]: the torch.device of the environments' own tensors; see Tensors
         in_graphs [False]: whether a CUDA graph can step them; see GpuEnvs
         library [absent]: the ocean.Library of environments in C
@@ -394,8 +395,8 @@ class Vector(contextlib.AbstractContextManager):
 class Native(Vector):
     """Environments in C, which threads step in the rollout's arrays.
 
-    See `make` for the arguments. With fewer buffers than threads each actor steps with several
-    threads.
+    See `make` for the arguments. With fewer buffers than threads each actor steps a buffer of many
+    agents with several threads.
     """
 
     # 2,048 agents fit into a core's caches, and to step them takes much longer than to call C.
@@ -659,16 +660,16 @@ class Emulated(Vector):
         self.seed, self.name, self._creators = seed, name, creators
         self.timeout, self.num_threads = timeout, num_threads or physical_cores()
         self._driver = env = emulation.create(*creators[0], seed)
-        emulation.note_moments(env)
+        emulation.warn_of_moments(env)
         self.num_envs = count * emulation.copies(env)
         self._agents_each = self._creators_each * emulation.slots(env)
         size = self.workers_per_batch * self._agents_each
         self._set_shapes(env, [slice(first, first + size)
                                for first in range(0, count * emulation.slots(env), size)])
         self.agents_per_recv = size
-        self._busy = {}  # {worker: (start of its command, its name)}
+        self._busy = {}  # {worker: (when its command was sent, the command)}
         self._ready = {}  # {buffer: None}, the first one first
-        self._results = {}  # {(command, worker): of its last one}
+        self._results = {}  # {(command, worker): the result of the last such command}
         self._attributes = {}  # those of set_attr, for workers that begin later
         self._episodes = EpisodeLog(has_counts=not isinstance(env, emulation.WRAPPERS))
 
@@ -1195,7 +1196,13 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         options = {"num_threads": num_threads, "seed": seed, "env_kwargs": env_kwargs}
         if device is None:
             return Native(env, num_envs, num_buffers=num_buffers, **options)
-        if reason := why_not_on_gpu(env, backend, num_buffers):
+        if not isinstance(env, ocean.Library) or backend is not Native:
+            reason = "only environments in C do, with backend native"
+        elif num_buffers not in (None, 1):
+            reason = f"vec.num_buffers is {num_buffers}, but all environments are one buffer there"
+        else:
+            reason = ocean.device.why_not(env)
+        if reason:
             raise EnvError(f"vec.device: {environments.name_of(env)} cannot step on a GPU, because "
                            f"{reason}")
         return GpuEnvs(env, num_envs, device=device, **options)
@@ -1239,15 +1246,6 @@ def _as_one_object(env, holds_copies, num_envs, env_args, env_kwargs):
         num_envs, others = environments.count_copies(num_envs, env_kwargs)
         env_kwargs = {**(others or {}), "num_envs": num_envs}
     return environments.creators_of(env, 1, env_args, env_kwargs)[0][0]
-
-
-def why_not_on_gpu(env, backend="auto", num_buffers=None):
-    """Return why `make` would not step an environment on a GPU, or None."""
-    if not isinstance(env, ocean.Library) or backend not in ("auto", "native", None, Native):
-        return "only environments in C do, with backend native"
-    if num_buffers not in (None, 1):
-        return f"vec.num_buffers is {num_buffers}, but all environments are one buffer there"
-    return ocean.device.why_not(env)
 
 
 def _check_backend(backend, num_envs, num_workers, batch_size, num_buffers):

@@ -638,7 +638,7 @@ class Compiled(engines.Engine):
         super().__init__(buffers)
         self.num_learners = engines.count_learners(buffers, MIN_FLOPS_FOR_LEARNER)
         self.pool = engines.ThreadPool(self.vecenv, self.num_learners)
-        self.steps = engines.StepByStep(
+        self.loop = engines.StepByStep(
             buffers, None, functools.partial(self._step, _act_cpu),
             functools.partial(self._step, _bootstrap_cpu))
 
@@ -672,7 +672,7 @@ class Compiled(engines.Engine):
         _pack_all_cpu(self.weights.masters)
         with engines.torch_threads(vecenv.threads_per_actor):
             self.buffers.begin_rollout(number)
-            run_actor = self._run_in_one_call if vecenv.can_step_in_kernels else self.steps.run
+            run_actor = self._run_in_one_call if vecenv.can_step_in_kernels else self.loop.run
             return max(self.pool.run(run_actor, range(vecenv.num_actors)))
 
     @contextlib.contextmanager

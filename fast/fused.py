@@ -310,7 +310,7 @@ class GpuEngine(engines.Engine):
         self.gpu = buffers.gpu
         self.at_once = buffers.steps_at_once()  # a GPU is faster with all of a minibatch
         self.pool = engines.ThreadPool(self.vecenv)
-        self.steps = engines.StepByStep(buffers, self.act, self._replay_step, self._bootstrap)
+        self.loop = engines.StepByStep(buffers, self.act, self._replay_step, self._bootstrap)
         self.actor_of = {}  # buffer -> the actor that serves it
         self.functions = []  # of an epoch's learning, in their order
         self._called = set()  # of them, in this epoch
@@ -338,7 +338,7 @@ class GpuEngine(engines.Engine):
         """Run one actor's share of a rollout; return its seconds in environments."""
         with self.gpu.actor(actor):
             if not self.buffers.batched:
-                return self.steps.run(actor)
+                return self.loop.run(actor)
             self.actor_of[0] = actor
             for key, function, arguments in self.calls(actor, 0):
                 self.gpu.replay_or_call(key, function, *arguments)
@@ -389,7 +389,7 @@ class GpuEngine(engines.Engine):
 
     def act_on_row(self, actor, buffer, t):
         """Write actions, logprobs and values of row t of a buffer."""
-        self.steps.act_on_row(actor, buffer, t)
+        self.loop.act_on_row(actor, buffer, t)
 
     def _bootstrap(self, actor, buffer, t):
         agents, row = self.vecenv.ranges[buffer], self.buffers.rows[buffer][t]

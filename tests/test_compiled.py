@@ -59,7 +59,7 @@ def test_a_minibatch_is_few_calls():
 def test_a_step_of_python_environments_is_one_call():
     trainer = make_trainer(env="squared", backend="serial", num_envs=8)
     trainer.evaluate()
-    calls = count_calls(functools.partial(trainer.engine.steps._step, 0, 0, 3))
+    calls = count_calls(functools.partial(trainer.engine.loop._step, 0, 0, 3))
     trainer.release()
     # numba tells a profiler of its function up to Python 3.11
     assert [name for name in calls if name != "_act_cpu"] == ["_step", "run"]
@@ -243,7 +243,8 @@ LEARNERS = [  # (network, change, settings, how many learn, the classes that wou
     (NETWORKS["feed-forward"], lambda policy: hook(policy.encoder[0]), {}, 1, []),
     (NETWORKS["feed-forward"], lambda policy: next(policy.parameters()).register_hook(lambda grad: grad), {}, 1, []),
     (NETWORKS["feed-forward"], lambda policy: policy.encoder.requires_grad_(False), {}, 2, []),
-    (NETWORKS["feed-forward"], lambda policy: setattr(policy, "initial_state", lambda agents: {}), {}, 1, ["FeedForward"]),
+    (NETWORKS["feed-forward"], lambda policy: setattr(policy, "initial_state", lambda agents: {}), {}, 1,
+     ["FeedForward"]),
     (NETWORKS["feed-forward"], lambda policy: setattr(policy, "decode_actions", policy.decode_actions), {}, 1, []),
     (NETWORKS["feed-forward"], lambda policy: setattr(policy, "noise", nn.RReLU()), {}, 1, []),
 ]

@@ -107,7 +107,7 @@ def check_collectives(group):
     assert group.first(lambda: "only " + "once") == "only once"
     fail = mock.Mock(side_effect=ConfigError("it cannot be"))
     assert message(group.first, fail) == ("ConfigError: it cannot be", group.rank == 1)
-    assert (group.share(group.rank), group.gather(group.rank)) == (0, [0, 1])
+    assert (group.broadcast_object(group.rank), group.gather(group.rank)) == (0, [0, 1])
     assert group.scatter(["a", "b"]) == "ab"[group.rank]
 
 
@@ -263,7 +263,7 @@ def test_one_rank_is_no_group(monkeypatch):
         monkeypatch.setenv(name, value)
     group = data_parallel.connect()
     assert (group.rank, group.count) == (0, 1) and not torch.distributed.is_initialized()
-    assert group.gather(3) == [3] and group.share(4) == 4 and group.first(lambda: 4) == 4
+    assert group.gather(3) == [3] and group.broadcast_object(4) == 4 and group.first(lambda: 4) == 4
     assert group.scatter([5]) == 5 and group.gather_to_first(6) == [6] and group.any(1) is True
 
 

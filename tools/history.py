@@ -265,7 +265,7 @@ def diagnose(run):
     metrics = {name.removeprefix("environment/"): value for name, value in run.last.items()}
     value = score_of(metrics, metric)
     if least is not None and value < least:
-        rising = "; it was still rising, so more steps may do" if warnings.score_rises() else ""
+        rising = "; it was still rising, so more steps may do" if warnings.returns_rise() else ""
         print(f"not solved: {metric or 'score'} {figure(value)}, {figure(least)} counts as solved"
               f"{rising}; changed settings: {join_settings(other) or 'none'}")
 
