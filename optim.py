@@ -121,7 +121,7 @@ class Muon:
         self.momentum = momentum
         self.weight_decay = weight_decay
         self.max_grad_norm = max_grad_norm
-        shapes = {}  # (rows, columns), rows <= columns -> [(update's name, transposed?, scale)]
+        shapes = {}  # (rows, columns), rows <= columns -> [(name of the update, is_tall, scale)]
         for name, (shape, _, group) in list(arena._specs.items()):
             if group != "weights":
                 continue
@@ -141,7 +141,7 @@ class Muon:
         for i, ((rows, columns), *_) in enumerate(self._matrices):
             # see _orthogonalise_lanes
             arena.register(f"muon/{i}", (4 * rows * columns + 3 * rows * rows,), group="muon")
-        self._large = [] if batched else list(itertools.chain.from_iterable(shapes.values()))
+        self._by_torch = [] if batched else list(itertools.chain.from_iterable(shapes.values()))
         self._shapes = self._join_shapes(shapes) if batched else {}
         for (rows, columns), members in self._shapes.items():
             for name, width in (("x", columns), ("y", columns), ("gram", rows)):
@@ -172,8 +172,8 @@ class Muon:
     def _bind(self):
         arena = self.arena
         self._gradients, self._scalars = arena.flat("gradients"), arena["muon/scalars"]
-        self._arrays = [as_array(arena.flat(group))
-                        for group in ("gradients", "momentum", "updates", "weights")]
+        self._arrays = [as_array(array) for array in (
+            *map(arena.flat, ("gradients", "momentum", "updates", "weights")), self._scalars)]
         self._places = self._results = self._scales = self._work = None
         if self._shapes:  # batched
             self._places, self._results, self._scales = map(as_array, self._bind_batched())
@@ -189,8 +189,8 @@ class Muon:
         """
         memory = self.arena.flat("muon")
         places = []
-        for i, ((rows, columns), name, transposed, _) in enumerate(self._matrices):
-            strides = (1, rows) if transposed else (columns, 1)
+        for i, ((rows, columns), name, is_tall, _) in enumerate(self._matrices):
+            strides = (1, rows) if is_tall else (columns, 1)
             places.append((_find_offset(self.arena[name], updates), rows, columns, *strides,
                            _find_offset(self.arena[f"muon/{i}"], memory)))
         scales = torch.tensor([scale for *_, scale in self._matrices], dtype=torch.float32)
@@ -216,11 +216,11 @@ class Muon:
                 matrices = self.arena[f"muon/{rows}x{columns}/{name}"]
                 offset = _find_offset(matrices, work)
                 slots = order.as_strided(matrices.shape, matrices.stride(), offset)
-                for slot, (name, transposed, scale) in zip(slots, members, strict=True):
+                for slot, (name, is_tall, scale) in zip(slots, members, strict=True):
                     update = self.arena[name]
                     first, (height, width) = _find_offset(update, updates), update.flatten(1).shape
                     numbers = slice(first, first + update.numel())
-                    slot = (slot.t() if transposed else slot)[:height, :width]
+                    slot = (slot.t() if is_tall else slot)[:height, :width]
                     places[way, numbers] = slot.reshape(-1)
                     scales[numbers] = scale
         return *places.to(work.device), scales.to(work.device)
@@ -234,8 +234,7 @@ class Muon:
         """
         if not self._is_bound:
             self._bind()
-        gradients, momentum, updates, weights = self._arrays
-        scalars = as_array(self._scalars)
+        gradients, momentum, updates, weights, scalars = self._arrays
         if on_gpu(self._gradients):
             norm = self._clip(learning_rate, found_inf)
         else:
@@ -250,7 +249,7 @@ class Muon:
             self._places, self._work)
         if self._matrices:
             run(_orthogonalise_lanes, *self._lanes)
-        for name, is_tall, scale in self._large:
+        for name, is_tall, scale in self._by_torch:
             matrix = self.arena[name].flatten(1)
             matrix = matrix.t() if is_tall else matrix
             torch.mul(orthogonalise(matrix.unsqueeze(0))[0], scale, out=matrix)
@@ -347,11 +346,11 @@ class TorchOptimizer:
             weight_decay=config["weight_decay"], fused=True)
         self.optimizer.found_inf = arena["found_inf"]
 
-    def step(self, rate, found_inf):
+    def step(self, learning_rate, found_inf):
         """Update all weights; return the gradient norm before clipping, a tensor.
 
-        rate: the learning rate, arena["rate"], which AdamW reads. found_inf, arena["found_inf"], is
-        set to 1 if the norm is not finite; while it is not 0, nothing changes.
+        learning_rate: arena["rate"], which AdamW reads. found_inf, arena["found_inf"], is set to 1
+        if the norm is not finite; while it is not 0, nothing changes.
         """
         gradients = self.arena.flat("gradients")
         norm = torch.as_tensor(kernels.gradient_norm(gradients))
@@ -361,7 +360,7 @@ class TorchOptimizer:
             self.optimizer.step()
         elif not found_inf:
             for group in self.optimizer.param_groups:
-                group["lr"] = float(rate)
+                group["lr"] = float(learning_rate)
             self.optimizer.step()
             for name, parameter in self.parameters.items():
                 weight = self.arena[f"weights/{name}"]
