@@ -227,9 +227,9 @@ class Train:
     and a class as optimizer."""
     advantage: str | None = None
     """path/to/file.py:function in place of the advantage, with the arguments and result of
-    ppo.py's: (args, storage, rewards, mean, values, bootstraps, ratios) to advantages (T, N).
+    ppo.py's: (args, storage, rewards, offset, values, bootstraps, ratios) to advantages (T, N).
     args: the train section; storage: terminals and truncations (T, N), valid (T + 1, N). values
-    are (T + 1, N), mean is a number, the others are (T, N). Each agent's must depend on that agent
+    are (T + 1, N), offset is (1,), the others are (T, N). Each agent's must depend on that agent
     alone."""
     momentum: float = 0.95
     """Muon's Nesterov momentum, and Adam's beta1."""

@@ -7,8 +7,9 @@
 The file has the scalar mathematics first, then the kernels in the order of an epoch: sample,
 advantage, priorities, gather, MinGRU, loss, optimizer (optim.py). A kernel has these parts:
 
-    *_cell      the formula for one element, on float32 scalars. Two cells have a second form for
-                a CPU, which computes many agents or steps at once: `_choose_rows`, `_head_rows`
+    *_cell      the formula for one element, on float32 scalars. `_choose_rows` and `_head_rows`
+                are a CPU's forms of choose_cell and of read_head in kernels.cu, for many agents or
+                steps at once: edit both
     _*_lanes    the driver (some have no suffix): a numba loop without the GIL over a range of lanes
                 (agents, segments or steps). The contiguous axis is innermost, so that the loop
                 vectorises. A driver gets all arrays as arguments; one that allocates fails with
@@ -1599,8 +1600,8 @@ def nesterov_cell(gradient, momentum_buffer, momentum):
 
 
 # A GPU multiplies small matrices in a padded copy: places[i] is where number i of the flat update
-# is in `work`, negative if it stays in `updates`. places is None on a CPU, and numba then compiles
-# only that branch.
+# is in `work`, negative if it stays in `updates`. On a CPU places is None, and numba leaves out the
+# code that reads it.
 
 
 @driver

@@ -298,9 +298,10 @@ class Dashboard:
                f"({trainer.global_step / max(trainer.uptime, 1e-9):,.0f} steps/s)")
         if math.isfinite(score):
             episodes = plural(round(trainer.environment.get("n", 0)), "episode")
-            verdict = "solved" if threshold is not None and score >= threshold else "not solved yet"
-            goal = "" if threshold is None else f": {verdict} ({figure(threshold)} counts as solved)"
-            yield f"{metric or 'score':12} {figure(score)} in the last {episodes}{goal}"
+            if threshold is not None:
+                verdict = "solved" if score >= threshold else "not solved yet"
+                episodes += f": {verdict} ({figure(threshold)} counts as solved)"
+            yield f"{metric or 'score':12} {figure(score)} in the last {episodes}"
             if (level := trainer.warnings.below_random_play()) is not None:
                 yield f"{'':12} below random play ({figure(level)})"
         elif not trainer.warnings.has_ended:

@@ -52,7 +52,7 @@ class Distribution(NamedTuple):
     fits: Callable = lambda value: True  # whether a bound of the range can be on the axis
     refusal: str = ""  # the error if a bound does not fit, a format of {value}, {min} and {max}
     whole: bool = False  # places and values are whole numbers
-    axis: str | None = None  # plotly's type of axis; None leaves it to plotly
+    axis: str | None = None  # "log" if the axis is the logarithm; plotly's type of axis, too
     takes: str = "a range"  # or "values"; with "nothing" the setting is not searched
 
 

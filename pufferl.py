@@ -207,26 +207,22 @@ class PuffeRL:
         self._use_engine(reason)
 
     def _use_engine(self, reason):
-        """Print why autograd runs, if it does; capture CUDA graphs of an epoch's kernels.
-
-        On a GPU graphs replace the methods of a minibatch. This also sets the attribute
-        `_compute_all_advantages`: `_compute_advantages`, on a GPU its graph for all segments.
-        """
+        """Print why autograd runs, if it does; on a GPU put CUDA graphs for methods."""
         self.args["engine"] = {"name": self.engine.name, "why": reason}
         if reason and self.ranks.rank == 0:
             text = f"engine: {self.engine.name}, because {reason}"
             processes.say(text, sys.stderr)
             self.run.note(text, self.global_step)
         capture, is_custom = self.engine.capture, has_custom_optimizer(self.config)
-        self._compute_all_advantages = capture(self._compute_advantages)
         # With several ranks each piece is captured, because ranks sum gradients in between. A
         # custom optimizer may synchronize with the GPU, which a CUDA graph cannot.
         pieces = "_sample_segments", "_compute_gradients", "_step_optimizer", "_write_back"
         captured = {*pieces} - {"_step_optimizer"} if is_custom else pieces
         if self.engine.whole_minibatches and self.ranks.count == 1 and not is_custom:
             captured = {"_minibatch_step"}
+        captured = {"_compute_all_advantages", *captured}
         # Graphs share a memory pool, so they are captured in the order of their replay.
-        for name in ("_minibatch_step", *pieces):
+        for name in ("_compute_all_advantages", "_minibatch_step", *pieces):
             function = getattr(type(self), name).__get__(self)
             setattr(self, name, capture(function) if name in captured else function)
 
@@ -315,7 +311,10 @@ class PuffeRL:
         return self._end_epoch(start, norms, sums)
 
     def _minibatch_step(self):
-        """Update the weights once; several ranks add up their moments and gradients."""
+        """Update the weights once; several ranks add up their moments and gradients.
+
+        An exact resume depends on this order (runs.py, item 7 above Snapshot).
+        """
         self._sample_segments()
         if self.ranks.count > 1:
             self.ranks.sum(self.buffers.moments)
@@ -398,6 +397,10 @@ class PuffeRL:
             if scale.value_offset != offset_before:
                 buffers.value_offset.fill_(scale.value_offset)
                 self._compute_all_advantages()
+
+    def _compute_all_advantages(self):
+        """Compute the advantages and priorities of all segments."""
+        self._compute_advantages()
 
     def _compute_advantages(self, index=None):
         """Compute advantages and priorities of all segments, or of those in `index`.
@@ -790,10 +793,10 @@ class PuffeRL:
 # too small a one only takes longer.
 RATE_STEPS = 0.5, 1.2
 SMALL_ADVANTAGES = 0.2  # the advantages' deviation, as a share of the return's
-# Limits of the factor by which target_kl multiplies the schedule, and the largest rate as a
-# multiple of train.learning_rate. Larger ones destroy policies that depend on a few decisive steps,
-# which weigh little in the mean KL divergence (docs/findings.md).
-RATE_FACTORS, RATE_MOST = (0.1, 10.0), 4.0
+RATE_FACTORS = 0.1, 10.0  # limits of the factor by which target_kl multiplies the schedule
+# The largest rate as a multiple of train.learning_rate. A larger rate destroys policies that depend
+# on a few decisive steps, which weigh little in the mean KL divergence (docs/findings.md).
+RATE_MOST = 4.0
 VERSIONS = {"torch": str(torch.__version__), "numba": numba.__version__, "numpy": np.__version__}
 
 
@@ -811,7 +814,7 @@ def choose_engine(policy, vecenv, config):
     """Return the engine's class, and why it is not the hand-written one, or None.
 
     With train.engine = auto the hand-written engine of the device runs the policies that it
-    implements. A reason is only given where it would be expected, not for a custom network. Raises
+    implements. There is no reason for a custom network, which never has another engine. Raises
     ConfigError if train.engine cannot run this.
     """
     requested, general = config["engine"], generic_engine(config)
@@ -890,7 +893,8 @@ class Statistics:
             total += log.get("score", log.get("episode_return", math.nan)) * count
             episodes += count
         self._recent = total, episodes
-        self.environment = {name: total / weight for name, (total, weight) in self._totals.items()}
+        self.environment = {name: values / weight
+                            for name, (values, weight) in self._totals.items()}
         self.environment["n"] = self._totals["n"][1]
         if episodes >= BEST_EPISODES:
             # the newest of equals: in self-play all may be 0

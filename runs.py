@@ -300,21 +300,24 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #      (vector.aligned_zeros), because libraries round by address.
 #   3. What outlives an epoch is saved: Snapshot._tensors, NUMBERS, the model, the optimizer, the
 #      environments' memory. All other inputs of an update (advantages, ratios, the rate) are
-#      written by _update_schedules, _scale_rewards and _compute_all_advantages before the first
-#      minibatch of each epoch.
+#      written by _update_schedules, _scale_rewards, _compute_all_advantages and
+#      _update_value_offset, in this order, before the first minibatch of each epoch.
 #   4. Sizes and buffers that were measured for a machine are in config.json and are taken from
 #      there. The engine is chosen again; if it is another one, a line says so.
 #   5. Snapshot.restore first checks everything except the state of a torch optimizer. Then it
 #      restores in this order: torch optimizer, environments, model, bonus, tensors (Muon's momentum
-#      among them), numbers. Environments that begin new episodes set the recurrent state to zero,
-#      so the tensors follow. _rate_factor is a number and may be reset, so that is last.
+#      among them), numbers. If the environments cannot be restored, they begin new episodes, and
+#      the recurrent state is set to zero instead of restored. _rate_factor is one of the numbers
+#      and may be reset after them.
 #   6. torch's generator on the CPU is saved for networks that draw from it (dropout). A GPU's is
 #      not.
-#   7. PuffeRL._end_epoch counts the epoch, adapts the rate and logs before it saves a checkpoint,
-#      so that a resume has all three. PuffeRL.evaluate counts `_rollouts` after a rollout.
-#      PuffeRL._write_back advances the counter of minibatches (in kernels.write_back if segments
-#      are drawn) after draw_segments and _step_optimizer have read it.
-# The whole list is tested by test_every_kind_of_run_resumes_bit_for_bit in tests/test_pufferl.py.
+#   7. PuffeRL.train updates the normalizer, then _end_epoch counts the epoch, adapts the rate and
+#      logs before it saves a checkpoint, so that a resume has all four. PuffeRL.evaluate counts
+#      `_rollouts` after a rollout. PuffeRL._write_back advances the counter of minibatches (in
+#      kernels.write_back if segments are drawn) after draw_segments and _step_optimizer have read
+#      it.
+# tests/test_pufferl.py (test_every_kind_of_run_resumes_bit_for_bit), test_runs.py and test_scale.py
+# test it.
 
 
 # names in a checkpoint of RewardScale's returns, moments and targets

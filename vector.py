@@ -6,7 +6,8 @@
     observations, rewards, terminals, truncations, infos = vecenv.step(actions)
 
 That is the synchronous form, for scripts. The trainer uses the asynchronous form, which copies
-nothing:
+nothing (with environments in C its engines may step the buffers in a kernel, in place of `wait` and
+`advance`; see Native.can_step_in_kernels):
 
     storage = vecenv.allocate(horizon)      # arrays (T, N, ...)
     vecenv.begin()                          # the last row becomes the first; t = 0 in every buffer
@@ -111,7 +112,8 @@ class Vector(contextlib.AbstractContextManager):
 
     To add a backend, derive from this class, or from `Emulated` for environments in Python.
     `make(env, backend=YourClass)` calls it with the arguments of `Emulated.__init__`. BACKENDS and
-    configuration.BACKENDS name it for the command line. tests/test_vector.py has one.
+    configuration.BACKENDS name it for the command line. tests/test_vector.py has a backend that
+    derives from `Emulated`.
 
     Attributes [default]:
         name: of the environment; seed: of the environments

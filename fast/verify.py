@@ -11,8 +11,8 @@ classes in `NETWORKS`. Three checks let them run:
 `engines.inspect_modules` with that of the start, and calls `find_edit` after a difference.
 
 tests/test_engines.py has many more samples. To keep the fast engines after an edit of a method in
-`REIMPLEMENTED`, make the same edit in both, run the tests, and set `DIGEST` to the digest that they
-print.
+`REIMPLEMENTED`, make the same edit in both, run the tests, and set `DIGEST` to the digest that
+tests/test_verify.py prints.
 """
 
 import ast

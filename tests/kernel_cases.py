@@ -192,7 +192,7 @@ def advantage(T=3, N=5, index=None, offset=None, seed=0, live=0.85, **settings):
         doubles = {name: value.double() if value.is_floating_point() else value
                    for name, value in data.items()}
         options = {name.replace("gae_lambda", "lam"): value for name, value in settings.items()}
-        expected = reference.advantage(**doubles, mean=offset or 0.0, **options)
+        expected = reference.advantage(**doubles, offset=offset or 0.0, **options)
         chosen = torch.ones(N, dtype=torch.bool)
         if index is not None:
             chosen.fill_(False)[index] = True

@@ -47,7 +47,7 @@ def philox4x32(counter, key, rounds=10):
 
 
 def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid, gamma, lam,
-              rho_clip, c_clip, reward_clip=None, mean=0.0):
+              rho_clip, c_clip, reward_clip=None, offset=0.0):
     """Generalised advantage estimate with V-trace weights: (T, N).
 
     values (T+1, N); rewards, terminals, truncations, bootstraps, ratios (T, N); valid (T+1, N) or
@@ -60,7 +60,7 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
     An invalid step has A = 0 and passes its pair (A_{t+1}, V_{t+1}) to the preceding step; if it is
     done, it passes (0, 0). So V_{t+1} and A_{t+1} of a valid step are those of the next valid step.
 
-    values and bootstraps are relative to `mean`: this adds it to each value that there is, and no
+    values and bootstraps are relative to `offset`: this adds it to each value that there is, and no
     value follows a terminal step.
 
     Source: Schulman et al. 2016 (GAE, equation 16), which it is where rho = c = 1; Espeholt et al.
@@ -68,8 +68,8 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
     """
     advantages = torch.zeros_like(rewards)
     next_advantage = torch.zeros_like(values[0])
-    values = values + mean
-    bootstraps = bootstraps + mean * ((truncations != 0) & (terminals == 0))
+    values = values + offset
+    bootstraps = bootstraps + offset * ((truncations != 0) & (terminals == 0))
     next_value = values[-1]
     for t in reversed(range(len(rewards))):
         is_valid = valid[t] != 0

@@ -33,7 +33,7 @@ def test_the_pages_advantage_in_place_of_the_kernel(engine, settings):
 
 
 def test_another_advantage_is_learnt_from():
-    def zeros(args, storage, rewards, mean, values, bootstraps, ratios):
+    def zeros(args, storage, rewards, offset, values, bootstraps, ratios):
         assert rewards.shape == ratios.shape == storage.terminals.shape and args.gamma > 0
         assert values.shape[0] == rewards.shape[0] + 1
         return torch.zeros_like(rewards)
