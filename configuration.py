@@ -824,13 +824,13 @@ def unused(args):
     policy, optimizer = args["policy"]["name"], args["train"]["optimizer"]
     names = {"adam": (), "muon": ("train.beta2", "train.eps")}.get(
         optimizer, ("train.beta2", "train.eps", "train.momentum"))
-    owners = dict.fromkeys(names, f"train.optimizer {named(optimizer)}")
+    owners = dict.fromkeys(names, f"train.optimizer {optimizer}")
     if recurrent_layer(args) == "none":
         owners |= dict.fromkeys(("rnn.hidden_size", "rnn.input_size", "rnn.num_layers"),
                                 "a network without rnn.name")
         if policy not in POLICIES and not emulation.takes(
                 load_attribute("policy.name", policy, POLICIES), "hidden_size"):
-            owners["policy.hidden_size"] = f"policy.name {named(policy)}"
+            owners["policy.hidden_size"] = f"policy.name {policy}"
     return owners
 
 
