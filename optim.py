@@ -47,15 +47,15 @@ def _scale(factor, matrix, out):
 
 
 @driver
-def _orthogonalise_lanes(begin, end, updates, places, scales, memory, coefficients):
+def _orthogonalise_lanes(begin, end, updates, matrices, scales, memory, coefficients):
     """Orthogonalise and scale matrices of the update.
 
-    places (lanes, 6) int64, a row for each matrix: its first number in `updates`; its rows and
+    matrices (lanes, 6) int64, a row for each matrix: its first number in `updates`; its rows and
     columns; the strides of its rows and columns there; the first of its 4 rows columns + 3 rows²
     numbers in `memory`. x^T is computed beside x: a transpose takes longer than that product.
     """
     for lane in range(begin, end):
-        first, rows, columns, down, right, place = places[lane]
+        first, rows, columns, down, right, place = matrices[lane]
         size, square = rows * columns, rows * rows
         wide = memory[place : place + 4 * size]
         squares = memory[place + 4 * size : place + 4 * size + 3 * square]
@@ -188,18 +188,19 @@ class Muon:
         These are the number of matrices, the nanoseconds of each, about, and the arrays.
         """
         memory = self.arena.flat("muon")
-        places = []
+        matrices = []
         for i, ((rows, columns), name, is_tall, _) in enumerate(self._matrices):
             strides = (1, rows) if is_tall else (columns, 1)
-            places.append((_find_offset(self.arena[name], updates), rows, columns, *strides,
-                           _find_offset(self.arena[f"muon/{i}"], memory)))
+            matrices.append((_find_offset(self.arena[name], updates), rows, columns, *strides,
+                             _find_offset(self.arena[f"muon/{i}"], memory)))
         scales = torch.tensor([scale for *_, scale in self._matrices], dtype=torch.float32)
-        operations = sum(2 * rows * rows * (3 * columns + rows) for _, rows, columns, *_ in places)
+        operations = sum(2 * rows * rows * (3 * columns + rows)
+                         for _, rows, columns, *_ in matrices)
         # 100 operations a nanosecond
-        nanoseconds = int(len(NEWTON_SCHULZ) * (operations / len(places)) / 100)
+        nanoseconds = int(len(NEWTON_SCHULZ) * (operations / len(matrices)) / 100)
         coefficients = torch.tensor(NEWTON_SCHULZ, dtype=torch.float32)
-        arrays = updates, torch.tensor(places), scales, memory, coefficients
-        return len(places), nanoseconds, *map(as_array, arrays)
+        arrays = updates, torch.tensor(matrices), scales, memory, coefficients
+        return len(matrices), nanoseconds, *map(as_array, arrays)
 
     def _bind_batched(self):
         """Return (places, results, scales), each with an entry for each weight's number.

@@ -290,7 +290,7 @@ class PuffeRL:
         entropy, approx_kl, clipfrac, explained_variance, old_approx_kl and importance of the valid
         steps of these minibatches, the mean grad_norm, the learning_rate. Logs and saves when due.
         Raises FloatingPointError if a gradient is not finite; minibatches from that gradient on
-        change nothing.
+        change nothing. An exact resume depends on this order (runs.py, items 3 and 7).
         """
         if not self._has_rollout:
             raise RuntimeError("train(): there is no new rollout. Call evaluate() before each "
@@ -313,7 +313,7 @@ class PuffeRL:
     def _minibatch_step(self):
         """Update the weights once; several ranks add up their moments and gradients.
 
-        An exact resume depends on this order (runs.py, item 7 above Snapshot).
+        An exact resume depends on this order (runs.py, items 2 and 7 above Snapshot).
         """
         self._sample_segments()
         if self.ranks.count > 1:
@@ -399,7 +399,7 @@ class PuffeRL:
                 self._compute_all_advantages()
 
     def _compute_all_advantages(self):
-        """Compute the advantages and priorities of all segments."""
+        """Compute those of all segments: a method of its own, because a GPU captures it."""
         self._compute_advantages()
 
     def _compute_advantages(self, index=None):
@@ -814,7 +814,7 @@ def choose_engine(policy, vecenv, config):
     """Return the engine's class, and why it is not the hand-written one, or None.
 
     With train.engine = auto the hand-written engine of the device runs the policies that it
-    implements. There is no reason for a custom network, which never has another engine. Raises
+    implements. For a custom network, which never has another engine, the reason is None. Raises
     ConfigError if train.engine cannot run this.
     """
     requested, general = config["engine"], generic_engine(config)

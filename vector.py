@@ -117,13 +117,13 @@ class Vector(contextlib.AbstractContextManager):
 
     Attributes [default]:
         name: of the environment; seed: of the environments
-        num_envs; agents_per_batch: agents of one buffer
+        num_envs: of all buffers
         single_observation_space, single_action_space: flat, of one agent
         has_valid [True]: whether agents may be inactive
         ranges: the slice of agents of each buffer, in order. `_set_shapes` sets them, the spaces
-            and what follows: num_buffers, num_agents, agents_per_batch, observation_shape,
-            action_heads (sizes of discrete choices, None for a Box), action_dims (numbers of an
-            action: heads, or the size of a Box), has_action_masks
+            and what follows: num_buffers, num_agents, agents_per_batch (of one buffer),
+            observation_shape, action_heads (sizes of discrete choices, None for a Box),
+            action_dims (numbers of an action: heads, or the size of a Box), has_action_masks
         num_actors: threads that call `wait`, each with its number from 0; threads_per_actor: cores
             of each; num_threads: of all
         num_workers [1]: processes that step environments in Python
@@ -142,8 +142,8 @@ class Vector(contextlib.AbstractContextManager):
             zeros(shape, dtype) makes an array, call `_bind()`, `restart(self.seed)` and `begin`,
             and return the storage
         _bind(): prepare for stepping in `storage`
-        restart(seed=None): begin new episodes; write the last row of observations, resets (1),
-            valid and action_masks
+        restart(seed=None): begin new episodes; write the last row, which `begin` moves to row 0, of
+            observations, resets (1), valid and action_masks
         begin() [all of it]: move the last row to row 0 and set t to 0 in each buffer
         wait(actor=0) [each buffer up to the horizon]: (buffer, t) of the next buffer of this
             actor whose row t is there to act on; None when each has been returned with t = horizon
@@ -1190,7 +1190,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     processes.check_count("vec.num_threads", num_threads, *processes.processes_at_most())
     if backend is not Ray:  # a cluster has more cores than this machine
         processes.check_count("vec.num_workers", num_workers, *processes.processes_at_most())
-    # the size of an environment in Python is unknown before it is made: about the least
+    # The size of an environment in Python is unknown before it is made; 4 kB is about the least.
     size = getattr(env, "struct_size", 4096)
     processes.check_memory(num_envs * size, f"{num_envs:,} environments")
     if backend is Native or device is not None:

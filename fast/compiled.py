@@ -7,7 +7,7 @@ The networks are models.MinGRUPolicy, models.FeedForward and models.Separate. Th
 ppo.py, the same steps for any network in engines.py: this file can be deleted, and
 `engines.Autograd` runs everything. First come the network's step, a buffer's rollout and a
 learner's share of a minibatch, each a single call without the interpreter. Then comes `Compiled`,
-the engine. Its calls in an epoch, without advantages, draw and optimizer, which are in pufferl.py:
+the engine. Its calls in an epoch, without advantages, draw of segments and optimizer (pufferl.py):
 
     PuffeRL.evaluate > Compiled.rollout > ThreadPool.run > _run_in_one_call, in each thread
         > _rollout_cpu, for each step
@@ -743,7 +743,7 @@ class Compiled(engines.Engine):
     # -- learning
 
     def _backward_share(self, number):
-        """Compute one learner's share of a minibatch, by `_learn_cpu`."""
+        """Run forward, loss and backward of one learner's share, by `_learn_cpu`."""
         statistics = self.learners[number].statistics
         self.buffers.gradients[number].zero_()
         statistics.fill(0)

@@ -3,9 +3,9 @@
 fast/compiled.py and fast/fused.py reimplement some methods of models.py and engines.py, for the
 classes in `NETWORKS`. Three checks let them run:
 
-    digest      when a run starts: the syntax trees of the methods in `REIMPLEMENTED` have `DIGEST`
-    find_edit   then: no module has a hook, a parametrization or a replaced method
-    compare     then, and when weights are loaded: engine and policy give the same on a few samples
+    find_edit   no module has a hook, a parametrization or a replaced method
+    digest      the syntax trees of the methods in `REIMPLEMENTED` have `DIGEST`
+    compare     engine and policy give the same on a few samples; also when weights are loaded
 
 `pufferl.choose_engine` calls them when a run starts. In each epoch `PuffeRL._check_engine` compares
 `engines.inspect_modules` with that of the start, and calls `find_edit` after a difference.
