@@ -70,7 +70,7 @@ def test_what_differs_of_an_environment_that_is_gone_or_of_an_old_run(folder, ca
     old = {key: value for key, value in SETTINGS.items() if key not in ("config_name", "defaults")}
     (path / "config.json").write_text(json.dumps({**old, "env_name": "mine"}, default=str))
     title, row, *_ = call("runs", "mine", "--data-dir", folder)
-    assert row[title.index("other"):].startswith("-  (")
+    assert row[title.index("changed"):].startswith("-  (")
 
 
 @pytest.mark.parametrize("name", ["squared_2-bb", "bb", "latest", "squared"])
@@ -120,7 +120,7 @@ def test_a_run_of_a_users_environment_has_its_settings(tmp_path, call):
          "--data-dir", tmp_path / "runs")
     (tmp_path / "mine.py").write_text("raise RuntimeError('it was run')")
     title, row, *_ = call("runs", "--data-dir", tmp_path / "runs")
-    assert row[title.index("other"):] == (
+    assert row[title.index("changed"):] == (
         "env.limit 9, vec.backend serial, total_timesteps 512, gamma 0.9")
     (run,) = (tmp_path / "runs").iterdir()
     assert call("diagnose", run) and history.find("mine", tmp_path / "runs").folder == run

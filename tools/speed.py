@@ -85,7 +85,7 @@ def profile(env_name, args):
         engine = trainer.engine
         for owner, names in ((kernels, calls),
                              (engine, ("rollout", "backward", "_backward_share")),
-                             (engine.steps, ("_step",)), (trainer.vecenv, ("wait", "advance"))):
+                             (engine.loop, ("_step",)), (trainer.vecenv, ("wait", "advance"))):
             for name in filter(functools.partial(hasattr, owner), names):
                 function = getattr(owner, name)
                 stack.callback(setattr, owner, name, function)
