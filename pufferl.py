@@ -207,7 +207,7 @@ class PuffeRL:
         self._use_engine(reason)
 
     def _use_engine(self, reason):
-        """Print why autograd runs, if it does; on a GPU put CUDA graphs for methods."""
+        """Print why autograd runs, if it does; let CUDA graphs replace methods on a GPU."""
         self.args["engine"] = {"name": self.engine.name, "why": reason}
         if reason and self.ranks.rank == 0:
             text = f"engine: {self.engine.name}, because {reason}"
@@ -592,8 +592,8 @@ class PuffeRL:
     def _count_outside(self):
         """Return how many observations in a sample are outside of the declared space.
 
-        The sample changes with each log entry. With train.norm_obs, a bound b is
-        widened by max(1, |b|).
+        The sample changes with each log entry. With train.norm_obs a bound b is widened by
+        max(1, |b|).
         """
         T, N, size = self.horizon, self.num_agents, math.prod(self._layout.shape)
         strides = max(1, T // 4), min(N, max(1, 4 * N * size // diagnostics.SAMPLE))

@@ -167,7 +167,7 @@ class Vector(contextlib.AbstractContextManager):
     has_valid = True
     closed = in_graphs = can_step_in_kernels = False
     num_workers = 1
-    _is_new = False  # no step since `allocate`
+    _is_new = False  # the episodes are those that `allocate` began
     _driver = None
     _arrays = None  # stepped into in place of `storage`; see write_to
     _watched_since = 0.0
@@ -287,7 +287,7 @@ class Vector(contextlib.AbstractContextManager):
         """
         if self.storage is None or len(self.storage.actions) != 1:
             self.allocate(1)
-        if seed is not None or not self._is_new:
+        if seed is not None or not self._is_new or any(self._t):
             self.restart(seed)
         self._received = ()
         self.begin()
@@ -499,6 +499,7 @@ class Native(Vector):
         return self.envs.save()
 
     def load(self, saved):
+        self._is_new = False
         self.envs.load(saved)
 
     def render(self, index=0):
@@ -615,6 +616,7 @@ class GpuEnvs(Native):
         return self.envs.save()
 
     def load(self, saved):
+        self._is_new = False
         self.envs.load(saved)
         self._copy_to_device()
 
