@@ -167,7 +167,7 @@ class Vector(contextlib.AbstractContextManager):
     has_valid = True
     closed = in_graphs = can_step_in_kernels = False
     num_workers = 1
-    _is_new = False  # the episodes are those that `allocate` began
+    _next_seed = None  # of the first reset of a script
     _driver = None
     _arrays = None  # stepped into in place of `storage`; see write_to
     _watched_since = 0.0
@@ -246,16 +246,18 @@ class Vector(contextlib.AbstractContextManager):
 
     def allocate(self, horizon):
         """Make the arrays of `horizon` steps and begin the first episodes."""
-        self.storage = self.new_storage(horizon, aligned_zeros)
-        self._bind()
+        self._make_storage(horizon)
         self.restart(self.seed)
         self.begin()
-        self._is_new = True
         return self.storage
+
+    def _make_storage(self, horizon):
+        self.storage = self.new_storage(horizon, aligned_zeros)
+        self._bind()
+        self._next_seed = self.seed
 
     def begin(self):
         """Begin a rollout: the last row becomes the first, and t is 0."""
-        self._is_new = False
         arrays = self._arrays or vars(self.storage)
         for name in POLICY_INPUTS:
             if arrays[name] is not None:
@@ -286,10 +288,9 @@ class Vector(contextlib.AbstractContextManager):
         The first call uses the vector's seed, later calls without one continue the random numbers.
         """
         if self.storage is None or len(self.storage.actions) != 1:
-            self.allocate(1)
-        if seed is not None or not self._is_new or any(self._t):
-            self.restart(seed)
-        self._received = ()
+            self._make_storage(1)
+        self.restart(self._next_seed if seed is None else seed)
+        self._next_seed, self._received = None, ()
         self.begin()
         return self.storage.observations[0], []
 
@@ -499,7 +500,6 @@ class Native(Vector):
         return self.envs.save()
 
     def load(self, saved):
-        self._is_new = False
         self.envs.load(saved)
 
     def render(self, index=0):
@@ -616,7 +616,6 @@ class GpuEnvs(Native):
         return self.envs.save()
 
     def load(self, saved):
-        self._is_new = False
         self.envs.load(saved)
         self._copy_to_device()
 
