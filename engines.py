@@ -211,7 +211,7 @@ class Buffers:
         self.fields = getattr(self.policy, "rollout_fields", {})
         shapes |= {f"fields/{name}": ((T, N, *shape), dtype)
                    for name, (shape, dtype) in self.fields.items()}
-        state = self.policy.initial_state(N) if hasattr(self.policy, "initial_state") else {}
+        state = models.initial_state(self.policy, N)
         self.state = dict.fromkeys(state)
         for name, tensor in state.items():
             shape = tensor.shape

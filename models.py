@@ -813,8 +813,7 @@ class Normalized(nn.Module):
         return flat.view(observations.shape)
 
     def initial_state(self, num_agents):
-        return (self.policy.initial_state(num_agents) if hasattr(self.policy, "initial_state")
-                else {})
+        return initial_state(self.policy, num_agents)
 
     def forward(self, observations, state):
         return over_time(self.policy, self._normalised(observations, 2), state)
@@ -912,8 +911,7 @@ def summarize(policy):
                 f"{policy.num_layers} MinGRU, linear; {parameters}")
     inner = inner_policy(policy)
     memory = {MinGRUWrapper: "MinGRU", LSTMWrapper: "LSTM", GRUWrapper: "GRU"}.get(type(policy))
-    if memory is None and (state_names := policy.initial_state(1)
-                           if hasattr(policy, "initial_state") else {}):
+    if memory is None and (state_names := initial_state(policy, 1)):
         memory = f"keeps {', '.join(state_names)} from step to step"
     encodings = {"image": "convolutions of an image", "board": "convolutions of a board",
                  "choices": "one-hot", "numbers": "numbers"}
@@ -1187,6 +1185,11 @@ def find_form(policy, space):
     raise errors[0]
 
 
+def initial_state(policy, num_agents):
+    """Return a policy's recurrent tensors, {name: (layers, num_agents, size)}."""
+    return policy.initial_state(num_agents) if hasattr(policy, "initial_state") else {}
+
+
 def one_step(policy, observations, state):
     """Return logits and value (N, ...) of one step of N agents, by any policy.
 
@@ -1360,7 +1363,7 @@ class CleanRLAgent(nn.Module):
             raise NetworkError(f"{type(policy).__name__} squashes its actions (models.squash), but "
                                "CleanRL's loops do not. Train it with PuffeRL.")
         self.policy = policy
-        self.has_memory = hasattr(policy, "initial_state") and bool(policy.initial_state(1))
+        self.has_memory = bool(initial_state(policy, 1))
 
     def initial_state(self, num_agents):
         return tuple(self.policy.initial_state(num_agents).values())

@@ -955,7 +955,7 @@ def check_train(config, vecenv, policy, agents, ranks):
     names = config.keys() & {"env", "data_dir", "run_id", "settings", "use_rnn"}
     settings = train_settings({key: value for key, value in config.items() if key not in names})
     c = replace_batch_size(settings, agents)
-    is_recurrent = hasattr(policy, "initial_state") and bool(policy.initial_state(1))
+    is_recurrent = bool(models.initial_state(policy, 1))
     c |= {"env": vecenv.name, "data_dir": Base.data_dir, "use_rnn": is_recurrent,
           **{key: config[key] for key in names}}
     if c["norm_obs"] == "auto":  # the network already has a normalizer, or has none

@@ -144,7 +144,7 @@ def _compare(policy, sample, device, observations, resets, valid):
     arena.allocate(device)
     fast.bind()
     fast.refresh()
-    state = policy.initial_state(N) if hasattr(policy, "initial_state") else {}
+    state = models.initial_state(policy, N)
     state = {name: torch.linspace(-1, 1, tensor.numel(), device=device).view(tensor.shape)
              for name, tensor in state.items()}
     memory = state["mingru"].clone() if state else None
@@ -194,7 +194,7 @@ def check_recurrent_contract(policy, vecenv):
 
     def make_state(*shape):
         """Return the first state of (T, N) steps or (N,) agents."""
-        state = policy.initial_state(shape[-1]) if hasattr(policy, "initial_state") else {}
+        state = models.initial_state(policy, shape[-1])
         flags = torch.zeros(shape, dtype=torch.uint8, device=device)
         return {**{name: tensor.to(device) for name, tensor in state.items()},
                 "resets": flags, "valid": flags + 1}

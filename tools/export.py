@@ -134,7 +134,7 @@ class Step(torch.nn.Module):
         self.action = env_action(env)
         self.masked = getattr(env, "has_action_masks", False)
         self.flat = flat_spaces.FlatObservation(emulation.declared_space(env))
-        self.state = policy.initial_state(2) if hasattr(policy, "initial_state") else {}
+        self.state = models.initial_state(policy, 2)
         joined = {"action": [names for _, names, _ in self.action.leaves],
                   "observation": [names for _, names, _ in self.flat.leaves]}
         self.outputs = [*(["logits"] if self.action.heads else ["mean", "log_std"]),

@@ -84,7 +84,7 @@ class Play:
         self.policy = pufferl.load_policy(args, self.vecenv, env_name).eval()
         self.storage = self.vecenv.allocate(1)
         policy, agents = self.policy, self.vecenv.num_agents
-        self.state = policy.initial_state(agents) if hasattr(policy, "initial_state") else {}
+        self.state = models.initial_state(policy, agents)
         self.vecenv.begin()
         # a few agents take less time than waking other threads
         self.threads = self.vecenv.num_threads if agents >= 4096 else 1
