@@ -313,6 +313,18 @@ def test_loss_of_any_settings(T, B, N, kind, seed, live, **coefficients):
     cases.ppo_loss(T, B, N=N, seed=seed, live=live, coefficients=coefficients, **kind).check()
 
 
+@pytest.mark.parametrize("bound", [math.inf, 0.1])
+def test_the_terms_add_up_to_the_loss(bound):
+    data = cases.minibatch(3, 4, heads=[3])
+    known = {name: cases.COEFFICIENTS[name] for name in ("clip_coef", "vf_coef", "vf_clip_coef", "ent_coef")}
+    known["vf_error_bound"] = bound
+    statistics = kernels.loss_statistics(cases.ppo_loss(data=data, coefficients=known).run()["sums"])
+    value_scale = cases.loss_settings(data, **known)[kernels.VALUE_SCALE]
+    total = (statistics["policy_loss"] + value_scale * statistics["value_loss"]
+             - known["ent_coef"] * statistics["entropy"])
+    close(total, cases.expected_loss(data, **known)[0]["loss"].detach(), 1e-5)
+
+
 def test_explained_variance():
     """Returns of 1,000 ± 1 that the value explains to 10%: their squares must not be summed in
     float32. Constant returns have none, and no step at all is no error; a NaN reaches the settings."""
