@@ -219,7 +219,7 @@ class Train:
     """muon: orthogonalises each matrix's momentum (Jordan et al. 2024). adam: torch's AdamW.
     path/to/file.py:Class: a custom torch.optim.Optimizer, made as Class(parameters,
     lr=learning_rate, weight_decay=weight_decay); weight_decay is left out if it is 0 and Class
-    does not name it. The schedule sets the rate."""
+    has no such parameter. The schedule sets the rate."""
     loss: str | None = None
     """path/to/file.py:function, a custom term of the loss. It gets the minibatch, whose fields are
     a table in docs/recipes.md. Its result, a tensor (), is added to the loss, differentiated by
@@ -750,7 +750,7 @@ def load_config(env_name, argv=()):
 
     env_name: "default" for an environment that a script makes itself. argv: command line options,
     such as ["--train.learning-rate", "0.01"]; --help prints and exits. Raises ConfigError for a
-    setting that does not exist, has the wrong type or would change nothing.
+    setting that does not exist or has the wrong type, and for an option that would change nothing.
     """
     options = [word for word in argv if word not in ("-h", "--help")]
     schema, values, names, maker = resolve(env_name, options)

@@ -783,7 +783,7 @@ class PettingZooPufferEnv(Wrapper):
         return returned
 
     def check_returned(self, call, returned):
-        """Check the observations of each agent that is in one of the dicts."""
+        """Check what each agent got that is in one of the dicts."""
         names = PARALLEL if call == "step" else ("observations", "infos")
         if (not isinstance(returned, tuple | list) or len(returned) != len(names)
                 or not all(isinstance(part, dict) for part in returned)):

@@ -652,7 +652,8 @@ class Engine:
         """Compute the gradients and the loss of the segments `buffers.index`.
 
         `_backward_share` does so for each learner. New values, new ratios and the sums of the loss
-        are in `buffers`. The order of the gradients' sum is a part of exact resume (runs.py).
+        are in `buffers`. An exact resume depends on the gradients' order in the sum
+        (runs.py, item 2 above Snapshot).
         """
         if self.num_learners == 1:
             self._backward_share(0)

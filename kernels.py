@@ -11,10 +11,10 @@ advantage, priorities, gather, MinGRU, loss, optimizer (optim.py). A kernel has 
                 are a CPU's forms of choose_cell and of read_head in kernels.cu, for many agents or
                 steps at once: edit both
     _*_lanes    the driver (some have no suffix): a numba loop without the GIL over a range of lanes
-                (agents, segments or steps). The contiguous axis is innermost, so that the loop
-                vectorises. A driver gets all arrays as arguments; one that allocates fails with
-                "NRT required but not enabled". A GPU runs it too, unless the kernel also has a
-                part `_*_cuda` or one in kernels.cu
+                (agents, segments, steps, or an array's numbers or matrices). The contiguous axis is
+                innermost, so that the loop vectorises. A driver gets all arrays as arguments; one
+                that allocates fails with "NRT required but not enabled". A GPU runs it too, unless
+                the kernel also has a part `_*_cuda` or one in kernels.cu
     _*_cuda     the driver for a GPU: one lane per thread, neighbouring lanes contiguous in memory
     kernels.cu  the kernel in C++ for a GPU; fast/cuda_cpp.py translates the cells that it names
     function    the public name. It checks shapes and types, then runs the driver for the tensors'
@@ -1190,7 +1190,7 @@ def ppo_cell(logprob, old_logprob, scaled_advantage, clip_coef):
 def value_cell(value, old_value, target, vf_clip_coef):
     """Return (loss, d loss/d value) of the clipped value loss.
 
-    ½ max((v-R)², (V + clip(v-V) - R)²) (Schulman's PPO2).
+    ½ max((v-R)², (V + clip(v-V) - R)²) (Schulman's PPO2); V is the old value, R the target.
     """
     change = value - old_value
     clipped = vf_clip_coef if change > vf_clip_coef else change

@@ -16,10 +16,11 @@
 
 An epoch is one `evaluate` (a rollout of `horizon` steps of all agents) and one `train` (advantages,
 then minibatches of prioritized segments). The steps of the algorithm are in `PuffeRL.train`, its
-formulas (advantage, loss, sampling) in kernels.py; ppo.py is the same algorithm in one file, which
-this one does not import. Networks are in models.py, environments in vector.py, settings in
-configuration.py and config/*.ini. An engine runs the network in rollout and learning: engines.py
-any network, fast/compiled.py the default network on a CPU, fast/fused.py on a GPU.
+formulas (advantage, loss, sampling) in kernels.py. ppo.py has the same algorithm in one file, which
+pufferl.py does not import. Networks are in models.py, environments in vector.py, settings with
+their defaults in configuration.py; config/ENV.ini changes them for one environment. An engine runs
+the network in rollout and learning: engines.py any network, fast/compiled.py the default network on
+a CPU, fast/fused.py on a GPU.
 """
 
 import argparse
@@ -399,7 +400,7 @@ class PuffeRL:
                 self._compute_all_advantages()
 
     def _compute_all_advantages(self):
-        """Compute those of all segments: a method of its own, because a GPU captures it."""
+        """Compute the advantages of all segments. A GPU captures this method as a graph."""
         self._compute_advantages()
 
     def _compute_advantages(self, index=None):
@@ -463,7 +464,8 @@ class PuffeRL:
     def _write_back(self):
         """Write the segments' new values and ratios, and recompute their advantages.
 
-        With train.draw = steps a minibatch has no whole segments, and nothing is written.
+        With train.draw = steps a minibatch has no whole segments, and nothing is written. Both ways
+        count the minibatch, after the draw and the optimizer have read the counter.
         """
         buffers = self.buffers
         if self.config["draw"] == "steps":
@@ -811,10 +813,10 @@ def generic_engine(config):
 
 
 def choose_engine(policy, vecenv, config):
-    """Return the engine's class, and why it is not the hand-written one, or None.
+    """Return (engine class, why a default network does not get the hand-written one).
 
     With train.engine = auto the hand-written engine of the device runs the policies that it
-    implements. For a custom network, which never has another engine, the reason is None. Raises
+    implements. The reason is None if it does, and for custom networks, which it never runs. Raises
     ConfigError if train.engine cannot run this.
     """
     requested, general = config["engine"], generic_engine(config)

@@ -111,9 +111,9 @@ class Vector(contextlib.AbstractContextManager):
     """Define what a backend provides, and the synchronous API that follows from it.
 
     To add a backend, derive from this class, or from `Emulated` for environments in Python.
-    `make(env, backend=YourClass)` calls it with the arguments of `Emulated.__init__`. BACKENDS and
-    configuration.BACKENDS name it for the command line. tests/test_vector.py has a backend that
-    derives from `Emulated`.
+    `make(env, backend=YourClass)` calls it with the arguments of `Emulated.__init__`. For the
+    command line, configuration.BACKENDS has its name, and BACKENDS the class at the same place.
+    tests/test_vector.py has a backend that derives from `Emulated`.
 
     Attributes [default]:
         name: of the environment; seed: of the environments
@@ -137,7 +137,7 @@ class Vector(contextlib.AbstractContextManager):
         library [absent]: the ocean.Library of environments in C
         can_step_in_kernels [False]: whether kernels step with `addresses`; see Native
 
-    Methods [what this class does; without brackets a subclass has to write it]:
+    Methods, in brackets what this class does; a subclass has to write those without brackets:
         allocate(horizon) [all of it]: set `storage` to new_storage(horizon, zeros), where
             zeros(shape, dtype) makes an array, call `_bind()`, `restart(self.seed)` and `begin`,
             and return the storage
@@ -398,8 +398,8 @@ class Vector(contextlib.AbstractContextManager):
 class Native(Vector):
     """Environments in C, which threads step in the rollout's arrays.
 
-    See `make` for the arguments. With fewer buffers than threads each actor steps a buffer of many
-    agents with several threads.
+    See `make` for the arguments. With fewer buffers than threads, several threads step one buffer
+    of many agents.
     """
 
     # 2,048 agents fit into a core's caches, and to step them takes much longer than to call C.
@@ -636,7 +636,8 @@ class Emulated(Vector):
 
     A buffer is the workers of one batch. Infos are dicts of the episodes that ended, with
     episode_return, episode_length and the numbers of the environment's last info; `log` averages
-    them. See `make` for the arguments. A subclass has these methods:
+    them. creators: (creator, args, kwargs) of each environment; `make` has the other arguments. A
+    subclass has these methods:
 
         _start(): begin num_workers workers. Each makes a workers.Envs of the arguments that
             `envs_of(worker)` returns, pickled by cloudpickle, and binds it to

@@ -113,7 +113,8 @@ def ours(name, steps, seed, options):
     shutil.copytree(ROOT, bare, dirs_exist_ok=True, ignore=shutil.ignore_patterns(
         ".*", "__pycache__", "config", "docs", "tests", "bench", "experiments", "*.safetensors"))
     (bare / "config").mkdir(exist_ok=True)
-    shutil.copy(ROOT / "config/default.ini", bare / "config")
+    for name in ("default.ini", "foreign_options.json"):
+        shutil.copy(ROOT / "config" / name, bare / "config")
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(bare / "pufferl.py"), "train", called, *extra,
                    "--train.total-timesteps",

@@ -43,7 +43,7 @@ def cycles(typing):
 def step_environments(environments, t, begin, end, terminals, truncations, resets):
     """Step environments at row t; return the cycles it took.
 
-    Their agents are [begin, end). It also writes row t + 1 of the resets.
+    begin, end: the environments' agents. It also writes row t + 1 of the resets.
     """
     function, address, first, last, rows = environments
     entered = cycles()

@@ -7,7 +7,7 @@ The networks are models.MinGRUPolicy, models.FeedForward and models.Separate. Th
 ppo.py, the same steps for any network in engines.py: this file can be deleted, and
 `engines.Autograd` runs everything. First come the network's step, a buffer's rollout and a
 learner's share of a minibatch, each a single call without the interpreter. Then comes `Compiled`,
-the engine. Its calls in an epoch, without advantages, draw of segments and optimizer (pufferl.py):
+the engine. The calls of an epoch (pufferl.py has those of advantages, draw and optimizer, too):
 
     PuffeRL.evaluate > Compiled.rollout > ThreadPool.run > _run_in_one_call, in each thread
         > _rollout_cpu, for each step

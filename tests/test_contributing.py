@@ -185,7 +185,6 @@ def test_a_distribution_of_sweeps(copy):
                     'negative"),\n    "choice": Distribution')
     project.replace("docs/sweeps.md", r"^(\| `log_normal`)",
                     r"| `square_root` | its root | entropy |\n\1")
-    project.replace("config/default.ini", r"(?<=int_uniform, )", "square_root, ")
     project.run("-c", textwrap.dedent("""
         from protein import Protein
         from tools.sweep.command import searched_settings
