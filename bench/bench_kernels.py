@@ -3,22 +3,22 @@
     python bench/bench_kernels.py [--threads 1] [--repeats 7] [--only mingru] [--device cuda]
 
 The shapes are those of Breakout: 4,096 agents, horizon 64, hidden 64, minibatches of 1,024 segments
-in chunks of 16. A kernel is first compared with its float64 reference; a wrong one is not timed,
-and the exit status is then 1. GB/s counts every array that the kernel reads or writes once. Its
-share of the copy bandwidth (a copy of 256 MB, read plus write) exceeds 100% where the arrays are in
-the cache, as chunks are meant to be. Everything is interleaved in one run; figures are medians of
-the repeats. On a shared machine only ratios are meaningful, so a copy and a matrix product (1,024 x
-64 by 64 x 192, the layer's) of the same run are printed as well.
+in chunks of 16. The calls are those of tests/kernel_cases.py. A kernel is first compared with its
+float64 reference; a wrong one is not timed, and the exit status is then 1. GB/s counts every array
+that the kernel reads or writes once. Its share of the copy bandwidth (a copy of 256 MB, read plus
+write) exceeds 100% where the arrays are in the cache, as chunks are meant to be. Everything is
+interleaved in one run; figures are medians of the repeats. On a shared machine only ratios are
+meaningful, so a copy and a matrix product (1,024 x 64 by 64 x 192, the layer's) of the same run are
+printed as well.
 
 On a GPU a chunk is the whole minibatch, as in training, and the time is that of replaying a graph
-of 20 calls, without launches from Python and without preparation; kernels that work in place
-continue with their results. There each kernel is printed with a copy that reads and writes as many
-bytes, because a launch takes longer than a small kernel's bytes, and both use the cache.
+of 20 calls, without launches from Python; kernels that work in place continue with their results.
+There each kernel is printed with a copy that reads and writes as many bytes, because a launch takes
+longer than a small kernel's bytes, and both use the cache.
 """
 
 import argparse
 import json
-import math
 import statistics
 import sys
 import time
@@ -33,6 +33,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests"))
+import kernel_cases
 import reference
 
 import kernels
@@ -43,8 +44,7 @@ from fast import fused
 
 # horizon, agents, hidden, minibatch, chunk, actions, observation
 T, N, H, B, M, A, D = 64, 4096, 64, 1024, 16, 3, 118
-GAE = {"gamma": 0.972, "gae_lambda": 0.949, "rho_clip": 2.1, "c_clip": 1.08}
-CLIPS = {"clip_coef": 0.67, "vf_coef": 1.22, "vf_clip_coef": 1.23, "ent_coef": 0.0033}
+MATRICES = [(H, D), (H,), (3 * H, H), (3 * H, H), (A + 1, H), (A + 1,)]  # of Breakout's network
 START = 32  # of the chunk
 SECONDS = 0.02  # of one kernel in one repeat, at least
 CALLS = 20  # in a graph
@@ -58,335 +58,151 @@ class Case(NamedTuple):
     prepare: callable = None  # puts back what the call overwrites; not timed
 
 
-rng = torch.Generator().manual_seed(0)  # a CPU's, so that the numbers are the same everywhere
-
-
-def here(tensor):
-    return tensor.to(torch.get_default_device())
-
-
-def normal(*shape):
-    return here(torch.randn(shape, generator=rng, device="cpu"))
-
-
-def uniform(*shape):
-    return here(torch.rand(shape, generator=rng, device="cpu"))
-
-
-def integers(high, *shape, dtype=torch.int64):
-    return here(torch.randint(high, shape, generator=rng, dtype=dtype, device="cpu"))
-
-
-def flags(probability, *shape):
-    return (uniform(*shape) < probability).to(torch.uint8)
-
-
-def close(name, actual, expected, tolerance):
-    actual, expected = torch.as_tensor(actual).double(), torch.as_tensor(expected).double()
-    error = ((actual - expected).abs() / (1 + expected.abs())).max().item()
-    # NaN is not <= either
-    assert error <= tolerance, f"{name} is off by {error:.1e}, more than {tolerance:.0e}"
-
-
 def size(*tensors):
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def poisoned(*shape):
-    return torch.full(shape, math.nan)
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=kernel_cases.generator(seed), device="cpu")
 
 
-def sample_case(kind):
-    outputs, log_std, heads = normal(N, A + 1), 0.3 * normal(A), torch.tensor([A], device="cpu")
-    actions = torch.full((N, 1), -1, dtype=torch.int32) if kind == "discrete" else poisoned(N, A)
-    logprobs, values = poisoned(N), poisoned(N)
-    options = {"heads": heads} if kind == "discrete" else {"log_std": log_std}
-    step = torch.tensor([3])
+def kernel_case(call, elements, segments=N):
+    """Return the Case of a kernel_cases.Call; segments: of N, whose columns the kernel reads."""
+    device, kernel = torch.get_default_device(), getattr(kernels, call.kernel)
+    arguments = {name: value.to(device) if isinstance(value, torch.Tensor) and name != "heads"
+                 else value for name, value in call.arguments.items()}
+    changed = {name: arguments[name] for name in call.written}
+    before = {name: tensor.clone() for name, tensor in changed.items()}
+    results = [None]
 
     def run():
-        kernels.sample(outputs, actions, logprobs, values, seed=1, step=step, **options)
+        results[0] = kernel(**arguments)
 
     def check():
-        y = outputs[:, :-1].double()
-        if kind == "discrete":
-            expected, _ = reference.discrete_logprob_entropy(y, actions, [A])
-            for i in range(64):
-                u = (reference.philox4x32((i, 3, 0, 1), (1, 0))[0] >> 8) * 2.0**-24
-                assert actions[i, 0] == reference.draw(y[i].softmax(0), torch.tensor(u).double()), (
-                    "another action")
-        else:
-            expected, _ = reference.gaussian_logprob_entropy(y, log_std.double(), actions.double())
-            z = (actions - y) / log_std.double().exp()
-            assert z.mean().abs() < 0.05 and (z.std() - 1).abs() < 0.05, "not a standard normal"
-        close("logprobs", logprobs, expected, 1e-5)
-        assert torch.equal(values, outputs[:, -1])
+        with torch.device("cpu"):
+            for name, actual, expected, tolerance in call.compare(
+                    **call.outputs(arguments, results[0])):
+                kernel_cases.close(actual, expected, tolerance, name)
 
-    return Case(run, check, N, size(outputs, actions, logprobs, values))
+    def prepare():
+        for name, tensor in before.items():
+            changed[name].copy_(tensor)
+
+    moved = sum(size(tensor) * segments // N if tensor.shape[1:2] == (N,) else size(tensor)
+                for tensor in arguments.values() if isinstance(tensor, torch.Tensor))
+    return Case(run, check, elements, moved, prepare)
 
 
-def advantage_cases():
-    done = flags(0.02, T, N)
-    data = {"values": normal(T + 1, N), "rewards": normal(T, N), "terminals": done,
-            "truncations": flags(0.01, T, N) * (1 - done), "bootstraps": torch.zeros(T, N),
-            "ratios": (0.2 * normal(T, N)).exp(), "valid": flags(0.99, T + 1, N)}
-    index = integers(N, B).sort().values
-    unique = index.unique()
-    advantages, part, priorities = poisoned(T, N), poisoned(T, N), torch.full((N,), math.nan, dtype=torch.float64)
-    doubles = {k: v.double() if v.is_floating_point() else v for k, v in data.items()}
-    expected = reference.advantage(**doubles, gamma=GAE["gamma"], lam=GAE["gae_lambda"],
-                                   rho_clip=GAE["rho_clip"], c_clip=GAE["c_clip"])
-    source = expected.float()
-    cumulative, drawn, weights = torch.empty_like(priorities), torch.zeros(B, dtype=torch.int64), poisoned(B)
-    p = reference.probabilities(source.double(), data["valid"], 0.1)
+def kernel_calls():
+    """Yield (name, call, elements, segments of N that it reads)."""
+    drawn = torch.randint(N, (B,), generator=kernel_cases.generator(), device="cpu").sort().values
+    unique = len(drawn.unique())
     counter, beta = torch.tensor([5, 2]), torch.tensor([0.8])
-    moved = size(*data.values(), advantages)
-
-    def check_draw():
-        assert torch.equal(drawn, reference.draw_segments(p, B, seed=7, epoch=5, minibatch=2)), "other segments"
-        close("weights", weights, reference.importance_weights(p, 0.8)[drawn], 1e-5)
-
-    moments, offset = [], here(torch.zeros(1))
-    chosen = source[:, index].double()[data["valid"][:-1, index] != 0]
-    yield "advantage, all", Case(
-        lambda: kernels.advantage(**data, advantages=advantages, offset=offset, **GAE),
-        lambda: close("advantages", advantages, expected, 1e-5), T * N, moved)
-    yield "advantage, drawn", Case(
-        lambda: kernels.advantage(**data, advantages=part, offset=offset, **GAE,
-                                  index=index),
-        lambda: close("advantages", part[:, unique], expected[:, unique], 1e-5),
-        T * len(unique), moved * len(unique) // N)
-    yield "priorities", Case(
-        lambda: kernels.priorities(source, data["valid"], priorities, alpha=0.1),
-        lambda: close("priorities", priorities / priorities.sum(), p, 1e-9), T * N,
-        size(source, data["valid"]))
-    yield "draw_segments", Case(
-        lambda: kernels.draw_segments(p, cumulative, drawn, weights, seed=7, counter=counter, beta=beta),
-        check_draw, B, size(p, cumulative, drawn, weights))
-    yield "masked_moments", Case(
-        lambda: moments.append(kernels.masked_moments(source, data["valid"], index)),
-        lambda: close("moments", moments[-1],
-                      [len(chosen), chosen.sum(), chosen.square().sum()], 1e-6),
-        T * B, T * B * 5, moments.clear)
-
-
-def gather_cases():
-    index = integers(N, B).sort().values
-    source, out = normal(T + 1, N, D), poisoned(T, M, D)
-    yield "gather, chunk", Case(
-        lambda: kernels.gather(source, index, out, start=START),
-        lambda: close("out", out, source[:T, index[START : START + M]], 0), out.numel(),
-        2 * size(out))
-    new_values, new_ratios = normal(T, N)[:, index], normal(T, N)[:, index]
-    values, ratios = poisoned(T + 1, N), poisoned(T, N)
-
-    def check():
-        close("values", values[:T, index], new_values, 0)
-        close("ratios", ratios[:, index], new_ratios, 0)
-
-    counter = torch.zeros(2, dtype=torch.int64)
-    yield "write_back", Case(lambda: kernels.write_back(index, new_values, new_ratios, counter, values, ratios), check,
-                             T * B, 2 * size(new_values, new_ratios))
-
-
-def step_case():
-    hgp, x, state0 = normal(N, 3 * H), normal(N, H), normal(N, H)
-    state, out = state0.clone(), poisoned(N, H)
-    resets, valid = flags(0.02, N), flags(0.99, N)
-
-    def check_step():
-        y, s = reference.mingru_layer(*(t.double()[None] for t in (x, hgp)), state0.double(),
-                                      resets[None], valid[None])
-        close("out", out, y[0], 2e-6)
-        close("state", state, s[0], 2e-6)
-
-    return Case(lambda: kernels.mingru_step(hgp, x, state, resets, valid, out), check_step, N * H,
-                size(hgp, x, state, state, out), lambda: state.copy_(state0))
+    scan = {"columns": N, "drawn": True, "start": START, "resets": 0.02, "live": 0.99}
+    loss = {"N": N, "live": 0.99}
+    yield "sample, discrete", kernel_cases.sample(N, heads=[A], step=torch.tensor([3])), N, N
+    yield "sample, continuous", kernel_cases.sample(N, dims=A, step=torch.tensor([3])), N, N
+    yield "advantage, all", kernel_cases.advantage(T, N, live=0.99), T * N, N
+    yield ("advantage, drawn", kernel_cases.advantage(T, N, index=drawn.tolist(), live=0.99),
+           T * unique, unique)
+    yield "priorities", kernel_cases.priorities(T, N, alpha=0.1), T * N, N
+    yield ("draw_segments", kernel_cases.draw_segments(N, B, counter=counter, beta=beta), B, N)
+    yield "masked_moments", kernel_cases.masked_moments(T, N, B), T * B, B
+    yield ("gather, chunk", kernel_cases.gather(tail=(D,), T=T, N=N, M=M, start=START), T * M * D,
+           M)
+    yield "write_back", kernel_cases.write_back(T, N, B), T * B, B
+    yield "mingru_step", kernel_cases.mingru_step(N, H), N * H, N
+    yield "mingru_scan, chunk", kernel_cases.mingru_scan(T, M, H, **scan), T * M * H, M
+    yield "mingru_scan_grad, chunk", kernel_cases.mingru_scan_grad(T, M, H, **scan), T * M * H, M
+    yield "ppo_loss, discrete, chunk", kernel_cases.ppo_loss(T, M, heads=[A], **loss), T * M, M
+    yield "ppo_loss, continuous, chunk", kernel_cases.ppo_loss(T, M, dims=A, **loss), T * M, M
+    count = sum(map(np.prod, MATRICES))
+    yield "gradient_norm", kernel_cases.gradient_norm(int(count)), int(count), N
 
 
 def policy_step_cases():
-    """Yield the whole network's step with the draw.
-
-    Product by product, and on a GPU in one kernel too.
-    """
-    device, spaces = torch.get_default_device(), gymnasium.spaces
-    policy = models.MinGRUPolicy(SimpleNamespace(single_observation_space=spaces.Box(-9, 9, (D,), np.float32),
-                                                 single_action_space=spaces.Discrete(A)), H, 2)
-    arena = Arena()
+    """Yield the default network's step with the draw, by products and in one kernel (GPU)."""
+    spaces = gymnasium.spaces
+    env = SimpleNamespace(single_observation_space=spaces.Box(-9, 9, (D,), np.float32),
+                          single_action_space=spaces.Discrete(A))
+    policy, arena = models.MinGRUPolicy(env, H, 2), Arena()
     arena.adopt(policy)
-    ways = {way: fused.Layers(policy, arena, way, steps=0, rows=N) for way in ("by products", "in one kernel")}
+    layers = fused.Layers(policy, arena, "actor", steps=0, rows=N)
+    device = torch.get_default_device()
     arena.allocate(device)
-    observations, state0 = normal(N, D), normal(2, N, H)
-    resets, valid, heads = flags(0.02, N), flags(0.99, N), torch.tensor([A], device="cpu")
-    weights = {name: parameter.detach().double() for name, parameter in policy.named_parameters()}
-    layers = [{part: weights[f"rnn.layers.{i}.{part}"] for part in ("weight", "bias")} for i in range(2)]
-    params = {f"{name}_{part}": weights[f"{name}.{part}"] for name in ("encoder", "decoder")
-              for part in ("weight", "bias")}
-    params |= {"layer_weights": [layer["weight"] for layer in layers],
-               "layer_biases": [layer["bias"] for layer in layers]}
+    layers.bind()
+    observations, before = normal(N, D).to(device), normal(2, N, H, seed=1).to(device)
+    resets, valid = torch.zeros(N, dtype=torch.uint8), torch.ones(N, dtype=torch.uint8)
+    state, heads = before.clone(), torch.tensor([A], device="cpu")
+    drawn = {"actions": torch.zeros(N, 1, dtype=torch.int32), "logprobs": torch.zeros(N),
+             "values": torch.zeros(N)}
+    draw = {**drawn, "seed": 1, "step": torch.tensor([3]), "heads": heads}
+    with torch.no_grad():
+        logits, value = policy.forward_eval(observations, {
+            policy.states[0]: before.clone(), "resets": resets, "valid": valid})
 
-    def case(way):
-        ways[way].bind()
-        if way == "by products":
-            ways[way].step_kernel = None
-        state, drawn = state0.clone(), {"actions": torch.full((N, 1), -1, dtype=torch.int32),
-                                        "logprobs": poisoned(N), "values": poisoned(N)}
-        how = {**drawn, "seed": 1, "step": torch.tensor([3]), "heads": heads}
+    def by_products():
+        layers.step_kernel = None
+        kernels.sample(layers.step(observations, state, resets, valid), **draw)
 
-        def run():
-            if ways[way].step_kernel is None:
-                kernels.sample(ways[way].step(observations, state, resets, valid), **how)
-            else:
-                ways[way].step(observations, state, resets, valid, drawn=how)
-
-        def check():
-            logits, value, final = reference.policy_forward(params, observations[None], state0.double(), resets[None],
-                                                            valid[None])
-            logprobs, _ = reference.discrete_logprob_entropy(logits[0], drawn["actions"], [A])
-            close("state", state, final, 1e-5)
-            close("values", drawn["values"], value[0], 1e-5)
-            close("logprobs", drawn["logprobs"], logprobs, 1e-5)
-
-        moved = size(observations, state, state, *drawn.values()) + N * 4 * (A + 1)
-        return Case(run, check, N, moved, lambda: state.copy_(state0))
-
-    for way in ways if device.type == "cuda" else ["by products"]:
-        yield f"policy step, {way}", case(way)
-
-
-def scan_cases():
-    hgp, x, out, dy = normal(T, M, 3 * H), normal(T, M, H), poisoned(T, M, H), normal(T, M, H)
-    states = torch.cat([normal(1, M, H), poisoned(T, M, H)])
-    resets, valid = flags(0.02, T, N), flags(0.99, T, N)
-    where = {"index": integers(N, B).sort().values, "start": START}
-    columns = where["index"][START : START + M]
-    hgp64, x64 = hgp.double().requires_grad_(), x.double().requires_grad_()
-    y64, s64 = reference.mingru_layer(x64, hgp64, states[0].double(), resets[:, columns],
-                                      valid[:, columns])
-    y64.backward(dy.double())
-    full = torch.cat([states[:1], s64.detach().float()])
-    dhgp, dx, sums = hgp.clone(), dy.clone(), torch.empty(hgp.shape[1:])
-
-    def check_scan():
-        close("out", out, y64.detach(), 2e-6)
-        close("states", states[1:], s64.detach(), 2e-6)
-
-    def check_grad():
-        close("d hgp", dhgp, hgp64.grad, 1e-5)
-        close("d x", dx, x64.grad, 1e-5)
-
-    def restore():
-        dhgp.copy_(hgp)
-        dx.copy_(dy)
-
-    yield "mingru_scan, chunk", Case(
-        lambda: kernels.mingru_scan(hgp, x, states, resets, valid, out, **where),
-        check_scan, T * M * H, size(hgp, x, states, out))
-    yield "mingru_scan_grad, chunk", Case(
-        lambda: kernels.mingru_scan_grad(dhgp, x, full, resets, valid, dx, sums, **where),
-        check_grad, T * M * H, size(dhgp, dhgp, x, full, dx, dx), restore)
-
-
-def loss_case(kind):
-    continuous = kind == "continuous"
-    index = integers(N, M).sort().values
-    outputs, grad = normal(T, M, A + 1), poisoned(T, M, A + 1)
-    values, advantages, logprobs = normal(T + 1, N), normal(T, N), normal(T, N) * 0.2 - 1.1
-    weights, valid = uniform(M) + 0.5, flags(0.99, T + 1, N)
-    actions = normal(T, N, A) if continuous else integers(A, T, N, 1, dtype=torch.int32)
-    log_std, grad_log_std = 0.3 * normal(A), poisoned(T, M, A) if continuous else None
-    if continuous:
-        mean = torch.zeros(T, N, A, dtype=torch.float64)
-        logprobs = (reference.gaussian_logprob_entropy(mean, log_std.double(), actions.double())[0]).float()
-    new_values, ratios = poisoned(T, M), poisoned(T, M)
-    sums = torch.zeros(kernels.SUMS, dtype=torch.float64)
-    moments = kernels.masked_moments(advantages, valid, index)
-    settings = torch.tensor([CLIPS.get(name, 0.0) for name in kernels.LOSS_SETTINGS])
-    kernels.normalisation(moments, settings)
-    heads = {"heads": torch.tensor([A], device="cpu")}
-    options = {"log_std": log_std, "grad_log_std": grad_log_std} if continuous else heads
-
-    def run():
-        kernels.ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, settings,
-                         grad, new_values, ratios, sums, index=index, **options)
+    def in_one_kernel():
+        layers.step_kernel = kernel
+        layers.step(observations, state, resets, valid, drawn=draw)
 
     def check():
-        y, spread = outputs.double().requires_grad_(), log_std.double().requires_grad_()
-        acts = actions[:, index].double() if continuous else actions[:, index]
-        loss = reference.ppo_loss(
-            y[..., :-1], y[..., -1], acts,
-            *(x[:T, index].double() for x in (logprobs, values, advantages)),
-            weights.double(), valid[:T, index], **CLIPS, heads=None if continuous else [A],
-            log_std=spread if continuous else None)
-        loss["loss"].backward()
-        ratio = loss["ratio"].detach()
-        # clipped or not, as rounding has it
-        edge = ((ratio - 1).abs() - CLIPS["clip_coef"]).abs() < 1e-5
-        share = edge.sum().item() / (T * M)
-        close("grad", *((g * T * M).masked_fill(edge[..., None], 0) for g in (grad, y.grad)), 5e-5)
-        close("ratios", ratios, ratio, 1e-5)
-        if continuous:
-            close("grad_log_std", grad_log_std.double().sum((0, 1)), spread.grad, 1e-5 + share)
-        for name, value in kernels.loss_statistics(sums).items():
-            close(name, value, loss[name].detach(), 1e-5 + share)
+        logprobs, _ = reference.discrete_logprob_entropy(logits.double(), drawn["actions"], [A])
+        # a GPU's products may round to TF32
+        kernel_cases.close(drawn["values"], value.view(N), 1e-3, "values")
+        kernel_cases.close(drawn["logprobs"], logprobs, 1e-3, "logprobs")
 
-    moved = size(outputs, grad, new_values, ratios) + 3 * 4 * T * M + T * M + T * M * actions.shape[2] * 4
-    return Case(run, check, T * M, moved + (size(grad_log_std) if continuous else 0), sums.zero_)
+    def prepare():
+        state.copy_(before)
+        drawn["values"].fill_(torch.nan)
+
+    kernel, moved = layers.step_kernel, size(observations, state, state, *drawn.values())
+    yield "policy step, by products", Case(by_products, check, N, moved, prepare)
+    yield "policy step, in one kernel", Case(in_one_kernel, check, N, moved, prepare)
 
 
-def muon_cases():
-    shapes = [(H, D), (H,), (3 * H, H), (3 * H, H), (A + 1, H), (A + 1,)]
-    module = torch.nn.Module()
-    module.tensors = torch.nn.ParameterList([normal(*shape) for shape in shapes])
-    arena = Arena()
+def muon_case():
+    module, arena = torch.nn.Module(), Arena()
+    module.tensors = torch.nn.ParameterList([normal(*shape) for shape in MATRICES])
     arena.adopt(module)
     device = torch.get_default_device()
-    optimizer = optim.Muon(arena, momentum=0.73, max_grad_norm=1.81,
-                             batched=device.type == "cuda")
+    optimizer = optim.Muon(arena, batched=device.type == "cuda")
     arena.allocate(device)
-    groups = ("weights", "gradients", "momentum")
-    for p in module.parameters():
-        p.grad.copy_(0.01 * normal(*p.shape))
-    start = {group: arena.flat(group).clone() for group in groups}
-    before = [p.detach().double() for p in module.parameters()]
-    grads = [p.grad.double() for p in module.parameters()]
-    norms = []
-
-    def restore():
-        norms.clear()
-        for group in groups:
-            arena.flat(group).copy_(start[group])
+    for parameter in module.parameters():
+        parameter.grad.copy_(0.01 * normal(*parameter.shape, seed=1))
+    flat = [arena.flat(group) for group in ("weights", "gradients", "momentum")]
+    before = [group.clone() for group in flat]
+    weights, gradients = ([tensor.detach().double() for tensor in tensors] for tensors in (
+        module.parameters(), [parameter.grad for parameter in module.parameters()]))
+    rate, found_inf = torch.tensor(0.015), torch.tensor(0.0)
 
     def check():
-        expected, _ = reference.muon_step(before, grads, [torch.zeros_like(g) for g in grads],
-                                          0.015, 0.73, 0.0, torch.tensor(1.81).double())
-        for p, e in zip(module.parameters(), expected, strict=True):
-            close("weights", p.detach(), e, 1e-6)
+        expected, _ = reference.muon_step(
+            weights, gradients, [torch.zeros_like(g) for g in gradients], 0.015, optimizer.momentum,
+            0.0, torch.tensor(optimizer.max_grad_norm).double())
+        for parameter, right in zip(module.parameters(), expected, strict=True):
+            kernel_cases.close(parameter.detach(), right, 1e-5, "weights")
 
-    flat = arena.flat("gradients")
+    def prepare():
+        for group, old in zip(flat, before, strict=True):
+            group.copy_(old)
 
-    def check_norm():
-        expected = flat.double().norm().item()
-        assert abs(norms[-1] / expected - 1) < 1e-6, f"norm {norms[-1]}, expected {expected}"
-
-    count = sum(p.numel() for p in module.parameters())
-    yield "gradient_norm", Case(
-        lambda: norms.append(kernels.gradient_norm(flat)), check_norm, count, 4 * count, restore)
-    rate, found_inf = here(torch.tensor(0.015)), here(torch.tensor(0.0))
-    yield "Muon.step", Case(lambda: optimizer.step(rate, found_inf), check, count, 7 * 4 * count,
-                            restore)
+    count = flat[0].numel()
+    return Case(lambda: optimizer.step(rate, found_inf), check, count, 7 * 4 * count, prepare)
 
 
 def cases():
-    yield "sample, discrete", sample_case("discrete")
-    yield "sample, continuous", sample_case("continuous")
-    yield from advantage_cases()
-    yield from gather_cases()
-    yield "mingru_step", step_case()
-    yield from policy_step_cases()
-    yield from scan_cases()
-    yield "ppo_loss, discrete, chunk", loss_case("discrete")
-    yield "ppo_loss, continuous, chunk", loss_case("continuous")
-    yield from muon_cases()
+    """Yield (name, Case) of every kernel."""
+    with torch.device("cpu"):
+        calls = list(kernel_calls())
+    for name, call, elements, segments in calls:
+        yield name, kernel_case(call, elements, segments)
+    if torch.get_default_device().type == "cuda":
+        yield from policy_step_cases()
+    yield "Muon.step", muon_case()
 
 
 def copy_of(moved):
@@ -396,12 +212,11 @@ def copy_of(moved):
 
 
 def baselines():
-    source, target = torch.zeros(2**25), torch.ones(2**25)
-    left, right, product = normal(T * M, H), normal(3 * H, H), torch.empty(T * M, 3 * H)
-    copy = Case(lambda: target.copy_(source), lambda: None, source.numel(), 2 * size(source))
+    device, product = torch.get_default_device(), torch.empty(T * M, 3 * H)
+    left, right = normal(T * M, H).to(device), normal(3 * H, H, seed=1).to(device)
     matmul = Case(lambda: torch.matmul(left, right.t(), out=product), lambda: None,
                   2 * T * M * H * 3 * H, size(left, right, product))
-    return {"copy": copy, "matrix product": matmul}
+    return {"copy": copy_of(2**28), "matrix product": matmul}
 
 
 _graphs = {}

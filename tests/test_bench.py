@@ -1,9 +1,20 @@
-"""The tools that compare two trees and two tables of scores: that they see a difference."""
+"""The tools that compare two trees and two tables of scores, and the kernels' benchmark."""
 
 import numpy as np
+import pytest
 import torch
 
-from bench import same_bits, scores
+from bench import bench_kernels, same_bits, scores
+
+
+def test_the_benchmark_of_kernels_finds_none_wrong(one_torch_thread):
+    for name, case in bench_kernels.cases():
+        case.prepare()
+        with pytest.raises((AssertionError, TypeError)):  # nothing is written, or no result there
+            case.check()
+        case.run()
+        case.check()
+        assert case.moved > case.elements > 0, name
 
 
 def test_a_difference_of_one_bit_is_seen_and_another_name_is_none():

@@ -31,6 +31,7 @@ import kernels
 import models
 import optim
 from arena import Arena
+from bench import bench_kernels
 from fast import cuda_cpp, fused
 
 pytestmark = [pytest.mark.skipif(arena.SIMULATOR, reason="numba compiles nothing here"),
@@ -325,6 +326,16 @@ def check_step(cupy, actor):
     assert torch.equal(alone, outputs) and torch.equal(states, actor.all_states)
     for name, tensor in actor.written.items():
         assert tensor is None or torch.equal(cases.bits(untouched[name]), cases.bits(tensor)), name
+
+
+def test_the_benchmark_of_the_policys_step(simulated):
+    for _, case in bench_kernels.policy_step_cases():
+        case.prepare()
+        with pytest.raises(AssertionError):
+            case.check()
+        case.run()
+        case.check()
+    assert simulated.launches[-1] == "policy_step"
 
 
 @settings(max_examples=30)
