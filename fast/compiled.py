@@ -1,13 +1,13 @@
-"""Run the default networks on a CPU in few calls, without autograd.
+"""Run three networks of models.py on a CPU in few calls, without autograd.
 
     python pufferl.py train breakout --train.engine compiled     # auto chooses it, too
     python -m pytest tests/test_compiled.py tests/test_engines.py
 
-The networks are models.MinGRUPolicy, models.FeedForward and models.Separate. The algorithm is in
-ppo.py, the same steps for any network in engines.py: this file can be deleted, and
-`engines.Autograd` runs everything. First come the network's step, a buffer's rollout and a
-learner's share of a minibatch, each a single call without the interpreter. Then comes `Compiled`,
-the engine. The calls of an epoch (pufferl.py has those of advantages, draw and optimizer, too):
+They are MinGRUPolicy, the default, FeedForward and Separate. The algorithm is in ppo.py, the same
+steps for any network in engines.py: this file can be deleted, and `engines.Autograd` runs
+everything. First come the network's step, a buffer's rollout and a learner's share of a minibatch,
+each a single call without the interpreter. Then comes `Compiled`, the engine. The calls of an epoch
+(pufferl.py has those of advantages, draw and optimizer, too):
 
     PuffeRL.evaluate > Compiled.rollout > ThreadPool.run > _run_in_one_call, in each thread
         > _rollout_cpu, for each step
