@@ -418,7 +418,9 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
         self._episode_return += reward
         self._episode_length += 1
         if terminated or truncated:
-            total = info["episode_return"] if self.has_inner else self._episode_return
+            total = self._episode_return
+            if self.has_inner:
+                total = info.get("episode_return", total)
             info = episode_info(info, total, self._episode_length)
         return (self._observation.flatten(observation), self.reward_scale * reward,
                 bool(terminated), bool(truncated), info)
@@ -521,8 +523,9 @@ class SyncStepper:
                 row.resets[i] = 1
                 if truncated[i]:
                     self._envs[i]._observation.flatten(observations[i], row.final_observations[i])
-                total = (infos[i]["episode_return"] if self._envs[i].has_inner
-                         else self._returns.item(i))
+                total = self._returns.item(i)
+                if self._envs[i].has_inner:
+                    total = infos[i].get("episode_return", total)
                 info = episode_info(infos[i], total, self._num_steps - self._starts[i])
                 ended.append((self._numbers[i], numeric_scalars(info)))
                 self._returns[i], self._starts[i] = 0, self._num_steps
@@ -605,17 +608,19 @@ class GymnasiumVectorPufferEnv(Wrapper):
         self._is_inactive = np.zeros(self.num_agents, bool)  # NEXT_STEP: ended at the last step
 
     def _masks(self, observation, info):
-        masks = info.get("action_mask")
+        masks = find_mask(observation, info)
         return [None if masks is None else _at(masks, i) for i in range(self.num_agents)]
 
-    def _write(self, view, observations, info):
+    def _write(self, view, observations, info, begun=None):
+        """Write observations and masks; begun: flags of the copies that the info is about."""
+        if view.action_masks is not None:
+            for i, mask in enumerate(self._masks(observations, info)):
+                if begun is None or begun[i]:
+                    self._action.write_mask(view.action_masks[i], mask)
         if self._observation.structured:
             self._observation.write(observations, self._fields)
             observations = self._flat
         store(view.observations, observations.reshape(view.observations.shape))
-        if view.action_masks is not None:
-            for target, mask in zip(view.action_masks, self._masks(None, info), strict=True):
-                self._action.write_mask(target, mask)
 
     def reset_env(self, seed):
         returned = self.env.reset(seed=seed)
@@ -644,12 +649,12 @@ class GymnasiumVectorPufferEnv(Wrapper):
         self.check_first("step", returned)
         observations, rewards, terminated, truncated, info = returned
         done = self._count_step(view, rewards, terminated, truncated)
+        self._write(view, observations, info)
         self.ended, infos = np.flatnonzero(done).tolist(), []
         if self.ended:
-            infos = self._end_episodes(view, observations, truncated, info, done)
+            infos = self._end_episodes(view, truncated, info, done)
             if self.mode == "disabled":
-                observations, info = self.env.reset(options={"reset_mask": done})
-        self._write(view, observations, info)
+                self._write(view, *self.env.reset(options={"reset_mask": done}), begun=done)
         return infos
 
     def _count_step(self, view, rewards, terminated, truncated):
@@ -666,7 +671,7 @@ class GymnasiumVectorPufferEnv(Wrapper):
             view.valid[:] = ~done
         return done
 
-    def _end_episodes(self, view, observations, truncated, info, done):
+    def _end_episodes(self, view, truncated, info, done):
         """Write the final observations; return the infos of the episodes that ended."""
         final = info
         if self.mode == "same_step":
@@ -676,8 +681,9 @@ class GymnasiumVectorPufferEnv(Wrapper):
             for i in np.flatnonzero(truncated):
                 self._observation.flatten(_at(info["final_obs"], i), view.final_observations[i])
         else:
-            self._write(view, observations, info)
             view.final_observations[truncated] = view.observations[truncated]
+            if self.mode == "disabled":  # RecordEpisodeStatistics clears all counters at a reset
+                final = {key: value for key, value in info.items() if key != "episode"}
         infos = [numeric_scalars(episode_info(
             _info_at(final, i, done), float(self._returns[i]), int(self._lengths[i])))
             for i in self.ended]
@@ -773,6 +779,7 @@ class PettingZooPufferEnv(Wrapper):
         self.check_first("reset", returned)
         self.agents = list(self.env.agents)
         self._returns = dict.fromkeys(self.agents, 0.0)
+        self._last_infos = {}  # of the agents whose episode has ended
         self._length = 0
         return returned
 
@@ -846,20 +853,28 @@ class PettingZooPufferEnv(Wrapper):
         observations, rewards, terminated, truncated, infos = returned
         self._length += 1
         for agent in self._valid:
-            slot, reward = slots[agent], float(rewards.get(agent, 0.0))
+            slot, reward = slots[agent], np.asarray(rewards.get(agent, 0.0)).item()
             view.rewards[slot] = reward
             self._returns[agent] = self._returns.get(agent, 0.0) + reward
             view.terminals[slot] = terminated.get(agent, False)
             view.truncations[slot] = truncated.get(agent, False)
             if view.truncations[slot] and agent in observations:
                 self._observation.flatten(observations[agent], view.final_observations[slot])
+        for agent in rewards.keys() - self._valid if len(rewards) > len(self._valid) else ():
+            reward = np.asarray(rewards[agent]).item()
+            if reward:
+                self._returns[agent] = self._returns.get(agent, 0.0) + reward
+                warn_once(f"{self.env}: {agent} gets a reward in a step in which it does not act. "
+                          "It is logged, but not learnt. Give all agents an observation.")
         acting = [agent for agent in self.agents
                   if not (terminated.get(agent) or truncated.get(agent))]
+        self._last_infos |= {agent: infos[agent] for agent in self._valid
+                             if agent in infos and agent not in acting}
         if acting:
             self._write(view, observations, infos, acting)
             return ()
         values = {}
-        for info in infos.values():
+        for info in (infos | self._last_infos).values():
             for name, value in numeric_scalars(info).items():
                 values.setdefault(name, []).append(value)
         values["episode_return"] = list(self._returns.values())
@@ -916,7 +931,7 @@ def wrap(env):
     if hasattr(inner, "num_envs") and hasattr(inner, "single_observation_space"):
         raise TypeError(f"{describe(env)} holds {inner.num_envs} environments. vec.backend tensors "
                         "takes it if its arrays are tensors (for Isaac Lab: tensors.IsaacLab).")
-    if hasattr(env, "possible_agents"):
+    if hasattr(env, "possible_agents") or callable(getattr(env, "action_space", None)):
         return PettingZooPufferEnv(env)
     return GymnasiumPufferEnv(env)
 

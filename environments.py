@@ -231,6 +231,10 @@ class Creator:
     def picture_settings(self):
         return {"render_mode": "rgb_array"} if takes(self._find(), "render_mode") else {}
 
+    @property
+    def __signature__(self):  # what inspect.signature returns: emulation.build looks for `seed`
+        return inspect.signature(self._find())
+
     def __call__(self, **kwargs):
         return self._find()(**kwargs)
 

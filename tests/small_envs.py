@@ -165,7 +165,7 @@ class Leavers:
         ends = {a: gone[a] and a != "c" for a in acted}, {a: gone[a] and a == "c" for a in acted}
         infos = {a: {"t": self.t, "action_mask": np.array([1, 0, 1, 1])} for a in acted}
         observations = {a: np.full(1, self.t, np.float32) for a in acted}
-        return observations, dict.fromkeys(acted, 1.0), *ends, infos
+        return observations, dict.fromkeys(acted, np.ones(1)), *ends, infos
 
 
 class Counters(emulation.PufferEnv):

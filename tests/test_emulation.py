@@ -329,6 +329,12 @@ def test_a_creator_has_arguments_and_its_environment_a_spec():
     assert observation.view(env.obs_dtype).shape == (4,) and env.spec.max_episode_steps == 7
 
 
+def test_a_wrapper_may_end_an_episode_before_the_environment_within():
+    env = gymnasium.wrappers.TimeLimit(GymnasiumPufferEnv(Steps(limit=5)), 2)
+    _, history = drive(env, 2)
+    assert history[1].infos[0]["episode_return"] == 2 and history[1].truncations.all()
+
+
 def test_infos_of_an_episode_are_flat_numbers():
     def nested(t):
         return {"info": {"t": t, "nested": {"double": 2.0 * t}}}
@@ -428,6 +434,35 @@ def test_vector_environments_in_every_autoreset_mode(mode):
     assert sorted(info["t"] for info in infos) == [2.0] * (3 if next_step else 4) + [3.0] * 2
 
 
+def in_dict(env):
+    """Put the mask of an environment's info into its observation."""
+    space = spaces.Dict({"x": env.observation_space, "action_mask": spaces.MultiBinary(4)})
+    env = gymnasium.wrappers.TransformObservation(
+        env, lambda x: {"x": x.copy(), "action_mask": np.arange(4) == x}, space)
+    return env
+
+
+@pytest.mark.parametrize("creator", [
+    lambda *ends: Steps(*ends, action_space=spaces.Discrete(4), change=lambda t: {
+        "info": {"action_mask": np.arange(4) == t}}),
+    lambda *ends: in_dict(Steps(*ends, action_space=spaces.Discrete(4)))], ids=["info", "Dict"])
+@pytest.mark.parametrize("mode", gymnasium.vector.AutoresetMode)
+def test_vector_environments_give_each_copy_its_mask(mode, creator):
+    env = gymnasium.vector.SyncVectorEnv([creator, lambda: creator(2)], autoreset_mode=mode)
+    _, history = drive(env, 8)
+    table = NEXT_STEP if mode == gymnasium.vector.AutoresetMode.NEXT_STEP else OTHERS
+    for i, columns in enumerate(zip(table["observations"], table["valid"], strict=True)):
+        for row, t, valid in zip(history, *columns, strict=True):
+            assert not valid or row.action_masks[i].tolist() == np.eye(4)[t].tolist()
+
+
+@pytest.mark.parametrize("mode", gymnasium.vector.AutoresetMode)
+def test_recorded_episodes_of_vector_environments(mode):
+    _, history = drive(vector_wrappers.RecordEpisodeStatistics(several(mode)), 8)
+    infos = [info for row in history for info in row.infos]
+    assert len(infos) > 4 and all(info["episode_return"] == info["t"] for info in infos)
+
+
 def test_the_return_of_a_vector_environment_is_the_recorded_one():
     env = vector_wrappers.RecordEpisodeStatistics(gymnasium.vector.SyncVectorEnv([Steps] * 2))
     _, history = drive(vector_wrappers.TransformReward(env, lambda rewards: rewards / 10), 3)
@@ -461,7 +496,27 @@ def test_agents_keep_their_slots_and_inactive_ones_are_not_valid():
     assert history[3].final_observations[2].item() == 4
     for row in history:
         assert row.action_masks.tolist() == [[1, 1 - valid, 1, 1] for valid in row.valid]
-    assert history[3].infos == [{"t": 4.0, "episode_return": 3.0, "episode_length": 4}]
+    # t of each agent's last step: 2, 3, 4
+    assert history[3].infos == [{"t": 3.0, "episode_return": 3.0, "episode_length": 4}]
+
+
+class Blinking(Leavers):
+    """Agent c is seen at every second step only."""
+
+    def step(self, actions):
+        actions.setdefault("c", 0)
+        observations, *others = super().step(actions)
+        if self.t % 2 and self.t < 3:
+            del observations["c"]
+        return observations, *others
+
+
+def test_a_reward_of_an_agent_that_does_not_act_is_logged_with_a_warning():
+    with pytest.warns(UserWarning, match="c gets a reward"):
+        _, history = drive(Blinking(), 4)
+    assert [row.valid[2] for row in history] == [0, 1, 1, 1]
+    assert [row.rewards[2] for row in history] == [1, 0, 1, 1]
+    assert history[3].infos[0]["episode_return"] == 3
 
 
 @pytest.mark.filterwarnings("ignore")

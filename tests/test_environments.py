@@ -12,6 +12,7 @@ import pytest
 from small_envs import allowed_actions, same_as_bare
 
 import configuration
+import emulation
 import environments
 import ocean.__main__ as ocean_main
 import vector
@@ -198,6 +199,13 @@ def test_a_file_has_what_lies_beside_it_and_its_errors_have_their_lines(tmp_path
     for wrong in (name, f"{name}:", f"{name}:brokn"):
         with pytest.raises(ValueError, match=r"Plain.*Masked|broken"):
             environments.load_creator(wrong)
+
+
+def test_a_function_of_a_file_gets_the_seed_of_each_environment(tmp_path):
+    (tmp_path / "env.py").write_text("def make(size=3, seed=0):\n    return size, seed")
+    creator = environments.load_creator(f"{tmp_path / 'env.py'}:make")
+    assert creator.settings == {"size": 3}
+    assert emulation.build(creator, (), {"size": 4}, 7) == (4, 7)
 
 
 def test_two_files_may_have_one_name(tmp_path):
