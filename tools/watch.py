@@ -40,6 +40,7 @@ import torch
 import absolute_imports  # noqa: F401  first
 import arena
 import configuration
+import emulation
 import engines
 import environments
 import loggers
@@ -340,8 +341,8 @@ class View(Play):
         self.lengths += 1
         self.report, ended = self.vecenv.log(0), s.resets[1] != 0
         score = self.report.get("score", self.report.get("episode_return"))
-        if score is None and ended[0] and not self.native:
-            score = self.returns[0]
+        if score is None and ended[0] and isinstance(self.vecenv.driver_env, emulation.PufferEnv):
+            score = self.returns[0]  # it may report nothing
         if score is not None:
             self.scores.append(float(score))
         self.returns[ended] = self.lengths[ended] = 0
