@@ -2,9 +2,10 @@
 
     python -m examples.early_stopping      # writes best.pt
 
-`models.one_step` runs any network for one step, with a memory or without. For continuous actions
-take `logits.mean` in place of the argmax. Unless data_dir is None, a run also saves the weights
-of its best mean score as best_NAME.pt in its folder.
+`models.one_step` runs any network for one step, with a memory or without. `models.sample_logits`
+draws actions of any kind or, if deterministic, takes the most likely ones; give it the masks if the
+environment has them. Unless data_dir is None, a run also saves the weights of its best mean score
+as best_NAME.pt in its folder.
 """
 
 import gymnasium
@@ -30,8 +31,10 @@ def play(policy, episodes):
         state = policy.initial_state(1) if hasattr(policy, "initial_state") else {}
         done, total = False, 0.0
         while not done:
-            logits, _ = models.one_step(policy, torch.from_numpy(observation)[None], state)
-            observation, reward, terminated, truncated, _ = env.step(logits.argmax(-1).numpy())
+            outputs = models.one_step(policy, torch.from_numpy(observation)[None], state)
+            actions, *_ = models.sample_logits(*outputs, seed=seed, step=0, deterministic=True,
+                                               squash=models.squash_of(policy))
+            observation, reward, terminated, truncated, _ = env.step(actions[0].numpy())
             done, total = terminated or truncated, total + reward
         returns.append(total)
     policy.train()
