@@ -104,7 +104,8 @@ class Vec:
     batch_size: int | None = None
     """Environments whose workers the policy waits for before it acts on them (default: all)."""
     timeout: float = 60.0
-    """Seconds after which an environment in Python that does not answer is an error."""
+    """Seconds after which an environment in Python that does not answer is an error; in this
+    process (serial) its traceback is printed."""
     total_agents: int | None = None
     """Agents in all, in place of vec.num_envs × env.num_envs; a multiple of the agents of one
     environment."""
