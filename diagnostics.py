@@ -80,13 +80,14 @@ def find_nan(weights, valid, rollout, update):
     for order, (name, tensor, cause) in enumerate(rollout):
         if tensor is None or not tensor.is_floating_point():
             continue
-        is_finite = tensor.isfinite().reshape(*tensor.shape[:2], -1).all(2)
-        is_finite |= ~valid[: len(tensor)]
+        # what float32 does not hold is infinite in the network
+        is_finite = tensor.float().isfinite().reshape(*tensor.shape[:2], -1).all(2)
+        is_finite |= ~valid[: len(tensor)].to(tensor.device)
         if not is_finite.all():
             step, agent = (~is_finite).nonzero()[0].tolist()
-            faults.append((step + order / 10, f"{name} not finite, first at step {step} of the "
+            faults.append((step + order / len(rollout), f"{name} not finite, first at step {step} of the "
                            f"rollout, of agent {agent} ({cause})"))
-    for order, (name, tensor, cause) in enumerate(update, len(rollout[0][1])):
+    for order, (name, tensor, cause) in enumerate(update, len(valid)):
         if not tensor.isfinite().all():
             faults.append((order, f"{name} not finite ({cause})"))
     return min(faults)

@@ -369,6 +369,20 @@ class ThreadPool:
         self._pool.shutdown()
 
 
+@contextlib.contextmanager
+def running_moments(policy):
+    """Have batch norms use their running moments: a few final observations are no batch."""
+    norms = [module for module in policy.modules()
+             if isinstance(module, nn.modules.batchnorm._NormBase) and module.training]
+    for norm in norms:
+        norm.eval()
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.train()
+
+
 class StepByStep:
     """Roll out by a loop over `vecenv.wait` and `advance`.
 
@@ -433,7 +447,8 @@ class StepByStep:
         state = buffers.copy_state(actor, buffers.state, index)
         flags = (flag[: len(index)] for flag in buffers.final_flags)
         observations = buffers.storage["final_observations"][index]
-        outputs, _ = self.act(actor, observations, state, *flags)
+        with running_moments(buffers.policy):
+            outputs, _ = self.act(actor, observations, state, *flags)
         buffers.bootstraps[t, index] = outputs[:, -1]
 
 

@@ -92,7 +92,7 @@ from configuration import (
 )
 from errors import ConfigError, exit_on_error, require
 from fast import verify
-from flat_spaces import ROUNDING_TOLERANCE, action_bounds, leaf_kind
+from flat_spaces import ROUNDING_TOLERANCE, action_bounds, leaf_kind, name_field
 
 # for scripts too
 from loggers import NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401
@@ -427,6 +427,9 @@ class PuffeRL:
             args = SimpleNamespace(**{**c, "reward_clip": reward_clip})
             result = self._custom_advantage(args, SimpleNamespace(**ends), rewards,
                                             buffers.value_offset, *others)
+            shape = getattr(result, "shape", type(result).__name__)
+            require(shape == rewards.shape, f"train.advantage = {named(c['advantage'])}: returned "
+                    f"{shape}. Return a tensor of the rewards' shape.")
             buffers.advantages.index_copy_(1, agents, result)
         kernels.priorities(buffers.columns.advantages, buffers.columns.valid, buffers.priorities,
                            alpha=c["prio_alpha"], index=index)
@@ -490,21 +493,30 @@ class PuffeRL:
             # All ranks have the same gradient, and one rank's numbers may be the cause. The sum of
             # train.loss is of this rank alone.
             faults = [fault] if is_finite else self.ranks.gather(fault)
-            order, cause = min(faults)
-            if not norms and order == math.inf:
-                return norms, sums
-            saved = f"; the last checkpoint is in {self.run_folder}" if self.run_folder else ""
-            error = FloatingPointError(
-                f"epoch {self.epoch + 1}: {cause}. Training stops{saved}.")
-            error.elsewhere = not is_finite and self.ranks.rank > 0  # rank 0 prints it
-            raise error
+            if norms or min(faults)[0] < math.inf:
+                self._stop(faults)
         return norms, sums
 
+    def _stop(self, faults):
+        """Raise FloatingPointError for the first fault: of this rank, or gathered from all."""
+        _, cause = min(faults)
+        saved = f"; the last checkpoint is in {self.run_folder}" if self.run_folder else ""
+        error = FloatingPointError(f"epoch {self.epoch + 1}: {cause}. Training stops{saved}.")
+        error.elsewhere = len(faults) > 1 and self.ranks.rank > 0  # rank 0 prints it
+        raise error
+
     def _update_normalizer(self):
-        """Merge the moments of this rollout's observations, of all ranks."""
+        """Merge the moments of this rollout's observations, of all ranks.
+
+        Raises FloatingPointError if they are not finite: an observation is clipped after it is
+        normalised, so neither the loss nor the gradient tells.
+        """
         observations, valid = (self.buffers.storage[name][: self.horizon].flatten(0, 1)
                                for name in ("observations", "valid"))
-        self.normalizer.merge(self.ranks.gather(self.normalizer.moments(observations, valid)))
+        moments = self.ranks.gather(self.normalizer.moments(observations, valid))
+        if not all(part.isfinite().all() for _, *parts in moments for part in parts):
+            self._stop(self.ranks.gather(self._find_nan()))
+        self.normalizer.merge(moments)
 
     def _end_epoch(self, start, norms, sums):
         """Count the epoch, adapt the rate, log and save if due; return the losses.
@@ -631,8 +643,13 @@ class PuffeRL:
             heads = s["action_masks"][: self.horizon].split(buffers.heads.tolist(), dim=-1)
             has_choice = torch.stack([(head != 0).any(-1) for head in heads]).all(0)
             masked = logprobs.masked_fill(has_choice, 0.0)
+        observations = buffers.on_host("observations").numpy()
+        fields = self._layout.fields(observations.reshape(-1, *self._layout.shape))
+        numbers = [(name_field(keys), torch.from_numpy(field).view(*observations.shape[:2], -1))
+                   for (keys, *_), field in zip(self._layout.leaves, fields, strict=True)
+                   if field.dtype.kind == "f"]
         rollout = (
-            ("observations", s["observations"], environment),
+            *((name, tensor, environment) for name, tensor in numbers),
             ("logprobs", masked,
              "the action mask forbids every choice of a head: allow one, or set valid to 0"),
             ("logprobs", logprobs, "the network's outputs overflow, or are -inf for every choice "
@@ -1107,6 +1124,9 @@ def measure(env_name, args, vecenv, facts):
         except Exception:  # a process can hold only one, as with emulators
             return facts
         stack.callback(trial.close)
+        if not facts.native:  # its errors, prints and hangs belong to this trial
+            print(f"auto: measuring {plural(trial.num_envs, 'environment')} in this process",
+                  file=sys.stderr, flush=True)
         config = {**small["train"], "env": args["env_name"], "data_dir": None, "cudagraphs": -1,
                   "gpus": 1}
         trainer = PuffeRL(config, trial, load_policy(small, trial, env_name))

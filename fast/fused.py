@@ -425,8 +425,9 @@ class GpuEngine(engines.Engine):
         buffers = self.buffers
         state = {name: tensor[:, agents] for name, tensor in buffers.state.items()}
         flags = (flag[agents] for flag in buffers.final_flags)
-        outputs, _ = self.act(actor, buffers.storage["final_observations"][agents],
-                              buffers.copy_state(actor, state), *flags)
+        with engines.running_moments(buffers.policy):
+            outputs, _ = self.act(actor, buffers.storage["final_observations"][agents],
+                                  buffers.copy_state(actor, state), *flags)
         # not a product with 0, because a NaN may be among the values
         out.copy_(outputs[:, -1]).masked_fill_(truncations <= terminals, 0.0)
 

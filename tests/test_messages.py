@@ -228,6 +228,10 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
     ("decoder", RuntimeError, "would not be trained", faults.new_decoder),
     ("rewards", FloatingPointError, "not finite, first at step 3 of the rollout, of agent 2",
      lambda: faults.meddle(rewards=((3, 2), math.nan))),
+    ("observation['place']", FloatingPointError, "its reset() or step() returned it", lambda:
+     faults.train(make_trainer(env=faults.NanInDict, backend="serial", policy=models.MultiInputPolicy))),
+    ("train.advantage", ConfigError, "Return a tensor of the rewards' shape",
+     lambda: faults.train(make_trainer(advantage=lambda *_: None))),
     ("of agent 1", FloatingPointError, "the action mask forbids every choice of a head: allow one", faults.forbid),
     ("logprobs", FloatingPointError, "or are -inf for every choice of a head: allow one", faults.rule_out),
     ("train.loss", FloatingPointError, "your function returned it",

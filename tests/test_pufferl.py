@@ -377,6 +377,37 @@ def test_what_is_not_finite_stops_the_run_and_leaves_the_weights(epochs, setting
     trainer.release()
 
 
+def test_an_infinite_observation_stops_the_run_before_it_is_a_moment():
+    trainer = make_trainer(normalize=True)
+    run_epochs(trainer, 1)
+    trainer.evaluate()
+    trainer.storage["observations"][3, 2, 1] = math.inf  # clipped after it is normalised
+    with pytest.raises(FloatingPointError, match=r"(?s)observation not finite.*step 3.*agent 2"):
+        trainer.train()
+    assert all(tensor.isfinite().all() for tensor in trainer.policy.state_dict().values())
+    trainer.release()
+
+
+def test_batch_norms_see_no_batch_of_final_observations():
+    trainer = make_trainer(policy=FeedForwardWithNorm, env_kwargs={"max_steps": 20})
+    calls = []
+    trainer.policy.norm.register_forward_hook(
+        lambda norm, inputs, _: calls.append((norm.training, len(inputs[0]))))
+    run_epochs(trainer, 4)
+    assert {is_training for is_training, rows in calls if rows < 12} == {False}
+    assert {is_training for is_training, rows in calls if rows >= 12} == {True}
+    trainer.release()
+
+
+class FeedForwardWithNorm(models.FeedForward):
+    def __init__(self, env):
+        super().__init__(env, 16)
+        self.norm = torch.nn.BatchNorm1d(16)
+
+    def encode_observations(self, observations, state=None):
+        return self.norm(super().encode_observations(observations))
+
+
 def test_masks_of_agents_that_are_not_valid_are_no_cause():
     """Such a mask may forbid everything: the log-probability is not finite, and never used."""
     trainer = make_trainer(env="masked")

@@ -4,6 +4,7 @@ import math
 import warnings
 
 import gymnasium
+import numpy as np
 import torch
 from test_models import DECODED, LostState, Returns, decoding, environment, lazy  # noqa: F401
 from trainers import NETWORKS, make_trainer, run_epochs
@@ -79,6 +80,23 @@ def rule_out():
         policy.decoder.split = lambda outputs: (split(outputs)[0] - math.inf, split(outputs)[1])
 
     train(make_trainer(env="squared", policy=NETWORKS["feed-forward"], change=forbid))
+
+
+class NanInDict(gymnasium.Env):
+    """Observations of several dtypes, which the rollout holds as bytes."""
+
+    observation_space = gymnasium.spaces.Dict({
+        "place": gymnasium.spaces.Box(-math.inf, math.inf, (2,)), "on": gymnasium.spaces.Discrete(2)})
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.t = 0
+        return {"place": np.zeros(2, np.float32), "on": 0}, {}
+
+    def step(self, action):
+        self.t += 1
+        place = np.array([0, math.nan if self.t == 5 else 0], np.float32)
+        return {"place": place, "on": 1}, 0.0, False, False, {}
 
 
 def nan_loss(minibatch):
