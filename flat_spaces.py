@@ -411,6 +411,10 @@ def check_value(env, call, space, value, to_array):
 
     A float64 passes where a float32 is declared; floats may be a ROUNDING_TOLERANCE outside.
     """
+    if isinstance(space, spaces.Dict) and isinstance(value, dict):
+        for key in value.keys() - {*space, "action_mask"}:
+            raise EnvError(f"{env}: {call}() returns {name_field([key])}, which is not in its "
+                           "space. Declare it there, or leave it out.")
     for keys, _, leaf in _leaves(space):
         (dtype, shape, low, high), expected = _leaf(leaf), None
         try:
@@ -441,7 +445,7 @@ def describe(value):
     """Write a value and its type, or an array's shape and dtype, for an error."""
     if hasattr(value, "dtype") and value.shape:
         return f"an array of shape {tuple(value.shape)} and dtype {value.dtype}"
-    return f"{value!r} ({type(value).__name__})"[:200]
+    return f"{' '.join(repr(value).split())} ({type(value).__name__})"[:200]
 
 
 NUMBERS = int, float, np.integer, np.floating, np.bool_

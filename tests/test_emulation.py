@@ -173,6 +173,7 @@ WRONG_PARTS = [  # of an observation in TREE
     ({"b": 3}, r"\['b'\].*3"),
     ({"a": (np.zeros(2, np.complex64),)}, "float32.*complex64"),
     ({"a": 0}, r"\['a'\]\[0\].*Box"),
+    ({"c": 0}, r"\['c'\].*not in its space"),
 ]
 FAULTS = [
     *((at(step, TREE, observation=FINE | parts), name)
