@@ -240,9 +240,14 @@ def takes(function, keyword):
     return any(p.name == keyword or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
+def wrapped_space(env):
+    """Return the space of the environment that `env`, or a vector's driver_env, wraps, or None."""
+    return getattr(getattr(env, "driver_env", env), "env_single_observation_space", None)
+
+
 def declared_space(env):
     """Return the observation space that an environment declares; it may be nested."""
-    return getattr(env, "env_single_observation_space", None) or env.single_observation_space
+    return wrapped_space(env) or env.single_observation_space
 
 
 def within(env):

@@ -635,7 +635,7 @@ class Separate(nn.Module):
         if wants_encoding(env):
             raise NetworkError(
                 "policy.name = separate: reads plain numbers, not "
-                f"{env.env_single_observation_space}. Use policy.name auto.")
+                f"{emulation.wrapped_space(env)}. Use policy.name auto.")
         size = math.prod(env.single_observation_space.shape)
         self.actor, self.critic = (nn.Sequential(
             orthogonal(nn.Linear(size, hidden_size)), nn.Tanh(),
@@ -694,7 +694,7 @@ class MultiInputPolicy(nn.Module):
     a Dict or Tuple is encoded: those without convolutions are concatenated, and join the others in
     `_SummedLinear`.
 
-    env: its `env_single_observation_space` is the structured space, as in emulation.py's wrappers.
+    env: a vector, or an environment whose `env_single_observation_space` is the structured space.
     boards: small boards of integers or flags become planes, one per kind of piece, and go through
     convolutions as well. normalize: the other numbers go through a `Normalizer` first.
     image_encoder: makes the convolutions from an image's space.
@@ -796,8 +796,7 @@ class Normalized(nn.Module):
     def __init__(self, env, policy):
         super().__init__()
         size = math.prod(env.single_observation_space.shape)
-        if not isinstance(getattr(env, "env_single_observation_space", None),
-                          gymnasium.spaces.Box | None):
+        if not isinstance(emulation.wrapped_space(env), gymnasium.spaces.Box | None):
             raise NetworkError(
                 "train.norm_obs = True: the observations are not one array. Normalise "
                 "the fields of a Dict or Tuple in the network (models.Normalizer).")
@@ -928,7 +927,7 @@ def summarize(policy):
 
 def wants_encoding(env, boards=False):
     """Return whether `MultiInputPolicy` suits an environment's observations."""
-    space = getattr(env, "env_single_observation_space", None)
+    space = emulation.wrapped_space(env)
     return space is not None and (
         not isinstance(space, gymnasium.spaces.Box)
         or leaf_kind(space, boards) in ("image", "board"))
