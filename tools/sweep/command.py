@@ -32,7 +32,7 @@ import processes
 import protein
 import pufferl
 import runs
-from configuration import Entry
+from configuration import Entry, command
 from errors import ConfigError, exit_on_error
 from protein import Protein, front_of
 from tools.options import no_resume
@@ -355,15 +355,15 @@ class Runner:
         settings, train = self.settings, self.config["train"]
         claim["attempts"] += 1
         self.ledger.update({key: value for key, value in claim.items() if key != "at"})
-        command = ["train", self.tuner.env_name, *self.options, "--logger", "none",
+        words = ["train", self.tuner.env_name, *self.options, "--logger", "none",
                    "--train.keep", "1"]
         if self.config["vec"]["num_threads"] is None and (settings.ray or self.pool.slots > 1):
             threads = (int(settings.cpus) if settings.ray
                        else physical_cores() // self.pool.slots)
-            command += ["--vec.num-threads", str(max(1, threads))]
+            words += ["--vec.num-threads", str(max(1, threads))]
         claim["at"] = {}  # `watch_process`, in another thread, writes the trial's progress here
-        command += as_options(used(claim["settings"], self.config))
-        job = {"trainer": TRAINER, "command": command, "env": {},
+        words += as_options(used(claim["settings"], self.config))
+        job = {"trainer": TRAINER, "command": words, "env": {},
                "total": claim["settings"].get("train.total_timesteps", train["total_timesteps"]),
                "folder": str(self.folder / "runs" / f"{claim['trial']:05d}"), "at": claim["at"],
                "metric": settings.metric, "cost": settings.cost, "downsample": settings.downsample,
@@ -405,8 +405,7 @@ class Runner:
             self.say(f"{score:20.5g}  {cost:20.5g}   " + brief(config))
         if tuner.best():
             best = as_options(used(tuner.best()[0], self.config))
-            options = " ".join([tuner.env_name, *self.options, *best])
-            self.say(f"\nbest settings: python pufferl.py train {options}")
+            self.say(f"\nbest settings: {command('train', tuner.env_name, *self.options, *best)}")
         with contextlib.suppress(ModuleNotFoundError):  # without plotly there is no report
             self.say(f"report: {write_report(self.folder)}")
         if self.interrupts.requested:

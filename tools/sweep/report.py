@@ -216,11 +216,11 @@ def page(folder):
              "</p>"]
     if tuner.best():
         best, score, cost = tuner.best()[:3]
-        if DECIDING & content["space"].keys():
-            import configuration
+        import configuration
 
+        if DECIDING & content["space"].keys():
             best = used(best, configuration.load_config(terms["env"], options))
-        command = " ".join(["python pufferl.py train", terms["env"], *options, *as_options(best)])
+        command = configuration.command("train", terms["env"], *options, *as_options(best))
         parts.append(f"<h2>Best settings: {short(score)} for {short(cost)}</h2>"
                      f"<pre>{html.escape(command)}</pre>")
     columns = "trial", "status", "score", "cost", "steps"
