@@ -41,6 +41,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 import kernels
 import vector
+from errors import exit_on_error
 
 
 @dataclass
@@ -485,4 +486,5 @@ def main(args):
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    with exit_on_error("ppo.py"):
+        main(tyro.cli(Args))
