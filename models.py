@@ -558,8 +558,19 @@ class _Recurrent(nn.Module):
                 else flag.view(T, N) for flag, usual in flags]
 
     def forward_eval(self, observations, state):
-        """Compute one step of N agents: (N, ...) -> logits and value of (N, ...)."""
+        """Compute one step of N agents: (N, ...) -> logits and value of (N, ...).
+
+        state: tensors (layers, N, size). As in PufferLib, those of one layer may be (N, size); if
+        one is missing or None, all begin with zeros.
+        """
+        if any(state.get(name) is None for name in self.states):
+            state.update(self.initial_state(len(observations)))
+        is_flat = state[self.states[0]].dim() == 2
+        if is_flat:
+            state.update({name: state[name].unsqueeze(0) for name in self.states})
         logits, value = self(observations.unsqueeze(0), state)
+        if is_flat:
+            state.update({name: state[name].squeeze(0) for name in self.states})
         return map_logits(lambda tensor: tensor[0], logits), value[0]
 
 
@@ -601,14 +612,20 @@ class FeedForward(nn.Module):
     def __init__(self, env, hidden_size=128):
         super().__init__()
         self.hidden_size = hidden_size
+        self.observation_dims = len(env.single_observation_space.shape)
         self.encoder = nn.Sequential(
             orthogonal(nn.Linear(math.prod(env.single_observation_space.shape), hidden_size)),
             nn.ReLU(), orthogonal(nn.Linear(hidden_size, hidden_size)), nn.ReLU())
         self.decoder = Decoder(hidden_size, env.single_action_space)
 
     def forward(self, observations, state=None):
-        return self.decode_actions(self.encode_observations(observations.flatten(0, 1))
-                                   .unflatten(0, observations.shape[:2]))
+        """Return logits and value (*steps, ...) of observations (*steps, *observation).
+
+        steps: (T, N), or (B,) if a script calls a batch.
+        """
+        steps = observations.shape[: observations.dim() - self.observation_dims]
+        hidden = self.encode_observations(observations.flatten(0, len(steps) - 1))
+        return self.decode_actions(hidden.unflatten(0, steps))
 
     def forward_eval(self, observations, state=None):
         return self.decode_actions(self.encode_observations(observations))
@@ -705,6 +722,7 @@ class MultiInputPolicy(nn.Module):
         space = emulation.declared_space(env)
         flat = flat_spaces.FlatObservation(space)
         self.hidden_size = hidden_size
+        self.observation_dims = len(env.single_observation_space.shape)
         self.native = flat_spaces.nativize_dtype(flat.dtype)
         self.leaves = [(names, leaf, leaf_kind(leaf, boards)) for _, names, leaf in flat.leaves]
         encoders = {"image": image_encoder or _image_encoder, "board": _board_encoder,

@@ -84,6 +84,19 @@ def wrapped(kind, space=DISCRETE):
     return WRAPPERS[kind](env, models.FeedForward(env, hidden_size=16), hidden_size=16, num_layers=2)
 
 
+@pytest.mark.parametrize("given", [dict, lambda: {"lstm_h": None, "lstm_c": None},
+                                   lambda: {name: torch.zeros(6, 16) for name in ("lstm_h", "lstm_c")}])
+def test_a_step_takes_states_of_pufferlib(given):
+    env = environment()
+    policy = models.LSTMWrapper(env, models.FeedForward(env, hidden_size=16), hidden_size=16)
+    observations, state, flat = torch.randn(2, 6, 5), policy.initial_state(6), given()
+    for step in observations:
+        expected, result = policy.forward_eval(step, state), policy.forward_eval(step, flat)
+        torch.testing.assert_close(result, expected)
+    assert all(torch.equal(flat[name].view(1, 6, 16), state[name]) for name in state)
+    assert all(tensor.dim() == (2 if given() and given()["lstm_h"] is not None else 3) for tensor in flat.values())
+
+
 @pytest.mark.parametrize("kind", WRAPPERS)
 @pytest.mark.parametrize("space", [DISCRETE, MULTI, BOX], ids=["discrete", "multidiscrete", "box"])
 def test_wrappers_step_reset_and_hold(kind, space):
@@ -187,6 +200,8 @@ def test_forward_equals_forward_eval_and_every_weight_learns(name):
     assert logits.softmax(-1).amax() < 1.5 / logits.shape[-1], "the first policy is near uniform"
     for t in range(2):
         torch.testing.assert_close(policy.forward_eval(observations[t]), (logits[t], value[t]), atol=1e-5, rtol=1e-4)
+    if "board" not in name:  # which takes (T, N, ...) only
+        torch.testing.assert_close(policy(observations[1]), (logits[1], value[1]), atol=1e-5, rtol=1e-4)
     # a softmax has no gradient of a bias that all cells share
     (logits.square().sum() + value.sum()).backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in policy.parameters())
