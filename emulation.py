@@ -197,13 +197,21 @@ class PufferEnv(Checked):
             self._octets = self.observations.reshape(-1).view(np.uint8)
             self._octets[:] = UNWRITTEN
 
-    def check_returned(self, call, returned):
-        """Check as Checked does; infos are a list of dicts, and observations lie in place."""
-        if isinstance(returned, tuple | list) and returned and isinstance(
-                returned[-1], tuple | list):
-            returned = [*returned[:-1], next((info for info in returned[-1]
-                                              if not isinstance(info, dict)), {})]
+    def check_values(self, call, returned):
+        """Check what a call returned, but for the observations; infos are a list of dicts."""
+        if isinstance(returned, tuple | list) and returned:
+            infos = returned[-1]
+            if isinstance(infos, dict):
+                raise EnvError(f"{self}: the infos of {call}() must be a list of dicts, got "
+                               f"{describe(infos)}.")
+            if isinstance(infos, tuple | list):
+                infos = next((info for info in infos if not isinstance(info, dict)), {})
+            returned = [*returned[:-1], infos]
         check_returned(self, call, returned, None, self.returned_shape)
+
+    def check_returned(self, call, returned):
+        """Check as Checked does, and that observations lie in place."""
+        self.check_values(call, returned)
         if (self._octets == UNWRITTEN).all():
             raise EnvError(
                 f"{self}: {call}() did not write its observations. Write to self.observations[:] "

@@ -23,8 +23,10 @@ import types
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 
 import absolute_imports  # noqa: F401  first
+from errors import EnvError
 
 __path__ = []  # makes this file a package, whose modules the Finder below finds
 ROOT = Path(__file__).resolve().parent
@@ -184,9 +186,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         package, _, name = fullname.partition(".")
         if package != "pufferlib":
             return None
-        if name in GONE:
-            raise ModuleNotFoundError(f"{fullname} has no equivalent here: {GONE[name]}.",
-                                      name=fullname)
+        if name in GONE:  # `from pufferlib import NAME` hides a ModuleNotFoundError
+            raise ImportError(f"{fullname} has no equivalent here: {GONE[name]}.", name=fullname)
         first, *others = name.split(".")
         is_ocean = first == "ocean" and all(map(ocean_name, others))
         if name not in MODULES and name not in ALIASES and not is_ocean:
@@ -292,26 +293,41 @@ class PufferEnv(our_emulation.PufferEnv):
         self.rewards[:], self.masks[:] = 0, True
         self.terminals[:], self.truncations[:] = False, False
 
+    def check_returned(self, call, returned):
+        """Check as PufferEnv does; observations may be another array."""
+        if call == "step" and isinstance(returned, tuple | list) and len(returned) == 4:
+            returned = [*returned[:2], returned[2], returned[2], returned[3]]
+        self.check_values(call, returned)
+        if np.shape(returned[0]) != self.observations.shape:
+            raise EnvError(f"{self}: the observations of {call}() have the shape "
+                           f"{np.shape(returned[0])}, expected {self.observations.shape}.")
+
     def reset_into(self, view, seed=None):
-        observations, infos = self.reset(seed)
+        returned = self.reset(seed)
+        self.check_first("reset", returned)
+        observations, infos = returned
         self._copy_to(view["_row"], observations)
         return infos
 
     def step_into(self, view):
         row = view["_row"]
-        observations, rewards, *ends, infos = self.step(self._env_actions(row["actions"]))
+        finals = self.final_observations.reshape(self.num_agents, -1).view(np.uint8)
+        finals[:] = our_emulation.UNWRITTEN
+        returned = self.step(self._env_actions(row["actions"]))
+        self.check_first("step", returned)
+        observations, rewards, *ends, infos = returned
         if len(ends) == 1:  # old Gym's `done` is true for a truncated step too
             ends = [ends[0] & ~self.truncations, self.truncations]
         terminals, truncations = ends
         # The rest of a truncated episode is estimated from its last observation; without one the
         # step counts as a terminal.
         if truncations.any():
-            is_written = self.final_observations.reshape(self.num_agents, -1).any(1)
+            is_written = (finals != our_emulation.UNWRITTEN).any(1)
             terminals = terminals | (truncations & ~is_written)
             truncations = truncations & is_written
+        finals[~truncations] = 0
         self._copy_to(row, observations, rewards=rewards, terminals=terminals,
                       truncations=truncations)
-        self.final_observations[truncations] = 0
         return infos
 
     def _copy_to(self, row, observations, **others):

@@ -28,7 +28,7 @@ import pufferlib.pytorch
 import pufferlib.spaces
 import pufferlib.vector
 import vector
-from errors import ConfigError
+from errors import ConfigError, EnvError
 from pufferlib import NoLogger, Protein, PuffeRL
 from pufferlib.environments import classic_control
 from pufferlib.ocean import Breakout, Squared
@@ -253,23 +253,46 @@ def test_an_environment_may_keep_its_arrays():
     assert env.recv()[1].tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_a_truncation_bootstraps_from_a_final_observation_alone(known):
+def test_a_truncation_bootstraps_from_a_final_observation_of_its_step():
     class Cut(Counter):
+        count = 0
+
         def step(self, actions):
             result = super().step(actions)
-            self.truncations[:] = [True, False]
-            if known:
-                self.final_observations[0] = 7
+            self.truncations[:] = [self.count != 1, False]
+            self.terminals[0] = self.count == 1
+            if self.count < 3:
+                self.final_observations[0] = [7, 7, 0][self.count]  # 0 is an observation, too
+            self.count += 1
             return result
 
     with vector.make(Cut, backend=Serial) as vecenv:
         vecenv.reset()
-        for _ in range(2):
+        for is_written, final in ((True, 7), (False, 0), (True, 0), (False, 0)):
             _, _, terminals, truncations, _ = vecenv.step(np.array([1, 1]))
-            assert terminals.tolist() == [not known, False]
-            assert truncations.tolist() == [known, False]
-            assert vecenv.storage.final_observations[0, 0] == 7 * known
+            assert terminals.tolist() == [not is_written, False]
+            assert truncations.tolist() == [is_written, False]
+            assert vecenv.storage.final_observations[0, 0] == final
+
+
+@pytest.mark.parametrize("change", [
+    lambda result: (result[0], np.ones(1), *result[2:]), lambda result: (result[0][:1], *result[1:]),
+    lambda result: None, lambda result: (*result[:2], False, *result[3:]),
+    lambda result: (*result[:-1], {}), lambda result: (*result, {}, {})])
+def test_a_wrong_return_is_an_error_that_names_the_call(change):
+    class Wrong(Counter):
+        def step(self, actions):
+            return change(super().step(actions))
+
+    with vector.make(Wrong, backend=Serial) as vecenv:
+        vecenv.reset()
+        with pytest.raises(EnvError, match=r"step\(\)"):
+            vecenv.step(np.array([1, 1]))
+
+
+def test_a_name_of_pufferlib_finds_its_run():
+    assert configuration.stem_of("puffer_breakout") == "breakout"
+    assert configuration.coerce("auto", int | None, "[vec] num_workers") is None
 
 
 def test_the_template_for_environments_in_c():
@@ -461,7 +484,7 @@ def test_the_trainer_page():
         logs = trainer.train()
         trainer.print_dashboard()
     assert {"policy_loss", "approx_kl", "explained_variance"} <= set(logs)
-    assert trainer.global_step == 8192 and trainer.uptime > 0 and trainer.sps >= 0
+    assert trainer.global_step == 8192 and trainer.uptime > 0 and trainer.sps > 0
     args["load_model_path"] = trainer.close()
     again = pufferl.load_policy(args, vecenv, "puffer_squared").state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in policy.state_dict().items())

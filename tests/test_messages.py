@@ -200,7 +200,7 @@ RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
      train("--load-model-path a.pt --baseline")),
     ("Seral", AttributeError, "did you mean Serial",
      lambda: pufferlib.vector.Seral),
-    ("nmmo", ModuleNotFoundError, "environment needs none: vector.make(a function that makes it)",
+    ("nmmo", ImportError, "environment needs none: vector.make(a function that makes it)",
      lambda: importlib.import_module("pufferlib.environments.nmmo")),
     ("distanse", ValueError, "squared has no setting 'distanse': did you mean distance?",
      lambda: pufferlib.make("squared", distanse=2)),
