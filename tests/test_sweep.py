@@ -133,6 +133,17 @@ def run_sweep(folder, count, space=FAKE_SPACE, **settings):
     return sweep.Runner(tuner, settings, options).run()
 
 
+def test_the_first_trial_has_the_present_settings_or_says_why_not(capsys):
+    entries = {"vec.total_agents": {"distribution": "uniform_pow2", "min": 16, "max": 4096},
+               "train.total_timesteps": {"distribution": "log_normal", "min": 1e6, "max": 1e8}}
+    space = sweep.searched_settings("squared", entries, ["--train.gamma", "0.9"])
+    assert space["vec.total_agents"]["mean"] == 1024 and not capsys.readouterr().err
+    entries["train.total_timesteps"]["max"] = 2e6
+    space = sweep.searched_settings("squared", entries)
+    assert "mean" not in space["train.total_timesteps"]
+    assert "[sweep.train.total_timesteps]" in capsys.readouterr().err
+
+
 def test_a_sweep_and_its_continuation_from_python(tmp_path, fake):
     def optimize(count, space=FAKE_SPACE):
         return Protein("squared", space, num_trials=count, workers=2, logger="none", early_stop=0,

@@ -182,6 +182,8 @@ def searched_settings(env_name, entries, options=()):
         if takes == "nothing" or f"{section}.{key}" in fixed:
             continue
         kind, present = get_type_hints(schema[section])[key], args[section][key]
+        if (section, key, present) == ("vec", "total_agents", None):
+            present = count_agents(args)
         if takes == "values":
             entry["values"] = [configuration.coerce(text, kind, f"[sweep.{name}] values")
                                for text in entry.get("values", ())]
@@ -194,8 +196,13 @@ def searched_settings(env_name, entries, options=()):
             if float not in kinds:
                 entry["integer"] = True
             bounds = entry.get("min"), present, entry.get("max")
-            is_within = (all(isinstance(value, int | float) for value in bounds)
-                         and bounds[0] <= present <= bounds[2])
+            is_number = all(isinstance(value, int | float) for value in bounds)
+            is_within = is_number and bounds[0] <= present <= bounds[2]
+            if is_number and not is_within:
+                print(f"[sweep.{name}] min, max = {bounds[0]:g}, {bounds[2]:g}: the present value "
+                      f"{present:g} is outside, so no trial has it. Give another range, or "
+                      f"--{name.replace('_', '-')} {present:g}, which is not searched then.",
+                      file=sys.stderr)
         if is_within and entry.get("mean") is None:
             entry["mean"] = present
         space[f"{section}.{key}"] = entry
