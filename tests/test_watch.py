@@ -111,6 +111,9 @@ def test_reports_of_a_whole_environment_count_once_and_rewards_if_there_are_none
         report = {"score": float(t), "n": 1} if t % 4 == 0 else {}
         episodes.add(np.ones(6), resets, np.ones(6), lambda env, report=report: report)
     assert not episodes.unfinished and episodes.statistics()["score"].mean == 4
+    episodes = watch.Episodes([1], agents_per_env=1, always_report=True)
+    episodes.add(np.ones(1), np.zeros(1), np.ones(1), lambda env: {"speed": 2.0, "n": 1})
+    assert episodes.statistics().keys() == {"speed"}, "before an episode has ended"
     episodes = watch.Episodes([1, 1], agents_per_env=1)
     for t in range(1, 4):
         episodes.add(np.array([1.0, 2.0]), np.array([t == 2, t == 3]), np.ones(2), lambda env: {})

@@ -223,7 +223,8 @@ class Episodes:
         for name in self.RETURN_FIELDS:
             if name not in names and self.return_samples:
                 results[name] = self._statistic(name, self.return_samples)
-        results.setdefault("score", results["episode_return"])
+        if "episode_return" in results:  # not before an episode has ended
+            results.setdefault("score", results["episode_return"])
         return results
 
     def _statistic(self, name, samples):
