@@ -472,10 +472,10 @@ def coerce(value, kind, place):
     words = [word for part in parts for word in get_args(part)]
     plain = next((part for part in parts if part in (int, float, bool, str)), None)
     lower = value.lower() if isinstance(value, str) else value
-    if NoneType in parts and lower in (None, "none", ""):
-        return None
     if lower in words:
         return lower
+    if NoneType in parts and lower in (None, "none", "auto", ""):
+        return None
     is_text = isinstance(value, str) and (not words or ".py:" in value)
     if plain is str and (is_text or callable(value)):
         return value
@@ -902,7 +902,7 @@ def load_attribute(setting, name, others=()):
 
 def stem_of(env_name):
     """Return the stem of the names of an environment's runs."""
-    return Path(env_name).stem.strip("<>")  # of a lambda; a shell would read them
+    return Path(env_name.removeprefix("puffer_")).stem.strip("<>")  # of a lambda; a shell would read them
 
 
 def identify(name):

@@ -579,6 +579,8 @@ class PuffeRL:
     def sps(self):
         """Return the environment steps per second since the last log entry."""
         time_before, step = self._last_log
+        if self.global_step == step:  # right after the entry
+            return self.statistics.entry.get("performance/sps", 0.0)
         return (self.global_step - step) / max(clock() - time_before, 1e-9)
 
     @property

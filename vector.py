@@ -1170,7 +1170,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     num_threads: of environments in C, and of learning
     device: "cuda" for environments in C; see GpuEnvs
     seed: environment i is reset with seed + i
-    env_args: the creator's positional arguments, or a list of one list per environment
+    env_args: the creator's positional arguments; of a list of creators, a list of one list each
     env_kwargs: its keyword arguments, or the C environment's settings, one dict or a list of one
         per environment; any other keyword is one of them for all
     timeout: seconds after which a worker that does not answer is an error

@@ -660,7 +660,7 @@ def main():
     build_program = arguments.standalone is not None
     debug = kind == "debug" and not build_program
     creator, settings = None, dict(map(parse_setting, arguments.set))
-    with errors.exit_on_error("python -m ocean", (ValueError, TypeError)):
+    with errors.exit_on_error("python -m ocean", (ValueError, TypeError, OSError)):
         if not arguments.name.endswith(".h") and arguments.name not in ocean.names():
             import environments
 
