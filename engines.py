@@ -471,6 +471,9 @@ class TorchPolicy:
         self._autocast = functools.partial(torch.autocast, buffers.torch_device.type, precision,
                                            enabled=precision != torch.float32)
         config = buffers.config
+        if config["compile"] and data_parallel.connect().rank == 0:
+            print("train.compile: torch compiles the network in the first epoch, for minutes",
+                  file=sys.stderr)
         self.forward = (torch.compile(self.policy, mode=config["compile_mode"])
                         if config["compile"] else self.policy)
         self.extra_loss = load_attribute("train.loss", config["loss"]) if config["loss"] else None

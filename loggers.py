@@ -304,8 +304,9 @@ class Dashboard:
             yield f"{metric or 'score':12} {figure(score)} in the last {episodes}"
             if (level := trainer.warnings.below_random_play()) is not None:
                 yield f"{'':12} below random play ({figure(level)})"
-        elif trainer.warnings.first and not (trainer.warnings.has_ended
-                                             or trainer.warnings.is_late_start):
+        elif trainer.warnings.has_ended:
+            yield f"{metric or 'score':12} none: the environment's infos do not have it"
+        elif trainer.warnings.first and not trainer.warnings.is_late_start:
             steps = trainer.global_step // trainer.warnings.agents
             yield f"score        none: no episode has ended in {steps:,} steps of each agent"
         for step, sentence in sorted(trainer.warnings.reported.values()):

@@ -103,6 +103,7 @@ SANITIZED = {  # what no comparison can see: the sanitizers stop the program
              "heap-buffer-overflow"),
     "overflow": ("env->tick++;",
                  "env->tick++; env->log.score += (float)(INT32_MAX - 10 + env->tick);", "overflow"),
+    "final of none": (FINAL, "if (late || over && env->every_final)", "null pointer"),  # a C program has none
 }
 
 
