@@ -217,6 +217,19 @@ def test_the_time_left_leaves_out_what_came_before_the_first_entry(capsys):
     assert second.endswith("45s gone, 10s left")
 
 
+@pytest.mark.parametrize(("environment", "has_ended", "first", "is_late_start", "line"), [
+    ({"score": 0.5, "n": 3.0}, True, 100, False, "score        0.5 in the last 3 episodes"),
+    ({}, True, 100, False, "score        none: the environment's infos do not have it"),
+    ({}, False, 100, False, "score        none: no episode has ended in 125 steps of each agent"),
+    ({}, False, 900, True, ""), ({}, False, None, False, "")], ids=[
+        "score", "no info", "no end", "resumed", "finished before"])
+def test_a_run_ends_with_its_score_or_why_there_is_none(environment, has_ended, first, is_late_start, line):
+    trainer = Fake(**environment)
+    trainer.warnings.__dict__.update(has_ended=has_ended, first=first, is_late_start=is_late_start, agents=8)
+    lines = [text for text in dashboard().closing(trainer, trainer.args, "model.pt") if text.startswith("score")]
+    assert len(lines) == bool(line) and all(text.startswith(line) for text in lines)
+
+
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (40, 12), (200, 50)])
 def test_the_panel_fits_the_terminal(width, height):
     """Nothing is cut off, and as many numbers are shown as there is room for."""
