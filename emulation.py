@@ -267,8 +267,13 @@ def within(env):
         env = getattr(env, "env", None)
 
 
-def episode_info(info, episode_return, episode_length):
-    """Add the episode's return and length to the info of its last step."""
+def episode_info(info, episode_return, episode_length, has_inner=False):
+    """Add the episode's return and length to the info of its last step.
+
+    has_inner: whether an inner wrapper may have added the return, before rewards were changed.
+    """
+    if has_inner:
+        episode_return = info.get("episode_return", episode_return)
     info = {**info, "episode_return": episode_return, "episode_length": episode_length}
     # RecordEpisodeStatistics may be below a wrapper that changes rewards.
     if isinstance(info.get("episode"), dict) and "r" in info["episode"]:
@@ -431,10 +436,7 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
         self._episode_return += reward
         self._episode_length += 1
         if terminated or truncated:
-            total = self._episode_return
-            if self.has_inner:
-                total = info.get("episode_return", total)
-            info = episode_info(info, total, self._episode_length)
+            info = episode_info(info, self._episode_return, self._episode_length, self.has_inner)
         return (self._observation.flatten(observation), self.reward_scale * reward,
                 bool(terminated), bool(truncated), info)
 
@@ -536,10 +538,8 @@ class SyncStepper:
                 row.resets[i] = 1
                 if truncated[i]:
                     self._envs[i]._observation.flatten(observations[i], row.final_observations[i])
-                total = self._returns.item(i)
-                if self._envs[i].has_inner:
-                    total = infos[i].get("episode_return", total)
-                info = episode_info(infos[i], total, self._num_steps - self._starts[i])
+                info = episode_info(infos[i], self._returns.item(i),
+                                    self._num_steps - self._starts[i], self._envs[i].has_inner)
                 ended.append((self._numbers[i], numeric_scalars(info)))
                 self._returns[i], self._starts[i] = 0, self._num_steps
                 observations[i], infos[i] = self._resets[i]()
@@ -873,7 +873,7 @@ class PettingZooPufferEnv(Wrapper):
             view.truncations[slot] = truncated.get(agent, False)
             if view.truncations[slot] and agent in observations:
                 self._observation.flatten(observations[agent], view.final_observations[slot])
-        for agent in rewards.keys() - self._valid if len(rewards) > len(self._valid) else ():
+        for agent in rewards.keys() - self._valid:
             reward = np.asarray(rewards[agent]).item()
             if reward:
                 self._returns[agent] = self._returns.get(agent, 0.0) + reward
