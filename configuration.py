@@ -474,7 +474,8 @@ def coerce(value, kind, place):
     lower = value.lower() if isinstance(value, str) else value
     if lower in words:
         return lower
-    if NoneType in parts and lower in (None, "none", "auto", ""):
+    absent = (None, "none", "") if plain is str else (None, "none", "auto", "")
+    if NoneType in parts and lower in absent:
         return None
     is_text = isinstance(value, str) and (not words or ".py:" in value)
     if plain is str and (is_text or callable(value)):
@@ -902,7 +903,8 @@ def load_attribute(setting, name, others=()):
 
 def stem_of(env_name):
     """Return the stem of the names of an environment's runs."""
-    return Path(env_name.removeprefix("puffer_")).stem.strip("<>")  # of a lambda; a shell would read them
+    # <> of a lambda; a shell would read them
+    return Path(env_name.removeprefix("puffer_")).stem.strip("<>")
 
 
 def identify(name):

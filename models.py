@@ -695,8 +695,10 @@ class _OneHot(nn.Module):
         self.starts = np.ravel(space.start).tolist()
 
     def forward(self, values):
+        # nn.functional.one_hot reads the largest value, which a CUDA graph forbids
         return torch.cat([
-            nn.functional.one_hot((column - start).clamp(0, size - 1), size)
+            (column - start).clamp(0, size - 1).unsqueeze(1)
+            == torch.arange(size, device=values.device)
             for column, start, size in zip(values.long().unbind(1), self.starts, self.sizes,
                                            strict=True)], dim=1)
 

@@ -647,7 +647,8 @@ class PuffeRL:
             masked = logprobs.masked_fill(has_choice, 0.0)
         observations = buffers.on_host("observations").numpy()
         fields = self._layout.fields(observations.reshape(-1, *self._layout.shape))
-        numbers = [(name_field(keys), torch.from_numpy(field).view(*observations.shape[:2], -1))
+        numbers = [(name_field(keys) if keys else "observations",
+                    torch.from_numpy(field).view(*observations.shape[:2], -1))
                    for (keys, *_), field in zip(self._layout.leaves, fields, strict=True)
                    if field.dtype.kind == "f"]
         rollout = (

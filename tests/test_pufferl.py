@@ -382,7 +382,7 @@ def test_an_infinite_observation_stops_the_run_before_it_is_a_moment():
     run_epochs(trainer, 1)
     trainer.evaluate()
     trainer.storage["observations"][3, 2, 1] = math.inf  # clipped after it is normalised
-    with pytest.raises(FloatingPointError, match=r"(?s)observation not finite.*step 3.*agent 2"):
+    with pytest.raises(FloatingPointError, match=r"(?s)observations not finite.*step 3.*agent 2"):
         trainer.train()
     assert all(tensor.isfinite().all() for tensor in trainer.policy.state_dict().values())
     trainer.release()
