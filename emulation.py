@@ -249,7 +249,7 @@ def takes(function, keyword):
 
 
 def wrapped_space(env):
-    """Return the space of the environment that `env`, or a vector's driver_env, wraps, or None."""
+    """Return the space of what `env` or a vector's driver_env wraps, or None."""
     return getattr(getattr(env, "driver_env", env), "env_single_observation_space", None)
 
 

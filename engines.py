@@ -371,7 +371,7 @@ class ThreadPool:
 
 @contextlib.contextmanager
 def running_moments(policy):
-    """Have batch norms use their running moments: a few final observations are no batch."""
+    """Have batch norms use running moments: final observations are no batch."""
     norms = [module for module in policy.modules()
              if isinstance(module, nn.modules.batchnorm._NormBase) and module.training]
     for norm in norms:

@@ -498,7 +498,7 @@ class PuffeRL:
         return norms, sums
 
     def _stop(self, faults):
-        """Raise FloatingPointError for the first fault: of this rank, or gathered from all."""
+        """Raise FloatingPointError for the first of one rank's or all ranks' faults."""
         _, cause = min(faults)
         saved = f"; the last checkpoint is in {self.run_folder}" if self.run_folder else ""
         error = FloatingPointError(f"epoch {self.epoch + 1}: {cause}. Training stops{saved}.")
