@@ -436,11 +436,9 @@ def test_vector_environments_in_every_autoreset_mode(mode):
 
 
 def in_dict(env):
-    """Put the mask of an environment's info into its observation."""
     space = spaces.Dict({"x": env.observation_space, "action_mask": spaces.MultiBinary(4)})
-    env = gymnasium.wrappers.TransformObservation(
+    return gymnasium.wrappers.TransformObservation(
         env, lambda x: {"x": x.copy(), "action_mask": np.arange(4) == x}, space)
-    return env
 
 
 @pytest.mark.parametrize("creator", [
@@ -502,12 +500,9 @@ def test_agents_keep_their_slots_and_inactive_ones_are_not_valid():
 
 
 class Blinking(Leavers):
-    """Agent c is seen at every second step only."""
-
     def step(self, actions):
-        actions.setdefault("c", 0)
-        observations, *others = super().step(actions)
-        if self.t % 2 and self.t < 3:
+        observations, *others = super().step({"c": 0, **actions})
+        if self.t == 1:
             del observations["c"]
         return observations, *others
 

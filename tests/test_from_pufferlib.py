@@ -247,6 +247,8 @@ def test_an_environment_may_keep_its_arrays():
                 seen, rewards, terminals = (array.copy() for array in vecenv.step(actions)[:3])
                 assert (rewards - actions == [1.0, 2.0]).all()
                 assert (seen[:, 0] == np.where(terminals, 0, before[:, 0] + actions)).all()
+    assert configuration.stem_of("puffer_breakout") == "breakout"
+    assert configuration.coerce("auto", int | None, "[vec] num_workers") is None
     env = Counter()
     env.async_reset()
     env.send(np.array([1, 2]))
@@ -259,11 +261,10 @@ def test_a_truncation_bootstraps_from_a_final_observation_of_its_step():
 
         def step(self, actions):
             result = super().step(actions)
-            self.truncations[:] = [self.count != 1, False]
-            self.terminals[0] = self.count == 1
-            if self.count < 3:
-                self.final_observations[0] = [7, 7, 0][self.count]  # 0 is an observation, too
+            self.terminals[0], self.truncations[0] = self.count == 1, self.count != 1
             self.count += 1
+            if self.count < 4:
+                self.final_observations[0] = 7 * (self.count < 3)  # 0 is an observation, too
             return result
 
     with vector.make(Cut, backend=Serial) as vecenv:
@@ -288,11 +289,6 @@ def test_a_wrong_return_is_an_error_that_names_the_call(change):
         vecenv.reset()
         with pytest.raises(EnvError, match=r"step\(\)"):
             vecenv.step(np.array([1, 1]))
-
-
-def test_a_name_of_pufferlib_finds_its_run():
-    assert configuration.stem_of("puffer_breakout") == "breakout"
-    assert configuration.coerce("auto", int | None, "[vec] num_workers") is None
 
 
 def test_the_template_for_environments_in_c():

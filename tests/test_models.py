@@ -89,8 +89,8 @@ def wrapped(kind, space=DISCRETE):
 def test_a_step_takes_states_of_pufferlib(given):
     env = environment()
     policy = models.LSTMWrapper(env, models.FeedForward(env, hidden_size=16), hidden_size=16)
-    observations, state, flat = torch.randn(2, 6, 5), policy.initial_state(6), given()
-    for step in observations:
+    state, flat = policy.initial_state(6), given()
+    for step in torch.randn(2, 6, 5):
         expected, result = policy.forward_eval(step, state), policy.forward_eval(step, flat)
         torch.testing.assert_close(result, expected)
     assert all(torch.equal(flat[name].view(1, 6, 16), state[name]) for name in state)

@@ -221,8 +221,7 @@ def test_the_time_left_leaves_out_what_came_before_the_first_entry(capsys):
     ({"score": 0.5, "n": 3.0}, True, 100, False, "score        0.5 in the last 3 episodes"),
     ({}, True, 100, False, "score        none: the environment's infos do not have it"),
     ({}, False, 100, False, "score        none: no episode has ended in 125 steps of each agent"),
-    ({}, False, 900, True, ""), ({}, False, None, False, "")], ids=[
-        "score", "no info", "no end", "resumed", "finished before"])
+    ({}, False, 900, True, ""), ({}, False, None, False, "")])
 def test_a_run_ends_with_its_score_or_why_there_is_none(environment, has_ended, first, is_late_start, line):
     trainer = Fake(**environment)
     trainer.warnings.__dict__.update(has_ended=has_ended, first=first, is_late_start=is_late_start, agents=8)

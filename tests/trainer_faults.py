@@ -83,8 +83,6 @@ def rule_out():
 
 
 class NanInDict(gymnasium.Env):
-    """Observations of several dtypes, which the rollout holds as bytes."""
-
     observation_space = gymnasium.spaces.Dict({
         "place": gymnasium.spaces.Box(-math.inf, math.inf, (2,)), "on": gymnasium.spaces.Discrete(2)})
     action_space = gymnasium.spaces.Discrete(2)
@@ -95,8 +93,7 @@ class NanInDict(gymnasium.Env):
 
     def step(self, action):
         self.t += 1
-        place = np.array([0, math.nan if self.t == 5 else 0], np.float32)
-        return {"place": place, "on": 1}, 0.0, False, False, {}
+        return {"place": np.float32([0, math.nan if self.t == 5 else 0]), "on": 1}, 0.0, False, False, {}
 
 
 def nan_loss(minibatch):
