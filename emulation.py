@@ -873,6 +873,8 @@ class PettingZooPufferEnv(Wrapper):
             view.truncations[slot] = truncated.get(agent, False)
             if view.truncations[slot] and agent in observations:
                 self._observation.flatten(observations[agent], view.final_observations[slot])
+            if view.terminals[slot] or view.truncations[slot]:
+                self._last_infos[agent] = infos.get(agent, {})
         for agent in rewards.keys() - self._valid:
             reward = np.asarray(rewards[agent]).item()
             if reward:
@@ -881,8 +883,6 @@ class PettingZooPufferEnv(Wrapper):
                           "It is logged, but not learnt. Give all agents an observation.")
         acting = [agent for agent in self.agents
                   if not (terminated.get(agent) or truncated.get(agent))]
-        self._last_infos |= {agent: infos[agent] for agent in self._valid
-                             if agent in infos and agent not in acting}
         if acting:
             self._write(view, observations, infos, acting)
             return ()
