@@ -28,7 +28,7 @@ def play(policy, episodes):
     policy.eval()
     for seed in range(episodes):
         observation, _ = env.reset(seed=seed)
-        state = policy.initial_state(1) if hasattr(policy, "initial_state") else {}
+        state = models.initial_state(policy, 1)
         done, total = False, 0.0
         while not done:
             outputs = models.one_step(policy, torch.from_numpy(observation)[None], state)

@@ -363,7 +363,7 @@ class Runner:
         claim["attempts"] += 1
         self.ledger.update({key: value for key, value in claim.items() if key != "at"})
         words = ["train", self.tuner.env_name, *self.options, "--logger", "none",
-                   "--train.keep", "1"]
+                 "--train.keep", "1"]
         if self.config["vec"]["num_threads"] is None and (settings.ray or self.pool.slots > 1):
             threads = (int(settings.cpus) if settings.ray
                        else physical_cores() // self.pool.slots)
