@@ -85,8 +85,9 @@ def find_nan(weights, valid, rollout, update):
         is_finite |= ~valid[: len(tensor)].to(tensor.device)
         if not is_finite.all():
             step, agent = (~is_finite).nonzero()[0].tolist()
-            place = f"first at step {step} of the rollout, of agent {agent}"
-            faults.append((step + order / len(rollout), f"{name} not finite, {place} ({cause})"))
+            faults.append((step + order / len(rollout),
+                           f"{name} not finite, first at step {step} of the rollout, of agent "
+                           f"{agent} ({cause})"))
     for order, (name, tensor, cause) in enumerate(update, len(valid)):
         if not tensor.isfinite().all():
             faults.append((order, f"{name} not finite ({cause})"))
