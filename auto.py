@@ -1,6 +1,6 @@
 """Choose the settings that are "auto", by rules over facts about an environment.
 
-    facts = facts_of(vecenv, agents, steps)     # pufferl.measure adds what a step costs
+    facts = facts_of(env, agents, steps)        # pufferl.measure adds what a step costs
     chosen = decide(args["train"], facts)       # {setting: (value, reason)} of the "auto" ones
 
 The rules make environments learnable without tuning; bench/bench_defaults.py measures how well.
@@ -43,11 +43,11 @@ FREE_SECONDS = 60  # time per run for learning that more passes may always take
 KL = {True: 0.01, False: 0.02}  # change of the policy per epoch, if target_kl is auto
 
 
-def facts_of(vecenv, agents, steps):
-    """Return the Facts of a vectorized environment, without measurements."""
-    layout = FlatObservation(emulation.declared_space(vecenv.driver_env))
-    return Facts(agents, steps, vecenv.action_heads is not None,
-                 [leaf for *_, leaf in layout.leaves], hasattr(vecenv, "library"))
+def facts_of(env, agents, steps):
+    """Return the Facts of an environment, such as vecenv.driver_env, without measurements."""
+    layout = FlatObservation(emulation.declared_space(env))
+    return Facts(agents, steps, not isinstance(env.single_action_space, gymnasium.spaces.Box),
+                 [leaf for *_, leaf in layout.leaves], hasattr(env, "library"))
 
 
 def choose_copies(maker, env, vec, steps):

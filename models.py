@@ -1437,7 +1437,7 @@ def load_policy(args, vecenv, env_name=""):
     if weights is not None:
         normalize = any("normalizer." in key for key in weights)
     elif normalize == "auto" or "train.norm_obs" in args.get("auto", ()):  # not of a custom one
-        facts = auto.facts_of(vecenv, vecenv.num_agents, args["train"]["total_timesteps"])
+        facts = auto.facts_of(env, vecenv.num_agents, args["train"]["total_timesteps"])
         normalize = is_ours and auto.wants_normalising(facts)[0]
     width, inputs = rnn["hidden_size"] or hidden, rnn["input_size"] or hidden
     encoded = name == "impala" or (name in ("auto", "default", "feed-forward")

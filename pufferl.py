@@ -982,7 +982,7 @@ def check_train(config, vecenv, policy, agents, ranks):
           **{key: config[key] for key in names}}
     if c["norm_obs"] == "auto":  # the network already has a normalizer, or has none
         c["norm_obs"] = models.find_normalizer(policy) is not None
-    facts = facts_of(vecenv, agents, c["total_timesteps"])
+    facts = facts_of(vecenv.driver_env, agents, c["total_timesteps"])
     c |= {name: value for name, (value, _) in decide(c, facts).items()}
 
     span, batch, largest = drawn_steps(c), agents * c["horizon"], c["max_minibatch_size"]
@@ -1178,7 +1178,7 @@ def resolve_auto(env_name, args, vecenv):
     ranks = data_parallel.connect()
     agents = sum(ranks.gather(vecenv.num_agents))
     section = args["train"] = replace_batch_size(args["train"], agents)
-    facts = facts_of(vecenv, agents, section["total_timesteps"])
+    facts = facts_of(vecenv.driver_env, agents, section["total_timesteps"])
 
     def choose():
         is_unknown = "auto" in (section["replay_ratio"], section["gamma"])

@@ -144,6 +144,20 @@ def test_the_first_trial_has_the_present_settings_or_says_why_not(capsys):
     assert "[sweep.train.total_timesteps]" in capsys.readouterr().err
 
 
+def test_automatic_settings_begin_at_their_values(tmp_path, capsys):
+    """A given rate would not adapt, so trials get the automatic target_kl, too."""
+    options, own = ["--data-dir", str(tmp_path), "--train.total-timesteps", "9999"], "tests/user_envs.py:PointMass"
+    space, means = sweep.searched_settings(own, None, options), {"train.learning_rate": 0.0035, "train.gamma": 0.99}
+    assert {name: space[name]["mean"] for name in means} == means
+    lines = capsys.readouterr().err.splitlines()
+    assert "train.ent_coef" not in space and "train.ent_coef" in lines[0]
+    assert "train.replay_ratio" not in space and "automatic value 8" in lines[1]
+    for name, added in (("squared", []), (own, ["--train.target-kl", "0.02"])):
+        tuner = Protein(search_space=space, num_trials=1, metric="environment/score")
+        tuner.env_name = name
+        assert sweep.Runner(tuner, sweep.Sweep(logger="none"), options).options == options + added
+
+
 def test_a_sweep_and_its_continuation_from_python(tmp_path, fake):
     def optimize(count, space=FAKE_SPACE):
         return Protein("squared", space, num_trials=count, workers=2, logger="none", early_stop=0,

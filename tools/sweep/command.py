@@ -24,6 +24,7 @@ from typing import Literal, get_type_hints
 
 import numpy as np
 
+import auto
 import configuration
 import emulation
 import environments
@@ -146,9 +147,11 @@ SIZES = "vec.total_agents", "train.horizon", "train.minibatch_size"
 def searched_settings(env_name, entries, options=()):
     """Return a tuner's search space, {"section.key": entry}, after checks.
 
-    A setting without a mean gets its present value. entries: a search space; None: the [sweep.*]
-    sections. options: of `pufferl.py train`; what they fix is not searched. env_name None: the
-    entries as they are. Raises ConfigError for a setting that does not exist.
+    A setting without a mean gets its present value; one that is "auto", the value that the rules
+    choose without measurements. If that is out of range, it is not searched and stays "auto".
+    entries: a search space; None: the [sweep.*] sections. options: of `pufferl.py train`; what they
+    fix is not searched. env_name None: the entries as they are. Raises ConfigError for a setting
+    that does not exist.
     """
     if env_name is None:
         return entries or {}
@@ -164,7 +167,7 @@ def searched_settings(env_name, entries, options=()):
     general = {}
     if args["train"]["horizon"] == "auto" and args["train"]["batch_size"] in (None, "auto"):
         general = configuration.load_config("default")["sweep"]
-    space = {}
+    space, automatic = {}, automatic_settings(args, varied)
     for name, entry in protein.flatten(entries).items():
         if name in SIZES and entry == general.get(f"sweep.{name}"):
             continue  # they are chosen to fit each trial's steps, and each other
@@ -182,6 +185,8 @@ def searched_settings(env_name, entries, options=()):
         if takes == "nothing" or f"{section}.{key}" in fixed:
             continue
         kind, present = get_type_hints(schema[section])[key], args[section][key]
+        if present == "auto":
+            present = automatic.get(f"{section}.{key}", present)
         if (section, key, present) == ("vec", "total_agents", None):
             present = count_agents(args)
         if takes == "values":
@@ -199,15 +204,34 @@ def searched_settings(env_name, entries, options=()):
             is_number = all(isinstance(value, int | float) for value in bounds)
             is_within = is_number and bounds[0] <= present <= bounds[2]
             if is_number and not is_within:
-                print(f"[sweep.{name}] min, max = {bounds[0]:g}, {bounds[2]:g}: the present value "
-                      f"{present:g} is outside, so no trial has it. Give another range, or "
-                      f"--{name.replace('_', '-')} {present:g}, which is not searched then.",
-                      file=sys.stderr)
+                is_automatic = args[section][key] == "auto"
+                kept = ("automatic value {0:g} is outside, so it is not searched. Give another range "
+                        "to search it." if is_automatic else
+                        "present value {0:g} is outside, so no trial has it. Give another range, or "
+                        "--{1} {0:g}, which is not searched then.")
+                print(f"[sweep.{name}] min, max = {bounds[0]:g}, {bounds[2]:g}: the "
+                      + kept.format(present, name.replace("_", "-")), file=sys.stderr)
+                if is_automatic:
+                    continue
         if is_within and entry.get("mean") is None:
             entry["mean"] = present
         space[f"{section}.{key}"] = entry
     protein.Space(space)
     return space
+
+
+def automatic_settings(args, searched):
+    """Return {name: value} of the train section's "auto" settings; {} if none is searched.
+
+    Without measurements, so that a sweep that is continued has the same values.
+    """
+    train = args["train"]
+    if all(train.get(name.rpartition(".")[2]) != "auto" for name in searched):
+        return {}
+    with environments.sample(environments.find_maker(args["env_name"]), args["env"]) as probe:
+        facts = auto.facts_of(probe, count_agents(args), train["total_timesteps"])
+    choices = auto.decide(configuration.replace_batch_size(train, facts.agents), facts)
+    return {f"train.{key}": value for key, (value, _) in choices.items()}
 
 
 def sections_of(args):
@@ -280,6 +304,11 @@ class Runner:
         self.folder = Path(self.config["data_dir"]) / name
         self.ledger = Ledger(self.folder)
         begin(self.ledger, tuner, settings, self.options, self.config)
+        names = {"train.learning_rate"} & {*tuner.space.names}
+        kl = automatic_settings(self.config, names).get("train.target_kl")
+        if kl is not None and "train.target_kl" not in tuner.space.names:
+            # With a given rate, target_kl auto is none.
+            self.options += as_options({"train.target_kl": kl})
         self.log = make_logger(settings.logger, self.folder, self.config)
         self.observed = set()  # numbers of the trials that the tuner has observed
 
