@@ -81,7 +81,7 @@ class Vector:
 
 
 def measure(name, num_agents, settings):
-    header = ocean.FOLDER / name / f"{name}.h"
+    header = ocean.load(name).header
     library = ocean.Library(header, ocean.build(header, extra_flags=["-DOCEAN_BENCH"]))
     num_envs = max(1, num_agents // library.create(1, settings=settings).num_agents)
     bench = library.functions.ocean_bench

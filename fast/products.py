@@ -48,7 +48,7 @@ def find_problem():
     source = Path(__file__).with_name("tile.c")
     flags = [*ocean.FLAGS, "-shared", "-fPIC", "-Wall", "-Wextra"]
     try:
-        path = ocean.compile_library(source, "tile-", flags, [source])
+        path = ocean.compile_library(source, "tile-", flags, source)
         library = ctypes.CDLL(str(path))
     except (ConfigError, OSError, subprocess.CalledProcessError) as error:
         return (str(error).splitlines() or [type(error).__name__])[0]

@@ -80,6 +80,8 @@ def load(name, debug=False):
     """
     is_path = str(name).endswith(".h")
     header = Path(name).resolve() if is_path else FOLDER / name / f"{name}.h"
+    if is_path and not header.exists():
+        raise ConfigError(f"there is no file {header}.")
     if not header.exists():
         other = (f"Gymnasium's is gym/{name}" if re.search(r"-v\d+$", str(name)) else
                  "Gymnasium's are gym/ID, custom ones FILE.py:NAME or FILE.h")
@@ -226,12 +228,20 @@ class Envs:
         spaces = json.loads(texts.pop())
         self.observation_shape = tuple(spaces["observation_shape"])
         self.observation_dtype = library.observation_dtype
+        low, high = (float(spaces[f"observation_{end}"]) for end in ("low", "high"))
+        floats = self.observation_dtype.kind == "f"
+        limits = (np.finfo if floats else np.iinfo)(self.observation_dtype)
+        if not low < high or not (floats or limits.min <= low <= high <= limits.max):
+            self.close()
+            raise ConfigError(f"{library.name}: c_spaces gives .observation_low = {low:g} and "
+                              f".observation_high = {high:g}: must be a lower and a higher number "
+                              f"of {self.observation_dtype}.")
         self.action_heads = spaces["action_heads"] or None
         self.action_dims = len(self.action_heads) if self.action_heads else spaces["action_dims"]
         self.action_dtype = np.dtype(np.int32 if self.action_heads else np.float32)
         self.single_observation_space = Box(
-            self.observation_dtype.type(float(spaces["observation_low"])),
-            self.observation_dtype.type(float(spaces["observation_high"])),
+            self.observation_dtype.type(low),
+            self.observation_dtype.type(high),
             self.observation_shape,
             self.observation_dtype.type,
         )
@@ -356,26 +366,29 @@ def find_compiler():
     return compiler
 
 
+def header_flags(header):
+    """Return the compiler's flags that let binding.c and main.c include a header."""
+    return ["-I", str(FOLDER), f'-DENV_HEADER="{header}"']
+
+
 def build(header, debug=False, extra_flags=()):
     """Compile a header to a shared library, unless it exists; return its path."""
-    flags = [*(DEBUG_FLAGS if debug else FLAGS), *SHARED_FLAGS, *extra_flags, "-I", str(FOLDER),
-             f'-DENV_HEADER="{header}"']
-    source = FOLDER / "binding.c"
-    files = [header, FOLDER / "env.h", FOLDER / "draw.h", source,
-             *sorted(header.parent.glob("*.[ch]"))]
-    return compile_library(source, f"{header.stem}-{'debug-' if debug else ''}", flags, files)
+    flags = [*(DEBUG_FLAGS if debug else FLAGS), *SHARED_FLAGS, *extra_flags,
+             *header_flags(header)]
+    name = f"{header.stem}-{'debug-' if debug else ''}"
+    return compile_library(FOLDER / "binding.c", name, flags, header)
 
 
-def compile_library(source, name, flags, files):
+def compile_library(source, name, flags, header):
     """Return the path of the shared library that `source` compiles to.
 
-    Its name is `name` and a hash of `files`, the flags, the compiler and the processor. It is
-    written under another name and renamed, so that processes that start together never read half
-    of it. Raises ConfigError with the compiler's message, about the first of `files`.
+    Its name is `name` and a hash of all included files, the flags, the compiler and the processor.
+    It is written under another name and renamed, so that processes that start together never read
+    half of it. Prints the compiler's warnings. Raises ConfigError with its errors, about `header`.
     """
     compiler = find_compiler()
     contents = b"\0".join([compiler.encode(), repr(flags).encode(), _macros(compiler, *flags),
-                           *(file.read_bytes() for file in files)])
+                           *(file.read_bytes() for file in included_files(source, flags))])
     path = _cache_folder() / f"{name}{hashlib.sha256(contents).hexdigest()[:16]}.so"
     if not path.exists():
         handle, temporary = tempfile.mkstemp(".so", "building-", path.parent)
@@ -384,11 +397,21 @@ def compile_library(source, name, flags, files):
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
             os.remove(temporary)
-            raise ConfigError(f"{files[0]} does not compile:\n{' '.join(command)}\n"
-                              f"{result.stderr}")
+            raise ConfigError(f"{header} does not compile:\n{' '.join(command)}\n{result.stderr}")
+        if str(header.parent) in result.stderr:
+            processes.say(result.stderr.rstrip(), sys.stderr)
         os.chmod(temporary, 0o755)  # mkstemp gives others no right to read
         os.replace(temporary, path)
     return path
+
+
+def included_files(source, flags):
+    """List a C file and all that it includes, without the system's headers."""
+    command = [find_compiler(), *flags, "-MM", str(source)]
+    rule = subprocess.run(command, capture_output=True, text=True).stdout.replace("\\\n", " ")
+    words = re.split(r"(?<!\\)\s+", rule.partition(": ")[2].strip())
+    # Nothing is printed if a file is missing; the compilation reports that.
+    return [Path(re.sub(r"\\([ #])", r"\1", word).replace("$$", "$")) for word in words if word]
 
 
 @functools.cache

@@ -15,6 +15,7 @@ others act at random. `--debug` builds with sanitizers.
 import argparse
 import contextlib
 import ctypes
+import functools
 import io
 import json
 import math
@@ -34,6 +35,7 @@ import errors
 import flat_spaces
 import ocean
 import processes
+from ocean import device
 
 # raylib's codes of the keys that the window uses
 ESCAPE, F12, R = 256, 301, ord("R")
@@ -155,15 +157,20 @@ class RandomPlay:
         self.ended = 0
         self.count = np.zeros(environments, int)
         self.returns = np.zeros((environments, self.LIMIT))
+        self.steps = np.zeros(environments, int)  # of the current episode
+        self.lengths = np.zeros((environments, self.LIMIT), int)
 
     def add(self, rewards, done):
         """Add a step: rewards and ends of episodes, (agents,), grouped by environment."""
         each, self.total = len(rewards) // len(self.count), self.total + np.asarray(rewards, float)
+        self.steps += 1
         if not done.any():
             return
         for env in np.flatnonzero(done[::each] & (self.count < self.LIMIT)):
             self.returns[env, self.count[env]] = self.total[env * each]
+            self.lengths[env, self.count[env]] = self.steps[env]
             self.count[env] += 1
+        self.steps[done[::each] != 0] = 0
         self.sum += self.total[done != 0].sum()
         self.ended += (done != 0).sum()
         self.total[done != 0] = 0
@@ -176,6 +183,9 @@ class RandomPlay:
         """
         each = np.size(self.total) // len(self.count)
         counts = self.ended, self.ended // each
+        if log.get("n", 0) > self.ended:
+            return (f"log.n counts {log['n']:.0f} episodes, but {self.ended} ended: is a terminal or "
+                    "a truncation missing?")
         if not self.ended or "episode_return" not in log or round(log["n"]) not in counts:
             return None
         mean, logged = self.sum / self.ended, log["episode_return"]
@@ -184,6 +194,13 @@ class RandomPlay:
         return (f"log.episode_return is {logged:.4g} in the mean, but the rewards of these "
                 f"episodes add up to {mean:.4g}: does reset forget the sum, or does the log omit "
                 "rewards?")
+
+    def find_short_episodes(self):
+        """Return a sentence if only the first episodes last over one step, else None."""
+        later = self.lengths[:, 2:][self.lengths[:, 2:] > 0]
+        if not later.size or later.max() > 1 or self.lengths[:, :2].max() == 1:
+            return None
+        return "later episodes last one step: does c_reset reset the counter of a time limit?"
 
     def find_drift(self):
         """Return a sentence if later episodes differ from earlier ones, else None.
@@ -263,11 +280,16 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0, show=lambda te
             play.first_observations.add(whole.observations[done])
     grown, notes = allocated() - play.allocated, []
     if not (whole.guards_are_whole() and twin.guards_are_whole()):
-        problems["guard"] = "c_step or c_reset writes outside its part of a buffer."
+        problems["guard"] = ("c_step or c_reset writes outside its part of a buffer. The "
+                             "program of --standalone --debug names the line.")
     if not problems:
         log = whole.envs.log()
         problems |= _check_log(log, play)
-        if not _continues_after_load(whole):
+        if not library.has_heap and device.holds_pointer(library):
+            problems["pointer"] = ("struct Env has a pointer, which a resumed run reads in another "
+                                   "process: hold arrays in the struct, or define HEAP with c_save "
+                                   "and c_load (docs/write_an_environment.md).")
+        elif not _continues_after_load(whole, other):
             problems["save"] = ("after save and load it continues otherwise: state is outside the "
                                 "struct, or c_save and c_load leave something out.")
         notes = _list_notes(library, settings, seed, whole, play, log, grown)
@@ -303,7 +325,7 @@ def _check_outputs(whole, twin, play, problem):
     is_unwritten = (octets == 0x7F).all(axis=1)
     play.lacks_finals |= is_unwritten.any()
     for name, rows in (("", observations), ("final ", finals[~is_unwritten])):
-        outside = ~((rows >= space.low) & (rows <= space.high))
+        outside = ~((rows >= space.low) & (rows <= space.high) & (np.abs(rows.astype(float)) < np.inf))
         if outside.any():
             row, *index = np.argwhere(outside)[0].tolist()
             problem("range", f"{name}observation {index} of agent {row} is "
@@ -340,19 +362,20 @@ def _check_log(log, play):
     return next(({key: text} for is_so, key, text in faults if is_so), {})
 
 
-def _continues_after_load(whole):
-    """Tell whether the same actions after a load lead to the same observations twice."""
-    saved, trials = whole.envs.save(), []
-    for _ in range(2):
-        rng, observations = np.random.default_rng(1), []
-        whole.envs.load(saved)
-        whole.poison(0xFF)  # all actions are legal
-        for _ in range(50):
-            whole.act(rng)
-            whole.step()
-            observations.append(whole.observations.copy())
-        trials.append(observations)
-    return np.array_equal(*trials)
+def _continues_after_load(whole, other):
+    """Tell whether environments that load what `whole` saves continue as it does."""
+    rng = np.random.default_rng(1)
+    other.envs.load(whole.envs.save())
+    for _ in range(1000):
+        whole.act(rng)
+        other.actions[:] = whole.actions
+        for agents in (whole, other):
+            agents.poison(0xFF)  # the same where nothing is written
+            agents.step()
+        if not all(np.array_equal(array, other.outputs[name], equal_nan=array.dtype.kind == "f")
+                   for name, array in whole.outputs.items()):
+            return False
+    return True
 
 
 def _list_notes(library, settings, seed, whole, play, log, grown):
@@ -379,6 +402,7 @@ def _list_notes(library, settings, seed, whole, play, log, grown):
          "an episode ends, `if (WANTS_FINAL(env, truncated))` (env.h)."),
         (play.largest_reward == 0, NO_REWARD),
         (True, play.random.find_drift()),
+        (True, play.random.find_short_episodes()),
         (log, play.random.find_log_error(log)),
         (constant.any(),
          f"{constant.sum()} of {low.size} elements of the observation never change (number "
@@ -390,7 +414,8 @@ def _list_notes(library, settings, seed, whole, play, log, grown):
          "so."),
         (grown > max(2**16, 4 * play.rounds),
          f"memory grows: {grown:,} bytes more after {play.rounds - play.rounds // 2:,} steps. Does "
-         "c_step or c_reset allocate what is never freed?"),
+         "c_step or c_reset allocate what is never freed? The program of --standalone --debug names "
+         "the line."),
         (differs.any(),
          "after an episode the first observation is unlike those of new environments (number "
          f"{indices(differs)}): does c_reset set everything again?"),
@@ -573,8 +598,7 @@ def standalone(library, settings, path, kind="fast"):
     flags = {"fast": [*ocean.FLAGS, "-g"], "debug": ocean.DEBUG_FLAGS}[kind]
     raylib = find_raylib(compiler)
     window = [] if raylib is None else ["-DDRAW"]
-    command = [compiler, *flags, "-I", str(ocean.FOLDER),
-               f'-DENV_HEADER="{library.header}"', *window,
+    command = [compiler, *flags, *ocean.header_flags(library.header), *window,
                str(ocean.FOLDER / "main.c"), "-o", str(path), *(raylib or []), "-lm"]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
@@ -689,7 +713,8 @@ def main():
     if arguments.check:
         steps = arguments.steps or 1_000_000
         print(f"{library.name}: playing {steps:,} random steps", file=sys.stderr)
-        return run_check(library.name, check, library, settings, steps)
+        seeded = functools.partial(check, seed=arguments.seed)
+        return run_check(library.name, seeded, library, settings, steps)
     if arguments.png or arguments.gif:
         os.environ["SDL_VIDEODRIVER"] = "dummy"
         agents, frames = Agents(library, 1, settings, arguments.seed), []
@@ -699,10 +724,12 @@ def main():
             agents.step()
             if arguments.gif:
                 frames.append(agents.envs.render())
-        if arguments.gif:
-            save_pictures(arguments.gif, frames, library.fps)
-        if arguments.png:
-            save_pictures(arguments.png, [agents.envs.render()], library.fps)
+        last = agents.envs.render()
+        with errors.exit_on_error("python -m ocean", (ValueError, OSError)):
+            if arguments.gif:
+                save_pictures(arguments.gif, frames or [last], library.fps)
+            if arguments.png:
+                save_pictures(arguments.png, [last], library.fps)
         return 0
     if not ocean.has_display():
         raise SystemExit("there is no display (neither DISPLAY nor WAYLAND_DISPLAY is set). "

@@ -41,7 +41,7 @@ def why_not(library):
     if library.has_heap:
         return "its struct points to memory of its own (HEAP)"
     text = _user_text(library)
-    if "*" in _struct(text):
+    if holds_pointer(library):
         return "its struct holds a pointer, which a copy of it would keep"
     for _, name, _ in INCLUDE.findall(text):
         if name and name not in STANDARD:
@@ -52,6 +52,11 @@ def why_not(library):
     if "cupy" not in sys.modules and importlib.util.find_spec("cupy") is None:
         return "there is no CuPy: pip install -r requirements/cuda.txt"
     return None
+
+
+def holds_pointer(library):
+    """Tell whether `struct Env` has a pointer."""
+    return "*" in _struct(_user_text(library))
 
 
 def _user_text(library):

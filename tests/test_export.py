@@ -239,6 +239,35 @@ def test_what_the_flat_file_cannot_hold_is_refused(seen, taken, mean, deviation,
         export.flat_policy(policy, env)
 
 
+def test_an_edited_network_is_refused(monkeypatch):
+    """ocean/policy.h would play another policy."""
+    for edit in ("source", "method"):
+        env, policy = make_policy("vector", "start")
+        if edit == "source":
+            monkeypatch.setattr(export.verify, "digest", lambda: "edited")
+        else:
+            monkeypatch.undo()
+            policy.encoder.forward = torch.tanh
+        with pytest.raises(pufferl.ConfigError, match=r"implements.*--export\.onnx"):
+            export.flat_policy(policy, env)
+
+
+def test_a_c_program_has_the_files_that_its_header_includes(tmp_path):
+    squared = (ROOT / "ocean" / "squared" / "squared.h").read_text()
+    for path, text in (("rules/mine.h", ""), ("squared.h", '#include "rules/mine.h"\n' + squared), ("main.c", "#error"),
+                       ("policy.h", "")):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    play = make_play(str(tmp_path / "squared.h"), {}, 8, 1, 0)
+    flat = export.flat_policy(play.policy, play.vecenv)
+    export.write_c(play.vecenv.library, {}, flat, tmp_path / "out")
+    subprocess.run(["make", "-C", tmp_path / "out", "squared"], check=True, capture_output=True)
+    (tmp_path / "squared.h").write_text('#include "../squared.h"\n')
+    (tmp_path.parent / "squared.h").write_text(squared)
+    with pytest.raises(pufferl.ConfigError, match="includes"):
+        export.write_c(ocean.load(str(tmp_path / "squared.h")), {}, flat, tmp_path / "out")
+
+
 # -- main.c
 
 

@@ -174,6 +174,8 @@ def test_a_header_may_leave_out_all_that_is_optional(tmp_path):
     (".action_heads = {2}", ".action_heads = {2}, .action_dims = 1"),
     (".action_heads = {2}", ".action_heads = {2, -2}"),
     (".action_heads = {2}", ".action_dims = -1"),
+    (".observation_high = RANGE", ".observation_low = 1"),
+    (".observation_high = RANGE", ".observation_high = 3e9f"),
 ])
 def test_wrong_spaces_of_a_header_are_named(field, wrong, tmp_path):
     subject = wrong.split(" ")[0] or ".action_heads"
@@ -202,9 +204,24 @@ def test_an_edited_header_is_loaded_again(tmp_path):
     assert before.settings_help["step"] == "size"
 
 
+def test_an_edited_file_that_a_header_includes(tmp_path, capsys):
+    """Also in a folder whose name make would split; its warnings are printed once."""
+    rules = tmp_path / "my # rules" / "step.h"
+    rules.parent.mkdir()
+    rules.write_text("#define STEP 1\n")
+    text = SMALL.replace("env->tick++;", "env->tick += STEP; if (env->tick = 3) env->tick = 0;")
+    text = text.replace('"env.h"', '"env.h"\n#include "my # rules/step.h"')
+    before = load_text(tmp_path, text)
+    assert capsys.readouterr().err.count("-Wparentheses") == 1
+    assert load_text(tmp_path, text) is before and not capsys.readouterr().err
+    rules.write_text("#define STEP 2\n")
+    assert load_text(tmp_path, text).path != before.path
+
+
 @pytest.mark.parametrize(("right", "wrong", "subject"), [
     ("c_render(", "c_rendr(", "c_render"),
     ("env->tick++;", "env->tick = next(env->tick);", "next"),
+    ('"env.h"', '"absent.h"', "absent"),
 ])
 def test_compiler_message_is_shown(right, wrong, subject, tmp_path):
     with pytest.raises(ConfigError, match=f"error:.*{subject}"):

@@ -96,7 +96,20 @@ PLANTED = {  # what is replaced, by what (..., in turn), and what the problem or
     "blind": (OBSERVE, "observation[i] = 0.5f;", "note", r"4.of.4"),
     "save": ("(void)env; return NULL;",
              "static float kept[2048][4]; static int n; env->at = kept[n++ % 2048]; return NULL;",
-             "problem", "c_save"),
+             "problem", "pointer"),
+    "load": ("#define HAS_ACTION_MASKS", "#define HAS_ACTION_MASKS\n#define HEAP float* map;",
+             "(void)env; return NULL;", "env->map = calloc(1, 4); return NULL;",
+             "env->tick++;", "env->tick++; env->at[1] = fmodf(++*env->map, 600) / 600;",
+             "static void c_close(Env* env) { (void)env; }",
+             "static void c_close(Env* env) { free(env->map); }"
+             "static size_t c_save(Env* env, char* at) { (void)env; (void)at; return 4; }"
+             "static void c_load(Env* env, const char* at) { (void)env; (void)at; }", "problem", "c_save"),
+    "infinite": (".observation_low = -1, .observation_high = 1",
+                 ".observation_low = -INFINITY, .observation_high = INFINITY",
+                 OBSERVE, "observation[i] = env->tick > 9 ? INFINITY : env->at[i];", "problem", "inf, outside"),
+    "no terminal": ("env->terminals[0] = over;", "", "note", r"log\.n.*missing"),
+    "counter": ("    env->tick = 0;", "", "over = random_int(&env->rng, 20) == 0", "over = false", "note",
+                "one step.*counter"),
 }
 SANITIZED = {  # what no comparison can see: the sanitizers stop the program
     "heap": ("(void)env; return NULL;", "env->at = malloc(3 * sizeof(float)); return NULL;",

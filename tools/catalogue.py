@@ -25,7 +25,7 @@ import processes
 import vector
 from auto import plural
 from configuration import command, find_config, parse_ini
-from errors import exit_on_error
+from errors import ConfigError, exit_on_error
 from loggers import figure
 from tools import aligned
 
@@ -87,7 +87,11 @@ def look(name):
         return Entry(name, rules_of(ini), None, None, None, solved, False)
     header = ocean.FOLDER / env_name / f"{env_name}.h"
     # -O0 compiles in a tenth of the time
-    library = ocean.Library(header, ocean.build(header, extra_flags=["-O0"]))
+    try:
+        library = ocean.Library(header, ocean.build(header, extra_flags=["-O0"]))
+    except ConfigError:
+        problem = f"does not compile: python -m ocean {name} --check says why"
+        return Entry(name, problem, None, None, None, solved, False)
     section = dict(parser["env"]) if parser.has_section("env") else {}
     settings = {key: configuration.coerce(text, type(library.settings[key]), f"{ini} [env] {key}")
                 for key, text in section.items() if key in library.settings}

@@ -32,6 +32,7 @@ import ocean
 import pufferl
 import vector
 from errors import ConfigError, exit_on_error
+from fast import verify
 from tools.options import read_command
 
 
@@ -64,10 +65,14 @@ def flat_policy(policy, env):
     action, dtype = env_action(env), np.dtype(env.single_observation_space.dtype).name
     problem = f"the network is {_describe(policy)}, not the default one over plain numbers"
     if type(policy) is models.MinGRUPolicy:
+        edit = verify.find_edit(policy, "compiled")
         heads, inputs = policy.decoder.heads or [], policy.encoder.in_features
         norm = policy.normalizer
         means = 0 if norm is None else norm.shift.abs()
         checks = {
+            "a method of models.py or engines.py was edited, which ocean/policy.h implements":
+                verify.digest() not in (verify.DIGEST, None),
+            f"{edit}, which ocean/policy.h implements": edit is not None,
             f"observations are {dtype}; policy.h reads {', '.join(TYPES)}": dtype not in TYPES,
             f"there are {len(heads)} choices and {inputs} inputs; policy.h reads at most "
             f"{MAX_HEADS} and {MAX_SIZE}":
@@ -305,11 +310,19 @@ window: $(wildcard *.h *.c)
 
 def write_c(library, settings, flat, folder):
     """Write a folder with the sources, the policy and a Makefile."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder, beside = Path(folder), library.header.parent
     shared = ("main.c", "binding.c", "policy.h", "env.h", "draw.h")  # main.c includes the others
-    for path in (*map(ocean.FOLDER.joinpath, shared), *library.header.parent.glob("*.[ch]")):
-        shutil.copy(path, folder / path.name)
+    copies = {name: ocean.FOLDER / name for name in shared}
+    for path in ocean.included_files(ocean.FOLDER / "binding.c", ocean.header_flags(library.header)):
+        name = os.path.relpath(path, beside)
+        if path.parent != ocean.FOLDER:
+            if name.startswith("..") or name in shared:
+                raise ConfigError(f"--export.c: {library.header} includes {path}. Rename it or move it "
+                                  f"into {beside}, so that one folder holds all sources.")
+            copies[name] = path
+    for name, path in copies.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / name)
     flat.tofile(folder / "policy.bin")
     arguments = ",".join(f'"{argument}"' for argument in settings_arguments(library, settings))
     (folder / "Makefile").write_text(MAKEFILE.format(
@@ -334,10 +347,9 @@ def write_web(library, settings, flat, folder, trained=True):
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         flat.tofile(Path(temporary) / "policy.bin")
-        command = [emcc, "-std=gnu11", "-O2", "-Wno-int-to-void-pointer-cast", "-I",
-                   str(ocean.FOLDER), "-DDRAW", f'-DENV_HEADER="{library.header}"',
-                   str(ocean.FOLDER / "main.c"), "--js-library",
-                   str(ocean.FOLDER / "web" / "canvas.js"),
+        command = [emcc, "-std=gnu11", "-O2", "-Wno-int-to-void-pointer-cast", "-DDRAW",
+                   *ocean.header_flags(library.header), str(ocean.FOLDER / "main.c"),
+                   "--js-library", str(ocean.FOLDER / "web" / "canvas.js"),
                    "--embed-file", f"{temporary}/policy.bin@policy.bin", "-sALLOW_MEMORY_GROWTH=1",
                    "-sEXPORTED_FUNCTIONS=" + ",".join(f"_{function}" for function in EXPORTED),
                    "-o", str(folder / f"{name}.js")]

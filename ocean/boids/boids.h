@@ -292,8 +292,8 @@ static void c_step(Env* env) {
      * no caller wants that, to the row that is overwritten next. */
     float* seen = over && env->final_observations ? env->final_observations : env->observations;
     observe_all(env, seen, env->rewards);
-    memset(env->terminals, 0, (size_t)env->num_agents);
-    memset(env->truncations, over, (size_t)env->num_agents);
+    memset(env->terminals, 0, (uint32_t)env->num_agents);
+    memset(env->truncations, over, (uint32_t)env->num_agents);
     if (!over) return;
     if (env->whole) log_episode(env);
     c_reset(env);
