@@ -92,8 +92,8 @@ class Vec:
     """native: environments in C. serial: one after the other in this process. multiprocessing and
     ray: in workers. package: the vector environment of a Gymnasium id's own package. tensors: one
     object of torch or JAX that holds many environments. auto: native for C, tensors if a reset
-    returns them, package for ALE and if it gives the same episodes (CartPole), serial if one
-    process would step all, else multiprocessing."""
+    returns them, package for ALE and CartPole, serial if one process would step all, else
+    multiprocessing."""
     num_envs: int | Auto = "auto"
     """Copies of the env section's num_envs: vec.num_envs × env.num_envs environments run in all.
     auto: 1 if they are in C or one object holds many; otherwise as many as make 32 agents (8 if
@@ -219,8 +219,8 @@ class Train:
     optimizer: Literal["muon", "adam"] | str = "muon"
     """muon: orthogonalises each matrix's momentum (Jordan et al. 2024). adam: torch's AdamW.
     path/to/file.py:Class: a custom torch.optim.Optimizer, made as Class(parameters,
-    lr=learning_rate, weight_decay=weight_decay); weight_decay is left out if it is 0 and Class
-    has no such parameter. The schedule sets the rate."""
+    lr=learning_rate, weight_decay=weight_decay), without weight_decay if Class does not name it
+    and it is 0. The schedule sets the rate."""
     loss: str | None = None
     """path/to/file.py:function, a custom term of the loss. It gets the minibatch, whose fields are
     a table in docs/recipes.md. Its result, a tensor (), is added to the loss, differentiated by
@@ -268,7 +268,8 @@ class Train:
     state: Literal["carry", "zero"] = "carry"
     """Recurrent state at the start of a rollout: that of the last rollout (carry), or zero."""
     seed: int = 0
-    """Seed of the weights, the environments, the actions and the draws."""
+    """Seed of the weights, the environments, the actions and the draws. A script seeds what it makes
+    itself: torch.manual_seed(seed) before the network, make(..., seed=seed)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the network runs and learns. auto: the CPU (docs/gpu.md has what a GPU needs)."""
     engine: Literal["auto", "compiled", "fused", "autograd", "graphs"] = "auto"
@@ -359,17 +360,19 @@ SECTIONS = {"vec": Vec, "policy": Policy, "rnn": Rnn, "train": Train, "eval": Ev
             "profile": Profile}
 # What config.json has besides settings, with its type. A type with None may be missing.
 RUN_FACTS = {"env_name": str, "config_name": str | None, "auto": dict | None, "agents": int | None,
-             "versions": dict | None, "engine": dict | None, "turn": int, "defaults": dict | None}
+             "versions": dict | None, "engine": dict | None, "turn": int, "defaults": dict | None,
+             "env_file": str | None}
 # Settings of one run, which --resume leaves as they are.
 RUN_SETTINGS = {"load_model_path", "baseline", "resume", "data_dir"}
 
-# What a number must be: least, greatest, the settings. None and auto are always allowed.
-ABOVE_0, BELOW_1, FINITE = math.ulp(0), math.nextafter(1, 0), sys.float_info.max
+# What a number must be: least, greatest, the settings. None and auto are always allowed. ABOVE_0 is
+# no denormal, because torch.set_flush_denormal makes the processor compare these as 0.
+ABOVE_0, BELOW_1, FINITE = sys.float_info.min, math.nextafter(1, 0), sys.float_info.max
 BOUNDS = {
     "must be 1 or more": (
         1, math.inf,
         "train.checkpoint_interval train.keep train.gpus vec.num_envs env.num_envs "
-        "vec.num_threads vec.num_workers"),
+        "vec.num_threads vec.num_workers sweep.workers sweep.attempts sweep.downsample"),
     "must lie within 1 and 65536": (
         1, 65536, "policy.hidden_size rnn.hidden_size rnn.input_size"),
     "must lie within 1 and 1000": (1, 1000, "rnn.num_layers"),
@@ -377,15 +380,18 @@ BOUNDS = {
         ABOVE_0, math.inf,
         "train.learning_rate train.max_grad_norm train.vtrace_rho_clip train.vtrace_c_clip "
         "train.clip_coef train.vf_clip_coef train.vf_error_bound train.total_timesteps "
-        "train.horizon train.batch_size train.minibatch_size vec.timeout"),
+        "train.horizon train.batch_size train.minibatch_size vec.timeout "
+        "sweep.max_suggestion_cost sweep.cpus"),
     "must be above 0, and not inf": (ABOVE_0, FINITE, "train.replay_ratio eval.seconds eval.fps"),
     "must be above 0, or none": (ABOVE_0, math.inf, "train.reward_clip train.target_kl"),
     "must be 0 or more": (
         0, math.inf,
         "train.bonus_coef train.prio_alpha train.ent_coef train.eps train.weight_decay "
-        "train.vf_coef train.min_advantage_std train.log_interval"),
+        "train.vf_coef train.min_advantage_std train.log_interval sweep.num_trials "
+        "sweep.gpus sweep.random_trials"),
     "must lie within 0 and 1": (
-        0, 1, "train.gamma train.gae_lambda train.prio_beta0 train.min_lr_ratio"),
+        0, 1, "train.gamma train.gae_lambda train.prio_beta0 train.min_lr_ratio "
+        "sweep.early_stop"),
     "must lie within 0 and 1, without 1": (0, BELOW_1, "train.momentum train.beta2"),
     "must lie within 0 and 2 ** 62": (0, 2**62 - 1, "train.seed"),
     "must lie within 0 and 65535": (0, 65535, "eval.port"),
@@ -509,10 +515,11 @@ def convert(entry, schema):
 
 
 def check_names(args, *sections):
-    """Raise ConfigError for a setting in a script's `args` that does not exist.
+    """Check the settings in a script's `args`: names, types and bounds.
 
     sections: which are checked; by default the names at the top and all sections except env and
-    train, which are checked where they are used.
+    train, which are checked where they are used. A number such as 32.0 becomes 32 in `args`. Raises
+    ConfigError.
     """
     network = policy_section(args.get("policy", {}).get("name", Policy.name))
     schema = {"base": Base, **SECTIONS, "policy": network}
@@ -523,6 +530,8 @@ def check_names(args, *sections):
         place = f"args[{key!r}]" if section == "base" else f"{section}.{key}"
         new = translate(section, key, schema, place)[:2]
         require(new == (section, key), f"{place}: it is {full_name(*new)} now.")
+        if section != "base":
+            args[section][key] = convert(Entry(section, key, args[section][key], place), schema)[2]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -533,11 +542,17 @@ def find_config(env_name):
     """Return (environment, .ini file) of a name on the command line.
 
     An .ini may say which environments it is for: `[base] env_name = gym/CartPole-v1 gym/Cart*`.
-    The file's name then means the first of these. The longest pattern that fits is taken.
+    The file's name then means the first of these. The longest pattern that fits is taken. The .ini
+    of a header may be beside it; the one of an included environment is not for another header.
     """
     name = env_name.removeprefix("puffer_")
     stem = Path(name).stem if name.endswith(".h") else name
     ini, matches = ROOT / "config" / f"{stem}.ini", []
+    if name.endswith(".h"):
+        header = Path(name).resolve()
+        beside = header.with_suffix(".ini")
+        if beside.exists() or (stem in ocean.names() and header.parent.parent != ocean.FOLDER):
+            return name, beside
     for path in sorted((ROOT / "config").glob("*.ini")):
         names = parse_ini(path, "env_name").get("base", "env_name", fallback="").split()
         if names and path == ini:
@@ -612,6 +627,8 @@ def saved_entries(base, env_name):
                 f"the weights alone: --load-model-path {path}.")
         saved["base"] = {key: saved[key] for key in saved.keys() - RUN_SETTINGS}
         sections += ["vec", "train", "base"]
+    elif base["load_model_path"] and saved and identify(saved["env_name"])[0] != identify(name)[0]:
+        sections.remove("env")  # of another environment, whose weights alone are taken
     for section in sections:
         for key, value in saved.get(section, {}).items():
             yield Entry(section, key, value, f"{file}: {section}.{key}")
@@ -676,6 +693,9 @@ def env_section(name, maker):
     if maker is None:
         return dataclasses.make_dataclass("Env", [])
     base = EnvInC if isinstance(maker, ocean.Library) else Env
+    require(base is Env or "num_envs" not in maker.settings,
+            f"{name}: a setting of a header cannot be named num_envs, which is how many "
+            "environments there are. Rename it.")
     return make_section(base, maker.settings, getattr(maker, "settings_help", {}), name)
 
 
@@ -762,8 +782,10 @@ def load_config(env_name, argv=()):
     if "train.batch_size" in names and "train.horizon" not in names:
         train["horizon"] = "auto"  # batch_size gives it
     args = {"config_name": env_name, **values.pop("base"), **values}
+    args["env_file"] = find_file(values["env_name"])
     args["auto"] = auto.choose_copies(maker, args["env"], args["vec"], train["total_timesteps"])
-    for name, owner in unused(args).items():
+    in_c = {"vec.timeout": "an environment in C"} if isinstance(maker, ocean.Library) else {}
+    for name, owner in {**unused(args), **in_c}.items():
         require(name not in names, f"--{name.replace('_', '-')} would change nothing: {owner} does "
                 "not use it. Leave it out.")
     return args
@@ -914,21 +936,32 @@ def identify(name):
     return Path(env_name).name.removesuffix(".h") if is_file else env_name, ini.name
 
 
+def find_file(env_name):
+    """Return the path of an environment's file, None for a name that is no file's."""
+    path, suffix, _ = env_name.partition(".py:")
+    is_file = suffix or path.endswith(".h")
+    return str(Path(path + suffix.removesuffix(":")).resolve()) if is_file else None
+
+
 def find_run(path, data_dir, name, pattern=None):
     """Return the folder of the last run for latest and best, else `path` as it is.
 
     The last one was started or resumed last, and has a file that fits the pattern (default: a
     model's). Starts are counted (`turn`), because a clock may jump and a copy has another time.
-    name: the environment on the command line.
+    name: the environment on the command line. A run of another file with that name does not count;
+    if its file is gone, it was moved.
     """
     if path not in ("latest", "best"):
         return Path(path)
     pattern = pattern or MODELS[path]
     require(data_dir is not None, f"{path}: with --data-dir none there are no runs to look "
             "through; name the run's folder.")
+    env_name, identity = find_config(name)[0], identify(name)
     runs = [(saved["turn"], file.stat().st_mtime, folder)
-            for folder, saved in saved_runs(data_dir, f"{stem_of(find_config(name)[0])}_*")
-            if identify(saved.get("config_name") or saved["env_name"]) == identify(name)
+            for folder, saved in saved_runs(data_dir, f"{stem_of(env_name)}_*")
+            if identify(saved.get("config_name") or saved["env_name"]) == identity
+            and (saved.get("env_file") in (None, find_file(env_name))
+                 or not Path(saved["env_file"]).exists())
             for file in folder.glob(pattern)]
     advice = ("Train one first." if path == "latest" else
               "It comes once episodes have ended; latest is any model.")

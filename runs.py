@@ -100,6 +100,11 @@ class Run:
                               "--data-dir to one that can be, on a disk with room for "
                               "checkpoints.") from None
 
+    def rewind(self, step):
+        """Remove the entries after `step`; a trainer that loads a checkpoint repeats it."""
+        if self._metrics is not None:
+            self._metrics = JsonLines(self._metrics.path, step)
+
     def release(self):
         """Release the folder."""
         if self._lock is not None:
@@ -127,15 +132,18 @@ class Run:
     def save(self, state, model, best):
         """Write a trainer's state, its weights to the file `model`, and the best weights.
 
-        best: None if they are unchanged. The oldest models are removed. Raises OSError.
+        best: None if they are unchanged. The oldest models are removed, and later ones, of what a
+        trainer that loads a checkpoint trains again. Raises OSError.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         save(state["model"], model)
         if best is not None:
             save(copies(best, "cpu"), self.folder / f"best_{self.env_name}.pt")
         save(state, self.folder / "trainer_state.pt")
-        for old in sorted(self.folder.glob("model_*.pt"))[: -self.keep]:
-            old.unlink()
+        models = sorted(self.folder.glob("model_*.pt"))
+        index = models.index(Path(model))
+        for other in models[: max(0, index + 1 - self.keep)] + models[index + 1 :]:
+            other.unlink()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -277,12 +285,23 @@ def copies(tensors, device=None):
 
 
 def difference(before, after):
-    """List the settings in two runs' config.json that differ, of those that both have."""
+    """List the settings in two runs' config.json that differ, of those that both have.
+
+    Also the environment's settings that one of them lacks, and those whose default is another one.
+    """
     sections = "env", "vec", "policy", "rnn", "train", "versions", "engine"
     one, other = ({f"{section}.{key}": value for section in sections
                    for key, value in config.get(section, {}).items()} for config in (before, after))
-    return [f"{name}: {one[name]} is now {other[name]}" for name in one
-            if name in other and one[name] != other[name]]
+    changes = [f"{name}: {one[name]} is now {other[name]}" for name in one
+               if name in other and one[name] != other[name]]
+    old, new = before.get("env", {}), after.get("env", {})
+    if old and new:  # a script's run has none
+        changes += [f"env.{name} = {old[name]} does not exist now" for name in old if name not in new]
+        changes += [f"env.{name} = {new[name]} is new" for name in new if name not in old]
+    was, now = ((config.get("defaults") or {}).get("env", {}) for config in (before, after))
+    return changes + [f"env.{name} = {old[name]} is kept; its default was {was[name]} and is now {now[name]}"
+                      for name in was if name in now and was[name] != now[name]
+                      and old.get(name) == new.get(name)]
 
 
 SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others are the trainer's
@@ -355,7 +374,8 @@ class Snapshot:
         # Copies: the tensors are views of the arena, and torch.save writes all of
         # the memory behind a view.
         tensors = copies(self._tensors(), "cpu")
-        environments = torch.from_numpy(trainer.vecenv.save())
+        vecenv = trainer.vecenv
+        environments = torch.from_numpy(np.empty(0, np.uint8) if vecenv.closed else vecenv.save())
         optimizer = trainer.optimizer.tensors()
         of_rank = {name: tensor for name, tensor in tensors.items() if name not in optimizer}
         return {

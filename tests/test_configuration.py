@@ -26,6 +26,7 @@ import workers
 from configuration import load_config
 from errors import ConfigError
 from tools import watch
+from tools.sweep.command import Sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 CATCH, POINT = f"{ROOT}/tests/user_envs.py:Catch", f"{ROOT}/tests/user_envs.py:PointMass"
@@ -137,7 +138,7 @@ def test_a_number_beyond_its_bounds_is_refused(name):
 
     def convert(value):
         entry = configuration.Entry(section, key, value, name)
-        return configuration.convert(entry, {"env": configuration.Env, **configuration.SECTIONS})
+        return configuration.convert(entry, {"env": configuration.Env, "sweep": Sweep, **configuration.SECTIONS})
 
     for value in (math.ceil(low) - 1 if math.isfinite(low) else math.nan, high + max(1, high / 1e6), math.nan):
         if value < low or value > high or value != value:
@@ -336,3 +337,41 @@ def test_settings_are_read_without_torch():
             "print([name for name in ('torch', 'numba', 'tyro') if name in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_zero_is_not_above_zero_where_denormals_are_zero():
+    """As on the command line, which sets that for speed."""
+    torch.set_flush_denormal(True)
+    try:
+        for option in ("--train.horizon", "--train.max-grad-norm", "--train.total-timesteps"):
+            with pytest.raises(ConfigError, match="above 0"):
+                load_config("squared", [option, "0"])
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_a_header_beside_the_project(tmp_path):
+    """config/NAME.ini is not for another header of that name; an .ini may be beside it."""
+    header = tmp_path / "cartpole.h"
+    header.write_text((ROOT / "ocean" / "squared" / "squared.h").read_text())
+    assert load_config(str(header))["train"]["learning_rate"] == "auto"
+    header.with_suffix(".ini").write_text("[train]\nlearning_rate = 0.25")
+    args = load_config(str(header))
+    assert args["train"]["learning_rate"] == 0.25 and args["env_file"] == str(header)
+    header.write_text(header.read_text().replace("X(int, distance", "X(int, num_envs, 2, \"\") X(int, distance"))
+    with pytest.raises(ConfigError, match="num_envs"):
+        load_config(str(header))
+    with pytest.raises(ConfigError, match=r"vec\.timeout"):
+        load_config("squared", ["--vec.timeout", "3"])
+
+
+@pytest.mark.parametrize(("section", "key", "value"), [
+    ("rnn", "name", "transformer"), ("policy", "hidden_size", "wide"), ("vec", "total_agents", "many")])
+def test_a_wrong_value_in_a_scripts_settings(section, key, value):
+    args = load_config("squared")
+    args[section][key] = value
+    with pytest.raises(ConfigError, match=rf"{section}\.{key}"):
+        configuration.check_names(args)
+    args[section][key] = {"name": "mingru"}.get(key, 32.0)
+    configuration.check_names(args)
+    assert args[section][key] in ("mingru", 32) and not isinstance(args[section][key], float)

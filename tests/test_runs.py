@@ -5,6 +5,7 @@ import errno
 import gc
 import json
 import math
+import operator
 import os
 import re
 import resource
@@ -16,6 +17,7 @@ import time
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ import configuration
 import models
 import processes
 import pufferl
+import runs
 import vector
 from errors import error_text
 from pufferl import ConfigError, PuffeRL, load_config, make
@@ -234,6 +237,90 @@ def test_the_latest_run_is_the_one_that_was_started_or_resumed_last(tmp_path):
     assert latest() == "squared_b"
     (first.run_folder / "config.json").write_text("[]")
     assert latest() == "squared_a"
+
+
+def test_the_latest_run_is_of_the_file_that_is_named(tmp_path, monkeypatch):
+    """Of a file of the same name only if that one is gone: it may have been moved."""
+    monkeypatch.chdir(tmp_path)
+    for turn, folder in enumerate("ab"):
+        header, run = Path(folder) / "game.h", Path("runs") / f"game_{folder}"
+        for path in (header, run / "model_x.pt"):
+            path.parent.mkdir(parents=True)
+            path.touch()
+        (run / "config.json").write_text(json.dumps(
+            {"turn": turn, "env_name": "game.h", "env_file": configuration.find_file(str(header))}))
+    assert find("latest", "runs", "a/game.h").parent.name == "game_a"
+    Path("b/game.h").unlink()
+    assert find("latest", "runs", "a/game.h").parent.name == "game_b"
+
+
+def test_weights_of_another_environment_come_without_its_settings(tmp_path):
+    trainer = make_trainer(tmp_path, "squared", settings={"env": {"num_envs": 77}, "policy": {"hidden_size": 16}})
+    run_epochs(trainer, 1)
+    trainer.close()
+    sizes = [load_config(name, ["--load-model-path", str(trainer.run_folder)])["env"]["num_envs"]
+             for name in ("squared", "cartpole")]
+    assert sizes == [77, load_config("cartpole")["env"]["num_envs"]]
+
+
+def test_a_trainer_begins_no_run_that_exists(tmp_path):
+    trainer = make_trainer(tmp_path, run_id="x")
+    run_epochs(trainer, 2)
+    assert trainer.close() and not trainer.close()
+    again = make_trainer(tmp_path, run_id="x")
+    with pytest.raises(ConfigError, match="run_id"):
+        again.evaluate()
+    again.load_checkpoint(trainer.run_folder)
+    run_epochs(again, 1)
+    again.close()
+
+
+def test_a_trainer_goes_back_to_an_earlier_checkpoint(tmp_path):
+    trainer = make_trainer(tmp_path, checkpoint_interval=1)
+    run_epochs(trainer, 1)
+    path = trainer.save_checkpoint(tmp_path / "early.pt")
+    run_epochs(trainer, 3)
+    trainer.load_checkpoint(path)
+    run_epochs(trainer, 1)
+    model = trainer.close()
+    assert find("latest", tmp_path, "cartpole") == Path(model)
+    assert steps_of(trainer.run_folder) == [192, 384]
+
+
+def test_what_fails_at_the_end_loses_nothing(tmp_path, capsys):
+    trainer = make_trainer(tmp_path)
+    run_epochs(trainer, 1)
+    trainer.global_step += 1  # an entry is due
+    trainer.logger.log = mock.Mock(side_effect=ConnectionError("away"))
+    trainer.vecenv.close()
+    assert Path(trainer.close()).exists() and "away" in capsys.readouterr().err
+    assert torch.load(trainer.run_folder / "trainer_state.pt", weights_only=True)["epoch"] == 1
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, capsys):
+    trainer = make_trainer(tmp_path, checkpoint_interval=1)
+    run_epochs(trainer, 1)
+    for rate in (math.nan, math.inf, -1):
+        with pytest.raises(ConfigError, match="learning_rate"):
+            trainer.learning_rate = rate
+    trainer.learning_rate, scheduled = 0.5, trainer.learning_rate
+    trainer.learning_rate = None
+    assert trainer.learning_rate == scheduled
+    next(trainer.policy.parameters()).data[0, 0] = math.nan
+    with pytest.raises(FloatingPointError, match="weights"):
+        trainer.save_checkpoint()
+    assert trainer.close() == "" and "weights" in capsys.readouterr().err
+    assert find("latest", tmp_path, "cartpole").name == "model_cartpole_000001.pt"
+
+
+def test_what_differs_between_two_runs():
+    """Also a setting of the environment that was renamed, and a default that was edited."""
+    before = {"env": {"arrows": 7, "size": 2, "same": 1}, "defaults": {"env": {"arrows": 5, "size": 2, "same": 1}}}
+    after = {"env": {"count": 5, "size": 2, "same": 1}, "defaults": {"env": {"count": 5, "size": 3, "same": 1}}}
+    for one, other, names in ((before, after, ["arrows = 7", "count = 5", "size = 2"]), (before, before, []),
+                              ({}, after, [])):
+        lines = runs.difference(one, other)
+        assert len(lines) == len(names) and all(map(operator.contains, lines, names)), lines
 
 
 def test_metadata_comes_back(tmp_path):
