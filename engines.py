@@ -182,7 +182,8 @@ class Buffers:
                 arena.register(f"{group}/policy.{name}", parameter.shape, group=group)
         T, N, M, span = self.horizon, self.num_agents, self.segments, self.span
         self.arena = arena
-        arrays = vars(self.vecenv.allocate(T))
+        self._storage = self.vecenv.allocate(T)
+        arrays = vars(self._storage)
         self.host = {name: None if array is None else torch.from_numpy(array)
                      for name, array in arrays.items()}
         float32, float64, int64 = torch.float32, torch.float64, torch.int64
@@ -223,6 +224,15 @@ class Buffers:
         for name, (shape, dtype) in shapes.items():
             arena.register(name, shape, dtype)
         self._names = [name for name in shapes if "/" not in name]
+
+    def check_environments(self):
+        """Raise RuntimeError unless the environments write into these arrays."""
+        if self.vecenv.closed:
+            raise RuntimeError("these environments are closed, by a script or after an error. Make "
+                               "others, and a PuffeRL for them.")
+        if self.vecenv.storage is not self._storage:
+            raise RuntimeError("these environments were reset by a script, or another trainer has "
+                               "them. Make others, and a PuffeRL for them.")
 
     def bind(self):
         """Make the views of the allocated arena."""

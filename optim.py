@@ -313,6 +313,10 @@ def check_optimizer(cls, weight_decay):
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
         raise ConfigError(f"train.optimizer: a {type(cls).__name__} is not a subclass of "
                           "torch.optim.Optimizer. Give one.")
+    closure = inspect.signature(cls.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ConfigError(f"train.optimizer = {cls.__name__}: its step() needs a closure that "
+                          "computes the loss again, which the trainer has not. Take another one.")
     for name in ("lr", *(["weight_decay"] if weight_decay else [])):
         if not emulation.takes(cls, name):
             raise ConfigError(f"train.optimizer = {cls.__name__}: takes no {name}, which the "
@@ -323,8 +327,9 @@ class TorchOptimizer:
     """Step an optimizer of torch, or a custom one (train.optimizer my_file.py:Class).
 
     The interface is Muon's: the gradients' global norm is clipped first, and once it is not finite
-    nothing changes. The learning rate is the trainer's. A custom optimizer may replace
-    `parameter.data` or `.grad`: after each step both are in the arena again.
+    nothing changes. The learning rate is the trainer's; groups of a custom optimizer keep their
+    ratio to it. If a custom optimizer replaces `parameter.data` or `.grad`, `step` copies the
+    weights back and makes both views of the arena again.
     """
 
     def __init__(self, config, policy, arena):
@@ -339,8 +344,15 @@ class TorchOptimizer:
             has_decay = "weight_decay" in inspect.signature(make).parameters
             decay = ({"weight_decay": config["weight_decay"]}
                      if has_decay or config["weight_decay"] else {})
-            self.optimizer = make(policy.parameters(), lr=config["learning_rate"], **decay)
+            rate = config["learning_rate"]
+            try:
+                self.optimizer = make(policy.parameters(), lr=rate, **decay)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"train.optimizer = {make.__name__}: {error}") from error
+            self.ratios = [group["lr"] / rate for group in self.optimizer.param_groups]
+            self.given = "lr", *decay
             return
+        self.given = "lr",
         self.optimizer = torch.optim.AdamW(
             policy.parameters(), lr=arena["rate"].fill_(config["learning_rate"]), eps=config["eps"],
             capturable=config["device"] == "cuda", betas=(config["momentum"], config["beta2"]),
@@ -360,8 +372,8 @@ class TorchOptimizer:
         if not self.is_custom:  # torch's step reads found_inf
             self.optimizer.step()
         elif not found_inf:
-            for group in self.optimizer.param_groups:
-                group["lr"] = float(learning_rate)
+            for group, ratio in zip(self.optimizer.param_groups, self.ratios, strict=True):
+                group["lr"] = ratio * float(learning_rate)
             self.optimizer.step()
             for name, parameter in self.parameters.items():
                 weight = self.arena[f"weights/{name}"]
@@ -383,9 +395,10 @@ class TorchOptimizer:
         return state
 
     def load(self, state):
-        """Continue from `state()` of another run, with this run's settings of Adam."""
+        """Continue from `state()` of another run, with this run's settings."""
         groups = state["param_groups"] if self.is_custom else self.state()["param_groups"]
-        rates = [group["lr"] for group in self.optimizer.param_groups]
+        given = [{name: group[name] for name in self.given if name in group}
+                 for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict({**state, "param_groups": groups})
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        for group, values in zip(self.optimizer.param_groups, given, strict=True):
+            group |= values

@@ -155,7 +155,7 @@ class PuffeRL:
         self._minibatches_owed = 0.0
         self._rate_factor = 1.0
         self._override_lr = None
-        self._has_rollout = False
+        self._has_rollout = self._has_loaded = False
         self._is_closed = False
         self._start_time = clock()
         self._last_log = self._start_time, 0
@@ -270,6 +270,7 @@ class PuffeRL:
         if self._is_closed:
             raise RuntimeError("evaluate(): this trainer is closed. Make another one; its "
                                "load_checkpoint(trainer.run_folder) continues this run.")
+        self.buffers.check_environments()
         self.record()
         self._check_engine()
         statistics = self.statistics
@@ -280,7 +281,7 @@ class PuffeRL:
         log = self.vecenv.log()
         logs = self.ranks.gather(log) if self.ranks.count > 1 else [log]
         statistics.add_episodes(logs, self.policy)
-        self._rollouts += 1  # counts the random numbers of actions, so an exact resume needs it
+        self._rollouts += 1  # the random numbers of actions depend on it, so does an exact resume
         self._has_rollout = True
         return dict(statistics.environment)
 
@@ -291,7 +292,8 @@ class PuffeRL:
         entropy, approx_kl, clipfrac, explained_variance, old_approx_kl and importance of the valid
         steps of these minibatches, the mean grad_norm, the learning_rate. Logs and saves when due.
         Raises FloatingPointError if a gradient is not finite; minibatches from that gradient on
-        change nothing. An exact resume depends on this order (runs.py, items 3 and 7).
+        change nothing. An exact resume depends on this order (runs.py, items 3 and 7 above
+        Snapshot).
         """
         if not self._has_rollout:
             raise RuntimeError("train(): there is no new rollout. Call evaluate() before each "
@@ -352,7 +354,7 @@ class PuffeRL:
         self._used_lr = self.learning_rate
         ent_coef = c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)
         numbers = {**c, "ent_coef": ent_coef}
-        first = kernels.CLIP_COEF  # kernels.normalisation writes the settings before this one
+        first = kernels.CLIP_COEF  # kernels.normalisation writes those before it, for each minibatch
         buffers.settings[first:] = torch.tensor(
             [numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
         buffers.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
@@ -400,7 +402,7 @@ class PuffeRL:
                 self._compute_all_advantages()
 
     def _compute_all_advantages(self):
-        """Compute the advantages of all segments. A GPU captures this method as a graph."""
+        """Compute the advantages of all segments; on a GPU a graph (`_use_engine`)."""
         self._compute_advantages()
 
     def _compute_advantages(self, index=None):
@@ -430,7 +432,8 @@ class PuffeRL:
             shape = getattr(result, "shape", type(result).__name__)
             require(shape == rewards.shape, f"train.advantage = {named(c['advantage'])}: returned "
                     f"{shape}. Return a tensor of the rewards' shape.")
-            buffers.advantages.index_copy_(1, agents, result)
+            buffers.advantages.index_copy_(1, agents, torch.as_tensor(
+                result, dtype=torch.float32, device=rewards.device))
         kernels.priorities(buffers.columns.advantages, buffers.columns.valid, buffers.priorities,
                            alpha=c["prio_alpha"], index=index)
 
@@ -568,7 +571,10 @@ class PuffeRL:
 
     @learning_rate.setter
     def learning_rate(self, value):
-        self._override_lr = float(value)
+        """Override the schedule; None returns to it."""
+        require(value is None or 0 <= value < math.inf,
+                f"learning_rate = {value}: must be 0 or more, and not inf.")
+        self._override_lr = None if value is None else float(value)
 
     @property
     def uptime(self):
@@ -737,6 +743,8 @@ class PuffeRL:
         self.run.begun = True
         if self.run_folder is not None:
             is_new = self.ranks.first(lambda: not (self.run_folder / "trainer_state.pt").exists())
+            require(is_new or self._has_loaded, f"{self.run_folder}: this run exists. Continue it "
+                    "with load_checkpoint, or give another run_id.")
             state = runs.Snapshot(self).take() if is_new else None
             self.ranks.first(lambda: self.run.begin(self.args, state, self.global_step))
         self.logger.config(self.args)
@@ -751,10 +759,12 @@ class PuffeRL:
 
         metadata: plain values and tensors, which load_checkpoint returns. A file is written under
         another name, synced and renamed, so it is never incomplete. All ranks call this. Returns
-        the model's path. Raises OSError.
+        the model's path. Raises OSError, and FloatingPointError for weights that are not finite.
         """
         require(path or self.run_folder, "save_checkpoint(): data_dir = None, so there is no "
                 "folder. Give a path.")
+        if not self.arena.flat("weights").isfinite().all():
+            raise FloatingPointError("the weights are not finite, so no checkpoint is written.")
         state, statistics = runs.Snapshot(self).take(metadata), self.statistics
         model = path or self.run.model(self.epoch)
         if self.ranks.rank == 0 and path is not None:
@@ -774,22 +784,31 @@ class PuffeRL:
         file. Raises ConfigError, and changes nothing, for another network or optimizer.
         """
         saved = runs.Snapshot(self).restore(Path(path))
-        self._has_rollout = False
+        self._has_rollout, self._has_loaded = False, True
         self._start_time = clock() - saved["uptime"]
         self._last_log = clock(), self.global_step
+        self.run.rewind(self.global_step)
         self._check_engine(has_loaded=True)
         return saved["metadata"]
 
     def close(self):
-        """Save a checkpoint, log, release; return the model's path or ''.
+        """Log, save a checkpoint, release; return the model's path or ''.
 
-        Raises ConfigError if the checkpoint cannot be written.
+        A second call does nothing. Raises ConfigError if the checkpoint cannot be written.
         """
+        if self._is_closed:
+            return ""
         try:
             self.record()
-            self.mean_and_log()
+            try:
+                self.mean_and_log()
+            except Exception as error:  # of a logger: what was learned is still saved
+                processes.say(f"the last log entry failed: {type(error).__name__}: {error}", sys.stderr)
             try:
                 return self.save_checkpoint() if self.run_folder else ""
+            except FloatingPointError as error:
+                processes.say(str(error), sys.stderr)
+                return ""
             except OSError as error:
                 path = self.run_folder / "trainer_state.pt"
                 last = f"{path} is an earlier one" if path.exists() else "there is no earlier one"

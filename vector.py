@@ -130,6 +130,7 @@ class Vector(contextlib.AbstractContextManager):
         driver_env [itself]: what policies read the spaces from and, of environments in Python,
             obs_dtype and env_single_observation_space
         storage [None until `allocate`]: the arrays of `new_storage`
+        closed [False until `close`]
         timeout: seconds after which a step in Python that does not return is reported
         _t: the row of each buffer to act on; `begin` sets it to 0, each step adds 1
         device [None]: the torch.device of the environments' own tensors; see Tensors
@@ -157,7 +158,7 @@ class Vector(contextlib.AbstractContextManager):
         save(), load(saved) [empty, new episodes]: the state of all environments as a uint8 array
         set_first_env(first_env) [adds to the seed]: called before `allocate` if other ranks have
             the environments before that number
-        render(index=0): environment `index` as an RGB array; the trainer does not call it
+        render(index=0): environment `index` as an RGB array, for `eval`
         close() [calls _close() once]
         _close(): free what the environments hold
     """
@@ -396,7 +397,7 @@ class Vector(contextlib.AbstractContextManager):
 
 
 class Native(Vector):
-    """Environments in C, which threads step in the rollout's arrays.
+    """Environments in C, stepped by threads; they write into the rollout's arrays.
 
     See `make` for the arguments. With fewer buffers than threads, several threads step one buffer
     of many agents.
@@ -472,7 +473,7 @@ class Native(Vector):
 
     @property
     def can_step_in_kernels(self):
-        """Return whether a kernel may step a buffer.
+        """Return whether a compiled loop may step a buffer, without Python in between.
 
         It may if `wait` and `advance` are not replaced and an actor has one thread.
         """
@@ -906,7 +907,7 @@ class Serial(Emulated):
 
 
 class VectorEntryPoint(Serial):
-    """The vectorized implementation that an environment's package provides.
+    """vec.backend package: the vector environment that a package provides.
 
     ALE's is in C++, CartPole's in numpy. It steps in this process; see `make`. creators: all the
     same one, with a method `vector` (environments.GymnasiumCreator).

@@ -328,6 +328,28 @@ def test_an_optimizer_may_write_weights_and_gradients_as_it_likes():
         torch.testing.assert_close(weights, expected, msg=optimizer.__name__)
 
 
+class Groups(torch.optim.SGD):
+    def __init__(self, params, lr, weight_decay=0.0):
+        one, *others = params
+        super().__init__([{"params": [one], "lr": lr / 10}, {"params": others}], lr, weight_decay=weight_decay)
+
+
+def test_groups_of_an_optimizer_keep_their_ratio_and_get_this_runs_settings(tmp_path):
+    trainer = make_trainer(optimizer=Groups, learning_rate=0.1, anneal_lr=False)
+    learn(trainer, 1)
+    assert [group["lr"] for group in trainer.optimizer.optimizer.param_groups] == pytest.approx([0.01, 0.1])
+    trainer.save_checkpoint(tmp_path / "a.pt")
+    again = make_trainer(optimizer=Groups, learning_rate=0.1, weight_decay=0.5)
+    again.load_checkpoint(tmp_path / "a.pt")
+    assert [group["weight_decay"] for group in again.optimizer.optimizer.param_groups] == [0.5, 0.5]
+
+
+def test_an_advantage_in_other_numbers():
+    weights = [learn(make_trainer(advantage=lambda args, ends, rewards, *_, kind=kind: kind(rewards)))
+               for kind in (lambda rewards: rewards, lambda rewards: rewards.double().numpy())]
+    torch.testing.assert_close(*weights)
+
+
 # -- statistics
 
 
@@ -503,3 +525,20 @@ def test_a_tanh_is_saved_with_the_weights(tmp_path):
         assert models.squash_of(policy) is None
     played = ["--load-model-path", folder, "--eval.episodes", "4", "--eval.deterministic", "True"]
     assert watch.evaluate("pendulum", pufferl.load_config("pendulum", played))["score"].mean < 0
+
+
+@pytest.mark.parametrize("env", ["cartpole", Walk])
+def test_environments_that_a_script_resets_or_shares(env):
+    """A rollout would go on in arrays that are gone, or end in a segmentation fault."""
+    trainer = make_trainer(env=env, backend="native" if env == "cartpole" else "serial", num_envs=4,
+                           minibatch_size=16)
+    trainer.evaluate()
+    trainer.train()
+    trainer.vecenv.reset()
+    with pytest.raises(RuntimeError, match="reset by a script"):
+        trainer.evaluate()
+    second = pufferl.PuffeRL({"data_dir": None, "horizon": 8, "minibatch_size": 16}, trainer.vecenv, trainer.policy)
+    second.evaluate()
+    second.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        trainer.evaluate()
