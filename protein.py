@@ -115,7 +115,8 @@ class Setting:
         values = list(self.values)
         if self.row.takes == "values":
             if len(values) < 2 or len(set(map(repr, values))) < len(values):
-                return f"values = {values}: there must be two or more, all different"
+                return (f"values = {values}: there must be two or more, all different. To fix a "
+                        f"setting give --{self.name.replace('_', '-')} VALUE")
         elif values:
             return f"values are for distribution = choice, not {self.distribution}"
         else:

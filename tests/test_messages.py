@@ -230,6 +230,8 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
      lambda: faults.meddle(rewards=((3, 2), math.nan))),
     ("observation['place']", FloatingPointError, "its reset() or step() returned it", lambda:
      faults.train(make_trainer(env=faults.NanInDict, backend="serial", policy=models.MultiInputPolicy))),
+    ("LBFGS", ConfigError, "its step() needs a closure", give(optimizer=torch.optim.LBFGS)),
+    ("Muon", ConfigError, "only supports 2D parameters", give(optimizer=torch.optim.Muon)),
     ("train.advantage", ConfigError, "Return a tensor of the rewards' shape",
      lambda: faults.train(make_trainer(advantage=lambda *_: None))),
     ("of agent 1", FloatingPointError, "the action mask forbids every choice of a head: allow one", faults.forbid),
@@ -503,6 +505,7 @@ TOOLS = [  # eval, export, sweep, history, watch, speed
           "--sweep.logger none")),
     ("--sweep.train.gamma", SystemExit, "is --sweep.SECTION.KEY.FIELD VALUE with a field of",
      verb("sweep squared --sweep.train.gamma 0.9")),
+    ("sweep.name", SystemExit, "must be a name without a /", verb("sweep squared --sweep.name ../a")),
     ("report", SystemExit, "there is no sweep (sweep.json) in it.",
      verb("sweep report FOLDER")),
 ]

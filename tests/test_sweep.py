@@ -158,6 +158,26 @@ def test_automatic_settings_begin_at_their_values(tmp_path, capsys):
         assert sweep.Runner(tuner, sweep.Sweep(logger="none"), options).options == options + added
 
 
+def test_agents_that_are_no_power_of_two_are_not_searched():
+    names, general = ("vec.total_agents", "train.gamma"), configuration.load_config("default")["sweep"]
+    for agents, is_searched in (("8", True), ("12", False)):
+        space = sweep.searched_settings("multiagent", {name: general[f"sweep.{name}"] for name in names},
+                                        ["--env.num-agents", agents])
+        assert ("vec.total_agents" in space) == is_searched
+
+
+def test_a_file_that_was_edited_or_is_named_from_elsewhere(tmp_path, monkeypatch, capsys):
+    """The same file, also by another path; scores before and after an edit are compared with a warning."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("from small_envs import Walk\n")
+    for name, edit in (("mine.py:Walk", ""), (f"{tmp_path}/mine.py:Walk", "# edited")):
+        Path("mine.py").write_text(f"from small_envs import Walk\n{edit}")
+        tuner = Protein(search_space=FAKE_SPACE)
+        tuner.env_name = name
+        sweep.begin(Ledger(tmp_path), tuner, sweep.Sweep(), [], configuration.load_config(name))
+        assert ("edited" in capsys.readouterr().err) == bool(edit)
+
+
 def test_a_sweep_and_its_continuation_from_python(tmp_path, fake):
     def optimize(count, space=FAKE_SPACE):
         return Protein("squared", space, num_trials=count, workers=2, logger="none", early_stop=0,
@@ -194,9 +214,10 @@ def test_failures_are_recorded_with_their_kind(tmp_path, fake):
                      0.01: ("done", "None", 1), 0.5: ("failed", "not", 1)}  # finite
 
 
-def test_a_metric_that_is_never_logged_stops_the_sweep(tmp_path, fake):
+@pytest.mark.parametrize("count", [2, 20])
+def test_a_metric_that_is_never_logged_stops_the_sweep(tmp_path, fake, count):
     with pytest.raises(RuntimeError, match="environment/score"):
-        run_sweep(tmp_path, 20, metric="environment/scroe")
+        run_sweep(tmp_path, count, metric="environment/scroe")
     assert not Ledger(tmp_path / "sweep_squared").claims()
 
 
@@ -211,7 +232,7 @@ def test_a_trial_is_stopped_or_lost_or_fails(tmp_path, monkeypatch):
     def run(name, stop=None, started=None, **changes):
         return sweep_trials.run_trial({
             "trainer": str(FAKE), "folder": str(tmp_path / "runs" / name), "env": {}, "total": 1000,
-            "downsample": 5, "metric": "environment/score", "cost": "performance/uptime",
+            "cwd": str(tmp_path), "downsample": 5, "metric": "environment/score", "cost": "performance/uptime",
             "limit": 0.4, "rule": None, "command": command, **changes}, stop, started)
 
     def epochs(name):
@@ -247,6 +268,10 @@ def test_a_trial_is_stopped_or_lost_or_fails(tmp_path, monkeypatch):
     (2, "╭ Parsing error ───╮\n│ invalid choice   │\n╰──────────────────╯\n", "invalid choice"),
     (1, "Traceback (most recent call last):\nRuntimeError: no licence\n(environment 0)\n"
         "To continue from the last checkpoint: python pufferl.py train\n", "RuntimeError: no licence"),
+    (3, "(environment 0)\nSystemExit: 3\n", "SystemExit: 3"),
+    (-11, 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n'
+          '  File "mine.py", line 3 in step\n  File "a.py", line 1 in b\n\nExtension modules: numpy, torch\n',
+     'Fatal Python error: Segmentation fault, File "mine.py", line 3 in step'),
     (3, "", "")])
 def test_a_failure_is_told_by_its_error(code, text, error):
     line = sweep_trials.explain(code, text)
@@ -353,6 +378,13 @@ def test_the_tuner_and_the_report_import_no_torch():
 def test_errors_of_the_command_line(options, name):
     with pytest.raises(SystemExit, match=name):
         sweep.main(["squared", *options.split()])
+
+
+def test_a_sweep_under_torchrun_is_refused(monkeypatch):
+    """Its trials would wait for the other ranks."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match="one process"):
+        sweep.main(["squared"])
 
 
 LOGGED = [{**record(0, 0.9, 30.0, **{"train.learning_rate": 0.01, "policy.hidden_size": 64}),

@@ -12,6 +12,7 @@ command continues a sweep.
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib.util
 import json
 import math
@@ -111,6 +112,9 @@ def make_settings(entries):
         _, key, value = configuration.convert(entry, {"sweep": Sweep})
         values[key] = value
     settings = Sweep(**values)
+    if "/" in (settings.name or ""):
+        raise ConfigError(f"sweep.name = {settings.name}: must be a name without a /, the end of a "
+                          "folder's name.")
     settings.metric = METRICS.get(settings.metric, settings.metric)
     if "/" not in settings.metric:
         settings.metric = f"environment/{settings.metric}"
@@ -164,13 +168,15 @@ def searched_settings(env_name, entries, options=()):
               if name not in fixed and protein.described(name, entry)["distribution"] != "none"}
     if not DECIDING & varied:  # else some trials may use them
         fixed |= configuration.unused(args).keys()
-    general = {}
-    if args["train"]["horizon"] == "auto" and args["train"]["batch_size"] in (None, "auto"):
-        general = configuration.load_config("default")["sweep"]
+    general = configuration.load_config("default")["sweep"]
+    are_free = args["train"]["horizon"] == "auto" and args["train"]["batch_size"] in (None, "auto")
     space, automatic = {}, automatic_settings(args, varied)
     for name, entry in protein.flatten(entries).items():
         if name in SIZES and entry == general.get(f"sweep.{name}"):
-            continue  # they are chosen to fit each trial's steps, and each other
+            # They are chosen to fit each trial's steps, and each other.
+            is_odd = name == "vec.total_agents" and count_agents(args).bit_count() > 1
+            if are_free or is_odd:  # no power of two has the agents of whole environments
+                continue
         if name.rpartition(".")[2] == "batch_size" and name != "vec.batch_size":
             name, entry = "train.horizon", horizons(args, protein.described(name, entry))
         section, _, key = find_setting(schema, name).partition(".")
@@ -205,12 +211,12 @@ def searched_settings(env_name, entries, options=()):
             is_within = is_number and bounds[0] <= present <= bounds[2]
             if is_number and not is_within:
                 is_automatic = args[section][key] == "auto"
-                kept = ("automatic value {0:g} is outside, so it is not searched. Give another range "
+                text = ("automatic value {0:g} is outside, so it is not searched. Give another range "
                         "to search it." if is_automatic else
                         "present value {0:g} is outside, so no trial has it. Give another range, or "
                         "--{1} {0:g}, which is not searched then.")
                 print(f"[sweep.{name}] min, max = {bounds[0]:g}, {bounds[2]:g}: the "
-                      + kept.format(present, name.replace("_", "-")), file=sys.stderr)
+                      + text.format(present, name.replace("_", "-")), file=sys.stderr)
                 if is_automatic:
                     continue
         if is_within and entry.get("mean") is None:
@@ -221,7 +227,7 @@ def searched_settings(env_name, entries, options=()):
 
 
 def automatic_settings(args, searched):
-    """Return {name: value} of the train section's "auto" settings; {} if none is searched.
+    """Return {name: value} of train's "auto" settings; {} if none is searched.
 
     Without measurements, so that a sweep that is continued has the same values.
     """
@@ -354,6 +360,8 @@ class Runner:
                 refuse_if_all_fail(ledger)
         self.learn()
         self.conclude()
+        if not self.interrupts.requested:
+            refuse_if_all_fail(ledger, 1)
         return ledger
 
     def _close_pool(self):
@@ -399,7 +407,7 @@ class Runner:
             words += ["--vec.num-threads", str(max(1, threads))]
         claim["at"] = {}  # `watch_process`, in another thread, writes the trial's progress here
         words += as_options(used(claim["settings"], self.config))
-        job = {"trainer": TRAINER, "command": words, "env": {},
+        job = {"trainer": TRAINER, "command": words, "env": {}, "cwd": os.getcwd(),
                "total": claim["settings"].get("train.total_timesteps", train["total_timesteps"]),
                "folder": str(self.folder / "runs" / f"{claim['trial']:05d}"), "at": claim["at"],
                "metric": settings.metric, "cost": settings.cost, "downsample": settings.downsample,
@@ -433,7 +441,7 @@ class Runner:
     def conclude(self):
         """Print the front and how to train with the best settings; write the report."""
         tuner = self.tuner
-        if not tuner.observations:
+        if all(observation.failed for observation in tuner.observations):
             return
         self.say(f"\n{self.settings.metric:>20}  {self.settings.cost:>20}   the front, cheapest "
                  "first")
@@ -454,7 +462,10 @@ def begin(ledger, tuner, settings, options, config):
     Else trials could not be compared.
     """
     path = ledger.folder / "sweep.json"
-    terms = {"env": tuner.env_name, "metric": settings.metric, "goal": settings.goal,
+    file, env_name = config["env_file"], tuner.env_name
+    if file:
+        env_name = ":".join(filter(None, (file, env_name.partition(".py:")[2])))
+    terms = {"env": env_name, "metric": settings.metric, "goal": settings.goal,
              "cost": settings.cost}
     for name, entry in tuner.search_space.items():
         fields = entry if isinstance(entry, dict) else {"values": list(entry)}
@@ -464,11 +475,16 @@ def begin(ledger, tuner, settings, options, config):
               if f"{section}.{key}" not in tuner.space.names}
     terms |= {key: config[key] for key in ("load_model_path", "baseline") if config[key]}
     terms = json.loads(json.dumps(terms, default=str))
+    source = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else None
     if not path.exists():
         write_json(path, {"asked": terms, "options": list(options), "space": tuner.search_space,
-                          "created": time.time()})
+                          "source": source, "created": time.time()})
         return
-    before = read_json(path, SWEEP)["asked"]
+    whole = read_json(path, SWEEP)
+    before = whole["asked"]
+    if whole.get("source", source) != source:
+        print(f"{file} was edited after this sweep began: the scores of earlier trials are of the "
+              "other environment. --sweep.name NAME begins a new sweep.", file=sys.stderr)
     different = [f"{key}: {before.get(key, 'nothing')} there, {terms.get(key, 'nothing')} now"
                  for key in {**before, **terms} if before.get(key, ...) != terms.get(key, ...)]
     if different:
@@ -589,6 +605,9 @@ def main(argv=None, program="protein.py"):
         print(USAGE)
         return
     with exit_on_error(program, (ImportError, ValueError, RuntimeError, OSError)):
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise ConfigError("a sweep runs in one process; torchrun's are for train. "
+                              "--train.gpus N gives each trial several.")
         if argv[0] == "report":
             import tyro
 
@@ -618,8 +637,10 @@ def sweep_command(env_name, argv):
                 f"{entry.place}: is --sweep.SECTION.KEY.FIELD VALUE with a field of "
                 f"{', '.join(protein.FIELDS)}, or --sweep.KEY VALUE; --help lists the keys.")
         if entry.section != "sweep":
-            text = "" if entry.value is True else entry.value
-            space.setdefault(entry.section.removeprefix("sweep."), {})[entry.key] = text
+            text, name = "" if entry.value is True else entry.value, entry.section[len("sweep."):]
+            if entry.key == "values":  # not those of another distribution
+                space[name] = {}
+            space.setdefault(name, {})[entry.key] = text
     fixed = fixed_settings(configuration.resolve(env_name, options)[2])
     for name in space:
         if name in fixed:

@@ -190,10 +190,11 @@ def run_trial(job, stop=None, on_start=None):
     """Train once and return the outcome.
 
     A dict: status (done, stopped, failed, interrupted, or lost if another process ended it), score,
-    cost, steps, curve, error, run. job: command, folder (None: a temporary one), total (steps),
-    metric, cost, downsample, rule (see `should_stop_early`), limit (cost after which it is
-    stopped). stop: an Event that asks to save and leave. on_start: called with the process's (pid,
-    creation time). This also runs as a Ray task, on any machine with these files.
+    cost, steps, curve, error, run. job: command, cwd (the folder of its relative paths, if this
+    machine has it), folder (None: a temporary one), total (steps), metric, cost, downsample, rule
+    (see `should_stop_early`), limit (cost after which it is stopped). stop: an Event that asks to
+    save and leave. on_start: called with the process's (pid, creation time). This also runs as a
+    Ray task, on any machine with these files.
     """
     begin_time, begin = time.time(), time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -210,6 +211,7 @@ def run_trial(job, stop=None, on_start=None):
         # if this process is killed, the training run saves and stops
         process = subprocess.Popen(processes.guarded(command), stdout=output, stderr=output,
                                    stdin=subprocess.DEVNULL, start_new_session=True,
+                                   cwd=job["cwd"] if os.path.isdir(job["cwd"]) else None,
                                    env={**os.environ, **job["env"]})
         try:
             if on_start:
@@ -300,12 +302,16 @@ def explain(code, text):
     """Return the class of fault of a failed run, and its last printed line.
 
     If it ended by itself, a line of the last ten that names an error comes first, because advice
-    may follow it.
+    may follow it. After a crash it is Python's line about the signal, with the place.
     """
     lines = [line for line in (line.strip(" │╭╰╮╯─") for line in text.splitlines()) if line]
-    errors = [line for line in lines[-10:] if code > 0 and re.match(r"[\w.]*(Error|Exception)\b",
-                                                                    line)]
-    last = (errors or lines or ["it printed nothing"])[-1]
+    errors = [line for line in lines[-10:] if code > 0 and re.match(
+        r"[\w.]*(Error|Exception|SystemExit|StopIteration)\b", line)]
+    if crashes := [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]:
+        traceback = lines[crashes[-1] :]
+        places = [line for line in traceback if line.startswith("File ")]
+        errors = [", ".join([traceback[0], *places[:1]])]
+    last = (errors or lines or ["it printed nothing"])[-1][:200]
     if re.search("out of memory|memoryerror|can't allocate", text[-4000:], re.I):
         return f"out of memory (exit {code}): {last}"
     if re.search("not finite|floatingpointerror", text[-4000:], re.I):
