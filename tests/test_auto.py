@@ -92,6 +92,9 @@ def test_the_shipped_settings_are_what_they_were(monkeypatch):
     for name in {path.stem for path in (ROOT / "config").glob("*.ini")} - {"default"}:
         args = pufferl.load_config(name)
         automatic = {key for key in AUTOS if args["train"][key] == "auto"}
+        if automatic == AUTOS:  # learned best so
+            assert name.startswith(("gym_", "minigrid", "mpe")) and args["policy"]["name"] == "auto", name
+            continue
         assert automatic <= {"target_kl", "min_advantage_std", "vf_error_bound"}, name
         assert args["policy"]["name"] != "auto", name
         for section, values in shipped.pop(name, {}).items():

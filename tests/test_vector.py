@@ -358,7 +358,7 @@ def test_a_run_continues_after_a_step_that_was_interrupted(tmp_path):
 CONFIGS = [
     ("gym_cartpole", 0, 475, "gymnasium"),
     ("gym_acrobot", 0, -100, "gymnasium"),
-    ("gym_pendulum", 0, -250, "gymnasium"),
+    ("gym_pendulum", 0, -200, "gymnasium"),
     ("gym_lunarlander", 1, 200, "Box2D"),
     ("minigrid", 0, 0.9, "minigrid"),
     ("minigrid_doorkey", 0, 0.9, "minigrid"),
