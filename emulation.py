@@ -392,7 +392,7 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
         self._episode_return, self._episode_length = 0.0, 0
         self._mask_method = (self.env.get_wrapper_attr("action_masks")
                              if self.env.has_wrapper_attr("action_masks") else None)
-        # one within other wrappers knows the return before they change rewards
+        # A GymnasiumPufferEnv within other wrappers knows the return before these change rewards.
         self.has_inner = any(isinstance(one, GymnasiumPufferEnv) for one in within(self.env))
         self._stepper = SyncStepper([self])
 
@@ -792,18 +792,20 @@ class PettingZooPufferEnv(Wrapper):
         self.check_first("reset", returned)
         self.agents = list(self.env.agents)
         self._returns = dict.fromkeys(self.agents, 0.0)
-        self._last_infos = {}  # of the agents whose episode has ended
+        self._last_infos = {}  # of agents whose episode ends before that of all
         self._length = 0
         return returned
 
     def _step_env(self, env, actions):
         returned = env.step(actions)
         self.check_first("step", returned)
+        if not returned[0].keys() <= self._slots.keys():  # may come at any step
+            self.check_returned("step", returned)
         self.agents = list(env.agents)
         return returned
 
     def check_returned(self, call, returned):
-        """Check what each agent got that is in one of the dicts."""
+        """Check the parts of each agent that any of the dicts names."""
         names = PARALLEL if call == "step" else ("observations", "infos")
         if (not isinstance(returned, tuple | list) or len(returned) != len(names)
                 or not all(isinstance(part, dict) for part in returned)):

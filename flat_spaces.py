@@ -160,7 +160,8 @@ class FlatObservation:
         else:
             low, high = np.zeros(self.shape, self.flat_dtype), np.full(self.shape, 255, np.uint8)
             if has_one_dtype:  # the leaves follow each other without a gap
-                low, high = (bound.astype(self.flat_dtype) for bound in _bounds(arrays))
+                low, high = (bound.astype(self.flat_dtype).reshape(self.shape)
+                             for bound in _bounds(arrays))
             self.flat_space = spaces.Box(low, high, self.shape, self.flat_dtype.type)
         self._flat = np.zeros(self.shape, self.flat_dtype)
         self._views = [view[0, ...] for view in self.fields(self._flat[None])]
