@@ -11,12 +11,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 NAMES = {path.stem for path in ROOT.glob("*.py")}
-NAMES |= {path.parent.name for path in ROOT.glob("*/__init__.py")}
+NAMES |= {"fast", "ocean", "tools", *(path.parent.name for path in ROOT.glob("*/__init__.py"))}
 
 
 def find_spec(name, path=None, target=None):
-    """Return the specification of a project module, None for others (sys.meta_path)."""
-    return PathFinder.find_spec(name, [str(ROOT)]) if name in NAMES else None
+    """Return the specification of a project module, None for others (sys.meta_path).
+
+    Raises ModuleNotFoundError for one that this copy lacks, which another copy may have.
+    """
+    spec = PathFinder.find_spec(name, [str(ROOT)]) if name in NAMES else None
+    if spec is None and name in NAMES:
+        raise ModuleNotFoundError(f"{ROOT} has no {name}. Copy the whole project.", name=name)
+    return spec
 
 
 def check(file):

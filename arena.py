@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import math
 import os
+import sys
 import threading
 import time
 import warnings
@@ -63,9 +64,26 @@ def cached_njit(**options):
         index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
         if index is not None:
             index._source_stamp = index._source_stamp, SOURCES_HASH
+            compiled._cache.save_overload = _keeps_if_it_fits(compiled._cache.save_overload)
         return compiled
 
     return decorate
+
+
+def _keeps_if_it_fits(save):
+    """Wrap the method that keeps a compiled function: a full disk gives a warning."""
+    def save_overload(*arguments):
+        try:
+            save(*arguments)
+        except OSError as error:
+            _warn_of_disk(f"compiled kernels are not kept: {error}")
+
+    return save_overload
+
+
+@functools.cache
+def _warn_of_disk(text):
+    processes.say(text, sys.stderr)
 
 
 class _NoAlias(Compiler):

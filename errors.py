@@ -127,6 +127,7 @@ def exit_on_error(program, expected=()):
         yield
     except (Exception, SystemExit) as error:
         text = error_text(error)
-        if text is None and not isinstance(error, expected):
-            raise
+        is_expected = isinstance(error, expected) and not isinstance(error, BrokenPipeError)
+        if text is None and not is_expected:
+            raise  # to processes.run_command, which knows whether stdout is the broken pipe
         sys.exit(1 if getattr(error, "elsewhere", False) else f"{program}: {text or error}")

@@ -4,10 +4,12 @@ import copy
 import io
 import itertools
 import math
+from unittest import mock
 
 import pytest
 import torch
 
+import arena
 import kernels
 from arena import Arena
 
@@ -107,3 +109,12 @@ def test_a_view_follows_its_tensor():
     assert torch.equal(torch.load(file, weights_only=True)["weights"], tensor)
     tensor.data = torch.ones(3)  # as arena.adopt does
     assert kernels.gradient_norm(tensor) == pytest.approx(math.sqrt(3))
+
+
+@pytest.mark.skipif(arena.SIMULATOR, reason="nothing is compiled")
+def test_a_full_disk_costs_the_cache_and_not_the_run(capsys, monkeypatch):
+    """As numba's cache raises it."""
+    function = arena.cached_njit()(lambda x: x + 1)
+    monkeypatch.setattr(type(function._cache._cache_file), "save", mock.Mock(side_effect=OSError(28, "no space")))
+    assert function(1) == 2 and function(1.5) == 2.5
+    assert capsys.readouterr().err.count("no space") == 1

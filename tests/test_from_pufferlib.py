@@ -111,6 +111,12 @@ def test_a_file_of_a_user_may_have_the_name_of_ours(module, tmp_path):
     assert str(ROOT) in run_python(script)
 
 
+def test_a_copy_without_a_folder_takes_it_from_no_other_copy(monkeypatch, tmp_path):
+    monkeypatch.setattr(absolute_imports, "ROOT", tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no fast"):
+        absolute_imports.find_spec("fast")
+
+
 @pytest.mark.parametrize(("code", "file"), [
     ("import emulation\nimport pufferlib", "emulation.py"),
     ("import helper\nimport pufferl", "emulation.py"),
