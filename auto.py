@@ -44,7 +44,7 @@ KL = {True: 0.01, False: 0.02}  # change of the policy per epoch, if target_kl i
 
 
 def facts_of(env, agents, steps):
-    """Return the Facts of an environment, such as vecenv.driver_env, without measurements."""
+    """Return the Facts of one environment (vecenv.driver_env), not measured."""
     layout = FlatObservation(emulation.declared_space(env))
     return Facts(agents, steps, not isinstance(env.single_action_space, gymnasium.spaces.Box),
                  [leaf for *_, leaf in layout.leaves], hasattr(env, "library"))

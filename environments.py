@@ -162,7 +162,7 @@ class GymnasiumCreator:
     def prefers_vector(self):
         """Return whether the package's vector environment is the default.
 
-        It is for ALE (it preprocesses, too) and for CartPole (the episodes are the same).
+        It is for ALE (it preprocesses, too) and for CartPole (the same rules).
         """
         return self.id.startswith("ALE/") or self.id in ("CartPole-v0", "CartPole-v1")
 

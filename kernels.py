@@ -1205,8 +1205,9 @@ def value_cell(value, old_value, target, vf_clip_coef):
 def objective_cell(logprob, old_logprob, value, old_value, advantage, weight, settings):
     """Return the losses of one step and their derivatives.
 
-    (policy loss, value loss, ratio, log-ratio, d loss/d logprob, d loss/d value). The derivatives
-    are of the minibatch's mean loss, so they are divided by its number of valid steps.
+    (policy loss, value loss, ratio, log-ratio, d loss/d logprob, d loss/d value). The losses are of
+    this step, without coefficients. The derivatives are of the minibatch's whole loss: with the
+    coefficients, divided by its number of valid steps.
     """
     scaled_advantage = weight * (advantage - settings[ADVANTAGE_MEAN]) * settings[ADVANTAGE_SCALE]
     policy, dlogprob, ratio, logratio = ppo_cell(logprob, old_logprob, scaled_advantage,
@@ -1251,9 +1252,9 @@ def entropy_grad_cell(p, log_p, entropy):
 def logit_grad_cell(logit, p, log_p, entropy, is_chosen, dlogprob, settings):
     """Return d loss/d logit of a choice, from d loss/d logprob.
 
-    d logprob/d logit = [is_chosen] - p. Every loss of discrete actions calls this: further terms of
-    the logits (the argument `logit`, not used so far) add their derivative here, times
-    settings[ROW_SCALE]. log_p and entropy are of the choice's head.
+    d logprob/d logit = [is_chosen] - p. Every loss of discrete actions calls this. A further term
+    of the logits adds its derivative here, times settings[ROW_SCALE]; `logit` is an argument for
+    such terms. log_p and entropy are of the choice's head.
     """
     ent_coef = settings[ENT_COEF] * settings[ROW_SCALE]
     return (ent_coef * entropy_grad_cell(p, log_p, entropy)
@@ -1599,8 +1600,8 @@ def nesterov_cell(gradient, momentum_buffer, momentum):
     return buffer, gradient + momentum * buffer
 
 
-# A GPU multiplies small matrices in a padded copy: places[i] is where number i of the flat update
-# is in `work`, negative if it stays in `updates`. On a CPU places is None, and numba leaves out the
+# A GPU multiplies small matrices in a padded copy, `work`: places[i] is the place there of element i
+# of the flat update, negative if it stays in `updates`. On a CPU places is None, and numba leaves out the
 # code that reads it.
 
 

@@ -294,8 +294,9 @@ class Dashboard:
         """
         name, folder, (metric, threshold) = args["config_name"], trainer.run_folder, self.solved_at
         score = score_of(trainer.environment, metric)
-        yield (f"{trainer.global_step:,} steps in {duration(trainer.uptime)} "
-               f"({trainer.global_step / max(trainer.uptime, 1e-9):,.0f} steps/s)")
+        seconds = trainer.statistics.entry.get("performance/uptime", trainer.uptime)  # without close
+        yield (f"{trainer.global_step:,} steps in {duration(seconds)} "
+               f"({trainer.global_step / max(seconds, 1e-9):,.0f} steps/s)")
         if math.isfinite(score):
             episodes = plural(round(trainer.environment.get("n", 0)), "episode")
             if threshold is not None:
@@ -305,7 +306,9 @@ class Dashboard:
             if (level := trainer.warnings.below_random_play()) is not None:
                 yield f"{'':12} below random play ({figure(level)})"
         elif trainer.warnings.has_ended:
-            yield f"{metric or 'score':12} none: the environment's infos do not have it"
+            source = ("log does not have it: LOG_EPISODE counts an episode"
+                      if hasattr(getattr(trainer, "vecenv", None), "library") else "infos do not have it")
+            yield f"{metric or 'score':12} none: the environment's {source}"
         elif trainer.warnings.first and not trainer.warnings.is_late_start:
             steps = trainer.global_step // trainer.warnings.agents
             yield f"score        none: no episode has ended in {steps:,} steps of each agent"

@@ -76,7 +76,7 @@ def text_of(function):
 
 
 def find_edit(policy, engine):
-    """Return what in a policy's objects an engine does not implement; None if nothing.
+    """Return the first edit of a policy's objects that an engine ignores, or None.
 
     It sees classes, hooks and replaced methods; `digest` sees edited source. engine: "compiled" or
     "fused".

@@ -436,6 +436,7 @@ def write_video(pictures, path, fps):
             elif count & (count - 1) == 0:  # 1, 2, 4, ...: the last of them is in the second half
                 images = [Image.fromarray(picture)]
     if images:
+        width, height = images[0].size
         images[0].save(path, save_all=True, append_images=images[1:], duration=round(1000 / fps),
                        loop=0)
     print(f"wrote {path}: {'one of ' if path.endswith('.png') else ''}{count} pictures of "
