@@ -107,7 +107,7 @@ def find(name, data_dir):
     """
     data_dir = Path(data_dir)
     for folder in (Path(name), data_dir / name):
-        if folder.is_dir():
+        if (folder / "config.json").exists():
             return read(folder)
     runs = [read(*run) for run in configuration.saved_runs(data_dir, f"*{name}")]
     if len(runs) > 1:

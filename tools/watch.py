@@ -324,6 +324,7 @@ class View(Play):
             meanings = getattr(getattr(driver, "unwrapped", None), "get_action_meanings", list)()
             self.labels = {(0, action): name for action, name in enumerate(meanings)}
         self.fps = args["eval"]["fps"] or fps
+        self.reward_scale = args["env"].get("reward_scale", 1.0)  # the return is shown without it
         self.restart(seed)
 
     def restart(self, seed):
@@ -338,7 +339,7 @@ class View(Play):
         """Step once and keep the scores."""
         super().advance()
         s = self.storage
-        self.returns += s.rewards[0]
+        self.returns += s.rewards[0] / self.reward_scale
         self.lengths += 1
         self.report, ended = self.vecenv.log(0), s.resets[1] != 0
         score = self.report.get("score", self.report.get("episode_return"))
