@@ -398,7 +398,9 @@ def compile_library(source, name, flags, header):
         if result.returncode != 0:
             os.remove(temporary)
             raise ConfigError(f"{header} does not compile:\n{' '.join(command)}\n{result.stderr}")
-        if str(header.parent) in result.stderr:
+        places = {Path(line.partition(":")[0]).parent for line in result.stderr.splitlines()
+                  if "warning:" in line}
+        if places - {source.parent}:  # those of binding.c and env.h are not the user's
             processes.say(result.stderr.rstrip(), sys.stderr)
         os.chmod(temporary, 0o755)  # mkstemp gives others no right to read
         os.replace(temporary, path)
