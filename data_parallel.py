@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 
 import processes
-from errors import RankError
+from errors import RankError, require
 
 TIMEOUT = datetime.timedelta(minutes=10)  # for a rank that does not answer
 
@@ -297,6 +297,12 @@ def _disconnect():
 def started():
     """Return whether a launcher has started this process as one of its ranks."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def refuse_ranks(verb):
+    """Raise ConfigError if this process is one of several ranks."""
+    require(int(os.environ.get("WORLD_SIZE", 1)) == 1,
+            f"{verb} runs in one process; torchrun's are for train.")
 
 
 def launch(count, device, command):

@@ -354,7 +354,7 @@ class PuffeRL:
         self._used_lr = self.learning_rate
         ent_coef = c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)
         numbers = {**c, "ent_coef": ent_coef}
-        first = kernels.CLIP_COEF  # kernels.normalisation writes those before it, for each minibatch
+        first = kernels.CLIP_COEF  # kernels.normalisation writes those before it
         buffers.settings[first:] = torch.tensor(
             [numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
         buffers.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
@@ -803,7 +803,8 @@ class PuffeRL:
             try:
                 self.mean_and_log()
             except Exception as error:  # of a logger: what was learned is still saved
-                processes.say(f"the last log entry failed: {type(error).__name__}: {error}", sys.stderr)
+                kind = type(error).__name__
+                processes.say(f"the last log entry failed: {kind}: {error}", sys.stderr)
             try:
                 return self.save_checkpoint() if self.run_folder else ""
             except FloatingPointError as error:
@@ -1372,8 +1373,7 @@ def main(argv=None):
         require(verb in ("train", *TOOLS), f"there is no verb {verb!r}: "
                 f"{ocean.nearest(verb, ['train', *TOOLS])}.\n{usage}")
         if verb in TOOLS:
-            require(int(os.environ.get("WORLD_SIZE", 1)) == 1,
-                    f"{verb} runs in one process; torchrun's are for train.")
+            data_parallel.refuse_ranks(verb)
             tool = importlib.import_module(f"tools.{TOOLS[verb]}")
             return tool.main(argv[1:], f"pufferl.py {verb}")
         require(len(argv) > 1 and not argv[1].startswith("-"),

@@ -27,6 +27,7 @@ import numpy as np
 
 import auto
 import configuration
+import data_parallel
 import emulation
 import environments
 import loggers
@@ -211,10 +212,10 @@ def searched_settings(env_name, entries, options=()):
             is_within = is_number and bounds[0] <= present <= bounds[2]
             if is_number and not is_within:
                 is_automatic = args[section][key] == "auto"
-                text = ("automatic value {0:g} is outside, so it is not searched. Give another range "
-                        "to search it." if is_automatic else
-                        "present value {0:g} is outside, so no trial has it. Give another range, or "
-                        "--{1} {0:g}, which is not searched then.")
+                text = ("automatic value {0:g} is outside, so it is not searched. Give another "
+                        "range to search it." if is_automatic else
+                        "present value {0:g} is outside, so no trial has it. Give another range, "
+                        "or --{1} {0:g}, which is not searched then.")
                 print(f"[sweep.{name}] min, max = {bounds[0]:g}, {bounds[2]:g}: the "
                       + text.format(present, name.replace("_", "-")), file=sys.stderr)
                 if is_automatic:
@@ -605,9 +606,7 @@ def main(argv=None, program="protein.py"):
         print(USAGE)
         return
     with exit_on_error(program, (ImportError, ValueError, RuntimeError, OSError)):
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            raise ConfigError("a sweep runs in one process; torchrun's are for train. "
-                              "--train.gpus N gives each trial several.")
+        data_parallel.refuse_ranks("sweep")
         if argv[0] == "report":
             import tyro
 
