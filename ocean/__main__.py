@@ -184,8 +184,8 @@ class RandomPlay:
         each = np.size(self.total) // len(self.count)
         counts = self.ended, self.ended // each
         if log.get("n", 0) > self.ended:
-            return (f"log.n counts {log['n']:.0f} episodes, but {self.ended} ended: is a terminal or "
-                    "a truncation missing?")
+            return (f"log.n counts {log['n']:.0f} episodes, but {self.ended} ended: is a terminal "
+                    "or a truncation missing?")
         if not self.ended or "episode_return" not in log or round(log["n"]) not in counts:
             return None
         mean, logged = self.sum / self.ended, log["episode_return"]
@@ -325,7 +325,7 @@ def _check_outputs(whole, twin, play, problem):
     is_unwritten = (octets == 0x7F).all(axis=1)
     play.lacks_finals |= is_unwritten.any()
     for name, rows in (("", observations), ("final ", finals[~is_unwritten])):
-        outside = ~((rows >= space.low) & (rows <= space.high) & (np.abs(rows.astype(float)) < np.inf))
+        outside = ~((rows >= space.low) & (rows <= space.high) & np.isfinite(rows))
         if outside.any():
             row, *index = np.argwhere(outside)[0].tolist()
             problem("range", f"{name}observation {index} of agent {row} is "
@@ -414,8 +414,8 @@ def _list_notes(library, settings, seed, whole, play, log, grown):
          "so."),
         (grown > max(2**16, 4 * play.rounds),
          f"memory grows: {grown:,} bytes more after {play.rounds - play.rounds // 2:,} steps. Does "
-         "c_step or c_reset allocate what is never freed? The program of --standalone --debug names "
-         "the line."),
+         "c_step or c_reset allocate what is never freed? The program of --standalone --debug "
+         "names the line."),
         (differs.any(),
          "after an episode the first observation is unlike those of new environments (number "
          f"{indices(differs)}): does c_reset set everything again?"),

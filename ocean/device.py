@@ -10,6 +10,7 @@ C++ is not C. env.h has what a GPU's compiler lacks, and `source` writes `(Type)
 c_init left it on the host.
 """
 
+import functools
 import importlib.util
 import re
 import sys
@@ -59,6 +60,7 @@ def holds_pointer(library):
     return "*" in _struct(_user_text(library))
 
 
+@functools.cache  # an edited header has another library
 def _user_text(library):
     """Return the text of a header and of what it includes, but for ocean/'s files."""
     included = []
