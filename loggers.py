@@ -294,7 +294,7 @@ class Dashboard:
         """
         name, folder, (metric, threshold) = args["config_name"], trainer.run_folder, self.solved_at
         score = score_of(trainer.environment, metric)
-        seconds = trainer.statistics.entry.get("performance/uptime", trainer.uptime)  # without close
+        seconds = trainer.statistics.entry.get("performance/uptime", trainer.uptime)
         yield (f"{trainer.global_step:,} steps in {duration(seconds)} "
                f"({trainer.global_step / max(seconds, 1e-9):,.0f} steps/s)")
         if math.isfinite(score):
@@ -307,7 +307,7 @@ class Dashboard:
                 yield f"{'':12} below random play ({figure(level)})"
         elif trainer.warnings.has_ended:
             source = ("log does not have it: LOG_EPISODE counts an episode"
-                      if hasattr(getattr(trainer, "vecenv", None), "library") else "infos do not have it")
+                      if hasattr(trainer.vecenv, "library") else "infos do not have it")
             yield f"{metric or 'score':12} none: the environment's {source}"
         elif trainer.warnings.first and not trainer.warnings.is_late_start:
             steps = trainer.global_step // trainer.warnings.agents

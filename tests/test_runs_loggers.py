@@ -196,7 +196,7 @@ class Fake:
         self.warnings = SimpleNamespace(reported={"kl": (5, "Updates are too large.")}, has_ended=True,
                                      below_random_play=lambda: None)
         self.policy = SimpleNamespace(parameters=list)
-        self.run_folder = None
+        self.run_folder = self.vecenv = None
 
 
 def terminal(width=120, height=50):
