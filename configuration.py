@@ -268,8 +268,8 @@ class Train:
     state: Literal["carry", "zero"] = "carry"
     """Recurrent state at the start of a rollout: that of the last rollout (carry), or zero."""
     seed: int = 0
-    """Seed of the weights, the environments, the actions and the draws. A script seeds what it makes
-    itself: torch.manual_seed(seed) before the network, make(..., seed=seed)."""
+    """Seed of the weights, the environments, the actions and the draws. A script seeds what it
+    makes itself: torch.manual_seed(seed) before the network, make(..., seed=seed)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the network runs and learns. auto: the CPU (docs/gpu.md has what a GPU needs)."""
     engine: Literal["auto", "compiled", "fused", "autograd", "graphs"] = "auto"
@@ -957,10 +957,11 @@ def find_run(path, data_dir, name, pattern=None):
     require(data_dir is not None, f"{path}: with --data-dir none there are no runs to look "
             "through; name the run's folder.")
     env_name, identity = find_config(name)[0], identify(name)
+    env_file = find_file(env_name)
     runs = [(saved["turn"], file.stat().st_mtime, folder)
             for folder, saved in saved_runs(data_dir, f"{stem_of(env_name)}_*")
             if identify(saved.get("config_name") or saved["env_name"]) == identity
-            and (saved.get("env_file") in (None, find_file(env_name))
+            and (saved.get("env_file") in (None, env_file)
                  or not Path(saved["env_file"]).exists())
             for file in folder.glob(pattern)]
     advice = ("Train one first." if path == "latest" else

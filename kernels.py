@@ -1600,9 +1600,9 @@ def nesterov_cell(gradient, momentum_buffer, momentum):
     return buffer, gradient + momentum * buffer
 
 
-# A GPU multiplies small matrices in a padded copy, `work`: places[i] is the place there of element i
-# of the flat update, negative if it stays in `updates`. On a CPU places is None, and numba leaves out the
-# code that reads it.
+# A GPU multiplies small matrices in a padded copy, `work`: places[i] is the place there of element
+# i of the flat update, negative if it stays in `updates`. On a CPU places is None, and numba leaves
+# out the code that reads it.
 
 
 @driver

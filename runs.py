@@ -296,12 +296,14 @@ def difference(before, after):
                if name in other and one[name] != other[name]]
     old, new = before.get("env", {}), after.get("env", {})
     if old and new:  # a script's run has none
-        changes += [f"env.{name} = {old[name]} does not exist now" for name in old if name not in new]
+        changes += [f"env.{name} = {old[name]} does not exist now" for name in old
+                    if name not in new]
         changes += [f"env.{name} = {new[name]} is new" for name in new if name not in old]
     was, now = ((config.get("defaults") or {}).get("env", {}) for config in (before, after))
-    return changes + [f"env.{name} = {old[name]} is kept; its default was {was[name]} and is now {now[name]}"
-                      for name in was if name in now and was[name] != now[name]
-                      and old.get(name) == new.get(name)]
+    return changes + [
+        f"env.{name} = {old[name]} is kept; its default was {was[name]} and is now {now[name]}"
+        for name in was
+        if name in now and was[name] != now[name] and old.get(name) == new.get(name)]
 
 
 SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others are the trainer's

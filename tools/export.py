@@ -313,12 +313,13 @@ def write_c(library, settings, flat, folder):
     folder, beside = Path(folder), library.header.parent
     shared = ("main.c", "binding.c", "policy.h", "env.h", "draw.h")  # main.c includes the others
     copies = {name: ocean.FOLDER / name for name in shared}
-    for path in ocean.included_files(ocean.FOLDER / "binding.c", ocean.header_flags(library.header)):
+    flags = ocean.header_flags(library.header)
+    for path in ocean.included_files(ocean.FOLDER / "binding.c", flags):
         name = os.path.relpath(path, beside)
         if path.parent != ocean.FOLDER:
             if name.startswith("..") or name in shared:
-                raise ConfigError(f"--export.c: {library.header} includes {path}. Rename it or move it "
-                                  f"into {beside}, so that one folder holds all sources.")
+                raise ConfigError(f"--export.c: {library.header} includes {path}. Rename it or "
+                                  f"move it into {beside}, so that one folder holds all sources.")
             copies[name] = path
     for name, path in copies.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
