@@ -54,7 +54,7 @@ class Base:
     (its best model)."""
     baseline: bool = False
     """Start from the small trained policy that ships with the environment,
-    ocean/ENV/baseline.safetensors."""
+    ocean/ENV/ENV.safetensors."""
     resume: str | None = None
     """Continue a run in its folder: the folder, latest, or (on the command line) auto, which is
     latest if there is a run and a new run if not."""
@@ -964,7 +964,7 @@ def find_run(path, data_dir, name, pattern=None):
             and (saved.get("env_file") in (None, env_file)
                  or not Path(saved["env_file"]).exists())
             for file in folder.glob(pattern)]
-    advice = ("Train one first." if path == "latest" else
+    advice = ("Train one, or wait for its first checkpoint." if path == "latest" else
               "It comes once episodes have ended; latest is any model.")
     require(runs, f"{path}: there is no run of {name} with a {pattern} in "
             f"{Path(data_dir).resolve()}. {advice}")
@@ -983,7 +983,7 @@ def find_baseline(env_name):
     maker = environments.find_maker(env_name)
     require(isinstance(maker, ocean.Library),
             f"--baseline: {env_name} is not in C, and only those ship with a policy.")
-    return maker.header.parent / "baseline.safetensors"
+    return maker.header.with_suffix(".safetensors")
 
 
 def read_baseline(env_name):

@@ -222,14 +222,14 @@ class Dashboard:
     def __init__(self, solved_at=(None, None)):
         self.console = Console()
         self.live = None
-        self.first = None  # seconds and steps at the first call, which leaves out the start
+        self.first = None  # seconds and epochs at the first call, which leaves out the start
         self.scores = []  # one per call
         self.solved_at = solved_at
 
     def show(self, trainer):
         """Show a trainer's progress."""
         if self.first is None:
-            self.first = trainer.uptime, trainer.global_step
+            self.first = trainer.uptime, trainer.epoch
             if compile_timer.duration > 1:
                 processes.say(f"kernels were compiled for {duration(compile_timer.duration)}, which "
                               "does not count as training time")
@@ -256,13 +256,12 @@ class Dashboard:
 
     def time_left(self, trainer):
         """Return the time gone and left, in words, at the pace since the first call."""
-        seconds, step = self.first
+        seconds, epoch = self.first
         gone = f"{duration(trainer.uptime)} gone"
-        if trainer.global_step <= step:
+        if trainer.epoch <= epoch:
             return gone
-        pace = (trainer.uptime - seconds) / (trainer.global_step - step)
-        rest = max(0, trainer.config["total_timesteps"] - trainer.global_step)
-        return f"{gone}, {duration(rest * pace)} left"
+        pace = (trainer.uptime - seconds) / (trainer.epoch - epoch)
+        return f"{gone}, {duration((trainer.total_epochs - trainer.epoch) * pace)} left"
 
     def panel(self, trainer):
         """Return the live panel, as a rich renderable that fits the console.
@@ -373,7 +372,7 @@ def score_of(environment, metric=None):
 
 def duration(seconds):
     """Return seconds in words, such as 2m 05s."""
-    minutes, seconds = divmod(int(seconds), 60)
+    minutes, seconds = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60}h {minutes % 60:02d}m"
     return f"{minutes}m {seconds:02d}s" if minutes else f"{seconds}s"

@@ -1293,11 +1293,12 @@ def train(env_name, args=None):
     try:
         if args["resume"]:
             trainer.load_checkpoint(trainer.run_folder)
+        ranks.first(make_logger)
+        trainer.record()
+        if args["resume"]:
             say(f"resumed {trainer.run_folder} at step {trainer.global_step:,}")
             if trainer.epoch >= trainer.total_epochs:
                 say("nothing is left of its train.total_timesteps; give more to continue")
-        ranks.first(make_logger)
-        trainer.record()
         for line in describe(trainer, args):
             say(line)
         shown, interval = 0.0, args["train"]["log_interval"] * (1 if sys.stdout.isatty() else 5)

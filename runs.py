@@ -262,8 +262,8 @@ def check_weights(saved, expected, path):
         there, here = saved.get(name), expected.get(name)
         require(describe(there) == describe(here),
                 f"{path} is of another network: {name} is {describe(there)} there and "
-                f"{describe(here)} here. Undo the change of its class or of the env, policy and "
-                "rnn settings, or begin a new run.")
+                f"{describe(here)} here. Name its environment and --policy.name, undo changes of "
+                "its class and of the env, policy and rnn settings, or begin a new run.")
         if isinstance(there, torch.Tensor):  # a mask may be infinite
             is_broken = there.isnan() if here.isinf().any() else ~there.isfinite()
             require(not is_broken.any(),

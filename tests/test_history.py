@@ -83,7 +83,7 @@ def test_a_run_is_shown_by_any_of_its_names(folder, name, call):
 
 @pytest.mark.parametrize(("words", "name"), [
     ("runs show", "show"), ("runs a b", "a:"), ("runs show notes", "notes"),
-    ("plot squared_3-cc", "score"), ("plot bb squared_3-cc", "squared_3-cc"),
+    ("plot squared_3-cc", "no run has an entry yet"), ("plot bb --metric nothing", "nothing"),
     ("plot bb --metric loss", "losses/entropy")])
 def test_what_cannot_be_is_refused(folder, words, name):
     with pytest.raises(SystemExit, match=name):
@@ -111,6 +111,14 @@ def test_curves_are_named_by_what_differs(folder, call):
     assert "3,000,000" in lines[1] and "-1" in lines[2]
     lines = call("plot", "aa", "--metric", "entropy", "--x", "seconds", "--data-dir", folder)
     assert lines[0] == "losses/entropy over seconds" and " 10 seconds" in lines[1]
+    lines = call("plot", "bb", "squared_3-cc", "--data-dir", folder)
+    assert lines[0] == "squared_3-cc: no entry has environment/score" and len(lines) == 3
+
+
+def test_latest_is_what_was_started_last(folder):
+    for name, turn in (("squared_1-aa", 3), ("squared_2-bb", 2)):
+        write_config(folder / name, turn=turn)
+    assert history.find("latest", folder).folder.name == "squared_1-aa"
 
 
 def test_a_run_of_a_users_environment_has_its_settings(tmp_path, call):

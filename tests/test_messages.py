@@ -176,7 +176,8 @@ RUNS = [  # run folders, checkpoints, loggers, names from PufferLib
     ("config.json", Error, "damaged or not a run's settings",
      resume(harm=lambda folder: write(folder / "config.json", "{"))),
     ("trainer_state.pt", Error, "is of another network: encoder.weight is (8, 121) floats there and "
-     "(16, 121) floats here. Undo the change", resume("--policy.hidden-size", "16")),
+     "(16, 121) floats here. Name its environment and --policy.name, undo changes",
+     resume("--policy.hidden-size", "16")),
     ("train.optimizer", Error, "muon, which cannot be changed at resume",
      resume("--train.optimizer", "adam")),
     ("--resume", Error, "this is a run of squared, not of bandit. Name squared",

@@ -211,7 +211,7 @@ def dashboard():
 def test_the_time_left_leaves_out_what_came_before_the_first_entry(capsys):
     trainer, screen = Fake(score=0.5), dashboard()
     screen.show(trainer)
-    trainer.uptime, trainer.global_step = 45.0, 4000  # 3,000 steps in 5 s; the first 1,000 took 40
+    trainer.uptime, trainer.epoch = 45.0, 4  # 3 epochs in 5 s; the first took 40
     screen.show(trainer)
     first, second = [line for line in capsys.readouterr().out.splitlines() if "steps" in line
                      and "gone" in line]

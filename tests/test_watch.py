@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -171,23 +172,24 @@ def test_a_shipped_policy_scores_what_it_says(name):
 
 
 def test_a_run_is_shipped_and_plays_as_the_baseline(tmp_path, monkeypatch):
-    path = tmp_path / "baseline.safetensors"
-    monkeypatch.setattr(configuration, "find_baseline", lambda env_name: path)
-    folder = ["--data-dir", str(tmp_path)]
-    trained = pufferl.train("squared", pufferl.load_config("squared", [
+    header, other = tmp_path / "mine.h", tmp_path / "other.h"
+    for path in (header, other):
+        shutil.copy(Path(ocean.__file__).parent / "squared" / "squared.h", path)
+    name, folder = str(header), ["--data-dir", str(tmp_path)]
+    trained = pufferl.train(name, pufferl.load_config(name, [
         *folder, "--logger", "none", "--env.num-envs", "64", "--policy.hidden-size", "20",
         "--train.total-timesteps", "8192", "--rnn.num-layers", "2", "--env.distance", "2"]))
 
     def ship(model):
-        return watch.ship("squared", pufferl.load_config("squared", [
+        return watch.ship(name, pufferl.load_config(name, [
             *folder, "--load-model-path", str(model), "--eval.episodes", "32"]))
 
     for model in (trained.run_folder, "best"):
-        assert ship(model) == path
-        about = configuration.read_baseline("squared")[1]
+        assert ship(model) == tmp_path / "mine.safetensors"
+        about = configuration.read_baseline(name)[1]
         assert (about["steps"], about["policy"]["hidden_size"]) == (8192, 20)
         assert about["env"] == {"distance": 2}
-        played = evaluate("squared", "--baseline", "--eval.episodes", "32")
+        played = evaluate(name, "--baseline", "--eval.episodes", "32")
         assert played["score"].mean == about["score"]
     monkeypatch.setattr(watch, "LARGEST_BASELINE", 1000)
     with pytest.raises(pufferl.ConfigError, match=r"policy\.hidden_size"):
@@ -195,9 +197,8 @@ def test_a_run_is_shipped_and_plays_as_the_baseline(tmp_path, monkeypatch):
     (trained.run_folder / "trainer_state.pt").unlink()
     with pytest.raises(pufferl.ConfigError, match=r"trainer_state\.pt"):
         ship(trained.run_folder)
-    path.unlink()
-    with pytest.raises(pufferl.ConfigError, match="--baseline"):
-        pufferl.load_config("squared", ["--baseline"])
+    with pytest.raises(pufferl.ConfigError, match=r"other\.safetensors is missing"):
+        pufferl.load_config(str(other), ["--baseline"])
 
 
 # -- pictures, videos, a window

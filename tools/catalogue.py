@@ -100,7 +100,7 @@ def look(name):
     agents = env.num_agents
     env.close()
     # the policy beside a header was trained with the .ini of the same name
-    ships = name == env_name and (header.parent / "baseline.safetensors").exists()
+    ships = name == env_name and header.with_suffix(".safetensors").exists()
     return Entry(name, rules_of(header if name == env_name else ini), sees, does, agents,
                  solved, ships)
 

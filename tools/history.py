@@ -27,7 +27,7 @@ import numpy as np
 import configuration
 import diagnostics
 from configuration import Base, command, stem_of
-from errors import ConfigError, exit_on_error
+from errors import ConfigError, exit_on_error, require
 from loggers import duration, figure, score_of, solved_at, sparkline
 from runs import lock
 from tools import DARK, aligned
@@ -93,17 +93,17 @@ def read(folder, saved=None):
 
 
 def list_runs(data_dir, env_name=None):
-    """List the runs in a folder, or those of an environment, the newest first."""
+    """List the runs in a folder, or those of an environment, the last start or resume first."""
     runs = [read(folder, saved) for folder, saved in configuration.saved_runs(data_dir)
             if env_name in (None, saved["env_name"], saved.get("config_name"),
                             stem_of(saved["env_name"]))]
-    return sorted(runs, key=lambda run: run.age)
+    return sorted(runs, key=lambda run: (-run.saved["turn"], run.age))
 
 
 def find(name, data_dir):
     """Find a run by its folder, its name, the end of it, `latest`, or its environment.
 
-    Returns the newest Past of an environment. Raises ConfigError.
+    Returns the Past that was started or resumed last. Raises ConfigError.
     """
     data_dir = Path(data_dir)
     for folder in (Path(name), data_dir / name):
@@ -218,10 +218,12 @@ def show(run):
         print(f"warning      step {step:,}: {sentence}")
     name, folder = run.saved.get("config_name", run.saved["env_name"]), str(run.folder)
     page = [] if ".py:" in name else ["--eval.web"]  # a user's environment may draw nothing
-    print(f"\n{'watch it' if page else 'play it':12} "
-          f"{command('eval', name, '--load-model-path', folder, *page)}")
-    if run.state == "stopped":
-        print(f"resume       {command('train', name, '--resume', folder)}")
+    print()
+    if run.saved["policy"]:  # the command line can make its network
+        print(f"{'watch it' if page else 'play it':12} "
+              f"{command('eval', name, '--load-model-path', folder, *page)}")
+        if run.state == "stopped":
+            print(f"resume       {command('train', name, '--resume', folder)}")
     print(f"its curve    {command('plot', folder)}\nits trouble  {command('diagnose', folder)}")
 
 
@@ -317,6 +319,7 @@ def metric_name(entries, metric):
 
     None: the score. Raises ConfigError if no entry has it.
     """
+    require(entries, "no run has an entry yet; the first comes after train.log_interval seconds.")
     known = dict.fromkeys(name for entry in entries for name in entry if name != "step")
     names = (["environment/score", "environment/episode_return"] if metric is None
              else [metric, *(name for name in known if name.partition("/")[2] == metric)])
@@ -324,7 +327,7 @@ def metric_name(entries, metric):
         if name in known:
             return name
     raise ConfigError(f"--metric {metric or 'score'}: no entry has it. There are: "
-                      f"{', '.join(known) or 'none'}.")
+                      f"{', '.join(known)}.")
 
 
 def curves(runs, metric=None, x="steps"):
@@ -339,7 +342,8 @@ def curves(runs, metric=None, x="steps"):
         points = [(entry[over], entry[name]) for entry in entries
                   if over in entry and math.isfinite(entry.get(name, math.nan))]
         if not points:
-            raise ConfigError(f"{run.folder}: no entry has {name}.")
+            print(f"{run.folder.name}: no entry has {name}")
+            continue
         settings = flatten_settings(run.saved)
         others = [flatten_settings(other.saved) for other in runs
                   if other.saved["env_name"] == run.saved["env_name"]]

@@ -34,6 +34,7 @@ import environments
 import kernels
 import pufferl
 import vector
+from auto import plural
 from errors import ConfigError, exit_on_error
 from tools.options import read_command
 
@@ -187,8 +188,8 @@ class Rollouts:
 def describe(vec):
     """Describe a candidate."""
     if vec["backend"] != "multiprocessing":
-        buffers = f", {vec['num_buffers']} buffers" if "num_buffers" in vec else ""
-        return vec["backend"] + buffers
+        buffers = [plural(vec["num_buffers"], "buffer")] if "num_buffers" in vec else []
+        return ", ".join([vec["backend"], *buffers])
     return f"multiprocessing, {vec['num_workers']} workers, batch {vec['batch_size']}"
 
 

@@ -273,7 +273,7 @@ def evaluate(env_name, args):
         print(f"{name:20} mean {figure_with_error(value.mean, value.error, 10)}   min "
               f"{value.min:.3f}   max {value.max:.3f}")
     each = f" of {counter.agents} agents" if counter.agents > 1 and not is_vector else ""
-    print(f"{episodes} episodes{each}, {play.step} vector steps, "
+    print(f"{plural(episodes, 'episode')}{each}, {plural(play.step, 'vector step')}, "
           f"{describe_policy(args)}")
     return results
 
@@ -820,7 +820,7 @@ def ship(env_name, args):
 
     path = configuration.find_baseline(args["env_name"])
     if not args["load_model_path"] or args["policy"]["name"] not in configuration.POLICIES:
-        raise ConfigError("ship: which policy? --load-model-path latest, or a run's folder, or a "
+        raise ConfigError("which policy? --load-model-path latest, or a run's folder, or a "
                           "model file, of a network that ships.")
     model = configuration.find_model(args["load_model_path"], args["data_dir"], args["config_name"])
     weights = {name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous().clone()
@@ -831,8 +831,9 @@ def ship(env_name, args):
              else int(epoch[1]) * state["global_step"] // max(1, state["epoch"]))
     # evaluate the rounded weights, because these ship
     with tempfile.TemporaryDirectory() as folder:
-        torch.save(weights, Path(folder) / "rounded.pt")
-        results = evaluate(env_name, {**args, "load_model_path": str(Path(folder) / "rounded.pt")})
+        rounded = str(Path(folder) / model.name)
+        torch.save(weights, rounded)
+        results = evaluate(env_name, {**args, "load_model_path": rounded})
     about = {"score": results["score"].mean, "score_error": results["score"].error,
              "episodes": args["eval"]["episodes"], "steps": steps,
              "seed": args["train"]["seed"],
@@ -840,7 +841,7 @@ def ship(env_name, args):
              "policy": args["policy"], "rnn": args["rnn"]}
     data = save(weights, {name: json.dumps(value) for name, value in about.items()})
     if len(data) > LARGEST_BASELINE:
-        raise ConfigError(f"ship: {len(data):,} bytes; a shipped policy has {LARGEST_BASELINE:,} "
+        raise ConfigError(f"{model}: {len(data):,} bytes; a shipped policy has {LARGEST_BASELINE:,} "
                           "at most. Train one with a smaller policy.hidden_size.")
     path.write_bytes(data)
     print(f"wrote        {path} ({len(data):,} bytes, score {loggers.figure(about['score'])}, "
