@@ -58,6 +58,11 @@ static void demo_set(double* settings, const char* text) {
     demo_fail("there is no such setting:", text);
 }
 
+static uint64_t demo_number(const char* option, const char* text) {
+    if (!*text || text[strspn(text, "0123456789")]) demo_fail("a whole number must follow", option);
+    return strtoull(text, NULL, 10);
+}
+
 static void demo_start(const double* settings) {
     int64_t offsets[2] = {0};
     demo.env = aligned_alloc(64, (sizeof(Env) + 63) / 64 * 64);
@@ -211,9 +216,9 @@ int main(int argc, char** argv) {
     for (int i = 1; i < argc; i++) {
         const char* value = i + 1 < argc ? argv[i + 1] : "";
         if (!strcmp(argv[i], "--deterministic")) demo.deterministic = true;
-        else if (!strcmp(argv[i], "--seed")) demo.seed = strtoull(value, NULL, 10), i++;
-        else if (!strcmp(argv[i], "--episodes")) episodes = strtoull(value, NULL, 10), i++;
-        else if (!strcmp(argv[i], "--steps")) limit = strtoull(value, NULL, 10), i++;
+        else if (!strcmp(argv[i], "--seed")) demo.seed = demo_number(argv[i], value), i++;
+        else if (!strcmp(argv[i], "--episodes")) episodes = demo_number(argv[i], value), i++;
+        else if (!strcmp(argv[i], "--steps")) limit = demo_number(argv[i], value), i++;
         else if (strchr(argv[i], '=')) demo_set(settings, argv[i]);
         else if (argv[i][0] != '-' && !path) path = argv[i];
         else demo_fail("options: --episodes N --steps N --seed N --deterministic name=value policy.bin; got", argv[i]);

@@ -325,6 +325,8 @@ def test_a_c_program_refuses_what_is_wrong(tmp_path):
     program, path = compile_main("squared", tmp_path), tmp_path / "p.bin"
     result, log = run_main(program, "--episodes", 5)  # without a policy, at random
     assert result.returncode == 0 and log["n"] == 5
+    for words in (["--episodes", "five"], ["--seed", "-1"], ["--steps"]):
+        assert f"a whole number must follow {words[0]}" in run_main(program, *words)[0].stderr
     env, policy = make_policy("uint8", "plain", "mingru", normalize=False)
     good = export.flat_policy(policy, env)
     assert good[:9].tolist()[1:] == [1, 3, 121, 12, 1, 1, 0, 5] and good.dtype == "<f4"
