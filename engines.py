@@ -512,7 +512,8 @@ class TorchPolicy:
             results = models.one_step(self.policy, observations, view)
             outputs, log_std = models.join_outputs(*results)
         vecenv = self.buffers.vecenv
-        models.check_logits(self.policy, outputs, log_std, vecenv.action_heads, vecenv.action_dims)
+        models.check_logits(self.policy, results[0], outputs, log_std, vecenv.action_heads,
+                            vecenv.action_dims)
         for name, tensor in state.items():
             tensor.copy_(view[name])
         if "fields" in view:

@@ -211,6 +211,8 @@ class Normalizer(nn.Module):
     normalise; None if all are. exact: subtract the mean in float64; see `exceeds_float32`.
     """
 
+    thread_safe = True  # `forward` does not call `read`
+
     def __init__(self, size, read=None, exact=False):
         super().__init__()
         self.read = read
@@ -1268,10 +1270,10 @@ def _call(policy, observations, state, shape, forward=None):
     return logits, value
 
 
-def check_logits(policy, outputs, log_std, heads, dims):
+def check_logits(policy, logits, outputs, log_std, heads, dims):
     """Raise NetworkError unless outputs fit these action heads, or dims without heads.
 
-    outputs (..., A + 1) and log_std: of join_outputs.
+    outputs (..., A + 1) and log_std: of join_outputs(logits, value).
     """
     is_normal, width = log_std is not None, outputs.shape[-1] - 1
     expected = dims if heads is None else sum(heads)
@@ -1280,6 +1282,10 @@ def check_logits(policy, outputs, log_std, heads, dims):
                  for count, normal in ((width, is_normal), (expected, heads is None))]
         raise NetworkError(f"{type(policy).__name__} returns {kinds[0]} per observation, expected "
                            f"{kinds[1]}. Read the number from env.single_action_space.")
+    if isinstance(logits, (list, tuple)) and [head.shape[-1] for head in logits] != [*heads]:
+        raise NetworkError(f"{type(policy).__name__} returns heads of "
+                           f"{[head.shape[-1] for head in logits]} logits, expected {[*heads]}: "
+                           "the order is that of env.single_action_space.")
 
 
 def are_probabilities(outputs, heads):

@@ -347,6 +347,8 @@ class PuffeRL:
         self.args["train"].update({name: c[name] for name in MUTABLE})
         if self.reward_scale is not None:
             self.reward_scale.gamma = c["gamma"]
+        if c.has_new_rate:  # which ends an override
+            self._override_lr, c.has_new_rate = None, False
         if c.has_stale_graphs:
             self.engine.refresh()
             c.has_stale_graphs = False
@@ -550,7 +552,8 @@ class PuffeRL:
             try:
                 self.save_checkpoint()
             except OSError as error:  # a full disk; the last checkpoint stays intact
-                loggers.warn(f"checkpoint at epoch {self.epoch} not written: {error}")
+                loggers.warn(f"{self.run_folder}: checkpoint at epoch {self.epoch} not written: "
+                             f"{error}")
         return logs
 
     # -- schedules and numbers ---------------------------------------------------------------------
@@ -575,6 +578,7 @@ class PuffeRL:
         require(value is None or 0 <= value < math.inf,
                 f"learning_rate = {value}: must be 0 or more, and not inf.")
         self._override_lr = None if value is None else float(value)
+        self.config.has_new_rate = False
 
     @property
     def uptime(self):
@@ -740,13 +744,13 @@ class PuffeRL:
         """
         if self.run.begun:
             return
-        self.run.begun = True
         if self.run_folder is not None:
             is_new = self.ranks.first(lambda: not (self.run_folder / "trainer_state.pt").exists())
             require(is_new or self._has_loaded, f"{self.run_folder}: this run exists. Continue it "
                     "with load_checkpoint, or give another run_id.")
             state = runs.Snapshot(self).take() if is_new else None
             self.ranks.first(lambda: self.run.begin(self.args, state, self.global_step))
+        self.run.begun = True
         self.logger.config(self.args)
 
     def print_dashboard(self):
@@ -1085,6 +1089,7 @@ class Settings(dict):
     """
 
     has_stale_graphs = False  # whether one of IN_GRAPHS was assigned since the last epoch
+    has_new_rate = False  # whether learning_rate was
 
     def __setitem__(self, name, value):
         require(name in self, f"train.{name}: {ocean.nearest(name, MUTABLE)}.")
@@ -1097,6 +1102,7 @@ class Settings(dict):
                 "Make another one; its load_checkpoint continues this run. These may change "
                 f"between epochs: {', '.join(MUTABLE)}.")
         self.has_stale_graphs |= name in IN_GRAPHS and value != self[name]
+        self.has_new_rate |= name == "learning_rate"
         super().__setitem__(name, value)
 
     def __ior__(self, other):
@@ -1121,19 +1127,22 @@ MESSAGE_SECONDS = 3e-4  # cost of a step's messages to other processes
 def measure(env_name, args, vecenv, facts):
     """Measure the cost of environment steps and of learning; return facts with both.
 
-    Runs a few epochs with a new network on temporary environments in this process, so that an
-    environment's error may be raised here. The run's random numbers stay as they are. Returns facts
+    Runs a few epochs with a new network on temporary environments, in this process unless the
+    backend is named, so that an environment's error may be raised here. The run's random numbers stay as they are. Returns facts
     unchanged if a process can hold these environments only once, for one environment in Python, and
     for Tensors.
     """
     if not facts.native and (vecenv.num_envs == 1 or isinstance(vecenv, Tensors)):
         return facts
     num_envs = max(1, MEASURED_AGENTS[facts.native] * vecenv.num_envs // vecenv.num_agents)
+    backend = args["vec"]["backend"]
+    is_remote = backend in ("multiprocessing", "ray")  # a crash or a hang must not end this process
     small = {
         **args,
         "vec": {**args["vec"], "num_envs": 1, "device": "host",
-                "backend": "native" if facts.native else "serial",
-                **dict.fromkeys(("total_agents", "num_workers", "batch_size", "num_buffers"))},
+                **dict.fromkeys(("total_agents", "num_workers", "batch_size", "num_buffers")),
+                **({"backend": backend, "num_workers": 1} if is_remote else
+                   {"backend": "native" if facts.native else "serial"})},
         "env": {**args["env"], "num_envs": min(num_envs, vecenv.num_envs)},
         "train": {**args["train"], "norm_obs": False, "replay_ratio": 1.0,
                   "total_timesteps": 10**12, "horizon": MEASURED_HORIZON, "minibatch_size": "auto",
@@ -1148,7 +1157,8 @@ def measure(env_name, args, vecenv, facts):
             return facts
         stack.callback(trial.close)
         if not facts.native:  # its errors, prints and hangs belong to this trial
-            print(f"auto: measuring {plural(trial.num_envs, 'environment')} in this process",
+            place = "another" if is_remote else "this"
+            print(f"auto: measuring {plural(trial.num_envs, 'environment')} in {place} process",
                   file=sys.stderr, flush=True)
         config = {**small["train"], "env": args["env_name"], "data_dir": None, "cudagraphs": -1,
                   "gpus": 1}
@@ -1312,7 +1322,7 @@ def train(env_name, args=None):
     except BaseException as error:
         trainer.release()
         folder = trainer.run_folder
-        if isinstance(error, Exception) and trainer.epoch and folder and (
+        if isinstance(error, Exception) and trainer.epoch and trainer.run.begun and (
                 folder / "trainer_state.pt").exists():
             resume = command("train", env_name, "--resume", str(folder))
             error.add_note(f"To continue from the last checkpoint: {resume}")

@@ -84,10 +84,12 @@ def _most_workers(num_envs):
 
 
 def _check_divides(setting, value, num_envs, multiple_of=1):
+    """Raise ConfigError unless a number divides the environments and is of whole workers."""
     if value < 1 or num_envs % value or value % multiple_of:
         choices = [n for n in range(multiple_of, num_envs + 1, multiple_of) if num_envs % n == 0]
-        raise ConfigError(f"{setting} = {value}: does not divide {num_envs} environments evenly. "
-                          f"It can be {', '.join(map(str, choices[:32]))}.")
+        workers = f" into workers of {multiple_of}" if multiple_of > 1 else ""
+        raise ConfigError(f"{setting} = {value}: does not divide {num_envs} environments evenly"
+                          f"{workers}. It can be {', '.join(map(str, choices[:32]))}.")
 
 
 PAGE = 4096  # bytes
@@ -288,6 +290,7 @@ class Vector(contextlib.AbstractContextManager):
 
         The first call uses the vector's seed, later calls without one continue the random numbers.
         """
+        self._check_open()
         if self.storage is None or len(self.storage.actions) != 1:
             self._make_storage(1)
         self.restart(self._next_seed if seed is None else seed)
@@ -323,11 +326,19 @@ class Vector(contextlib.AbstractContextManager):
         log = self.log()
         return [log] if log else []
 
+    def _check_open(self):
+        if self.closed:
+            raise RuntimeError("this vector is closed: make another one.")
+
     def _check_actions(self, actions, agents):
         actions = np.asarray(actions)
         if actions.ndim == 0 or len(actions) != agents or actions.size != agents * self.action_dims:
             raise ValueError(f"actions have shape {actions.shape}, expected ({agents}, "
                              f"{self.action_dims}): {agents} agents of {self.single_action_space}.")
+        if actions.dtype.kind == "f" and not (actions % 1 == 0 if self.action_heads
+                                              else np.isfinite(actions)).all():
+            kind = "a whole number" if self.action_heads else "finite"
+            raise ValueError(f"an action is not {kind}: {self.single_action_space}.")
         if self.action_heads:
             # As unsigned numbers negative ones are large, so one comparison checks both ends.
             actions = actions.astype(np.int64, copy=False).view(np.uint64)
@@ -349,6 +360,7 @@ class Vector(contextlib.AbstractContextManager):
         step again: agent_ids are its agents' numbers, masks is False for an inactive agent. Raises
         RuntimeError if nothing was sent.
         """
+        self._check_open()
         buffers = () if self.storage is None or self._received else self._next_buffers()
         if not buffers:
             raise RuntimeError("recv() comes after async_reset() or send().")
@@ -365,6 +377,7 @@ class Vector(contextlib.AbstractContextManager):
         """
         if not self._received:
             raise RuntimeError("send() comes after recv().")
+        self._check_open()
         rows = self.storage.actions[0, self._agents_of(self._received)]
         self._check_actions(actions, len(rows))
         rows[:] = np.reshape(actions, rows.shape)

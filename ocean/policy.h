@@ -95,10 +95,12 @@ static const char* policy_read(Policy* policy, const float* file, size_t count) 
     uint64_t total = norm + encoder + (uint64_t)p.layers * layer + decoder + dims + squash + limits;
     if (count - POLICY_HEADER - (size_t)p.heads != total)
         return "the file is cut off, or has bytes that do not belong";
+    for (size_t i = count - total; i < count; i++)
+        if (isnan(file[i])) return "the file's weights are damaged"; /* a bound may be infinite */
     p.state_size = p.layers * p.hidden;
-    p.weights = malloc((size_t)total * sizeof(float));
+    p.weights = (float*)malloc((size_t)total * sizeof(float));
     /* observation, x, hgp, outputs */
-    p.scratch = malloc((size_t)(inputs + 4 * hidden + width) * sizeof(float));
+    p.scratch = (float*)malloc((size_t)(inputs + 4 * hidden + width) * sizeof(float));
     if (!p.weights || !p.scratch) {
         policy_free(&p);
         return "there is not enough memory";
@@ -132,7 +134,7 @@ static const char* policy_load(Policy* policy, const char* path) {
     const char* problem = "the policy file cannot be read";
     if (!fseek(file, 0, SEEK_END)) {
         long size = ftell(file);
-        float* contents = size > 0 && size % 4 == 0 ? malloc((size_t)size) : NULL;
+        float* contents = size > 0 && size % 4 == 0 ? (float*)malloc((size_t)size) : NULL;
         if (contents && !fseek(file, 0, SEEK_SET) &&
             fread(contents, 1, (size_t)size, file) == (size_t)size)
             problem = policy_read(policy, contents, (size_t)size / sizeof(float));
@@ -144,7 +146,7 @@ static const char* policy_load(Policy* policy, const char* path) {
 
 /* The recurrent state of `agents` agents, all zeros. The caller frees it. */
 static float* policy_new_state(const Policy* policy, int agents) {
-    return calloc((size_t)agents * (size_t)policy->state_size, sizeof(float));
+    return (float*)calloc((size_t)agents * (size_t)policy->state_size, sizeof(float));
 }
 
 static inline float policy_sigmoid(float x) {

@@ -72,6 +72,7 @@ RUNS = [
      and e.trainer.epoch < e.trainer.total_epochs and (e.play(e.trained, 3) >= 475).all()),
     ("cleanrl_ppo", 2, lambda e: np.mean(e.episode_returns[-20:]) > 150),
     ("save_and_load", None, lambda e: e.equal),
+    ("preemption", 9_000, lambda e: e.begin == 0 and e.trainer.global_step >= 9_000),
     ("custom_loss", None, lambda e: e.losses["custom_smooth_loss"] != 0),
     ("asymmetric_critic", None, lambda e: critic_alone_sees_velocities(e)),
     ("custom_logger", None, lambda e: csv_has_scores()),
@@ -229,3 +230,9 @@ def test_fronts_of_several_sweeps(example, tmp_path, monkeypatch):
     points, front = names.draw_fronts("a", "b").data[2:]
     assert list(points.y) == [0.4, 0.2, 1.2]
     assert (list(front.x), list(front.y)) == ([1.0, 4.0], [0.4, 1.2])
+
+
+def test_a_preempted_training_continues(example):
+    first = example("preemption", 9_000).trainer.global_step
+    second = example("preemption", 20_000)
+    assert second.begin == first and second.trainer.global_step >= 20_000

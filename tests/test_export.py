@@ -336,7 +336,7 @@ def test_a_c_program_refuses_what_is_wrong(tmp_path):
     for place, value, word in [(1, 9, "format"), (1, 2.5, "format"), (1, 2, "cut"),
                                (2, 10, "damaged"), (3, 0, "damaged"), (4, np.nan, "damaged"),
                                (5, -1, "damaged"), (6, 65, "damaged"), (6, 0, "damaged"),
-                               (8, 0.5, "damaged"), (4, 2**20, "cut")]:
+                               (8, 0.5, "damaged"), (4, 2**20, "cut"), (99, np.nan, "weights")]:
         broken = good.copy()
         broken[place] = value
         files.append((broken.tobytes(), word))

@@ -257,6 +257,8 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
      lambda: faults.returns(lambda y: y)),
     ("Returns", NetworkError, "returns 1 logits per observation, expected 2",
      lambda: faults.returns(lambda y: (y[:, :1], y[:, :1]))),
+    ("heads of [2, 3]", NetworkError, "expected [3, 2]: the order is that of", lambda:
+     models.check_logits(None, [torch.zeros(1, 2), torch.zeros(1, 3)], torch.zeros(1, 6), None, (3, 2), 2)),
     ("LostState", ConfigError, "leaves c, h in the state, which would be lost. Return it from initial_state",
      lambda: make_trainer(policy=faults.LostState)),
     ("FeedForward", ConfigError, "has no shape yet, because its layer is lazy",
@@ -307,10 +309,22 @@ class OldStep(small_envs.Steps):
 
 
 LOCK = threading.Lock()
+def stepped(name, action):
+    with vector.make(name, 2, num_threads=1) as env:
+        env.reset()
+        env.step(np.full((2, env.action_dims), action))
+
+
+def closed_vector():
+    with vector.make("squared", 2, num_threads=1) as env:
+        env.reset()
+    return env
+
+
 ENVIRONMENTS = [
     ("vec.num_workers", ValueError, "evenly. It can be 1, 2, 3, 6",
      lambda: vector.make(small_envs.Walk, 6, "multiprocessing", num_workers=4)),
-    ("vec.batch_size", ValueError, "It can be 2, 4, 8", lambda: vector.make(
+    ("vec.batch_size", ValueError, "evenly into workers of 2. It can be 2, 4, 8", lambda: vector.make(
         small_envs.Walk, 8, "multiprocessing", num_workers=4, batch_size=3)),
     ("serial", ValueError, "For more workers use multiprocessing",
      lambda: vector.make(small_envs.Walk, 4, "serial", num_workers=2)),
@@ -335,6 +349,11 @@ ENVIRONMENTS = [
     ("mine.py", ValueError, "a class or function of that file, got ''. It has walk",
      lambda path: vector.make(write(path / "mine.py", "def walk(): ...\n"))),
     ("nowhere.py", ValueError, "no such file", lambda: vector.make("nowhere.py:Env")),
+    ("closed", RuntimeError, "make another one", lambda: closed_vector().reset()),
+    ("closed", RuntimeError, "make another one", lambda: closed_vector().recv()),
+    ("whole number", ValueError, "an action is not a whole number: Discrete(5)",
+     lambda: stepped("squared", 0.5)),
+    ("finite", ValueError, "an action is not finite: Box(", lambda: stepped("pendulum", math.nan)),
     ("step()", RuntimeError, "needs reset() first",
      lambda: vector.make(small_envs.Walk).step(np.zeros(1))),
     ("aaa", SystemExit, "the system refuses a path (File name too long)",

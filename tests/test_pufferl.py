@@ -161,6 +161,19 @@ def test_schedules_follow_the_steps_and_an_assigned_rate_overrides_them(anneal):
     assert torch.equal(before, learn(trainer, 1))
 
 
+def test_a_rate_in_the_settings_ends_an_override():
+    trainer = make_trainer(learning_rate=0.1, anneal_lr=False)
+    trainer.learning_rate = 0.3
+    trainer.config["learning_rate"] = 0.2
+    trainer.evaluate()
+    assert trainer.train()["learning_rate"] == pytest.approx(0.2)
+    trainer.config["learning_rate"] = 0.2
+    trainer.learning_rate = 0.3
+    trainer.evaluate()
+    assert trainer.train()["learning_rate"] == pytest.approx(0.3)
+    trainer.close()
+
+
 def test_entries_are_logged_once_and_rewards_as_they_were_before_clipping():
     trainer = make_trainer(reward_clip=0.1, env_kwargs={"max_steps": 5})
     trainer.logger, logs = mock.Mock(spec=pufferl.NoLogger()), []

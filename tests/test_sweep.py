@@ -1,6 +1,7 @@
 """The ledger; sweeps with a stand-in trainer, and with the real one (slow)."""
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -93,14 +94,26 @@ def test_lines_of_metrics_that_are_none_are_skipped(tmp_path, line):
     assert path.read_text() == first + "\n"
 
 
+@pytest.mark.parametrize("interval", [10, 100, 300])
+def test_a_score_does_not_depend_on_how_often_a_run_logs(tmp_path, interval):
+    """An episode ends every second step, with the step as its score."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join(json.dumps({
+        "step": end, "environment/score": (begin + end) / 2, "environment/n": (end - begin) / 2,
+        "performance/uptime": 1.0})
+        for begin, end in itertools.pairwise([*range(0, 900, interval), 900, 950, 1000])))
+    score, _ = Curve.read(path, "environment/score").at(1000, 200)
+    assert score == pytest.approx(900, abs=interval / 2)
+
+
 def test_points_along_a_curve():
     steps = np.arange(1, 101)
-    curve = Curve(steps * 10.0, steps / 100, steps * 2.0)
+    curve = Curve(steps * 10.0, steps / 100, steps * 2.0, steps * 10.0 - 10, np.ones(100))
     points = curve.points(1000, 5)
     assert [p for p, _, _ in points] == [0.2, 0.4, 0.6, 0.8, 1.0]
     assert points[-1] == (1.0, pytest.approx(0.955), 200.0), "the mean over a tenth of the schedule"
     assert [p for p, _, _ in curve.points(2000, 5)] == [0.2, 0.4, 0.5]
-    assert Curve(*np.empty((3, 0))).points(1000, 5) == []
+    assert Curve(*np.empty((5, 0))).points(1000, 5) == []
 
 
 @pytest.mark.parametrize(("score", "step", "cost", "stopped"), [
@@ -111,7 +124,7 @@ def test_points_along_a_curve():
 def test_hopeless(score, step, cost, stopped):
     rule = {"front": [(1.0, 0.1), (10.0, 1.0)], "low": 0.0, "share": 0.25, "after": 0.25,
             "sign": 1.0}
-    curve = Curve(*np.array([[step], [score], [cost]], float))
+    curve = Curve(*np.array([[step], [score], [cost], [0], [1]], float))
     assert sweep_trials.should_stop_early(curve, 1000, rule) is stopped
     assert not sweep_trials.should_stop_early(curve, 1000, None)
 

@@ -75,7 +75,7 @@ class Past(NamedTuple):
         """Return the seconds since its last entry, or since it began."""
         log = self.folder / "metrics.jsonl"
         file = log if log.exists() else self.folder / "config.json"
-        return time.time() - file.stat().st_mtime
+        return max(0.0, time.time() - file.stat().st_mtime)  # a clock may jump
 
     @property
     def score(self):

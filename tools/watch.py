@@ -101,7 +101,7 @@ class Play:
             self.logits, self.value = models.one_step(self.policy, observations, self.state)
         if self.step == 0:
             outputs = models.join_outputs(self.logits, self.value)
-            models.check_logits(self.policy, *outputs, self.vecenv.action_heads,
+            models.check_logits(self.policy, self.logits, *outputs, self.vecenv.action_heads,
                                 self.vecenv.action_dims)
         actions, _, _ = models.sample_logits(
             self.logits, self.value, seed=self.seed, step=self.step, masks=self.masks,

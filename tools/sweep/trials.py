@@ -134,6 +134,8 @@ class Curve:
     step: np.ndarray
     score: np.ndarray
     cost: np.ndarray
+    begin: np.ndarray  # the step of the entry before: a score is a mean since then
+    count: np.ndarray  # the episodes in that mean, or its steps
     names: tuple = ()
     last: float = 0.0  # step of the last entry, with or without the metric
     last_cost: float = 0.0  # the cost in the last entry that has one
@@ -142,9 +144,11 @@ class Curve:
     def read(cls, path, metric, cost="performance/uptime"):
         """Read metrics.jsonl."""
         entries = diagnostics.read_metrics(path)
-        rows = [[entry["step"], entry.get(metric, math.nan), entry.get(cost, math.nan)]
-                for entry in entries]
-        columns = np.array(rows, dtype=float).reshape(-1, 3)
+        begins = [0, *(entry["step"] for entry in entries)]
+        rows = [[entry["step"], entry.get(metric, math.nan), entry.get(cost, math.nan), begin,
+                 entry.get("environment/n", entry["step"] - begin)]
+                for entry, begin in zip(entries, begins, strict=False)]
+        columns = np.array(rows, dtype=float).reshape(-1, 5)
         known = np.isfinite(columns)
         costs = columns[known[:, 2], 2]
         names = dict.fromkeys(name for entry in entries for name in entry)
@@ -152,10 +156,18 @@ class Curve:
                    last_cost=costs[-1] if len(costs) else 0.0)
 
     def at(self, step, window):
-        """Return (score, cost) at a step; score: the mean over the last `window` steps."""
+        """Return (score, cost) at a step; score: the mean over the last `window` steps.
+
+        An entry counts by its episodes, as many as its share in the window, so that the score does
+        not depend on how often a run logs.
+        """
         last = np.searchsorted(self.step, step, side="right")
-        first = min(np.searchsorted(self.step, step - window, side="right"), last - 1)
-        return float(self.score[first:last].mean()), float(self.cost[last - 1])
+        end, begin = self.step[:last], self.begin[:last]
+        inside = np.clip(end - np.maximum(begin, step - window), 0, None)
+        weights = self.count[:last] * inside / np.maximum(end - begin, 1)
+        if not weights.any():  # the last entry ended before the window
+            weights[-1] = 1.0
+        return float(np.average(self.score[:last], weights=weights)), float(self.cost[last - 1])
 
     def points(self, total, count):
         """Return [(progress, score, cost)] at `count` even places.
