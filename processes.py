@@ -225,8 +225,9 @@ class Interrupts:
 
     A second SIGINT or SIGTERM raises KeyboardInterrupt at once. Another SIGHUP is ignored, because
     a closed terminal may send several; so is another SIGTERM once the parent is gone, because Linux
-    may send that of `die_with` for each of the parent's threads. With nohup SIGHUP stays ignored. In a call into C that does
-    not return no handler runs: only SIGQUIT (Ctrl-\\) or SIGKILL ends it. is_silent: print nothing.
+    may send that of `die_with` for each of the parent's threads. With nohup SIGHUP stays ignored.
+    In a call into C that does not return no handler runs: only SIGQUIT (Ctrl-\\) or SIGKILL ends
+    it. is_silent: print nothing.
     """
 
     def __init__(self, is_silent=False):

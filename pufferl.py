@@ -1128,9 +1128,9 @@ def measure(env_name, args, vecenv, facts):
     """Measure the cost of environment steps and of learning; return facts with both.
 
     Runs a few epochs with a new network on temporary environments, in this process unless the
-    backend is named, so that an environment's error may be raised here. The run's random numbers stay as they are. Returns facts
-    unchanged if a process can hold these environments only once, for one environment in Python, and
-    for Tensors.
+    backend is named, so that an environment's error may be raised here. The run's random numbers
+    stay as they are. Returns facts unchanged if a process can hold these environments only once,
+    for one environment in Python, and for Tensors.
     """
     if not facts.native and (vecenv.num_envs == 1 or isinstance(vecenv, Tensors)):
         return facts
