@@ -744,13 +744,13 @@ class PuffeRL:
         """
         if self.run.begun:
             return
+        self.run.begun = True
         if self.run_folder is not None:
             is_new = self.ranks.first(lambda: not (self.run_folder / "trainer_state.pt").exists())
             require(is_new or self._has_loaded, f"{self.run_folder}: this run exists. Continue it "
                     "with load_checkpoint, or give another run_id.")
             state = runs.Snapshot(self).take() if is_new else None
             self.ranks.first(lambda: self.run.begin(self.args, state, self.global_step))
-        self.run.begun = True
         self.logger.config(self.args)
 
     def print_dashboard(self):
@@ -1322,7 +1322,7 @@ def train(env_name, args=None):
     except BaseException as error:
         trainer.release()
         folder = trainer.run_folder
-        if isinstance(error, Exception) and trainer.epoch and trainer.run.begun and (
+        if isinstance(error, Exception) and trainer.epoch and folder and (
                 folder / "trainer_state.pt").exists():
             resume = command("train", env_name, "--resume", str(folder))
             error.add_note(f"To continue from the last checkpoint: {resume}")
