@@ -567,7 +567,7 @@ class PuffeRL:
     @property
     def learning_rate(self):
         """Return the rate of the next epoch; assign one to override the schedule."""
-        if self._override_lr is not None:
+        if self._override_lr is not None and not self.config.has_new_rate:
             return self._override_lr
         return (self.config["learning_rate"] * self._rate_factor
                 * schedule(self.config, self.global_step))
@@ -1140,9 +1140,9 @@ def measure(env_name, args, vecenv, facts):
     small = {
         **args,
         "vec": {**args["vec"], "num_envs": 1, "device": "host",
-                **dict.fromkeys(("total_agents", "num_workers", "batch_size", "num_buffers")),
-                **({"backend": backend, "num_workers": 1} if is_remote else
-                   {"backend": "native" if facts.native else "serial"})},
+                "backend": backend if is_remote else "native" if facts.native else "serial",
+                "num_workers": 1 if is_remote else None,
+                **dict.fromkeys(("total_agents", "batch_size", "num_buffers"))},
         "env": {**args["env"], "num_envs": min(num_envs, vecenv.num_envs)},
         "train": {**args["train"], "norm_obs": False, "replay_ratio": 1.0,
                   "total_timesteps": 10**12, "horizon": MEASURED_HORIZON, "minibatch_size": "auto",

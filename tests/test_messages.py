@@ -309,6 +309,8 @@ class OldStep(small_envs.Steps):
 
 
 LOCK = threading.Lock()
+
+
 def stepped(name, action):
     with vector.make(name, 2, num_threads=1) as env:
         env.reset()

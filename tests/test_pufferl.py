@@ -165,6 +165,7 @@ def test_a_rate_in_the_settings_ends_an_override():
     trainer = make_trainer(learning_rate=0.1, anneal_lr=False)
     trainer.learning_rate = 0.3
     trainer.config["learning_rate"] = 0.2
+    assert trainer.learning_rate == pytest.approx(0.2)
     trainer.evaluate()
     assert trainer.train()["learning_rate"] == pytest.approx(0.2)
     trainer.config["learning_rate"] = 0.2
