@@ -149,8 +149,8 @@ class PufferEnv(Checked):
 
     def __init__(self, buf=None):
         if not isinstance(self.single_observation_space, spaces.Box):
-            raise TypeError(f"{self}: single_observation_space = {self.single_observation_space}: "
-                            "must be a Box.")
+            raise EnvError(f"{self}: single_observation_space = {self.single_observation_space}: "
+                           "must be a Box.")
         self.obs_dtype = FlatObservation(self.single_observation_space).dtype
         self._action = FlatAction(self.single_action_space)
         batch_space = gymnasium.vector.utils.batch_space
@@ -371,7 +371,7 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
 
     It is a Gymnasium environment itself. env: an instance; or env_creator with env_args and
     env_kwargs. reward_scale multiplies the rewards that are learned from. The info of an episode's
-    last step holds episode_return, which is not scaled, and episode_length too. Raises TypeError
+    last step holds episode_return, which is not scaled, and episode_length too. Raises EnvError
     for spaces that cannot be made flat, and EnvError at the first reset or step that breaks what
     the environment declares.
     """
@@ -727,6 +727,7 @@ def _at(batch, i):
 # PettingZoo
 
 PARALLEL = "observations", "rewards", "terminations", "truncations", "infos"
+MAX_NAMED_AGENTS = 8  # with a metric each
 
 
 class PettingZooPufferEnv(Wrapper):
@@ -734,8 +735,9 @@ class PettingZooPufferEnv(Wrapper):
 
     It is a PettingZoo parallel environment itself. env: an instance, parallel or AEC (which is
     converted); or env_creator with env_args and env_kwargs. Under a vectorizer each of
-    `possible_agents` has a fixed slot; one that does not act is not valid. Raises TypeError if
-    agents have different spaces, else as GymnasiumPufferEnv.
+    `possible_agents` has a fixed slot; one that does not act is not valid. Raises EnvError if
+    agents have different spaces, else as GymnasiumPufferEnv. The info of an episode has the mean of
+    the agents' returns, episode_return, and with at most MAX_NAMED_AGENTS agents each one's.
     """
 
     def __init__(self, env=None, env_creator=None, env_args=(), env_kwargs=None, buf=None, seed=0):
@@ -751,7 +753,7 @@ class PettingZooPufferEnv(Wrapper):
         first, expected = next(iter(pairs.items()))
         for agent, pair in pairs.items():
             if pair != expected:
-                raise TypeError(
+                raise EnvError(
                     f"{env}: {agent} has the spaces {pair}, {first} has {expected}. Pad them with "
                     "supersuit.pad_observations_v0 and pad_action_space_v0.")
         self._set_spaces(*expected)
@@ -894,6 +896,9 @@ class PettingZooPufferEnv(Wrapper):
                 values.setdefault(name, []).append(value)
         values["episode_return"] = list(self._returns.values())
         values["episode_length"] = [self._length]
+        if 1 < len(self.possible_agents) <= MAX_NAMED_AGENTS:
+            values |= {f"episode_return_{agent}": [number]
+                       for agent, number in self._returns.items()}
         self.reset_into(view)
         return [{name: float(np.mean(numbers)) for name, numbers in values.items()}]
 
@@ -944,8 +949,8 @@ def wrap(env):
         return GymnasiumVectorPufferEnv(env)
     inner = getattr(env, "unwrapped", env)
     if hasattr(inner, "num_envs") and hasattr(inner, "single_observation_space"):
-        raise TypeError(f"{describe(env)} holds {inner.num_envs} environments. vec.backend tensors "
-                        "takes it if its arrays are tensors (for Isaac Lab: tensors.IsaacLab).")
+        raise EnvError(f"{describe(env)} holds {inner.num_envs} environments. vec.backend tensors "
+                       "takes it if its arrays are tensors (for Isaac Lab: tensors.IsaacLab).")
     if hasattr(env, "possible_agents") or callable(getattr(env, "action_space", None)):
         return PettingZooPufferEnv(env)
     return GymnasiumPufferEnv(env)

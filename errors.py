@@ -12,6 +12,7 @@ import contextlib
 import errno
 import itertools
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 
@@ -46,8 +47,11 @@ def require(is_right, problem):
         raise ConfigError(problem)
 
 
-# Files whose functions run a user's environment, and files of which only CALLS do: networks call
-# the other functions too.
+PROJECT = {str(Path(__file__).parent / folder)
+           for folder in (".", "fast", "ocean", "families", "tools", "tools/sweep")}
+LIBRARIES = ("site-packages", "dist-packages", "<", sysconfig.get_path("stdlib"))
+# Files whose functions run an environment, of a library too, and files of which only CALLS do:
+# networks call the other functions too.
 CALLERS = [str(Path(__file__).parent / f"{name}.py") for name in (
     "environments", "families/adapters", "workers", "absolute_imports")]
 PARTIAL_CALLERS = [str(Path(__file__).parent / f"{name}.py") for name in (
@@ -62,18 +66,23 @@ REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, e
 def user_frames(stack):
     """Return the frames of a user's code in a traceback.StackSummary.
 
-    They follow the last frame of this project that calls an environment, from the first outside of
-    site-packages on. None if the error is in this project's code.
+    They begin with the first file that this project calls and that is no library's, or after the
+    last call of a library's environment. None if the error is in this project's code.
     """
-    last = max((i for i, frame in enumerate(stack) if frame.filename in CALLERS or
-                (frame.filename in PARTIAL_CALLERS and frame.name in CALLS)), default=len(stack))
-    below = list(itertools.dropwhile(lambda frame: frame.filename in CALLERS + PARTIAL_CALLERS,
-                                     stack[last + 1 :]))
-    if not below:
-        return None
-    frames = [frame for frame in below if not frame.filename.startswith("<frozen")]
-    first = next((i for i, frame in enumerate(frames) if "site-packages" not in frame.filename), 0)
-    return traceback.StackSummary.from_list(frames[first:])
+    called = itertools.dropwhile(lambda frame: not _is_of_project(frame), stack)
+    frames = list(itertools.dropwhile(
+        lambda frame: _is_of_project(frame) or any(part in frame.filename for part in LIBRARIES),
+        called))
+    if not frames:
+        last = max((i for i, frame in enumerate(stack) if frame.filename in CALLERS or
+                    (frame.filename in PARTIAL_CALLERS and frame.name in CALLS)), default=len(stack))
+        frames = list(itertools.dropwhile(lambda frame: frame.filename in CALLERS + PARTIAL_CALLERS,
+                                          stack[last + 1 :]))
+    return traceback.StackSummary.from_list(frames) if frames else None
+
+
+def _is_of_project(frame):
+    return str(Path(frame.filename).parent) in PROJECT
 
 
 def user_traceback(error):
@@ -98,7 +107,7 @@ def error_text(error):
                     or type(error).__name__ == "DependencyNotInstalled")  # Gymnasium's
     place = None
     if is_users and not is_explained:
-        place = f"an error in the environment or the network:\n{lines}"
+        place = f"an error in the environment, the network or the loss:\n{lines}"
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError)
                                           and any(part in text for part in OUT_OF_MEMORY)):
         advice = ("out of memory: lower vec.total_agents (or env.num_envs, vec.num_envs), "

@@ -20,6 +20,8 @@ from gymnasium import spaces
 
 from errors import EnvError
 
+MAX_OPTIONS = 2**16  # of a discrete choice: each is a logit
+
 
 @functools.cache
 def warn_once(text):
@@ -43,6 +45,9 @@ def store(target, value, keys=()):
 # The tree of a space
 
 
+LEAVES = spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
+
+
 def _children(space):
     """Return [(field name, key, subspace)] of a Dict or Tuple, None for a leaf."""
     if isinstance(space, spaces.Tuple):
@@ -54,10 +59,14 @@ def _children(space):
 
 def _leaves(space, keys=(), names=()):
     """Return [(keys into a value, field names, leaf space)] in order."""
-    children = _children(space)
+    children, name = _children(space), "/".join(names) or "the space"
+    if children is None and not isinstance(space, LEAVES):
+        raise EnvError(f"{name} = {type(space).__name__}: cannot be made flat; Dict, Tuple, Box, "
+                       "Discrete, MultiDiscrete and MultiBinary can. Take it out, e.g. with "
+                       "gymnasium.wrappers.FilterObservation.")
     if children == [] or 0 in (space.shape or ()):
-        raise TypeError(f"{'/'.join(names) or 'the space'} = {space}: holds no number. "
-                        "Leave it out, or let each of its sizes be 1 or more.")
+        raise EnvError(f"{name} = {space}: holds no number. Leave it out, or let each of its sizes "
+                       "be 1 or more.")
     if children is None:
         return [(keys, names, space)]
     return [leaf for name, key, sub in children
@@ -72,11 +81,7 @@ def _leaf(space):
         return np.dtype(space.dtype), (), space.start, space.start + space.n - 1
     if isinstance(space, spaces.MultiDiscrete):
         return space.dtype, space.shape, space.start, space.start + space.nvec - 1
-    if isinstance(space, spaces.MultiBinary):
-        return space.dtype, space.shape, 0, 1
-    raise TypeError(
-        f"{space} cannot be made flat: Dict, Tuple, Box, Discrete, MultiDiscrete and MultiBinary "
-        "can. Take the part out, e.g. with gymnasium.wrappers.FilterObservation.")
+    return space.dtype, space.shape, 0, 1  # MultiBinary
 
 
 def _bounds(arrays):
@@ -139,7 +144,7 @@ class FlatObservation:
     """The two forms of an observation space.
 
     Attributes: space, the structured one; dtype, `obs_dtype`; flat_space, a Box; shape and
-    flat_dtype of the flat one; leaves. Raises TypeError for a space without a flat form.
+    flat_dtype of the flat one; leaves. Raises EnvError for a space without a flat form.
     """
 
     def __init__(self, space):
@@ -275,8 +280,8 @@ class FlatAction:
     Attributes: space, the environment's; flat_space, a Discrete, MultiDiscrete or Box; columns of
     a row; heads, the options of each discrete choice ([] for floats), starts and firsts, the
     first number and the first option of each; low, high of floats. MultiBinary and boxes of
-    integers become one head per number. Raises TypeError for other spaces and for a mix of
-    integers and floats, ValueError for integers without bounds.
+    integers become one head per number. Raises EnvError for other spaces, for a mix of integers
+    and floats, and for integers of more than MAX_OPTIONS values.
     """
 
     def __init__(self, space):
@@ -290,8 +295,8 @@ class FlatAction:
         lows, highs = _bounds(arrays)
         discrete = {dtype.kind in "biu" for dtype, *_ in arrays}
         if len(discrete) > 1:
-            raise TypeError(f"the action space {space}: must be Discrete, MultiDiscrete, "
-                            "MultiBinary and boxes of integers, or boxes of floats.")
+            raise EnvError(f"the action space {space}: mixes integers and floats. Use only "
+                           "discrete spaces, or only boxes of floats.")
         self.columns = len(lows)
         self.heads, self.starts = [], np.zeros(0, np.int64)
         self.low = self.high = np.zeros(0, np.float32)
@@ -304,9 +309,10 @@ class FlatAction:
                                          (self.columns,), np.float32)
         else:
             self.heads = [int(high) - int(low) + 1 for low, high in zip(lows, highs, strict=True)]
-            if max(self.heads) > 2**16:
-                raise ValueError(f"the action space {space}: has too many values for a discrete "
-                                 "choice. Bound it.")
+            if max(self.heads) > MAX_OPTIONS:
+                raise EnvError(f"the action space {space}: a choice has {max(self.heads):,} values, "
+                               f"at most {MAX_OPTIONS:,} are possible. Use narrower bounds, several "
+                               "choices, or a box of floats.")
             self.starts = lows.astype(np.int64)
             self.flat_space = (spaces.Discrete(self.heads[0]) if len(self.heads) == 1
                                else spaces.MultiDiscrete(self.heads))

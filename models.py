@@ -1311,13 +1311,20 @@ def _check_outputs(policy, method, outputs, shape):
         is_valid = False
     if not is_valid:
         results = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-        received = ", ".join(f"{type(result).__name__} {tuple(getattr(result, 'shape', ()))}"
-                             for result in results)
+        received = ", ".join(map(_describe_output, results))
         third = f", {{{', '.join(names)}}}" if names else ""
         raise NetworkError(f"{type(policy).__name__}.{method} must return (logits, value{third}), "
                            f"got {received}; expected are {(*shape, 'actions')} and "
                            f"{(*shape, 1)}. See models.py.")
     return logits, value, fields
+
+
+def _describe_output(output):
+    """Return the type and the shape of an output, of each one in a list."""
+    if isinstance(output, (list, tuple)):
+        return f"[{', '.join(map(_describe_output, output))}]"
+    shape = getattr(output, "shape", None)
+    return type(output).__name__ + ("" if shape is None else f" {tuple(shape)}")
 
 
 def sample_logits(logits, value, *, seed, step, first_agent=0, heads=None, masks=None, squash=None,

@@ -10,6 +10,7 @@ only.
 
 import contextlib
 import faulthandler
+import functools
 import math
 import os
 import select
@@ -189,6 +190,9 @@ def say(text, file=None):
         print(text, file=file or sys.stdout, flush=True)
     except OSError:
         discard_output()
+
+
+say_once = functools.cache(say)
 
 
 def discard_output():

@@ -212,7 +212,7 @@ class PuffeRL:
         self.args["engine"] = {"name": self.engine.name, "why": reason}
         if reason and self.ranks.rank == 0:
             text = f"engine: {self.engine.name}, because {reason}"
-            processes.say(text, sys.stderr)
+            processes.say_once(text, sys.stderr)
             self.run.note(text, self.global_step)
         capture, is_custom = self.engine.capture, has_custom_optimizer(self.config)
         # With several ranks each piece is captured, because ranks sum gradients in between. A
@@ -803,27 +803,34 @@ class PuffeRL:
         if self._is_closed:
             return ""
         try:
-            self.record()
-            try:
-                self.mean_and_log()
-            except Exception as error:  # of a logger: what was learned is still saved
-                kind = type(error).__name__
-                processes.say(f"the last log entry failed: {kind}: {error}", sys.stderr)
-            try:
-                return self.save_checkpoint() if self.run_folder else ""
-            except FloatingPointError as error:
-                processes.say(str(error), sys.stderr)
-                return ""
-            except OSError as error:
-                path = self.run_folder / "trainer_state.pt"
-                last = f"{path} is an earlier one" if path.exists() else "there is no earlier one"
-                raise ConfigError(
-                    f"the last checkpoint, of epoch {self.epoch}, was not written: {error}; "
-                    f"{last}. Free some space, and --resume {self.run_folder} trains what "
-                    "is missing; or copy that folder to a disk with room and resume the "
-                    "copy.") from None
+            return self.finish()
         finally:
             self.release()
+
+    def finish(self):
+        """Log and save the last checkpoint; return the model's path or ''.
+
+        Raises ConfigError if it cannot be written.
+        """
+        self.record()
+        try:
+            self.mean_and_log()
+        except Exception as error:  # of a logger: what was learned is still saved
+            kind = type(error).__name__
+            processes.say(f"the last log entry failed: {kind}: {error}", sys.stderr)
+        try:
+            return self.save_checkpoint() if self.run_folder else ""
+        except FloatingPointError as error:
+            processes.say(str(error), sys.stderr)
+            return ""
+        except OSError as error:
+            path = self.run_folder / "trainer_state.pt"
+            last = f"{path} is an earlier one" if path.exists() else "there is no earlier one"
+            raise ConfigError(
+                f"the last checkpoint, of epoch {self.epoch}, was not written: {error}; "
+                f"{last}. Free some space, and --resume {self.run_folder} trains what "
+                "is missing; or copy that folder to a disk with room and resume the "
+                "copy.") from None
 
     def release(self):
         """Stop workers, environments, logger and dashboard, without saving."""
@@ -1295,7 +1302,7 @@ def train(env_name, args=None):
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and not args["resume"]:
         say("torchrun has restarted this command, and a new run begins: with --resume auto it "
             "continues from the last checkpoint")
-    trainer = make_trainer(env_name, args)
+    trainer, shown = make_trainer(env_name, args), None
 
     def make_logger():
         trainer.logger = loggers.make_logger(args, trainer.run_folder, trainer.global_step)
@@ -1319,17 +1326,18 @@ def train(env_name, args=None):
                 if time.perf_counter() - shown > interval or trainer.epoch == trainer.total_epochs:
                     trainer.print_dashboard()
                     shown = time.perf_counter()
-    except BaseException as error:
-        trainer.release()
+        model = trainer.finish()
+        trainer._dashboard.close()
+        for line in trainer._dashboard.closing(trainer, args, model):
+            say(line)
+    except Exception as error:
         folder = trainer.run_folder
-        if isinstance(error, Exception) and trainer.epoch and folder and (
-                folder / "trainer_state.pt").exists():
+        if shown is not None and folder and (folder / "trainer_state.pt").exists():
             resume = command("train", env_name, "--resume", str(folder))
             error.add_note(f"To continue from the last checkpoint: {resume}")
         raise
-    model = trainer.close()
-    for line in trainer._dashboard.closing(trainer, args, model):
-        say(line)
+    finally:
+        trainer.release()  # last, because an environment's close() may hang
     return trainer
 
 

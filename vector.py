@@ -84,7 +84,7 @@ def _most_workers(num_envs):
 
 
 def _check_divides(setting, value, num_envs, multiple_of=1):
-    """Raise ConfigError unless a number divides the environments and is of whole workers."""
+    """Raise ConfigError unless a number divides the environments into whole workers."""
     if value < 1 or num_envs % value or value % multiple_of:
         choices = [n for n in range(multiple_of, num_envs + 1, multiple_of) if num_envs % n == 0]
         workers = f" into workers of {multiple_of}" if multiple_of > 1 else ""

@@ -36,4 +36,6 @@ def download(repository):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
     print(publish(*sys.argv[1:]) if len(sys.argv) == 3 else download(*sys.argv[1:]))

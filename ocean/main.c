@@ -231,6 +231,8 @@ int main(int argc, char** argv) {
         demo_step();
     }
     if (demo.sum.n == 0) demo_fail("no episode ended; give more --steps", "");
+    if (demo.sum.n < (float)episodes) fprintf(stderr, "ended after %llu steps; for all episodes give more --steps\n",
+                                              (unsigned long long)limit);
 #define DEMO_PRINT(name) printf("%-20s %g\n", #name, demo.sum.name / (strcmp(#name, "n") ? demo.sum.n : 1));
     LOG(DEMO_PRINT)
     printf("%-20s %llu\n", "steps", (unsigned long long)demo.step);

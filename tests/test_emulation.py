@@ -115,17 +115,17 @@ def test_action_masks_go_where_their_heads_are(space, mask, expected):
 NOTHING = spaces.Box(-1, 1, (2, 0), np.float32)
 
 
-@pytest.mark.parametrize(("layout", "space", "kind"), [
-    (FlatAction, spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,))}), TypeError),
-    (FlatAction, spaces.Box(-(2**40), 2**40, (1,), np.int64), ValueError),
-    (FlatAction, spaces.Text(3), TypeError),
-    (FlatAction, spaces.Dict({}), TypeError),
-    (FlatAction, NOTHING, TypeError),
-    (FlatObservation, spaces.Tuple([spaces.Discrete(2), NOTHING]), TypeError),
-    (FlatObservation, spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))}), TypeError),
+@pytest.mark.parametrize(("layout", "space"), [
+    (FlatAction, spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,))})),
+    (FlatAction, spaces.Box(-(2**40), 2**40, (1,), np.int64)),
+    (FlatAction, spaces.Text(3)),
+    (FlatAction, spaces.Dict({})),
+    (FlatAction, NOTHING),
+    (FlatObservation, spaces.Tuple([spaces.Discrete(2), NOTHING])),
+    (FlatObservation, spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))})),
 ])
-def test_spaces_that_cannot_be_flat(layout, space, kind):
-    with pytest.raises(kind):
+def test_spaces_that_cannot_be_flat(layout, space):
+    with pytest.raises(EnvError):
         layout(space)
 
 
@@ -263,7 +263,7 @@ def test_an_environment_without_spaces_is_an_error(name):
 def test_agents_of_different_spaces_are_an_error():
     env = Leavers()
     env.action_space = lambda agent: spaces.Discrete(ord(agent))
-    with pytest.raises(TypeError, match="supersuit"):
+    with pytest.raises(EnvError, match="supersuit"):
         wrap(env)
 
 
@@ -498,7 +498,8 @@ def test_agents_keep_their_slots_and_inactive_ones_are_not_valid():
     for row in history:
         assert row.action_masks.tolist() == [[1, 1 - valid, 1, 1] for valid in row.valid]
     # t of each agent's last step: 2, 3, 4
-    assert history[3].infos == [{"t": 3.0, "episode_return": 3.0, "episode_length": 4}]
+    returns = {"episode_return_a": 2, "episode_return_b": 3, "episode_return_c": 4}
+    assert history[3].infos == [{"t": 3, "episode_return": 3, "episode_length": 4, **returns}]
 
 
 class Blinking(Leavers):

@@ -36,6 +36,7 @@ import pufferlib.vector
 import vector
 from arena import Arena
 from errors import ConfigError, EnvError, NetworkError, WorkerError
+from flat_spaces import FlatAction, FlatObservation
 from protein import Random, Space
 from tools.sweep import command as sweep
 from tools.sweep.command import searched_settings
@@ -93,6 +94,10 @@ def give(**settings):
     return cause
 
 
+LOSS = "import torch\n\ndef loss(minibatch): 1 / 0\n"
+USERS_LINES = ('an error in the environment, the network or the loss: Traceback (most recent call '
+               'last): File "FOLDER/mine.py", line 3, in {}')
+
 CONFIGURATION = [
     ("train.gamma", Error, "= 'high': must be a number or auto", "--train.gamma high"),
     ("train.horizon", Error, "= 2.5: must be a whole number", give(horizon=2.5)),
@@ -123,8 +128,12 @@ CONFIGURATION = [
     ("--rnn.num-layers", Error, "would change nothing: a network without rnn.name does not use it",
      "--policy.name feed-forward --rnn.num-layers 2"),
     ("--train.eps", Error, "would change nothing: train.optimizer muon does not use it", "--train.eps 0.1"),
-    ("mine.py", SystemExit, "an error in the environment or the network:", network(
+    ("ZeroDivisionError", SystemExit, USERS_LINES.format("__init__"), network(
         "torch.nn.Module):\n def __init__(self, env): 1 / 0")),
+    ("ZeroDivisionError", SystemExit, USERS_LINES.format("forward"), network(
+        "models.FeedForward):\n def forward(self, x): 1 / 0", "--rnn.name none")),
+    ("ZeroDivisionError", SystemExit, USERS_LINES.format("loss"), lambda path: main(
+        f"train squared --data-dir none --train.loss {write(path / 'mine.py', LOSS)}:loss")()),
     ("policy.name", SystemExit, "is called with (env), but takes (env, size)", network(
         "torch.nn.Module):\n def __init__(self, env, size): pass")),
     ("policy.name", Error, "path/to/file.py:name of a file that exists", "--policy.name no.py:A"),
@@ -366,6 +375,14 @@ ENVIRONMENTS = [
         small_envs.Walk, num_envs=2, backend="multiprocessing", num_workers=2, trouble="kill")),
     ("of step()", EnvError, "expected 0.0 to 1.0 in element (0,), got 7.0",
      lambda: step_with(1, spaces.Box(0, 1, (1,)), observation=np.full(1, 7, np.float32))),
+    ("a/t = Text", EnvError, "cannot be made flat; Dict, Tuple, Box, Discrete, MultiDiscrete and",
+     lambda: FlatObservation(spaces.Dict({"a": spaces.Dict({"t": spaces.Text(3)})}))),
+    ("b = Tuple()", EnvError, "holds no number. Leave it out",
+     lambda: FlatObservation(spaces.Dict({"b": spaces.Tuple([])}))),
+    ("Discrete(100000)", EnvError, "has 100,000 values, at most 65,536 are possible. Use narrower",
+     lambda: FlatAction(spaces.Discrete(100_000))),
+    ("Tuple(Discrete(2), Box(", EnvError, "mixes integers and floats. Use only discrete spaces",
+     lambda: FlatAction(spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1, (1,))]))),
     ("reward", EnvError, "must be a number, got an array of shape (2,) and dtype float64",
      lambda: step_with(reward=np.ones(2))),
     ("reward", EnvError, "must be a number, got 'x'", lambda: step_with(3, reward="x")),
@@ -552,4 +569,4 @@ def test_a_message_says(subject, kind, sentence, cause, tmp_path, capsys):
             fail()
         text = str(error.value)
     text = " ".join(text.split())
-    assert sentence in text and subject in text
+    assert sentence.replace("FOLDER", str(tmp_path)) in text and subject in text

@@ -215,6 +215,27 @@ def test_the_latest_run_is_of_the_configuration_that_is_named(tmp_path):
     assert args["policy"]["hidden_size"] == 77
 
 
+def test_a_run_that_is_still_trained_is_refused_without_advice_to_resume_it(tmp_path):
+    options = ["--data-dir", str(tmp_path), "--logger", "none", "--env.num-envs", "64"]
+    trainer = pufferl.make_trainer("squared", load_config("squared", options))
+    run_epochs(trainer, 1)
+    trainer.save_checkpoint()
+    args = load_config("squared", [*options, "--resume", str(trainer.run_folder)])
+    with pytest.raises(ConfigError, match="is still being trained") as error:
+        pufferl.train("squared", args)
+    trainer.release()
+    assert not getattr(error.value, "__notes__", ())
+
+
+def test_a_summary_is_printed_before_environments_close(capsys, monkeypatch):
+    close = vector.Native._close
+    monkeypatch.setattr(vector.Native, "_close", lambda self: print("closing") or close(self))
+    pufferl.train("squared", load_config("squared", [
+        "--data-dir", "none", "--train.total-timesteps", "1", "--env.num-envs", "64"]))
+    output = capsys.readouterr().out
+    assert 0 < output.index("steps/s") < output.index("closing")
+
+
 def test_the_latest_run_is_the_one_that_was_started_or_resumed_last(tmp_path):
     """Whatever the clock says, and whoever copies a folder."""
     first, second = (make_trainer(tmp_path, "squared", num_envs=64, run_id=name) for name in "ba")

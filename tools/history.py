@@ -93,7 +93,7 @@ def read(folder, saved=None):
 
 
 def list_runs(data_dir, env_name=None):
-    """List the runs in a folder, or those of an environment, the last start or resume first."""
+    """List the runs of a folder or an environment, the last start or resume first."""
     runs = [read(folder, saved) for folder, saved in configuration.saved_runs(data_dir)
             if env_name in (None, saved["env_name"], saved.get("config_name"),
                             stem_of(saved["env_name"]))]

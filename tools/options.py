@@ -18,9 +18,12 @@ def no_resume(argv):
 def read_command(argv, program, description):
     """Return (environment, its settings) from the command line of a tool.
 
-    Print the description and exit for --help or without an environment.
+    Print the description and exit for --help or without an environment; before the settings for
+    --help of one.
     """
     if not argv or argv[0].startswith("-"):
         print(f"{description}\nenvironments: {', '.join(ocean.names())}")
         sys.exit(None if argv[:1] in (["-h"], ["--help"]) else f"{program}: which environment?")
+    if {"-h", "--help"} & {*argv[1:]}:
+        print(description, flush=True)
     return argv[0], configuration.load_config(argv[0], no_resume(argv[1:]))
