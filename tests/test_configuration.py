@@ -285,8 +285,8 @@ def test_a_signal_stops_a_run_with_a_checkpoint(tmp_path, signals):
 # -- errors in an environment's own code
 
 
-ERRORS = {"": RuntimeError("the sky has fallen"), "exits": SystemExit(3), "full": MemoryError(),
-          "divides": FloatingPointError("divide by zero")}
+ERRORS = {"": (RuntimeError, "the sky has fallen"), "exits": (SystemExit, 3),
+          "full": (MemoryError,), "divides": (FloatingPointError, "divide by zero")}
 
 
 class Wrong(gymnasium.Env):
@@ -299,7 +299,8 @@ class Wrong(gymnasium.Env):
     def fail(self, method):
         where, _, error = self.where.partition(" ")
         if where == method:
-            raise ERRORS[error]
+            kind, *arguments = ERRORS[error]
+            raise kind(*arguments)  # a new one: a second raise would extend the first's traceback
 
     def reset(self, seed=None, options=None):
         self.fail("reset")
