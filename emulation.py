@@ -392,11 +392,11 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
         self._episode_return, self._episode_length = 0.0, 0
         self._mask_method = (self.env.get_wrapper_attr("action_masks")
                              if self.env.has_wrapper_attr("action_masks") else None)
-        # A GymnasiumPufferEnv within other wrappers knows the return before these change rewards.
+        # A GymnasiumPufferEnv inside other wrappers has the return before those wrappers change rewards.
         self.has_inner = any(isinstance(one, GymnasiumPufferEnv) for one in within(self.env))
         self._stepper = SyncStepper([self])
 
-    # What a vectorizer calls
+    # Methods for a vectorizer
 
     def views(self, rows, first):
         return self._stepper.prepare(super().views(rows, first))
@@ -794,14 +794,14 @@ class PettingZooPufferEnv(Wrapper):
         self.check_first("reset", returned)
         self.agents = list(self.env.agents)
         self._returns = dict.fromkeys(self.agents, 0.0)
-        self._last_infos = {}  # of agents whose episode ends before that of all
+        self._last_infos = {}  # of agents whose episode ends before the others'
         self._length = 0
         return returned
 
     def _step_env(self, env, actions):
         returned = env.step(actions)
         self.check_first("step", returned)
-        if not returned[0].keys() <= self._slots.keys():  # may come at any step
+        if not returned[0].keys() <= self._slots.keys():  # an unknown agent
             self.check_returned("step", returned)
         self.agents = list(env.agents)
         return returned

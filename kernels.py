@@ -254,8 +254,8 @@ def uniform_cell(word):
     return f32(word >> u32(8)) * f32(5.9604644775390625e-08)
 
 
-# The purpose of a random word is the last word of its Philox counter. An exact resume depends on
-# these counters (runs.py).
+# What a random number is for is the last 32-bit word of its Philox counter, so that no two uses
+# share a counter. An exact resume depends on these counters (runs.py).
 PURPOSE_ACTION, PURPOSE_SEGMENT = u32(1), u32(2)
 
 
@@ -391,7 +391,7 @@ def _sample_discrete_lanes(begin, end, logits, has_masks, masks, heads, seed, fi
                          choice, deterministic)
             for i in range(n):
                 action = int(choice[i])
-                if action == last - first:  # no choice, because of a NaN: the last allowed one
+                if action == last - first:  # NaN logits choose nothing: take the last allowed action
                     action -= 1
                     while action > 0 and has_masks and masks[block + i, first + action] == 0:
                         action -= 1
@@ -1595,7 +1595,7 @@ def _squares_lanes(begin, end, flat, block_sums):
 
 @cell
 def nesterov_cell(gradient, momentum_buffer, momentum):
-    """Return (new buffer, update): m = mu·m + g, u = g + mu·m."""
+    """Return (new buffer m', update u): m' = mu·m + g, u = g + mu·m'."""
     buffer = momentum * momentum_buffer + gradient
     return buffer, gradient + momentum * buffer
 

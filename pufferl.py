@@ -347,7 +347,7 @@ class PuffeRL:
         self.args["train"].update({name: c[name] for name in MUTABLE})
         if self.reward_scale is not None:
             self.reward_scale.gamma = c["gamma"]
-        if c.has_new_rate:  # which ends an override
+        if c.has_new_rate:  # a new learning_rate ends an override
             self._override_lr, c.has_new_rate = None, False
         if c.has_stale_graphs:
             self.engine.refresh()
@@ -404,7 +404,10 @@ class PuffeRL:
                 self._compute_all_advantages()
 
     def _compute_all_advantages(self):
-        """Compute the advantages of all segments; on a GPU a graph (`_use_engine`)."""
+        """Compute the advantages of all segments.
+
+        On a GPU, `_use_engine` replaces this method by a CUDA graph of it.
+        """
         self._compute_advantages()
 
     def _compute_advantages(self, index=None):

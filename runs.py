@@ -319,10 +319,11 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #      added in their order; all_reduce adds in an order that depends on the number of ranks only.
 #      So the numbers of threads, buffers and ranks must be those of before. Arrays are aligned
 #      (vector.aligned_zeros), because libraries round by address.
-#   3. What outlives an epoch is saved: Snapshot._tensors, NUMBERS, the model, the optimizer, the
-#      environments' memory. All other inputs of an update (advantages, ratios, the rate) are
-#      written by _update_schedules, _scale_rewards, _compute_all_advantages and
-#      _update_value_offset, in this order, before the first minibatch of each epoch.
+#   3. State that the next epoch reads is saved: Snapshot._tensors, NUMBERS, the model, the
+#      optimizer, the environments' memory. All other inputs of an update (advantages, ratios, the
+#      learning rate) are computed after each rollout, before the first minibatch, by
+#      _update_schedules, _scale_rewards, _compute_all_advantages and _update_value_offset, in
+#      this order.
 #   4. Sizes and buffers that were measured for a machine are in config.json and are taken from
 #      there. The engine is chosen again; if it is another one, a line says so.
 #   5. Snapshot.restore first checks everything except the state of a torch optimizer. Then it
@@ -333,7 +334,7 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #   6. torch's generator on the CPU is saved for networks that draw from it (dropout). A GPU's is
 #      not.
 #   7. PuffeRL.train updates the normalizer, then _end_epoch counts the epoch, adapts the rate and
-#      logs before it saves a checkpoint, so that a resume has all four. PuffeRL.evaluate counts
+#      logs before it saves a checkpoint, so that a checkpoint includes all four. PuffeRL.evaluate counts
 #      `_rollouts` after a rollout. PuffeRL._write_back advances the counter of minibatches (in
 #      kernels.write_back if segments are drawn) after draw_segments and _step_optimizer have read
 #      it.

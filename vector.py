@@ -140,7 +140,7 @@ class Vector(contextlib.AbstractContextManager):
         library [absent]: the ocean.Library of environments in C
         can_step_in_kernels [False]: whether kernels step with `addresses`; see Native
 
-    Methods, in brackets what this class does; a subclass has to write those without brackets:
+    Methods. Brackets hold what this class itself does; a subclass writes those without brackets:
         allocate(horizon) [all of it]: set `storage` to new_storage(horizon, zeros), where
             zeros(shape, dtype) makes an array, call `_bind()`, `restart(self.seed)` and `begin`,
             and return the storage
@@ -396,7 +396,7 @@ class Vector(contextlib.AbstractContextManager):
         self.restart()
 
     def close(self):
-        """End what steps the environments, once."""
+        """End what steps the environments; a second call does nothing."""
         if not self.closed:
             self.closed = True
             self._close()
@@ -1126,8 +1126,8 @@ def _name_of(backend):
 def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=None):
     """Return the class that steps `num_envs` of `env`, of environments.find_maker.
 
-    backend: a class, which is returned; a name in BACKENDS, in any case. PufferLib's PufferEnv is
-    Native. "auto" or None is Native for environments in C, and for others:
+    backend: a class, which is returned; a name in BACKENDS, in any case. PufferLib's class
+    PufferEnv counts as Native. "auto" or None is Native for environments in C, and for others:
 
     1. Tensors if their creator says so;
     2. VectorEntryPoint if their creator prefers it and neither workers nor a batch are requested;
@@ -1196,7 +1196,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     num_workers, batch_size = (None if number == "auto" else number
                                for number in (num_workers, batch_size))
     env = environments.find_maker(env)
-    if device is not None and "device" in (environments.settings_of(env) or ()):  # its setting
+    if device is not None and "device" in (environments.settings_of(env) or ()):  # the environment's setting
         settings, device = {**settings, "device": device}, None
     env_kwargs = environments.with_settings(env, env_kwargs, settings, KEYWORDS)
     is_auto = backend in (None, "auto")

@@ -7,7 +7,7 @@ They are MinGRUPolicy, the default, FeedForward and Separate. The algorithm is i
 steps for any network in engines.py: this file can be deleted, and `engines.Autograd` runs
 everything. First come the network's step, a buffer's rollout and a learner's share of a minibatch,
 each a single call without the interpreter. Then comes `Compiled`, the engine. The calls of an epoch
-(pufferl.py has those of advantages, draw and optimizer, too):
+(pufferl.py shows the same for advantages, draw and optimizer):
 
     PuffeRL.evaluate > Compiled.rollout > ThreadPool.run > _run_in_one_call, in each thread
         > _rollout_cpu, for each step
