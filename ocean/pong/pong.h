@@ -7,6 +7,8 @@
  *     faster each time.
  *   - The script follows the ball's height while the ball comes, and moves to the middle while it
  *     goes. It is no faster than opponent_speed, so steep balls beat it.
+ *   - After max_steps the episode is truncated, because a rally can last for ever. By default that is
+ *     an hour, in steps of 8 ticks.
  * The reward is 1 for a point won, -1 for a point lost. 21 points of either end the episode.
  *
  *     observation, each within -1..1
@@ -25,7 +27,7 @@
     X(bool, continuous, false, \
       "one action in -1..1, the speed of the paddle, instead of none, up, down") \
     X(int, max_score, 21, "points that win") \
-    X(int, max_steps, 0, "steps after which an episode is truncated; 0: none") \
+    X(int, max_steps, 27000, "steps after which an episode is truncated; 0: none") \
     X(float, paddle_height, 72.0, "pixels") \
     X(float, paddle_speed, 480.0, "pixels a second") \
     X(float, opponent_speed, 300.0, "pixels a second") \
