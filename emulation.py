@@ -661,6 +661,7 @@ class GymnasiumVectorPufferEnv(Wrapper):
         returned = self.env.step(actions)
         self.check_first("step", returned)
         observations, rewards, terminated, truncated, info = returned
+        terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
         done = self._count_step(view, rewards, terminated, truncated)
         self._write(view, observations, info)
         self.ended, infos = np.flatnonzero(done).tolist(), []
@@ -869,27 +870,25 @@ class PettingZooPufferEnv(Wrapper):
             agent: self._action.unflatten(view.actions[slots[agent]]) for agent in self._valid})
         observations, rewards, terminated, truncated, infos = returned
         self._length += 1
-        for agent in self._valid:
+        for agent in dict.fromkeys((*self._valid, *rewards)):
             slot, reward = slots[agent], np.asarray(rewards.get(agent, 0.0)).item()
             view.rewards[slot] = reward
             self._returns[agent] = self._returns.get(agent, 0.0) + reward
             view.terminals[slot] = terminated.get(agent, False)
-            view.truncations[slot] = truncated.get(agent, False)
-            if view.truncations[slot] and agent in observations:
-                self._observation.flatten(observations[agent], view.final_observations[slot])
+            if truncated.get(agent, False):
+                if agent in observations:
+                    view.truncations[slot] = True
+                    self._observation.flatten(observations[agent], view.final_observations[slot])
+                else:  # without a value to bootstrap from
+                    view.terminals[slot] = True
             if view.terminals[slot] or view.truncations[slot]:
                 self._last_infos[agent] = infos.get(agent, {})
-        for agent in rewards.keys() - self._valid:
-            reward = np.asarray(rewards[agent]).item()
-            if reward:
-                self._returns[agent] = self._returns.get(agent, 0.0) + reward
-                warn_once(f"{self.env}: {agent} gets a reward in a step in which it does not act. "
-                          "It is logged, but not learnt. Give all agents an observation.")
         acting = [agent for agent in self.agents
                   if not (terminated.get(agent) or truncated.get(agent))]
         if acting:
             self._write(view, observations, infos, acting)
             return ()
+        view.terminals[view.truncations == 0] = True  # agents that left without a flag, too
         values = {}
         for info in (infos | self._last_infos).values():
             for name, value in numeric_scalars(info).items():

@@ -873,16 +873,21 @@ extern "C" __global__ void __launch_bounds__(1024)
     draw_segments(i64 N, i64 M, i64 first, u64 seed, const i64 *counter, const float *beta,
                   const double *priorities, double *cumulative, i64 *index, float *weights) {
     __shared__ double shared[32 * 33], totals[32];
+    __shared__ int num_drawable;
+    if (threadIdx.x == 0) num_drawable = 0;
     i64 piece = (N + 1023) / 1024, begin = threadIdx.x * piece,
         end = begin + piece < N ? begin + piece : N;
     double sum = 0.0;
     for (i64 n = begin; n < end; n++) sum += priorities[n];
     Prefix prefix = prefix_sum(sum, shared, totals);
     sum = 0.0;
+    int positive = 0;
     for (i64 n = begin; n < end; n++) {
         sum += priorities[n];
+        positive += priorities[n] > 0.0;
         cumulative[n] = prefix.warps + (prefix.lanes + sum);
     }
+    atomicAdd(&num_drawable, positive);
     __syncthreads();
 
     double total = cumulative[N - 1];
@@ -900,7 +905,7 @@ extern "C" __global__ void __launch_bounds__(1024)
         u += (double)(first_draw % N) / N;
         i64 segment = search_cell(row, (m + (u - floor(u))) / M * total, true);
         segment = segment < last_positive ? segment : last_positive;
-        double share = N * (priorities[segment] / total);  // NaN ** 0 is 1, which would hide it
+        double share = num_drawable * (priorities[segment] / total);  // NaN ** 0 is 1, which would hide it
         index[m] = segment;
         weights[m] =
             share > 0.0 ? (float)pow(share, -(double)beta[0]) : bits_as<float>(0x7fffffffu);

@@ -503,8 +503,8 @@ def advantage_cell(value, reward, done, truncated, truncated_value, ratio, valid
 
     GAE (Schulman et al. 2016, eq. 16) with the clipped importance weights of V-trace (Espeholt et
     al. 2018, eq. 1). Values are relative to `offset`. has_next is 1 if a value follows, 0 after an
-    episode's end; `truncated`: truncated_value follows. An invalid step passes on what follows it
-    unchanged, or 0 if it ends the episode.
+    episode's end; `truncated`: truncated_value follows. An invalid step has no action: it passes
+    on what follows, and its reward counts for the agent's last valid step.
     """
     reward = reward_clip if reward > reward_clip else reward
     reward = -reward_clip if reward < -reward_clip else reward
@@ -515,8 +515,9 @@ def advantage_cell(value, reward, done, truncated, truncated_value, ratio, valid
     offset_reward = reward - offset * (ONE - gamma * is_bootstrapped)
     delta = rho * (offset_reward + gamma * (continues * next_value + truncated_value) - value)
     advantage = delta + gamma * gae_lambda * c * continues * next_advantage
+    passed_value = reward + continues * next_value + truncated_value
     return ((advantage if valid else continues * next_advantage),
-            (value if valid else continues * next_value), (ONE if valid else continues * has_next))
+            (value if valid else passed_value), (ONE if valid else is_bootstrapped))
 
 
 @njit(error_model="numpy")
@@ -603,8 +604,8 @@ def return_moments(rewards, valid, resets, returns, gamma, center):
         for i in range(len(returns)):
             if resets[t, i] != 0:
                 returns[i] = 0.0
+            returns[i] = (gamma if valid[t, i] != 0 else 1.0) * returns[i] + rewards[t, i]
             if valid[t, i] != 0:
-                returns[i] = gamma * returns[i] + rewards[t, i]
                 deviation = returns[i] - center
                 count += 1.0
                 total += deviation
@@ -672,7 +673,9 @@ def _draw_segments_lanes(begin, end, priorities, cumulative, seed, counter, beta
                          weights):
     key0, key1 = u32(seed & u64(0xFFFFFFFF)), u32(seed >> u64(32))
     N, M = len(cumulative), len(index)
-    total = cumulative[N - 1]
+    total, num_drawable = cumulative[N - 1], 0
+    for n in range(N):
+        num_drawable += priorities[n] > 0.0
     # the last segment with a priority
     last_valid = min(search_cell(cumulative, total, False), N - 1)
     num_drawn = counter[1] * M  # in earlier minibatches of this epoch
@@ -682,7 +685,7 @@ def _draw_segments_lanes(begin, end, priorities, cumulative, seed, counter, beta
         u = (np.float64(high) * 4294967296.0 + np.float64(low)) * 2.0**-64 + (num_drawn % N) / N
         segment = min(search_cell(cumulative, (m + (u - math.floor(u))) / M * total, True),
                       last_valid)
-        scaled_probability = N * (priorities[segment] / total)
+        scaled_probability = num_drawable * (priorities[segment] / total)
         index[m] = segment
         # NaN, because NaN ** 0 is 1
         weights[m] = (scaled_probability ** -np.float64(beta[0]) if scaled_probability > 0.0
@@ -692,11 +695,11 @@ def _draw_segments_lanes(begin, end, priorities, cumulative, seed, counter, beta
 def draw_segments(priorities, cumulative, index, weights, *, seed, counter, beta, first=0):
     """Draw M segments with p_n = priority_n / sum, and their importance weights.
 
-    weights = (N · p_n)^-beta. The cumulative priorities are cut into M equal strata, and one
-    segment comes from each (Schaul et al. 2016, appendix B.2.1), so `index` is sorted. The place u
-    in the stratum is one random number per pass of N draws; each minibatch adds M / N to it, modulo
-    1 (a rotation, Cranley and Patterson 1976). So a pass takes each segment once if all priorities
-    are equal and M divides N.
+    weights = (K · p_n)^-beta for K segments with a priority. The cumulative priorities are cut into
+    M equal strata, and one segment comes from each (Schaul et al. 2016, appendix B.2.1), so `index`
+    is sorted. The place u in the stratum is one random number per pass of N draws; each minibatch
+    adds M / N to it, modulo 1 (a rotation, Cranley and Patterson 1976). So a pass takes each
+    segment once if all priorities are equal and M divides N.
 
     priorities, cumulative (scratch) (N,) float64; written: index (M,) int64, weights (M,) float32.
     `counter` is (epoch, minibatch), numbers or an int64 tensor (2,); beta a number or a tensor

@@ -81,7 +81,8 @@ class Args:
     prio_alpha: float = 0.1
     """Exponent of prioritized sampling, p ∝ (sum of |advantage|)^alpha; 0 samples uniformly."""
     prio_beta0: float = 0.2
-    """Initial exponent of the importance weights that correct for it; annealed to 1."""
+    """Initial exponent of the importance weights that correct the policy loss for it; annealed to
+    1."""
     clip_coef: float = 0.2
     """PPO's clipping range: ratios are clipped to 1 ± this."""
     min_advantage_std: float = 0.0
@@ -106,7 +107,7 @@ class Args:
     """Divide rewards by the standard deviation of recent discounted returns. If the mean value
     target is then outside ±10, the network learns values without the excess (value_offset)."""
     reward_clip: float = math.inf
-    """Clip rewards to ± this."""
+    """Clip rewards to ± this, after norm_reward."""
     seed: int = 0
     """Seed of the weights, the environments, the actions and the minibatches."""
 
@@ -239,20 +240,21 @@ def advantage(args, storage, rewards, offset, values, bootstraps, ratios):
     next_value = values[-1]
     terminal, done = storage.terminals.float(), (storage.terminals | storage.truncations).float()
     rewards = rewards.clamp(-args.reward_clip, args.reward_clip)
-    has_next_value = torch.ones_like(next_advantage)  # 0: ended while inactive
+    has_next_value = torch.ones_like(next_advantage)  # 0: terminated while inactive
     for t in reversed(range(len(ratios))):
         valid, not_done = storage.valid[t] != 0, 1.0 - done[t]
         rho, c = ratios[t].clamp(max=args.vtrace_rho_clip), ratios[t].clamp(max=args.vtrace_c_clip)
         has_future_value = not_done * has_next_value + done[t] - terminal[t]
         centered_reward = rewards[t] - offset * (1 - args.gamma * has_future_value)
-        target = centered_reward + args.gamma * (not_done * next_value + bootstraps[t])
+        future_value = not_done * next_value + bootstraps[t]
+        target = centered_reward + args.gamma * future_value
         delta = rho * (target - values[t])
         current_advantage = delta + args.gamma * args.gae_lambda * c * not_done * next_advantage
         advantages[t] = torch.where(valid, current_advantage, 0.0)
-        # Skip a step in which the agent is inactive: carry the next step's numbers back.
+        # In a step without an action, carry the reward and what follows back to the last action.
         next_advantage = torch.where(valid, current_advantage, not_done * next_advantage)
-        next_value = torch.where(valid, values[t], not_done * next_value)
-        has_next_value = torch.where(valid, 1.0, not_done * has_next_value)
+        next_value = torch.where(valid, values[t], rewards[t] + future_value)
+        has_next_value = torch.where(valid, 1.0, has_future_value)
     return advantages
 
 
@@ -286,9 +288,9 @@ def ppo_loss(args, policy, y, v, batch, weights):
     logprob, entropy = log_probability(policy, y, batch.actions, batch.action_masks)
     log_ratio = torch.where(valid, logprob - batch.logprobs, 0.0).clamp(-20, 20)
     ratio = log_ratio.exp()
-    advantages = batch.advantages[valid]
-    std = advantages.std(correction=0)  # also that of returns - batch.values
-    a = batch.advantages - advantages.mean()
+    advantages = batch.advantages[valid].double()
+    std = advantages.std(correction=0).float()  # also that of returns - batch.values
+    a = batch.advantages - advantages.mean().float()
     a = weights * a / (std.clamp(min=args.min_advantage_std) + 1e-8)
     pg = torch.maximum(-a * ratio, -a * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef))
     returns = batch.advantages + batch.values
@@ -366,7 +368,8 @@ def learn(args, storage, data, rewards, offset, policy, momenta, count, epoch, p
         priorities = (advantages.abs() * valid).double().sum(0) ** args.prio_alpha + 1e-6
         priorities = torch.where(valid.any(0), priorities, 0.0)
         # Stratified sampling: one segment from each of M equal parts of the cumulated
-        # priorities; weights = (N * priorities[index] / priorities.sum())^-beta.
+        # priorities; weights = (K * priorities[index] / priorities.sum())^-beta for K segments
+        # with a valid step.
         kernels.draw_segments(priorities, scratch, index, weights, seed=args.seed,
                               counter=(epoch, minibatch), beta=beta)
         batch = SimpleNamespace(
@@ -384,7 +387,7 @@ def learn(args, storage, data, rewards, offset, policy, momenta, count, epoch, p
         means = {key: means.get(key, 0.0) + (x.item() - means.get(key, 0.0)) * n / (steps + n)
                  for key, x in losses.items()}
         steps += n
-    if count:  # scales target_kl in train
+    if count > 1:  # scales target_kl in train; one minibatch measures no KL
         means["advantage_std"] = batch.advantages[batch.valid != 0].std(correction=0).item()
     return means | {"learning_rate": learning_rate}
 
@@ -438,7 +441,7 @@ def train(args, envs, policy=None):
         updates_owed -= count  # the fraction of an update that is left waits for the next epoch
         schedule = 0.5 * (1 + math.cos(math.pi * progress))
         # While the schedule is above 0.05, rate_factor steers approx_kl towards target_kl.
-        if args.target_kl is not None and "approx_kl" in losses and schedule > 0.05:
+        if args.target_kl is not None and "advantage_std" in losses and schedule > 0.05:
             target = args.target_kl
             # Small advantages are mostly noise, and Muon's steps do not shrink with the gradient.
             if args.norm_reward:

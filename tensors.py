@@ -197,9 +197,8 @@ class TensorEnv(emulation.GymnasiumVectorPufferEnv):
         self.check_first("step", returned)
         observations, rewards, terminated, truncated, info = returned
         terminated, truncated = (as_tensor(flag).bool() for flag in (terminated, truncated))
-        began = self._is_inactive
         ended = self._count_step(view, as_tensor(rewards), terminated, truncated)
-        view.resets[:] = ended | began if self.has_valid else ended
+        view.resets[:] = ended
         is_counted = not self._is_on_host or bool(ended.any())
         if is_counted:  # under same_step the info itself belongs to the next episodes
             last = (info.get("final_info") or {}) if self.mode == "same_step" else info

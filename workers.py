@@ -106,7 +106,6 @@ class Envs:
                                           strict=True):
             infos += [(i, info) for info in env.reset_into(view, own_seed)]
         row.resets[:] = 1
-        self._inactive = row.valid == 0
         return infos
 
     def step(self, t):
@@ -121,8 +120,6 @@ class Envs:
                 numbers = env.ended if self.copies > 1 else [0] * len(ended)
                 infos += [(i + copy, info) for copy, info in zip(numbers, ended, strict=True)]
         np.bitwise_or(row.terminals, row.truncations, out=row.resets)
-        row.resets[self._inactive & (row.valid != 0)] = 1  # they act again
-        self._inactive = row.valid == 0
         return infos
 
     def do(self, command, argument):

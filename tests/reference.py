@@ -57,8 +57,9 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         delta_t = rho_t (r_t + gamma (n_t V_{t+1} + bootstraps_t) - V_t)
         A_t = delta_t + gamma lam c_t n_t A_{t+1}
 
-    An invalid step has A = 0 and passes its pair (A_{t+1}, V_{t+1}) to the preceding step; if it is
-    done, it passes (0, 0). So V_{t+1} and A_{t+1} of a valid step are those of the next valid step.
+    An invalid step has A = 0 and passes (n_t A_{t+1}, r_t + n_t V_{t+1} + bootstraps_t) to the
+    preceding step in place of (A_t, V_t): rewards of steps without an action count for the last
+    action, as those of an option do (Sutton, Precup and Singh 1999).
 
     values and bootstraps are relative to `offset`: this adds it to each value that there is, and no
     value follows a terminal step.
@@ -81,7 +82,8 @@ def advantage(values, rewards, terminals, truncations, bootstraps, ratios, valid
         here = delta + gamma * lam * c * continues * next_advantage
         advantages[t] = torch.where(is_valid, here, 0.0)
         next_advantage = torch.where(is_valid, here, continues * next_advantage)
-        next_value = torch.where(is_valid, values[t], continues * next_value)
+        next_value = torch.where(is_valid, values[t],
+                                 reward + continues * next_value + bootstraps[t])
     return advantages
 
 
@@ -102,11 +104,11 @@ def probabilities(advantages, valid, alpha):
 
 
 def importance_weights(p, beta):
-    """Return w_n = (N p_n)^(-beta), (N,), 0 where p_n = 0.
+    """Return w_n = (K p_n)^(-beta), (N,), 0 where p_n = 0.
 
-    Schaul et al. 2016, section 3.4, but not divided by its maximum. N counts all segments.
+    Schaul et al. 2016, section 3.4, but not divided by its maximum. K segments can be drawn.
     """
-    return torch.where(p > 0, (len(p) * torch.where(p > 0, p, 1.0)) ** -beta, 0.0)
+    return torch.where(p > 0, ((p > 0).sum() * torch.where(p > 0, p, 1.0)) ** -beta, 0.0)
 
 
 def draw_segments(p, M, seed, epoch, minibatch):

@@ -275,9 +275,8 @@ def rollout(vecenv, horizon=6, count=4):
                     storage.actions[t, agents] = actions[t, agents]
                     vecenv.advance(buffer)
             assert ends == vecenv.num_buffers
-            if storage.valid.all():  # without inactive steps
-                np.testing.assert_array_equal(storage.resets[1:],
-                                              storage.terminals | storage.truncations)
+            np.testing.assert_array_equal(storage.resets[1:],
+                                          storage.terminals | storage.truncations)
             history.append({name: array.copy() for name, array in vars(storage).items()
                             if array is not None and name != "final_observations"})
         return history, sorted(finals), vecenv.log()

@@ -437,6 +437,20 @@ def test_vector_environments_in_every_autoreset_mode(mode):
     assert sorted(info["t"] for info in infos) == [2.0] * (3 if next_step else 4) + [3.0] * 2
 
 
+class IntegerFlags(gymnasium.vector.VectorWrapper):
+    def step(self, actions):
+        observations, rewards, *ends, info = self.env.step(actions)
+        return observations, rewards, *(flags.astype(np.uint8) for flags in ends), info
+
+
+def test_a_vector_environment_may_return_flags_of_any_integer_type():
+    next_step = gymnasium.vector.AutoresetMode.NEXT_STEP
+    histories = [drive(env, 8)[1] for env in (several(next_step), IntegerFlags(several(next_step)))]
+    for row, expected in zip(*histories, strict=True):
+        assert row.rewards.tolist() == expected.rewards.tolist()
+        assert row.valid.tolist() == expected.valid.tolist() and row.infos == expected.infos
+
+
 def in_dict(env):
     space = spaces.Dict({"x": env.observation_space, "action_mask": spaces.MultiBinary(4)})
     return gymnasium.wrappers.TransformObservation(
@@ -490,7 +504,7 @@ def test_agents_keep_their_slots_and_inactive_ones_are_not_valid():
         "valid": [[1, 1, 1], [0, 1, 1], [0, 0, 1], [1, 1, 1], [1, 1, 1], [0, 1, 1]],
         "observations": [[1, 1, 1], [0, 2, 2], [0, 0, 3], [0, 0, 0], [1, 1, 1], [0, 2, 2]],
         "rewards": [[1, 1, 1], [1, 1, 1], [0, 1, 1], [0, 0, 1], [1, 1, 1], [1, 1, 1]],
-        "terminals": [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0], [1, 0, 0]],
+        "terminals": [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0], [1, 0, 0]],
         "truncations": [[0, 0, 0]] * 3 + [[0, 0, 1]] + [[0, 0, 0]] * 2}
     for name, rows in expected.items():
         assert [getattr(row, name).reshape(3).tolist() for row in history] == rows, name
@@ -510,12 +524,33 @@ class Blinking(Leavers):
         return observations, *others
 
 
-def test_a_reward_of_an_agent_that_does_not_act_is_logged_with_a_warning():
-    with pytest.warns(UserWarning, match="c gets a reward"):
-        _, history = drive(Blinking(), 4)
+def test_an_agent_that_does_not_act_gets_its_reward():
+    _, history = drive(Blinking(), 4)
     assert [row.valid[2] for row in history] == [0, 1, 1, 1]
-    assert [row.rewards[2] for row in history] == [1, 0, 1, 1]
+    assert [row.rewards[2] for row in history] == [1, 1, 1, 1]
     assert history[3].infos[0]["episode_return"] == 3
+
+
+class Unfinished(Leavers):
+    """The last agent is truncated without an observation, or leaves without a flag."""
+
+    def __init__(self, flag):
+        super().__init__()
+        self.flag = flag
+
+    def step(self, actions):
+        observations, rewards, terminated, truncated, infos = super().step(actions)
+        if truncated["c"]:
+            del observations["c"]
+            truncated["c"] = self.flag
+        return observations, rewards, terminated, truncated, infos
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_an_agent_without_a_final_observation_is_terminated(flag):
+    _, history = drive(Unfinished(flag), 4)
+    assert [row.terminals.reshape(3)[2] for row in history] == [0, 0, 0, 1]
+    assert not any(row.truncations.any() for row in history)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -37,6 +37,7 @@ SETTINGS = {
     "gamma": 0.97, "gae_lambda": 0.9, "ent_coef": 0.001, "vf_coef": 2.0, "vf_clip_coef": 0.2, "norm_reward": False,
     "prio_alpha": 0.7, "prio_beta0": 0.3, "reward_clip": 0.8, "momentum": 0.9, "weight_decay": 0.1,
     "max_grad_norm": 0.7, "replay_ratio": 1.5, "vtrace_rho_clip": 1.1, "vtrace_c_clip": 0.9, "target_kl": None,
+    "seed": 4,  # with 3 an Adam step magnifies one rounding
     "total_timesteps": 3000,  # so that normalised observations are measured in the first epoch alone
 }
 ADAM = {"optimizer": "adam", "momentum": 0.8, "beta2": 0.9, "eps": 1e-3, "max_grad_norm": 0.05}

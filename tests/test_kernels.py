@@ -227,8 +227,8 @@ def test_return_moments():
     discounted = returns.copy()
     for t, n in itertools.product(range(T), range(N)):
         discounted[n] *= not resets[t, n]
+        discounted[n] = (0.9 if valid[t, n] else 1.0) * discounted[n] + rewards[t, n]
         if valid[t, n]:
-            discounted[n] = 0.9 * discounted[n] + rewards[t, n]
             deviations.append(discounted[n] - 0.25)
     found = kernels.return_moments(rewards, valid, resets, returns, 0.9, 0.25)
     sums = [len(deviations), sum(deviations), np.square(deviations).sum()]
