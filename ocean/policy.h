@@ -9,7 +9,8 @@
  *   and on every step, for agent i,
  *     policy_forward(&policy, observation, reset, state + i * policy.state_size);
  *     policy_act(&policy, mask, seed, i, step, deterministic, action);
- *   with reset 1 if an episode begins here, and mask NULL or 0 for each forbidden action.
+ *   with observation an array of the type policy.type (double for float64), reset 1 if an episode
+ *   begins here, and mask NULL or 0 for each forbidden action.
  *
  * The file is one row of little-endian float32, which numpy.fromfile(path, "<f4") reads:
  *     the bytes "PUFR"; format 1 to 8; observation type (PolicyType); inputs; hidden; layers;

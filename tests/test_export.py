@@ -426,6 +426,21 @@ MORE = [("image", "integers", "auto"), ("vector", "many", "auto"), ("int8", "sta
         ("int8", "clipped", "lstm"), ("int8", "squashed", "feed-forward")]
 
 
+class ActsByNormal(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.actor, self.critic = torch.nn.Linear(6, 4), torch.nn.Linear(6, 1)
+
+    def forward(self, observations):
+        return torch.distributions.Normal(self.actor(observations), 0.3), self.critic(observations)
+
+
+def test_onnx_takes_a_network_that_returns_a_normal(tmp_path):
+    need_onnx()
+    env, _ = make_policy("vector", "clipped")
+    assert export.write_onnx(ActsByNormal(), env, str(tmp_path / "a.onnx"), "test") < 1e-4
+
+
 @pytest.mark.parametrize("case", slow_but(FAST + MORE, *FAST), ids=str)
 def test_onnx_has_the_networks_outputs_and_the_environments_action(tmp_path, case):
     """Feed what the environment returns, and its own states, which a reset zeroes."""

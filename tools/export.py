@@ -210,6 +210,9 @@ def write_onnx(policy, env, path, name=""):
     level = logger.level
     # without torch's notes; check_onnx says whether the export is right
     logger.setLevel(logging.ERROR)
+    distribution = torch.distributions.Distribution
+    validates = distribution._validate_args
+    distribution.set_default_validate_args(False)  # its checks branch on values
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -219,10 +222,11 @@ def write_onnx(policy, env, path, name=""):
                 dynamic_shapes=(tuple({1 if name in step.state else 0: agents}
                                       for name in step.inputs),))
     except torch.onnx.errors.OnnxExporterError as error:
-        reason = ("it must read the fields of a Dict or Tuple through emulation.nativize_tensor, "
-                  "as policy.name auto does." if step.flat.structured else error)
-        raise ConfigError(f"torch cannot export {_describe(policy)}: {reason}") from error
+        hint = (" It must read the fields of a Dict or Tuple through emulation.nativize_tensor, as "
+                "policy.name auto does." if step.flat.structured else "")
+        raise ConfigError(f"torch cannot export {_describe(policy)}.{hint}\n{error}") from error
     finally:
+        distribution.set_default_validate_args(validates)
         logger.setLevel(level)
     actions = ({"action_heads": " ".join(map(str, heads))} if heads
                else {"action_dims": str(step.action.columns)})
