@@ -283,7 +283,7 @@ class PuffeRL:
         statistics.add_episodes(logs, self.policy)
         self._rollouts += 1  # the random numbers of actions depend on it, so does an exact resume
         self._has_rollout = True
-        return dict(statistics.environment)
+        return dict(statistics.environment) if statistics.has_episodes else {}
 
     def train(self):
         """Update the network on replay_ratio · batch_size steps of the last rollout.
@@ -547,7 +547,7 @@ class PuffeRL:
         if norms or not self.losses:
             self.losses = self._loss_means(sums, norms)
         logs = dict(self.losses)
-        if norms and c["target_kl"] is not None:
+        if len(norms) > 1 and c["target_kl"] is not None:  # the first minibatch moves by 0
             self._rate_factor = self._adapt_rate(logs["approx_kl"])
         if log_due:  # before the checkpoint, so that a resumed run has this entry
             self.mean_and_log()
@@ -671,7 +671,8 @@ class PuffeRL:
             ("logprobs", logprobs, "the network's outputs overflow, or are -inf for every choice "
              f"of a head: allow one, or {low}"),
             ("values", buffers.values, f"the network's outputs overflow; {low}"),
-            ("rewards", s["rewards"], environment))
+            ("rewards", s["rewards"], environment),
+            ("final observations", buffers.bootstraps, environment))
         update = (
             ("advantages", buffers.advantages,
              "rewards or values overflow; scale them or set train.reward_clip"),
@@ -932,6 +933,11 @@ class Statistics:
         self.bonuses = []
         self._totals = {}
 
+    @property
+    def has_episodes(self):
+        """Whether an episode has ended since the last log entry."""
+        return bool(self._totals)
+
     def add_episodes(self, logs, policy):
         """Add each rank's means over `n` episodes, {} without one.
 
@@ -969,7 +975,7 @@ class Statistics:
             stages["ranks"] = ranks.take_seconds()
         stages["other"] = max(0.0, seconds - sum(stages.values()))
         self.stages = stages
-        episodes = self.environment if self._totals else {}
+        episodes = self.environment if self.has_episodes else {}
         losses = losses if self.grad_norms else {}
         bonus = {"losses/bonus": float(np.mean(self.bonuses))} if self.bonuses else {}
         return {**{f"environment/{name}": value for name, value in episodes.items()},
@@ -1297,6 +1303,8 @@ def train(env_name, args=None):
     args: from load_config, by default load_config(env_name).
     """
     args, ranks = load_config(env_name) if args is None else args, data_parallel.connect()
+    # a copy, because automatic settings are filled in
+    args = {key: dict(value) if isinstance(value, dict) else value for key, value in args.items()}
     check_names(args)
     if data_parallel.started():
         args["train"]["gpus"] = ranks.local_count
@@ -1335,6 +1343,9 @@ def train(env_name, args=None):
             say(line)
     except Exception as error:
         folder = trainer.run_folder
+        if shown is not None and folder and ranks.count == 1 and not trainer._has_rollout:
+            with contextlib.suppress(Exception):  # the last complete epoch's
+                trainer.save_checkpoint()
         if shown is not None and folder and (folder / "trainer_state.pt").exists():
             resume = command("train", env_name, "--resume", str(folder))
             error.add_note(f"To continue from the last checkpoint: {resume}")

@@ -313,8 +313,8 @@ def test_the_reward_scale_is_the_deviation_of_the_discounted_return(seed, gamma,
     for t in range(10):
         returns[resets[t] != 0] = 0.0  # also of an agent that is inactive at its reset
         for i in range(3):
+            returns[i] = (gamma if valid[t, i] else 1.0) * returns[i] + rewards[t, i]
             if valid[t, i]:
-                returns[i] = gamma * returns[i] + rewards[t, i]
                 seen.append(returns[i])
                 weights.append(old if t < cut else 1.0)
     np.testing.assert_allclose(scale.returns, returns, rtol=1e-5, atol=1e-5)
@@ -435,6 +435,14 @@ def test_target_kl_moves_the_learning_rate_towards_it():
     assert trainer.losses["learning_rate"] <= trainer.learning_rate * 1.01
     trainer.global_step, trainer._rate_factor = 8 * 10**5, 9.5
     assert trainer._adapt_rate(0.0) == 10.0, "late, when the schedule is a tenth, ten times that"
+    trainer.release()
+
+
+def test_target_kl_needs_two_minibatches_an_epoch():
+    trainer = make_trainer(**CARTPOLES, policy=Tanh, horizon=64, target_kl=0.01,
+                           minibatch_size=512, replay_ratio=1)
+    run_epochs(trainer, 5)
+    assert abs(trainer.losses["approx_kl"]) < 1e-9 and trainer._rate_factor == 1
     trainer.release()
 
 

@@ -238,6 +238,8 @@ TRAINER = [  # trainer, engines, models, diagnostics, processes of one run
     ("decoder", RuntimeError, "would not be trained", faults.new_decoder),
     ("rewards", FloatingPointError, "not finite, first at step 3 of the rollout, of agent 2",
      lambda: faults.meddle(rewards=((3, 2), math.nan))),
+    ("final observations", FloatingPointError, "not finite, first at step 3 of the rollout, of agent 2",
+     lambda: faults.meddle(bootstraps=((3, 2), math.nan))),
     ("observation['place']", FloatingPointError, "its reset() or step() returned it", lambda:
      faults.train(make_trainer(env=faults.NanInDict, backend="serial", policy=models.MultiInputPolicy))),
     ("LBFGS", ConfigError, "its step() needs a closure", give(optimizer=torch.optim.LBFGS)),

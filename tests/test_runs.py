@@ -31,7 +31,7 @@ import processes
 import pufferl
 import runs
 import vector
-from errors import error_text
+from errors import WorkerError, error_text
 from pufferl import ConfigError, PuffeRL, load_config, make
 from tools import history
 from tools.sweep import command as sweep
@@ -417,6 +417,35 @@ def test_a_run_of_a_script_can_be_resumed_from_the_command_line(tmp_path):
     assert again.args["train"]["minibatch_size"] == 1024
     assert again.run_folder == trainer.run_folder and again.global_step == 12288
     assert steps_of(again.run_folder)[-1] == 12288
+
+
+class Breaks(user_envs.PointMass):
+    """Fail at step 200 of the training, whose run has a folder in `runs`."""
+
+    total = 0
+
+    def __init__(self, runs=""):
+        super().__init__()
+        self.runs = runs
+
+    def step(self, action):
+        self.total += any(Path(self.runs).glob("*/*"))
+        if self.total == 200:
+            raise RuntimeError("out of order")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("backend", ["serial", "multiprocessing"])
+def test_what_was_learned_is_saved_when_an_environment_fails(tmp_path, backend):
+    name = f"{__file__}:Breaks"
+    args = load_config(name, [
+        "--data-dir", str(tmp_path), "--env.runs", str(tmp_path), "--vec.backend", backend,
+        "--vec.num-envs", "2", "--train.horizon", "16", "--train.minibatch-size", "32"])
+    with pytest.raises((RuntimeError, WorkerError), match="out of order") as error:
+        pufferl.train(name, args)
+    assert "To continue from the last checkpoint" in error.value.__notes__[-1]
+    (state,) = tmp_path.glob("*/trainer_state.pt")
+    assert torch.load(state)["epoch"] == 12  # 12 · 16 steps of each environment
 
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch, capsys):
