@@ -248,8 +248,8 @@ class Train:
     prio_alpha: float | Auto = "auto"
     """How much segments with large advantages are preferred; 0: not at all (Schaul et al. 2016)."""
     prio_beta0: float = 0.2
-    """How much that preference is corrected in the loss at the start; it rises to 1 over the
-    training."""
+    """How much that preference is corrected at the start, in the policy loss only; it rises to 1
+    over the training."""
     norm_obs: bool | Auto = "auto"
     """Normalise each element of the observations by its moments (models.Normalizer). Rollouts that
     begin within the first 1,024 steps, or the first twentieth of the run if that is less, are only
@@ -258,7 +258,8 @@ class Train:
     """Divide rewards by the deviation of recent discounted returns; values are learnt relative to
     their mean if that is far from 0 (models.RewardScale). Logs keep the true rewards."""
     reward_clip: float | None = None
-    """Clip rewards to ± this in the advantage (the logs keep the true ones); none by default."""
+    """Clip rewards to ± this in the advantage, after norm_reward has divided them (the logs keep
+    the true ones); none by default. For Atari's ±1 also set --train.norm-reward False."""
     bonus: Literal["none", "rnd", "count"] = "none"
     """Reward observations that are new to the run, where reward is rare (docs/metrics.md has
     losses/bonus). rnd: the error with which a network predicts a random one (Burda et al. 2018).
@@ -616,10 +617,10 @@ def saved_entries(base, env_name):
         file = folder / "config.json"
         saved = read_settings(folder) if file.exists() else {}
     else:
+        file, saved = "--baseline", read_baseline(name)[1]
         require(ini.stem == Path(name).stem,
                 f"--baseline: the policy that ships with {name} was trained without {ini.name}. "
                 f"Use {name}, or train one.")
-        file, saved = "--baseline", read_baseline(name)[1]
     if resume and saved:
         other = saved["env_name"]
         require(identify(other)[0] == identify(name)[0],

@@ -223,8 +223,8 @@ class Warnings:
         """Warn of one update an epoch: its ratio is 1, so nothing is clipped."""
         if self.minibatches is not None and self.minibatches < 2:
             return (f"There is {self.minibatches:.3g} update an epoch, before which the policy "
-                    "cannot have moved: clipping does nothing. Try --train.minibatch-size "
-                    "auto, or a larger --train.replay-ratio.")
+                    "cannot have moved: clipping and target_kl do nothing. Try a smaller "
+                    "--train.minibatch-size, or a larger --train.replay-ratio.")
 
     def warn_nothing_moves(self):
         """Warn of a clipfrac and KL of 0, with several updates and much entropy."""

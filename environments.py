@@ -319,13 +319,14 @@ class FileCreator(Creator):
         path, _, self._attribute = name.rpartition(":")
         self._path = Path(path).resolve()
         super().__init__(f"{self._path.stem}_{self._attribute}")
-        # two files may have one name
-        self._module = f"{self.name}_{zlib.crc32(bytes(self._path)):08x}"
+        if not self._path.exists():
+            raise ConfigError(f"{self._path}: there is no such file.")
+        # two files may have one name, and a notebook's user edits one between two trainings
+        edited = str(self._path.stat().st_mtime_ns)
+        self._module = f"{self.name}_{zlib.crc32(bytes(self._path) + edited.encode()):08x}"
         self._find()
 
     def _find(self):
-        if not self._path.exists():
-            raise ConfigError(f"{self._path}: there is no such file.")
         return find_callable(self._path, self._attribute, self._module)
 
 

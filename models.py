@@ -1280,8 +1280,11 @@ def check_logits(policy, logits, outputs, log_std, heads, dims):
     if (heads is None) != is_normal or width != expected:
         kinds = [f"{count} {'means of a Normal' if normal else 'logits'}"
                  for count, normal in ((width, is_normal), (expected, heads is None))]
+        advice = ("Read the number from env.single_action_space." if width != expected else
+                  "Continuous actions need torch.distributions.Normal(mean, std)."
+                  if heads is None else "Discrete actions need a tensor of logits.")
         raise NetworkError(f"{type(policy).__name__} returns {kinds[0]} per observation, expected "
-                           f"{kinds[1]}. Read the number from env.single_action_space.")
+                           f"{kinds[1]}. {advice}")
     if isinstance(logits, (list, tuple)) and [head.shape[-1] for head in logits] != [*heads]:
         raise NetworkError(f"{type(policy).__name__} returns heads of "
                            f"{[head.shape[-1] for head in logits]} logits, expected {[*heads]}: "
@@ -1314,8 +1317,8 @@ def _check_outputs(policy, method, outputs, shape):
         received = ", ".join(map(_describe_output, results))
         third = f", {{{', '.join(names)}}}" if names else ""
         raise NetworkError(f"{type(policy).__name__}.{method} must return (logits, value{third}), "
-                           f"got {received}; expected are {(*shape, 'actions')} and "
-                           f"{(*shape, 1)}. See models.py.")
+                           f"got {received}; expected are {(*shape, 'actions')}, a tensor or a "
+                           f"torch.distributions.Normal, and {(*shape, 1)}. See models.py.")
     return logits, value, fields
 
 

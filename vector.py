@@ -66,7 +66,7 @@ import tensors
 import workers
 from arena import default_stream, run, threads
 from auto import plural
-from errors import ConfigError, EnvError, WorkerError
+from errors import ConfigError, EnvError, WorkerError, require
 from fast import cuda_cpp
 from workers import POLICY_INPUTS
 
@@ -828,13 +828,17 @@ class Emulated(Vector):
         return self._ask(name, args, kwargs)
 
     def set_attr(self, name, value):
-        """Set an attribute that each environment, or one within its wrappers, has."""
+        """Set an attribute that each environment, or one within its wrappers, has.
+
+        A list is one value, which every environment gets.
+        """
         self._ask(name, value, None)
         self._attributes[name] = value
 
     def _ask(self, *question):
         import cloudpickle
 
+        self._check_open()
         if self.storage is None:
             self.allocate(1)
         answers = self._command(range(self.num_workers), "ask", cloudpickle.dumps(question))
@@ -843,7 +847,12 @@ class Emulated(Vector):
         return [answer for part, _ in answers for answer in part]
 
     def render(self, index=0):
-        """Return what environment `index` draws."""
+        """Return what environment `index` draws. Raises ConfigError if there is none."""
+        self._check_open()
+        require(0 <= index < self.num_envs,
+                f"render({index}): there are {self.num_envs} environments.")
+        if self.storage is None:
+            self.allocate(1)
         worker, number = divmod(index, self.num_envs // self.num_workers)
         return self._command([worker], "render", number)[0]
 

@@ -363,6 +363,7 @@ def plot(runs, metric=None, x="steps", output=None):
         print(f"{sparkline(curve.y, width)}  first {figure(curve.y[0])}, last {figure(curve.y[-1])}"
               f" at {figure(curve.x[-1])} {x}, most {figure(curve.y.max())}   {curve.label}")
     if output is not None:
+        require(str(output).endswith(".html"), f"--output {output}: must end in .html.")
         import plotly.graph_objects as go
 
         page = go.Figure([go.Scatter(x=curve.x, y=curve.y, name=curve.label) for curve in lines])
