@@ -775,6 +775,8 @@ def load_config(env_name, argv=()):
     such as ["--train.learning-rate", "0.01"]; --help prints and exits. Raises ConfigError for a
     setting that does not exist or has the wrong type, and for an option that would change nothing.
     """
+    require(isinstance(env_name, str), f"env_name: expected a name, got {env_name}. Give a class to "
+            "make() and PuffeRL() (docs/scripts.md).")
     options = [word for word in argv if word not in ("-h", "--help")]
     schema, values, names, maker = resolve(env_name, options)
     if len(options) < len(argv):

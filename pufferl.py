@@ -935,7 +935,7 @@ class Statistics:
 
     @property
     def has_episodes(self):
-        """Whether an episode has ended since the last log entry."""
+        """Return whether an episode has ended since the last log entry."""
         return bool(self._totals)
 
     def add_episodes(self, logs, policy):

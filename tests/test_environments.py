@@ -1,6 +1,7 @@
 """Environments by name: families, packages, files, and the command that checks one."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -215,6 +216,15 @@ def test_two_files_may_have_one_name(tmp_path):
         (tmp_path / folder / "env.py").write_text(f"def make():\n    return {folder!r}")
         creators.append(environments.load_creator(f"{tmp_path / folder / 'env.py'}:make"))
     assert [creator() for creator in creators] == ["first", "second"]
+
+
+def test_a_file_runs_again_after_an_edit(tmp_path):
+    path, made = tmp_path / "env.py", []
+    for i, text in enumerate(("first", "second")):
+        path.write_text(f"def make():\n    return {text!r}")
+        os.utime(path, ns=(i, i))
+        made.append(environments.load_creator(f"{path}:make")())
+    assert made == ["first", "second"]
 
 
 def test_dm_control_is_the_bare_environment():

@@ -419,6 +419,14 @@ def test_a_run_of_a_script_can_be_resumed_from_the_command_line(tmp_path):
     assert steps_of(again.run_folder)[-1] == 12288
 
 
+def test_the_settings_of_a_script_stay_as_they_are():
+    args = load_config("gym/CartPole-v1", ["--train.total-timesteps", "256", "--data-dir", "none",
+                                           "--vec.num-envs", "2", "--vec.backend", "serial"])
+    before = json.dumps(args, default=str)
+    pufferl.train("gym/CartPole-v1", args)
+    assert json.dumps(args, default=str) == before
+
+
 class Breaks(user_envs.PointMass):
     """Fail at step 200 of the training, whose run has a folder in `runs`."""
 
