@@ -802,7 +802,7 @@ class PettingZooPufferEnv(Wrapper):
     def _step_env(self, env, actions):
         returned = env.step(actions)
         self.check_first("step", returned)
-        if not returned[0].keys() <= self._slots.keys():  # an unknown agent
+        if not self._slots.keys() >= {*returned[0], *returned[1]}:  # an unknown agent
             self.check_returned("step", returned)
         self.agents = list(env.agents)
         return returned
@@ -882,7 +882,7 @@ class PettingZooPufferEnv(Wrapper):
                 else:  # without a value to bootstrap from
                     view.terminals[slot] = True
             if view.terminals[slot] or view.truncations[slot]:
-                self._last_infos[agent] = infos.get(agent, {})
+                self._last_infos.setdefault(agent, infos.get(agent, {}))
         acting = [agent for agent in self.agents
                   if not (terminated.get(agent) or truncated.get(agent))]
         if acting:
