@@ -70,9 +70,9 @@ def find_nan(weights, valid, rollout, update):
     """Return (order, description) of the first number that is not finite.
 
     (inf, a sentence about the gradient's norm) if there is none. Weights come first, then the
-    rollout's tensors (T or T + 1, N, ...) step by step, where `valid` (T + 1, N) is True, because
-    others are never used, then the update's. rollout, update: (name, tensor or None, cause), in the
-    order of a step.
+    rollout's tensors (T or T + 1, N, ...) step by step, where `valid` (T + 1, N) is True, then the
+    update's. (A reward of an inactive step shows in the advantages.) rollout, update: (name, tensor
+    or None, cause), in the order of a step.
     """
     if not weights.isfinite().all():
         return -1, "weights not finite (after too large an update, or written from outside)"

@@ -392,7 +392,7 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
         self._episode_return, self._episode_length = 0.0, 0
         self._mask_method = (self.env.get_wrapper_attr("action_masks")
                              if self.env.has_wrapper_attr("action_masks") else None)
-        # A GymnasiumPufferEnv inside other wrappers has the return before those wrappers change rewards.
+        # A GymnasiumPufferEnv inside other wrappers has the return before they change rewards.
         self.has_inner = any(isinstance(one, GymnasiumPufferEnv) for one in within(self.env))
         self._stepper = SyncStepper([self])
 

@@ -905,7 +905,8 @@ extern "C" __global__ void __launch_bounds__(1024)
         u += (double)(first_draw % N) / N;
         i64 segment = search_cell(row, (m + (u - floor(u))) / M * total, true);
         segment = segment < last_positive ? segment : last_positive;
-        double share = num_drawable * (priorities[segment] / total);  // NaN ** 0 is 1, which would hide it
+        // NaN ** 0 is 1, which would hide it
+        double share = num_drawable * (priorities[segment] / total);
         index[m] = segment;
         weights[m] =
             share > 0.0 ? (float)pow(share, -(double)beta[0]) : bits_as<float>(0x7fffffffu);

@@ -334,10 +334,10 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #   6. torch's generator on the CPU is saved for networks that draw from it (dropout). A GPU's is
 #      not.
 #   7. PuffeRL.train updates the normalizer, then _end_epoch counts the epoch, adapts the rate and
-#      logs before it saves a checkpoint, so that a checkpoint includes all four. PuffeRL.evaluate counts
-#      `_rollouts` after a rollout. PuffeRL._write_back advances the counter of minibatches (in
-#      kernels.write_back if segments are drawn) after draw_segments and _step_optimizer have read
-#      it.
+#      logs before it saves a checkpoint, so that a checkpoint includes all four. PuffeRL.evaluate
+#      counts `_rollouts` after a rollout. PuffeRL._write_back advances the counter of minibatches
+#      (in kernels.write_back if segments are drawn) after draw_segments and _step_optimizer have
+#      read it.
 # tests/test_pufferl.py (test_every_kind_of_run_resumes_bit_for_bit), test_runs.py and test_scale.py
 # test it.
 

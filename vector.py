@@ -748,6 +748,9 @@ class Emulated(Vector):
 
     def _command(self, indices, command, argument):
         """Have workers do a command between steps; return their results."""
+        self._check_open()
+        if self.storage is None:
+            self.allocate(1)
         self._settle()
         self._send_all(indices, command, argument)
         self._settle()
@@ -838,9 +841,6 @@ class Emulated(Vector):
     def _ask(self, *question):
         import cloudpickle
 
-        self._check_open()
-        if self.storage is None:
-            self.allocate(1)
         answers = self._command(range(self.num_workers), "ask", cloudpickle.dumps(question))
         if problem := next((problem for _, problem in answers if problem), None):
             raise AttributeError(problem)
@@ -848,11 +848,8 @@ class Emulated(Vector):
 
     def render(self, index=0):
         """Return what environment `index` draws. Raises ConfigError if there is none."""
-        self._check_open()
         require(0 <= index < self.num_envs,
                 f"render({index}): there are {self.num_envs} environments.")
-        if self.storage is None:
-            self.allocate(1)
         worker, number = divmod(index, self.num_envs // self.num_workers)
         return self._command([worker], "render", number)[0]
 
@@ -1205,7 +1202,8 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     num_workers, batch_size = (None if number == "auto" else number
                                for number in (num_workers, batch_size))
     env = environments.find_maker(env)
-    if device is not None and "device" in (environments.settings_of(env) or ()):  # the environment's setting
+    # the environment's own setting
+    if device is not None and "device" in (environments.settings_of(env) or ()):
         settings, device = {**settings, "device": device}, None
     env_kwargs = environments.with_settings(env, env_kwargs, settings, KEYWORDS)
     is_auto = backend in (None, "auto")

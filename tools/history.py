@@ -356,6 +356,8 @@ def curves(runs, metric=None, x="steps"):
 
 def plot(runs, metric=None, x="steps", output=None):
     """Print a metric's curve for each run; write a page of them to `output`."""
+    require(output is None or str(output).endswith(".html"),
+            f"--output {output}: must end in .html.")
     name, lines = curves(runs, metric, x)
     width = min(60, max(20, shutil.get_terminal_size().columns - 50))
     print(f"{name} over {x}")
@@ -363,7 +365,6 @@ def plot(runs, metric=None, x="steps", output=None):
         print(f"{sparkline(curve.y, width)}  first {figure(curve.y[0])}, last {figure(curve.y[-1])}"
               f" at {figure(curve.x[-1])} {x}, most {figure(curve.y.max())}   {curve.label}")
     if output is not None:
-        require(str(output).endswith(".html"), f"--output {output}: must end in .html.")
         import plotly.graph_objects as go
 
         page = go.Figure([go.Scatter(x=curve.x, y=curve.y, name=curve.label) for curve in lines])
