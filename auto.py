@@ -15,7 +15,14 @@ import numpy as np
 
 import emulation
 import environments
-from flat_spaces import KINDS, FlatObservation, action_bounds, leaf_kind
+from flat_spaces import (
+    KINDS,
+    PICTURE,
+    FlatObservation,
+    action_bounds,
+    leaf_kind,
+    shorter_side,
+)
 
 
 @dataclass
@@ -40,6 +47,7 @@ UPDATES = 4000  # gradient steps per run, from which the size of minibatches fol
 PASSES = {True: 4, False: 8}  # the largest replay ratio
 LEARNT_STEPS = 4e6  # a run learns from about this many steps, repeats included
 FREE_SECONDS = 60  # time per run for learning that more passes may always take
+GPU_AGENTS, GPU_WIDTH = 1024, 256  # agents in C, hidden size: from one of these on a GPU is faster
 KL = {True: 0.01, False: 0.02}  # change of the policy per epoch, if target_kl is auto
 
 
@@ -74,6 +82,19 @@ def choose_copies(maker, env, vec, steps):
                     vec["num_envs"] = max(1, most // agents)
             reasons["vec.num_envs"] = f"{steps:,} steps, {plural(agents, 'agent')} each"
     return reasons
+
+
+def gpu_reason(vecenv, args):
+    """Return why a GPU trains faster than a CPU, or None if it may not (docs/gpu.md)."""
+    agents, width = vecenv.num_agents, args["policy"].get("hidden_size", 0)
+    if hasattr(vecenv.driver_env, "library") and agents >= GPU_AGENTS:
+        return f"{agents:,} agents in C"
+    if width >= GPU_WIDTH:
+        return f"policy.hidden_size is {width}"
+    spaces = facts_of(vecenv.driver_env, agents, 0).spaces
+    if any(leaf_kind(leaf) == "image" and shorter_side(leaf) >= PICTURE for leaf in spaces):
+        return "observations are pictures"
+    return None
 
 
 def plural(count, noun):

@@ -272,7 +272,9 @@ class Train:
     """Seed of the weights, the environments, the actions and the draws. A script seeds what it
     makes itself: torch.manual_seed(seed) before the network, make(..., seed=seed)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the network runs and learns. auto: the CPU (docs/gpu.md has what a GPU needs)."""
+    """Where the network runs and learns. auto: the train command takes a GPU for environments in C
+    with 1,024 agents, for pictures and for policy.hidden_size 256 or more; else, in sweeps, scripts
+    and with several ranks, the CPU (docs/gpu.md has what a GPU needs)."""
     engine: Literal["auto", "compiled", "fused", "autograd", "graphs"] = "auto"
     """How the network acts and learns (engines.py). autograd: any network, by its own forward (on a
     GPU in CUDA graphs, called graphs). compiled (on a CPU, also feed-forward and separate) and
@@ -630,6 +632,8 @@ def saved_entries(base, env_name):
         sections += ["vec", "train", "base"]
     elif base["load_model_path"] and saved and identify(saved["env_name"])[0] != identify(name)[0]:
         sections.remove("env")  # of another environment, whose weights alone are taken
+    if "train.device" in saved.get("auto", ()):
+        saved["train"].pop("device")  # this machine may have no GPU
     for section in sections:
         for key, value in saved.get(section, {}).items():
             yield Entry(section, key, value, f"{file}: {section}.{key}")

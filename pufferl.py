@@ -73,7 +73,7 @@ import ocean
 import optim
 import runs
 from arena import Arena, all_columns, clock, compile_timer
-from auto import decide, drawn_steps, facts_of, plural
+from auto import decide, drawn_steps, facts_of, gpu_reason, plural
 from configuration import (
     Base,
     Entry,
@@ -97,7 +97,7 @@ from flat_spaces import ROUNDING_TOLERANCE, action_bounds, leaf_kind, name_field
 # for scripts too
 from loggers import NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401
 from models import load_policy
-from vector import Native, Tensors, load_env, make
+from vector import Tensors, load_env, make
 
 processes.keep_memory()
 
@@ -388,11 +388,11 @@ class PuffeRL:
     def _update_value_offset(self):
         """Update the offset of the values; recompute the advantages if it changed.
 
-        offset = m - clip(m, ± RewardScale.FAR), in deviations of the return; m is the mean value
-        target.
+        offset = m - clip(m, ± RewardScale.FAR), where m is the mean value target, divided by the
+        deviation of the return.
         """
         scale, buffers = self.reward_scale, self.buffers
-        if scale.factor > 0:  # an infinite reward makes the factor 0; _read_sums reports the reward
+        if scale.factor > 0:  # 0 after an infinite reward, for which _read_sums raises an error
             offset_before = scale.value_offset
             targets = torch.add(buffers.advantages, buffers.values[:-1], out=buffers.value_targets)
             moments = kernels.masked_moments(targets, buffers.storage["valid"], None)
@@ -714,7 +714,7 @@ class PuffeRL:
     # -- logs and checkpoints ----------------------------------------------------------------------
 
     def mean_and_log(self):
-        """Log the means since the last entry and return them (or that entry)."""
+        """Log the means since the last entry; return them, or that entry without a step."""
         time_before, step = self._last_log
         if self.global_step == step:
             return self.statistics.entry
@@ -800,7 +800,7 @@ class PuffeRL:
         return saved["metadata"]
 
     def close(self):
-        """Log, save a checkpoint, release; return the model's path or ''.
+        """Call `finish`, then `release`; return the model's path, '' if none was saved.
 
         A second call does nothing. Raises ConfigError if the checkpoint cannot be written.
         """
@@ -812,7 +812,7 @@ class PuffeRL:
             self.release()
 
     def finish(self):
-        """Log and save the last checkpoint; return the model's path or ''.
+        """Log and save the last checkpoint; return the model's path, '' if none was saved.
 
         Raises ConfigError if it cannot be written.
         """
@@ -871,8 +871,8 @@ def choose_engine(policy, vecenv, config):
     """Return (engine class, why a default network does not get the hand-written one).
 
     With train.engine = auto the hand-written engine of the device runs the policies that it
-    implements. The reason is None if it does, and for custom networks, which it never runs. Raises
-    ConfigError if train.engine cannot run this.
+    implements. The reason is None if that engine runs the policy, if another one is requested, and
+    for custom networks. Raises ConfigError if train.engine cannot run this.
     """
     requested, general = config["engine"], generic_engine(config)
     fast, module = ("fused", "Fused") if config["device"] == "cuda" else ("compiled", "Compiled")
@@ -1203,7 +1203,7 @@ def measure(env_name, args, vecenv, facts):
 
 
 def find_cutoff(terminals, truncations):
-    """Return the step at which every episode is truncated, or None.
+    """Return the length at which every episode is truncated, or None.
 
     terminals, truncations: (T, N). None if an episode terminates, if lengths differ, or with fewer
     than MEASURED_EPISODES episodes.
@@ -1238,11 +1238,32 @@ def resolve_auto(env_name, args, vecenv):
     return facts
 
 
+def choose_device(vecenv, args):
+    """Replace train.device "auto" where torch finds a GPU; add the reason.
+
+    Several ranks stay on the CPU.
+    """
+    is_auto = args["train"]["device"] == "auto" and data_parallel.connect().count == 1
+    if not is_auto or not torch.cuda.is_available():
+        return
+    reason = gpu_reason(vecenv, args)
+    device, reason = ("cuda", reason) if reason else ("cpu", "few agents and a small network")
+    try:
+        importlib.import_module("fast.fused").check_gpu()
+    except (ConfigError, ImportError) as error:
+        device, reason = "cpu", f"a GPU is here, but {error}"
+    args["train"]["device"], args["auto"]["train.device"] = device, reason
+
+
 def make_trainer(env_name, args):
     """Return a configuration's trainer, with the settings that "auto" means."""
     ranks, vecenv = data_parallel.connect(), load_env(env_name, args)
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: vecenv.close())
+        choose_device(vecenv, args)
+        if args["train"]["device"] == "cuda" and "train.device" in args["auto"]:
+            vecenv.close()
+            vecenv = load_env(env_name, args)  # whose environments may step there
         facts = resolve_auto(env_name, args, vecenv)
         if facts.is_serial_faster:
             vecenv.close()
@@ -1287,10 +1308,6 @@ def describe(trainer, args):
            for module in trainer.policy.modules()):
         yield ("batch norms: the moments of a rollout's step and of a minibatch differ, so such a "
                "network may learn nothing. Take nn.LayerNorm, or call eval() of these layers")
-    if (args["train"]["device"] == "auto" and isinstance(vecenv, Native)
-            and torch.cuda.is_available()):
-        yield ("a GPU is here: --train.device cuda trains on it, Breakout many times as fast "
-               "(docs/gpu.md)")
     for name, reason in args["auto"].items():
         section, _, key = name.partition(".")
         if reason is not None:

@@ -192,8 +192,8 @@ def _unlock(device, arrays):
         torch.cuda.cudart().cudaHostUnregister(arrays.pop().ctypes.data)
 
 
-def find_gpu(actors):
-    """Return this process's GPU. Raises ConfigError if torch or numba has none."""
+def check_gpu():
+    """Check that a GPU and its packages are here. Raises ConfigError."""
     setting, install = "train.device = cuda", "pip install -r requirements/cuda.txt"
     if not torch.cuda.is_available():
         build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU only"
@@ -213,6 +213,11 @@ def find_gpu(actors):
     if importlib.util.find_spec("cupy") is None:
         raise ConfigError(f"{setting}: needs CuPy, which compiles kernels.cu. {install}, or "
                           "pip install cupy-cuda13x (cupy-cuda12x for CUDA 12).")
+
+
+def find_gpu(actors):
+    """Return this process's GPU. Raises ConfigError if there is none."""
+    check_gpu()
     return Gpu(torch.device("cuda", data_parallel.connect().choose_gpu()), actors)
 
 

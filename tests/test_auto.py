@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import math
 import pickle
@@ -22,6 +23,7 @@ from trainers import Tanh, make_trainer, run_epochs
 
 import auto
 import configuration
+import data_parallel
 import environments
 import flat_spaces
 import models
@@ -172,18 +174,33 @@ def test_what_is_normalised(fields, expected):
     assert auto.wants_normalising(Facts(64, 1000, True, [IMAGE], native=True))[0]
 
 
-def test_a_run_tells_of_a_gpu(monkeypatch):
-    def tells(*options):
-        """Whether a word of the lines that a run begins with is GPU."""
-        args = configure("squared", *options)
-        trainer = pufferl.make_trainer("squared", args)
-        lines = [*pufferl.describe(trainer, args)]
-        trainer.close()
-        return any("GPU" in line for line in lines)
+def test_auto_takes_a_gpu_where_it_is_faster(monkeypatch):
+    fused = importlib.import_module("fast.fused")
 
-    assert not tells()
+    def device(name, *options):
+        """Return train.device as the train command chooses it, and the reason."""
+        args = configure(name, *options)
+        vecenv = pufferl.load_env(name, args)
+        pufferl.choose_device(vecenv, args)
+        vecenv.close()
+        return args["train"]["device"], args["auto"].get("train.device")
+
+    assert device("breakout") == ("auto", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert tells() and not tells("--train.device", "cpu")
+    chosen, reason = device("breakout")
+    assert chosen == "cpu" and reason.startswith("a GPU is here, but train.device = cuda: ")
+    monkeypatch.setattr(fused, "check_gpu", lambda: None)
+    assert device("breakout") == ("cuda", "4,096 agents in C")
+    assert device("squared", "--env.num-envs", "8") == ("cpu", "few agents and a small network")
+    assert device("squared", "--env.num-envs", "8", "--policy.hidden-size", "256")[0] == "cuda"
+    assert device(f"{BROUGHT}:Catch")[0] == "cpu"
+    pictures = device(f"{BROUGHT}:CatchImage")
+    assert pictures == ("cuda", "observations are pictures")
+    assert device("breakout", "--train.device", "cpu") == ("cpu", None)
+    monkeypatch.setattr(data_parallel, "_connected", SimpleNamespace(count=2, rank=0))
+    args = configure("squared")
+    pufferl.choose_device(None, args)
+    assert args["train"]["device"] == "auto"
 
 
 def test_the_printed_flags_repeat_the_run_and_a_resume_has_them(tmp_path, capsys):
@@ -202,8 +219,11 @@ def test_the_printed_flags_repeat_the_run_and_a_resume_has_them(tmp_path, capsys
     saved = json.loads((first.run_folder / "config.json").read_text())
     assert saved["train"]["norm_obs"] is True
     assert set(saved["auto"]) == {f"train.{name}" for name in AUTOS}
+    saved["auto"]["train.device"], saved["train"]["device"] = "pictures", "cuda"
+    (first.run_folder / "config.json").write_text(json.dumps(saved))  # of a machine with a GPU
     resumed, lines = run("--resume", str(first.run_folder), steps=9000)
     assert not lines and resumed.config["horizon"] == first.config["horizon"]
+    assert resumed.config["device"] == "auto"
     assert resumed.normalizer.count > first.normalizer.count
 
 

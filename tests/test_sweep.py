@@ -168,7 +168,8 @@ def test_automatic_settings_begin_at_their_values(tmp_path, capsys):
     for name, added in (("squared", []), (own, ["--train.target-kl", "0.02"])):
         tuner = Protein(search_space=space, num_trials=1, metric="environment/score")
         tuner.env_name = name
-        assert sweep.Runner(tuner, sweep.Sweep(logger="none"), options).options == options + added
+        runner = sweep.Runner(tuner, sweep.Sweep(logger="none"), options)
+        assert runner.options == [*options, *added, "--train.device", "cpu"]
 
 
 def test_agents_that_are_no_power_of_two_are_not_searched():

@@ -316,6 +316,8 @@ class Runner:
         if kl is not None and "train.target_kl" not in tuner.space.names:
             # With a given rate, target_kl auto is none.
             self.options += as_options({"train.target_kl": kl})
+        if self.config["train"]["device"] == "auto":  # not all trials on the first GPU
+            self.options += as_options({"train.device": "cpu"})
         self.log = make_logger(settings.logger, self.folder, self.config)
         self.observed = set()  # numbers of the trials that the tuner has observed
 
