@@ -133,7 +133,7 @@ class PufferEnv(Checked):
                 return self.observations, self.rewards, self.terminals, self.truncations, infos
 
     `step` resets ended episodes itself. Before each call `self.observations` and the other arrays
-    are set to other rows of the vectorizer's, so write all of `self.observations` every step, and
+    are set to other rows of the backend's, so write all of `self.observations` every step, and
     keep no view. Rewards, terminals and truncations are 0 and masks are True before each step.
     infos: a list of dicts whose numbers are averaged and logged, [] for none; a key "n" is the
     number of episodes in a dict.
@@ -396,7 +396,7 @@ class GymnasiumPufferEnv(Wrapper, gymnasium.Wrapper, gymnasium.utils.RecordConst
         self.has_inner = any(isinstance(one, GymnasiumPufferEnv) for one in within(self.env))
         self._stepper = SyncStepper([self])
 
-    # Methods for a vectorizer
+    # Methods for a backend
 
     def views(self, rows, first):
         return self._stepper.prepare(super().views(rows, first))
@@ -735,7 +735,7 @@ class PettingZooPufferEnv(Wrapper):
     """A PettingZoo environment with flat spaces.
 
     It is a PettingZoo parallel environment itself. env: an instance, parallel or AEC (which is
-    converted); or env_creator with env_args and env_kwargs. Under a vectorizer each of
+    converted); or env_creator with env_args and env_kwargs. Under a backend each of
     `possible_agents` has a fixed slot; one that does not act is not valid. Raises EnvError if
     agents have different spaces, else as GymnasiumPufferEnv. The info of an episode has the mean of
     the agents' returns, episode_return, and with at most MAX_NAMED_AGENTS agents each one's.
@@ -795,7 +795,7 @@ class PettingZooPufferEnv(Wrapper):
         self.check_first("reset", returned)
         self.agents = list(self.env.agents)
         self._returns = dict.fromkeys(self.agents, 0.0)
-        self._last_infos = {}  # of agents whose episode ends before the others'
+        self._last_infos = {}  # the infos of agents whose episode ended before the others
         self._length = 0
         return returned
 
@@ -916,7 +916,7 @@ def _parallel(env):
 def _without_checks(env):
     """Return a parallel environment without the wrappers that check calls.
 
-    They check the order and the actions, which a vectorizer keeps, and take a third of
+    They check the order and the actions, which a backend keeps, and take a third of
     simple_spread's step. For steps only: reset and draw `env` itself.
     """
     conversions = sys.modules.get("pettingzoo.utils.conversions")

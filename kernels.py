@@ -254,7 +254,7 @@ def uniform_cell(word):
     return f32(word >> u32(8)) * f32(5.9604644775390625e-08)
 
 
-# What a random number is for is the last 32-bit word of its Philox counter, so that no two uses
+# The last 32-bit word of a Philox counter is the purpose of the random number, so that no two uses
 # share a counter. An exact resume depends on these counters (runs.py).
 PURPOSE_ACTION, PURPOSE_SEGMENT = u32(1), u32(2)
 
@@ -407,9 +407,9 @@ LOG_SQRT_2PI = f32(0.91893853320467274178)
 def squash_cell(u, half):
     """Return (tanh u, log(1 - tanh² u)) without overflow.
 
-    Computing 1 - tanh² u directly loses digits where it is near 0. half: the second row of
-    models.squash: half the action's range, or a negative number for an action without a tanh, of
-    which both results are 0.
+    Computing 1 - tanh² u directly loses digits where it is near 0. half is the second row of
+    models.squash: half the action's range. It is negative for an action without a tanh; both
+    results are then 0.
     """
     x = abs(u)
     e = exp_cell(f32(-2) * x)
@@ -1193,7 +1193,8 @@ def ppo_cell(logprob, old_logprob, scaled_advantage, clip_coef):
 def value_cell(value, old_value, target, vf_clip_coef):
     """Return (loss, d loss/d value) of the clipped value loss.
 
-    ½ max((v-R)², (V + clip(v-V) - R)²) (Schulman's PPO2); V is the old value, R the target.
+    ½ max((v-R)², (V + clip(v-V) - R)²) (Schulman's PPO2), with the value v, the old value V and
+    the target R.
     """
     change = value - old_value
     clipped = vf_clip_coef if change > vf_clip_coef else change
@@ -1390,10 +1391,11 @@ def gaussian_cell(u, mean, log_std, log_slope):
 
 @cell
 def gaussian_grad_cell(u, mean, log_std, squashed, dlogprob, settings):
-    """Return d loss/d (mean, log_std) of dlogprob · log p - ent_coef · entropy.
+    """Return the derivatives of a loss by (mean, log_std).
 
-    squashed: tanh u if a tanh squashes u, else 0. Every loss of continuous actions calls this:
-    further terms of the means add their derivative here, times settings[ROW_SCALE].
+    The loss is dlogprob · log p - ent_coef · entropy. squashed: tanh u if a tanh squashes u, else
+    0. Every loss of continuous actions calls this: further terms of the means add their derivative
+    here, times settings[ROW_SCALE].
     """
     ent_coef = settings[ENT_COEF] * settings[ROW_SCALE]
     inverse, entropy_pull = exp_cell(-log_std), ent_coef * f32(2) * squashed
@@ -1463,8 +1465,8 @@ def ppo_loss(outputs, actions, logprobs, values, advantages, weights, valid, set
         total = policy + value_scale · value - ent_coef · entropy  (see `normalisation`)
 
     With `squash` (3, A) the actions are the samples u = mean + std·z of `sample`. The entropy then
-    has no closed form: it is the Gaussian's plus log da/du at these u, and its gradient keeps z
-    fixed. Raises ValueError or TypeError for a wrong shape or dtype.
+    has no closed form: it is the Gaussian's plus log da/du at these u, and its gradient is that
+    for a fixed z. Raises ValueError or TypeError for a wrong shape or dtype.
     """
     (T, M, width), N, B = outputs.shape, logprobs.shape[1], weights.shape[0]
     is_discrete, is_squashed, like = heads is not None, squash is not None, outputs

@@ -311,9 +311,9 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 
 # What an exact resume depends on. Without one of these a run still trains, but does not continue
 # bit for bit:
-#   1. Random words are a function of counters (Philox), never drawn from a generator with a state.
-#      kernels.sample has agent, step and head; kernels.draw_segments has epoch, minibatch and the
-#      place there. `_rollouts` and `epoch` are saved among NUMBERS.
+#   1. The trainer's random words are a function of counters (Philox); no generator has a state.
+#      kernels.sample counts agent, step and head; kernels.draw_segments counts epoch, minibatch and
+#      draw. `_rollouts` and `epoch` are saved among NUMBERS.
 #   2. Sums have an order. A kernel sums blocks of fixed size, in any thread, and then adds the
 #      blocks' sums in their order. The gradients of several learners, and what ranks gather, are
 #      added in their order; all_reduce adds in an order that depends on the number of ranks only.
@@ -326,13 +326,14 @@ SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others 
 #      this order.
 #   4. Sizes and buffers that were measured for a machine are in config.json and are taken from
 #      there. The engine is chosen again; if it is another one, a line says so.
-#   5. Snapshot.restore first checks everything except the state of a torch optimizer. Then it
+#   5. Snapshot.restore checks the files first, and changes nothing if they do not fit. Then it
 #      restores in this order: torch optimizer, environments, model, bonus, tensors (Muon's momentum
-#      among them), numbers. If the environments cannot be restored, they begin new episodes, and
-#      the recurrent state is set to zero instead of restored. _rate_factor is one of the numbers
-#      and may be reset after them.
-#   6. torch's generator on the CPU is saved for networks that draw from it (dropout). A GPU's is
-#      not.
+#      among them), numbers. Loading a torch optimizer may still fail, so it comes before all
+#      changes. If the environments cannot be restored, they begin new episodes, and the recurrent
+#      state, one of the tensors, is set to zero. _rate_factor is one of the numbers and may be
+#      reset after them.
+#   6. A network may draw from torch's generator (dropout). Its state on the CPU is saved, that on
+#      a GPU is not.
 #   7. PuffeRL.train updates the normalizer, then _end_epoch counts the epoch, adapts the rate and
 #      logs before it saves a checkpoint, so that a checkpoint includes all four. PuffeRL.evaluate
 #      counts `_rollouts` after a rollout. PuffeRL._write_back advances the counter of minibatches
@@ -486,7 +487,8 @@ class Snapshot:
         try:
             if count != trainer.ranks.count:
                 raise ValueError(f"there were {count} ranks, now there are {trainer.ranks.count}")
-            # rewards may be scaled in one of the runs only; _restore_optimizer has checked its own
+            # rewards may be scaled in one of the runs only; _restore_optimizer has checked the
+            # tensors of the optimizer
             optional = {*REWARD_SCALE, "torch_random", *optimizer}
             if ((tensors.keys() ^ ours.keys()) - optional
                     or (tensors.keys() & ours.keys()) - optimizer - fitting):

@@ -122,15 +122,15 @@ class Vector(contextlib.AbstractContextManager):
         num_envs: of all buffers
         single_observation_space, single_action_space: flat, of one agent
         has_valid [True]: whether agents may be inactive
-        ranges: the slice of agents of each buffer, in order. `_set_shapes` sets them, the spaces
-            and what follows: num_buffers, num_agents, agents_per_batch (of one buffer),
+        ranges: the slice of agents of each buffer, in order. `_set_shapes` sets them, the spaces,
+            num_buffers, num_agents, agents_per_batch and agents_per_recv (of one buffer),
             observation_shape, action_heads (sizes of discrete choices, None for a Box),
             action_dims (numbers of an action: heads, or the size of a Box), has_action_masks
         num_actors: threads that call `wait`, each with its number from 0; threads_per_actor: cores
             of each; num_threads: of all
         num_workers [1]: processes that step environments in Python
-        driver_env [itself]: what policies read the spaces from and, of environments in Python,
-            obs_dtype and env_single_observation_space
+        driver_env [itself]: the object whose spaces policies read. Of environments in Python it
+            also has obs_dtype and env_single_observation_space
         storage [None until `allocate`]: the arrays of `new_storage`
         closed [False until `close`]
         timeout: seconds after which a step in Python that does not return is reported
@@ -148,8 +148,8 @@ class Vector(contextlib.AbstractContextManager):
         restart(seed=None): begin new episodes; write the last row, which `begin` moves to row 0, of
             observations, resets (1), valid and action_masks
         begin() [all of it]: move the last row to row 0 and set t to 0 in each buffer
-        wait(actor=0) [each buffer up to the horizon]: (buffer, t) of the next buffer of this
-            actor whose row t is there to act on; None when each has been returned with t = horizon
+        wait(actor=0) [returns its buffers in turn]: (buffer, t) of the next buffer of this actor
+            whose row t is there to act on; None when each has been returned with t = horizon
         advance(buffer): step its environments with the actions of row t. By the time that `wait`
             returns the buffer again, row t of rewards, terminals and truncations is written, row
             t + 1 of observations, resets, valid and action_masks, and final_observations of the
@@ -157,7 +157,8 @@ class Vector(contextlib.AbstractContextManager):
         _settle() [nothing]: wait until all that `advance` began is written
         log(env=None): {name: mean} over the episodes that ended since the last call, and their
             number n; {} for none
-        save(), load(saved) [empty, new episodes]: the state of all environments as a uint8 array
+        save() [an empty array]: the state of all environments as a uint8 array
+        load(saved) [begins new episodes]: restore that state
         set_first_env(first_env) [adds to the seed]: called before `allocate` if other ranks have
             the environments before that number
         render(index=0): environment `index` as an RGB array, for `eval`
@@ -1136,7 +1137,8 @@ def choose_backend(env, backend=None, num_envs=1, num_workers=None, batch_size=N
     PufferEnv counts as Native. "auto" or None is Native for environments in C, and for others:
 
     1. Tensors if their creator says so;
-    2. VectorEntryPoint if their creator prefers it and neither workers nor a batch are requested;
+    2. VectorEntryPoint if their creator prefers it, num_envs is above 1, and neither workers nor
+       a batch are requested;
     3. Serial if one worker would step all of them or they are instances;
     4. Multiprocessing.
 
@@ -1180,9 +1182,9 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     env: the name of a C environment ("breakout"), the path of its header or an `ocean.Library`;
         "gym/ID", "pettingzoo/FAMILY/NAME" or "path/to/file.py:callable"; a creator (a class or
         function), or a list of one per environment; or an instance, if num_envs is 1
-    backend: a class, or its name in lower case. Default: `choose_backend`'s; Tensors for one object
-        whose reset returns tensors. That object may hold several environments (its setting
-        num_envs): then num_envs × env_kwargs["num_envs"] of them
+    backend: a class, or a name in BACKENDS. Default: `choose_backend`'s; Tensors for one object
+        whose reset returns tensors. If that object holds several environments (its setting
+        num_envs), their number is num_envs × env_kwargs["num_envs"]
     num_workers: processes or Ray actors (default: the physical cores, or the most below them that
         divide num_envs)
     batch_size: environments of one buffer, for which one `recv` waits (default: all)
@@ -1197,7 +1199,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
 
     For num_workers and batch_size "auto" is the same as None. Raises ConfigError for settings
     that cannot work together, MemoryError for more environments than the machine can hold, and
-    TypeError for another object.
+    TypeError for an `env` of another type.
     """
     num_workers, batch_size = (None if number == "auto" else number
                                for number in (num_workers, batch_size))

@@ -99,7 +99,7 @@ def _activate_grad(kind, grad, rows):
 
 @driver
 def _move(begin, end, parts, outputs, joins):
-    """Copy the towers' parts to outputs[begin:end], side by side, or back.
+    """Copy the towers' parts to outputs[begin:end], side by side; back if not `joins`.
 
     The part of a single tower is `outputs` itself.
     """
@@ -193,7 +193,7 @@ def _values_cpu(begin, end, observations, network, state, state_copy, resets, va
 #   overwritten. storage: observations (T + 1, N, D), resets, valid (T + 1, N), actions (T, N, ...),
 #   terminals, truncations (T, N), final_observations (N, D). heads (None for continuous actions),
 #   log_std (None for discrete ones), squash, masks (T + 1, N, A), seed, first_agent and counter,
-#   (T,) int64, the `step` of each: as in `kernels.sample`. Written: samples (T, N, ...), which is
+#   (T,) int64, the `step` of row t: as in `kernels.sample`. Written: samples (T, N, ...), which is
 #   `actions` unless they are squashed, logprobs (T, N), values (T + 1, N), bootstraps (T, N), which
 #   must be 0
 
@@ -238,7 +238,7 @@ def _bootstrap_cpu(begin, end, t, first, network, storage, state, state_copy, sc
         while stop < end and truncated[stop] and not terminated[stop]:
             stop += 1
         if stop > start:  # neighbours in one step
-            # these agents' terminals are 0 and truncations 1: what resets and valid have to be
+            # no reset and all valid: of these agents, terminals are 0 and truncations are 1
             _values_cpu(start, stop, final_observations[first:], network, state, state_copy,
                         terminated, truncated, scratch, bootstraps[t, first:])
         start = stop + 1
@@ -248,9 +248,9 @@ def _bootstrap_cpu(begin, end, t, first, network, storage, state, state_copy, sc
 def _rollout_cpu(environments, n, first, network, storage, *arguments):
     """Run all T steps of n agents, as StepByStep does step by step.
 
-    Returns the share of the time that the environments took. environments: the addresses of
-    ocean_step and of the environments, the first environment, the last + 1, and (T,) int64 the
-    address of each step's row.
+    Returns the share of the time that the environments took. environments: a tuple of the address
+    of ocean_step, the address of the environments, the first one's number, the last one's + 1, and
+    the addresses of the rows of each step, (T,) int64.
     """
     _, resets, _, actions, terminals, truncations, _ = storage
     in_environments, started = 0, cycles()

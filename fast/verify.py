@@ -4,15 +4,15 @@ fast/compiled.py and fast/fused.py reimplement some methods of models.py and eng
 classes in `NETWORKS`. Three checks let them run:
 
     find_edit   no module has a hook, a parametrization or a replaced method
-    digest      the syntax trees of the methods in `REIMPLEMENTED` have `DIGEST`
+    digest      the hash of the syntax trees of the methods in `REIMPLEMENTED` is `DIGEST`
     compare     engine and policy give the same on a few samples; also when weights are loaded
 
 `pufferl.choose_engine` calls them when a run starts. In each epoch `PuffeRL._check_engine` compares
 `engines.inspect_modules` with that of the start, and calls `find_edit` after a difference.
 
 tests/test_engines.py has many more samples. To keep the fast engines after an edit of a method in
-`REIMPLEMENTED`, make the same edit in both, run the tests, and set `DIGEST` to the digest that
-tests/test_verify.py prints.
+`REIMPLEMENTED`, make the same edit in fast/compiled.py and fast/fused.py, run the tests, and set
+`DIGEST` to the digest that tests/test_verify.py prints.
 """
 
 import ast
@@ -76,7 +76,7 @@ def text_of(function):
 
 
 def find_edit(policy, engine):
-    """Return the first edit of a policy's objects that an engine ignores, or None.
+    """Return the first edit of a policy that an engine would not follow, or None.
 
     It sees classes, hooks and replaced methods; `digest` sees edited source. engine: "compiled" or
     "fused".

@@ -223,7 +223,8 @@ def ppo_loss(logits_or_mean, values_new, actions, old_logprobs, old_values, adva
     valid steps, without weights.
 
     Source: Schulman et al. 2017 (PPO, equations 7 and 9); the value clip is that of OpenAI
-    baselines' ppo2; k3 is Schulman 2020, "Approximating KL divergence"; w is Schaul et al. 2016.
+    baselines' ppo2; approx_kl is Schulman 2020, "Approximating KL divergence"; the weights are
+    Schaul et al. 2016.
     """
     assert (heads is None) != (log_std is None)
     # x[on] picks the valid steps as one long row: nothing else can leak into a mean or a gradient
