@@ -50,17 +50,18 @@ train: .venv/ready  ## train Breakout to a solved policy
 	$(RUN) pufferl.py train breakout
 
 # A process a core; the tests of a file share what they have built.
+NO_GPU := CUDA_VISIBLE_DEVICES=
 SPLIT := -n auto --maxprocesses 4 --dist loadfile
 test: .venv/ready-test  ## every fast test
 	$(RUN) -m ruff check .
-	$(RUN) -m pytest -m "not slow and not gpu and not cudasim" $(SPLIT) --timeout 600
+	$(NO_GPU) $(RUN) -m pytest -m "not slow and not gpu and not cudasim" $(SPLIT) --timeout 600
 	NUMBA_ENABLE_CUDASIM=1 NUMBA_DISABLE_JIT=1 $(RUN) -m pytest tests/test_cuda.py -m cudasim
 
 gpu:  ## on a GPU: tests, speed and learning, step by step, into docs/gpu; installs nothing (STEPS="versions kernels" OUT=folder MINUTES=9)
 	$(GPU_PYTHON) bench/bench_gpu.py --out "$(or $(OUT),docs/gpu)"$(if $(MINUTES), --minutes $(MINUTES)) $(STEPS)
 
 test-slow: .venv/ready-test  ## learning curves, sanitizers, crash tests
-	$(RUN) -m pytest -m "slow and not gpu"
+	$(NO_GPU) $(RUN) -m pytest -m "slow and not gpu"
 
 bench: .venv/ready-test .venv-bench/ready  ## steps a second beside the roofline and a peer, kernels beside a copy, ...
 	$(RUN) bench/bench_env.py
