@@ -1106,12 +1106,13 @@ class _TorchWrapper(_RecurrentWrapper):
 
     def scan(self, x, memory, resets, valid):
         layer = getattr(self, self.layer_name)
-        if recurrent.is_supported(layer, x):
-            return recurrent.scan(layer, x, memory, resets, valid)
         precision = contextlib.nullcontext()
         # autocast on a GPU runs these layers in float16, whatever its precision
         if x.is_cuda:
             x, precision = x.float(), torch.autocast("cuda", enabled=False)
+        with precision:
+            if recurrent.is_supported(layer, x):
+                return recurrent.scan(layer, x, memory, resets, valid)
         keep_state, is_valid = 1.0 - resets.to(x.dtype).unsqueeze(-1), valid.unsqueeze(-1) != 0
         outputs = []
         for t in range(len(x)):
