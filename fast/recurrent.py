@@ -1,18 +1,33 @@
-"""Run torch's LSTM and GRU over segments on a CPU, one call for all steps.
+"""Run torch's LSTM and GRU over segments, one call for all steps.
 
     out, memory = recurrent.scan(nn.LSTM(64, 64), x, (h, c), resets, valid)
     python -m pytest tests/test_recurrent.py          # against the layers' own calls
 
 A reset clears an agent's memory. torch's layers cannot do that inside of a segment, so they are
 called step by step, each time with a dozen small operations and their gradients. Here a step is
-`gates += h · W` and a loop over the gates, for a block of agents at a time; products that do not
-depend on the step before, such as the gradients of the weights, are one for the whole segment.
+`gates += h · W` and a loop over the gates; products that do not depend on the step before, such as
+the gradients of the weights, are one for the whole segment. A CPU takes all steps of a block of
+agents in one kernel. A GPU takes two nodes for a step of all agents: cuBLAS, and a kernel with a
+thread for each channel of an agent.
 Formulas: Hochreiter and Schmidhuber 1997 and Cho et al. 2014, with torch's order and biases.
 """
+import math
+
 import torch
 from torch import nn
+from torch.nn.functional import linear
 
-from arena import INT0, ONE, ZERO, distinct_driver, driver, run, without_torch_function
+from arena import (
+    INT0,
+    ONE,
+    ZERO,
+    as_array,
+    distinct_driver,
+    driver,
+    on_gpu,
+    run,
+    without_torch_function,
+)
 from fast import products
 from fast.products import BLOCK, multiply_rows
 from kernels import sigmoid_cell, tanh_cell
@@ -23,18 +38,19 @@ COST = 5  # nanoseconds that a gate takes
 def is_supported(layer, x):
     """Return whether `scan` computes what layer(x) does, and is faster.
 
-    The layer must be one of torch's without changes, in float32 on a CPU that has a compiler for
-    fast/tile.c; x must have several steps, or one of many agents.
+    The layer must be one of torch's without changes, in float32. On a CPU, which needs a compiler
+    for fast/tile.c, x must have several steps, or one of many agents.
     """
     has_hooks = (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
                  or layer._backward_pre_hooks)
     has_options = (layer.bidirectional or layer.batch_first or layer.proj_size or not layer.bias
                    or (layer.dropout and layer.training))
-    return (type(layer) in SCANS and (len(x) > 1 or x.shape[1] >= products.ROWS)
-            and x.device.type == "cpu" and x.dtype == torch.float32
+    is_large = len(x) > 1 or x.shape[1] >= products.ROWS
+    return (type(layer) in SCANS and x.dtype == torch.float32
             and not has_hooks and not has_options and "forward" not in vars(layer)
             and not products.is_traced() and not nn.utils.parametrize.is_parametrized(layer)
-            and not products.find_problem())
+            and (on_gpu(x) or (is_large and x.device.type == "cpu"
+                               and not products.find_problem())))
 
 
 def scan(layer, x, memory, resets, valid):
@@ -63,16 +79,37 @@ def _begin(x, resets, state):
     keep (T + 1, N) is multiplied with them: 0 in a reset, else 1.
     """
     T, N = x.shape[:2]
-    keep = torch.ones(T + 1, N, dtype=x.dtype)
-    keep[:T] -= resets.to(x.dtype)
+    keep = x.new_ones(T + 1, N)
+    torch.eq(resets, 0, out=keep[:T])
     states = [tensor.new_empty(T + 1, *tensor.shape) for tensor in state]
     for tensor, first in zip(states, state, strict=True):
         torch.mul(first, keep[0].unsqueeze(1), out=tensor[0])
     return states, keep
 
 
+def _multiply(x, matrix, bias=None):
+    return linear(x, matrix.t(), bias) if on_gpu(x) else products.multiply(x, matrix, bias)
+
+
+def _gradients(grad, *inputs):
+    """Return the gradients of the weight of each of `inputs`, and of the bias."""
+    if on_gpu(grad):
+        grad = grad.flatten(0, 1)
+        return *(grad.t() @ x.flatten(0, 1) for x in inputs), grad.sum(0)
+    weights, biases = zip(*(products.gradients(grad, x) for x in inputs), strict=True)
+    return *weights, biases[0]
+
+
+def _run_step(function, t, *tensors):
+    """Call function(first, last, t, *arrays) on a GPU; the last array is (..., N, H).
+
+    Each of the N · H lanes is one channel of an agent.
+    """
+    run(function, math.prod(tensors[-1].shape[-2:]), COST, t, *map(as_array, tensors))
+
+
 def _run(function, matrix, *arrays):
-    """Call function(first, last, packed matrix, *arrays) over the agents.
+    """Call function(first, last, packed matrix, *arrays) over the agents on a CPU.
 
     These are the second axis of arrays[0]. Arrays that are written to must be contiguous: others
     are copied.
@@ -147,17 +184,43 @@ def _lstm_scan_grad(begin, end, packed, gates, cs, valid, keep, grad_out, grad_h
                           rows.shape[1], rows)
 
 
+@driver
+def _lstm_cuda(begin, end, t, gates, hs, cs, valid, keep, out):
+    # a lane is a channel j of agent n: the CPU's driver gets arrays of that channel alone
+    H = out.shape[2]
+    for lane in range(begin, end):
+        n, j = lane // H, lane % H
+        channel = slice(j, j + 1)
+        _lstm_lanes(n, n + 1, gates[t, :, j::H], hs[t, :, channel], cs[t, :, channel], valid[t],
+                    keep[t + 1], out[t, :, channel], hs[t + 1, :, channel], cs[t + 1, :, channel])
+
+
+@driver
+def _lstm_grad_cuda(begin, end, t, gates, cs, valid, keep, grad_out, grad_h, grad_c):
+    H = grad_h.shape[1]
+    for lane in range(begin, end):
+        n, j = lane // H, lane % H
+        channel = slice(j, j + 1)
+        _lstm_grad_lanes(n, n + 1, gates[t, :, j::H], cs[t, :, channel], valid[t], keep[t + 1],
+                         grad_out[t, :, channel], grad_h[:, channel], grad_c[:, channel])
+
+
 class _LSTM(torch.autograd.Function):
 
     @staticmethod
     @without_torch_function
     def forward(ctx, x, weight_ih, weight_hh, bias_ih, bias_hh, resets, valid, h, c):
         (hs, cs), keep = _begin(x, resets, (h, c))
-        gates = products.multiply(x, weight_ih.t(), bias_ih + bias_hh)
-        out = torch.empty_like(hs[1:])
-        _run(_lstm_scan, weight_hh.t(), gates, hs, cs, valid, keep, out)
+        gates = _multiply(x, weight_ih.t(), bias_ih + bias_hh)
+        tensors = gates, hs, cs, valid, keep, torch.empty_like(hs[1:])
+        if on_gpu(x):
+            for t in range(len(x)):
+                gates[t].addmm_(hs[t], weight_hh.t())
+                _run_step(_lstm_cuda, t, *tensors)
+        else:
+            _run(_lstm_scan, weight_hh.t(), *tensors)
         ctx.save_for_backward(x, weight_ih, weight_hh, valid, keep, hs, cs, gates)
-        return out, hs[-1].clone(), cs[-1].clone()
+        return tensors[-1], hs[-1], cs[-1]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -166,12 +229,17 @@ class _LSTM(torch.autograd.Function):
         gates, grad_out = gates.clone(), grad_out.contiguous()
         grad_h, grad_c = (grad.clone(memory_format=torch.contiguous_format)
                           for grad in (grad_h, grad_c))
-        _run(_lstm_scan_grad, weight_hh, gates, cs, valid, keep, grad_out, grad_h, grad_c)
+        tensors = gates, cs, valid, keep, grad_out, grad_h, grad_c
+        if on_gpu(x):
+            for t in reversed(range(len(x))):
+                _run_step(_lstm_grad_cuda, t, *tensors)
+                grad_h.addmm_(gates[t], weight_hh)
+        else:
+            _run(_lstm_scan_grad, weight_hh, *tensors)
         first = keep[0].unsqueeze(1)
-        grad_weight, bias = products.gradients(gates, x)
-        grad_state_weight, _ = products.gradients(gates, hs[:-1])
+        grad_weight, grad_state_weight, bias = _gradients(gates, x, hs[:-1])
         # both biases are added to all gates
-        return (products.multiply(gates, weight_ih), grad_weight, grad_state_weight, bias, bias,
+        return (_multiply(gates, weight_ih), grad_weight, grad_state_weight, bias, bias,
                 None, None, grad_h * first, grad_c * first)
 
 
@@ -234,17 +302,42 @@ def _gru_scan_grad(begin, end, packed, gates, inner, hs, valid, keep, grad_out, 
                           rows.shape[1], rows)
 
 
+@driver
+def _gru_cuda(begin, end, t, gates, inner, hs, valid, keep, out):
+    H = out.shape[2]
+    for lane in range(begin, end):
+        n, j = lane // H, lane % H
+        channel = slice(j, j + 1)
+        _gru_lanes(n, n + 1, gates[t, :, j::H], inner[t, :, j::H], hs[t, :, channel], valid[t],
+                   keep[t + 1], out[t, :, channel], hs[t + 1, :, channel])
+
+
+@driver
+def _gru_grad_cuda(begin, end, t, gates, inner, hs, valid, keep, grad_out, grad_h):
+    H = grad_h.shape[1]
+    for lane in range(begin, end):
+        n, j = lane // H, lane % H
+        channel = slice(j, j + 1)
+        _gru_grad_lanes(n, n + 1, gates[t, :, j::H], inner[t, :, j::H], hs[t, :, channel], valid[t],
+                        keep[t + 1], grad_out[t, :, channel], grad_h[:, channel])
+
+
 class _GRU(torch.autograd.Function):
 
     @staticmethod
     @without_torch_function
     def forward(ctx, x, weight_ih, weight_hh, bias_ih, bias_hh, resets, valid, h):
         (hs,), keep = _begin(x, resets, (h,))
-        gates, out = products.multiply(x, weight_ih.t(), bias_ih), torch.empty_like(hs[1:])
+        gates, out = _multiply(x, weight_ih.t(), bias_ih), torch.empty_like(hs[1:])
         inner = torch.empty_like(gates)
-        _run(_gru_scan, weight_hh.t(), gates, inner, bias_hh, hs, valid, keep, out)
+        if on_gpu(x):
+            for t in range(len(x)):
+                torch.addmm(bias_hh, hs[t], weight_hh.t(), out=inner[t])
+                _run_step(_gru_cuda, t, gates, inner, hs, valid, keep, out)
+        else:
+            _run(_gru_scan, weight_hh.t(), gates, inner, bias_hh, hs, valid, keep, out)
         ctx.save_for_backward(x, weight_ih, weight_hh, valid, keep, hs, gates, inner)
-        return out, hs[-1].clone()
+        return out, hs[-1]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -252,10 +345,16 @@ class _GRU(torch.autograd.Function):
         x, weight_ih, weight_hh, valid, keep, hs, gates, inner = ctx.saved_tensors
         gates, inner, grad_out = gates.clone(), inner.clone(), grad_out.contiguous()
         grad_h = grad_h.clone(memory_format=torch.contiguous_format)
-        _run(_gru_scan_grad, weight_hh, gates, inner, hs, valid, keep, grad_out, grad_h)
-        grad_weight, bias = products.gradients(gates, x)
-        grad_state_weight, state_bias = products.gradients(inner, hs[:-1])
-        return (products.multiply(gates, weight_ih), grad_weight, grad_state_weight, bias,
+        tensors = gates, inner, hs, valid, keep, grad_out, grad_h
+        if on_gpu(x):
+            for t in reversed(range(len(x))):
+                _run_step(_gru_grad_cuda, t, *tensors)
+                grad_h.addmm_(inner[t], weight_hh)
+        else:
+            _run(_gru_scan_grad, weight_hh, *tensors)
+        grad_weight, bias = _gradients(gates, x)
+        grad_state_weight, state_bias = _gradients(inner, hs[:-1])
+        return (_multiply(gates, weight_ih), grad_weight, grad_state_weight, bias,
                 state_bias, None, None, grad_h * keep[0].unsqueeze(1))
 
 

@@ -15,10 +15,12 @@ import ptx
 import pytest
 import test_kernels
 import test_optim
+import test_recurrent
 import torch
 
 import arena
 import kernels
+from fast import recurrent
 
 WHERE = ([pytest.param("simulator", marks=pytest.mark.cudasim)] if arena.SIMULATOR else
          ["ptx", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -71,6 +73,7 @@ def through_the_gpu(request, monkeypatch):
             pytest.skip("there is no CUDA device")
         for name in KERNELS:
             monkeypatch.setattr(kernels, name, on_the_gpu(getattr(kernels, name)))
+    return request.param
 
 
 def borrowed(name, where):
@@ -98,10 +101,28 @@ for name in ("muon", "a_zero_gradient_is_a_zero_step_and_gaps_stay_zero",
     globals()[f"test_{name}"] = borrowed(name, WHERE[:1])
 
 
+@test_recurrent.KINDS
+@pytest.mark.parametrize("sizes", [(5, 7, 3, 33, 2), (1, 129, 2, 1)], ids=str)
+@pytest.mark.parametrize("through_the_gpu", WHERE, indirect=True)
+def test_a_recurrent_layer(kind, sizes, through_the_gpu):
+    """Against torch's layer in float64, with resets and inactive agents: outputs, memory, gradients.
+
+    sizes: T, N, inputs, hidden, layers; N · hidden is no multiple of a block.
+    """
+    case = test_recurrent.case(kind, *sizes)
+    here = test_recurrent.moved("cuda" if through_the_gpu == "gpu" else "cpu", *case)
+    assert recurrent.is_supported(*here[:2])
+    found = test_recurrent.results(recurrent.scan, *here)
+    expected = test_recurrent.results(test_recurrent.by_steps,
+                                      *test_recurrent.moved(torch.float64, *case))
+    test_recurrent.close([tensor.cpu() for tensor in found],
+                         [tensor.float() for tensor in expected])
+
+
 # -- PTX, for machines without a GPU
 
 SINGLE = {"_sample_discrete_cuda", "_sample_continuous_lanes", "_gather_cuda", "_mingru_step_cuda", "_write_back",
-          "_nesterov_lanes", "_apply_lanes"}
+          "_nesterov_lanes", "_apply_lanes", "_lstm_cuda", "_lstm_grad_cuda", "_gru_cuda", "_gru_grad_cuda"}
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +137,8 @@ def launches():
         for make in kernel_cases.SMALL.values():
             make().run()
         test_optim.made([(3, 2), (2,)], batched=True)[2].step(torch.tensor(0.1), torch.zeros(()))
+        for kind in recurrent.SCANS:
+            test_recurrent.results(recurrent.scan, *test_recurrent.case(kind, 2, 3, 4, 5))
     return seen
 
 

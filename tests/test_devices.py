@@ -261,6 +261,7 @@ CASES = {
     "lstm": {"network": "lstm"},
     "lstm, truncated, in pieces": {"network": "lstm", "env": "cartpole",
                                    "env_kwargs": {"max_steps": 11}, "max_minibatch_size": 64},
+    "gru": {"network": "gru"},
     "feed-forward, adam": {"network": models.FeedForward, "optimizer": "adam",
                            "learning_rate": 0.001},
     "encoded": {"network": models.MultiInputPolicy, "env": "gym/FrozenLake-v1"},
@@ -269,8 +270,8 @@ CASES = {
     "squashed": {"env": "pendulum", "env_kwargs": {"max_steps": 11}, "squash": True},
     "squashed, lstm": {"network": "lstm", "env": "pendulum", "squash": True},
 }
-FAST = ("breakout", "frozen", "continuous, truncated", "masks", "several heads", "lstm", "encoded",
-        "squashed, lstm")
+FAST = ("breakout", "frozen", "continuous, truncated", "masks", "several heads", "lstm", "gru",
+        "encoded", "squashed, lstm")
 
 
 def as_if_it_did_not_fit(monkeypatch):
@@ -284,17 +285,12 @@ def test_graphs_change_no_result(device, case, monkeypatch):
     """Compare an epoch from graphs with one without, as schedules change."""
     if case in ("several heads", "continuous, truncated"):
         as_if_it_did_not_fit(monkeypatch)
-    if "lstm" in case:  # which looks for resets where that is no wait, as on the recorder
-        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     rollouts, in_graphs = [], fused._rollout_cuda
     monkeypatch.setattr(fused, "_rollout_cuda",
                         lambda *call: rollouts.append(0) or in_graphs(*call))
-    # oneDNN's LSTM is one operation with its memory, cuDNN's adds up in the fastest order
-    with (torch.backends.mkldnn.flags(enabled=False),
-          torch.backends.cudnn.flags(enabled=True, deterministic=True)):
-        eager, eager_losses, replays = run(4, **CASES[case], cudagraphs=-1)
-        assert not replays
-        graphs, losses, replays = run(4, **CASES[case], cudagraphs=2)
+    eager, eager_losses, replays = run(4, **CASES[case], cudagraphs=-1)
+    assert not replays
+    graphs, losses, replays = run(4, **CASES[case], cudagraphs=2)
     is_fused = CASES[case].get("network") in (None, frozen_encoder)
     buffers, pieces = 1 if case == "encoded" else 4, 1 if is_fused else 5
     assert replays is None or replays > 2 * (buffers * 9 + 1 + pieces * 4) - 1
@@ -323,6 +319,17 @@ def test_a_rollouts_step_is_few_launches(device, fits, step, final, monkeypatch)
         assert len(launches(trainer, key)) == count, launches(trainer, key)
     step = type(trainer)._minibatch_step.__get__(trainer)
     assert 27 < len(launches(trainer, step)) <= 29, launches(trainer, step)
+
+
+@ON_RECORDER
+@pytest.mark.parametrize("network, step, minibatch", [("lstm", 22, 313), ("gru", 18, 308)])
+def test_a_recurrent_step_is_two_launches(device, network, step, minibatch):
+    """Count a rollout's step, and the gradients of 64 steps forward and backward."""
+    trainer = make_trainer(network=network, cudagraphs=1, horizon=64, minibatch_size=1024)
+    train(trainer, 3)
+    learn = type(trainer)._compute_gradients.__get__(trainer)
+    for key, count in ((("step", 0, 1), step), (learn, minibatch)):
+        assert len(launches(trainer, key)) == count, launches(trainer, key)
 
 
 @ON_RECORDER

@@ -1,4 +1,6 @@
-"""fast/recurrent.py against torch's own layers, called step by step."""
+"""fast/recurrent.py against torch's own layers, called step by step; on a GPU in tests/test_cuda.py."""
+
+import copy
 
 import pytest
 import torch
@@ -39,8 +41,14 @@ def results(function, layer, x, memory, resets, valid):
     out, after = function(layer, x, memory, resets, valid)
     found = [torch.where(valid[..., None] != 0, out, 0.0), *after]
     random = torch.Generator().manual_seed(5)
-    loss = sum((each * torch.randn(each.shape, generator=random)).sum() for each in found)
+    loss = sum((each * torch.randn(each.shape, generator=random).to(each.device)).sum() for each in found)
     return [each.detach() for each in found] + list(torch.autograd.grad(loss, [x, *memory, *layer.parameters()]))
+
+
+def moved(to, layer, x, memory, *flags):
+    """A case on another device or in another precision."""
+    x, *memory = (tensor.detach().to(to).requires_grad_() for tensor in (x, *memory))
+    return copy.deepcopy(layer).to(to), x, memory, *(flag.to(x.device) for flag in flags)
 
 
 def close(found, expected):

@@ -8,10 +8,7 @@ import sys
 
 import pytest
 import test_devices
-import torch
 
-torch.compiler.is_compiling = lambda: True  # an LSTM looks for resets where that is no wait
-torch.backends.mkldnn.enabled = False  # its LSTM is one operation with memory of its own
 test_devices.install(pytest.MonkeyPatch(), test_devices.on_a_cpu)
 trainer = test_devices.make_trainer(**test_devices.CASES[sys.argv[1]], cudagraphs=2)
 for _ in range(4):
