@@ -528,11 +528,11 @@ class Native(Vector):
 class GpuEnvs(Native):
     """Environments in C on a GPU: one thread each, all in one buffer.
 
-    device: the torch.device. The structs are made on the host and copied there. An engine on the
-    same device passes its tensors to `write_to`: then a step copies nothing to the host, CUDA
-    graphs can hold a rollout's steps (`launch`), and `log` copies the sums. Otherwise each step
-    copies its rows from `storage` and back. Raises ImportError without CuPy, and EnvError if the
-    header does not compile there.
+    device: the torch.device. The structs and the arrays of HEAP are made on the host and copied
+    there. An engine on the same device passes its tensors to `write_to`: then a step copies nothing
+    to the host, CUDA graphs can hold a rollout's steps (`launch`), and `log` copies the sums.
+    Otherwise each step copies its rows from `storage` and back. Raises ImportError without CuPy,
+    and EnvError if the header does not compile there.
     """
 
     in_graphs = True
@@ -541,23 +541,30 @@ class GpuEnvs(Native):
         self._kernels = ocean.device.Kernels(env)
         self.truncates = ocean.device.truncates(env)
         self.device = torch.device(device)
-        self._memory = torch.zeros(num_envs * env.struct_size, dtype=torch.uint8, device=device)
+        self._memory = None
         super().__init__(env, num_envs, num_buffers=1, **options)
         self._logs = torch.zeros(num_envs, len(env.log_fields), device=self.device)
 
     def _build(self, seed):
         super()._build(seed)
+        if self._memory is None:
+            self._memory, self._heap = (
+                torch.zeros(len(block), dtype=torch.uint8, device=self.device)
+                for block in (self.envs.memory, self.envs.heap))
         self._copy_to_device()
 
     def _copy_to_device(self):
         """Copy the environments to the addresses that CUDA graphs use."""
+        self.envs.place_heap(self._heap.data_ptr())
         self._memory.copy_(torch.from_numpy(self.envs.memory))
+        self.envs.place_heap(self.envs.heap.ctypes.data)
+        self._heap.copy_(torch.from_numpy(self.envs.heap))
 
     def _copy_from_device(self):
         """Copy the environments to the host, except pointers, valid on the GPU only."""
-        shape, plain = (self.num_envs, self.library.struct_size), self.library.plain_start
-        memory = self._memory.view(shape)[:, plain:].cpu().numpy()
-        self.envs.memory.reshape(shape)[:, plain:] = memory
+        structs = self._memory.view(self.num_envs, -1)[:, self.library.plain_start:]
+        for block, other in zip(self.envs.state, (structs, self._heap), strict=True):
+            block[:] = other.cpu().numpy()
 
     def _bind(self):
         self._arrays = None

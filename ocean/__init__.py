@@ -52,13 +52,11 @@ SIGNATURES = {
     "ocean_rows": (None, [POINTER, POINTER, POINTER]),
     "ocean_reset": (None, [POINTER, INT, INT, POINTER]),
     "ocean_init": (ctypes.c_char_p, [POINTER, INT, INT, ctypes.c_uint64, POINTER, INT, POINTER]),
+    "ocean_place": (INT, [POINTER, INT, INT]),
     "ocean_log": (None, [POINTER, INT, INT, POINTER]),
     "ocean_every_final": (None, [POINTER, INT]),
-    "ocean_save": (INT, [POINTER, INT, POINTER]),
-    "ocean_load": (None, [POINTER, INT, POINTER]),
     "ocean_render": (None, [POINTER, INT]),
     "ocean_raylib": (ctypes.c_char_p, [POINTER]),
-    "ocean_close": (None, [POINTER, INT]),
     "ocean_describe": (ctypes.c_char_p, []),
     "ocean_spaces": (ctypes.c_char_p, [POINTER, INT]),
     "ocean_keys": (ctypes.c_char_p, [POINTER, INT]),
@@ -125,7 +123,7 @@ class Library:
     Attributes: name, header, path; step_address; and what ocean_describe of binding.c
     writes: settings {name: default}; settings_help {name: text}; log_fields; fps, the natural
     number of steps a second; by_turns, whether the game waits for a player's key; has_valid,
-    has_action_masks, has_heap; observation_dtype; struct_size, plain_start, log_offset and
+    has_action_masks; observation_dtype; struct_size, plain_start, log_offset and
     rows_size, in bytes.
     """
 
@@ -180,7 +178,8 @@ class Envs:
     """Environments of one kind in one block of memory.
 
     Attributes: num_envs; num_agents, of all environments; agent_offsets (num_envs + 1,) int64, each
-    environment's first agent; memory (uint8) and its address; observation_shape, observation_dtype;
+    environment's first agent; memory (uint8), the structs, and its address; heap (uint8), their
+    arrays of HEAP; observation_shape, observation_dtype;
     action_heads, the choices of each discrete action, None if actions are continuous; action_dims,
     the numbers in an action; action_dtype; single_observation_space, single_action_space;
     has_valid, has_action_masks; logs (num_envs, log fields) float32, a view of the sums that `log`
@@ -196,15 +195,11 @@ class Envs:
         self.library, self.functions = library, library.functions
         self.num_envs = num_envs
         self.has_valid, self.has_action_masks = library.has_valid, library.has_action_masks
-        size = num_envs * library.struct_size
-        block = np.zeros(size + 64, dtype=np.uint8)
-        shift = -block.ctypes.data % 64
-        self.memory = block[shift : shift + size]
+        self.memory = _zeros(num_envs * library.struct_size)
         self._address = self.memory.ctypes.data
         shape, strides = (num_envs, len(library.log_fields)), (library.struct_size, 4)
         self.logs = np.ndarray(shape, np.float32, self.memory, library.log_offset, strides)
         self.agent_offsets = np.zeros(num_envs + 1, dtype=np.int64)
-        self._open = 0  # environments that close() must free
 
         parsed = np.array([*map(library.parse_settings, settings if several else [settings])])
         problem = self.functions.ocean_init(
@@ -213,7 +208,8 @@ class Envs:
         if problem:
             where = f" (environment {np.count_nonzero(self.agent_offsets)})" if several else ""
             raise ConfigError(f"{library.name}{where}: {problem.decode()}")
-        self._open = num_envs
+        self.heap = _zeros(self.place_heap(0))
+        self.place_heap(self.heap.ctypes.data)
         self.num_agents = int(self.agent_offsets[-1])
         # Saved bytes fit only environments with the same source and the same settings.
         identity = repr((library.path.stem, num_envs, parsed.tolist()))
@@ -222,7 +218,6 @@ class Envs:
         texts = {self.functions.ocean_spaces(self.address, i)
                  for i in range(num_envs if several else 1)}
         if len(texts) > 1:
-            self.close()
             raise ConfigError(f"{library.name}: all environments of a vector must have the same "
                               f"spaces, got {b' and '.join(texts).decode()}.")
         spaces = json.loads(texts.pop())
@@ -232,7 +227,6 @@ class Envs:
         floats = self.observation_dtype.kind == "f"
         limits = (np.finfo if floats else np.iinfo)(self.observation_dtype)
         if not low < high or not (floats or limits.min <= low <= high <= limits.max):
-            self.close()
             raise ConfigError(f"{library.name}: c_spaces gives .observation_low = {low:g} and "
                               f".observation_high = {high:g}: must be a lower and a higher number "
                               f"of {self.observation_dtype}.")
@@ -255,9 +249,12 @@ class Envs:
     @property
     def address(self):
         """Return the address of the environments; raise RuntimeError if they are closed."""
-        if not self._open:
-            raise RuntimeError(f"{self.library.name}: these environments are closed.")
+        self._check_open()
         return self._address
+
+    def _check_open(self):
+        if self.heap is None:
+            raise RuntimeError(f"{self.library.name}: these environments are closed.")
 
     def reset(self, rows, start=0, end=None):
         """Begin an episode in environments [start, end).
@@ -300,29 +297,42 @@ class Envs:
 
     def every_final(self):
         """Write final observations of terminated agents too, not only of truncated ones."""
-        self.functions.ocean_every_final(self.address, self._open)
+        self.functions.ocean_every_final(self.address, self.num_envs)
 
     def keys(self):
         """Return how a person plays: ([`Key`], columns of a board for clicks, or 0)."""
         described = json.loads(self.functions.ocean_keys(self.address, 0))
         return [Key(*entry) for entry in described["keys"]], described["click_columns"]
 
+    def place_heap(self, address):
+        """Let the pointers of HEAP lead into memory at `address`; return its size in bytes."""
+        return self.functions.ocean_place(self._address, self.num_envs, address)
+
+    @property
+    def state(self):
+        """Return views of what is saved: (structs from rng on (num_envs, bytes), heap), uint8.
+
+        Raises RuntimeError if the environments are closed.
+        """
+        self._check_open()
+        structs = self.memory.reshape(self.num_envs, -1)
+        return structs[:, self.library.plain_start:], self.heap
+
     def save(self):
         """Return the state of all environments as a uint8 array, which `load` restores."""
-        size = self.functions.ocean_save(self.address, self.num_envs, None)
-        saved = np.concatenate([self._identity, np.empty(size, np.uint8)])
-        self.functions.ocean_save(self.address, self.num_envs, saved[-size:].ctypes.data)
-        return saved
+        structs, heap = self.state
+        return np.concatenate([self._identity, structs.ravel(), heap])
 
     def load(self, saved):
         """Restore a state of as many environments with the same settings and source."""
-        saved = np.ascontiguousarray(np.frombuffer(saved, dtype=np.uint8))
-        identity, state = np.split(saved, [len(self._identity)])
-        size = self.functions.ocean_save(self.address, self.num_envs, None)
-        if not np.array_equal(identity, self._identity) or len(state) != size:
+        structs, heap = self.state
+        ends = np.cumsum([len(self._identity), structs.size])
+        identity, of_structs, of_heap = np.split(np.frombuffer(saved, np.uint8), ends)
+        if not np.array_equal(identity, self._identity) or of_heap.size != heap.size:
             raise ValueError(f"this state was not saved from {self.num_envs} environments of "
                              f"{self.library.name} with these settings and this build.")
-        self.functions.ocean_load(self.address, self.num_envs, state.ctypes.data)
+        structs[:] = of_structs.reshape(structs.shape)
+        heap[:] = of_heap
 
     def render(self, index=0):
         """Draw environment `index`; return the picture, (height, width, 3) uint8, RGB.
@@ -340,19 +350,21 @@ class Envs:
         return _read_screen(raylib)
 
     def close(self):
-        """Free what the environments allocated. They cannot be used afterwards."""
-        self.functions.ocean_close(self._address, self._open)
-        self._open = 0
-
-    def __del__(self):
-        if "_open" in self.__dict__:
-            self.close()
+        """Free the arrays of HEAP. The environments cannot be used afterwards."""
+        self.heap = None
 
     def _call(self, function, rows, start, end):
         end = self.num_envs if end is None else end
         if not 0 <= start <= end <= self.num_envs:
             raise IndexError(f"environments {start} to {end} of {self.num_envs}.")
         function(self.address, start, end, rows if isinstance(rows, int) else rows.ctypes.data)
+
+
+def _zeros(size):
+    """Return zeros that begin at a multiple of 64 bytes, (size,) uint8."""
+    block = np.zeros(size + 64, np.uint8)
+    shift = -block.ctypes.data % 64
+    return block[shift : shift + size]
 
 
 def find_compiler():

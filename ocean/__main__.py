@@ -285,13 +285,13 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0, show=lambda te
     if not problems:
         log = whole.envs.log()
         problems |= _check_log(log, play)
-        if not library.has_heap and device.holds_pointer(library):
+        if device.holds_pointer(library):
             problems["pointer"] = ("struct Env has a pointer, which a resumed run reads in another "
-                                   "process: hold arrays in the struct, or define HEAP with c_save "
-                                   "and c_load (docs/write_an_environment.md).")
+                                   "process: hold arrays in the struct, or declare them with HEAP "
+                                   "(docs/write_an_environment.md).")
         elif not _continues_after_load(whole, other):
             problems["save"] = ("after save and load it continues otherwise: state is outside the "
-                                "struct, or c_save and c_load leave something out.")
+                                "struct and its HEAP arrays.")
         notes = _list_notes(library, settings, seed, whole, play, log, grown)
     for each in (whole, twin, other):
         each.close()

@@ -23,11 +23,6 @@ enum { has_action_masks = 1 };
 #else
 enum { has_action_masks = 0 };
 #endif
-#ifdef HAS_HEAP
-enum { has_heap = 1 };
-#else
-enum { has_heap = 0 };
-#endif
 
 static Spaces spaces_of(const Env* env) {
     Spaces spaces = {0};
@@ -176,22 +171,11 @@ void ocean_rows(char* envs, const int64_t* addresses, char* out) {
     memcpy(out, &rows, sizeof(Rows));
 }
 
-/* Without HEAP an environment has no memory of its own to free. */
-static void close_env(Env* env) {
-#ifdef HAS_HEAP
-    c_close(env);
-#endif
-}
-
-void ocean_close(char* envs, int64_t num_envs) {
-    for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++)
-        close_env(env);
-}
-
 /* Prepares num_envs environments. Writes agent_offsets: the number of agents before each environment, and after the
  * last. Environment i has random numbers of its own, stream first_env + i of the seed. settings: those of all; or, if
  * `several`, those of each, one after another. Returns NULL, or
- * what is wrong with the first environment whose number of agents is not written. */
+ * what is wrong with the first environment whose number of agents is not written. The arrays of HEAP get their places
+ * from ocean_place afterwards. */
 const char* ocean_init(char* envs, int64_t num_envs, int64_t first_env, uint64_t seed, const double* settings,
                        int64_t several, int64_t* agent_offsets) {
     const double* setting = settings;
@@ -207,20 +191,27 @@ const char* ocean_init(char* envs, int64_t num_envs, int64_t first_env, uint64_t
         SETTINGS(SETTING_READ)
         (void)setting;
         const char* problem = c_init(env);
-        if (problem) {
-            ocean_close(envs, i);
-            return problem;
-        }
+        if (problem) return problem;
         Spaces spaces = spaces_of(env);
         int64_t agents = agent_offsets[i] + spaces.num_agents;
         problem = agents > INT32_MAX ? "more than 2^31 agents" : spaces_problem(spaces);
-        if (problem) {
-            ocean_close(envs, i + 1);
-            return problem;
-        }
+        if (problem) return problem;
         agent_offsets[i + 1] = agents;
     }
     return NULL;
+}
+
+/* Lets the HEAP pointers lead into the memory at an address, each array at a multiple of 64 bytes. Returns the bytes of
+ * all arrays of all environments. */
+int64_t ocean_place(char* envs, int64_t num_envs, int64_t address) {
+    int64_t size = 0;
+    for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++) {
+#define HEAP_PLACE(type, name, count) \
+    env->name = (type*)(intptr_t)(address + size); \
+    size += ((int64_t)(count) * (int64_t)sizeof(type) + 63) / 64 * 64;
+        HEAP(HEAP_PLACE)
+    }
+    return size;
 }
 
 /* From now on terminated agents get a final observation too, and not only truncated ones. */
@@ -236,37 +227,6 @@ void ocean_log(char* envs, int64_t start, int64_t end, double* sums) {
 #define LOG_SUM(name) *sum++ += env->log.name;
         LOG(LOG_SUM)
         env->log = (Log){0};
-    }
-}
-
-/* An environment with HEAP must have, for the memory behind those pointers,
- *     static int64_t c_save(Env* env, char* out)    returns how many bytes it has; writes them if out is not NULL
- *     static void c_load(Env* env, const char* in)
- * The struct's fields from rng on are plain data, which this file saves. */
-static const size_t plain_start = offsetof(Env, rng), plain_size = sizeof(Env) - offsetof(Env, rng);
-
-/* Returns the bytes of the state of all environments; writes it if out is not NULL. */
-int64_t ocean_save(char* envs, int64_t num_envs, char* out) {
-    char* to = out;
-    int64_t size = 0;
-    for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++) {
-        if (out) memcpy(to = out + size, (char*)env + plain_start, plain_size);
-        size += (int64_t)plain_size;
-#ifdef HAS_HEAP
-        size += c_save(env, out ? to + plain_size : NULL);
-#endif
-    }
-    return size;
-}
-
-void ocean_load(char* envs, int64_t num_envs, const char* in) {
-    for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++) {
-        memcpy((char*)env + plain_start, in, plain_size);
-        in += plain_size;
-#ifdef HAS_HEAP
-        c_load(env, in);
-        in += c_save(env, NULL);
-#endif
     }
 }
 
@@ -392,10 +352,9 @@ const char* ocean_describe(void) {
         uint8_t: "uint8", int16_t: "int16", uint16_t: "uint16", int32_t: "int32", uint32_t: "uint32");
     json_size = 0;
     json_add("{\"struct_size\": %zu, \"log_offset\": %zu, \"plain_start\": %zu, \"rows_size\": %zu", sizeof(Env),
-        offsetof(Env, log), plain_start, sizeof(Rows));
+        offsetof(Env, log), offsetof(Env, rng), sizeof(Rows));
     json_add(", \"observation_dtype\": \"%s\", \"fps\": %d, \"by_turns\": %s", dtype, FPS, json_bool(by_turns));
-    json_add(", \"has_valid\": %s, \"has_action_masks\": %s, \"has_heap\": %s", json_bool(has_valid),
-        json_bool(has_action_masks), json_bool(has_heap));
+    json_add(", \"has_valid\": %s, \"has_action_masks\": %s", json_bool(has_valid), json_bool(has_action_masks));
     json_add(", \"settings\": {");
 #define SETTING_DESCRIBE(type, name, value, help) \
     json_add("%s\"%s\": ", comma, #name); \

@@ -6,8 +6,8 @@
     kernels.launch("step", num_envs, (envs, rows, resets))  # addresses there; on CuPy's stream
 
 C++ is not C. env.h has what a GPU's compiler lacks, and `source` writes `(Type){...}` as
-`Type{...}`; the rest of a header stays as it is. A struct of plain data is copied to the GPU as
-c_init left it on the host.
+`Type{...}`; the rest of a header stays as it is. Structs and the arrays of HEAP are copied to the
+GPU as c_init left them on the host; the pointers of HEAP then lead into the copy of the arrays.
 """
 
 import functools
@@ -39,8 +39,6 @@ COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 def why_not(library):
     """Return why an environment cannot step on a GPU, as a sentence's end, or None."""
-    if library.has_heap:
-        return "its struct points to memory of its own (HEAP)"
     text = _user_text(library)
     if holds_pointer(library):
         return "its struct holds a pointer, which a copy of it would keep"

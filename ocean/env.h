@@ -14,7 +14,6 @@
  *     static void c_reset(Env* env)           begins an episode, writes its first observation
  *     static void c_step(Env* env)            plays one step, see below
  *     static void c_render(Env* env)          draws one frame with raylib (draw.h)
- *     static void c_close(Env* env)           frees what c_init allocated; with HEAP only
  *
  * c_step reads the actions. It writes these for every agent on every step, even if nothing changed,
  * because the pointers lead to other memory on each step:
@@ -27,7 +26,7 @@
  * WANTS_FINAL says so: always after a truncation, because the trainer estimates from it what the
  * rest would have been worth; after a termination only for other libraries. LOG_EPISODE adds the
  * episode to the log.
- * c_step allocates nothing, and all state is in the struct.
+ * c_step allocates nothing, and all state is in the struct and in the arrays of HEAP.
  *
  * Optional defines before the include:
  *     HAS_VALID            agents may be inactive: c_reset and c_step write 1 to valid if the agent
@@ -35,8 +34,10 @@
  *     HAS_ACTION_MASKS     c_reset and c_step write action_masks, if that pointer is set: one byte
  *                          for each action (1 legal), the heads one after another. Illegal actions
  *                          come all the same, because an agent that acts at random ignores masks.
- *     HEAP float* map;     pointers to memory that c_init allocates; needs c_close, and c_save and
- *                          c_load (binding.c says what these do)
+ *     HEAP(X)              X(type, name, count) for each array whose size depends on settings, for
+ *                          example X(float, map, env->width * env->height). c_init sets the fields
+ *                          that counts need. The arrays exist from then on, zero at first: c_reset
+ *                          and c_step use env->map. Their elements are plain data, as the struct's.
  *     KEYS(KEY)            KEY(head, key, action) for each key with which a person plays. A key is
  *                          UP, DOWN, LEFT, RIGHT, SPACE, SHIFT, CONTROL, a letter or a digit; REST
  *                          is the head's action while no key is down (0 without a REST).
@@ -197,16 +198,15 @@ typedef struct { LOG(LOG_FIELD) } Log;
         (env)->log.n += 1; \
     } while (0)
 
-#ifdef HEAP
-#define HAS_HEAP
-#else
-#define HEAP
+#ifndef HEAP
+#define HEAP(X)
 #endif
 
 /* Every environment's struct begins with this. The pointers lead to this environment's part of the
- * current step's arrays, one agent after another. All fields from rng on are saved and restored
- * byte for byte. */
+ * current step's arrays, one agent after another. All fields from rng on, and the arrays of HEAP,
+ * are saved and restored byte for byte. */
 #define SETTING_FIELD(type, name, value, help) type name;
+#define HEAP_POINTER(type, name, count) type* name;
 #define ENV_COMMON \
     /* (agents, shape). Aligned, so that two threads never share a cache line. */ \
     _Alignas(64) OBSERVATION* observations; \
@@ -222,7 +222,7 @@ typedef struct { LOG(LOG_FIELD) } Log;
     uint8_t* action_masks; /* (agents, sum of heads), with HAS_ACTION_MASKS only */ \
     uint32_t agent_offset; /* agents of the preceding environments */ \
     bool every_final; /* terminated agents get a final observation too */ \
-    HEAP \
+    HEAP(HEAP_POINTER) \
     uint64_t rng; \
     Log log; \
     SETTINGS(SETTING_FIELD)

@@ -69,6 +69,8 @@ static void demo_start(const double* settings) {
     if (!demo.env) demo_fail("there is not enough memory", "");
     const char* problem = ocean_init((char*)demo.env, 1, 0, demo.seed, settings, 0, offsets);
     if (problem) demo_fail(problem, "");
+    size_t heap = (size_t)ocean_place((char*)demo.env, 1, 0);
+    ocean_place((char*)demo.env, 1, (int64_t)(intptr_t)demo_new(heap + 1, 1)); /* calloc of 0 may be NULL */
     demo.spaces = spaces_of(demo.env);
     demo.random = demo.seed + 1;
 

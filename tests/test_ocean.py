@@ -4,6 +4,7 @@ import gc
 import stat
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -54,15 +55,19 @@ def test_wrong_calls():
 
 
 def test_forgotten_environments_are_freed(monkeypatch):
-    gc.collect()  # those of other tests
-    closed, free = [], ocean.load("snake").functions.ocean_close
-    monkeypatch.setattr(ocean.load("snake").functions, "ocean_close",
-                        lambda *arguments: closed.append(arguments[1:]) or free(*arguments))
+    blocks, create = [], ocean.Library.create
+
+    def record(*arguments, **options):
+        envs = create(*arguments, **options)
+        blocks.extend(map(weakref.ref, (envs.memory, envs.heap)))
+        return envs
+
+    monkeypatch.setattr(ocean.Library, "create", record)
     Native("snake", 2, num_buffers=1)
     with pytest.raises(ValueError, match="num_buffers"):
         Native("snake", 3, num_buffers=2)
     gc.collect()
-    assert closed == [(2,), (3,)]
+    assert len(blocks) == 4 and not any(block() is not None for block in blocks)
 
 
 # Headers of a user: dead agents and action masks; or all that is optional left out

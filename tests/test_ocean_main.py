@@ -51,7 +51,6 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 static void c_render(Env* env) { (void)env; }
-static void c_close(Env* env) { (void)env; }
 """
 ENDS = "random_int(&env->rng, 20) == 0, late = !over && env->tick >= 50"
 REWARD, OBSERVE, FINAL = "env->rewards[0] = over;", "observation[i] = env->at[i];", "if (WANTS_FINAL(env, late))"
@@ -97,13 +96,9 @@ PLANTED = {  # what is replaced, by what (..., in turn), and what the problem or
     "save": ("(void)env; return NULL;",
              "static float kept[2048][4]; static int n; env->at = kept[n++ % 2048]; return NULL;",
              "problem", "pointer"),
-    "load": ("#define HAS_ACTION_MASKS", "#define HAS_ACTION_MASKS\n#define HEAP float* map;",
-             "(void)env; return NULL;", "env->map = calloc(1, 4); return NULL;",
-             "env->tick++;", "env->tick++; env->at[1] = fmodf(++*env->map, 600) / 600;",
-             "static void c_close(Env* env) { (void)env; }",
-             "static void c_close(Env* env) { free(env->map); }"
-             "static size_t c_save(Env* env, char* at) { (void)env; (void)at; return 4; }"
-             "static void c_load(Env* env, const char* at) { (void)env; (void)at; }", "problem", "c_save"),
+    "load": ("#define HAS_ACTION_MASKS", "#define HAS_ACTION_MASKS\n#define HEAP(X) X(float*, map, 1)",
+             "    env->tick = 0;", "env->tick = 0; if (!*env->map) *env->map = calloc(1, 4);",
+             "env->tick++;", "env->tick++; env->at[1] = fmodf(++**env->map, 600) / 600;", "problem", "HEAP"),
     "infinite": (".observation_low = -1, .observation_high = 1",
                  ".observation_low = -INFINITY, .observation_high = INFINITY",
                  OBSERVE, "observation[i] = env->tick > 9 ? INFINITY : env->at[i];", "problem", "inf, outside"),

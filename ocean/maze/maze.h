@@ -27,7 +27,9 @@
     X(float, loops, 0.0, "share of inner walls that are opened besides") \
     X(float, reward_step, 0.0, "of every step")
 /* the maze with a border of walls; a list with room for all cells */
-#define HEAP uint8_t* cells; uint16_t* queue;
+#define HEAP(X) \
+    X(uint8_t, cells, env->stride * env->stride) \
+    X(uint16_t, queue, env->stride * env->stride)
 #define BY_TURNS
 #define KEYS(KEY) KEY(0, UP, 0) KEY(0, DOWN, 1) KEY(0, LEFT, 2) KEY(0, RIGHT, 3)
 #include "env.h"
@@ -52,10 +54,6 @@ static const char* c_init(Env* env) {
     env->border = env->vision < 2 ? 2 : env->vision;
     env->stride = 2 * env->size - 1 + 2 * env->border;
     env->limit = env->max_steps ? env->max_steps : 4 * env->size * env->size;
-    size_t cells = (size_t)env->stride * (size_t)env->stride;
-    env->cells = calloc(cells, 1);
-    env->queue = calloc(cells, sizeof(uint16_t));
-    if (!env->cells || !env->queue) return "no memory for the maze";
     return NULL;
 }
 
@@ -194,17 +192,6 @@ static void c_step(Env* env) {
     c_reset(env);
 }
 
-static int64_t c_save(Env* env, char* out) {
-    /* the queue is used within c_reset only */
-    size_t cells = (size_t)env->stride * (size_t)env->stride;
-    if (out) memcpy(out, env->cells, cells);
-    return (int64_t)cells;
-}
-
-static void c_load(Env* env, const char* in) {
-    memcpy(env->cells, in, (size_t)env->stride * (size_t)env->stride);
-}
-
 /* What the agent sees is lit; the rest of the maze is dim. */
 static void c_render(Env* env) {
     int cells = 2 * env->size + 1, side = 760 / cells > 1 ? 760 / cells : 1;
@@ -226,9 +213,4 @@ static void c_render(Env* env) {
         }
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    free(env->cells);
-    free(env->queue);
 }

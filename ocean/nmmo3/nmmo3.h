@@ -101,16 +101,18 @@
       "for 100 points of food or water won; helps training, not in score") \
     X(float, reward_death, -1.0, "for dying")
 #define HAS_ACTION_MASKS
-#define HEAP \
-    char* block; /* one allocation; all pointers below lead into it */ \
-    uint8_t *look, *ground, *land; \
-    uint16_t *who, *nearest; \
-    Place* wells; \
-    int32_t* open; \
-    Spent* spent; \
-    Agent* agents; \
-    Foe* foes; \
-    Offer* stalls;
+#define HEAP(X) \
+    X(uint8_t, look, env->cells * TILE) \
+    X(uint8_t, ground, env->cells) \
+    X(uint8_t, land, env->cells) \
+    X(uint16_t, who, env->cells) \
+    X(uint16_t, nearest, env->cells) \
+    X(Place, wells, env->villages) \
+    X(int32_t, open, env->cells) \
+    X(Spent, spent, env->cells) \
+    X(Agent, agents, env->num_agents) \
+    X(Foe, foes, env->num_foes) \
+    X(Offer, stalls, env->num_agents * env->offers)
 #define FPS 8
 #define KEYS(KEY) \
     KEY(0, UP, 1) KEY(0, DOWN, 2) KEY(0, LEFT, 3) KEY(0, RIGHT, 4) \
@@ -207,27 +209,6 @@ struct Env {
     int64_t gold_made, gold_lost, items_made[KINDS], items_lost[KINDS]; /* the ledger */
 };
 
-/* Cuts the block into its arrays and returns its size. Without a block it only counts. */
-static size_t arrange(Env* env) {
-    size_t used = 0, cells = (size_t)env->cells, agents = (size_t)env->num_agents;
-#define ARRAY(name, count) \
-    env->name = env->block ? (void*)(env->block + used) : NULL; \
-    used += ((count) * sizeof(*env->name) + 63) / 64 * 64;
-    ARRAY(look, cells * TILE)
-    ARRAY(ground, cells)
-    ARRAY(land, cells)
-    ARRAY(who, cells)
-    ARRAY(nearest, cells)
-    ARRAY(wells, (size_t)env->villages)
-    ARRAY(open, cells)
-    ARRAY(spent, cells)
-    ARRAY(agents, agents)
-    ARRAY(foes, (size_t)env->num_foes)
-    ARRAY(stalls, agents * (size_t)env->offers)
-#undef ARRAY
-    return used;
-}
-
 static const char* c_init(Env* env) {
     if (env->num_agents < 1 || env->num_foes < 0 || env->num_agents + env->num_foes > MAX_CREATURES)
         return "num_agents must be 1 or more, num_foes 0 or more, and both together at most 16384";
@@ -286,9 +267,6 @@ static const char* c_init(Env* env) {
     env->cells = env->stride * env->rows;
     for (int level = 1; level <= LEVELS + 1; level++)
         env->need[level] = env->xp_level * level * (level - 1) / 2;
-    env->block = calloc(1, arrange(env));
-    if (!env->block) return "no memory for the world";
-    arrange(env);
     return NULL;
 }
 
@@ -685,10 +663,10 @@ static void be_born(Env* env, int i) {
                      .food = FULL,
                      .water = FULL,
                      .gold = env->purse,
-                     .alive = true,
-                     .weapon = 1,
                      .life = agent->life + 1,
-                     .struck = env->tick - 1};
+                     .struck = env->tick - 1,
+                     .alive = true,
+                     .weapon = 1};
     stand(env, &agent->cell, &agent->column, &agent->row, free_cell(env, env->home_count, true));
     env->who[agent->cell] = (uint16_t)(1 + i);
     agent->weapon_kind = (uint8_t)(ITEM_SWORD + random_int(&env->rng, SKILLS - GATHER));
@@ -874,10 +852,8 @@ static void consume(Env* env, Agent* agent, int kind, int tier, int n) {
 }
 
 static void use(Env* env, int i, int kind) {
-    static const uint8_t products[] = {[ITEM_WOOD] = ITEM_BOW,
-                                       [ITEM_ORE] = ITEM_SWORD,
-                                       [ITEM_CRYSTAL] = ITEM_STAFF,
-                                       [ITEM_HIDE] = ITEM_ARMOUR};
+    /* of wood, ore, crystal, hide */
+    static const uint8_t products[] = {ITEM_BOW, ITEM_SWORD, ITEM_STAFF, ITEM_ARMOUR};
     Agent* agent = &env->agents[i];
     if (!agent->use[kind]) return;
     int tier = 1;
@@ -891,7 +867,7 @@ static void use(Env* env, int i, int kind) {
         for (tier = TIERS; agent->bag[kind][tier - 1] < env->craft_cost;)
             tier--;
         consume(env, agent, kind, tier, env->craft_cost);
-        make(env, agent, products[kind], tier);
+        make(env, agent, products[kind - ITEM_WOOD], tier);
         agent->crafted++;
         return;
     } else {
@@ -1219,16 +1195,6 @@ static void c_step(Env* env) {
     write_observations(env);
 }
 
-static int64_t c_save(Env* env, char* out) {
-    size_t size = arrange(env);
-    if (out) memcpy(out, env->block, size);
-    return (int64_t)size;
-}
-
-static void c_load(Env* env, const char* in) {
-    memcpy(env->block, in, arrange(env));
-}
-
 /* --- Drawing: the whole map, and beside it the surroundings of agent 0, its state and the market
  */
 
@@ -1463,8 +1429,4 @@ static void c_render(Env* env) {
     draw_surroundings(env);
     draw_panel(env);
     draw_end();
-}
-
-static void c_close(Env* env) {
-    free(env->block);
 }

@@ -33,7 +33,9 @@
     X(float, reward_corpse, 0.1, "for a piece of a corpse") \
     X(float, reward_death, -1.0, "for dying")
 /* the field with a border of walls; a ring of max_length for each agent */
-#define HEAP uint16_t* cells; int32_t* bodies;
+#define HEAP(X) \
+    X(uint16_t, cells, env->stride * env->rows) \
+    X(int32_t, bodies, env->num_agents * env->max_length)
 #define FPS 8
 #define BY_TURNS
 #define KEYS(KEY) KEY(0, UP, 0) KEY(0, DOWN, 1) KEY(0, LEFT, 2) KEY(0, RIGHT, 3)
@@ -69,9 +71,6 @@ static const char* c_init(Env* env) {
         return "num_agents + num_food must be no more than half of the cells";
     env->stride = env->width + 2 * env->vision;
     env->rows = env->height + 2 * env->vision;
-    env->cells = calloc((size_t)env->stride * (size_t)env->rows, sizeof(uint16_t));
-    env->bodies = calloc((size_t)env->num_agents * (size_t)env->max_length, sizeof(int32_t));
-    if (!env->cells || !env->bodies) return "no memory for the field";
     return NULL;
 }
 
@@ -220,23 +219,6 @@ static void c_step(Env* env) {
         write_observation(env, i, env->observations + i * size);
 }
 
-static int64_t c_save(Env* env, char* out) {
-    size_t cells = (size_t)env->stride * (size_t)env->rows * sizeof(uint16_t);
-    size_t bodies = (size_t)env->num_agents * (size_t)env->max_length * sizeof(int32_t);
-    if (out) {
-        memcpy(out, env->cells, cells);
-        memcpy(out + cells, env->bodies, bodies);
-    }
-    return (int64_t)(cells + bodies);
-}
-
-static void c_load(Env* env, const char* in) {
-    size_t cells = (size_t)env->stride * (size_t)env->rows * sizeof(uint16_t);
-    memcpy(env->cells, in, cells);
-    memcpy(env->bodies, in + cells,
-           (size_t)env->num_agents * (size_t)env->max_length * sizeof(int32_t));
-}
-
 static void c_render(Env* env) {
     static const Color colors[] = {
         {0, 187, 204, 255}, {90, 200, 120, 255}, {226, 84, 84, 255}, {170, 130, 240, 255},
@@ -261,9 +243,4 @@ static void c_render(Env* env) {
         }
     }
     draw_end();
-}
-
-static void c_close(Env* env) {
-    free(env->cells);
-    free(env->bodies);
 }

@@ -20,8 +20,7 @@
  *     c_spaces       required   what an agent sees and does
  *     c_reset        required   begins an episode
  *     c_step         required   plays one step
- *     c_render       required   draws one frame
- *     c_close        optional   frees the memory of HEAP pointers; needed with HEAP only */
+ *     c_render       required   draws one frame */
 #pragma once
 
 #define OBSERVATION uint8_t
