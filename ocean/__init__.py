@@ -179,11 +179,11 @@ class Envs:
 
     Attributes: num_envs; num_agents, of all environments; agent_offsets (num_envs + 1,) int64, each
     environment's first agent; memory (uint8), the structs, and its address; heap (uint8), their
-    arrays of HEAP; observation_shape, observation_dtype;
-    action_heads, the choices of each discrete action, None if actions are continuous; action_dims,
-    the numbers in an action; action_dtype; single_observation_space, single_action_space;
-    has_valid, has_action_masks; logs (num_envs, log fields) float32, a view of the sums that `log`
-    reads and clears. Arrays of a step have one row for each agent: observations
+    arrays of HEAP, None once closed; observation_shape, observation_dtype; action_heads, the
+    choices of each discrete action, None if actions are continuous; action_dims, the numbers in an
+    action; action_dtype; single_observation_space, single_action_space; has_valid,
+    has_action_masks; logs (num_envs, log fields) float32, a view of the sums that `log` reads and
+    clears. Arrays of a step have one row for each agent: observations
     (agents, *shape), actions (agents, action_dims), masks (agents, sum of heads), others (agents,).
     """
 
@@ -305,14 +305,14 @@ class Envs:
         return [Key(*entry) for entry in described["keys"]], described["click_columns"]
 
     def place_heap(self, address):
-        """Let the pointers of HEAP lead into memory at `address`; return its size in bytes."""
+        """Point HEAP's arrays into memory at `address`; return its size in bytes."""
         return self.functions.ocean_place(self._address, self.num_envs, address)
 
     @property
     def state(self):
-        """Return views of what is saved: (structs from rng on (num_envs, bytes), heap), uint8.
+        """Return uint8 views of what is saved: (structs, heap).
 
-        Raises RuntimeError if the environments are closed.
+        structs: from rng on, (num_envs, bytes). Raises RuntimeError if the environments are closed.
         """
         self._check_open()
         structs = self.memory.reshape(self.num_envs, -1)
@@ -325,10 +325,10 @@ class Envs:
 
     def load(self, saved):
         """Restore a state of as many environments with the same settings and source."""
-        structs, heap = self.state
-        ends = np.cumsum([len(self._identity), structs.size])
-        identity, of_structs, of_heap = np.split(np.frombuffer(saved, np.uint8), ends)
-        if not np.array_equal(identity, self._identity) or of_heap.size != heap.size:
+        (structs, heap), saved = self.state, np.frombuffer(saved, np.uint8)
+        ends = np.cumsum([len(self._identity), structs.size, heap.size])
+        identity, of_structs, of_heap, _ = np.split(saved, ends)
+        if not np.array_equal(identity, self._identity) or len(saved) != ends[-1]:
             raise ValueError(f"this state was not saved from {self.num_envs} environments of "
                              f"{self.library.name} with these settings and this build.")
         structs[:] = of_structs.reshape(structs.shape)

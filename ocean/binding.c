@@ -173,9 +173,8 @@ void ocean_rows(char* envs, const int64_t* addresses, char* out) {
 
 /* Prepares num_envs environments. Writes agent_offsets: the number of agents before each environment, and after the
  * last. Environment i has random numbers of its own, stream first_env + i of the seed. settings: those of all; or, if
- * `several`, those of each, one after another. Returns NULL, or
- * what is wrong with the first environment whose number of agents is not written. The arrays of HEAP get their places
- * from ocean_place afterwards. */
+ * `several`, those of each, one after another. Returns NULL, or what is wrong with the first
+ * environment whose number of agents is not written. ocean_place follows. */
 const char* ocean_init(char* envs, int64_t num_envs, int64_t first_env, uint64_t seed, const double* settings,
                        int64_t several, int64_t* agent_offsets) {
     const double* setting = settings;
@@ -201,8 +200,8 @@ const char* ocean_init(char* envs, int64_t num_envs, int64_t first_env, uint64_t
     return NULL;
 }
 
-/* Lets the HEAP pointers lead into the memory at an address, each array at a multiple of 64 bytes. Returns the bytes of
- * all arrays of all environments. */
+/* Points the arrays of HEAP into one block of memory, each at a multiple of 64 bytes, so that two
+ * threads never share a cache line. Returns the block's size. */
 int64_t ocean_place(char* envs, int64_t num_envs, int64_t address) {
     int64_t size = 0;
     for (Env* env = (Env*)envs; env < (Env*)envs + num_envs; env++) {
@@ -354,7 +353,8 @@ const char* ocean_describe(void) {
     json_add("{\"struct_size\": %zu, \"log_offset\": %zu, \"plain_start\": %zu, \"rows_size\": %zu", sizeof(Env),
         offsetof(Env, log), offsetof(Env, rng), sizeof(Rows));
     json_add(", \"observation_dtype\": \"%s\", \"fps\": %d, \"by_turns\": %s", dtype, FPS, json_bool(by_turns));
-    json_add(", \"has_valid\": %s, \"has_action_masks\": %s", json_bool(has_valid), json_bool(has_action_masks));
+    json_add(", \"has_valid\": %s, \"has_action_masks\": %s", json_bool(has_valid),
+        json_bool(has_action_masks));
     json_add(", \"settings\": {");
 #define SETTING_DESCRIBE(type, name, value, help) \
     json_add("%s\"%s\": ", comma, #name); \

@@ -36,8 +36,8 @@
  *                          come all the same, because an agent that acts at random ignores masks.
  *     HEAP(X)              X(type, name, count) for each array whose size depends on settings, for
  *                          example X(float, map, env->width * env->height). c_init sets the fields
- *                          that counts need. The arrays exist from then on, zero at first: c_reset
- *                          and c_step use env->map. Their elements are plain data, as the struct's.
+ *                          that counts need. The arrays exist after it, zero at first: c_reset and
+ *                          c_step use env->map. Elements are plain data, like the struct's.
  *     KEYS(KEY)            KEY(head, key, action) for each key with which a person plays. A key is
  *                          UP, DOWN, LEFT, RIGHT, SPACE, SHIFT, CONTROL, a letter or a digit; REST
  *                          is the head's action while no key is down (0 without a REST).

@@ -39,6 +39,23 @@ def test_settings_for_each_environment():
     assert mixed.agent_offsets.tolist() == [0, 2, 3] and mixed.observation_shape == (9,)
 
 
+def test_arrays_of_several_sizes():
+    """Each environment plays as it does alone, and a saved state restores all of them."""
+    options = [{"size": 3}, {"size": 20, "loops": 0.5}, {"size": 2}]
+    whole = Vector("maze", 3, options, seed=5)
+    alone = [Vector("maze", 1, one, seed=5, first_env=i) for i, one in enumerate(options)]
+    assert whole.envs.heap.size == sum(vector.envs.heap.size for vector in alone)
+    rng, saved, seen = np.random.default_rng(0), whole.envs.save(), []
+    actions = rng.integers(0, 4, (500, 3, 1))
+    for _ in range(2):
+        whole.envs.load(saved)
+        seen.append([whole.step(row).observations.copy() for row in actions])
+    assert np.array_equal(*seen)
+    for i, vector in enumerate(alone):
+        for row, observations in zip(actions, seen[0], strict=True):
+            assert np.array_equal(vector.step(row[i : i + 1]).observations[0], observations[i])
+
+
 def test_wrong_calls():
     envs = (vector := Vector("snake", 2)).envs
     for span in ((0, 3), (-1, 2), (2, 1)):
