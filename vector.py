@@ -1321,14 +1321,15 @@ def load_env(env_name, args):
 def make_from(maker, num_envs, args, settings):
     """Call `make` with the vec section's settings.
 
-    Prints why, if vec.device = auto keeps environments in C on the host of a GPU.
+    If vec.device = auto may be a GPU, the faster of GPU and host is written there, with the reason
+    in args["auto"]. Prints why, if the header cannot step on a GPU.
     """
     vec, device = args["vec"], choose_device(maker, args["vec"], args["train"])
     names = "num_buffers", "num_threads", "num_workers", "batch_size", "timeout"
     make_on = functools.partial(make, maker, num_envs, vec["backend"], seed=args["train"]["seed"],
                                 env_kwargs=settings, **{name: vec[name] for name in names})
     try:
-        return make_on(device=device)
+        vecenv = make_on(device=device)
     except EnvError as error:
         if device is None or vec["device"] == "cuda":
             raise
@@ -1337,6 +1338,41 @@ def make_from(maker, num_envs, args, settings):
         if data_parallel.connect().rank == 0:
             print(f"{' '.join([first, *errors][:2])}; the host steps it", file=sys.stderr)
         return make_on()
+    if device is None or vec["device"] == "cuda":
+        return vecenv
+    host = make_on()
+    seconds = data_parallel.connect().first(lambda: time_steps(vecenv, host))
+    vec["device"] = min(seconds, key=seconds.get)
+    args.setdefault("auto", {})["vec.device"] = ", ".join(
+        f"a step takes {1e3 * spent:.2g} ms on {place}" for place, spent in seconds.items())
+    chosen, other = (vecenv, host) if vec["device"] == "cuda" else (host, vecenv)
+    other.close()
+    return chosen
+
+
+TIMED_STEPS = 16
+
+
+def time_steps(gpu, host):
+    """Return the seconds of a step, {"cuda": of GpuEnvs, "host": of Native}.
+
+    Both begin new episodes. The host's threads share a step, and its observations are copied to the
+    GPU.
+    """
+    def seconds(function):
+        function()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(TIMED_STEPS):
+            function()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) / TIMED_STEPS
+
+    gpu.reset()
+    observations = torch.from_numpy(host.reset()[0])
+    step = seconds(lambda: host.envs.step(host._step_rows[0])) / host.num_threads
+    return {"cuda": seconds(lambda: gpu.launch(0)),
+            "host": step + seconds(lambda: observations.to(gpu.device))}
 
 
 def choose_device(env, vec, train):

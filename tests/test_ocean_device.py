@@ -400,3 +400,24 @@ def test_a_header_that_is_no_cpp_steps_on_the_host(tmp_path, monkeypatch, capsys
     settings["vec"]["device"] = "cuda"
     with pytest.raises(EnvError, match="broken"):
         vector.make_from(library, 2, settings, {})
+
+
+@pytest.mark.parametrize("faster", ["cuda", "host"])
+def test_the_faster_of_gpu_and_host_steps_them(faster, monkeypatch):
+    cuda_on_a_cpu.install(monkeypatch)
+    settings = configuration.load_config("squared", [])
+    monkeypatch.setattr(vector, "choose_device", lambda *call: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *call: None)
+    measured = vector.time_steps
+
+    def times(gpu, host):
+        assert all(0 < seconds < 1 for seconds in measured(gpu, host).values())
+        return {"cuda": 0.002, "host": 0.003 if faster == "cuda" else 0.001}
+
+    monkeypatch.setattr(vector, "time_steps", times)
+    with vector.make_from(device_steps.library("squared"), 4, settings, {}) as vecenv:
+        assert type(vecenv) is {"cuda": vector.GpuEnvs, "host": vector.Native}[faster]
+        fresh = device_steps.both("squared", 4, settings["train"]["seed"])[0]
+        assert np.array_equal(vecenv.allocate(8).observations[0], fresh.allocate(8).observations[0])
+    assert settings["vec"]["device"] == faster
+    assert settings["auto"]["vec.device"].startswith("a step takes 2 ms on cuda, ")
