@@ -11,10 +11,8 @@ only.
 import contextlib
 import faulthandler
 import functools
-import math
 import os
 import select
-import shutil
 import signal
 import sys
 import threading
@@ -204,24 +202,14 @@ def discard_output():
 
 @contextlib.contextmanager
 def progress():
-    """Yield a function that shows a text in a terminal's last line.
+    """Yield a function that shows a text in the last line of a terminal.
 
-    It shows two a second at most. Without a terminal it does nothing.
+    Lines that are printed meanwhile appear above it. Without a terminal it does nothing.
     """
-    due = time.monotonic() if sys.stderr.isatty() else math.inf
+    from rich.console import Console
 
-    def show(text):
-        nonlocal due
-        if time.monotonic() >= due:
-            due = time.monotonic() + 0.5
-            text = text[: shutil.get_terminal_size().columns - 1]
-            print(f"\r{text}", end="\033[K", file=sys.stderr, flush=True)
-
-    try:
-        yield show
-    finally:
-        if due < math.inf:
-            print(end="\r\033[K", file=sys.stderr, flush=True)
+    with Console().status("", refresh_per_second=2) as status:
+        yield status.update
 
 
 class Interrupts:
