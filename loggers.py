@@ -81,7 +81,6 @@ class JsonLines(NoLogger):
 
     def __init__(self, path, first_step=0):
         self.path = Path(path)
-        self.has_warned = False
         if self.path.exists():
             text = "".join(json.dumps(entry) + "\n"
                            for entry in diagnostics.read_metrics(self.path)
@@ -98,7 +97,8 @@ class JsonLines(NoLogger):
                 file.truncate(size)
         except OSError as problem:
             error = problem
-        self.has_warned = self.has_warned or warn(f"{self.path}: an entry is lost ({error})")
+        processes.say_once(f"{self.path}: an entry is lost ({error}). Training continues.",
+                           sys.stderr)
 
 
 class TensorBoardLogger(NoLogger):
@@ -118,7 +118,8 @@ class TensorBoardLogger(NoLogger):
                 getattr(self.writer, method)(*arguments)
         except OSError as error:
             self.writer = None
-            warn(f"TensorBoard: no more entries are written ({error})")
+            processes.say(f"TensorBoard: no more entries are written ({error}). Training "
+                          "continues.", sys.stderr)
 
     def log(self, metrics, step):
         for name, value in metrics.items():
@@ -198,12 +199,6 @@ def make_logger(args, folder, first_step=0):
             raise ConfigError(f"cannot write {folder}: {error}. Set --data-dir to a folder on a "
                               "disk with room for checkpoints.") from None
     return loggers
-
-
-def warn(text):
-    """Print to stderr what is lost, and that training continues; return True."""
-    processes.say(f"{text}. Training continues.", sys.stderr)
-    return True
 
 
 # --------------------------------------------------------------------------------------------------

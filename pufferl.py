@@ -555,8 +555,8 @@ class PuffeRL:
             try:
                 self.save_checkpoint()
             except OSError as error:  # a full disk; the last checkpoint stays intact
-                loggers.warn(f"{self.run_folder}: checkpoint at epoch {self.epoch} not written: "
-                             f"{error}")
+                processes.say(f"{self.run_folder}: checkpoint at epoch {self.epoch} not written: "
+                              f"{error}. Training continues.", sys.stderr)
         return logs
 
     # -- schedules and numbers ---------------------------------------------------------------------

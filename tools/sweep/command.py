@@ -579,7 +579,7 @@ def make_logger(kind, folder, config):
         try:
             write(record)
         except (OSError, ValueError) as error:
-            loggers.warn(f"trial {record['trial']} was not logged to {kind} ({error})")
+            processes.say(f"trial {record['trial']} was not logged to {kind} ({error})", sys.stderr)
 
     return log if kind != "none" else lambda record: None
 
