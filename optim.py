@@ -16,7 +16,6 @@ import math
 
 import torch
 
-import emulation
 import kernels
 from arena import (
     ONE,
@@ -30,7 +29,7 @@ from arena import (
     on_gpu,
     run,
 )
-from configuration import has_custom_optimizer, load_attribute
+from configuration import has_custom_optimizer, load_attribute, named
 from errors import ConfigError
 from fast.products import accumulate_rows, find_problem
 
@@ -149,7 +148,7 @@ class Muon:
                                group="muon")
         # clip's scale, momentum, decay, learning rate
         arena.register("muon/scalars", (4,), group="muon")
-        self._is_bound = False
+        self._arrays = None
 
     @classmethod
     def _join_shapes(cls, shapes):
@@ -180,7 +179,6 @@ class Muon:
             self._work = as_array(arena.flat("muon"))
         if self._matrices:
             self._lanes = self._bind_matrices(arena.flat("updates"))
-        self._is_bound = True
 
     def _bind_matrices(self, updates):
         """Return the arguments of `run` for _orthogonalise_lanes.
@@ -233,7 +231,7 @@ class Muon:
         finite; while it is not 0, nothing changes. On a GPU nothing waits, and the norm is a
         tensor.
         """
-        if not self._is_bound:
+        if self._arrays is None:
             self._bind()
         gradients, momentum, updates, weights, scalars = self._arrays
         if on_gpu(self._gradients):
@@ -305,24 +303,6 @@ def orthogonalise(x):
     return x
 
 
-def check_optimizer(cls, weight_decay):
-    """Raise ConfigError unless a custom train.optimizer is a torch.optim.Optimizer.
-
-    It must take what TorchOptimizer makes it with.
-    """
-    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
-        raise ConfigError(f"train.optimizer: a {type(cls).__name__} is not a subclass of "
-                          "torch.optim.Optimizer. Give one.")
-    closure = inspect.signature(cls.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise ConfigError(f"train.optimizer = {cls.__name__}: its step() needs a closure that "
-                          "computes the loss again, which the trainer has not. Take another one.")
-    for name in ("lr", *(["weight_decay"] if weight_decay else [])):
-        if not emulation.takes(cls, name):
-            raise ConfigError(f"train.optimizer = {cls.__name__}: takes no {name}, which the "
-                              "trainer gives. Add it, or leave train.weight_decay at 0.")
-
-
 class TorchOptimizer:
     """Step an optimizer of torch, or a custom one (train.optimizer my_file.py:Class).
 
@@ -348,7 +328,8 @@ class TorchOptimizer:
             try:
                 self.optimizer = make(policy.parameters(), lr=rate, **decay)
             except (TypeError, ValueError) as error:
-                raise ConfigError(f"train.optimizer = {make.__name__}: {error}") from error
+                raise ConfigError(f"train.optimizer = {named(make)}: {error}. Give a "
+                                  "torch.optim.Optimizer.") from error
             self.ratios = [group["lr"] / rate for group in self.optimizer.param_groups]
             self.given = "lr", *decay
             return

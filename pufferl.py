@@ -1049,8 +1049,6 @@ def check_train(config, vecenv, policy, agents, ranks):
     require(c["draw"] == "segments" or not (is_recurrent and policy.initial_state(1)),
             f"train.draw = {c['draw']}: a recurrent network needs steps in their order. Take "
             "segments, or rnn.name none.")
-    if has_custom_optimizer(c):
-        optim.check_optimizer(load_attribute("train.optimizer", c["optimizer"]), c["weight_decay"])
     return c
 
 
