@@ -50,14 +50,6 @@ def require(is_right, problem):
 PROJECT = {str(Path(__file__).parent / folder)
            for folder in (".", "fast", "ocean", "families", "tools", "tools/sweep")}
 LIBRARIES = ("site-packages", "dist-packages", "<", sysconfig.get_path("stdlib"))
-# Files whose functions run an environment, of a library too, and files of which only CALLS do:
-# networks call the other functions too.
-CALLERS = [str(Path(__file__).parent / f"{name}.py") for name in (
-    "environments", "families/adapters", "workers", "absolute_imports")]
-PARTIAL_CALLERS = [str(Path(__file__).parent / f"{name}.py") for name in (
-    "models", "flat_spaces", "emulation", "tensors")]
-CALLS = ("reset", "step", "reset_into", "step_into", "reset_env", "_step_env", "has_action_masks",
-         "wrap", "build", "create", "render", "close")
 OUT_OF_MEMORY = "out of memory", "allocate memory", "bad_alloc"  # as CUDA, torch and C++ say it
 REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EPERM,
                  errno.EROFS}
@@ -66,18 +58,13 @@ REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, e
 def user_frames(stack):
     """Return the frames of a user's code in a traceback.StackSummary.
 
-    They begin with the first file that this project calls and that is no library's, or after the
-    last call of a library's environment. None if the error is in this project's code.
+    They begin with the first file that this project calls and that is no library's. None if there
+    is none.
     """
     called = itertools.dropwhile(lambda frame: not _is_of_project(frame), stack)
     frames = list(itertools.dropwhile(
         lambda frame: _is_of_project(frame) or any(part in frame.filename for part in LIBRARIES),
         called))
-    if not frames:
-        last = max((i for i, frame in enumerate(stack) if frame.filename in CALLERS or
-                    (frame.filename in PARTIAL_CALLERS and frame.name in CALLS)), default=len(stack))
-        frames = list(itertools.dropwhile(lambda frame: frame.filename in CALLERS + PARTIAL_CALLERS,
-                                          stack[last + 1 :]))
     return traceback.StackSummary.from_list(frames) if frames else None
 
 
@@ -116,11 +103,8 @@ def error_text(error):
         return advice if place is None else f"{advice}\n{place}"
     if place is not None:
         return place
-    if (isinstance(error, OSError) and error.errno in REFUSED_PATHS
-            and isinstance(error.filename, str)):
-        return (f"the system refuses a path ({error.strerror}): {error.filename[:100]}. "
-                "Give another one.")
-    if is_explained or isinstance(error, FloatingPointError):
+    is_refused_path = isinstance(error, OSError) and error.errno in REFUSED_PATHS
+    if is_explained or is_refused_path or isinstance(error, FloatingPointError):
         return "\n".join([text or type(error).__name__, *getattr(error, "__notes__", ())])
     return None
 
