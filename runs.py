@@ -157,7 +157,6 @@ WHOLE_RUN = {"model": {...: object}, "tensors": {...: torch.Tensor}, "environmen
              "others": list, "numbers": NUMBERS, "epoch": int, "global_step": int,
              "uptime": int | float, "config": str, "adam": dict | None,
              "bonus": dict | None, "metadata": object}
-MAX_READ = 20  # files beside a damaged one that are tried
 
 
 def save(state, path):
@@ -205,7 +204,7 @@ def load(path, form=weights):
         return _read(path, form)
     except ValueError as error:
         raise ConfigError(f"{path}: damaged ({error}) or not a checkpoint"
-                          f"{_find_newest(path, form)}") from None
+                          f"{_find_newest(path)}") from None
 
 
 def _read(path, form):
@@ -234,17 +233,14 @@ def _read(path, form):
     return form(items)
 
 
-def _find_newest(path, form):
-    """Return the end of a message that names the newest whole file beside `path`."""
-    others = [other for other in path.parent.glob(f"*{path.suffix}")
-              if other.name != path.name and other.is_file()]
-    others.sort(key=lambda other: other.stat().st_mtime, reverse=True)
-    for kind, text in ((form, "one is {}"), (weights, "weights are {}, for --load-model-path")):
-        for other in others[:MAX_READ]:
-            with contextlib.suppress(ValueError):
-                _read(other, kind)
-                return f"; the newest whole {text.format(other)}."
-    return "; there is no whole one beside it."
+def _find_newest(path):
+    """Return the end of a message that names the newest whole weights beside `path`."""
+    files = path.parent.glob(f"*{path.suffix}")
+    for other in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
+        with contextlib.suppress(ValueError):
+            _read(other, weights)
+            return f"; the newest whole weights are {other}."
+    return "; there are no whole ones beside it."
 
 
 def check_weights(saved, expected, path):
