@@ -281,25 +281,13 @@ def copies(tensors, device=None):
 
 
 def difference(before, after):
-    """List the settings in two runs' config.json that differ, of those that both have.
-
-    Also the environment's settings that one of them lacks, and those whose default is another one.
-    """
-    sections = "env", "vec", "policy", "rnn", "train", "versions", "engine"
+    """List the settings that differ in two config.json, of sections that both have."""
+    sections = [name for name in ("env", "vec", "policy", "rnn", "train", "versions", "engine")
+                if before.get(name) and after.get(name)]
     one, other = ({f"{section}.{key}": value for section in sections
-                   for key, value in config.get(section, {}).items()} for config in (before, after))
-    changes = [f"{name}: {one[name]} is now {other[name]}" for name in one
-               if name in other and one[name] != other[name]]
-    old, new = before.get("env", {}), after.get("env", {})
-    if old and new:  # a script's run has none
-        changes += [f"env.{name} = {old[name]} does not exist now" for name in old
-                    if name not in new]
-        changes += [f"env.{name} = {new[name]} is new" for name in new if name not in old]
-    was, now = ((config.get("defaults") or {}).get("env", {}) for config in (before, after))
-    return changes + [
-        f"env.{name} = {old[name]} is kept; its default was {was[name]} and is now {now[name]}"
-        for name in was
-        if name in now and was[name] != now[name] and old.get(name) == new.get(name)]
+                   for key, value in config[section].items()} for config in (before, after))
+    return [f"{name}: {one.get(name, 'missing')} is now {other.get(name, 'missing')}"
+            for name in {**one, **other} if one.get(name, ...) != other.get(name, ...)]
 
 
 SCORES = ("best_score", "_recent")  # NUMBERS of trainer.statistics; the others are the trainer's
