@@ -417,9 +417,6 @@ class Snapshot:
             trainer.bonus.load_state_dict(saved["bonus"])
         for name in restored:
             ours[name].copy_(tensors[name])
-        scale = trainer.reward_scale
-        if scale is not None and "value_targets" not in tensors:  # these values are relative to 0
-            scale.targets.zero_()[0] = scale.moments[0]
         for name in NUMBERS.keys() & saved["numbers"].keys():
             setattr(self._owner(name), name, saved["numbers"][name])
         rate = trainer.config["learning_rate"]
