@@ -27,7 +27,6 @@ import socket
 import sys
 import time
 
-import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
@@ -42,7 +41,7 @@ class Ranks:
     """This process's place among the ranks, and their collective operations.
 
     rank: its number. count: of all ranks. local_rank, local_count: on this machine. device: of the
-    trainer's tensors; numpy arrays are sent from there too, because NCCL needs fewer messages than
+    trainer's tensors; flags and sums are sent from there, because NCCL needs fewer messages than
     gloo. collective_seconds: spent in collective operations since take_seconds, including the wait
     for the slowest rank.
     """
@@ -74,18 +73,13 @@ class Ranks:
         seconds, self.collective_seconds = self.collective_seconds, 0.0
         return seconds
 
-    def sum(self, values):
-        """Add a tensor or a numpy array over all ranks, in place; return it.
+    def sum(self, tensor):
+        """Add a tensor over all ranks, in place; return it.
 
         All ranks get the same bits.
         """
-        is_numpy = isinstance(values, np.ndarray)
-        host = torch.from_numpy(values) if is_numpy else values
-        tensor = host.to(self.device) if is_numpy else values
         self._run(dist.all_reduce, tensor, group=self._group(tensor))
-        if tensor is not host:
-            host.copy_(tensor)
-        return values
+        return tensor
 
     def broadcast(self, tensor):
         """Overwrite a tensor with rank 0's."""
@@ -113,7 +107,9 @@ class Ranks:
 
     def any(self, flag):
         """Return whether the flag is set on any rank."""
-        return bool(flag) if self.count == 1 else bool(self.sum(np.array([float(flag)]))[0])
+        if self.count == 1:
+            return bool(flag)
+        return bool(self.sum(torch.tensor(float(flag), device=self.device)))
 
     def _exchange(self, operation, values, *arguments):
         """Call one of torch's operations on a list of objects, and return the list."""
@@ -197,7 +193,8 @@ class Ranks:
         Checks now and then that the weights are equal, and gives a network's buffers rank 0's
         values, as torch's DistributedDataParallel does.
         """
-        sums = self.sum(np.append(sums, float(log_due and self.rank == 0)))
+        sums = torch.tensor([*sums, log_due and self.rank == 0], dtype=torch.float64)
+        sums = self.sum(sums.to(self.device)).cpu().numpy()
         for buffer in trainer.policy.buffers():
             self.broadcast(buffer)
         if trainer.epoch == 1 or trainer.epoch % trainer.config["checkpoint_interval"] == 0:

@@ -102,7 +102,8 @@ def message(function, *arguments, **options):
 
 
 def check_collectives(group):
-    assert group.sum(np.array([1.0 + group.rank, 1e-17])).tolist() == [3.0, 2e-17]
+    numbers = torch.tensor([1.0 + group.rank, 1e-17], dtype=torch.float64)
+    assert group.sum(numbers).tolist() == [3.0, 2e-17]
     assert [group.any(flag) for flag in (False, group.rank == 1, True)] == [False, True, True]
     assert group.first(lambda: "only " + "once") == "only once"
     fail = mock.Mock(side_effect=ConfigError("it cannot be"))
