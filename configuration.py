@@ -463,10 +463,9 @@ def _suggest(key, schema, place):
     """Return a question with the settings nearest to a key, if there are any."""
     names = [full_name(section, known) for section, cls in schema.items()
              for known in get_type_hints(cls)]
-    meanings = dict(zip(names, names, strict=True)) | foreign_options()["renamed"]
-    keys = {name: name.rpartition(".")[2] for name in meanings}
-    near = difflib.get_close_matches(key, keys.values(), 1)
-    options = {meanings[name].partition("=")[0] for name in keys if keys[name] in near}
+    meanings = [*zip(names, names, strict=True), *foreign_options()["renamed"].items()]
+    near = difflib.get_close_matches(key, [name.rpartition(".")[2] for name, _ in meanings], 1)
+    options = {new.partition("=")[0] for name, new in meanings if name.rpartition(".")[2] in near}
     if place.startswith("--"):
         options = {"--" + name.replace("_", "-") for name in options}
     return f" Did you mean {' or '.join(sorted(options))}?" if options else ""
@@ -699,9 +698,6 @@ def env_section(name, maker):
     if maker is None:
         return dataclasses.make_dataclass("Env", [])
     base = EnvInC if isinstance(maker, ocean.Library) else Env
-    require(base is Env or "num_envs" not in maker.settings,
-            f"{name}: a setting of a header cannot be named num_envs, which is how many "
-            "environments there are. Rename it.")
     return make_section(base, maker.settings, getattr(maker, "settings_help", {}), name)
 
 
@@ -832,12 +828,9 @@ def solved(env_name, path=None):
     parser = parse_ini(path, "[solved]") if path.exists() else {}
     if "solved" not in parser:
         return None
-    known = Solved(**{key: convert(Entry("solved", key, text, f"{path} [solved] {key}"),
-                                   {"solved": Solved})[2]
-                      for key, text in parser["solved"].items()})
-    require((known.score is None) != (known.perf is None),
-            f"{path} [solved]: must have score or perf, one of them.")
-    return known
+    return Solved(**{key: convert(Entry("solved", key, text, f"{path} [solved] {key}"),
+                                  {"solved": Solved})[2]
+                     for key, text in parser["solved"].items()})
 
 
 # --------------------------------------------------------------------------------------------------
@@ -901,7 +894,6 @@ def replace_batch_size(train, agents):
 
 
 MODELS = {"latest": "model_*.pt", "best": "best_*.pt"}
-BASELINE = "env", "policy", "rnn", "score", "score_error", "steps"  # metadata of a shipped policy
 
 
 def named(value):
@@ -1006,9 +998,8 @@ def read_baseline(env_name):
     try:
         with safe_open(path, "pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            texts = file.metadata() or {}
-        metadata = {name: json.loads(texts[name]) for name in BASELINE}
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
+            metadata = {name: json.loads(text) for name, text in file.metadata().items()}
+    except (SafetensorError, OSError) as error:
         raise ConfigError(f"--baseline: {path} is missing or damaged ({error}). Train a policy and "
                           "use --load-model-path.") from None
     return weights, metadata

@@ -68,7 +68,7 @@ def test_one_is_shown_with_what_to_type_next(name, texts, capsys):
 
 
 @pytest.mark.parametrize(("text", "name"), [
-    ("scores = 1", "score"), ("score = x", "score"), ("score = 1\nperf = 1", "perf")])
+    ("scores = 1", "score"), ("score = x", "score")])
 def test_a_wrong_mark_is_an_error(text, name, tmp_path, monkeypatch):
     (tmp_path / "config").mkdir()
     (tmp_path / "config/squared.ini").write_text(f"[solved]\n{text}\n")
