@@ -413,22 +413,6 @@ class Warnings:
                     "env->truncations[0] = 1 and c_reset(env) at env->tick 1000, as in "
                     "ocean/cartpole/cartpole.h.")
 
-    def warn_every_step_ends(self):
-        """Warn of episodes that became a single step, and earn no more.
-
-        With one rank only, because a rollout is compared with all agents.
-        """
-        size = (self.agents or 0) * self.settings.get("horizon", 0)
-        ended = [max(pair) for pair in zip(self.values("vital/terminated"),
-                                           self.values("vital/truncated"), strict=False)]
-        returns = self.values("environment/episode_return")
-        if (size and len(ended) > PATIENCE and ended[0] < size / 2
-                and min(ended[-PATIENCE:]) > 0.99 * size
-                and (len(returns) < PATIENCE
-                     or np.mean(returns[-PATIENCE:]) <= max(returns[:3]))):
-            return ("By now each step ends an episode, which was not so at first. Does the "
-                    "environment's reset begin its counters at 0?")
-
     def warn_cut_at_the_same_step(self):
         """Warn of episodes that are all truncated at one step, and a score that stays."""
         ended, cut = (sum(self.values(f"vital/{name}")) for name in ("terminated", "truncated"))

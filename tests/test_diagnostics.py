@@ -101,9 +101,6 @@ FAILURES = {
     "rewards_zero": {"world": {"reward": 0.0}},
     "return_fell": {"metrics": {"environment__episode_return": lambda n: 1.5 if n < 11 else 0.1,
                                 "environment__score": lambda n: 1.5 if n < 11 else 0.1}},
-    "every_step_ends": {"metrics": {"vital__terminated": lambda n: 0.0,
-                                    "vital__truncated": lambda n: 64.0 if n < 9 else 256.0,
-                                    "environment__episode_return": lambda n: 1.0}},
     "rewards_vast": {"world": {"reward": 5000.0}},
     "actions_reach_little": {"world": {"bounds": (0.0, 500.0)}},
     "observations_constant": {"world": {"observation": 0.0}},
@@ -147,12 +144,6 @@ def constant(value):
     return lambda n: value
 
 
-def ends(returns, early, late, truncated=lambda n: 0):
-    """Entries of which more steps end from the tenth on."""
-    return {"environment__episode_return": returns, "vital__terminated": lambda n: late if n > 9 else early,
-            "vital__truncated": truncated}
-
-
 RETURNS = [  # whether it fell, and the entries of the run
     (lambda n: 0.5 if n < 8 else 0.0, True, {}), (lambda n: -10.0 if n < 9 else -60.0, True, {}),
     (constant(0.5), False, {}), (lambda n: 1.0 if n < 2 else 0.1, False, {}),  # luck, or ended early
@@ -172,12 +163,6 @@ RETURNS = [  # whether it fell, and the entries of the run
       for slope in (1.0, 0.0, -1.0)),
     *(("return_fell", expected, options, {"environment__episode_return": returns})
       for returns, expected, options in RETURNS),
-    ("every_step_ends", True, {}, ends(constant(0.7), 60, 256)),
-    ("every_step_ends", True, {}, ends(lambda n: 1.0 - n / 40, 60, 256)),
-    # the sooner the better, and it is as soon as can be
-    ("every_step_ends", False, {}, ends(lambda n: min(1.0, 0.7 + n / 40), 60, 256)),
-    # two steps, whose ends are marked as both
-    ("every_step_ends", False, {}, ends(constant(0.7), 30, 128, lambda n: 128 if n > 9 else 30)),
     # a resumed run counts its own steps
     ("episodes_never_end", False, {"first": 4000, "number": 10, "total": 400_000, "settings": {}},
      {"vital__terminated": constant(0), "vital__truncated": constant(0)}),
