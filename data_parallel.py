@@ -19,6 +19,7 @@ on a GPU with NCCL.
 
 import atexit
 import contextlib
+import dataclasses
 import datetime
 import os
 import secrets
@@ -37,6 +38,7 @@ from errors import RankError, require
 TIMEOUT = datetime.timedelta(minutes=10)  # for a rank that does not answer
 
 
+@dataclasses.dataclass
 class Ranks:
     """This process's place among the ranks, and their collective operations.
 
@@ -46,16 +48,14 @@ class Ranks:
     for the slowest rank.
     """
 
-    def __init__(self, rank=0, count=1, local_rank=0, local_count=1, control=None,
-                 has_user_group=False):
-        self.rank = rank
-        self.count = count
-        self.local_rank = local_rank
-        self.local_count = local_count
-        self.device = torch.device("cpu")
-        self.collective_seconds = 0.0
-        self.has_user_group = has_user_group  # a script's, which chose GPUs
-        self._control = control  # the group for Python objects; None: torch's default one
+    rank: int = 0
+    count: int = 1
+    local_rank: int = 0
+    local_count: int = 1
+    control: object = None  # the group for Python objects; None: torch's default one
+    has_user_group: bool = False  # a script's, which chose GPUs
+    device: torch.device | str = "cpu"
+    collective_seconds: float = 0.0
 
     def _run(self, operation, *arguments, **options):
         start = time.perf_counter()
@@ -86,7 +86,7 @@ class Ranks:
         self._run(dist.broadcast, tensor.data, 0, group=self._group(tensor))
 
     def _group(self, tensor):
-        return self._control if tensor.device.type == "cpu" else None
+        return self.control if tensor.device.type == "cpu" else None
 
     def choose_gpu(self):
         """Return the number of this rank's GPU, which becomes torch's current one.
@@ -114,7 +114,7 @@ class Ranks:
     def _exchange(self, operation, values, *arguments):
         """Call one of torch's operations on a list of objects, and return the list."""
         if self.count > 1:
-            self._run(operation, values, *arguments, group=self._control)
+            self._run(operation, values, *arguments, group=self.control)
         return values
 
     def gather(self, value):
@@ -125,7 +125,7 @@ class Ranks:
         """Return the same on rank 0, and [] on other ranks."""
         values = [value] * self.count if self.rank == 0 else None
         if self.count > 1:
-            self._run(dist.gather_object, value, values, group=self._control)
+            self._run(dist.gather_object, value, values, group=self.control)
         return values or []
 
     def scatter(self, values):
