@@ -43,15 +43,17 @@ from workers import POLICY_INPUTS
 def lock(folder):
     """Lock a folder while it is written to; returns a file number that holds the lock.
 
-    The lock ends when that is closed or this process ends. Raises BlockingIOError if another
-    process holds it, OSError if the disk has no locks.
+    The lock ends when that is closed or this process ends. A disk without locks locks nothing.
+    Raises BlockingIOError if another process holds it.
     """
     number = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         os.close(number)
         raise
+    except OSError:  # the disk has no locks
+        pass
     return number
 
 
@@ -77,14 +79,7 @@ class Run:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                self._lock = lock(self.folder)
-            except BlockingIOError:
-                raise ConfigError(f"{self.folder}: this run is still being trained, by another "
-                                  "process or a trainer that is not closed. End it (Ctrl-C saves "
-                                  "a checkpoint), then resume.") from None
-            except OSError:  # the disk has no locks
-                pass
+            self._lock = lock(self.folder)
             for part in self.folder.glob("*.part"):  # of a process that was killed
                 part.unlink()
             turns = [saved["turn"]
@@ -95,6 +90,10 @@ class Run:
             self._metrics = JsonLines(self.folder / "metrics.jsonl", first_step)
             if state is not None:
                 save(state, self.folder / "trainer_state.pt")
+        except BlockingIOError:
+            raise ConfigError(f"{self.folder}: this run is still being trained, by another process "
+                              "or a trainer that is not closed. End it (Ctrl-C saves a "
+                              "checkpoint), then resume.") from None
         except OSError as error:
             raise ConfigError(f"cannot write the run's folder {self.folder}: {error}. Set "
                               "--data-dir to one that can be, on a disk with room for "

@@ -11,7 +11,6 @@ process holds the lock of its folder.
 """
 
 import argparse
-import contextlib
 import functools
 import html
 import json
@@ -41,17 +40,11 @@ TAIL = 1 << 16  # bytes of metrics.jsonl in which the last score is looked for
 
 
 def is_running(folder):
-    """Tell whether a process holds a run's folder.
-
-    On a disk without locks, whether it wrote metrics in the last ten minutes.
-    """
+    """Tell whether a process holds a run's folder; False on a disk without locks."""
     try:
         os.close(lock(folder))
     except BlockingIOError:
         return True
-    except OSError:
-        with contextlib.suppress(OSError):
-            return time.time() - (folder / "metrics.jsonl").stat().st_mtime < 600
     return False
 
 

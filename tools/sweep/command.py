@@ -330,12 +330,11 @@ class Runner:
         """
         settings, ledger = self.settings, self.ledger
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):  # some disks have no locks
-                try:
-                    stack.callback(os.close, runs.lock(self.folder))
-                except BlockingIOError:
-                    raise ConfigError(f"{self.folder}: another process runs this sweep. Wait until "
-                                      "it ends, stop it, or give another --sweep.name.") from None
+            try:
+                stack.callback(os.close, runs.lock(self.folder))
+            except BlockingIOError:
+                raise ConfigError(f"{self.folder}: another process runs this sweep. Wait until it "
+                                  "ends, stop it, or give another --sweep.name.") from None
             self.pool = (RayPool(settings.ray, settings.workers, settings.cpus, settings.gpus)
                          if settings.ray else LocalPool(settings.workers or 1, settings.gpus))
             self.say(f"sweep {self.folder}: {len(self.tuner.space)} settings "
