@@ -516,24 +516,32 @@ def convert(entry, schema):
     return section, key, value
 
 
-def check_names(args, *sections):
-    """Check the settings in a script's `args`: names, types and bounds.
+def convert_section(section, settings, schema):
+    """Return a script's settings of a section, converted, with their names here.
 
-    sections: which are checked; by default the names at the top and all sections except env and
-    train, which are checked where they are used. A number such as 32.0 becomes 32 in `args`. Raises
-    ConfigError.
+    Raises ConfigError for a name, a type or bounds that are wrong.
+    """
+    converted = {}
+    for name, value in settings.items():
+        place = f"{section}.{name}"
+        new_section, key, converted_value = convert(Entry(section, name, value, place), schema)
+        require(new_section == section, f"{place}: it is {full_name(new_section, key)} now.")
+        converted[key] = converted_value
+    return converted
+
+
+def check_names(args):
+    """Check and convert the settings in a script's `args`: names, types and bounds.
+
+    The sections env and train are checked where they are used. Raises ConfigError.
     """
     network = policy_section(args.get("policy", {}).get("name", Policy.name))
     schema = {"base": Base, **SECTIONS, "policy": network}
-    top = () if sections else args.keys() - {*SECTIONS, "env", "sweep", *RUN_FACTS}
-    entries = [(section, key) for section in sections or {*SECTIONS} - {"train"}
-               for key in args.get(section, ())]
-    for section, key in (*(("base", key) for key in top), *entries):
-        place = f"args[{key!r}]" if section == "base" else f"{section}.{key}"
-        new = translate(section, key, schema, place)[:2]
-        require(new == (section, key), f"{place}: it is {full_name(*new)} now.")
-        if section != "base":
-            args[section][key] = convert(Entry(section, key, args[section][key], place), schema)[2]
+    for key in args.keys() - {*SECTIONS, "env", "sweep", *RUN_FACTS}:
+        *new, _ = translate("base", key, schema, f"args[{key!r}]")
+        require(new == ["base", key], f"args[{key!r}]: it is {full_name(*new)} now.")
+    for section in (SECTIONS.keys() - {"train"}) & args.keys():
+        args[section] = convert_section(section, args[section], schema)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -865,13 +873,8 @@ def train_settings(config):
     config: by their names here or in other trainers; an optimizer, a loss or an advantage may be
     the object itself.
     """
-    settings = dataclasses.asdict(Train())
-    for name, value in config.items():
-        entry = Entry("train", name, value, f"train.{name}")
-        section, key, value = convert(entry, {"base": Base, **SECTIONS})
-        require(section == "train", f"train.{name}: it is {full_name(section, key)} now.")
-        settings[key] = value
-    return settings
+    return dataclasses.asdict(Train()) | convert_section(
+        "train", config, {"base": Base, **SECTIONS})
 
 
 def replace_batch_size(train, agents):

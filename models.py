@@ -1444,7 +1444,7 @@ def load_policy(args, vecenv, env_name=""):
 
     It has weights if load_model_path or baseline names them.
     """
-    configuration.check_names(args, "policy", "rnn")
+    configuration.check_names(args)
     torch.manual_seed(args["train"]["seed"])
     settings, rnn, env = args["policy"], args["rnn"], vecenv.driver_env
     name, hidden = settings["name"], settings["hidden_size"]

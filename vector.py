@@ -1302,7 +1302,7 @@ def _check_backend(backend, num_envs, num_workers, batch_size, num_buffers):
 
 def load_env(env_name, args):
     """Make the vector of environments that `args`, of load_config, describes."""
-    configuration.check_names(args, "vec")
+    configuration.check_names(args)
     vec, maker = args["vec"], environments.find_maker(configuration.find_config(env_name)[0])
     copies, settings = environments.split_copies(maker, args["env"])
     num_envs, total = vec["num_envs"] * copies, vec["total_agents"]

@@ -55,7 +55,7 @@ def recorded(function, name):
 
 def profile(env_name, args):
     """Trace some epochs and print where their time went; returns the trace's path."""
-    configuration.check_names(args, "profile")
+    configuration.check_names(args)
     settings, activities = args["profile"], [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)

@@ -73,7 +73,7 @@ class Play:
     """
 
     def __init__(self, env_name, args, num_envs, seed):
-        configuration.check_names(args, "eval")
+        configuration.check_names(args)
         self.seed = seed
         self.options = args["eval"]
         self.step = 0
