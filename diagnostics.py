@@ -185,15 +185,13 @@ class Warnings:
         them, after a resume, or if the entropy fell meanwhile.
         """
         counts, returns = self.values("environment/n"), self.values("environment/episode_return")
-        entropies, total, episodes = self.values("losses/entropy"), 0.0, 0.0
-        if self.is_late_start:
+        entropies = self.values("losses/entropy")
+        episodes = max(RANDOM_EPISODES, 3 * (self.agents or 0))
+        entries = 1 + np.searchsorted(np.cumsum(counts), episodes)
+        if self.is_late_start or entries > min(len(counts), len(returns)) or not entropies:
             return None
-        for i, (count, mean) in enumerate(zip(counts, returns, strict=False)):
-            total, episodes = total + count * mean, episodes + count
-            if episodes >= max(RANDOM_EPISODES, 3 * (self.agents or 0)):
-                is_uniform = entropies and min(entropies[: i + 1]) >= 0.8 * entropies[0] > 0
-                return total / episodes if is_uniform else None
-        return None
+        is_uniform = min(entropies[:entries]) >= 0.8 * entropies[0] > 0
+        return np.average(returns[:entries], weights=counts[:entries]) if is_uniform else None
 
     def standard_error(self, count):
         """Return the standard error of the mean of the last `count` returns."""
