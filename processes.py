@@ -127,11 +127,10 @@ def available_memory():
 
 def check_count(name, count, most, why):
     """Raise ConfigError if a setting asks for more than `most`, or less than one."""
-    if count is not None and not 1 <= count <= most:
-        from errors import ConfigError  # here, because `guarded` runs this file alone
+    from errors import require  # here, because `guarded` runs this file alone
 
-        raise ConfigError(f"{name} = {count}: {why}; the most is {most}." if count > 0 else
-                          f"{name} = {count}: must be above 0.")
+    require(count is None or 1 <= count <= most,
+            f"{name} = {count}: must be 1 or more, and {why}; the most is {most}.")
 
 
 def check_memory(size, name):
