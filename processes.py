@@ -214,18 +214,16 @@ def progress():
 class Interrupts:
     """Stop at the epoch's end after a first SIGINT, SIGTERM or SIGHUP.
 
-    A second SIGINT or SIGTERM raises KeyboardInterrupt at once. Another SIGHUP is ignored, because
-    a closed terminal may send several; so is another SIGTERM once the parent is gone, because Linux
-    may send that of `die_with` for each of the parent's threads. With nohup SIGHUP stays ignored.
-    In a call into C that does not return no handler runs: only SIGQUIT (Ctrl-\\) or SIGKILL ends
-    it. is_silent: print nothing.
+    A second SIGINT raises KeyboardInterrupt at once. Another SIGHUP or SIGTERM is ignored, because
+    a closed terminal and `die_with` may send several. With nohup SIGHUP stays ignored. In a call
+    into C that does not return no handler runs: only SIGQUIT (Ctrl-\\) or SIGKILL ends it.
+    is_silent: print nothing.
     """
 
     def __init__(self, is_silent=False):
         self.is_silent = is_silent
         self.requested = False
         self._handlers = {}
-        self._parent = os.getppid()
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
@@ -238,7 +236,7 @@ class Interrupts:
         if number == signal.SIGHUP:  # another one must not interrupt the last checkpoint
             signal.signal(number, signal.SIG_IGN)
             self._handlers.pop(number, None)  # two may come at once
-        elif self.requested and (number == signal.SIGINT or os.getppid() == self._parent):
+        elif self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         if not self.requested and not self.is_silent:
             say("\nstopping after this epoch, with a checkpoint; once more to leave at once, "
