@@ -100,9 +100,8 @@ class Ranks:
         gpu = torch.cuda.current_device()
         uuid = str(torch.cuda.get_device_properties(gpu).uuid)
         gpus = len(set(self.gather((socket.gethostname(), uuid))))
-        if gpus < self.count:
-            raise RankError(f"{self.count} ranks have {gpus} GPUs. Start one rank per GPU "
-                            "(--train.gpus, or torchrun's --nproc-per-node), or train on the CPU.")
+        require(gpus == self.count, f"{self.count} ranks have {gpus} GPUs. Start one rank per GPU "
+                "(--train.gpus, or torchrun's --nproc-per-node), or train on the CPU.", RankError)
         return gpu
 
     def any(self, flag):
@@ -169,9 +168,9 @@ class Ranks:
         configs = self.gather(c)
         for key in c.keys() - {"data_dir", "run_id", "log_interval", "keep"}:
             values = [config.get(key) for config in configs]
-            if any(value != c[key] for value in values):
-                raise RankError(f"train.{key} = {', '.join(map(str, values))}: must be the same on "
-                                "all ranks. (They have different random numbers with one seed.)")
+            require(all(value == c[key] for value in values),
+                    f"train.{key} = {', '.join(map(str, values))}: must be the same on all ranks. "
+                    "(They have different random numbers with one seed.)", RankError)
         vecenv.set_first_env(sum(self.gather(vecenv.num_envs)[: self.rank]))
         torch.manual_seed(c["seed"] + self.rank)  # for random numbers in a network, such as dropout
         for tensor in (*trainer.policy.parameters(), *trainer.policy.buffers()):
@@ -208,10 +207,9 @@ class Ranks:
         places = torch.arange(1, len(bits) + 1, device=bits.device)
         digests = self.gather((bits.sum().item(), (bits * places).sum().item()))
         different = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
-        if different:
-            raise RankError(f"{name} are not the same on all ranks: other than rank 0's on "
-                            f"{', '.join(different)}. Ranks must run the same code, packages and "
-                            "settings on the same kind of device, with as many threads.")
+        require(not different, f"{name} are not the same on all ranks: other than rank 0's on "
+                f"{', '.join(different)}. Ranks must run the same code, packages and settings on "
+                "the same kind of device, with as many threads.", RankError)
 
 
 _connected = None

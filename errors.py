@@ -41,10 +41,10 @@ class RankError(UserError):
     """Another rank has ended or does not answer, or the ranks do not agree."""
 
 
-def require(is_right, problem):
-    """Raise ConfigError with this text unless a condition holds."""
+def require(is_right, problem, kind=ConfigError):
+    """Raise ConfigError, or another class, with this text unless a condition holds."""
     if not is_right:
-        raise ConfigError(problem)
+        raise kind(problem)
 
 
 PROJECT = {str(Path(__file__).parent / folder)
