@@ -246,7 +246,7 @@ def check_weights(saved, expected, path):
     """Check the weights of a file against those of a network.
 
     Raises ConfigError that names the first one that the other lacks, or that has another shape or
-    kind of numbers, or that is not finite where the network's is.
+    kind of numbers.
     """
     def describe(tensor):
         if not isinstance(tensor, torch.Tensor):
@@ -259,11 +259,6 @@ def check_weights(saved, expected, path):
                 f"{path} is of another network: {name} is {describe(there)} there and "
                 f"{describe(here)} here. Name its environment and --policy.name, undo changes of "
                 "its class and of the env, policy and rnn settings, or begin a new run.")
-        if isinstance(there, torch.Tensor):  # a mask may be infinite
-            is_broken = there.isnan() if here.isinf().any() else ~there.isfinite()
-            require(not is_broken.any(),
-                    f"{path}: {int(is_broken.sum()):,} of the {there.numel():,} numbers in {name} "
-                    "are not finite. Use an older checkpoint, or --load-model-path best.")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import collections
 import json
-import math
 import os
 import pickle
 import re
@@ -11,7 +10,7 @@ import time
 
 import pytest
 import torch
-from trainers import Plain, make_trainer, run_epochs
+from trainers import make_trainer, run_epochs
 
 import configuration
 import pufferl
@@ -157,7 +156,6 @@ CHANGES = [
     ("tensors.*momentum", {"tensors": {"momentum": [1.0]}}),
     (r"encoder\.bias", {"model": {"encoder.bias": torch.zeros(3)}}),
     (r"encoder\.bias.*integers", {"model": {"encoder.bias": torch.zeros(8, dtype=torch.int32)}}),
-    (r"8\b.*encoder\.bias", {"model": {"encoder.bias": torch.full((8,), math.nan)}}),
 ]
 
 
@@ -238,17 +236,6 @@ def test_state_dicts_of_others_load(folder, tmp_path):
     with pytest.raises(ConfigError, match=r"old\.pt"):
         evaluate(old)
     assert evaluate(folder / STATE)["score"].mean == expected, "the weights of a whole run"
-
-
-def test_a_mask_may_be_infinite(tmp_path):
-    """It is saved with a network's weights."""
-    def add_mask(policy):
-        policy.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
-
-    trainer, again = (make_trainer(tmp_path, policy=Plain, change=add_mask) for _ in range(2))
-    run_epochs(trainer, 1)
-    again.load_checkpoint(trainer.save_checkpoint(tmp_path / "a.pt"))
-    assert again.epoch == 1 and again.policy.mask.isinf().any()
 
 
 def test_a_write_that_fails_leaves_the_file_before(tmp_path):
