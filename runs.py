@@ -444,11 +444,7 @@ class Snapshot:
             self._say(f"{path} holds no state of the optimizer, which begins as in a new run; the "
                       "weights are restored.")
         elif not names:
-            try:
-                optimizer.load(state)
-            except Exception as error:  # of an optimizer in a file, which may have changed
-                raise ConfigError(f"{path}: its state of the optimizer is damaged or of another "
-                                  f"one ({error}).") from None
+            optimizer.load(state)
             self.trainer.engine.refresh()
 
     def _restore_environments(self, epoch, count, tensors, ours, fitting, environments):

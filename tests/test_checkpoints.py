@@ -185,11 +185,6 @@ def test_what_a_state_lacks_begins_anew(tmp_path, capsys, optimizer):
         assert (f"{path} holds no" in printed) == (word == "optimizer")
         assert ("environments begin" in printed) == (word == "episodes") and second.epoch == 2
     run_epochs(second, 1)
-    if optimizer == "adam":
-        trainer = fresh_trainer(tmp_path, optimizer=optimizer)
-        edit(path, adam={"state": 5})
-        refused(trainer, path, "optimizer")
-        run_epochs(trainer, 1)
 
 
 def test_damaged_settings_of_a_run_are_one_line(folder):
