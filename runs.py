@@ -178,8 +178,6 @@ def weights(items):
     tensors = {name: value for name, value in items.items()
                if not str(name).endswith("_extra_state")}
     check_form(tensors, {...: torch.Tensor})
-    if not tensors:
-        raise ValueError("it holds no weights")
     return {**items, **{name: tensor.detach() for name, tensor in tensors.items()}}
 
 

@@ -96,7 +96,6 @@ DAMAGES = {  # a word of the reason, and the damage
     "foreign": (r"posix\.mkdir", lambda path: torch.save({"weight": Foreign()}, path)),
     "a pickle": ("torch", lambda path: path.write_bytes(pickle.dumps(Foreign()))),
     "a tensor": ("Tensor", lambda path: torch.save(torch.zeros(3), path)),
-    "no weights": ("holds no", lambda path: torch.save({}, path)),
 }
 
 
