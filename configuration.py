@@ -516,12 +516,14 @@ def convert(entry, schema):
     return section, key, value
 
 
-def convert_section(section, settings, schema):
+def convert_section(section, settings, schema=None):
     """Return a script's settings of a section, converted, with their names here.
 
-    Raises ConfigError for a name, a type or bounds that are wrong.
+    settings: by their names here or in other trainers; an optimizer, a loss or an advantage may be
+    the object itself. schema: each section's dataclass, without one the plain ones. Raises
+    ConfigError for a name, a type or bounds that are wrong.
     """
-    converted = {}
+    converted, schema = {}, schema or {"base": Base, **SECTIONS}
     for name, value in settings.items():
         place = f"{section}.{name}"
         new_section, key, converted_value = convert(Entry(section, name, value, place), schema)
@@ -865,16 +867,6 @@ def unused(args):
                 load_attribute("policy.name", policy, POLICIES), "hidden_size"):
             owners["policy.hidden_size"] = f"policy.name {policy}"
     return owners
-
-
-def train_settings(config):
-    """Return all settings of the train section, checked, from a script's dict.
-
-    config: by their names here or in other trainers; an optimizer, a loss or an advantage may be
-    the object itself.
-    """
-    return dataclasses.asdict(Train()) | convert_section(
-        "train", config, {"base": Base, **SECTIONS})
 
 
 def replace_batch_size(train, agents):

@@ -81,6 +81,7 @@ from configuration import (
     check_names,
     command,
     convert,
+    convert_section,
     find_run,
     has_custom_optimizer,
     load_attribute,
@@ -88,7 +89,6 @@ from configuration import (
     named,
     replace_batch_size,
     stem_of,
-    train_settings,
 )
 from errors import ConfigError, exit_on_error, require
 from fast import verify
@@ -1015,7 +1015,8 @@ def check_train(config, vecenv, policy, agents, ranks):
     ConfigError.
     """
     names = config.keys() & {"env", "data_dir", "run_id", "settings", "use_rnn"}
-    settings = train_settings({key: value for key, value in config.items() if key not in names})
+    given = {key: value for key, value in config.items() if key not in names}
+    settings = dataclasses.asdict(Train()) | convert_section("train", given)
     c = replace_batch_size(settings, agents)
     is_recurrent = bool(models.initial_state(policy, 1))
     c |= {"env": vecenv.name, "data_dir": Base.data_dir, "use_rnn": is_recurrent,
