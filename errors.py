@@ -55,19 +55,6 @@ REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, e
                  errno.EROFS}
 
 
-def user_frames(stack):
-    """Return the frames of a user's code in a traceback.StackSummary.
-
-    They begin with the first file that this project calls and that is no library's. None if there
-    is none.
-    """
-    called = itertools.dropwhile(lambda frame: not _is_of_project(frame), stack)
-    frames = list(itertools.dropwhile(
-        lambda frame: _is_of_project(frame) or any(part in frame.filename for part in LIBRARIES),
-        called))
-    return traceback.StackSummary.from_list(frames) if frames else None
-
-
 def _is_of_project(frame):
     return str(Path(frame.filename).parent) in PROJECT
 
@@ -75,13 +62,16 @@ def _is_of_project(frame):
 def user_traceback(error):
     """Return (a traceback, whether the error is in a user's code).
 
-    A user's has only the user's frames.
+    A user's begins with the first file that this project calls and that is no library's.
     """
     info = traceback.TracebackException.from_exception(error)
-    frames = user_frames(info.stack)
-    if frames is not None:
-        info.stack = frames
-    return "".join(info.format()).rstrip(), frames is not None
+    called = itertools.dropwhile(lambda frame: not _is_of_project(frame), info.stack)
+    frames = list(itertools.dropwhile(
+        lambda frame: _is_of_project(frame) or any(part in frame.filename for part in LIBRARIES),
+        called))
+    if frames:
+        info.stack = traceback.StackSummary.from_list(frames)
+    return "".join(info.format()).rstrip(), bool(frames)
 
 
 def error_text(error):
