@@ -82,21 +82,18 @@ def error_text(error):
     (lines, is_users), text = user_traceback(error), str(error)
     is_explained = (isinstance(error, UserError)
                     or type(error).__name__ == "DependencyNotInstalled")  # Gymnasium's
-    place = None
-    if is_users and not is_explained:
-        place = f"an error in the environment, the network or the loss:\n{lines}"
+    is_refused_path = isinstance(error, OSError) and error.errno in REFUSED_PATHS
+    parts = []
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError)
                                           and any(part in text for part in OUT_OF_MEMORY)):
-        advice = ("out of memory: lower vec.total_agents (or env.num_envs, vec.num_envs), "
-                  "train.horizon, train.minibatch_size, train.max_minibatch_size or "
-                  f"policy.hidden_size. ({(text or type(error).__name__).splitlines()[0]})")
-        return advice if place is None else f"{advice}\n{place}"
-    if place is not None:
-        return place
-    is_refused_path = isinstance(error, OSError) and error.errno in REFUSED_PATHS
-    if is_explained or is_refused_path or isinstance(error, FloatingPointError):
-        return "\n".join([text or type(error).__name__, *getattr(error, "__notes__", ())])
-    return None
+        parts.append("out of memory: lower vec.total_agents (or env.num_envs, vec.num_envs), "
+                     "train.horizon, train.minibatch_size, train.max_minibatch_size or "
+                     f"policy.hidden_size. ({(text or type(error).__name__).splitlines()[0]})")
+    if is_users and not is_explained:
+        parts.append(f"an error in the environment, the network or the loss:\n{lines}")
+    elif is_explained or is_refused_path or isinstance(error, FloatingPointError):
+        parts += [text or type(error).__name__, *getattr(error, "__notes__", ())]
+    return "\n".join(parts) or None
 
 
 @contextlib.contextmanager
