@@ -605,7 +605,7 @@ def read_options(argv):
     while words:
         word = words.pop(0)
         place, equals, value = word.partition("=")
-        require(word.startswith("--") and len(place) > 2,
+        require(word.startswith("--"),
                 f"{word!r}: expected an option, --section.key VALUE; --help lists them.")
         if not equals:
             value = True if not words or words[0].startswith("--") else words.pop(0)
@@ -707,8 +707,8 @@ def env_section(name, maker):
     """
     if maker is None:
         return dataclasses.make_dataclass("Env", [])
-    base = EnvInC if isinstance(maker, ocean.Library) else Env
-    return make_section(base, maker.settings, getattr(maker, "settings_help", {}), name)
+    return make_section(EnvInC if isinstance(maker, ocean.Library) else Env, maker.settings,
+                        getattr(maker, "settings_help", {}), name)
 
 
 def policy_section(name):
@@ -927,8 +927,8 @@ def stem_of(env_name):
 def identify(name):
     """Return (environment, .ini) of a name, the same from any folder."""
     env_name, ini = find_config(name)
-    is_file = ".py:" in env_name or env_name.endswith(".h")
-    return Path(env_name).name.removesuffix(".h") if is_file else env_name, ini.name
+    file_name = Path(env_name).name.removesuffix(".h")
+    return file_name if find_file(env_name) else env_name, ini.name
 
 
 def find_file(env_name):
