@@ -49,7 +49,7 @@ def require(is_right, problem, kind=ConfigError):
 
 PROJECT = {str(Path(__file__).parent / folder)
            for folder in (".", "fast", "ocean", "families", "tools", "tools/sweep")}
-LIBRARIES = ("site-packages", "dist-packages", "<", sysconfig.get_path("stdlib"))
+LIBRARIES = ("site-packages", "dist-packages", "<frozen", sysconfig.get_path("stdlib"))
 OUT_OF_MEMORY = "out of memory", "allocate memory", "bad_alloc"  # as CUDA, torch and C++ say it
 REFUSED_PATHS = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EPERM,
                  errno.EROFS}
