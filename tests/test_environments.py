@@ -343,10 +343,8 @@ def test_check_finds_what_is_wrong_with_an_environment_in_python(trouble, tmp_pa
     steps = "60" if trouble != "sum" else "1000"
     monkeypatch.setattr("sys.argv", ["ocean", f"{tmp_path}/Sound.py:Sound", "--check", "--steps",
                                      steps, "--set", f"trouble={trouble}"])
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    status, (output, shown) = ocean_main.main(), capsys.readouterr()
+    status, output = ocean_main.main(), capsys.readouterr().out
     words, problem = TROUBLES[trouble]
-    assert "step 0 of " in shown or trouble == "first"
     assert re.search(words, output) and status == problem == ("PROBLEM" in output), output
     assert ("look at this" in output) == (trouble in ("range", "endless", "sum")), output
 
