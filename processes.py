@@ -207,7 +207,7 @@ def progress():
     """
     from rich.console import Console
 
-    with Console().status("", refresh_per_second=2) as status:
+    with Console(stderr=True).status("", refresh_per_second=2) as status:
         yield status.update
 
 
