@@ -157,8 +157,6 @@ class PufferEnv(Checked):
         self.observation_space = batch_space(self.single_observation_space, self.num_agents)
         self.action_space = batch_space(self.single_action_space, self.num_agents)
         self.returned_shape = (self.num_agents,)
-        if isinstance(buf, dict):
-            buf = SimpleNamespace(**buf)
         self.__dict__.update(self.views(new_rows(self) if buf is None else buf, 0))
 
     def reset(self, seed=None):
@@ -170,14 +168,12 @@ class PufferEnv(Checked):
         raise NotImplementedError(f"{self} must define step(self, actions).")
 
     def views(self, rows, first):
-        arrays = vars(slice_rows(rows, first, self.num_agents))
-        names = "observations", "rewards", "final_observations", "action_masks"
-        flags = {"terminals": arrays["terminals"], "truncations": arrays["truncations"],
-                 "masks": arrays.get("valid", arrays.get("masks"))}
-        return {**{name: arrays.get(name) for name in names},
-                "actions": arrays["actions"].reshape(self.num_agents,
-                                                     *self.single_action_space.shape),
-                **{name: array.view(bool) for name, array in flags.items()}}
+        row = slice_rows(rows, first, self.num_agents)
+        return {"observations": row.observations, "rewards": row.rewards,
+                "actions": row.actions.reshape(self.num_agents, *self.single_action_space.shape),
+                "terminals": row.terminals.view(bool), "truncations": row.truncations.view(bool),
+                "masks": row.valid.view(bool), "final_observations": row.final_observations,
+                "action_masks": row.action_masks}
 
     def reset_into(self, view, seed=None):
         self._take_arrays("reset", view)
@@ -200,13 +196,12 @@ class PufferEnv(Checked):
     def check_values(self, call, returned):
         """Check what a call returned, but for the observations; infos are a list of dicts."""
         if isinstance(returned, tuple | list) and returned:
-            infos = returned[-1]
-            if isinstance(infos, dict):
+            *others, infos = returned
+            is_list = isinstance(infos, tuple | list)
+            if not is_list or not all(isinstance(info, dict) for info in infos):
                 raise EnvError(f"{self}: the infos of {call}() must be a list of dicts, got "
                                f"{describe(infos)}.")
-            if isinstance(infos, tuple | list):
-                infos = next((info for info in infos if not isinstance(info, dict)), {})
-            returned = [*returned[:-1], infos]
+            returned = [*others, {}]
         check_returned(self, call, returned, None, self.returned_shape)
 
     def check_returned(self, call, returned):
