@@ -543,12 +543,10 @@ def restart_with_sanitizers():
 # Playing
 
 
-def save_pictures(path, pictures, fps):
-    """Save a picture, or several as a film."""
+def save_picture(path, picture):
     from PIL import Image
 
-    first, *others = map(Image.fromarray, pictures)
-    first.save(path, save_all=bool(others), append_images=others, duration=round(1000 / fps), loop=0)
+    Image.fromarray(picture).save(path)
     print(f"saved {path}")
 
 
@@ -644,8 +642,7 @@ def play(library, settings, at_random, seed):
             score = 0.0
         picture = agents.envs.render()
         if raylib.IsKeyPressed(F12):
-            path = f"{name}_{time.strftime('%Y%m%d-%H%M%S')}.png"
-            save_pictures(path, [picture], library.fps)
+            save_picture(f"{name}_{time.strftime('%Y%m%d-%H%M%S')}.png", picture)
         time.sleep(max(0.0, 1 / rate - (time.perf_counter() - start)))
     raylib.CloseWindow()
 
@@ -669,8 +666,7 @@ def main():
     add("--random", action="store_true", help="watch an agent at random")
     add("--check", action="store_true", help="find common bugs; exits with status 0 or 1")
     add("--png", metavar="FILE", help="save the picture after random steps, without a window")
-    add("--gif", metavar="FILE", help="save a film of these steps")
-    add("--steps", type=int, help="of --png and --gif (100), agent steps of --check (1,000,000)")
+    add("--steps", type=int, help="of --png (100), agent steps of --check (1,000,000)")
     add("--seed", type=int, default=0)
     add("--standalone", nargs="?", const="", metavar="FILE", help="build a program that needs no "
         "Python (FILE: its path, by default the environment's name)")
@@ -715,25 +711,19 @@ def main():
         print(f"{library.name}: playing {steps:,} random steps", file=sys.stderr)
         seeded = functools.partial(check, seed=arguments.seed)
         return run_check(library.name, seeded, library, settings, steps)
-    if arguments.png or arguments.gif:
+    if arguments.png:
         os.environ["SDL_VIDEODRIVER"] = "dummy"
-        agents, frames = Agents(library, 1, settings, arguments.seed), []
+        agents = Agents(library, 1, settings, arguments.seed)
         rng = np.random.default_rng(arguments.seed)
         for _ in range(100 if arguments.steps is None else arguments.steps):
             agents.act(rng)
             agents.step()
-            if arguments.gif:
-                frames.append(agents.envs.render())
-        last = agents.envs.render()
         with errors.exit_on_error("python -m ocean", (ValueError, OSError)):
-            if arguments.gif:
-                save_pictures(arguments.gif, frames or [last], library.fps)
-            if arguments.png:
-                save_pictures(arguments.png, [last], library.fps)
+            save_picture(arguments.png, agents.envs.render())
         return 0
     if not ocean.has_display():
         raise SystemExit("there is no display (neither DISPLAY nor WAYLAND_DISPLAY is set). "
-                         "--png FILE and --gif FILE draw without one.")
+                         "--png FILE draws without one.")
     with contextlib.suppress(KeyboardInterrupt):
         play(library, settings, arguments.random, arguments.seed)
     return 0

@@ -60,7 +60,7 @@ def parse(tmp_path, monkeypatch):
         pufferl: ("train", "find_run"), watch: ("play", "ship"),
         export: ("export",), speed: ("profile",), catalogue: ("table",),
         history: ("table", "show", "plot", "diagnose"),
-        ocean.__main__: ("run_check", "play", "standalone", "save_pictures"),
+        ocean.__main__: ("run_check", "play", "standalone", "save_picture"),
     }.items():
         for name in names:
             monkeypatch.setattr(owner, name, done)
