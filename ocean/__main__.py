@@ -15,7 +15,6 @@ others act at random. `--debug` builds with sanitizers.
 import argparse
 import contextlib
 import ctypes
-import functools
 import io
 import json
 import math
@@ -31,6 +30,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import emulation
+import environments
 import errors
 import flat_spaces
 import ocean
@@ -41,6 +41,7 @@ from ocean import device
 ESCAPE, F12, R = 256, 301, ord("R")
 NO_REWARD = "no reward but 0 was ever given. Can a random agent find one?"
 GUARD = 64  # bytes before and after each buffer, in which a check finds writes out of bounds
+SECONDS = 15.0  # that a check of an environment in Python takes at most
 
 
 class Agents:
@@ -427,8 +428,8 @@ def _list_notes(library, settings, seed, whole, play, log, grown):
     ) if is_so and note]
 
 
-def check_python(creator, settings, steps, seed=0, seconds=15.0, show=lambda text: None):
-    """Check an environment in Python as `check` does, for so many steps or seconds.
+def check_python(creator, settings, steps, seed=0, show=lambda text: None):
+    """Check an environment in Python as `check` does, for so many steps or SECONDS.
 
     Gymnasium's or PettingZoo's check comes first. Then the trainer's vector steps it.
     """
@@ -438,7 +439,7 @@ def check_python(creator, settings, steps, seed=0, seconds=15.0, show=lambda tex
         problems, notes = _check_interface(creator(**settings))
         with vector.make(creator, 1, vector.Serial, env_kwargs=settings, seed=seed) as vecenv:
             flat = flat_spaces.FlatObservation(emulation.declared_space(vecenv.driver_env))
-            _play(vecenv, flat, steps, seconds, show, problems, notes)
+            _play(vecenv, flat, steps, show, problems, notes)
     except Exception as error:
         text = errors.error_text(error)
         if text is None:
@@ -447,9 +448,9 @@ def check_python(creator, settings, steps, seed=0, seconds=15.0, show=lambda tex
     return problems, notes
 
 
-def _play(vecenv, flat, steps, seconds, show, problems, notes):
+def _play(vecenv, flat, steps, show, problems, notes):
     """Step a vector of environments at random, until there is a new problem."""
-    deadline, known, ends, reward_sum = time.monotonic() + seconds, len(problems), 0, 0.0
+    deadline, known, ends, reward_sum = time.monotonic() + SECONDS, len(problems), 0, 0.0
     outside, random_play = "", RandomPlay(vecenv.num_envs)
     rng = np.random.default_rng(0)
     observations, rewards = vecenv.reset(seed=0)[0], np.zeros(vecenv.num_agents)
@@ -510,17 +511,24 @@ def _check_interface(env):
     return problems, notes
 
 
-def run_check(name, back_end, *arguments):
-    """Print what `check` or `check_python` finds; return 1 for a problem, else 0."""
-    start = time.perf_counter()
+def run_check(maker, settings, steps, seed):
+    """Check an ocean.Library or a creator, and print what is found.
+
+    steps: None for the usual number. Returns 1 for a problem, else 0.
+    """
+    is_in_c, start = isinstance(maker, ocean.Library), time.perf_counter()
+    steps = steps or (1_000_000 if is_in_c else 10_000)
+    limit = "" if is_in_c else f", {SECONDS:.0f} s at most"
+    print(f"{maker.name}: playing {steps:,} random steps{limit}", file=sys.stderr)
     with processes.progress() as show:
-        problems, notes = back_end(*arguments, show=show)
+        check_kind = check if is_in_c else check_python
+        problems, notes = check_kind(maker, settings, steps, seed=seed, show=show)
     for text in problems:
-        print(f"{name}: PROBLEM: {text}")
+        print(f"{maker.name}: PROBLEM: {text}")
     for text in notes:
-        print(f"{name}: look at this: {text}")
+        print(f"{maker.name}: look at this: {text}")
     if not problems:
-        print(f"{name}: no problem found ({time.perf_counter() - start:.0f} s)")
+        print(f"{maker.name}: no problem found ({time.perf_counter() - start:.0f} s)")
     return 1 if problems else 0
 
 
@@ -586,14 +594,15 @@ def find_raylib(compiler):
     return next(filter(links, (listed, ["-lraylib", "-lm"], static)), None)
 
 
-def standalone(library, settings, path, kind="fast"):
-    """Build the environment as a program without Python (main.c) at `path`.
+def standalone(library, settings, path, debug):
+    """Build the environment as a program without Python (main.c), with symbols.
 
-    It has a window if the system has raylib. `kind`: fast (optimised) or debug (with sanitizers),
-    both with symbols.
+    It has a window if the system has raylib. path: "" is the environment's name; debug: with
+    sanitizers, else optimised.
     """
+    path = path or f"{library.name}{'_debug' if debug else ''}"
     compiler = ocean.find_compiler()
-    flags = {"fast": [*ocean.FLAGS, "-g"], "debug": ocean.DEBUG_FLAGS}[kind]
+    flags = ocean.DEBUG_FLAGS if debug else [*ocean.FLAGS, "-g"]
     raylib = find_raylib(compiler)
     window = [] if raylib is None else ["-DDRAW"]
     command = [compiler, *flags, *ocean.header_flags(library.header), *window,
@@ -670,47 +679,32 @@ def main():
     add("--seed", type=int, default=0)
     add("--standalone", nargs="?", const="", metavar="FILE", help="build a program that needs no "
         "Python (FILE: its path, by default the environment's name)")
-    add = parser.add_mutually_exclusive_group().add_argument
-    for kind, text in (("debug", "build with sanitizers"),
-                       ("fast", "build optimised; --check does not by default")):
-        add(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
+    add("--debug", action="store_true", help="build with sanitizers, as --check does")
     arguments = parser.parse_args()
     if arguments.name is None:
         print("\n".join(ocean.names()))
         return 0
-    kind = arguments.kind or ("debug" if arguments.check else "fast")
-    build_program = arguments.standalone is not None
-    debug = kind == "debug" and not build_program
-    creator, settings = None, dict(map(parse_setting, arguments.set))
+    settings = dict(map(parse_setting, arguments.set))
     with errors.exit_on_error("python -m ocean", (ValueError, TypeError, OSError)):
-        if not arguments.name.endswith(".h") and arguments.name not in ocean.names():
-            import environments
-
-            creator = environments.load_creator(arguments.name)
-        if creator is None:
+        maker = environments.load_creator(arguments.name)
+        if maker is None:
+            build_program = arguments.standalone is not None
+            debug = (arguments.debug or arguments.check) and not build_program
             if debug and "asan" not in os.environ.get("LD_PRELOAD", ""):
                 debug = restart_with_sanitizers()
-            library = ocean.load(arguments.name, debug)
+            maker = library = ocean.load(arguments.name, debug)
             library.create(1, settings=settings).close()  # raises for wrong settings or spaces
+            if build_program:
+                standalone(library, settings, arguments.standalone, arguments.debug)
+                return 0
         elif arguments.check:
-            environments.with_settings(creator, {}, settings, ())
+            environments.with_settings(maker, {}, settings, ())
         else:
             raise errors.ConfigError(
                 f"{arguments.name} is an environment in Python. --check checks it; "
                 "`python pufferl.py eval` with --eval.video draws it.")
-        if build_program:
-            suffix = "" if kind == "fast" else f"_{kind}"
-            standalone(library, settings, arguments.standalone or library.name + suffix, kind)
-            return 0
-    if creator is not None:
-        steps = arguments.steps or 10_000
-        print(f"{creator.name}: playing {steps:,} random steps, 15 s at most", file=sys.stderr)
-        return run_check(creator.name, check_python, creator, settings, steps, arguments.seed)
     if arguments.check:
-        steps = arguments.steps or 1_000_000
-        print(f"{library.name}: playing {steps:,} random steps", file=sys.stderr)
-        seeded = functools.partial(check, seed=arguments.seed)
-        return run_check(library.name, seeded, library, settings, steps)
+        return run_check(maker, settings, arguments.steps, arguments.seed)
     if arguments.png:
         os.environ["SDL_VIDEODRIVER"] = "dummy"
         agents = Agents(library, 1, settings, arguments.seed)

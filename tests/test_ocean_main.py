@@ -218,16 +218,16 @@ def test_sanitizers_of_any_compiler(tmp_path, monkeypatch):
     assert not cli.restart_with_sanitizers()
 
 
-@pytest.mark.parametrize("kind", ["fast", pytest.param("debug", marks=pytest.mark.slow)])
-def test_a_program_without_python(tmp_path, monkeypatch, capsys, kind):
+@pytest.mark.parametrize("debug", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_program_without_python(tmp_path, monkeypatch, capsys, debug):
     monkeypatch.setattr(cli, "find_raylib", lambda compiler: None)
-    cli.standalone(ocean.load("squared"), {"distance": 1234567}, tmp_path / "program", kind)
+    cli.standalone(ocean.load("squared"), {"distance": 1234567}, tmp_path / "program", debug)
     assert f"{tmp_path / 'program'} distance=1234567" in capsys.readouterr().out
     result = subprocess.run([tmp_path / "program", "distance=2", "--episodes", "7"],
                             capture_output=True, text=True)
     assert result.returncode == 0 and re.search(r"^n +7$", result.stdout, re.M), result.stderr
     assert b".debug_info" in (tmp_path / "program").read_bytes(), "perf reads it"
-    assert (b"__asan" in (tmp_path / "program").read_bytes()) == (kind == "debug")
+    assert (b"__asan" in (tmp_path / "program").read_bytes()) == debug
 
 
 def test_a_program_with_the_systems_raylib(tmp_path, monkeypatch, capsys):
