@@ -240,9 +240,9 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0, show=lambda te
         part.every_final()
     agents = whole.envs.num_agents
     play = SimpleNamespace(
-        observations=Range(), first_observations=Range(), ended=np.zeros(agents, int),
-        end_together=True, same_as_other_seed=True, lacks_finals=False, largest_reward=0.0,
-        allocated=0, rounds=max(200, steps // agents), random=RandomPlay(num_envs))
+        observations=Range(), first_observations=Range(), end_together=True,
+        same_as_other_seed=True, lacks_finals=False, largest_reward=0.0, allocated=0,
+        rounds=max(200, steps // agents), random=RandomPlay(num_envs))
 
     def problem(key, text):
         problems.setdefault(key, f"step {t}: {text}")
@@ -261,7 +261,6 @@ def check(library, settings, steps=1_000_000, num_envs=8, seed=0, show=lambda te
         if compare:
             _compare_copies(whole, twin, problem)
         done = (whole.terminals | whole.truncations) == 1
-        play.ended += done
         play.end_together &= done.all() or not done.any()
         play.random.add(whole.rewards, done)
         largest = np.abs(whole.rewards).max()
@@ -353,7 +352,7 @@ def _check_log(log, play):
     infinite = [name for name, value in log.items() if not math.isfinite(value)]
     perf = log.get("perf", 0.0)
     faults = [
-        (not play.ended.any(), "end", f"no episode ended in {play.rounds:,} steps: terminals and "
+        (not play.random.ended, "end", f"no episode ended in {play.rounds:,} steps: terminals and "
                                       "truncations are always 0. Is there a limit of steps?"),
         (not log, "log", "episodes end, but log.n stays 0: call LOG_EPISODE when an episode ends."),
         (not 0 <= perf <= 1, "perf",
@@ -385,7 +384,7 @@ def _list_notes(library, settings, seed, whole, play, log, grown):
     finite = np.isfinite(high) & np.isfinite(low)
     largest = np.abs([low[finite], high[finite]]).max(initial=0)
     constant, differs = (low == high).ravel(), np.zeros(1, bool)
-    if play.ended.sum() > 10 and whole.envs.num_agents == whole.envs.num_envs:
+    if play.random.ended > 10 and whole.envs.num_agents == whole.envs.num_envs:
         fresh, begin, margin = Range(), Agents(library, 1024, settings, seed + 2), (high - low) / 4
         fresh.add(begin.observations)
         begin.close()
@@ -420,7 +419,8 @@ def _list_notes(library, settings, seed, whole, play, log, grown):
         (differs.any(),
          "after an episode the first observation is unlike those of new environments (number "
          f"{indices(differs)}): does c_reset set everything again?"),
-        (whole.envs.num_envs > 1 and play.end_together and play.ended.max() > 3,
+        (whole.envs.num_envs > 1 and play.end_together
+         and play.random.ended > 3 * whole.envs.num_agents,
          "all episodes end on the same steps, so that batches hold one phase of an episode only: "
          "stagger their starts if their length is fixed."),
         (play.same_as_other_seed,
