@@ -237,9 +237,17 @@ class PufferEnv(Checked):
 # What the wrappers share
 
 
+def parameters_of(function):
+    """Return {name: inspect.Parameter}; None of what has no signature, as a class in C."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+
+
 def takes(function, keyword):
     """Tell whether a function or class takes a keyword, also in its **keywords."""
-    parameters = inspect.signature(function).parameters.values()
+    parameters = (parameters_of(function) or {}).values()
     return any(p.name == keyword or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
@@ -975,11 +983,7 @@ def build(creator, args, kwargs, seed):
     """Call a creator, with the seed if it takes one; an instance is returned as it is."""
     if not callable(creator):
         return creator
-    try:
-        takes_seed = "seed" in inspect.signature(creator).parameters
-    except (TypeError, ValueError):  # a class in C
-        takes_seed = False
-    if takes_seed and "seed" not in kwargs:
+    if "seed" in (parameters_of(creator) or ()) and "seed" not in kwargs:
         kwargs = {**kwargs, "seed": seed}
     try:
         return creator(*args, **kwargs)

@@ -36,6 +36,7 @@ from emulation import (
     GymnasiumVectorPufferEnv,
     PufferEnv,
     build,
+    parameters_of,
     takes,
     within,
     wrap,
@@ -72,12 +73,8 @@ def plain_defaults(function):
 
     They have Python's own types; 1 is a float if the parameter's annotation says so.
     """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return {}
     defaults = {}
-    for p in parameters:
+    for p in (parameters_of(function) or {}).values():
         kind = next((kind for kind in (bool, int, float, str) if isinstance(p.default, kind)), None)
         if kind is int and p.annotation in (float, "float"):
             kind = float
@@ -477,9 +474,8 @@ def settings_of(env):
     env = next(iter(env), None) if isinstance(env, (list, tuple)) else env
     if isinstance(env, ocean.Library) or hasattr(env, "picture_settings"):  # a creator's
         return [*env.settings, *getattr(env, "picture_settings", ())]
-    try:
-        parameters = inspect.signature(env).parameters
-    except (TypeError, ValueError):  # an instance, or a class written in C
+    parameters = parameters_of(env)
+    if parameters is None:
         return None if callable(env) else []
     return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else list(parameters)
 
