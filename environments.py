@@ -120,9 +120,7 @@ class GymnasiumCreator:
         if package is not None:
             with _naming(self.name):
                 module = importlib.import_module(package)
-            if package == "ale_py":
-                gymnasium.register_envs(module)
-            elif package == "minatar.gym" and self.id not in gymnasium.registry:
+            if package == "minatar.gym" and self.id not in gymnasium.registry:
                 module.register_envs()
         try:
             return gymnasium.spec(self.id)
@@ -365,10 +363,9 @@ class OceanPufferEnv(PufferEnv):
     same_seed = True  # each copy has its random stream, so one seed serves all
 
     def __init__(self, name, num_envs=1, first_env=0, seed=0, buf=None, **settings):
-        self._library = ocean.load(name)
-        self._arguments = num_envs, settings, first_env
-        self._build(seed)
-        envs = self._envs
+        self._create = functools.partial(ocean.load(name).create, num_envs, settings=settings,
+                                         first_env=first_env)
+        self._envs = envs = self._create(seed=seed)
         self.single_observation_space = envs.single_observation_space
         self.single_action_space = envs.single_action_space
         self.num_agents = envs.num_agents
@@ -389,11 +386,6 @@ class OceanPufferEnv(PufferEnv):
         title = "".join(word.capitalize() for word in name.split("_"))
         return type(title, (cls,), {"__init__": __init__, "ocean_name": name, "same_seed": False})
 
-    def _build(self, seed):
-        num_envs, settings, first_env = self._arguments
-        self._envs = self._library.create(num_envs, seed=seed, settings=settings,
-                                          first_env=first_env)
-
     def views(self, rows, first):
         views = super().views(rows, first)
         octets = [views[name].view(np.uint8) for name in ("terminals", "truncations", "masks")]
@@ -406,7 +398,7 @@ class OceanPufferEnv(PufferEnv):
     def reset(self, seed=None):
         if seed is not None:
             self._envs.close()
-            self._build(seed)
+            self._envs = self._create(seed=seed)
         self._envs.reset(self._rows)
         return self.observations, []
 

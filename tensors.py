@@ -79,8 +79,6 @@ def wrap(env, seed):
 
     It is reset to find out, but only if it has num_envs and single_observation_space.
     """
-    if isinstance(env, TensorEnv):
-        return env
     if hasattr(env, "step_into") or not all(hasattr(env, name)
                                             for name in ("num_envs", "single_observation_space")):
         return None
@@ -311,8 +309,6 @@ class Adapter:
         self.env = env
 
     def __getattr__(self, name):
-        if name == "env":  # a copy has no attributes yet
-            raise AttributeError(name)
         return getattr(self.env, name)
 
 
