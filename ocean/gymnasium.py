@@ -163,7 +163,18 @@ class Envs:
         return None
 
 
-class OceanEnv(gymnasium.Env):
+class OneEnv:
+    """What Gymnasium's Env and PettingZoo's ParallelEnv have in common."""
+
+    def render(self):
+        pictures = self._envs.render()
+        return pictures and pictures[0]
+
+    def close(self):
+        self._envs.envs.close()
+
+
+class OceanEnv(OneEnv, gymnasium.Env):
     """One environment in C with one agent, as gymnasium.make returns it.
 
     `name` is one of ocean.names(), or the path of a header. Raises ValueError if it has several
@@ -196,13 +207,6 @@ class OceanEnv(gymnasium.Env):
         envs.state = "over"
         ends = bool(envs.terminals[0]), bool(envs.truncations[0])
         return envs.final_observations([0])[0], reward, *ends, envs.means()
-
-    def render(self):
-        pictures = self._envs.render()
-        return pictures and pictures[0]
-
-    def close(self):
-        self._envs.envs.close()
 
 
 class OceanVectorEnv(gymnasium.vector.VectorEnv):
@@ -263,7 +267,7 @@ class OceanVectorEnv(gymnasium.vector.VectorEnv):
         self._envs.envs.close()
 
 
-class OceanParallelEnv(ParallelEnv):
+class OceanParallelEnv(OneEnv, ParallelEnv):
     """An environment in C as PettingZoo's ParallelEnv of agent_0, agent_1, ...
 
     An agent whose episode ends leaves `agents` until reset(), as PettingZoo demands. In C its next
@@ -330,13 +334,6 @@ class OceanParallelEnv(ParallelEnv):
             if not self.agents and done.all():
                 envs.state = "over"
         return observations, rewards, terminations, truncations, infos
-
-    def render(self):
-        pictures = self._envs.render()
-        return pictures and pictures[0]
-
-    def close(self):
-        self._envs.envs.close()
 
 
 parallel_env = OceanParallelEnv  # as PettingZoo's packages name it
