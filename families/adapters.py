@@ -67,15 +67,17 @@ class EpisodeSums:
         return infos
 
 
-class Procgen(PufferEnv):
+class Procgen(gymnasium.vector.VectorEnv):
     """procgen/coinrun and the other fifteen games (Cobbe et al. 2020).
 
     num_levels 0 draws a new level each episode. A time limit counts as an end, because the package
     reports them alike.
     """
 
+    metadata: ClassVar = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+
     def __init__(self, name, num_envs=1, num_levels=0, start_level=0, distribution_mode="hard",
-                 buf=None, seed=0):
+                 seed=0):
         from procgen import ProcgenGym3Env
 
         self._make = lambda seed: ProcgenGym3Env(
@@ -83,26 +85,20 @@ class Procgen(PufferEnv):
             rand_seed=seed,
             distribution_mode=distribution_mode, num_threads=0 if num_envs < 8 else 4)
         self.env = self._make(seed)
+        self.num_envs = num_envs
         self.single_observation_space = gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
         self.single_action_space = gymnasium.spaces.Discrete(15)
-        self.num_agents = num_envs
-        super().__init__(buf)
 
-    def reset(self, seed=None):
+    def reset(self, *, seed=None, options=None):
         if seed is not None:
             self.env.close()
             self.env = self._make(seed % 2**31)
-        self._sums = EpisodeSums(self.num_agents)
-        self.observations[:] = self.env.observe()[1]["rgb"]
-        return self.observations, []
+        return self.env.observe()[1]["rgb"], {}
 
     def step(self, actions):
-        self.env.act(np.ascontiguousarray(actions, np.int32))
+        self.env.act(actions.astype(np.int32))
         rewards, observations, first = self.env.observe()
-        self.observations[:] = observations["rgb"]
-        self.rewards[:], self.terminals[:] = rewards, first
-        infos = list(self._sums.add(rewards, self.terminals).values())
-        return self.observations, self.rewards, self.terminals, self.truncations, infos
+        return observations["rgb"], rewards, first, np.zeros_like(first), {}
 
     def close(self):
         self.env.close()
