@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 
 import ocean
-from emulation import PufferEnv, gymnasium_form
+from emulation import gymnasium_form
 from errors import ConfigError
 
 
@@ -49,22 +49,6 @@ class Crafter(gymnasium.Env):
 
     def render(self):
         return self.env.render((512, 512))
-
-
-class EpisodeSums:
-    """The returns and lengths of the running episodes of many agents."""
-
-    def __init__(self, num_agents):
-        self.returns, self.lengths = np.zeros(num_agents), np.zeros(num_agents, int)
-
-    def add(self, rewards, ended):
-        """Add a step (num_agents,); return {agent: info} of the episodes that ended."""
-        self.returns += rewards
-        self.lengths += 1
-        infos = {i: {"episode_return": self.returns[i], "episode_length": self.lengths[i]}
-                 for i in np.flatnonzero(ended)}
-        self.returns[ended], self.lengths[ended] = 0, 0
-        return infos
 
 
 class Procgen(gymnasium.vector.VectorEnv):
@@ -104,13 +88,15 @@ class Procgen(gymnasium.vector.VectorEnv):
         self.env.close()
 
 
-class Craftax(PufferEnv):
+class Craftax(gymnasium.vector.VectorEnv):
     """craftax/Craftax-Symbolic-v1, Craftax-Classic-Symbolic-v1 (Matthews et al. 2024).
 
     num_envs at once in JAX, which compiles for minutes first. Only ended episodes get a new world.
     """
 
-    def __init__(self, name, num_envs=64, buf=None, seed=0):
+    metadata: ClassVar = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+
+    def __init__(self, name, num_envs=64, seed=0):
         import jax
         from craftax.craftax_env import make_craftax_env_from_name
 
@@ -120,7 +106,7 @@ class Craftax(PufferEnv):
         self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, space.shape,
                                                              np.float32)
         self.single_action_space = gymnasium.spaces.Discrete(int(env.action_space(params).n))
-        self.num_agents = num_envs
+        self.num_envs = num_envs
 
         def fix_dtypes(tree):  # else the step is compiled twice, for the states of reset and step
             return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), tree)
@@ -137,33 +123,25 @@ class Craftax(PufferEnv):
         self._reset_one, self._reset_all = jax.jit(reset), jax.jit(jax.vmap(reset))
         self._step_all, self._put = jax.jit(jax.vmap(step)), jax.jit(put)
         self._key = jax.random.PRNGKey(seed)
-        super().__init__(buf)
 
     def _keys(self, count):
         self._key, *keys = self._jax.random.split(self._key, count + 1)
         return self._jax.numpy.stack(keys)
 
-    def reset(self, seed=None):
+    def reset(self, *, seed=None, options=None):
         if seed is not None:
             self._key = self._jax.random.PRNGKey(seed)
-        observations, self._state = self._reset_all(self._keys(self.num_agents))
-        self.observations[:] = observations
-        self._sums = EpisodeSums(self.num_agents)
-        return self.observations, []
+        observations, self._state = self._reset_all(self._keys(self.num_envs))
+        return np.array(observations), {}
 
     def step(self, actions):
-        result = self._step_all(self._keys(self.num_agents), self._state,
-                                self._jax.numpy.asarray(actions))
-        observations, self._state, rewards, done, info = result
-        self.observations[:], self.rewards[:], self.terminals[:] = observations, rewards, done
-        infos = self._sums.add(self.rewards, self.terminals)
-        for i in infos:
-            infos[i] |= {name: float(values[i]) for name, values in info.items()
-                         if values.ndim == 1}
+        keys = self._keys(self.num_envs)
+        observations, self._state, *results = self._step_all(keys, self._state, actions)
+        observations, rewards, done, info = self._jax.tree.map(np.array, [observations, *results])
+        for i in np.flatnonzero(done):
             observation, state = self._reset_one(self._keys(1)[0])
-            self.observations[i], self._state = observation, self._put(self._state, state, i)
-        return (self.observations, self.rewards, self.terminals, self.truncations,
-                list(infos.values()))
+            observations[i], self._state = observation, self._put(self._state, state, i)
+        return observations, rewards, done, np.zeros_like(done), {"final_info": info}
 
 
 class JaxEnvs:
