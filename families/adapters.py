@@ -429,9 +429,7 @@ def dm_control(name, time_limit=0.0, render_mode=None):
                           f"{ocean.nearest(name, tasks)}.")
     env = suite.load(*tasks[name], task_kwargs={"time_limit": time_limit} if time_limit else None)
     env = gymnasium.wrappers.FlattenObservation(DmControlCompatibilityV0(env, render_mode))
-    space = gymnasium.spaces.Box(-np.inf, np.inf, env.observation_space.shape, np.float32)
-    return gymnasium.wrappers.TransformObservation(
-        env, lambda observation: observation.astype(np.float32), space)
+    return gymnasium.wrappers.DtypeObservation(env, np.float32)
 
 
 def griddly(name, level=0, max_episode_steps=1000):
