@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import gymnasium
-import numpy as np
 from gymnasium.envs.registration import load_env_creator
 
 import absolute_imports
@@ -37,6 +36,7 @@ from emulation import (
     PufferEnv,
     build,
     parameters_of,
+    slice_rows,
     takes,
     within,
     wrap,
@@ -387,13 +387,11 @@ class OceanPufferEnv(PufferEnv):
         return type(title, (cls,), {"__init__": __init__, "ocean_name": name, "same_seed": False})
 
     def views(self, rows, first):
-        views = super().views(rows, first)
-        octets = [views[name].view(np.uint8) for name in ("terminals", "truncations", "masks")]
-        views["_rows"] = ocean.rows(
-            views["observations"], views["actions"], views["rewards"], *octets[:2],
-            views["final_observations"],
-            octets[2] if self._envs.has_valid else None, views["action_masks"])
-        return views
+        row = slice_rows(rows, first, self.num_agents)
+        addresses = ocean.rows(
+            row.observations, row.actions, row.rewards, row.terminals, row.truncations,
+            row.final_observations, row.valid if self._envs.has_valid else None, row.action_masks)
+        return {**super().views(rows, first), "_rows": addresses}
 
     def reset(self, seed=None):
         if seed is not None:
@@ -403,8 +401,7 @@ class OceanPufferEnv(PufferEnv):
         return self.observations, []
 
     def step(self, actions):
-        if actions is not self.actions:
-            self.actions[:] = actions
+        self.actions[:] = actions
         self._envs.step(self._rows)
         log = self._envs.log() if (self.terminals | self.truncations).any() else None
         infos = [log] if log else []
@@ -450,8 +447,6 @@ def with_settings(env, env_kwargs, settings, keywords):
             near = ocean.nearest(key, [*known, *keywords], known)
             others = f"; make itself takes {', '.join(keywords)}" if keywords else ""
             raise ConfigError(f"{name_of(env)} has no setting {key!r}: {near}{others}")
-    if not settings:
-        return env_kwargs
     if isinstance(env_kwargs, list | tuple):
         return [{**(kwargs or {}), **settings} for kwargs in env_kwargs]
     return {**(env_kwargs or {}), **settings}
