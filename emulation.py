@@ -238,7 +238,7 @@ class PufferEnv(Checked):
 
 
 def parameters_of(function):
-    """Return {name: inspect.Parameter}; None of what has no signature, as a class in C."""
+    """Return {name: inspect.Parameter}; None of a class in C, without a signature."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
