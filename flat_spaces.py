@@ -473,7 +473,8 @@ def numeric_scalars(info):
     for name, value in unroll_nested_dict(info):
         if isinstance(value, np.ndarray) and value.size == 1:
             value = value.item()
-        if isinstance(value, NUMBERS) and math.isfinite(value):
+        is_number = isinstance(value, NUMBERS) and not isinstance(value, np.timedelta64)
+        if is_number and math.isfinite(value):
             numbers[str(name)] = float(value)
     return numbers
 

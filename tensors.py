@@ -309,6 +309,8 @@ class Adapter:
         self.env = env
 
     def __getattr__(self, name):
+        if name == "env":  # a copy has no attributes yet
+            raise AttributeError(name)
         return getattr(self.env, name)
 
 

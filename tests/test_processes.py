@@ -187,10 +187,10 @@ def test_an_output_that_nobody_reads_ends_nothing(options):
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_progress_is_shown_in_a_terminal(is_terminal, capsys, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
     with processes.progress() as show:
         show("step 0 of 9")
-    assert ("step 0 of 9" in capsys.readouterr().out) == is_terminal
+    assert ("step 0 of 9" in capsys.readouterr().err) == is_terminal
 
 
 def test_a_command_ends_quietly_when_enough_is_read():
