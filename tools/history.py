@@ -11,9 +11,7 @@ process holds the lock of its folder.
 """
 
 import argparse
-import functools
 import html
-import json
 import math
 import os
 import shutil
@@ -119,40 +117,23 @@ def flatten_settings(saved):
             for key, value in saved.get(section, {}).items()}
 
 
-@functools.cache
-def shipped_settings(name):
-    """Return the settings of an environment as they ship.
-
-    None if it is gone, or is a user's file: a list of runs must not run that file.
-    """
-    if ".py" in name or name.endswith(".h"):
-        return None
-    try:
-        values = configuration.resolve(name)[1]
-    except (Exception, SystemExit):  # a missing package, or a header that does not compile
-        return None
-    return flatten_settings(json.loads(json.dumps(values, default=str)))
-
-
 def changes(saved):
-    """Return {setting: value} of those that differ from the shipped ones.
+    """Return {setting: value} of those that differ from the defaults in a run's config.json.
 
-    A custom network's keywords are among them. A user's environment, or one that cannot be made
-    here, is compared with the defaults in its config.json; None if it has none. "auto" equals the
-    number that it chose; a resumed or a script's run does not record who chose.
+    None if it has none. A custom network's keywords are among them. "auto" equals the number that
+    it chose; a resumed run does not record who chose.
     """
-    name = saved.get("config_name", saved["env_name"])
-    shipped = shipped_settings(name) or flatten_settings(saved.get("defaults", {}))
-    if not shipped:
+    if "defaults" not in saved:
         return None
+    defaults = flatten_settings(saved["defaults"])
     automatic = {"vec.num_envs", "policy.squash", *saved.get("auto", {})}
     is_unrecorded = saved.get("resume") or "auto" not in saved
 
     def is_automatic(key):
-        return shipped.get(key) == "auto" and (key in automatic or is_unrecorded)
+        return defaults.get(key) == "auto" and (key in automatic or is_unrecorded)
 
     return {key: value for key, value in flatten_settings(saved).items()
-            if (key in shipped or key.startswith("policy.")) and shipped.get(key, ...) != value
+            if (key in defaults or key.startswith("policy.")) and defaults.get(key, ...) != value
             and not is_automatic(key)}
 
 
