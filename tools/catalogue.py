@@ -28,6 +28,7 @@ from configuration import command, find_config, parse_ini
 from errors import ConfigError, exit_on_error
 from loggers import figure
 from tools import aligned
+from tools.options import with_envs
 
 
 class Entry(NamedTuple):
@@ -107,11 +108,7 @@ def look(name):
 
 def complete(entry, args):
     """Complete an Entry by making the environment. args: from load_config."""
-    vec = {**args["vec"], "num_envs": 1, "num_workers": None, "batch_size": None,
-           "total_agents": None,
-           "backend": "auto" if args["env_name"].endswith(".h") else "serial"}
-    args = {**args, "vec": vec, "env": {**args["env"], "num_envs": 1}}
-    with contextlib.closing(vector.load_env(entry.name, args)) as vecenv:
+    with vector.load_env(entry.name, with_envs(args)) as vecenv:
         sees, does = sees_and_does(vecenv)
         return entry._replace(sees=sees, does=does, agents=vecenv.num_agents // vecenv.num_envs)
 

@@ -33,7 +33,7 @@ import pufferl
 import vector
 from errors import ConfigError, exit_on_error
 from fast import verify
-from tools.options import read_command
+from tools.options import read_command, with_envs
 
 
 @dataclass
@@ -397,9 +397,6 @@ def export(env_name, args):
     chosen = dict(args["export"])
     if not any(chosen.values()):
         chosen["flat"] = f"{Path(args['env_name']).stem}.bin"
-    args = {**args, "env": {**args["env"], "num_envs": 1},
-            "vec": {**args["vec"], "num_envs": 1, "total_agents": None, "num_buffers": 1,
-                    "num_workers": None, "batch_size": None}}
     maker = environments.find_maker(args["env_name"])
     library = maker if isinstance(maker, ocean.Library) else None
     for kind in ("c", "web"):
@@ -407,14 +404,8 @@ def export(env_name, args):
             raise ConfigError(f"--export.{kind} compiles the environment, but {env_name} is "
                               "not one in C.")
     settings = {key: value for key, value in args["env"].items() if key != "num_envs"}
-    if library is None and args["vec"]["backend"] in ("auto", "multiprocessing", "ray"):
-        args["vec"]["backend"] = "serial"
-    args["vec"]["device"] = "host"
-    vecenv = pufferl.load_env(env_name, args)
-    try:
+    with pufferl.load_env(env_name, with_envs(args)) as vecenv:
         env, policy = vecenv.driver_env, pufferl.load_policy(args, vecenv, env_name)
-    finally:
-        vecenv.close()
     trained = bool(args["load_model_path"] or args["baseline"])
     if not trained:
         print("neither --load-model-path nor --baseline: this is an untrained policy")

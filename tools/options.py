@@ -1,4 +1,4 @@
-"""Read the command line of a verb that takes an environment and its settings."""
+"""Read and change the settings of a verb that takes an environment."""
 
 import sys
 
@@ -13,6 +13,13 @@ def no_resume(argv):
             "--resume is for train. To use a run's weights, network and environment, give "
             "--load-model-path.")
     return argv
+
+
+def with_envs(args, num_envs=1, backend="auto"):
+    """Return settings of `num_envs` environments in one buffer, for tools that play a policy."""
+    vec = {**args["vec"], "backend": backend, "num_envs": 1, "total_agents": None, "num_buffers": 1,
+           "num_workers": None, "batch_size": None, "device": "host"}
+    return {**args, "vec": vec, "env": {**args["env"], "num_envs": num_envs}}
 
 
 def read_command(argv, program, description):

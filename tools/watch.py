@@ -51,7 +51,7 @@ import pufferl
 import runs
 from auto import plural
 from errors import ConfigError, exit_on_error
-from tools.options import read_command
+from tools.options import read_command, with_envs
 
 EVAL_SEED = 1_000_003  # added to the seed, so that episodes differ from those of training
 GIF_SIDE = 480  # pixels of a GIF's longer side
@@ -77,9 +77,7 @@ class Play:
         self.seed = seed
         self.options = args["eval"]
         self.step = 0
-        vec = {"num_envs": 1, "total_agents": None, "num_buffers": 1, "num_workers": None,
-               "batch_size": None, "device": "host"}
-        args = {**args, "vec": {**args["vec"], **vec}, "env": {**args["env"], "num_envs": num_envs}}
+        args = with_envs(args, num_envs, args["vec"]["backend"])
         self.vecenv = pufferl.load_env(env_name, {**args, "train": {**args["train"], "seed": seed}})
         # eval() for batch norms and dropouts
         self.policy = pufferl.load_policy(args, self.vecenv, env_name).eval()
