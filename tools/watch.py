@@ -15,7 +15,6 @@ import base64
 import contextlib
 import functools
 import http.server
-import importlib.util
 import io
 import itertools
 import json
@@ -50,7 +49,7 @@ import processes
 import pufferl
 import runs
 from auto import plural
-from errors import ConfigError, exit_on_error
+from errors import ConfigError, exit_on_error, require
 from tools.options import read_command, with_envs
 
 EVAL_SEED = 1_000_003  # added to the seed, so that episodes differ from those of training
@@ -240,8 +239,7 @@ class Episodes:
 def evaluate(env_name, args):
     """Play eval.episodes episodes; prints and returns {field: Statistic}."""
     episodes = args["eval"]["episodes"]
-    if episodes < 1:
-        raise ConfigError(f"eval.episodes = {episodes}: must be 1 or more.")
+    require(episodes > 0, f"eval.episodes = {episodes}: must be 1 or more.")
     native = environments.load_creator(args["env_name"]) is None
     # an environment in Python may take as much memory as a process: make no more than training
     most = MOST_ENVS if native else args["vec"]["num_envs"] * args["env"].get("num_envs", 1)
@@ -258,11 +256,9 @@ def evaluate(env_name, args):
     longest = args["eval"]["max_steps"] * max(quotas)
     with contextlib.closing(play), processes.progress() as show:
         while counter.unfinished:
-            if play.step == longest:
-                raise ConfigError(
-                    f"{len(counter.unfinished)} of {vecenv.num_envs} environments did not finish "
-                    f"{max(quotas)} episodes in {longest} steps. Raise eval.max_steps where they "
-                    "are meant to be that long.")
+            require(play.step < longest, f"{len(counter.unfinished)} of {vecenv.num_envs} "
+                    f"environments did not finish {max(quotas)} episodes in {longest} steps. Raise "
+                    "eval.max_steps where they are meant to be that long.")
             counter.play(play, vecenv.log)
             show(f"{counter.num_finished * episodes // counter.quotas.sum():,} of {episodes:,} "
                  f"episodes, {play.step:,} vector steps")
@@ -383,14 +379,10 @@ class View(Play):
         drawing = None
         with contextlib.suppress(NotImplementedError):  # an abstract render()
             drawing = self.vecenv.render(0)
-        if isinstance(drawing, list) and drawing:
-            drawing = drawing[-1]
-        if drawing is None or np.ndim(drawing) not in (2, 3):
-            result = "nothing" if drawing is None else f"a {type(drawing).__name__}"
-            raise ConfigError(f"{self.vecenv.name} cannot be shown: its render() gave {result}, "
-                              "expected a picture (height, width, 3). A callable gets "
-                              "render_mode='rgb_array' if it has that parameter. Without pictures, "
-                              "eval prints the scores.")
+        require(np.ndim(drawing) in (2, 3),
+                f"{self.vecenv.name} cannot be shown: its render() gave {type(drawing).__name__}, "
+                "expected a picture (height, width, 3). A callable gets render_mode='rgb_array' if "
+                "it has that parameter. Without pictures, eval prints the scores.")
         drawing = np.asarray(drawing)
         drawing = drawing[..., None].repeat(3, -1) if drawing.ndim == 2 else drawing[..., :3]
         return np.ascontiguousarray(drawing, np.uint8)
@@ -420,16 +412,15 @@ def write_video(pictures, path, fps):
         if path.endswith(".mp4"):
             import imageio_ffmpeg
 
-            pad = ((0, height % 2), (0, width % 2), (0, 0))  # yuv420p halves both
-            # ffmpeg ends with its input, also after a kill
+            # yuv420p halves both sides; ffmpeg ends with its input, also after a kill
             writer = stack.enter_context(contextlib.closing(imageio_ffmpeg.write_frames(
-                path, (width + width % 2, height + height % 2), fps=fps, codec="libx264",
-                pix_fmt_out="yuv420p", quality=8, macro_block_size=2,
-                output_params=["-movflags", "+faststart"])))
+                path, (width, height), fps=fps, codec="libx264", pix_fmt_out="yuv420p", quality=8,
+                macro_block_size=1, output_params=["-movflags", "+faststart", "-vf",
+                                                   "pad=ceil(iw/2)*2:ceil(ih/2)*2"])))
             writer.send(None)
         for count, picture in enumerate(itertools.chain([first], pictures), 1):
             if path.endswith(".mp4"):
-                writer.send(np.ascontiguousarray(np.pad(picture, pad, "edge")))
+                writer.send(picture)
             elif path.endswith(".gif"):
                 images.append(shrink(Image.fromarray(picture), GIF_SIDE))
             elif count & (count - 1) == 0:  # 1, 2, 4, ...: the last of them is in the second half
@@ -528,8 +519,8 @@ def show_in_terminal(view, console=None, steps=None):
     from rich.live import Live
 
     console = console or Console()
-    if not console.is_terminal:
-        raise ConfigError("eval.terminal: this output is no terminal; --eval.video writes a file.")
+    require(console.is_terminal,
+            "eval.terminal: this output is no terminal; --eval.video writes a file.")
     due = time.perf_counter()
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, screen=True,
                                                       auto_refresh=False) as live:
@@ -629,8 +620,7 @@ class Page:
 
     def _open(self, name, policy=None):
         """Open an environment with a policy, by default the best."""
-        if name not in self.environments:
-            raise ConfigError(f"there is no environment {name} to choose")
+        require(name in self.environments, f"there is no environment {name} to choose")
         policies = {"given": self.args} if name == self.env_name else {}
         for key, options in (("baseline", ["--baseline"]), ("best", ["--load-model-path", "best"]),
                              ("latest", ["--load-model-path", "latest"]), ("untrained", [])):
@@ -714,7 +704,7 @@ def still(name):
 class Requests(http.server.BaseHTTPRequestHandler):
     """Requests for the page, its states, its menu's pictures and its orders.
 
-    Only from this machine. An error is one line on stderr and in the answer.
+    Only from this machine.
     """
 
     protocol_version = "HTTP/1.1"  # connections stay open for the next request
@@ -731,15 +721,10 @@ class Requests(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         # other names of this machine (DNS rebinding) and other sites are refused
         host = ", ".join(self.headers.get_all("Host", []))
-        is_local = (self.LOCAL.fullmatch(host)
-                    and self.headers.get("Origin") in (None, f"http://{host}"))
-        answer = 403, "this page is for http://127.0.0.1 and http://localhost only"
-        try:
-            answer = self.respond() if is_local else answer
-        except Exception as error:
-            answer = 500, f"the page could not be made: {type(error).__name__}: {error}"
-            print(answer[1], file=sys.stderr)
-        self._send(*answer)
+        if self.LOCAL.fullmatch(host) and self.headers.get("Origin") in (None, f"http://{host}"):
+            self._send(*self.respond())
+        else:
+            self._send(403, "this page is for http://127.0.0.1 and http://localhost only")
 
     do_POST = do_GET
 
@@ -817,9 +802,9 @@ def ship(env_name, args):
     from safetensors.torch import save
 
     path = configuration.find_baseline(args["env_name"])
-    if not args["load_model_path"] or args["policy"]["name"] not in configuration.POLICIES:
-        raise ConfigError("which policy? --load-model-path latest, or a run's folder, or a "
-                          "model file, of a network that ships.")
+    require(args["load_model_path"] and args["policy"]["name"] in configuration.POLICIES,
+            "which policy? --load-model-path latest, or a run's folder, or a model file, of a "
+            "network that ships.")
     model = configuration.find_model(args["load_model_path"], args["data_dir"], args["config_name"])
     weights = {name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous().clone()
                for name, tensor in runs.load(model).items()}
@@ -838,9 +823,9 @@ def ship(env_name, args):
              "env": {name: value for name, value in args["env"].items() if name != "num_envs"},
              "policy": args["policy"], "rnn": args["rnn"]}
     data = save(weights, {name: json.dumps(value) for name, value in about.items()})
-    if len(data) > LARGEST_BASELINE:
-        raise ConfigError(f"{model}: {len(data):,} bytes; a shipped policy has {LARGEST_BASELINE:,} "
-                          "at most. Train one with a smaller policy.hidden_size.")
+    require(len(data) <= LARGEST_BASELINE,
+            f"{model}: {len(data):,} bytes; a shipped policy has {LARGEST_BASELINE:,} at most. "
+            "Train one with a smaller policy.hidden_size.")
     path.write_bytes(data)
     print(f"wrote        {path} ({len(data):,} bytes, score {loggers.figure(about['score'])}, "
           f"{about['steps']:,} steps)")
@@ -858,21 +843,17 @@ def play(env_name, args):
     """
     show = args["eval"]
     chosen = [key for key in ("web", "terminal", "video", "window") if show[key]]
-    if len(chosen) > 1 and chosen not in (["video", "window"], ["terminal", "video"]):
-        raise ConfigError(f"--eval.{chosen[0]} and --eval.{chosen[1]}: one of them at a time.")
+    require(len(chosen) < 2 or chosen in (["video", "window"], ["terminal", "video"]),
+            f"--eval.{' and --eval.'.join(chosen)}: one of them at a time.")
     arena.compile_timer.announce = lambda: print(loggers.COMPILING, file=sys.stderr)
     if show["video"]:
         path = Path(show["video"])
-        if path.suffix not in (".mp4", ".gif", ".png") or not path.resolve().parent.is_dir():
-            raise ConfigError(f"eval.video = {path}: must end in .mp4, .gif or .png and be in a "
-                              "folder that exists.")
-        if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
-            raise ConfigError("eval.video: .mp4 needs a package: pip install imageio-ffmpeg "
-                              "(.gif and .png need none).")
-    if show["window"] and not ocean.has_display():
-        raise ConfigError("eval.window: there is no display (neither DISPLAY nor WAYLAND_DISPLAY "
-                          "is set). --eval.web works over ssh, --eval.terminal in any terminal, "
-                          "--eval.video writes a file.")
+        require(path.suffix in (".mp4", ".gif", ".png") and path.resolve().parent.is_dir(),
+                f"eval.video = {path}: must end in .mp4, .gif or .png and be in a folder that "
+                "exists.")
+    require(not show["window"] or ocean.has_display(),
+            "eval.window: there is no display (neither DISPLAY nor WAYLAND_DISPLAY is set). "
+            "--eval.web works over ssh, --eval.terminal in any terminal, --eval.video writes a file.")
     if show["web"]:
         return show_on_page(env_name, args)
     if not (show["terminal"] or show["video"]):
@@ -898,7 +879,6 @@ def play(env_name, args):
 
 def main(argv, program="pufferl.py eval"):
     """Run `eval` or `ship`; `program` is what errors begin with."""
-    with exit_on_error(program):
-        env_name, args = read_command(argv, program, __doc__)
+    with exit_on_error(program, ImportError):
         act = ship if program.endswith("ship") else play
-        act(env_name, args)
+        act(*read_command(argv, program, __doc__))
