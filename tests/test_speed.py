@@ -75,14 +75,14 @@ def test_the_fastest_or_a_simpler_one_as_fast_is_chosen(speeds, best, finalists)
     def make(vec):
         if (steps := speeds[vec["num_workers"]]) is None:
             raise ValueError("it\nbroke")
-        candidates.append(mock.Mock(**{"run.return_value": steps}))
+        candidates.append(mock.MagicMock(**{"__enter__.return_value": lambda seconds: steps}))
         return candidates[-1]
 
     vecs = [{"backend": "multiprocessing", "num_workers": i, "batch_size": i}
             for i in range(len(speeds))]
     chosen, medians = speed.search(vecs, make, 0.5, lines.append)
     assert chosen["num_workers"] == best and len(medians) == finalists
-    assert all(candidate.method_calls[-1] == mock.call.close() for candidate in candidates)
+    assert all(candidate.__exit__.called for candidate in candidates)
     assert speeds[0] is not None or lines[0].endswith(": it")
     with pytest.raises(RuntimeError):
         speed.search(vecs, mock.Mock(side_effect=ValueError("it")), 0.5, lines.append)

@@ -35,7 +35,7 @@ import kernels
 import pufferl
 import vector
 from auto import plural
-from errors import ConfigError, exit_on_error
+from errors import exit_on_error, require
 from tools.options import read_command
 
 # --------------------------------------------------------------------------------------------------
@@ -59,9 +59,8 @@ def profile(env_name, args):
     settings, activities = args["profile"], [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    if settings["output"] is None and args["data_dir"] is None:
-        raise ConfigError("profile writes a trace, but --data-dir is none: --profile.output says "
-                          "where else.")
+    require(settings["output"] or args["data_dir"],
+            "profile writes a trace, but --data-dir is none: --profile.output says where else.")
     args["train"]["log_interval"] = 1e9
     trainer = pufferl.make_trainer(env_name, args)
     trainer.run.folder = None  # nothing but the trace is written
@@ -153,36 +152,34 @@ def _spread(numbers):
     return chosen
 
 
-class Rollouts:
-    """A trainer that is timed rolling out, with settings `vec` over those of `args`."""
+@contextlib.contextmanager
+def timed_rollouts(env_name, args, vec):
+    """Make a trainer with settings `vec` over those of `args`.
 
-    def __init__(self, env_name, args, vec):
-        # nothing is kept of the learning, so any minibatch will do
-        train = {**args["train"], "minibatch_size": "auto", "max_minibatch_size": None,
-                 "replay_ratio": 1.0, "gamma": 0.99}
-        self.trainer = pufferl.make_trainer(env_name, {
-            **args, "train": train, "vec": {**args["vec"], **vec}, "load_model_path": None,
-            "data_dir": None})
-        try:
-            self.trainer.evaluate()  # compiles the kernels and fills the caches
-            for _ in range(max(0, train["cudagraphs"])
-                           if self.trainer.config["device"] == "cuda" else 0):
-                self.trainer.train()  # after these epochs a GPU's rollout is a replayed CUDA graph
-                self.trainer.evaluate()
-        except BaseException:
-            self.trainer.release()
-            raise
+    Yields a function of seconds, which measures the steps of all agents a second.
+    """
+    # nothing is kept of the learning, so any minibatch will do
+    train = {**args["train"], "minibatch_size": "auto", "max_minibatch_size": None,
+             "replay_ratio": 1.0, "gamma": 0.99}
+    trainer = pufferl.make_trainer(env_name, {
+        **args, "train": train, "vec": {**args["vec"], **vec}, "load_model_path": None,
+        "data_dir": None})
 
-    def run(self, seconds):
-        """Measure the steps of all agents a second."""
+    def measure(seconds):
         rollouts, begin = 0, time.perf_counter()
         while (now := time.perf_counter()) - begin < seconds or rollouts == 0:
-            self.trainer.evaluate()
+            trainer.evaluate()
             rollouts += 1
-        return rollouts * self.trainer.batch_size / (now - begin)
+        return rollouts * trainer.batch_size / (now - begin)
 
-    def close(self):
-        self.trainer.release()
+    try:
+        trainer.evaluate()  # compiles the kernels and fills the caches
+        for _ in range(max(0, train["cudagraphs"]) if trainer.config["device"] == "cuda" else 0):
+            trainer.train()  # after these epochs a GPU's rollout is a replayed CUDA graph
+            trainer.evaluate()
+        yield measure
+    finally:
+        trainer.release()
 
 
 def describe(vec):
@@ -202,18 +199,15 @@ def flags(vec, present):
 def search(tried, make, seconds, report=print):
     """Return (best candidate, {index in `tried`: a finalist's steps a second}).
 
-    make(candidate) -> an object with run(seconds) and close(). It may raise ValueError or
+    make(candidate) -> a context manager, as `timed_rollouts`. It may raise ValueError or
     RuntimeError for a candidate that cannot work, which is printed and left out. Raises
     RuntimeError if none works.
     """
     first = {}
     for i, vec in enumerate(tried):
         try:
-            contestant = make(vec)
-            try:
-                first[i] = contestant.run(seconds)
-            finally:
-                contestant.close()
+            with make(vec) as measure:
+                first[i] = measure(seconds)
             report(f"{describe(vec):48}{first[i]:14,.0f}")
         except (ValueError, RuntimeError) as error:
             report(f"{describe(vec):48} cannot: {str(error).splitlines()[0]}")
@@ -221,17 +215,10 @@ def search(tried, make, seconds, report=print):
         raise RuntimeError("no backend can step this environment; see above.")
     finalists = sorted(sorted(first, key=first.get, reverse=True)[:FINALISTS])
     report(f"\nthe best {len(finalists)} interleaved, medians of {REPEATS}")
-    contestants, speeds = {}, {i: [] for i in finalists}
-    try:
-        for i in finalists:
-            contestants[i] = make(tried[i])
-        for _ in range(REPEATS):
-            for i, contestant in contestants.items():
-                speeds[i].append(contestant.run(seconds))
-    finally:
-        for contestant in contestants.values():
-            contestant.close()
-    medians = {i: statistics.median(values) for i, values in speeds.items()}
+    with contextlib.ExitStack() as stack:
+        measures = {i: stack.enter_context(make(tried[i])) for i in finalists}
+        rounds = [{i: measure(seconds) for i, measure in measures.items()} for _ in range(REPEATS)]
+    medians = {i: statistics.median(speeds[i] for speeds in rounds) for i in finalists}
     fastest = max(medians.values())
     for i, speed in medians.items():
         report(f"{describe(tried[i]):48}{speed:14,.0f}{speed / fastest:8.2f}")
@@ -254,7 +241,7 @@ def autotune(env_name, args, seconds, argv):
                        agents_per_env=agents)
     print(f"{args['env_name']}: {num_envs} environments, {vector.physical_cores()} cores; steps of "
           "all agents a second in rollouts, the policy included")
-    best, _ = search(tried, lambda vec: Rollouts(env_name, args, vec), seconds)
+    best, _ = search(tried, lambda vec: timed_rollouts(env_name, args, vec), seconds)
     print(f"\nbest here:  python pufferl.py train {shlex.join(argv)} "
           f"{flags(best, args['vec'])}".rstrip())
     return best
