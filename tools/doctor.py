@@ -10,7 +10,6 @@ line and is repeated at the end, and the exit status is 1. Nothing is sent anywh
 
 import argparse
 import contextlib
-import functools
 import importlib.metadata
 import os
 import platform
@@ -25,9 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a script, which needs no torch
 
 import processes  # noqa: E402
-from errors import ConfigError  # noqa: E402
+from errors import ConfigError, require  # noqa: E402
 
-SECONDS = 10.0
 PYTHON = (3, 11), (3, 13)  # the first and the last tested version
 LEAST_MEMORY, LEAST_DISK = 2 * 2**30, 2**30
 PACKAGES = ("torch", "numba", "numpy", "scipy", "gymnasium", "rich", "tyro", "plotly", "pillow",
@@ -46,8 +44,7 @@ def size(count):
 
 def check_free(free, least, advice):
     """Return the free bytes as text. Raises ConfigError if they are too few."""
-    if free < least:
-        raise ConfigError(f"{size(free)} free: {advice}.")
+    require(free >= least, f"{size(free)} free: {advice}.")
     return f"{size(free)} free"
 
 
@@ -63,9 +60,8 @@ def look_project():
 def look_system():
     version = (f"{platform.system()} {platform.release()} {platform.machine()}, Python "
                f"{platform.python_version()}")
-    if not PYTHON[0] <= sys.version_info[:2] <= PYTHON[1]:
-        raise ConfigError(f"{version}: tested are 3.11 to 3.13. Install one of these (make "
-                          "PYTHON=python3.12).")
+    require(PYTHON[0] <= sys.version_info[:2] <= PYTHON[1], f"{version}: tested are 3.11 to 3.13. "
+            "Install one of these (make PYTHON=python3.12).")
     return version
 
 
@@ -77,8 +73,7 @@ def look_processor():
         lines = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)", text, re.MULTILINE))
         if len(lines) == 3:  # an ARM has other lines
             name = "{model name}, family {cpu family} model {model}".format_map(lines)
-    busy = f", {os.getloadavg()[0]:.1f} busy" if hasattr(os, "getloadavg") else ""
-    return f"{name}; {processes.cores()} cores{busy}"
+    return f"{name}; {processes.cores()} cores, {os.getloadavg()[0]:.1f} busy"
 
 
 def look_memory():
@@ -106,10 +101,8 @@ def look_packages():
             versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
-    if missing:
-        raise ConfigError(f"{', '.join(missing)} not installed (there are "
-                          f"{', '.join(versions) or 'none'}): make .venv/ready, or pip install -r "
-                          "requirements.txt")
+    require(not missing, f"{', '.join(missing)} not installed (there are "
+            f"{', '.join(versions) or 'none'}): make .venv/ready, or pip install -r requirements.txt")
     return ", ".join(versions)
 
 
@@ -142,9 +135,8 @@ def look_gpu():
         free, total = torch.cuda.mem_get_info()
         return (f"{torch.cuda.device_count()} × {torch.cuda.get_device_name()}, {size(free)} of "
                 f"{size(total)} free; driver: {driver or '?'}")
-    if driver:
-        raise ConfigError(f"the driver knows {driver}, but torch does not: pip install -r "
-                          "requirements/cuda.txt, and a torch that is built for CUDA.")
+    require(not driver, f"the driver knows {driver}, but torch does not: pip install -r "
+            "requirements/cuda.txt, and a torch that is built for CUDA.")
     return "none; training runs on the CPU"
 
 
@@ -163,7 +155,7 @@ LOOKS = (look_project, look_system, look_processor, look_memory, look_disk, look
 
 
 def train(seconds):
-    """Train Breakout as bench_train.py does; returns (text, compile seconds)."""
+    """Train Breakout as bench_train.py does; returns its speed."""
     import pufferl
     from arena import compile_timer
 
@@ -180,33 +172,30 @@ def train(seconds):
             trainer.evaluate()
             trainer.train()
         speed = (trainer.global_step - before) / (time.perf_counter() - begin)
-        return (f"{speed:,.0f} steps a second of Breakout, float32, {trainer.vecenv.num_threads} threads, "
-                f"engine {trainer.engine.name}"), compile_timer.duration
+        return (f"{speed:,.0f} steps a second of Breakout, float32, {trainer.vecenv.num_threads} "
+                f"threads, engine {trainer.engine.name}; {compile_timer.duration:.0f} s of compiling")
 
 
 def examine(seconds):
-    """Print a line for each of LOOKS; returns the problems."""
-    problems, say = [], functools.partial(print, flush=True)
-    for look in LOOKS:
-        title = look.__name__.removeprefix("look_")
+    """Print a line for each of LOOKS, and the speed; returns the problems."""
+    problems = []
+
+    def report(title, look):
         try:
-            say(f"{title:12} {look()}")
+            print(f"{title:12} {look()}", flush=True)
         except Exception as error:  # any error is a finding
             is_explained = isinstance(error, ConfigError)
             problem = str(error) if is_explained else f"{type(error).__name__}: {error}"
-            say(f"{title:12} PROBLEM: {problem}")
+            print(f"{title:12} PROBLEM: {problem}", flush=True)
             problems.append(f"{title}: {problem}")
+
+    for look in LOOKS:
+        report(look.__name__.removeprefix("look_"), look)
     if seconds > 0 and not problems:
-        say(f"{'training':12} {seconds:g} seconds; the first time kernels are compiled before, "
-            "which takes a minute or two")
-        try:
-            speed, compile_seconds = train(seconds)
-        except Exception as error:
-            problems.append(f"training: {type(error).__name__}: {error}")
-        else:
-            compiling = f"; {compile_seconds:.0f} s of compiling" if compile_seconds > 1 else ""
-            say(f"{'speed':12} {speed}{compiling}")
-            say(f"{'compare':12} docs/speed.md lists other processors")
+        print(f"{'training':12} {seconds:g} seconds; the first time kernels are compiled before, "
+              "which takes a minute or two", flush=True)
+        report("speed", lambda: train(seconds))
+        print(f"{'compare':12} docs/speed.md lists other processors")
     return problems
 
 
@@ -214,7 +203,7 @@ def main(argv=None, program="tools/doctor.py"):
     """Run `doctor`; `program` is what errors begin with."""
     parser = argparse.ArgumentParser(prog=program, description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=SECONDS,
+    parser.add_argument("--seconds", type=float, default=10.0,
                         help="of training, default 10; 0: none")
     problems = examine(parser.parse_args(argv).seconds)
     if problems:
