@@ -101,13 +101,11 @@ def find(name, data_dir):
         if (folder / "config.json").exists():
             return read(folder)
     runs = [read(*run) for run in configuration.saved_runs(data_dir, f"*{name}")]
-    if len(runs) > 1:
-        raise ConfigError(f"{name}: this is the end of {len(runs)} runs: "
-                          f"{', '.join(run.folder.name for run in runs)}.")
+    require(len(runs) < 2, f"{name}: this is the end of {len(runs)} runs: "
+            f"{', '.join(run.folder.name for run in runs)}.")
     runs = runs or list_runs(data_dir, None if name == "latest" else name)
-    if not runs:
-        raise ConfigError(f"{name}: no folder, no run in {data_dir.resolve()}, and no environment "
-                          f"with one there; {command('runs')} lists those that there are.")
+    require(runs, f"{name}: no folder, no run in {data_dir.resolve()}, and no environment with one "
+            f"there; {command('runs')} lists those that there are.")
     return runs[0]
 
 
@@ -370,9 +368,8 @@ def main(argv, program="pufferl.py runs"):
     with exit_on_error(program, (OSError, ValueError, KeyError, TypeError)):
         if verb == "runs":
             act, *names = names or [None]
-            if bool(names) != (act == "show"):
-                raise ConfigError(f"runs {act}: which run? {command('runs')} lists them. Forms: "
-                                  "runs, runs ENV, runs show RUN ...")
+            require(bool(names) == (act == "show"), f"runs {act}: which run? {command('runs')} "
+                    "lists them. Forms: runs, runs ENV, runs show RUN ...")
             if not names:
                 return table(options.data_dir, act)
         runs = [find(name, options.data_dir) for name in names]
