@@ -45,16 +45,6 @@ def test_the_table_has_a_line_each(monkeypatch, capsys):
     assert "perf 0.97" in bandit and "list breakout" in lines[-1]
 
 
-def test_a_header_that_does_not_compile_has_a_line_too(monkeypatch, capsys):
-    monkeypatch.setattr(catalogue, "names", lambda: ["squared", "pong"])
-    build = ocean.build
-    monkeypatch.setattr(ocean, "build", lambda header, debug=False, extra_flags=(): build(
-        header, debug, ["-Dint=("] if header.stem == "pong" else extra_flags))
-    pufferl.main(["list"])
-    squared, pong = capsys.readouterr().out.splitlines()[1:3]
-    assert "11 × 11 uint8" in squared and "does not compile" in pong.lower()
-
-
 @pytest.mark.parametrize(("name", "texts"), [
     ("squared", ["The agent starts in the middle", "0.95", "ocean/squared/squared.h",
                  "config/squared.ini", "train squared", "eval squared --baseline",

@@ -150,7 +150,6 @@ CONFIGURATION = [
     ("trian", SystemExit, "there is no verb 'trian': did you mean train", main("trian squared")),
     ("train", SystemExit, "which environment? There are: ", main("train")),
     ("--mode", SystemExit, "the verb comes first", main("train snake --mode train")),
-    ("list", SystemExit, "expected nothing", main("list squared target")),
 ]
 
 

@@ -8,6 +8,7 @@ sees and does comes from the compiled header, with the settings of its .ini. Wha
 solved is [solved] in the .ini.
 """
 
+import argparse
 import configparser
 import contextlib
 import re
@@ -25,7 +26,7 @@ import processes
 import vector
 from auto import plural
 from configuration import command, find_config, parse_ini
-from errors import ConfigError, exit_on_error
+from errors import exit_on_error
 from loggers import figure
 from tools import aligned
 from tools.options import with_envs
@@ -88,11 +89,7 @@ def look(name):
         return Entry(name, rules_of(ini), None, None, None, solved, False)
     header = ocean.FOLDER / env_name / f"{env_name}.h"
     # -O0 compiles in a tenth of the time
-    try:
-        library = ocean.Library(header, ocean.build(header, extra_flags=["-O0"]))
-    except ConfigError:
-        problem = f"does not compile: python -m ocean {name} --check says why"
-        return Entry(name, problem, None, None, None, solved, False)
+    library = ocean.Library(header, ocean.build(header, extra_flags=["-O0"]))
     section = dict(parser["env"]) if parser.has_section("env") else {}
     settings = {key: configuration.coerce(text, type(library.settings[key]), f"{ini} [env] {key}")
                 for key, text in section.items() if key in library.settings}
@@ -149,14 +146,13 @@ def table():
 def show(name):
     """Print all about one environment (any that `train` takes), and what to type next."""
     env_name, ini = find_config(name)
+    args = configuration.load_config(name)
     if name in names():
         entry = look(name)
-    elif env_name.endswith(".h") and Path(env_name).exists():
-        entry = Entry(name, rules_of(Path(env_name)), None, None, None, None, False)
     else:
-        entry = Entry(name, rules_of(ini) if ini.exists() else "", None, None, None,
-                      configuration.solved(name), False)
-    args = configuration.load_config(name)
+        source = Path(env_name) if env_name.endswith(".h") else ini
+        rules = rules_of(source) if source.exists() else ""
+        entry = Entry(name, rules, None, None, None, configuration.solved(name), False)
     if entry.sees is None:
         entry = complete(entry, args)
     print(f"{name}\n\n{entry.rules}\n" if entry.rules else f"{name}\n")
@@ -187,14 +183,11 @@ def show(name):
     print(f"tune it      {command(name, script='protein.py')}")
 
 
-def main(argv=None, program="pufferl.py list"):
+def main(argv, program="pufferl.py list"):
     """Run `list`, of all or one environment; `program` is what errors begin with."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] in (["-h"], ["--help"]):
-        print(__doc__.strip())
-        return
-    if len(argv) > 1 or "".join(argv).startswith("-"):
-        sys.exit(f"{program}: expected nothing, for all of them, or one environment; got "
-                 f"{' '.join(argv)}")
+    parser = argparse.ArgumentParser(prog=program, description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("environment", nargs="?")
+    name = parser.parse_args(argv).environment
     with exit_on_error(program):
-        table() if not argv else show(argv[0])
+        table() if name is None else show(name)
