@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import absolute_imports  # noqa: F401  first
 import processes
-from errors import ConfigError
+from errors import require
 
 if __name__ == "__main__":
     processes.stop_at_once()  # Ctrl-C during the slow imports below prints no traceback
@@ -50,28 +50,25 @@ class Distribution(NamedTuple):
     transform: Callable = float  # a value's place on the axis
     inverse: Callable = float  # the value at a place
     fits: Callable = lambda value: True  # whether a bound of the range can be on the axis
-    refusal: str = ""  # the error if a bound does not fit, a format of {value}, {min} and {max}
+    needs: str = ""  # what fits, in words
     whole: bool = False  # places and values are whole numbers
     axis: str | None = None  # "log" if the axis is the logarithm; plotly's type of axis, too
-    takes: str = "a range"  # or "values"; with "nothing" the setting is not searched
 
 
 DISTRIBUTIONS = {
     "uniform": Distribution(),
     "int_uniform": Distribution(inverse=int, fits=lambda value: float(value).is_integer(),
-                         refusal="{value} is not a whole number", whole=True),
+                                needs="whole numbers", whole=True),
     "uniform_pow2": Distribution(math.log2, lambda place: 2**place,
-                          lambda value: value >= 1 and math.log2(value).is_integer(),
-                          "{value:g} is not a power of two; uniform_pow2 goes from one to another",
-                          whole=True, axis="log"),
-    "log_normal": Distribution(math.log, math.exp, lambda value: value > 0,
-                        "min = {min}: log_normal needs values above 0", axis="log"),
+                                 lambda value: value >= 1 and math.log2(value).is_integer(),
+                                 "powers of two", whole=True, axis="log"),
+    "log_normal": Distribution(math.log, math.exp, lambda value: value > 0, "values above 0",
+                               axis="log"),
     "logit_normal": Distribution(lambda value: math.log(value / (1 - value)), special.expit,
-                          lambda value: 0 < value < 1,
-                          "min = {min}, max = {max}: logit_normal needs values between 0 and "
-                          "1, without both"),
-    "choice": Distribution(takes="values"),
-    "none": Distribution(takes="nothing"),
+                                 lambda value: 0 < value < 1,
+                                 "values between 0 and 1, without both"),
+    "choice": Distribution(),  # of values, not of a range
+    "none": Distribution(),  # not searched
 }
 FIELDS = ("distribution", "min", "max", "mean", "scale", "values")
 DEFAULT_SCALE = 0.25  # a setting's scale, as a fraction of its range, if it has a mean and no scale
@@ -99,39 +96,30 @@ class Setting:
     integer: bool = False
 
     def __post_init__(self):
-        problem = self._find_problem()
-        if problem:
-            raise ConfigError(f"[sweep.{self.name}] {problem}.")
-        if self.scale is None and self.mean is not None and not self.categorical:
-            self.scale = DEFAULT_SCALE
-        self.integer |= self.row.whole
-
-    def _find_problem(self):
-        """Return why the setting cannot be searched, or None."""
-        if self.distribution not in DISTRIBUTIONS:
-            names = ", ".join(DISTRIBUTIONS)
-            return (f"distribution = {self.distribution!r}: must be one of {names}"
-                    if self.distribution else f"has no distribution: one of {names}")
-        values = list(self.values)
-        if self.row.takes == "values":
-            if len(values) < 2 or len(set(map(repr, values))) < len(values):
-                return (f"values = {values}: there must be two or more, all different. To fix a "
-                        f"setting give --{self.name.replace('_', '-')} VALUE")
-        elif values:
-            return f"values are for distribution = choice, not {self.distribution}"
+        place, values = f"[sweep.{self.name}]", list(self.values)
+        require(self.distribution in DISTRIBUTIONS, f"{place} distribution = {self.distribution!r}: "
+                f"must be one of {', '.join(DISTRIBUTIONS)}.")
+        if self.distribution == "choice":
+            require(len(set(map(repr, values))) == len(values) > 1,
+                    f"{place} values = {values}: there must be two or more, all different. To fix a "
+                    f"setting give --{self.name.replace('_', '-')} VALUE.")
         else:
-            if not -math.inf < self.min < self.max < math.inf:
-                return f"min = {self.min}, max = {self.max}: give both, min below max"
-            for value in (self.min, self.max):
-                if not self.row.fits(value):
-                    return self.row.refusal.format(value=value, min=self.min, max=self.max)
-        if self.mean is not None and values and self.mean not in values:
-            return f"mean = {self.mean}: must be one of {values}"
-        if self.mean is not None and not values and not self.min <= self.mean <= self.max:
-            return f"mean = {self.mean}: must lie within min = {self.min} and max = {self.max}"
-        if self.scale is not None and not self.scale > 0:
-            return f"scale = {self.scale}: must be above 0"
-        return None
+            require(not values,
+                    f"{place} values are for distribution = choice, not {self.distribution}.")
+            require(-math.inf < self.min < self.max < math.inf,
+                    f"{place} min = {self.min}, max = {self.max}: give both, min below max.")
+            for bound in (self.min, self.max):
+                require(self.row.fits(bound), f"{place} min = {self.min}, max = {self.max}: "
+                        f"{self.distribution} needs {self.row.needs}.")
+        if self.mean is not None:
+            is_within = self.mean in values if values else self.min <= self.mean <= self.max
+            require(is_within, f"{place} mean = {self.mean}: must be one of the values, or lie "
+                    "within min and max.")
+            if self.scale is None and not self.categorical:
+                self.scale = DEFAULT_SCALE
+        require(self.scale is None or self.scale > 0,
+                f"{place} scale = {self.scale}: must be above 0.")
+        self.integer |= self.row.whole
 
     @property
     def row(self):
@@ -200,27 +188,23 @@ class Space:
     def __init__(self, settings):
         settings = [self._read(name, spec) for name, spec in flatten(settings).items()]
         self.settings = [setting for setting in settings if setting is not None]
-        if not self.settings:
-            raise ConfigError("there is nothing to search: there is no [sweep.SECTION.KEY] section "
-                              "with a distribution.")
+        require(self.settings, "there is nothing to search: there is no [sweep.SECTION.KEY] section "
+                "with a distribution.")
         self.names = [setting.name for setting in self.settings]
 
     @staticmethod
     def _read(name, spec):
         is_text = isinstance(spec, dict) and isinstance(spec.get("values"), str)
-        spec = described(name, spec)
-        for key in spec:
-            if key not in (*FIELDS, "integer"):
-                raise ConfigError(f"[sweep.{name}] {key}: there is no such field. There are: "
-                                  f"{', '.join(FIELDS)}.")
-        if DISTRIBUTIONS.get(spec["distribution"], Distribution()).takes == "nothing":
+        spec = {key: value for key, value in described(name, spec).items() if value is not None}
+        if spec["distribution"] == "none":
             return None
         spec["values"] = tuple(map(number, spec["values"]) if is_text else spec.get("values", ()))
-        for key in ("min", "max", "scale", *(() if spec["values"] else ("mean",))):
-            if spec.get(key) is None:
-                spec.pop(key, None)
-            elif not isinstance(spec[key], int | float | np.number):
-                raise ConfigError(f"[sweep.{name}] {key} = {spec[key]!r}: must be a number.")
+        numbers = {"min", "max", "scale"} if spec["values"] else {"min", "max", "scale", "mean"}
+        for key, value in spec.items():
+            require(key in (*FIELDS, "integer"), f"[sweep.{name}] {key}: there is no such field. "
+                    f"There are: {', '.join(FIELDS)}.")
+            require(key not in numbers or isinstance(value, int | float | np.number),
+                    f"[sweep.{name}] {key} = {value!r}: must be a number.")
         return Setting(name, **spec)
 
     def __len__(self):
@@ -309,9 +293,8 @@ def described(name, spec):
     """
     if isinstance(spec, list | tuple):
         spec = {"values": spec}
-    if not isinstance(spec, dict):
-        raise ConfigError(f"[sweep.{name}] is {spec!r}: must be a list of values, or have "
-                          "distribution, min and max.")
+    require(isinstance(spec, dict), f"[sweep.{name}] is {spec!r}: must be a list of values, or have "
+            "distribution, min and max.")
     spec = {key: value if key in ("values", "distribution") else number(value)
             for key, value in spec.items()}
     if isinstance(spec.get("values"), str):
@@ -516,8 +499,7 @@ class Random:
     def __init__(self, env_name=None, search_space=None, num_trials=100, metric="environment/score",
                  goal="maximize",
                  seed=0, max_suggestion_cost=math.inf, random_trials=None, **settings):
-        if goal not in ("maximize", "minimize"):
-            raise ConfigError(f"goal = {goal!r}: must be maximize or minimize.")
+        require(goal in ("maximize", "minimize"), f"goal = {goal!r}: must be maximize or minimize.")
         self.env_name = env_name
         self.num_trials = num_trials
         self.metric = metric
@@ -606,8 +588,7 @@ class Random:
         """
         if objective is None:
             sweep = sweep_command()
-            if self.env_name is None:
-                raise ConfigError("optimize() needs an objective, or the tuner an env_name.")
+            require(self.env_name, "optimize() needs an objective, or the tuner an env_name.")
             runner = sweep.Runner(self, *sweep.settings_of(self))
             runner.run()
             if runner.interrupts.requested and self.best() is None:

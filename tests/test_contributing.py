@@ -181,8 +181,8 @@ def test_metrics_of_an_environment_in_c_and_of_the_trainer(copy):
 def test_a_distribution_of_sweeps(copy):
     project = copy("A distribution of sweeps")
     project.replace("protein.py", r'^    "choice": Distribution', '    "square_root": Distribution(math.sqrt, '
-                    'lambda place: place**2, lambda value: value >= 0, "min = {min}: must not be '
-                    'negative"),\n    "choice": Distribution')
+                    'lambda place: place**2, lambda value: value >= 0, '
+                    '"values from 0 on"),\n    "choice": Distribution')
     project.replace("docs/sweeps.md", r"^(\| `log_normal`)",
                     r"| `square_root` | its root | entropy |\n\1")
     project.run("-c", textwrap.dedent("""

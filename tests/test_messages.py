@@ -530,7 +530,7 @@ TOOLS = [  # eval, export, sweep, history, watch, speed
     ("nothing", SystemExit, "no folder, no run in", verb("runs show nothing --data-dir FOLDER")),
     ("breakout", None, "python pufferl.py train breakout makes one",
      verb("runs breakout --data-dir FOLDER")),
-    ("train.gamma", ConfigError, "has no distribution: one of uniform", searched({"min": 0, "max": 1})),
+    ("train.gamma", ConfigError, "distribution = '': must be one of uniform", searched({"min": 0, "max": 1})),
     ("train.gamma", ConfigError, "maen: there is no such field. There are: distribution, min",
      searched({"distribution": "uniform", "min": 0, "max": 1, "maen": 1})),
     ("train.optimizer", ConfigError, "is not a number: use distribution = choice with values.",

@@ -187,16 +187,14 @@ def searched_settings(env_name, entries, options=()):
                               f"{sections}.")
         section, key, _ = configuration.translate(section, key, schema, f"[sweep.{name}]")
         entry = protein.described(name, entry)
-        # Space refuses an unknown distribution
-        takes = protein.DISTRIBUTIONS.get(entry["distribution"], protein.Distribution()).takes
-        if takes == "nothing" or f"{section}.{key}" in fixed:
+        if entry["distribution"] == "none" or f"{section}.{key}" in fixed:
             continue
         kind, present = get_type_hints(schema[section])[key], args[section][key]
         if present == "auto":
             present = automatic.get(f"{section}.{key}", present)
         if (section, key, present) == ("vec", "total_agents", None):
             present = count_agents(args)
-        if takes == "values":
+        if entry["distribution"] == "choice":
             entry["values"] = [configuration.coerce(text, kind, f"[sweep.{name}] values")
                                for text in entry.get("values", ())]
             is_within = present in entry["values"]
