@@ -535,7 +535,7 @@ TOOLS = [  # eval, export, sweep, history, watch, speed
      searched({"distribution": "uniform", "min": 0, "max": 1, "maen": 1})),
     ("train.optimizer", ConfigError, "is not a number: use distribution = choice with values.",
      searched({"distribution": "uniform", "min": 0, "max": 1}, "train.optimizer")),
-    ("sweep.trian.gamma", ConfigError, "there is no section 'trian'. There are: env, vec,",
+    ("sweep.trian.gamma", ConfigError, "there is no such setting. Did you mean train.gamma?",
      searched([1, 2], "trian.gamma")),
     ("there is nothing to search", ConfigError, "no [sweep.SECTION.KEY] section", lambda: Space({})),
     ("optimize()", ConfigError, "needs an objective, or the tuner an env_name.",
@@ -548,7 +548,6 @@ TOOLS = [  # eval, export, sweep, history, watch, speed
           "--sweep.logger none")),
     ("--sweep.train.gamma", SystemExit, "is --sweep.SECTION.KEY.FIELD VALUE with a field of",
      verb("sweep squared --sweep.train.gamma 0.9")),
-    ("sweep.name", SystemExit, "must be a name without a /", verb("sweep squared --sweep.name ../a")),
     ("report", SystemExit, "there is no sweep (sweep.json) in it.",
      verb("sweep report FOLDER")),
 ]

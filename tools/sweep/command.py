@@ -13,7 +13,6 @@ command continues a sweep.
 import contextlib
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import math
 import os
@@ -36,7 +35,7 @@ import protein
 import pufferl
 import runs
 from configuration import Entry, command
-from errors import ConfigError, exit_on_error
+from errors import ConfigError, exit_on_error, require
 from protein import Protein, front_of
 from tools.options import no_resume
 from tools.sweep.report import write_report
@@ -108,14 +107,8 @@ class Sweep:
 
 def make_settings(entries):
     """Return the Sweep of configuration.Entry's; raise ConfigError for a wrong one."""
-    values = {}
-    for entry in entries:
-        _, key, value = configuration.convert(entry, {"sweep": Sweep})
-        values[key] = value
-    settings = Sweep(**values)
-    if "/" in (settings.name or ""):
-        raise ConfigError(f"sweep.name = {settings.name}: must be a name without a /, the end of a "
-                          "folder's name.")
+    converted = (configuration.convert(entry, {"sweep": Sweep}) for entry in entries)
+    settings = Sweep(**{key: value for _, key, value in converted})
     settings.metric = METRICS.get(settings.metric, settings.metric)
     if "/" not in settings.metric:
         settings.metric = f"environment/{settings.metric}"
@@ -131,8 +124,7 @@ def settings_of(tuner):
     for name, value in settings.pop("fixed", {}).items():
         fixed |= ({f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict)
                   else {name: value})
-    if "method" in settings:
-        raise ConfigError("method: the tuner's class is the method.")
+    require("method" not in settings, "method: the tuner's class is the method.")
     for key in ("metric", "num_trials", "goal", "seed", "max_suggestion_cost"):
         settings[key] = getattr(tuner, key)
     return make_settings(Entry("sweep", *item, item[0]) for item in settings.items()), as_options(fixed)
@@ -181,10 +173,6 @@ def searched_settings(env_name, entries, options=()):
         if name.rpartition(".")[2] == "batch_size" and name != "vec.batch_size":
             name, entry = "train.horizon", horizons(args, protein.described(name, entry))
         section, _, key = find_setting(schema, name).partition(".")
-        if section not in schema or section == "base":
-            sections = ", ".join(section for section in schema if section != "base")
-            raise ConfigError(f"[sweep.{name}] there is no section {section!r}. There are: "
-                              f"{sections}.")
         section, key, _ = configuration.translate(section, key, schema, f"[sweep.{name}]")
         entry = protein.described(name, entry)
         if entry["distribution"] == "none" or f"{section}.{key}" in fixed:
@@ -200,9 +188,8 @@ def searched_settings(env_name, entries, options=()):
             is_within = present in entry["values"]
         else:
             kinds = {*getattr(kind, "__args__", (kind,))}
-            if not {int, float} & kinds:
-                raise ConfigError(f"[sweep.{name}] is not a number: use distribution = choice with "
-                                  "values.")
+            require({int, float} & kinds, f"[sweep.{name}] is not a number: use distribution = "
+                    "choice with values.")
             if float not in kinds:
                 entry["integer"] = True
             bounds = entry.get("min"), present, entry.get("max")
@@ -210,12 +197,10 @@ def searched_settings(env_name, entries, options=()):
             is_within = is_number and bounds[0] <= present <= bounds[2]
             if is_number and not is_within:
                 is_automatic = args[section][key] == "auto"
-                text = ("automatic value {0:g} is outside, so it is not searched. Give another "
-                        "range to search it." if is_automatic else
-                        "present value {0:g} is outside, so no trial has it. Give another range, "
-                        "or --{1} {0:g}, which is not searched then.")
+                effect = "so it is not searched" if is_automatic else "so no trial has it"
                 print(f"[sweep.{name}] min, max = {bounds[0]:g}, {bounds[2]:g}: the "
-                      + text.format(present, name.replace("_", "-")), file=sys.stderr)
+                      f"{'automatic' if is_automatic else 'present'} value {present:g} is outside, "
+                      f"{effect}. Give another range.", file=sys.stderr)
                 if is_automatic:
                     continue
         if is_within and entry.get("mean") is None:
@@ -270,10 +255,9 @@ def horizons(args, entry):
     """Turn values of batch_size into values of train.horizon."""
     agents = count_agents(args)
     values = [protein.number(value) for value in entry.get("values", ())]
-    if not values or any(value % agents for value in values):
-        raise ConfigError(f"[sweep.batch_size] values = {values}: must be multiples of the "
-                          f"{agents} agents (env.num_envs, vec.total_agents); for a range search "
-                          "train.horizon.")
+    require(values and not any(value % agents for value in values),
+            f"[sweep.batch_size] values = {values}: must be multiples of the {agents} agents "
+            "(env.num_envs, vec.total_agents); for a range search train.horizon.")
     return {**entry, "values": [value // agents for value in values]}
 
 
@@ -298,13 +282,12 @@ class Runner:
         self.config = pufferl.load_config(tuner.env_name, self.options)
         self.interrupts = processes.Interrupts()
         gpus = torch.cuda.device_count()
-        if self.config["data_dir"] is None:
-            raise ConfigError("data_dir = none: a sweep keeps its trials there. Name a folder.")
-        if self.config["train"]["device"] == "cuda" and not settings.ray and gpus < settings.gpus:
-            raise ConfigError(f"sweep.gpus = {settings.gpus}: torch finds {gpus} here.")
-        if settings.cpus != 1 and not settings.ray:
-            raise ConfigError(f"sweep.cpus = {settings.cpus}: is for sweep.ray. On this machine "
-                              "use vec.num_threads.")
+        require(self.config["data_dir"],
+                "data_dir = none: a sweep keeps its trials there. Name a folder.")
+        require(self.config["train"]["device"] != "cuda" or settings.ray or gpus >= settings.gpus,
+                f"sweep.gpus = {settings.gpus}: torch finds {gpus} here.")
+        require(settings.cpus == 1 or settings.ray, f"sweep.cpus = {settings.cpus}: is for "
+                "sweep.ray. On this machine use vec.num_threads.")
         name = "_".join(filter(None, ("sweep", Path(self.config["env_name"]).stem, settings.name)))
         self.folder = Path(self.config["data_dir"]) / name
         self.ledger = Ledger(self.folder)
@@ -487,11 +470,10 @@ def begin(ledger, tuner, settings, options, config):
               "other environment. --sweep.name NAME begins a new sweep.", file=sys.stderr)
     different = [f"{key}: {before.get(key, 'nothing')} there, {terms.get(key, 'nothing')} now"
                  for key in {**before, **terms} if before.get(key, ...) != terms.get(key, ...)]
-    if different:
-        more = f"; and {len(different) - 5} more" if len(different) > 5 else ""
-        raise ConfigError(
-            f"{ledger.folder} holds another sweep ({'; '.join(different[:5])}{more}). Give this "
-            "one a name, --sweep.name NAME (name=\"NAME\" in Python), or move the folder away.")
+    more = f"; and {len(different) - 5} more" if len(different) > 5 else ""
+    require(not different, f"{ledger.folder} holds another sweep ({'; '.join(different[:5])}{more})."
+            " Give this one a name, --sweep.name NAME (name=\"NAME\" in Python), or move the folder "
+            "away.")
 
 
 def stopping_rule(tuner, settings):
@@ -546,8 +528,8 @@ def make_logger(kind, folder, config):
     Raises ImportError if the package is missing. Later errors lose log entries only; the ledger has
     them.
     """
-    if kind == "wandb" and importlib.util.find_spec("wandb") is None:
-        raise ImportError("--sweep.logger wandb needs the package wandb: pip install wandb")
+    if kind == "wandb":
+        import wandb  # noqa: F401
 
     def write(record):
         name, failed = f"{record['trial']:05d}", record["status"] == "failed"
@@ -630,8 +612,7 @@ def sweep_command(env_name, argv):
         show_help(env_name, settings)
     space = sections_of(args)
     for entry in given:
-        if entry.section.count(".") not in (0, 2):
-            raise ConfigError(
+        require(entry.section.count(".") in (0, 2),
                 f"{entry.place}: is --sweep.SECTION.KEY.FIELD VALUE with a field of "
                 f"{', '.join(protein.FIELDS)}, or --sweep.KEY VALUE; --help lists the keys.")
         if entry.section != "sweep":
