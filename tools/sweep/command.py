@@ -41,7 +41,6 @@ from tools.options import no_resume
 from tools.sweep.report import write_report
 from tools.sweep.trials import (
     DECIDING,
-    SWEEP,
     Ledger,
     LocalPool,
     RayPool,
@@ -463,7 +462,7 @@ def begin(ledger, tuner, settings, options, config):
         write_json(path, {"asked": terms, "options": list(options), "space": tuner.search_space,
                           "source": source, "created": time.time()})
         return
-    whole = read_json(path, SWEEP)
+    whole = read_json(path)
     before = whole["asked"]
     if whole.get("source", source) != source:
         print(f"{file} was edited after this sweep began: the scores of earlier trials are of the "

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from errors import ConfigError
+from errors import require
 from protein import Protein, front_of
 from tools import DARK
 from tools.sweep.trials import (
     DECIDING,
-    SWEEP,
     Ledger,
     as_options,
     observe_record,
@@ -29,10 +28,9 @@ from tools.sweep.trials import (
 def load_sweep(folder):
     """Return (sweep.json, the finished trials, a Protein that observed them)."""
     folder = Path(folder)
-    if not (folder / "sweep.json").exists():
-        raise ConfigError(f"{folder}: there is no sweep (sweep.json) in it. python pufferl.py plot "
-                          "compares runs.")
-    content = read_json(folder / "sweep.json", SWEEP)
+    require((folder / "sweep.json").exists(), f"{folder}: there is no sweep (sweep.json) in it. "
+            "python pufferl.py plot compares runs.")
+    content = read_json(folder / "sweep.json")
     records = list(Ledger(folder).results().values())
     terms = content["asked"]
     tuner = Protein(search_space=content["space"], num_trials=max(1, len(records)),
