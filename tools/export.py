@@ -31,7 +31,7 @@ import models
 import ocean
 import pufferl
 import vector
-from errors import ConfigError, exit_on_error
+from errors import ConfigError, exit_on_error, require
 from fast import verify
 from tools.options import read_command, with_envs
 
@@ -82,8 +82,7 @@ def flat_policy(policy, env):
             "the observations' mean is so far from 0 that their deviations are lost in float32":
                 norm is not None and ((means > 2**24) & (means * norm.scale > 2**14)).any()}
         problem = next((text for text, is_wrong in checks.items() if is_wrong), None)
-    if problem:
-        raise ConfigError(f"--export.flat, c, web: {problem}. Use --export.onnx.")
+    require(problem is None, f"--export.flat, c, web: {problem}. Use --export.onnx.")
     decoder = policy.decoder
     dims = 0 if decoder.log_std is None else len(decoder.log_std)
     low, high = (bound.astype(np.float32) for bound in (action.low, action.high))
@@ -194,22 +193,14 @@ def write_onnx(policy, env, path, name=""):
     """Write a policy to `path` as ONNX, for any number N of agents.
 
     Inputs and outputs are those of `Step`; docs/export.md has their names. The metadata describes
-    the actions. Returns check_onnx's result. Raises ConfigError if a package is missing or the
-    export fails.
+    the actions. Returns check_onnx's result. Raises ConfigError if the export fails, ImportError
+    without onnxscript.
     """
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"--export.onnx needs two packages: pip install onnx onnxscript ({error})"
-                          ) from None
     step = Step(policy, env).eval()
     heads, squash = step.action.heads, models.squash_of(policy)
     agents = torch.export.Dim("agents", min=1)
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
     # without torch's notes; check_onnx says whether the export is right
-    logger.setLevel(logging.ERROR)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     distribution = torch.distributions.Distribution
     validates = distribution._validate_args
     distribution.set_default_validate_args(False)  # its checks branch on values
@@ -227,7 +218,6 @@ def write_onnx(policy, env, path, name=""):
         raise ConfigError(f"torch cannot export {_describe(policy)}.{hint}\n{error}") from error
     finally:
         distribution.set_default_validate_args(validates)
-        logger.setLevel(level)
     actions = ({"action_heads": " ".join(map(str, heads))} if heads
                else {"action_dims": str(step.action.columns)})
     if squash is not None:
@@ -279,9 +269,8 @@ def check_onnx(step, path, tolerance=1e-4):
             scale = max(1.0, float(ours.abs().max()))
             # a NaN stays one
             largest = float(np.maximum(largest, np.abs(ours.numpy() - theirs).max() / scale))
-    if not largest <= tolerance:
-        raise ConfigError(f"{path} differs from the network by {largest:.2g} of the largest output."
-                          " It does something that torch.onnx cannot follow.")
+    require(largest <= tolerance, f"{path} differs from the network by {largest:.2g} of the largest "
+            "output. It does something that torch.onnx cannot follow.")
     return largest
 
 
@@ -321,9 +310,9 @@ def write_c(library, settings, flat, folder):
     for path in ocean.included_files(ocean.FOLDER / "binding.c", flags):
         name = os.path.relpath(path, beside)
         if path.parent != ocean.FOLDER:
-            if name.startswith("..") or name in shared:
-                raise ConfigError(f"--export.c: {library.header} includes {path}. Rename it or "
-                                  f"move it into {beside}, so that one folder holds all sources.")
+            require(not name.startswith("..") and name not in shared,
+                    f"--export.c: {library.header} includes {path}. Rename it or move it into "
+                    f"{beside}, so that one folder holds all sources.")
             copies[name] = path
     for name, path in copies.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -345,9 +334,8 @@ def write_web(library, settings, flat, folder, trained=True):
     Returns its files. Raises ConfigError without emscripten.
     """
     emcc = shutil.which("emcc")
-    if emcc is None:
-        raise ConfigError("--export.web needs emscripten, whose compiler emcc is not in the PATH: "
-                          "apt-get install emscripten node-acorn, or https://emscripten.org")
+    require(emcc, "--export.web needs emscripten, whose compiler emcc is not in the PATH: apt-get "
+            "install emscripten node-acorn, or https://emscripten.org")
     folder, name = Path(folder), library.name
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
@@ -362,8 +350,8 @@ def write_web(library, settings, flat, folder, trained=True):
         node_path = f"{os.environ.get('NODE_PATH', '')}{os.pathsep}/usr/share/nodejs"
         result = subprocess.run(command, capture_output=True, text=True,
                                 env={**os.environ, "NODE_PATH": node_path})
-    if result.returncode != 0:
-        raise ConfigError(f"emcc failed:\n{shlex.join(command)}\n{result.stdout}{result.stderr}")
+    require(result.returncode == 0,
+            f"emcc failed:\n{shlex.join(command)}\n{result.stdout}{result.stderr}")
     page = (ocean.FOLDER / "web" / "index.html").read_text("utf-8")
     values = {"NAME": name, "WHO": "the policy plays" if trained else "an untrained policy plays",
               "KEYS": keys_help(library, settings),
@@ -400,9 +388,8 @@ def export(env_name, args):
     maker = environments.find_maker(args["env_name"])
     library = maker if isinstance(maker, ocean.Library) else None
     for kind in ("c", "web"):
-        if chosen[kind] and library is None:
-            raise ConfigError(f"--export.{kind} compiles the environment, but {env_name} is "
-                              "not one in C.")
+        require(library or not chosen[kind],
+                f"--export.{kind} compiles the environment, but {env_name} is not one in C.")
     settings = {key: value for key, value in args["env"].items() if key != "num_envs"}
     with pufferl.load_env(env_name, with_envs(args)) as vecenv:
         env, policy = vecenv.driver_env, pufferl.load_policy(args, vecenv, env_name)
@@ -433,5 +420,5 @@ def export(env_name, args):
 def main(argv, program="pufferl.py export"):
     """Run `export`; `program` is what errors begin with."""
     configuration.SECTIONS["export"] = Export
-    with exit_on_error(program):
+    with exit_on_error(program, ImportError):
         export(*read_command(argv, program, __doc__))
