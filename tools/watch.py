@@ -196,11 +196,6 @@ class Episodes:
         play.advance()
         self.add(play.storage.rewards[0], play.storage.resets[1], valid, log)
 
-    @property
-    def num_finished(self):
-        """Return the number of episodes played, of an environment's slowest agent."""
-        return int(np.minimum(self.ended.min(1), self.quotas).sum())
-
     def samples(self):
         """Return [(environment, agents in its mean, log)] of the reports that count."""
         if self.by_agent:
@@ -260,8 +255,8 @@ def evaluate(env_name, args):
                     f"environments did not finish {max(quotas)} episodes in {longest} steps. Raise "
                     "eval.max_steps where they are meant to be that long.")
             counter.play(play, vecenv.log)
-            show(f"{counter.num_finished * episodes // counter.quotas.sum():,} of {episodes:,} "
-                 f"episodes, {play.step:,} vector steps")
+            show(f"{play.step:,} vector steps; {len(counter.unfinished):,} of {vecenv.num_envs:,} "
+                 "environments are playing")
     results = counter.statistics()
     for name, value in results.items():
         print(f"{name:20} mean {figure_with_error(value.mean, value.error, 10)}   min "
@@ -766,7 +761,7 @@ class Requests(http.server.BaseHTTPRequestHandler):
 
 def start_server(page, port):
     """Serve a Page on 127.0.0.1 in threads, at `port` or the next free one (0: any)."""
-    for candidate in [0] if port == 0 else range(port, min(port + 20, 65536)):
+    for candidate in range(port, min(port + 20, 65536)):
         with contextlib.suppress(OSError):
             server = http.server.ThreadingHTTPServer(("127.0.0.1", candidate), Requests)
             server.page = page
@@ -843,8 +838,7 @@ def play(env_name, args):
     """
     show = args["eval"]
     chosen = [key for key in ("web", "terminal", "video", "window") if show[key]]
-    require(len(chosen) < 2 or chosen in (["video", "window"], ["terminal", "video"]),
-            f"--eval.{' and --eval.'.join(chosen)}: one of them at a time.")
+    require(len(chosen) < 2, f"--eval.{' and --eval.'.join(chosen)}: one of them at a time.")
     arena.compile_timer.announce = lambda: print(loggers.COMPILING, file=sys.stderr)
     if show["video"]:
         path = Path(show["video"])
@@ -858,22 +852,19 @@ def play(env_name, args):
         return show_on_page(env_name, args)
     if not (show["terminal"] or show["video"]):
         evaluate(env_name, args)
-    window = show["window"]
-    if window is None:
-        window = ocean.has_display() and sys.stdout.isatty() and not show["video"]
-    if not (show["video"] or show["terminal"] or window):
+    is_automatic = show["window"] is None and ocean.has_display() and sys.stdout.isatty()
+    if not (chosen or is_automatic):
         return None
     view = View(env_name, args, args["train"]["seed"] + EVAL_SEED)
     with contextlib.closing(view):
         if show["terminal"]:
             show_in_terminal(view)
-        if show["video"]:
-            view.restart(view.seed)
+        elif show["video"]:
             write_video(episode_pictures(view, show["seconds"]), show["video"], view.fps)
             print(summary(view))
-        if window and not show["terminal"]:
+        else:
             # the automatic window is left out if the environment draws nothing
-            with contextlib.suppress(*[ConfigError] * (show["window"] is None)):
+            with contextlib.suppress(*[ConfigError] * is_automatic):
                 show_in_window(view)
 
 
