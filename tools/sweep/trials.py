@@ -297,7 +297,7 @@ def newest_run(folder):
 
 
 def explain(code, text):
-    """Return the class of fault of a failed run, and its last printed line.
+    """Return the exit status of a failed run, and its last printed line.
 
     If it ended by itself, a line of the last ten that names an error comes first, because advice
     may follow it. After a crash it is Python's line about the signal, with the place.
@@ -310,10 +310,6 @@ def explain(code, text):
         places = [line for line in traceback if line.startswith("File ")]
         errors = [", ".join([traceback[0], *places[:1]])]
     last = (errors or lines or ["it printed nothing"])[-1][:200]
-    if re.search("out of memory|memoryerror|can't allocate", text[-4000:], re.I):
-        return f"out of memory (exit {code}): {last}"
-    if re.search("not finite|floatingpointerror", text[-4000:], re.I):
-        return f"not finite: {last}"
     return f"exit {code}: {last}"
 
 
