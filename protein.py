@@ -16,7 +16,6 @@ process, then the tuners. To change how a trial is chosen, edit `Protein._gain`.
 methods suggest and observe. tools/sweep/command.py has the command line and runs the trials.
 """
 
-import dataclasses
 import importlib
 import math
 import warnings
@@ -464,9 +463,8 @@ class Observation:
     unit: np.ndarray  # (d,) coordinates
     score: float
     cost: float
-    failed: bool = False
-    # [(progress in 0..1, score, cost)] up to the last point
-    curve: list = dataclasses.field(default_factory=list)
+    failed: bool
+    curve: list  # [(progress in 0..1, score, cost)] up to the last point
 
 
 def front_of(scores, costs):
@@ -519,9 +517,8 @@ class Random:
         self.number = -1
         self.prediction = {}  # what the models expect of the last suggestion
         self.rng = np.random.default_rng(seed)
-        self.random_trials = random_trials
-        if random_trials is None:
-            self.random_trials = min(16, max(2, num_trials // 3))
+        automatic = min(16, max(2, num_trials // 3))
+        self.random_trials = automatic if random_trials is None else random_trials
 
     @one_thread
     def suggest(self, number=None):
@@ -547,10 +544,7 @@ class Random:
         """
         unit = self.space.encode(config)
         failed = bool(failed) or not (math.isfinite(score) and math.isfinite(cost))
-        for i, pending_unit in enumerate(self.pending):
-            if np.allclose(pending_unit, unit, atol=1e-9):
-                del self.pending[i]
-                break
+        self.pending = [other for other in self.pending if not np.allclose(other, unit, atol=1e-9)]
         points = [(p, self.sign * s, max(c, 1e-3)) for p, s, c in curve if math.isfinite(s)
                   and math.isfinite(c)]
         score = self.sign * score if not failed else math.nan

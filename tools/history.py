@@ -246,7 +246,6 @@ def diagnose(run):
 
 def draw(name, entries, reported, random_play=None):
     """Return the page: curves, lines at warnings, a line at random play's return."""
-    import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
     names = [metric for metric in CURVES if any(metric in entry for entry in entries)]
@@ -256,7 +255,7 @@ def draw(name, entries, reported, random_play=None):
         place = {"row": i // 3 + 1, "col": i % 3 + 1}
         points = [(entry["step"], entry[metric]) for entry in entries if metric in entry]
         x, y = zip(*points, strict=True)
-        figure.add_trace(go.Scatter(x=x, y=y, mode="lines", name=metric), **place)
+        figure.add_scatter(x=x, y=y, mode="lines", name=metric, **place)
         if metric == "environment/episode_return" and random_play is not None:
             figure.add_hline(y=random_play, line={"dash": "dash", "color": "#fabe3c"}, **place,
                              annotation_text="random play")
