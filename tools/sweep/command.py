@@ -153,17 +153,16 @@ def searched_settings(env_name, entries, options=()):
         return entries or {}
     schema, _, names, _ = configuration.resolve(env_name, options)
     args = configuration.load_config(env_name, list(options))
-    if entries is None:
-        entries = sections_of(args)
+    entries = protein.flatten(sections_of(args) if entries is None else entries)
     fixed = fixed_settings(names)
-    varied = {name for name, entry in protein.flatten(entries).items()
+    varied = {name for name, entry in entries.items()
               if name not in fixed and protein.described(name, entry)["distribution"] != "none"}
     if not DECIDING & varied:  # else some trials may use them
         fixed |= configuration.unused(args).keys()
     general = configuration.load_config("default")["sweep"]
     are_free = args["train"]["horizon"] == "auto" and args["train"]["batch_size"] in (None, "auto")
     space, automatic = {}, automatic_settings(args, varied)
-    for name, entry in protein.flatten(entries).items():
+    for name, entry in entries.items():
         if name in SIZES and entry == general.get(f"sweep.{name}"):
             # They are chosen to fit each trial's steps, and each other.
             is_odd = name == "vec.total_agents" and count_agents(args).bit_count() > 1
@@ -171,8 +170,7 @@ def searched_settings(env_name, entries, options=()):
                 continue
         if name.rpartition(".")[2] == "batch_size" and name != "vec.batch_size":
             name, entry = "train.horizon", horizons(args, protein.described(name, entry))
-        section, _, key = find_setting(schema, name).partition(".")
-        section, key, _ = configuration.translate(section, key, schema, f"[sweep.{name}]")
+        section, key = find_setting(schema, name)
         entry = protein.described(name, entry)
         if entry["distribution"] == "none" or f"{section}.{key}" in fixed:
             continue
@@ -230,13 +228,12 @@ def sections_of(args):
 
 
 def find_setting(schema, name):
-    """Return the full name, "section.key", of a setting that may lack its section."""
-    if "." in name:
-        return name
-    for section in ("train", "policy", "rnn", "vec", "env"):
+    """Return (section, key) here of a setting in any trainer's name, which may lack its section."""
+    section, _, key = name.rpartition(".")
+    for guess in () if section else ("train", "policy", "rnn", "vec", "env"):
         with contextlib.suppress(ConfigError):
-            return ".".join(configuration.translate(section, name, schema, "")[:2])
-    return f"train.{name}"  # it does not exist: the lookup of this name raises an error
+            return configuration.translate(guess, key, schema, "")[:2]
+    return configuration.translate(section or "train", key, schema, f"[sweep.{name}]")[:2]
 
 
 def count_agents(args):
@@ -300,6 +297,7 @@ class Runner:
             self.options += as_options({"train.device": "cpu"})
         self.log = make_logger(settings.logger, self.folder, self.config)
         self.observed = set()  # numbers of the trials that the tuner has observed
+        self.progress = {}  # {number of a trial: what `watch_process` saw last}
 
     def run(self):
         """Run the trials; returns the Ledger.
@@ -336,9 +334,9 @@ class Runner:
                 for claim, outcome in self.pool.finished(0.5):
                     self.settle(claim, outcome)
                 show("running: " + ", ".join(
-                    f"{claim['trial']} {100 * claim['at'].get('progress', 0):.0f}% score "
-                    f"{claim['at'].get('score', math.nan):.4g}"
-                    for claim in self.pool.running.values()))
+                    f"{trial} {100 * self.progress[trial].get('progress', 0):.0f}% score "
+                    f"{self.progress[trial].get('score', math.nan):.4g}"
+                    for trial in (claim["trial"] for claim in self.pool.running.values())))
                 refuse_if_all_fail(ledger)
         self.learn()
         self.conclude()
@@ -380,29 +378,28 @@ class Runner:
         """Start a trial."""
         settings, train = self.settings, self.config["train"]
         claim["attempts"] += 1
-        self.ledger.update({key: value for key, value in claim.items() if key != "at"})
+        self.ledger.update(claim)
         words = ["train", self.tuner.env_name, *self.options, "--logger", "none",
                  "--train.keep", "1"]
         if self.config["vec"]["num_threads"] is None and (settings.ray or self.pool.slots > 1):
             threads = (int(settings.cpus) if settings.ray
                        else physical_cores() // self.pool.slots)
             words += ["--vec.num-threads", str(max(1, threads))]
-        claim["at"] = {}  # `watch_process`, in another thread, writes the trial's progress here
+        progress = self.progress[claim["trial"]] = {}  # another thread writes to it
         words += as_options(used(claim["settings"], self.config))
         job = {"trainer": TRAINER, "command": words, "env": {}, "cwd": os.getcwd(),
                "total": claim["settings"].get("train.total_timesteps", train["total_timesteps"]),
-               "folder": str(self.folder / "runs" / f"{claim['trial']:05d}"), "at": claim["at"],
+               "folder": str(self.folder / "runs" / f"{claim['trial']:05d}"), "at": progress,
                "metric": settings.metric, "cost": settings.cost, "downsample": settings.downsample,
                "limit": 2 * self.tuner.max_suggestion_cost,
                "rule": stopping_rule(self.tuner, settings)}
-        self.pool.submit(claim, job, lambda child: self.ledger.update({**claim, "at": None,
-                                                                       "child": child}))
+        self.pool.submit(claim, job, lambda child: self.ledger.update({**claim, "child": child}))
 
     def settle(self, claim, outcome):
         """Record a trial's outcome; a lost trial is run again."""
         attempts = claim["attempts"]
         if outcome["status"] == "interrupted":
-            self.ledger.update({**claim, "at": None, "attempts": attempts - 1})
+            self.ledger.update({**claim, "attempts": attempts - 1})
             return
         if outcome["status"] == "lost" and attempts < self.settings.attempts:
             self.say(f"trial {claim['trial']}: lost ({outcome['error']}); it is run again")
@@ -423,17 +420,15 @@ class Runner:
     def conclude(self):
         """Print the front and how to train with the best settings; write the report."""
         tuner = self.tuner
-        if all(observation.failed for observation in tuner.observations):
+        if not tuner.results:
             return
         self.say(f"\n{self.settings.metric:>20}  {self.settings.cost:>20}   the front, cheapest "
                  "first")
         for config, score, cost in tuner.front():
             self.say(f"{score:20.5g}  {cost:20.5g}   " + brief(config))
-        if tuner.best():
-            best = as_options(used(tuner.best()[0], self.config))
-            self.say(f"\nbest settings: {command('train', tuner.env_name, *self.options, *best)}")
-        with contextlib.suppress(ModuleNotFoundError):  # without plotly there is no report
-            self.say(f"report: {write_report(self.folder)}")
+        best = as_options(used(tuner.best()[0], self.config))
+        self.say(f"\nbest settings: {command('train', tuner.env_name, *self.options, *best)}")
+        self.say(f"report: {write_report(self.folder)}")
         if self.interrupts.requested:
             self.say("stopped; the same command continues")
 
@@ -449,9 +444,8 @@ def begin(ledger, tuner, settings, options, config):
         env_name = ":".join(filter(None, (file, env_name.partition(".py:")[2])))
     terms = {"env": env_name, "metric": settings.metric, "goal": settings.goal,
              "cost": settings.cost}
-    for name, entry in tuner.search_space.items():
-        fields = entry if isinstance(entry, dict) else {"values": list(entry)}
-        terms |= {f"sweep.{name}.{field}": value for field, value in fields.items()}
+    terms |= {f"sweep.{name}.{field}": value for name, entry in tuner.search_space.items()
+              for field, value in entry.items()}
     terms |= {f"{section}.{key}": value for section in ("env", "vec", "policy", "rnn", "train")
               for key, value in config[section].items()
               if f"{section}.{key}" not in tuner.space.names}
