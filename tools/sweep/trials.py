@@ -14,7 +14,6 @@ import math
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -194,7 +193,6 @@ def run_trial(job, stop=None, on_start=None):
     save and leave. on_start: called with the process's (pid, creation time). This also runs as a
     Ray task, on any machine with these files.
     """
-    begin_time, begin = time.time(), time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = Path(job["folder"]
                       or stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep-")))
@@ -211,14 +209,11 @@ def run_trial(job, stop=None, on_start=None):
                                    stdin=subprocess.DEVNULL, start_new_session=True,
                                    cwd=job["cwd"] if os.path.isdir(job["cwd"]) else None,
                                    env={**os.environ, **job["env"]})
-        try:
-            if on_start:
-                with contextlib.suppress(psutil.Error):
-                    on_start((process.pid, psutil.Process(process.pid).create_time()))
-            status = watch_process(process, folder, job, stop)
-        except BaseException:
-            end(process)
-            raise
+        stack.callback(end, process)  # after an error
+        if on_start:
+            with contextlib.suppress(psutil.Error):
+                on_start((process.pid, psutil.Process(process.pid).create_time()))
+        status = watch_process(process, folder, job, stop)
         text = (folder / "output.txt").read_bytes()[position:].decode(errors="replace")
         run = newest_run(folder)
         curve = curve_of(folder, job)
@@ -235,9 +230,7 @@ def run_trial(job, stop=None, on_start=None):
             error = f"a signal stopped it at {100 * curve.last / job['total']:.0f}%"
         elif status != "interrupted" and not points:
             status = "failed"
-            absent = ([name for name in (job["metric"], job["cost"]) if name not in curve.names]
-                      or [job["metric"]])
-            error = (f"{' and '.join(absent)} was never logged as a number; there are: "
+            error = (f"{job['metric']} or {job['cost']} was never logged as a number; there are: "
                      f"{', '.join(curve.names)}" if curve.names
                      else f"no metrics were logged: {explain(process.returncode, text)}")
         if run and status in ("done", "stopped"):  # only the model of a finished trial is needed
@@ -245,8 +238,7 @@ def run_trial(job, stop=None, on_start=None):
         score, cost = points[-1][1:] if points else (None, None)
         return {"status": status, "score": score, "cost": cost,
                 "steps": float(curve.step[-1]) if points else 0.0, "curve": points, "error": error,
-                "started": begin_time, "seconds": time.monotonic() - begin,
-                "run": str(run) if run and job["folder"] else None, "ran_on": socket.gethostname()}
+                "run": str(run) if run and job["folder"] else None}
 
 
 def watch_process(process, folder, job, stop):
