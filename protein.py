@@ -587,19 +587,16 @@ class Random:
             runner.run()
             if runner.interrupts.requested and self.best() is None:
                 raise KeyboardInterrupt("the sweep stopped without a result. Start it to continue.")
-        last_error = None
         while objective is not None and len(self.observations) < self.num_trials:
             config = self.suggest()
             try:
                 score, cost = objective(config)
             except (ArithmeticError, MemoryError, RuntimeError, ValueError) as error:
-                score, cost, last_error = math.nan, math.nan, error
+                score, cost = math.nan, math.nan
                 warnings.warn(f"a trial failed: {type(error).__name__}: {error}", stacklevel=2)
             self.observe(config, score, cost, failed=not math.isfinite(score))
         if self.best() is None:
-            cause = f" ({type(last_error).__name__}: {last_error})" if last_error else ""
-            raise RuntimeError(f"none of {len(self.observations)} trials has a result{cause}."
-                               ) from last_error
+            raise RuntimeError(f"none of {len(self.observations)} trials has a result.")
         return self.best()[0]
 
     def _next(self):

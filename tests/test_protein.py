@@ -300,7 +300,7 @@ def test_minimise_and_optimize_in_python():
     assert best["train.kind"] == "good" and abs(best["train.x"] - 0.7) < 0.05
 
     with (pytest.warns(UserWarning, match="ZeroDivisionError"),
-          pytest.raises(RuntimeError, match=r"3.*ZeroDivisionError")):
+          pytest.raises(RuntimeError, match="none of 3 trials")):
         Random(search_space=XY, num_trials=3).optimize(lambda config: 1 / 0)
     with pytest.raises(ConfigError, match="goal"):
         Random(search_space=XY, goal="best")

@@ -234,14 +234,13 @@ def diagnose(run):
     page = run.folder / "diagnosis.html"
     page.write_text(draw(run.folder.name, entries, reported, warnings.random_play))
     print(f"curves: {page}")
-    other = changes(run.saved)
-    metric, least = (None, None) if other is None else solved_at(run.saved)
+    metric, least = solved_at(run.saved)
     metrics = {name.removeprefix("environment/"): value for name, value in run.last.items()}
     value = score_of(metrics, metric)
     if least is not None and value < least:
         rising = "; it was still rising, so more steps may do" if warnings.returns_rise() else ""
         print(f"not solved: {metric or 'score'} {figure(value)}, {figure(least)} counts as solved"
-              f"{rising}; changed settings: {join_settings(other) or 'none'}")
+              f"{rising}; changed settings: {join_settings(changes(run.saved)) or 'none'}")
 
 
 def draw(name, entries, reported, random_play=None):
