@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 
 import absolute_imports  # noqa: F401  first
 import arena
@@ -398,8 +399,6 @@ def write_video(pictures, path, fps):
 
     To an .mp4 (H.264) or .gif, or one of their second half to a .png.
     """
-    from PIL import Image
-
     pictures, images = iter(pictures), []
     first = next(pictures)
     height, width = first.shape[:2]
@@ -430,8 +429,6 @@ def write_video(pictures, path, fps):
 
 def shrink(image, side):
     """Shrink a picture to a longer side of at most `side` pixels."""
-    from PIL import Image
-
     scale = min(1.0, side / max(image.size))
     return image.resize((round(image.width * scale), round(image.height * scale)),
                         Image.Resampling.BOX)
@@ -492,7 +489,6 @@ def half_blocks(picture, caption, size):
 
     size: (width, height) of the terminal, in characters.
     """
-    from PIL import Image
     from rich.segment import Segment, Segments
     from rich.style import Style
 
@@ -673,8 +669,6 @@ NOT_JSON = re.compile(r"(?<=[\[ ])(NaN|-?Infinity)(?=[,\]}])")  # numbers that j
 
 def png(picture, side):
     """Encode a picture as PNG in base64."""
-    from PIL import Image
-
     file = io.BytesIO()
     shrink(Image.fromarray(picture), side).save(file, "png")
     return base64.b64encode(file.getvalue()).decode()
