@@ -27,7 +27,7 @@ def test_every_environment_has_a_line_of_its_own():
 
 def test_the_settings_of_an_ini_count():
     """drone_race is drone's, which has another number of agents."""
-    race = catalogue.look("drone_race")
+    race = catalogue.complete(catalogue.look("drone_race"), configuration.load_config("drone_race"))
     assert (race.agents, race.does, race.solved.score, race.ships) == (8, "4 numbers", 6, False)
 
 

@@ -4,12 +4,10 @@
     python pufferl.py list breakout      # its rules, its settings, and what to type next
 
 The rules are the first comment of an environment's header, or of its .ini if it has none. What it
-sees and does comes from the compiled header, with the settings of its .ini. What counts as
-solved is [solved] in the .ini.
+sees and does comes from one that is made. What counts as solved is [solved] in the .ini.
 """
 
 import argparse
-import configparser
 import contextlib
 import re
 import sys
@@ -25,7 +23,7 @@ import ocean
 import processes
 import vector
 from auto import plural
-from configuration import command, find_config, parse_ini
+from configuration import command, find_config
 from errors import exit_on_error
 from loggers import figure
 from tools import aligned
@@ -33,10 +31,7 @@ from tools.options import with_envs
 
 
 class Entry(NamedTuple):
-    """An environment as text.
-
-    Of another package's, sees, does and agents are None until one is made.
-    """
+    """An environment as text; sees, does and agents are None until one is made."""
 
     name: str
     rules: str  # the whole comment
@@ -61,8 +56,8 @@ def names():
 
 
 def rules_of(path):
-    """Return the first comment of a header or of an .ini."""
-    text = path.read_text("utf-8")
+    """Return the first comment of a header or of an .ini; "" without a file."""
+    text = path.read_text("utf-8") if path.exists() else ""
     if path.suffix == ".h":
         comment = re.match(r"\s*/\*(.*?)\*/", text, re.DOTALL)
         return "" if comment is None else re.sub(r"^ ?\* ?", "", comment[1].strip(),
@@ -80,27 +75,15 @@ def sees_and_does(env):
 
 
 def look(name):
-    """Return the Entry of one of `names`."""
-    ini = configuration.ROOT / "config" / f"{name}.ini"
-    parser = parse_ini(ini) if ini.exists() else configparser.ConfigParser()
-    env_name = parser.get("base", "env_name", fallback=name).split()[0]
-    solved = configuration.solved(name, ini)
-    if env_name not in ocean.names():
-        return Entry(name, rules_of(ini), None, None, None, solved, False)
+    """Return the Entry of an environment that `train` takes."""
+    env_name, ini = find_config(name)
     header = ocean.FOLDER / env_name / f"{env_name}.h"
-    # -O0 compiles in a tenth of the time
-    library = ocean.Library(header, ocean.build(header, extra_flags=["-O0"]))
-    section = dict(parser["env"]) if parser.has_section("env") else {}
-    settings = {key: configuration.coerce(text, type(library.settings[key]), f"{ini} [env] {key}")
-                for key, text in section.items() if key in library.settings}
-    env = library.create(1, settings=settings)
-    sees, does = sees_and_does(env)
-    agents = env.num_agents
-    env.close()
+    header = header if header.exists() else Path(env_name)
     # the policy beside a header was trained with the .ini of the same name
-    ships = name == env_name and header.with_suffix(".safetensors").exists()
-    return Entry(name, rules_of(header if name == env_name else ini), sees, does, agents,
-                 solved, ships)
+    is_of_header = header.suffix == ".h" and ini.stem == header.stem
+    rules = rules_of(header if is_of_header else ini)
+    ships = is_of_header and header.with_suffix(".safetensors").exists()
+    return Entry(name, rules, None, None, None, configuration.solved(name, ini), ships)
 
 
 def complete(entry, args):
@@ -123,12 +106,11 @@ def table():
         print("looking at all environments; the first time their headers are compiled",
               file=sys.stderr)
     with ThreadPoolExecutor(processes.cores()) as pool:
-        entries = list(pool.map(look, names()))
+        list(pool.map(ocean.load, {*names()} & {*ocean.names()}))
     rows = [("environment", "sees", "does", "agents", "solved at", "after", "ships", "what it is")]
-    for entry in entries:
-        if not entry.sees:
-            with contextlib.suppress(Exception, SystemExit):  # its package, or a file, is missing
-                entry = complete(entry, configuration.load_config(entry.name))
+    for entry in map(look, names()):
+        with contextlib.suppress(Exception, SystemExit):  # its package, or a file, is missing
+            entry = complete(entry, configuration.load_config(entry.name))
         metric, least = entry.solved.metric if entry.solved else ("", None)
         at = ("" if least is None
               else figure(least) if metric == "score" else f"{metric} {figure(least)}")
@@ -147,14 +129,7 @@ def show(name):
     """Print all about one environment (any that `train` takes), and what to type next."""
     env_name, ini = find_config(name)
     args = configuration.load_config(name)
-    if name in names():
-        entry = look(name)
-    else:
-        source = Path(env_name) if env_name.endswith(".h") else ini
-        rules = rules_of(source) if source.exists() else ""
-        entry = Entry(name, rules, None, None, None, configuration.solved(name), False)
-    if entry.sees is None:
-        entry = complete(entry, args)
+    entry = complete(look(name), args)
     print(f"{name}\n\n{entry.rules}\n" if entry.rules else f"{name}\n")
     print(f"sees         {entry.sees}\ndoes         {entry.does}\nagents       {entry.agents} in "
           "each environment")
