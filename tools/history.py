@@ -126,13 +126,9 @@ def changes(saved):
     defaults = flatten_settings(saved["defaults"])
     automatic = {"vec.num_envs", "policy.squash", *saved.get("auto", {})}
     is_unrecorded = saved.get("resume") or "auto" not in saved
-
-    def is_automatic(key):
-        return defaults.get(key) == "auto" and (key in automatic or is_unrecorded)
-
     return {key: value for key, value in flatten_settings(saved).items()
             if (key in defaults or key.startswith("policy.")) and defaults.get(key, ...) != value
-            and not is_automatic(key)}
+            and not (defaults.get(key) == "auto" and (key in automatic or is_unrecorded))}
 
 
 def join_settings(settings):

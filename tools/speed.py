@@ -34,7 +34,6 @@ import environments
 import kernels
 import pufferl
 import vector
-from auto import plural
 from errors import exit_on_error, require
 from tools.options import read_command
 
@@ -184,10 +183,7 @@ def timed_rollouts(env_name, args, vec):
 
 def describe(vec):
     """Describe a candidate."""
-    if vec["backend"] != "multiprocessing":
-        buffers = [plural(vec["num_buffers"], "buffer")] if "num_buffers" in vec else []
-        return ", ".join([vec["backend"], *buffers])
-    return f"multiprocessing, {vec['num_workers']} workers, batch {vec['batch_size']}"
+    return ", ".join(f"{name} {value}" for name, value in vec.items() if value is not None)
 
 
 def flags(vec, present):
@@ -208,9 +204,9 @@ def search(tried, make, seconds, report=print):
         try:
             with make(vec) as measure:
                 first[i] = measure(seconds)
-            report(f"{describe(vec):48}{first[i]:14,.0f}")
+            report(f"{describe(vec):56}{first[i]:14,.0f}")
         except (ValueError, RuntimeError) as error:
-            report(f"{describe(vec):48} cannot: {str(error).splitlines()[0]}")
+            report(f"{describe(vec):56} cannot: {str(error).splitlines()[0]}")
     if not first:
         raise RuntimeError("no backend can step this environment; see above.")
     finalists = sorted(sorted(first, key=first.get, reverse=True)[:FINALISTS])
@@ -221,7 +217,7 @@ def search(tried, make, seconds, report=print):
     medians = {i: statistics.median(speeds[i] for speeds in rounds) for i in finalists}
     fastest = max(medians.values())
     for i, speed in medians.items():
-        report(f"{describe(tried[i]):48}{speed:14,.0f}{speed / fastest:8.2f}")
+        report(f"{describe(tried[i]):56}{speed:14,.0f}{speed / fastest:8.2f}")
     best = next(i for i in finalists if medians[i] >= (1 - TOLERANCE) * fastest)
     return tried[best], medians
 
