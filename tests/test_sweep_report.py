@@ -21,12 +21,10 @@ def swept(tmp_path):
     tuner = Random(search_space=space)
     failure = {"status": "failed", "score": None, "cost": None, "curve": [],
                "error": "exit 1: <broken>"}
-    prediction = {"score": 0.5, "score_sd": 0.1, "cost": 3.0, "log_cost_sd": 0.2, "success": 1.0}
     for number in range(12):
         score, cost = rng.uniform([0, 1], [1, 10]).tolist()
         r = record(number, score, cost, **tuner.suggest())
-        ledger.finish({**r, **(failure if number == 3 else {}),
-                       "predicted": prediction if number > 8 else {}})
+        ledger.finish({**r, **(failure if number == 3 else {})})
     return ledger
 
 

@@ -104,15 +104,8 @@ def against_cost(terms, good, text, tuner):
                                "symbol": symbols, "colorbar": {"title": "trial"}})
     figure.add_scatter(x=[cost[i] for i in front], y=[score[i] for i in front], mode="lines",
                        line_shape="hv", name="front", line={"color": GOLD}, hoverinfo="skip")
-    predictions = [{"trial": r["trial"], **r["predicted"]} for r in good
-                   if r["predicted"].get("score") is not None]
-    figure.add_scatter(x=[p["cost"] for p in predictions], y=[p["score"] for p in predictions],
-                       mode="markers", name="expected, ± 1 sd", visible="legendonly",
-                       marker={"symbol": "x-thin-open"}, hoverinfo="text",
-                       error_y={"array": [p["score_sd"] for p in predictions], "thickness": 0.6},
-                       text=[f"trial {p['trial']}, as expected before it" for p in predictions])
     return ("Score against cost", "Each point is a trial (triangles: stopped early); the line is "
-            "the front. Click the legend for what the model had expected.", figure)
+            "the front.", figure)
 
 
 def curves_of_trials(terms, good, text):
