@@ -63,7 +63,7 @@ def flat_policy(policy, env):
     env: anything with `single_observation_space`. Raises ConfigError for what policy.h cannot read.
     """
     action, dtype = env_action(env), np.dtype(env.single_observation_space.dtype).name
-    problem = f"the network is {_describe(policy)}, not the default one over plain numbers"
+    problem = f"the network is {type(policy).__name__}, not the default one over plain numbers"
     if type(policy) is models.MinGRUPolicy:
         edit = verify.find_edit(policy, "compiled")
         heads, inputs = policy.decoder.heads or [], policy.encoder.in_features
@@ -112,11 +112,6 @@ def env_action(env):
     if isinstance(env, ocean.Envs | vector.Native):
         action.low, action.high = action.low - np.inf, action.high + np.inf
     return action
-
-
-def _describe(policy):
-    inner = models.inner_policy(policy)
-    return type(policy).__name__ + (f" over {type(inner).__name__}" if inner is not policy else "")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -215,7 +210,8 @@ def write_onnx(policy, env, path, name=""):
     except torch.onnx.errors.OnnxExporterError as error:
         hint = (" It must read the fields of a Dict or Tuple through emulation.nativize_tensor, as "
                 "policy.name auto does." if step.flat.structured else "")
-        raise ConfigError(f"torch cannot export {_describe(policy)}.{hint}\n{error}") from error
+        network = type(models.inner_policy(policy)).__name__
+        raise ConfigError(f"torch cannot export {network}.{hint}\n{error}") from error
     finally:
         distribution.set_default_validate_args(validates)
     actions = ({"action_heads": " ".join(map(str, heads))} if heads

@@ -660,7 +660,6 @@ class Page:
         self.last_request = time.perf_counter()
         with self.changed:
             self.changed.wait_for(lambda: self.number > after, self.PATIENCE)
-            self.last_request = time.perf_counter()
             return self.state
 
 
