@@ -96,12 +96,13 @@ class Setting:
 
     def __post_init__(self):
         place, values = f"[sweep.{self.name}]", list(self.values)
-        require(self.distribution in DISTRIBUTIONS, f"{place} distribution = {self.distribution!r}: "
-                f"must be one of {', '.join(DISTRIBUTIONS)}.")
+        require(self.distribution in DISTRIBUTIONS,
+                f"{place} distribution = {self.distribution!r}: must be one of "
+                f"{', '.join(DISTRIBUTIONS)}.")
         if self.distribution == "choice":
             require(len(set(map(repr, values))) == len(values) > 1,
-                    f"{place} values = {values}: there must be two or more, all different. To fix a "
-                    f"setting give --{self.name.replace('_', '-')} VALUE.")
+                    f"{place} values = {values}: there must be two or more, all different. To fix "
+                    f"a setting give --{self.name.replace('_', '-')} VALUE.")
         else:
             require(not values,
                     f"{place} values are for distribution = choice, not {self.distribution}.")
@@ -187,8 +188,8 @@ class Space:
     def __init__(self, settings):
         settings = [self._read(name, spec) for name, spec in flatten(settings).items()]
         self.settings = [setting for setting in settings if setting is not None]
-        require(self.settings, "there is nothing to search: there is no [sweep.SECTION.KEY] section "
-                "with a distribution.")
+        require(self.settings, "there is nothing to search: there is no [sweep.SECTION.KEY] "
+                "section with a distribution.")
         self.names = [setting.name for setting in self.settings]
 
     @staticmethod
@@ -292,8 +293,8 @@ def described(name, spec):
     """
     if isinstance(spec, list | tuple):
         spec = {"values": spec}
-    require(isinstance(spec, dict), f"[sweep.{name}] is {spec!r}: must be a list of values, or have "
-            "distribution, min and max.")
+    require(isinstance(spec, dict), f"[sweep.{name}] is {spec!r}: must be a list of values, or "
+            "have distribution, min and max.")
     spec = {key: value if key in ("values", "distribution") else number(value)
             for key, value in spec.items()}
     if isinstance(spec.get("values"), str):

@@ -102,7 +102,8 @@ def look_packages():
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     require(not missing, f"{', '.join(missing)} not installed (there are "
-            f"{', '.join(versions) or 'none'}): make .venv/ready, or pip install -r requirements.txt")
+            f"{', '.join(versions) or 'none'}): make .venv/ready, or pip install -r "
+            "requirements.txt")
     return ", ".join(versions)
 
 
@@ -173,7 +174,8 @@ def train(seconds):
             trainer.train()
         speed = (trainer.global_step - before) / (time.perf_counter() - begin)
         return (f"{speed:,.0f} steps a second of Breakout, float32, {trainer.vecenv.num_threads} "
-                f"threads, engine {trainer.engine.name}; {compile_timer.duration:.0f} s of compiling")
+                f"threads, engine {trainer.engine.name}; {compile_timer.duration:.0f} s of "
+                "compiling")
 
 
 def examine(seconds):

@@ -265,8 +265,8 @@ def check_onnx(step, path, tolerance=1e-4):
             scale = max(1.0, float(ours.abs().max()))
             # a NaN stays one
             largest = float(np.maximum(largest, np.abs(ours.numpy() - theirs).max() / scale))
-    require(largest <= tolerance, f"{path} differs from the network by {largest:.2g} of the largest "
-            "output. It does something that torch.onnx cannot follow.")
+    require(largest <= tolerance, f"{path} differs from the network by {largest:.2g} of the "
+            "largest output. It does something that torch.onnx cannot follow.")
     return largest
 
 

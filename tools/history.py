@@ -116,10 +116,10 @@ def flatten_settings(saved):
 
 
 def changes(saved):
-    """Return {setting: value} of those that differ from the defaults in a run's config.json.
+    """Return {setting: value} of those that differ from the run's defaults.
 
-    None if it has none. A custom network's keywords are among them. "auto" equals the number that
-    it chose; a resumed run does not record who chose.
+    None if its config.json has no defaults. A custom network's keywords are among them. "auto"
+    equals the number that it chose; a resumed run does not record who chose.
     """
     if "defaults" not in saved:
         return None

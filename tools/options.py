@@ -16,7 +16,7 @@ def no_resume(argv):
 
 
 def with_envs(args, num_envs=1, backend="auto"):
-    """Return settings of `num_envs` environments in one buffer, for tools that play a policy."""
+    """Return settings with `num_envs` environments that step in one buffer."""
     vec = {**args["vec"], "backend": backend, "num_envs": 1, "total_agents": None, "num_buffers": 1,
            "num_workers": None, "batch_size": None, "device": "host"}
     return {**args, "vec": vec, "env": {**args["env"], "num_envs": num_envs}}

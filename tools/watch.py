@@ -840,7 +840,8 @@ def play(env_name, args):
                 "exists.")
     require(not show["window"] or ocean.has_display(),
             "eval.window: there is no display (neither DISPLAY nor WAYLAND_DISPLAY is set). "
-            "--eval.web works over ssh, --eval.terminal in any terminal, --eval.video writes a file.")
+            "--eval.web works over ssh, --eval.terminal in any terminal, --eval.video writes a "
+            "file.")
     if show["web"]:
         return show_on_page(env_name, args)
     if not (show["terminal"] or show["video"]):

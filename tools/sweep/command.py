@@ -228,7 +228,7 @@ def sections_of(args):
 
 
 def find_setting(schema, name):
-    """Return (section, key) here of a setting in any trainer's name, which may lack its section."""
+    """Return (section, key) of a setting whose name may lack its section."""
     section, _, key = name.rpartition(".")
     for guess in () if section else ("train", "policy", "rnn", "vec", "env"):
         with contextlib.suppress(ConfigError):
@@ -464,9 +464,9 @@ def begin(ledger, tuner, settings, options, config):
     different = [f"{key}: {before.get(key, 'nothing')} there, {terms.get(key, 'nothing')} now"
                  for key in {**before, **terms} if before.get(key, ...) != terms.get(key, ...)]
     more = f"; and {len(different) - 5} more" if len(different) > 5 else ""
-    require(not different, f"{ledger.folder} holds another sweep ({'; '.join(different[:5])}{more})."
-            " Give this one a name, --sweep.name NAME (name=\"NAME\" in Python), or move the folder "
-            "away.")
+    require(not different,
+            f"{ledger.folder} holds another sweep ({'; '.join(different[:5])}{more}). Give this one "
+            "a name, --sweep.name NAME (name=\"NAME\" in Python), or move the folder away.")
 
 
 def stopping_rule(tuner, settings):
