@@ -144,7 +144,7 @@ def show(name):
               f"{about['steps']:,} steps")
     for place in (ocean.FOLDER / env_name / f"{env_name}.h", ini):
         if place.exists():
-            print(f"defined in   {place.relative_to(configuration.ROOT)}")
+            print(f"defined in   {place}")
     settings = {key: value for key, value in args["env"].items() if key != "num_envs"}
     if settings:
         text = ", ".join(f"{key} {value}" for key, value in settings.items())

@@ -37,6 +37,13 @@ TAIL = 1 << 16  # bytes of metrics.jsonl in which the last score is looked for
 # A run
 
 
+def age_of(folder):
+    """Return the seconds since a run's last entry, or since it began."""
+    log = folder / "metrics.jsonl"
+    file = log if log.exists() else folder / "config.json"
+    return max(0.0, time.time() - file.stat().st_mtime)  # a clock may jump
+
+
 def is_running(folder):
     """Tell whether a process holds a run's folder; False on a disk without locks."""
     try:
@@ -62,21 +69,13 @@ class Past(NamedTuple):
         return "done" if is_done else "stopped"
 
     @property
-    def age(self):
-        """Return the seconds since its last entry, or since it began."""
-        log = self.folder / "metrics.jsonl"
-        file = log if log.exists() else self.folder / "config.json"
-        return max(0.0, time.time() - file.stat().st_mtime)  # a clock may jump
-
-    @property
     def score(self):
         return self.last.get("environment/score",
                              self.last.get("environment/episode_return", math.nan))
 
 
-def read(folder, saved=None):
-    """Return the Past of a run's folder; saved: its settings, if they are known."""
-    saved = configuration.read_settings(folder) if saved is None else saved
+def read(folder, saved):
+    """Return the Past of a run's folder; saved: its settings."""
     entries, last = diagnostics.read_metrics(folder / "metrics.jsonl", TAIL), {}
     while entries and "environment/score" not in last:
         last = {**entries.pop(), **last}
@@ -88,7 +87,7 @@ def list_runs(data_dir, env_name=None):
     runs = [read(folder, saved) for folder, saved in configuration.saved_runs(data_dir)
             if env_name in (None, saved["env_name"], saved.get("config_name"),
                             stem_of(saved["env_name"]))]
-    return sorted(runs, key=lambda run: (-run.saved["turn"], run.age))
+    return sorted(runs, key=lambda run: (-run.saved["turn"], age_of(run.folder)))
 
 
 def find(name, data_dir):
@@ -96,16 +95,14 @@ def find(name, data_dir):
 
     Returns the Past that was started or resumed last. Raises ConfigError.
     """
-    data_dir = Path(data_dir)
-    for folder in (Path(name), data_dir / name):
-        if (folder / "config.json").exists():
-            return read(folder)
+    if (Path(name) / "config.json").exists():
+        return read(Path(name), configuration.read_settings(name))
     runs = [read(*run) for run in configuration.saved_runs(data_dir, f"*{name}")]
     require(len(runs) < 2, f"{name}: this is the end of {len(runs)} runs: "
             f"{', '.join(run.folder.name for run in runs)}.")
     runs = runs or list_runs(data_dir, None if name == "latest" else name)
-    require(runs, f"{name}: no folder, no run in {data_dir.resolve()}, and no environment with one "
-            f"there; {command('runs')} lists those that there are.")
+    require(runs, f"{name}: no folder, no run in {Path(data_dir).resolve()}, and no environment "
+            f"with one there; {command('runs')} lists those that there are.")
     return runs[0]
 
 
@@ -145,7 +142,8 @@ def table(data_dir, env_name=None):
     rows = [("run", "age", "state", "steps", "score", "seconds", "changed settings")]
     for run in list_runs(data_dir, env_name):
         other = changes(run.saved)
-        rows.append((run.folder.name, duration(run.age), run.state, f"{run.last.get('step', 0):,}",
+        rows.append((run.folder.name, duration(age_of(run.folder)), run.state,
+                     f"{run.last.get('step', 0):,}",
                      "-" if math.isnan(run.score) else figure(run.score),
                      f"{run.last.get('performance/uptime', 0):,.0f}",
                      "-  (it has no defaults: a script's, or older)" if other is None
@@ -170,7 +168,7 @@ def show(run):
     print(f"run          {run.folder}   ({len(files)} files, "
           f"{sum(path.stat().st_size for path in files) / 2**20:,.1f} MiB)")
     print(f"environment  {run.saved['env_name']}")
-    print(f"state        {run.state}, last entry {duration(run.age)} ago")
+    print(f"state        {run.state}, last entry {duration(age_of(run.folder))} ago")
     print(f"steps        {run.last.get('step', 0):,} of "
           f"{run.saved['train'].get('total_timesteps', 0):,} in "
           f"{duration(run.last.get('performance/uptime', 0))}")

@@ -37,6 +37,7 @@ import runs
 from configuration import Entry, command
 from errors import ConfigError, exit_on_error, require
 from protein import Protein, front_of
+from tools.history import flatten_settings
 from tools.options import no_resume
 from tools.sweep.report import write_report
 from tools.sweep.trials import (
@@ -124,9 +125,10 @@ def settings_of(tuner):
         fixed |= ({f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict)
                   else {name: value})
     require("method" not in settings, "method: the tuner's class is the method.")
-    for key in ("metric", "num_trials", "goal", "seed", "max_suggestion_cost"):
-        settings[key] = getattr(tuner, key)
-    return make_settings(Entry("sweep", *item, item[0]) for item in settings.items()), as_options(fixed)
+    settings |= {key: getattr(tuner, key) for key in (
+        "metric", "num_trials", "goal", "seed", "max_suggestion_cost")}
+    entries = [Entry("sweep", key, value, key) for key, value in settings.items()]
+    return make_settings(entries), as_options(fixed)
 
 
 def fixed_settings(names):
@@ -428,7 +430,8 @@ class Runner:
             self.say(f"{score:20.5g}  {cost:20.5g}   " + brief(config))
         best = as_options(used(tuner.best()[0], self.config))
         self.say(f"\nbest settings: {command('train', tuner.env_name, *self.options, *best)}")
-        self.say(f"report: {write_report(self.folder)}")
+        with contextlib.suppress(ModuleNotFoundError):  # without plotly there is no report
+            self.say(f"report: {write_report(self.folder)}")
         if self.interrupts.requested:
             self.say("stopped; the same command continues")
 
@@ -446,9 +449,8 @@ def begin(ledger, tuner, settings, options, config):
              "cost": settings.cost}
     terms |= {f"sweep.{name}.{field}": value for name, entry in tuner.search_space.items()
               for field, value in entry.items()}
-    terms |= {f"{section}.{key}": value for section in ("env", "vec", "policy", "rnn", "train")
-              for key, value in config[section].items()
-              if f"{section}.{key}" not in tuner.space.names}
+    terms |= {name: value for name, value in flatten_settings(config).items()
+              if name not in tuner.space.names}
     terms |= {key: config[key] for key in ("load_model_path", "baseline") if config[key]}
     terms = json.loads(json.dumps(terms, default=str))
     source = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else None
@@ -465,8 +467,8 @@ def begin(ledger, tuner, settings, options, config):
                  for key in {**before, **terms} if before.get(key, ...) != terms.get(key, ...)]
     more = f"; and {len(different) - 5} more" if len(different) > 5 else ""
     require(not different,
-            f"{ledger.folder} holds another sweep ({'; '.join(different[:5])}{more}). Give this one "
-            "a name, --sweep.name NAME (name=\"NAME\" in Python), or move the folder away.")
+            f"{ledger.folder} holds another sweep ({'; '.join(different[:5])}{more}). Give this "
+            "one a name, --sweep.name NAME (name=\"NAME\" in Python), or move the folder away.")
 
 
 def stopping_rule(tuner, settings):
