@@ -37,7 +37,6 @@ import runs
 from configuration import Entry, command
 from errors import ConfigError, exit_on_error, require
 from protein import Protein, front_of
-from tools.history import flatten_settings
 from tools.options import no_resume
 from tools.sweep.report import write_report
 from tools.sweep.trials import (
@@ -449,8 +448,9 @@ def begin(ledger, tuner, settings, options, config):
              "cost": settings.cost}
     terms |= {f"sweep.{name}.{field}": value for name, entry in tuner.search_space.items()
               for field, value in entry.items()}
-    terms |= {name: value for name, value in flatten_settings(config).items()
-              if name not in tuner.space.names}
+    terms |= {f"{section}.{key}": value for section in ("env", "vec", "policy", "rnn", "train")
+              for key, value in config[section].items()
+              if f"{section}.{key}" not in tuner.space.names}
     terms |= {key: config[key] for key in ("load_model_path", "baseline") if config[key]}
     terms = json.loads(json.dumps(terms, default=str))
     source = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else None
