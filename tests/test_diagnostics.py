@@ -286,7 +286,7 @@ def test_the_end_of_a_run_and_diagnose_agree_that_no_episode_ended(tmp_path, cap
     pufferl.main(["diagnose", str(tmp_path)])
     trainer = types.SimpleNamespace(global_step=4 * steps, uptime=1.0, environment={}, run_folder=None,
                                     statistics=types.SimpleNamespace(entry={}), vecenv=None,
-                                    warnings=history.replay(history.read(tmp_path))[0])
+                                    warnings=history.replay(history.read(tmp_path, history.read_settings(tmp_path)))[0])
     closing = "\n".join(loggers.Dashboard().closing(trainer, {"config_name": "mine"}, ""))
     for text in (capsys.readouterr().out, closing):
         assert "episode" in text and ("--env.max-episode-steps" in text) == is_named
@@ -298,7 +298,7 @@ def test_diagnose_a_finished_run(tmp_path, capsys):
     run = tmp_path / "runs" / "squared_1"
     write_run(run, [*entries, {"step": 90, "environment/score": 0.5}], env_name="squared", config_name="squared",
               train={"total_timesteps": 100}, env={"distance": 5}, defaults={"env": {"distance": 5}})
-    sentences = history.replay(history.read(run))[0].reported.values()
+    sentences = history.replay(history.read(run, history.read_settings(run)))[0].reported.values()
     for name in (str(run), "latest", "squared"):
         pufferl.main(["diagnose", name, "--data-dir", str(tmp_path / "runs")])
         text, page = capsys.readouterr().out, (run / "diagnosis.html").read_text()
