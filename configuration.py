@@ -642,7 +642,7 @@ def saved_entries(base, env_name):
     elif base["load_model_path"] and saved and identify(saved["env_name"])[0] != identify(name)[0]:
         sections.remove("env")  # of another environment, whose weights alone are taken
     for section in ("train", "vec"):
-        if f"{section}.device" in saved.get("auto", ()):
+        if f"{section}.device" in (saved.get("auto") or ()):
             saved[section].pop("device")  # this machine may have no GPU
     for section in sections:
         for key, value in saved.get(section, {}).items():

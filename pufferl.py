@@ -97,7 +97,7 @@ from flat_spaces import ROUNDING_TOLERANCE, action_bounds, leaf_kind, name_field
 # for scripts too
 from loggers import NoLogger, TensorBoardLogger, WandbLogger  # noqa: F401
 from models import load_policy
-from vector import Tensors, load_env, make
+from vector import Native, Tensors, load_env, make
 
 processes.keep_memory()
 
@@ -1240,18 +1240,22 @@ def resolve_auto(env_name, args, vecenv):
 def choose_device(vecenv, args):
     """Replace train.device "auto" where torch finds a GPU; add the reason.
 
-    Several ranks stay on the CPU.
+    Several ranks stay on the CPU, and so does the engine that runs there only.
     """
-    is_auto = args["train"]["device"] == "auto" and data_parallel.connect().count == 1
-    if not is_auto or not torch.cuda.is_available():
+    train = args["train"]
+    is_auto = train["device"] == "auto" and train["engine"] != "compiled"
+    if not is_auto or data_parallel.connect().count > 1 or not torch.cuda.is_available():
         return
-    reason = gpu_reason(vecenv, args)
-    device, reason = ("cuda", reason) if reason else ("cpu", "few agents and a small network")
-    try:
-        importlib.import_module("fast.fused").check_gpu()
-    except (ConfigError, ImportError) as error:
-        device, reason = "cpu", f"a GPU is here, but {error}"
-    args["train"]["device"], args["auto"]["train.device"] = device, reason
+    device, reason = "cpu", gpu_reason(vecenv, args)
+    if reason:
+        try:
+            importlib.import_module("fast.fused").check_gpu()
+            torch.ones(1, device="cuda").add_(1).item()  # a full or an old GPU refuses
+            device = "cuda"
+        except (ConfigError, ImportError, RuntimeError) as error:
+            reason = f"a GPU is here, but {error}"
+    train["device"] = device
+    args["auto"]["train.device"] = reason or "few agents and a small network"
 
 
 def make_trainer(env_name, args):
@@ -1260,9 +1264,10 @@ def make_trainer(env_name, args):
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: vecenv.close())
         choose_device(vecenv, args)
-        if args["train"]["device"] == "cuda" and "train.device" in args["auto"]:
+        is_chosen = args["train"]["device"] == "cuda" and "train.device" in args["auto"]
+        if is_chosen and isinstance(vecenv, Native):  # they may step there, too
             vecenv.close()
-            vecenv = load_env(env_name, args)  # whose environments may step there
+            vecenv = load_env(env_name, args)
         facts = resolve_auto(env_name, args, vecenv)
         if facts.is_serial_faster:
             vecenv.close()

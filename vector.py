@@ -1330,7 +1330,7 @@ def make_from(maker, num_envs, args, settings):
                                 env_kwargs=settings, **{name: vec[name] for name in names})
     try:
         vecenv = make_on(device=device)
-    except EnvError as error:
+    except (EnvError, torch.OutOfMemoryError) as error:
         if device is None or vec["device"] == "cuda":
             raise
         first, *lines = str(error).splitlines()  # of the GPU's compiler
@@ -1370,9 +1370,12 @@ def time_steps(gpu, host):
 
     gpu.reset()
     observations = torch.from_numpy(host.reset()[0])
-    step = seconds(lambda: host.envs.step(host._step_rows[0])) / host.num_threads
-    return {"cuda": seconds(lambda: gpu.launch(0)),
-            "host": step + seconds(lambda: observations.to(gpu.device))}
+    threads = min(host.num_threads, host.num_envs)
+    step = seconds(lambda: host.envs.step(host._step_rows[0])) / threads
+    result = {"cuda": seconds(lambda: gpu.launch(0)),
+              "host": step + seconds(lambda: observations.to(gpu.device))}
+    gpu.storage = host.storage = None  # the next reset begins anew, as without timing
+    return result
 
 
 def choose_device(env, vec, train):

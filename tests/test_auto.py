@@ -190,6 +190,8 @@ def test_auto_takes_a_gpu_where_it_is_faster(monkeypatch):
     chosen, reason = device("breakout")
     assert chosen == "cpu" and reason.startswith("a GPU is here, but train.device = cuda: ")
     monkeypatch.setattr(fused, "check_gpu", lambda: None)
+    ones = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device=None, **options: ones(*size, **options))
     assert device("breakout") == ("cuda", "4,096 agents in C")
     assert device("squared", "--env.num-envs", "8") == ("cpu", "few agents and a small network")
     assert device("squared", "--env.num-envs", "8", "--policy.hidden-size", "256")[0] == "cuda"
@@ -197,6 +199,7 @@ def test_auto_takes_a_gpu_where_it_is_faster(monkeypatch):
     pictures = device(f"{BROUGHT}:CatchImage")
     assert pictures == ("cuda", "observations are pictures")
     assert device("breakout", "--train.device", "cpu") == ("cpu", None)
+    assert device("breakout", "--train.engine", "compiled") == ("auto", None)
     monkeypatch.setattr(data_parallel, "_connected", SimpleNamespace(count=2, rank=0))
     args = configure("squared")
     pufferl.choose_device(None, args)

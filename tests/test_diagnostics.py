@@ -10,6 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import configuration
 import diagnostics
 import flat_spaces
 import loggers
@@ -284,9 +285,10 @@ def test_the_end_of_a_run_and_diagnose_agree_that_no_episode_ended(tmp_path, cap
     lines = [{"step": 4 * step, "vital/terminated": 0.0, "vital/truncated": 0.0} for step in (1, steps)]
     write_run(tmp_path, lines, train={"gamma": 0.99})
     pufferl.main(["diagnose", str(tmp_path)])
+    past = history.read(tmp_path, configuration.read_settings(tmp_path))
     trainer = types.SimpleNamespace(global_step=4 * steps, uptime=1.0, environment={}, run_folder=None,
                                     statistics=types.SimpleNamespace(entry={}), vecenv=None,
-                                    warnings=history.replay(history.read(tmp_path, history.read_settings(tmp_path)))[0])
+                                    warnings=history.replay(past)[0])
     closing = "\n".join(loggers.Dashboard().closing(trainer, {"config_name": "mine"}, ""))
     for text in (capsys.readouterr().out, closing):
         assert "episode" in text and ("--env.max-episode-steps" in text) == is_named
@@ -297,8 +299,9 @@ def test_diagnose_a_finished_run(tmp_path, capsys):
                for step in range(10, 100, 10)]
     run = tmp_path / "runs" / "squared_1"
     write_run(run, [*entries, {"step": 90, "environment/score": 0.5}], env_name="squared", config_name="squared",
-              train={"total_timesteps": 100}, env={"distance": 5}, defaults={"env": {"distance": 5}})
-    sentences = history.replay(history.read(run, history.read_settings(run)))[0].reported.values()
+              train={"total_timesteps": 100}, env={"distance": 5},
+              defaults={"env": {"distance": 5}, "train": {"total_timesteps": 50}})
+    sentences = history.replay(history.read(run, configuration.read_settings(run)))[0].reported.values()
     for name in (str(run), "latest", "squared"):
         pufferl.main(["diagnose", name, "--data-dir", str(tmp_path / "runs")])
         text, page = capsys.readouterr().out, (run / "diagnosis.html").read_text()

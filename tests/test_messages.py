@@ -495,7 +495,7 @@ def kernel_rows():  # kernels, arena, fast/, devices
         ("train.device", refused, "needs CuPy", lambda: test_devices.find_gpu(has_cupy=False)),
         ("train.device", None, "ulimit -l unlimited", test_devices.pin_where_no_memory_is_locked),
         ("vec.device", refused, "squared cannot step on a GPU", lambda: test_ocean_device.choose("squared", "cuda")),
-        ("snake", ValueError, "its struct points to memory of its own", lambda: vector.make("snake", device="cpu")),
+        ("performance", ValueError, "it includes <time.h>", lambda: vector.make("performance", device="cpu")),
     ]
 
 

@@ -418,6 +418,7 @@ def test_the_faster_of_gpu_and_host_steps_them(faster, monkeypatch):
     with vector.make_from(device_steps.library("squared"), 4, settings, {}) as vecenv:
         assert type(vecenv) is {"cuda": vector.GpuEnvs, "host": vector.Native}[faster]
         fresh = device_steps.both("squared", 4, settings["train"]["seed"])[0]
+        assert np.array_equal(vecenv.reset()[0], fresh.reset()[0]) and not vecenv.log()
         assert np.array_equal(vecenv.allocate(8).observations[0], fresh.allocate(8).observations[0])
     assert settings["vec"]["device"] == faster
     assert settings["auto"]["vec.device"].startswith("a step takes 2 ms on cuda, ")
