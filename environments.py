@@ -148,6 +148,13 @@ class GymnasiumCreator:
                         if name not in ("obs_type", "frameskip")} | self.ATARI
         return settings
 
+    def _check_limit(self, max_episode_steps=1, **_):
+        """Raise ConfigError for a limit below 1 but -1, which no vector environment knows."""
+        if max_episode_steps < 1:
+            raise ConfigError(f"{self.name}: env.max_episode_steps is {max_episode_steps}; it must be "
+                              "1 or more, or -1 for no limit with vec.backend serial or "
+                              "multiprocessing.")
+
     @property
     def has_vector(self):
         """Return whether the package has a vector environment, as ALE's has."""
@@ -164,6 +171,7 @@ class GymnasiumCreator:
     def vector(self, num_envs, num_threads=None, reward_scale=1.0, **kwargs):
         """Make the package's vector environment, with the settings of `__call__`."""
         self._spec()
+        self._check_limit(**kwargs)
         if self.id.startswith("ALE/"):
             if kwargs.pop("sound_obs", False):
                 raise ConfigError(f"{self.name}: ALE's vector environment has no sound. Set "
@@ -187,6 +195,8 @@ class GymnasiumCreator:
 
     def __call__(self, reward_scale=1.0, **kwargs):
         self._spec()
+        if kwargs.get("max_episode_steps") != -1:
+            self._check_limit(**kwargs)
         is_atari = self.id.startswith("ALE/")
         if is_atari:
             atari = {name: kwargs.pop(name, default) for name, default in self.ATARI.items()}

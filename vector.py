@@ -44,6 +44,7 @@ import os
 import pickle
 import select
 import sys
+import threading
 import time
 from collections import defaultdict
 from types import SimpleNamespace
@@ -1202,7 +1203,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     env_args: the creator's positional arguments; of a list of creators, a list of one list each
     env_kwargs: its keyword arguments, or the C environment's settings, one dict or a list of one
         per environment; any other keyword is one of them for all
-    timeout: seconds after which a worker that does not answer is an error
+    timeout: seconds after which a worker that does not answer is an error; inf for never
 
     For num_workers and batch_size "auto" is the same as None. Raises ConfigError for settings
     that cannot work together, MemoryError for more environments than the machine can hold, and
@@ -1262,8 +1263,9 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         else:
             made.close()
     _check_backend(backend, num_envs, num_workers, batch_size, num_buffers)
-    return backend(creators, seed=seed, num_threads=num_threads, name=name, timeout=timeout,
-                   num_workers=num_workers, batch_size=batch_size)
+    return backend(creators, seed=seed, num_threads=num_threads, name=name,
+                   timeout=min(timeout, threading.TIMEOUT_MAX), num_workers=num_workers,
+                   batch_size=batch_size)
 
 
 KEYWORDS = [name for name, p in inspect.signature(make).parameters.items()

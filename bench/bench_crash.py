@@ -335,7 +335,7 @@ def on_disk(here, size, logger):
         others = left()
         output = (here / "stderr").read_text()
         lines = [line for line in output.splitlines() if line.strip()]
-        last = lines[-1] if lines else ""
+        last = " ".join(lines[-2:])  # the error, and how to continue
         try:
             whole = check_whole(folder)
         except ValueError as error:

@@ -70,7 +70,7 @@ static void demo_start(const double* settings) {
     const char* problem = ocean_init((char*)demo.env, 1, 0, demo.seed, settings, 0, offsets);
     if (problem) demo_fail(problem, "");
     size_t heap = (size_t)ocean_place((char*)demo.env, 1, 0);
-    void* block = demo_new(heap + 1, 1); /* calloc of 0 bytes may return NULL */
+    void* block = heap ? demo_new(heap, 1) : NULL;
     ocean_place((char*)demo.env, 1, (int64_t)(intptr_t)block);
     demo.spaces = spaces_of(demo.env);
     demo.random = demo.seed + 1;

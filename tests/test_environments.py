@@ -1,6 +1,8 @@
 """Environments by name: families, packages, files, and the command that checks one."""
 
+import functools
 import importlib.util
+import math
 import os
 import re
 import subprocess
@@ -159,6 +161,22 @@ def test_an_id_without_a_time_limit_takes_one(package):
         env = creator(max_episode_steps=limit)
         env.reset(seed=0)
         assert [env.step(0)[3] for _ in range(3)] == [False, False, last]
+
+
+@pytest.mark.parametrize("backend, limits", [("native", (-1, 0)), ("serial", (-5, 0))])
+def test_a_time_limit_that_would_end_each_episode_at_once_is_refused(backend, limits):
+    make = environments.load_creator("gym/CartPole-v1")
+    make = functools.partial(make.vector, 2) if backend == "native" else make
+    for limit in limits:
+        with pytest.raises(ConfigError, match=f"max_episode_steps is {limit}"):
+            make(max_episode_steps=limit)
+
+
+def test_a_step_may_take_forever():
+    with vector.make("gym/CartPole-v1", 2, backend="serial", timeout=math.inf) as vecenv:
+        vecenv.allocate(4)
+        with vecenv._watchdog(0):
+            pass
 
 
 USER_FILE = """

@@ -54,7 +54,10 @@ def alive(mark):
 
 
 def left_after_kill(kind, folder, moment, children):
-    """Return the command lines that are there 5 seconds after a kill -9."""
+    """Return the command lines that are there 20 seconds after a kill -9.
+
+    A trial saves its checkpoint first, which takes some seconds on a machine that has other work.
+    """
     mark = secrets.token_hex(8)
     folder.mkdir()
     for name in ("squared", "breakout"):  # a compiler ends by itself, but it may take longer
@@ -66,7 +69,7 @@ def left_after_kill(kind, folder, moment, children):
         time.sleep(moment)
         parent.kill()
         parent.wait()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while time.monotonic() < deadline and alive(mark):
             time.sleep(0.1)
         return [" ".join(process.cmdline())[-200:] for process in alive(mark)]
