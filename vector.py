@@ -1203,7 +1203,7 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
     env_args: the creator's positional arguments; of a list of creators, a list of one list each
     env_kwargs: its keyword arguments, or the C environment's settings, one dict or a list of one
         per environment; any other keyword is one of them for all
-    timeout: seconds after which a worker that does not answer is an error; inf for never
+    timeout: seconds after which a worker that does not answer is an error. inf: no limit
 
     For num_workers and batch_size "auto" is the same as None. Raises ConfigError for settings
     that cannot work together, MemoryError for more environments than the machine can hold, and
