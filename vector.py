@@ -1376,7 +1376,7 @@ def time_steps(gpu, host):
     step = seconds(lambda: host.envs.step(host._step_rows[0])) / threads
     result = {"cuda": seconds(lambda: gpu.launch(0)),
               "host": step + seconds(lambda: observations.to(gpu.device))}
-    gpu.storage = host.storage = None  # the next reset begins anew, as without timing
+    gpu.storage = host.storage = None  # the next reset begins again, as without timing
     return result
 
 
