@@ -105,7 +105,7 @@ class Vec:
     """Environments whose workers the policy waits for before it acts on them (default: all)."""
     timeout: float = 60.0
     """Seconds after which an environment in Python that does not answer is an error; in this
-    process (serial) its traceback is printed."""
+    process (serial) its traceback is printed. inf: no limit."""
     total_agents: int | None = None
     """Agents in all, in place of vec.num_envs × env.num_envs; a multiple of the agents of one
     environment."""

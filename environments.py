@@ -148,9 +148,9 @@ class GymnasiumCreator:
                         if name not in ("obs_type", "frameskip")} | self.ATARI
         return settings
 
-    def _check_limit(self, max_episode_steps=1, **_):
-        """Raise ConfigError for a limit below 1 but -1, which no vector environment knows."""
-        if max_episode_steps < 1:
+    def _check_limit(self, max_episode_steps=None, **_):
+        """Raise ConfigError for a limit below 1: -1 is no limit to gymnasium.make alone."""
+        if max_episode_steps is not None and max_episode_steps < 1:
             raise ConfigError(f"{self.name}: env.max_episode_steps is {max_episode_steps}; it must be "
                               "1 or more, or -1 for no limit with vec.backend serial or "
                               "multiprocessing.")

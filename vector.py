@@ -184,7 +184,8 @@ class Vector(contextlib.AbstractContextManager):
         horizon, now, is_inside = len(self.storage.actions), time.monotonic(), False
         if horizon > 1 and (t == 0 or now > self._watched_since + self.timeout / 10):
             self._watched_since = now
-            faulthandler.dump_traceback_later(self.timeout, file=sys.__stderr__)
+            seconds = min(self.timeout, threading.TIMEOUT_MAX)
+            faulthandler.dump_traceback_later(seconds, file=sys.__stderr__)
         try:
             yield
             is_inside = t + 1 < horizon
@@ -1263,9 +1264,8 @@ def make(env, num_envs=1, backend=None, *, num_workers=None, batch_size=None, nu
         else:
             made.close()
     _check_backend(backend, num_envs, num_workers, batch_size, num_buffers)
-    return backend(creators, seed=seed, num_threads=num_threads, name=name,
-                   timeout=min(timeout, threading.TIMEOUT_MAX), num_workers=num_workers,
-                   batch_size=batch_size)
+    return backend(creators, seed=seed, num_threads=num_threads, name=name, timeout=timeout,
+                   num_workers=num_workers, batch_size=batch_size)
 
 
 KEYWORDS = [name for name, p in inspect.signature(make).parameters.items()

@@ -1,6 +1,5 @@
 """Environments by name: families, packages, files, and the command that checks one."""
 
-import functools
 import importlib.util
 import math
 import os
@@ -163,13 +162,17 @@ def test_an_id_without_a_time_limit_takes_one(package):
         assert [env.step(0)[3] for _ in range(3)] == [False, False, last]
 
 
-@pytest.mark.parametrize("backend, limits", [("native", (-1, 0)), ("serial", (-5, 0))])
+@pytest.mark.parametrize("backend, limits", [("package", (-1, 0)), ("serial", (-5, 0))])
 def test_a_time_limit_that_would_end_each_episode_at_once_is_refused(backend, limits):
-    make = environments.load_creator("gym/CartPole-v1")
-    make = functools.partial(make.vector, 2) if backend == "native" else make
     for limit in limits:
         with pytest.raises(ConfigError, match=f"max_episode_steps is {limit}"):
-            make(max_episode_steps=limit)
+            vector.make("gym/CartPole-v1", 2, backend, max_episode_steps=limit)
+
+
+@pytest.mark.parametrize("limit", [None, -1])
+def test_no_time_limit_of_ones_own(limit):
+    with vector.make("gym/CartPole-v1", 1, "serial", max_episode_steps=limit) as vecenv:
+        assert vecenv.reset(seed=0)[0].shape == (1, 4)
 
 
 def test_a_step_may_take_forever():
