@@ -53,15 +53,20 @@ def alive(mark):
     return found
 
 
-def left_after_kill(kind, folder, moment, children):
-    """Return the command lines that are there 20 seconds after a kill -9.
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Compile what PARENTS run: signals wait for compilers, which may take longer than a test."""
+    for name in ("squared", "gym/CartPole-v1"):
+        command = [*TRAIN, name, "--train.total-timesteps", "10000", "--logger", "none"]
+        subprocess.run(command, cwd=tmp_path_factory.mktemp("compiled"), check=True, timeout=300,
+                       capture_output=True)
+    ocean.load("breakout")
 
-    A trial saves its checkpoint first, which takes some seconds on a machine that has other work.
-    """
+
+def left_after_kill(kind, folder, moment, children):
+    """Return the command lines that are there 5 seconds after a kill -9."""
     mark = secrets.token_hex(8)
     folder.mkdir()
-    for name in ("squared", "breakout"):  # a compiler ends by itself, but it may take longer
-        ocean.load(name)
     parent = start(PARENTS[kind][1], cwd=folder, env={**os.environ, "TEST_MARK": mark},
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -69,7 +74,7 @@ def left_after_kill(kind, folder, moment, children):
         time.sleep(moment)
         parent.kill()
         parent.wait()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 5
         while time.monotonic() < deadline and alive(mark):
             time.sleep(0.1)
         return [" ".join(process.cmdline())[-200:] for process in alive(mark)]
@@ -81,7 +86,7 @@ def left_after_kill(kind, folder, moment, children):
 @LINUX
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(54))
-def test_nothing_outlives_a_parent_that_is_killed(number, tmp_path):
+def test_nothing_outlives_a_parent_that_is_killed(number, tmp_path, compiled):
     kind, moments = list(PARENTS)[number % len(PARENTS)], random.Random(number)
     count, longest = (PARENTS[kind][0], 1) if number < 4 else (0, 2 if kind == "video" else 15)
     assert left_after_kill(kind, tmp_path / "run", moments.uniform(0, longest), count) == []
