@@ -591,6 +591,11 @@ class GpuEnvs(Native):
         self._tables = torch.from_numpy(np.stack(tables)).to(self.device)
         self._step_rows = [table.data_ptr() for table in self._tables]
 
+    @property
+    def device_addresses(self):
+        """Return the addresses there of the environments, and of the rows (T,) of all steps."""
+        return self._memory.data_ptr(), self._tables.data_ptr()
+
     def _launch(self, name, *arguments, first=0, num_envs=None):
         stream = torch.cuda.current_stream(self.device).cuda_stream
         envs = self._memory.data_ptr() + first * self.library.struct_size

@@ -22,8 +22,7 @@ import torch
 from arena import FOLDER, compiling
 
 # -default-device: NVRTC before 13.5 takes a lambda for a function of the host without it.
-# -prec-div=false: a float's division is within 2 units in the last place.
-OPTIONS = ("-std=c++17", "-default-device", "-prec-div=false")
+OPTIONS = ("-std=c++17", "-default-device")
 
 # What a translated cell may call, for any type.
 PRELUDE = """
@@ -48,6 +47,14 @@ template <class T> struct Row {
 template <class T> CELL i64 length(const Row<T> &row) { return row.length; }
 CELL float absolute(float x) { return fabsf(x); }
 CELL double absolute(double x) { return fabs(x); }
+template <class T, class S> CELL auto divide(T x, S y) { return x / y; }
+#ifdef __CUDA_ARCH__
+CELL float divide(float x, float y) {  // within 2 units in the last place
+    float quotient;
+    asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(x), "f"(y));
+    return quotient;
+}
+#endif
 #ifndef SHARED_MEMORY  // as many bytes as the launch says
 #define SHARED_MEMORY(Type, name) extern __shared__ __align__(16) char shared_memory[]; \
     Type *name = (Type *)shared_memory
@@ -67,6 +74,27 @@ CELL void end_copies() {
 #endif
 }
 #endif
+"""
+# What a .cu file may use besides: numbers of memory as float32, several at once.
+HELPERS = """
+CELL float widen(float x) { return x; }
+CELL float widen(u16 bits) { return float_of_bfloat(bits); }
+template <class To> CELL To rounded_to(float x);
+template <> CELLS float rounded_to<float>(float x) { return x; }
+template <> CELLS u16 rounded_to<u16>(float x) { return bfloat_of_float(x); }
+
+CELL i64 global_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
+
+// V neighbours in memory, read and written at once.
+template <class Type, int V> struct alignas(sizeof(Type) * V) Pack { Type at[V]; };
+template <int V, class Type> CELL Pack<Type, V> read(const Type *from) {
+    return *(const Pack<Type, V> *)from;
+}
+template <int V, class Type> CELL void write(Type *to, const float (&values)[V]) {
+    Pack<Type, V> pack;
+    for (int v = 0; v < V; v++) pack.at[v] = rounded_to<Type>(values[v]);
+    *(Pack<Type, V> *)to = pack;
+}
 """
 CALLS = {"abs": "absolute", "len": "length", "math.log": "logf", "math.sqrt": "sqrtf"}
 # The struct of a tuple that a cell returns, by its length, and the deduction of its fields' types.
@@ -207,6 +235,8 @@ class _Cell:
             return self.name_of(node)
         if isinstance(node, ast.Tuple) and len(node.elts) <= len(STRUCTS):
             return f"{STRUCTS[len(node.elts) - 1]}{{{', '.join(map(self.value, node.elts))}}}"
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            return f"divide({self.value(node.left)}, {self.value(node.right)})"
         if isinstance(node, ast.BinOp) and operator:
             return f"({self.value(node.left)} {operator} {self.value(node.right)})"
         if isinstance(node, ast.UnaryOp) and operator:
@@ -271,19 +301,23 @@ def translate(functions):
 class Module:
     """Compile and launch the kernels of one .cu file.
 
-    names: globals of the Python file whose cells and numbers the .cu file uses by name.
+    names: globals of the Python file whose cells and numbers the .cu file uses by name. options: of
+    NVRTC. include: a file whose text comes before.
     """
 
-    def __init__(self, path, names):
+    def __init__(self, path, names, options=OPTIONS, include=None):
         self.path = FOLDER / path
         self.names = names
+        self.options = options
+        self.paths = [FOLDER / include, self.path] if include else [self.path]
         self._kernels = {}
 
     @functools.cached_property
     def source(self):
-        """Return the cells and numbers that the file names, and its text."""
-        text = self.path.read_text("utf-8")
-        code = re.sub(r"//.*", "", text)
+        """Return the cells and numbers that the files name, and their text."""
+        texts = [HELPERS, *(f'#line 1 "{path.name}"\n{path.read_text("utf-8")}'
+                            for path in self.paths)]
+        code = re.sub(r"//.*", "", "".join(texts))
         definitions = set(re.findall(r"(\w+)\([^()]*\)\s*\{", code))
         calls = dict.fromkeys(re.findall(r"\b([A-Za-z]\w+)\(", code))
         cells = [self.names[name] for name in calls
@@ -293,7 +327,7 @@ class Module:
                    if isinstance(self.names.get(word), int | np.generic)}
         constants = "".join(f"#define {word} {literal(value)}\n"
                             for word, value in numbers.items())
-        return f'{PRELUDE}{translate(cells)}{constants}#line 1 "{self.path.name}"\n{text}'
+        return "".join([PRELUDE, translate(cells), constants, *texts])
 
     @functools.cached_property
     def signatures(self):
@@ -347,7 +381,7 @@ class Module:
     def _module(self):
         import cupy
 
-        return cupy.RawModule(code=self.source, options=OPTIONS)
+        return cupy.RawModule(code=self.source, options=self.options)
 
     def _load(self, name):
         return self._module.get_function(name)

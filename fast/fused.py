@@ -35,22 +35,10 @@ from numba.extending import intrinsic
 import engines
 import kernels
 import data_parallel
-from arena import (
-    as_array,
-    check_arrays,
-    clock,
-    driver,
-    f32,
-    i32,
-    i64,
-    on_gpu,
-    optional_squash,
-    stream_between,
-    threads,
-    u8,
-)
+from arena import as_array, clock, driver, on_gpu, stream_between, threads
 from errors import ConfigError
 from fast.c_calls import LONG, WORD, call_address, cycles, step_environments
+from fast.rollout import PolicyStep, Rollout
 from vector import POLICY_INPUTS, aligned_zeros
 
 
@@ -561,124 +549,9 @@ class Graphs(GpuEngine):
 # The default network without autograd: matrix products and fused kernels in preallocated buffers
 
 
-# Numbers of the dtypes of observations, as policy_step of kernels.cu has them.
-DTYPES = {"float32": 0, "uint8": 1, "bool": 1, "int8": 2, "int16": 3, "uint16": 4, "int32": 5,
-          "uint32": 6, "int64": 7, "float64": 8}
-TILES = 8, 16, 32  # agents that a block takes at once
 # A graph of 64 steps takes half a millisecond to launch, in which the GPU waits.
 STEPS_A_GRAPH = 8
 ENDS = "truncations", "terminals"
-
-
-class PolicyStep:
-    """Run a step of the rollout as one kernel.
-
-    It is encoder, layers, decoder and the sampling of actions, with all weights in the shared
-    memory of each block. A network that does not fit has its products by cuBLAS
-    (`Layers.step`).
-
-        step = PolicyStep(layers)                                      # when these are bound
-        step(observations, state, resets, valid, outputs, drawn=...)   # commit=False: state stays
-
-    layers: the Layers that hold the weights. Call their `refresh` when weights change.
-    """
-
-    def __init__(self, layers):
-        policy = self.policy = layers.policy
-        self.precision = layers.precision
-        names = ["encoder", *(f"rnn.layers.{i}" for i in range(policy.num_layers))]
-        weights = [layers.weights[f"{name}.{kind}"]
-                   for name in names for kind in ("weight", "bias")]
-        weights += [layers.masters[f"decoder.{kind}"] for kind in ("weight", "bias")]
-        addresses = torch.tensor([weight.data_ptr() for weight in weights])
-        self.addresses = addresses.to(weights[0].device)
-
-    @staticmethod
-    def size(policy, precision, rows=TILES[-1]):
-        """Return the bytes of shared memory of a block for tiles of `rows` agents.
-
-        policy_step has the same layout.
-        """
-        inputs, width = policy.encoder.in_features, policy.decoder.out_features
-        H, L, pitch = policy.hidden_size, policy.num_layers, rows + 4
-        inputs_row, hidden_row = ((n + 3) // 8 * 8 + 4 for n in (inputs, H))  # of weights
-        counts = max(inputs, H), H, rows * width + (3 * L + 1) * H + width
-        fours = [-(-n // 4) * 4 for n in counts]
-        floats = (fours[0] + fours[1]) * pitch + width * hidden_row + fours[2]
-        return 4 * floats + precision.itemsize * (H * inputs_row + 3 * L * H * hidden_row)
-
-    @classmethod
-    def is_supported(cls, policy, precision, device):
-        """Return whether the network fits a block's shared memory on this GPU.
-
-        The shift of its normalizer, if it has one, must be float32.
-        """
-        if policy.normalizer is not None and policy.normalizer.shift.dtype != torch.float32:
-            return False
-        properties = torch.cuda.get_device_properties(device)
-        available = getattr(properties, "shared_memory_per_block_optin", 48 << 10)
-        return cls.size(policy, precision) <= available
-
-    def __call__(self, observations, state, resets, valid, outputs, *, commit=True, final=None,
-                 drawn=None):
-        """Write and return outputs (n, A + 1): logits or means, then the value.
-
-        observations (n, ...) of a dtype in DTYPES; state (layers, n, H), each layer contiguous,
-        updated in place if `commit`; resets, valid (n,) uint8. final: (truncations, terminals,
-        values), (n,) uint8 and float32: V of the agents that are cut off is written to `values`, 0
-        for the others, whose outputs are undefined. drawn: the keyword arguments of
-        `kernels.sample`; None samples nothing. Raises ValueError or TypeError for a wrong shape or
-        dtype.
-        """
-        policy, norm, like = self.policy, self.policy.normalizer, outputs
-        n, width = outputs.shape
-        inputs, H, L = policy.encoder.in_features, policy.hidden_size, policy.num_layers
-        dtype = DTYPES.get(str(observations.dtype).removeprefix("torch."))
-        if dtype is None:
-            raise TypeError(f"fused.PolicyStep: observations are {observations.dtype}, expected "
-                            f"{', '.join(DTYPES)}.")
-        shift, scale = (None, None) if norm is None else (norm.shift, norm.scale)
-        truncations, terminals, final_values = (None, None, None) if final is None else final
-        weights, inputs_array, shift, scale, first, resets, valid, *ends, outputs = check_arrays(
-            "policy_step", weights=(self.addresses, (2 * L + 4,), i64),
-            observations=(observations.view(n, -1), (n, inputs), None),
-            shift=(shift, (inputs,), f32), scale=(scale, (inputs,), f32),
-            state=(state[0], (n, H), f32), resets=(resets, (n,), u8), valid=(valid, (n,), u8),
-            truncations=(truncations, (n,), u8), terminals=(terminals, (n,), u8),
-            values=(final_values, (n,), f32), outputs=(outputs, (n, width), f32))
-        sampling = 0, 0, None, 0, None, False, None, None, 0, *[None] * 4, ends.pop()
-        if drawn is not None:
-            sampling = self._sampling_arguments(n, width - 1, like, **drawn)
-        properties = torch.cuda.get_device_properties(like.device)
-        processors = properties.multi_processor_count
-        rows = next((rows for rows in TILES if -(-n // rows) <= processors), TILES[-1])
-        shared = self.size(policy, self.precision, rows)
-        per_processor = properties.shared_memory_per_multiprocessor
-        blocks = max(1, per_processor // (shared + 1024))  # at once on a multiprocessor
-        kernels.CUDA.launch(
-            "policy_step", min(-(-n // rows), processors * blocks), kernels.CREW, n, inputs, H, L,
-            width, rows, self.precision != torch.float32, weights, dtype, inputs_array,
-            norm is not None, shift, scale, state.stride(0), commit, first, resets, valid,
-            final is not None, *ends, outputs, drawn is not None, *sampling, shared=shared)
-        return like
-
-    @staticmethod
-    def _sampling_arguments(n, choices, like, actions, logprobs, values, *, seed, step,
-                            first_agent=0, heads=None, log_std=None, masks=None, squash=None,
-                            samples=None):
-        """Return the kernel's arguments from the seed on, as `kernels.sample` takes them."""
-        is_discrete, is_squashed = heads is not None, squash is not None
-        count = len(heads) if is_discrete else choices
-        squash, counter, heads, masks, log_std, *written = check_arrays(
-            "policy_step",
-            squash=(optional_squash(squash, like), (3, choices if is_squashed else 1), f32),
-            step=(step, (1,), i64), heads=(heads, (count,), i64), masks=(masks, (n, choices), u8),
-            log_std=(log_std, (choices,), f32),
-            actions=(actions, (n, count), i32 if is_discrete else f32),
-            samples=(samples if is_squashed else None if is_discrete else actions, (n, choices),
-                     f32), logprobs=(logprobs, (n,), f32), values=(values, (n,), f32))
-        return (seed, first_agent, counter, count if is_discrete else 0, heads, masks is not None,
-                masks, log_std, squash.shape[1], squash, *written)
 
 
 class Layers:
@@ -979,6 +852,19 @@ class Fused(GpuEngine):
             observations.view(buffers.horizon + 1, buffers.num_agents, -1))
         for layers in (*self.actor_layers, self.layers):
             layers.bind()
+        self.whole_rollout = self._make_rollout()
+
+    def _make_rollout(self):
+        """Return a Rollout, if environments step on this GPU and one kernel can hold it, or None."""
+        step, vecenv = self.actor_layers[0].step_kernel, self.vecenv
+        if not self.buffers.batched or step is None or not Rollout.is_supported(vecenv):
+            return None
+        try:
+            return Rollout(step, self.buffers)
+        except Exception as error:  # CuPy's CompileException is nothing but an Exception
+            print(f"{vecenv.name}: the rollout does not compile as one kernel and runs step by "
+                  f"step, which is slower: {str(error).splitlines()[0]}", file=sys.stderr)
+            return None
 
     def backward(self):
         """Compute the gradients and the loss of the segments `buffers.index`.
@@ -1002,6 +888,10 @@ class Fused(GpuEngine):
         """Run one actor's share, without the interpreter where possible."""
         with torch.no_grad(), self.gpu.actor(actor):
             self.actor_layers[actor].refresh()
+            if self.whole_rollout is not None:
+                self.whole_rollout()
+                self.gpu.wait()
+                return 0.0
             buffers = range(actor, self.vecenv.num_buffers, self.vecenv.num_actors)
             if self.vecenv.can_step_in_kernels and all(map(self.handles.get, buffers)):
                 return sum(map(self._replay_buffer, buffers))

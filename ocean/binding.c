@@ -125,9 +125,8 @@ static inline void step_env(Env* env, const Rows* rows, uint8_t* resets) {
     for (size_t k = 0; k < agents; k++) resets[agent + k] = rows->terminals[agent + k] | rows->truncations[agent + k];
 }
 
-extern "C" __global__ void device_step(Env* envs, int64_t num_envs, const Rows* rows, uint8_t* resets) {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= num_envs) return;
+/* Steps environment i with the arrays of `rows`, by one thread. */
+static inline void step_one(Env* envs, int64_t i, const Rows* rows, uint8_t* resets) {
     if (sizeof(Env) > COPIED) {
         step_env(envs + i, rows, resets);
         return;
@@ -135,6 +134,11 @@ extern "C" __global__ void device_step(Env* envs, int64_t num_envs, const Rows* 
     Env env = envs[i];
     step_env(&env, rows, resets);
     envs[i] = env;
+}
+
+extern "C" __global__ void device_step(Env* envs, int64_t num_envs, const Rows* rows, uint8_t* resets) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < num_envs) step_one(envs, i, rows, resets);
 }
 
 extern "C" __global__ void device_reset(Env* envs, int64_t num_envs, const Rows* rows) {

@@ -102,11 +102,17 @@ def truncates(library):
     return "truncations" in re.sub(zeros, "", COMMENT.sub(" ", _user_text(library)))
 
 
-def source(library):
-    """Return the text of the kernels device_step, device_reset and device_log."""
+def source(library, policy=""):
+    """Return the text of the kernels device_step, device_reset and device_log.
+
+    policy: C++ that comes before, in a namespace of this name. Its macros end there.
+    """
     constants = {"OCEAN_DEVICE": 1, "STRUCT_SIZE": library.struct_size,
                  "PLAIN_START": library.plain_start, "LOG_OFFSET": library.log_offset}
     lines = [f"#define {name} {value}\n" for name, value in constants.items()]
+    if policy:
+        macros = re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", policy, re.MULTILINE)
+        lines = [f"namespace policy {{\n{policy}}}\n", *(f"#undef {name}\n" for name in macros), *lines]
     text = _flat(FOLDER / "binding.c", library.header, [])
     return "".join(lines) + LITERAL.sub(
         lambda m: f"{m[1]}{m[2]}{{" if m[2] else f"return {m[4]}{{", text)

@@ -24,7 +24,7 @@ import torch
 
 import kernels
 import ocean
-from fast import cuda_cpp
+from fast import cuda_cpp, rollout
 
 SHIM = Path(__file__).with_name("cuda_shim.h")
 STREAM = 7  # torch's current one, here
@@ -42,7 +42,9 @@ def build(code, flags=()):
 @functools.cache
 def _build(code, flags):
     names = re.findall(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(', code)
-    text = "\n".join([f'#include "{SHIM}"', code, *(f"KERNEL({name})" for name in names)])
+    # env.h renames words of C++
+    words = ["#undef using", "#undef namespace", "using namespace policy;"] if "namespace policy {" in code else []
+    text = "\n".join([f'#include "{SHIM}"', code, *words, *(f"KERNEL({name})" for name in names)])
     command = ["g++", "-std=c++20", "-w", "-fno-strict-aliasing", "-fno-math-errno", "-mfma", "-U_FORTIFY_SOURCE",
                "-shared", "-fPIC", *flags]
     key = hashlib.sha256("\0".join([text, SHIM.read_text(), *command]).encode()).hexdigest()[:16]
@@ -136,15 +138,18 @@ def cupy():
 
 @functools.cache
 def here():
-    """kernels.CUDA for this machine, and its cupy."""
-    return cuda_cpp.Module("kernels.cu", vars(kernels)), cupy()
+    """kernels.CUDA and rollout.CUDA for this machine, and their cupy."""
+    modules = [cuda_cpp.Module("kernels.cu", vars(kernels)),
+               cuda_cpp.Module("fast/policy_step.cu", vars(kernels), rollout.CUDA.options, "fast/network.cu")]
+    return modules, cupy()
 
 
 def install(monkeypatch):
     """kernels.CUDA with `cupy`, which is returned, for one test."""
-    module, stand_in = here()
+    modules, stand_in = here()
     monkeypatch.setitem(sys.modules, "cupy", stand_in)
-    monkeypatch.setattr(kernels, "CUDA", module)
+    for owner, module in zip((kernels, rollout), modules, strict=True):
+        monkeypatch.setattr(owner, "CUDA", module)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: types.SimpleNamespace(cuda_stream=STREAM))
     monkeypatch.setattr(torch.cuda, "get_device_properties",
                         lambda device: types.SimpleNamespace(

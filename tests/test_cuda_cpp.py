@@ -32,7 +32,7 @@ import models
 import optim
 from arena import Arena
 from bench import bench_kernels
-from fast import cuda_cpp, fused
+from fast import cuda_cpp, fused, rollout
 
 pytestmark = [pytest.mark.skipif(arena.SIMULATOR, reason="numba compiles nothing here"),
               pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")]
@@ -66,6 +66,10 @@ def probe(name):
         body = f"auto [{results}] = {call}; {copies}"
     return (f'extern "C" __global__ void probe_{name}(i64 n, {", ".join(arrays)}) {{\n'
             f"    for (i64 k = 0; k < n; k++) {{ {body} }}\n}}\n")
+
+
+def modules():
+    return kernels.CUDA, rollout.CUDA
 
 
 @functools.cache
@@ -111,7 +115,8 @@ def test_a_cell_in_c_is_the_cell_in_python_bit_for_bit(name):
 
 def test_no_cell_of_the_kernels_is_left_out():
     """Those left out take arrays or settings: tests/test_cuda.py compares them within their kernels."""
-    cells = set(re.findall(r"CELL auto (\w+)\(", kernels.CUDA.source))
+    cells = {name for module in modules() for name in
+             re.findall(r"CELL auto (\w+)\(", module.source.removeprefix(cuda_cpp.PRELUDE))}
     assert cells - cases.CELLS.keys() == {
         "action_words_cell", "choose_cell", "gaussian_grad_cell", "head_max_cell", "logit_grad_cell",
         "objective_cell", "philox_round", "prefetch", "search_cell", "statistics_cell"}
@@ -138,29 +143,31 @@ DOUBLES = {"priorities", "masked_moments", "gradient_norm", "clip", "add_bias_gr
 def test_every_kernel_compiles_for_every_generation(generation):
     """In the precision that it should have, its arrays in registers; each parameter has the size
     that Python hands over."""
-    ptx, _ = nvrtc.compile(kernels.CUDA.source, "kernels.cu", generation, cuda_cpp.OPTIONS)
-    assert f".target {generation}" in ptx
-    entries = re.findall(r"\.entry (\w+)\((.*?)\)(.*?)\n\}", ptx, flags=re.DOTALL)
-    assert {name for name, *_ in entries} == kernels.CUDA.signatures.keys()
-    for name, parameters, text in entries:
-        assert ".local" not in text, f"{name}: an array that was meant for registers is in memory"
-        # observations may be float64
-        operations = set(re.findall(r"\s(\w+)[\w.]*\.f64", text)) - {"ld", "cvt"}
-        assert bool(operations) == (name in DOUBLES), f"{name} computes in another precision"
-        sizes = [int(kind[1:]) // 8 for kind in re.findall(r"\.param \.(\w+)", parameters)]
-        assert sizes == [8 if is_array else dtype.itemsize
-                         for dtype, is_array, _ in kernels.CUDA.signatures[name]], name
+    for module in modules():
+        ptx, _ = nvrtc.compile(module.source, module.path.name, generation, module.options)
+        assert f".target {generation}" in ptx
+        entries = re.findall(r"\.entry (\w+)\((.*?)\)(.*?)\n\}", ptx, flags=re.DOTALL)
+        assert {name for name, *_ in entries} == module.signatures.keys()
+        for name, parameters, text in entries:
+            assert ".local" not in text, f"{name}: an array that was meant for registers is in memory"
+            # observations may be float64
+            operations = set(re.findall(r"\s(\w+)[\w.]*\.f64", text)) - {"ld", "cvt"}
+            assert bool(operations) == (name in DOUBLES), f"{name} computes in another precision"
+            sizes = [int(kind[1:]) // 8 for kind in re.findall(r"\.param \.(\w+)", parameters)]
+            assert sizes == [8 if is_array else dtype.itemsize
+                             for dtype, is_array, _ in module.signatures[name]], name
 
 
 @nvrtc.needed
 @pytest.mark.slow
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_all_stays_in_registers(generation):
-    options = (*cuda_cpp.OPTIONS, "--ptxas-options=-v")
-    _, log = nvrtc.compile(kernels.CUDA.source, "kernels.cu", generation, options, assembles=True)
-    spills, used = (re.findall(pattern, log)
-                    for pattern in (r"(\d+) bytes spill stores", r"Used (\d+) registers"))
-    assert set(spills) == {"0"} and len(used) == len(kernels.CUDA.signatures), log
+    for module in modules():
+        options = (*module.options, "--ptxas-options=-v")
+        _, log = nvrtc.compile(module.source, module.path.name, generation, options, assembles=True)
+        spills, used = (re.findall(pattern, log)
+                        for pattern in (r"(\d+) bytes spill stores", r"Used (\d+) registers"))
+        assert set(spills) == {"0"} and len(used) == len(module.signatures), log
 
 
 def test_a_wrong_argument_is_refused_before_the_launch(simulated):
@@ -341,7 +348,7 @@ def test_the_benchmark_of_the_policys_step(simulated):
 @settings(max_examples=30)
 @given(n=integers(1, 80), inputs=integers(1, 140), hidden=integers(1, 130), layers=integers(1, 4),
        kind=sampled_from(list(SPACES)), precision=sampled_from([torch.float32, torch.bfloat16]),
-       normalize=booleans(), dtype=sampled_from(list(fused.DTYPES)), seed=integers(0, 2**31))
+       normalize=booleans(), dtype=sampled_from(list(rollout.DTYPES)), seed=integers(0, 2**31))
 @example(n=1, inputs=1, hidden=1, layers=1, kind="masks", precision=torch.bfloat16, normalize=False,
          dtype="float32", seed=0)
 @example(n=5, inputs=118, hidden=64, layers=2, kind="squashed", precision=torch.float32,
@@ -356,7 +363,7 @@ def test_a_step_of_any_shape(dtype, **options):
 
 def test_a_network_that_does_not_fit_takes_its_products_from_cublas(simulated, monkeypatch):
     actor = Actor(5, 118, 64, 2)
-    assert fused.PolicyStep.size(actor.policy, torch.float32) == 166_096  # Breakout's, in docs/gpu.md
+    assert rollout.PolicyStep.size(actor.policy, torch.float32) == 166_096  # Breakout's, in docs/gpu.md
     assert actor.layers.step_kernel is not None
     monkeypatch.setattr(cuda_on_a_cpu, "LIMIT", 166_095)
     actor.layers.bind()
@@ -389,7 +396,7 @@ def test_a_step_is_the_same_whatever_is_side_by_side(simulated, monkeypatch, pre
 
 def test_a_step_for_some_agents_leaves_out_tiles_without_any(simulated, monkeypatch):
     """65 agents are tiles of 32, 32 and 1, three on two blocks."""
-    monkeypatch.setattr(fused, "TILES", (32,))
+    monkeypatch.setattr(rollout, "TILES", (32,))
     on_processors(monkeypatch, 2, shared_memory_per_multiprocessor=1)
     actor = Actor(65, 5, 8, 2)
     expected = actor.step(drawn=False, commit=False)[0]
@@ -453,7 +460,7 @@ def results(cupy, monkeypatch, backwards):
 def test_results_do_not_depend_on_the_order_of_threads(simulated, monkeypatch):
     """Bit for bit: twice, and from the last thread of the last block to the first."""
     first, launched = results(simulated, monkeypatch, False)
-    assert launched == {name for name in kernels.CUDA.signatures
+    assert launched == {name for module in modules() for name in module.signatures
                         if not name.startswith("mingru_scan_") or name == "mingru_scan_grad"}
     for backwards in (False, True):
         for key, tensor in results(simulated, monkeypatch, backwards)[0].items():

@@ -28,7 +28,7 @@ import arena
 import engines
 import models
 import pufferl
-from fast import fused
+from fast import fused, rollout
 from vector import make
 
 # A graph cannot hold waits, nor numbers of Python that become a tensor: they are copied to a GPU.
@@ -276,7 +276,7 @@ FAST = ("breakout", "frozen", "continuous, truncated", "masks", "several heads",
 
 def as_if_it_did_not_fit(monkeypatch):
     """Step the default network product by product, as with too little shared memory."""
-    monkeypatch.setattr(fused.PolicyStep, "is_supported", lambda *sizes: False)
+    monkeypatch.setattr(rollout.PolicyStep, "is_supported", lambda *sizes: False)
 
 
 @pytest.mark.filterwarnings("ignore:TF32")

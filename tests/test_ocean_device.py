@@ -3,6 +3,7 @@ does, byte for byte, alone and in a trainer (fast/fused.py) whose rollout is pla
 
 import functools
 import os
+import re
 import subprocess
 import sys
 
@@ -24,6 +25,7 @@ import models
 import ocean
 import vector
 from errors import ConfigError, EnvError
+from fast import rollout
 from ocean import device as on_device
 
 STAY = {"performance": "<time.h>"}  # on the host, and why
@@ -261,25 +263,28 @@ CASES = {
     "cartpole": {"env_kwargs": {"max_steps": 11}},
     "masked": {},
     "drone": {},  # several agents, continuous
+    "pendulum": {"env_kwargs": {"max_steps": 11}, "squash": True, "precision": "bfloat16", "horizon": 8},
     "maze": {"env_kwargs": {"size": 2, "max_steps": 11}},  # HEAP
     "breakout": {"network": models.FeedForward, "norm_reward": True},
 }
 
 
-@pytest.mark.parametrize("name", slow_but(CASES, "masked", "breakout"))
-def test_a_trainer_learns_the_same_from_them(recorder, name):
-    """Bit for bit, whether they step on the host or there, and from graphs as without."""
-    results = []
-    for there, graphs in ((False, 2), (True, 2), (True, -1)):
+@pytest.mark.parametrize("name", slow_but(CASES, "masked", "pendulum", "breakout"))
+def test_a_trainer_learns_the_same_from_them(recorder, name, monkeypatch):
+    """Bit for bit, whether they step on the host or there, in a rollout of one kernel, from graphs and without."""
+    results, is_default = [], "network" not in CASES[name]
+    for there, graphs, is_whole in ((False, 2, False), (True, 2, True), (True, 2, False), (True, -1, False)):
+        monkeypatch.setattr(rollout.Rollout, "is_supported", lambda vecenv, is_whole=is_whole: is_whole)
         trainer = make_trainer(name, there, **CASES[name], cudagraphs=graphs)
         assert trainer.buffers.envs_on_gpu == there
         recorder.launches.clear()
         results.append(train(trainer, 5))
         if there:
             stepped = [launch for launch in recorder.launches if launch.startswith("device_")]
-            assert stepped == [*["device_step"] * 8, "device_log"] * 5
+            one = is_whole and is_default
+            assert stepped == [*(["device_rollout"] if one else ["device_step"] * 8), "device_log"] * 5
             captured = ("rollout", 0, 8) in trainer.buffers.gpu.graphs
-            assert captured == (graphs == 2)
+            assert captured == (graphs == 2 and not one)
             if captured and name == "squared":  # a step: the policy's, the environments'; at the end V
                 assert [len(launches(trainer, ("rollout", 0, first))) for first in (0, 8)] == [8 * 2, 2]
             assert not trainer.buffers.gpu.pinned[2:]  # nothing of a rollout is on the host
@@ -287,6 +292,43 @@ def test_a_trainer_learns_the_same_from_them(recorder, name):
         assert all_equal(tensors, results[0][0])
         assert logs == results[0][1]
     assert name != "cartpole" or results[0][0][3].any(), "no final values"
+
+
+@pytest.mark.parametrize("processors, backwards", [(1, False), (5, True), (40, False)])
+def test_a_rollout_is_the_same_on_any_number_of_blocks(recorder, processors, backwards, monkeypatch):
+    """256 agents are eight tiles of 32 on one block or five, also from the last thread to the first, or 32 of 8."""
+    expected = train(make_trainer("drone", True), 3)
+    monkeypatch.setattr(cuda_on_a_cpu, "PROCESSORS", processors)
+    monkeypatch.setattr(recorder, "backwards", backwards)
+    tensors, logs = train(make_trainer("drone", True), 3)
+    assert all_equal(tensors, expected[0]) and logs == expected[1]
+
+
+def test_a_header_that_does_not_compile_with_a_policy_is_stepped(recorder, monkeypatch, capsys):
+    expected = train(make_trainer("squared", True), 3)
+    monkeypatch.setattr(rollout, "KERNEL", "nonsense")
+    recorder.launches.clear()
+    assert all_equal(train(make_trainer("squared", True), 3)[0], expected[0])
+    assert "device_rollout" not in recorder.launches and "squared" in capsys.readouterr().err
+
+
+def test_who_has_a_rollout_of_one_kernel():
+    """Environments of 8 agents do, of 64 do not, nor do those whose numbers of agents differ."""
+    for name, settings, is_supported in (("squared", {}, True), ("drone", {}, True), ("boids", {}, False),
+                                         ("drone", {"env_kwargs": [{"num_agents": 1}, {"num_agents": 2}]}, False)):
+        with vector.make(name, 2, num_threads=1, **settings) as vecenv:
+            assert rollout.Rollout.is_supported(vecenv) == is_supported
+
+
+@nvrtc.needed
+@pytest.mark.parametrize("name, generation", [("breakout", "sm_90"), *(
+    pytest.param(name, generation, marks=pytest.mark.slow)
+    for name in NAMES for generation in ("sm_80", "sm_90", "sm_120") if (name, generation) != ("breakout", "sm_90"))])
+def test_a_rollout_compiles_with_each_environment(name, generation):
+    text = rollout.source(device_steps.library(name))
+    _, log = nvrtc.compile(text, "rollout.cu", generation, (*on_device.OPTIONS, "--ptxas-options=-v"), assembles=True)
+    log = log[log.index("device_rollout"):]
+    assert int(re.search(r"(\d+) bytes spill stores", log)[1]) < 256  # 88 for Breakout on sm_120
 
 
 def test_a_run_goes_on_bit_for_bit(recorder, tmp_path):
