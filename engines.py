@@ -295,7 +295,7 @@ class Buffers:
         """Go to step 0 of a rollout. number: of the rollout, from 0."""
         self.vecenv.begin()
         self.bootstraps.zero_()
-        self.steps.copy_(number * self.horizon + torch.arange(self.horizon))
+        torch.arange(number * self.horizon, (number + 1) * self.horizon, out=self.steps)
         for name, state in self.state.items():
             if self.config["state"] == "zero":
                 state.zero_()

@@ -276,9 +276,9 @@ class PuffeRL:
         statistics = self.statistics
         self._has_rollout, start = False, clock()
         seconds = self.engine.rollout(self._rollouts)
+        log = self.vecenv.log()  # waits for a GPU that steps the environments
         statistics.seconds["environment"] += seconds
         statistics.seconds["policy"] += clock() - start - seconds
-        log = self.vecenv.log()
         logs = self.ranks.gather(log) if self.ranks.count > 1 else [log]
         statistics.add_episodes(logs, self.policy)
         self._rollouts += 1  # the random numbers of actions depend on it, so does an exact resume
@@ -357,11 +357,11 @@ class PuffeRL:
         ent_coef = c["ent_coef"] * (1 - progress if c["anneal_ent_coef"] else 1)
         numbers = {**c, "ent_coef": ent_coef}
         first = kernels.CLIP_COEF  # kernels.normalisation writes those before it
-        buffers.settings[first:] = torch.tensor(
-            [numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
+        settings = torch.tensor([numbers[name] for name in kernels.LOSS_SETTINGS[first:]])
+        buffers.settings[first:].copy_(settings, non_blocking=True)
         buffers.beta.fill_(c["prio_beta0"] + (1 - c["prio_beta0"]) * progress)
         buffers.rate.fill_(self._used_lr)
-        buffers.counter.copy_(torch.tensor([self.epoch, 0]))  # for draws
+        buffers.counter.copy_(torch.tensor([self.epoch, 0]), non_blocking=True)  # for draws
         buffers.found_inf.zero_()
         buffers.ratios.fill_(1.0)
         buffers.sums.zero_()

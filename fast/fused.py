@@ -275,7 +275,8 @@ class GpuBuffers(engines.Buffers):
 
     def begin_rollout(self, number):
         super().begin_rollout(number)
-        self.gpu.wait()  # environments overwrite what is copied from the host
+        if not self.batched:
+            self.gpu.wait()  # environments overwrite what is copied from the host
 
     def on_host(self, name, index=...):
         tensor = self.storage[name] if self.envs_on_gpu else self.host[name]
@@ -335,7 +336,6 @@ class GpuEngine(engines.Engine):
             self.actor_of[0] = actor
             for key, function, arguments in self.calls(actor, 0):
                 self.gpu.replay_or_call(key, function, *arguments)
-            self.gpu.wait()
         return 0.0  # only a profile shows the environments' share
 
     def calls(self, actor, buffer):
@@ -890,7 +890,6 @@ class Fused(GpuEngine):
             self.actor_layers[actor].refresh()
             if self.whole_rollout is not None:
                 self.whole_rollout()
-                self.gpu.wait()
                 return 0.0
             buffers = range(actor, self.vecenv.num_buffers, self.vecenv.num_actors)
             if self.vecenv.can_step_in_kernels and all(map(self.handles.get, buffers)):
