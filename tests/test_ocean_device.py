@@ -381,16 +381,18 @@ def test_a_gpu_searches_as_deep_as_the_host():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["squared", "cartpole", "drone"])
-def test_a_gpu_plays_the_rollout_in_graphs(name):
+@pytest.mark.parametrize("name", ["squared", "cartpole", "drone", "breakout"])
+def test_a_gpu_plays_the_rollout_in_one_kernel_and_in_graphs(name, monkeypatch):
     """Which leaves, bit for bit, what the same calls leave one after the other."""
     results, place = [], {"num_threads": 1, "device": torch.device("cuda", torch.cuda.current_device())}
-    for graphs in (2, -1):
+    for graphs, is_whole in ((2, True), (2, False), (-1, False)):
+        monkeypatch.setattr(rollout.Rollout, "is_supported", lambda vecenv, is_whole=is_whole: is_whole)
         trainer = test_devices.make_trainer(device_steps.library(name), 256, vec=place, horizon=16,
                                             minibatch_size=1024, cudagraphs=graphs)
         results.append(train(trainer, 6)[0])
-        assert (("rollout", 0, 16) in trainer.buffers.gpu._graphs) == (graphs == 2)
-    assert all_equal(*results)
+        assert (trainer.engine.whole_rollout is not None) == is_whole
+        assert (("rollout", 0, 16) in trainer.buffers.gpu._graphs) == (graphs == 2 and not is_whole)
+    assert all_equal(results[0], results[1]) and all_equal(results[1], results[2])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
