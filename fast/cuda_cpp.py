@@ -48,7 +48,17 @@ template <class T> CELL i64 length(const Row<T> &row) { return row.length; }
 CELL float absolute(float x) { return fabsf(x); }
 CELL double absolute(double x) { return fabs(x); }
 template <class T, class S> CELL auto divide(T x, S y) { return x / y; }
+template <class T, class S, class R> CELL auto multiply_add(T x, S y, R z) { return x * y + z; }
+template <class T, class S, class R> CELL auto multiply_subtract(T x, S y, R z) {
+    return x * y - z;
+}
+template <class T, class S, class R> CELL auto subtract_product(T x, S y, R z) {
+    return z - x * y;
+}
 #ifdef __CUDA_ARCH__
+CELL float multiply_add(float x, float y, float z) { return fmaf(x, y, z); }
+CELL float multiply_subtract(float x, float y, float z) { return fmaf(x, y, -z); }
+CELL float subtract_product(float x, float y, float z) { return fmaf(-x, y, z); }
 CELL float divide(float x, float y) {  // within 2 units in the last place
     float quotient;
     asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(x), "f"(y));
@@ -73,6 +83,16 @@ CELL void end_copies() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
+#if __CUDA_ARCH__ >= 800
+// c += a · b by a warp: a (16, 8), b (8, 8), tf32. Where a thread's numbers are: PTX ISA, "Matrix
+// Fragments for mma.m16n8k8".
+CELL void multiply_tile(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#endif
 #endif
 """
 # What a .cu file may use besides: numbers of memory as float32, several at once.
@@ -237,6 +257,14 @@ class _Cell:
             return f"{STRUCTS[len(node.elts) - 1]}{{{', '.join(map(self.value, node.elts))}}}"
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             return f"divide({self.value(node.left)}, {self.value(node.right)})"
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+            is_sum = isinstance(node.op, ast.Add)
+            for product, other, name in (
+                    (node.left, node.right, "multiply_add" if is_sum else "multiply_subtract"),
+                    (node.right, node.left, "multiply_add" if is_sum else "subtract_product")):
+                if isinstance(product, ast.BinOp) and isinstance(product.op, ast.Mult):
+                    factors = f"{self.value(product.left)}, {self.value(product.right)}"
+                    return f"{name}({factors}, {self.value(other)})"
         if isinstance(node, ast.BinOp) and operator:
             return f"({self.value(node.left)} {operator} {self.value(node.right)})"
         if isinstance(node, ast.UnaryOp) and operator:

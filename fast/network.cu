@@ -2,17 +2,16 @@
 // all weights there while it reads its first observations, and then computes one tile of agents
 // after the other. Activations stay in shared memory, a column's rows beside each other.
 //
-// It is compiled without contraction of products and sums, as environments are (ocean/device.py);
-// the sums of products are explicit. fast/cuda_cpp.py puts the cells of kernels.py that these files
-// name before them.
+// Products are made by tensor cores, which GPUs have from sm_80 on. Other products and sums are not
+// contracted, as in environments (ocean/device.py). fast/cuda_cpp.py puts the cells of kernels.py
+// that these files name before them.
 
-#define ROWS_PER_THREAD 8  // rows whose sums one thread has
-enum { THREADS = CREW };   // of a block
+enum { THREADS = CREW };  // of a block
 
 CELL i64 fours(i64 n) { return (n + 3) / 4 * 4; }
-// The length of a row of n weights: threads that read four numbers of neighbouring rows then have
-// no bank conflicts.
-CELL int weight_pitch(i64 n) { return (int)((n + 3) / 8 * 8 + 4); }
+CELL int eights(i64 n) { return (int)((n + 7) / 8 * 8); }
+// The length of a row of n weights: the threads of a warp then read from different banks.
+CELL int weight_pitch(i64 n) { return eights(n) + 4; }
 
 // Call write(row, column, read(i)) for the `count` numbers of a matrix, by all threads of a block.
 template <class Value, class Read, class Write>
@@ -34,9 +33,9 @@ CELL void carry(int count, int columns, Read read, Write write) {
     }
 }
 
-// Begin to copy weights (outputs, inputs); each row is padded with zeros to a multiple of four.
+// Begin to copy weights (outputs, inputs); each row is padded with zeros to a multiple of eight.
 template <class Real> CELL void begin_weights(const Real *from, Real *to, int outputs, int inputs) {
-    int pitch = weight_pitch(inputs), behind = (int)fours(inputs) - inputs;
+    int pitch = weight_pitch(inputs), behind = eights(inputs) - inputs;
     auto by = [=](auto pack) {  // as many at once as the rows' beginnings allow
         constexpr int V = sizeof pack / sizeof(Real);
         carry<int>(
@@ -73,38 +72,70 @@ template <class Read> CELL void with_kind(const void *from, i64 kind, Read read)
     }
 }
 
-// Add row g of the weights, g * apart on, times row r of x to sum[g][r].
-template <int G, int R, class Real> CELL void add_products(int inputs, const Real *weights,
-                                                           int apart, const float *x, int pitch,
-                                                           float (&sum)[G][R]) {
-    constexpr int V = R < 4 ? R : 4;
-#pragma unroll 1
-    for (int k = 0; k < inputs; k += 4) {
-        Pack<Real, 4> four[G];
-#pragma unroll
-        for (int g = 0; g < G; g++) four[g] = read<4>(weights + g * apart + k);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-#pragma unroll
-            for (int r = 0; r < R; r += V) {
-                Pack<float, V> part = read<V>(x + (k + i) * pitch + r);
-#pragma unroll
-                for (int v = 0; v < V; v++)
-#pragma unroll
-                    for (int g = 0; g < G; g++)
-                        sum[g][r + v] = fmaf(widen(four[g].at[i]), part.at[v], sum[g][r + v]);
-            }
-        }
-    }
+// x = high + low, both as tensor cores read them: without the last 13 bits of the mantissa. What is
+// lost is below 2^-21 of x. A NaN stays one in `low`.
+CELL void split(float x, u32 &high, u32 &low) {
+    u32 bits = bits_as<u32>(x);
+    high = (bits + 0x1000u) & 0xffffe000u;
+    low = bits_as<u32>(x - bits_as<float>(high));
 }
 
-// Write column j's rows from r on, and zeros behind the last column, to a multiple of four.
-CELL void put(float *x, int columns, int pitch, int j, int r,
-              const float (&values)[ROWS_PER_THREAD]) {
+// Products of x (inputs, 16 · M) with G matrices of weights (columns, inputs), one after the other.
+// A warp has eight columns of all rows, a thread 4 · M numbers of them. load(row, column) is called
+// before the products, and take(row, column, loaded, sums of the G) after them; `column` may be
+// beyond the last one, to a multiple of eight. In bfloat16 weights and x are exact in one product,
+// otherwise three give the precision of float32 (Ootomo and Yokota 2022).
+template <int G, int M, class Weight, class Load, class Take>
+CELL void multiply(int inputs, int columns, const Weight *weights, const float *x, Load load,
+                   Take take) {
+    constexpr bool IS_EXACT = sizeof(Weight) == 2;
+    constexpr int X_PITCH = 16 * M + 8;
+    int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4, pitch = weight_pitch(inputs),
+        apart = columns * pitch;
+    const float *from = x + member * X_PITCH + group;
+    for (int first = threadIdx.x / 32 * 8; first < columns; first += THREADS / 32 * 8) {
+        float sums[G][M][4] = {}, loaded[M][4];
+        auto each = [&](auto call) {
 #pragma unroll
-    for (int v = 0; v < ROWS_PER_THREAD; v++) x[j * pitch + r + v] = values[v];
-    for (int k = columns; j + 1 == columns && k < fours(columns); k++)
-        for (int v = 0; v < ROWS_PER_THREAD; v++) x[k * pitch + r + v] = 0.0f;
+            for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    call(m, e, 16 * m + e / 2 * 8 + group, first + 2 * member + e % 2);
+        };
+        each([&](int m, int e, int row, int column) { loaded[m][e] = load(row, column); });
+        const Weight *at =
+            weights + (first + group < columns ? first + group : columns - 1) * pitch + member;
+#pragma unroll 1
+        for (int k = 0; k < inputs; k += 8) {
+            u32 high[M][4], low[M][4], weight_high[2], weight_low[2];
+#pragma unroll
+            for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    split(from[(k + e / 2 * 4) * X_PITCH + 16 * m + e % 2 * 8], high[m][e],
+                          low[m][e]);
+#pragma unroll
+            for (int g = 0; g < G; g++) {
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    split(widen(at[g * apart + k + 4 * e]), weight_high[e], weight_low[e]);
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    if (!IS_EXACT) {
+                        multiply_tile(sums[g][m], low[m], weight_high);
+                        multiply_tile(sums[g][m], high[m], weight_low);
+                    }
+                    multiply_tile(sums[g][m], high[m], weight_high);
+                }
+            }
+        }
+        each([&](int m, int e, int row, int column) {
+            float sum[G];
+#pragma unroll
+            for (int g = 0; g < G; g++) sum[g] = sums[g][m][e];
+            take(row, column, loaded[m][e], sum);
+        });
+    }
 }
 
 template <class Real> CELL float rounded(float x) { return widen(rounded_to<Real>(x)); }
@@ -144,9 +175,10 @@ struct Sampling {
 };
 
 // The network in a block's shared memory. Real: of all weights but the decoder's, and of the
-// activations except the last layer's output.
-template <class Real> struct Network {
-    int D, H, L, width, rows, pitch, encoder_pitch, hidden_pitch;
+// activations except the last layer's output. A tile has `rows` agents, 16 · M at most.
+template <class Real, int M> struct Network {
+    static constexpr int PITCH = 16 * M + 8;  // of a column of activations
+    int D, H, L, width, rows, encoder_pitch, hidden_pitch;
     float *even, *odd, *decoder, *left, *biases, *decoder_bias;
     Real *encoder, *gates;
 
@@ -157,11 +189,10 @@ template <class Real> struct Network {
           L((int)layers),
           width((int)width),
           rows((int)rows),
-          pitch((int)rows + 4),
           encoder_pitch(weight_pitch(inputs)),
           hidden_pitch(weight_pitch(hidden)) {
-        even = memory, odd = even + fours(D > H ? D : H) * pitch;
-        decoder = odd + fours(H) * pitch, left = decoder + width * hidden_pitch;
+        even = memory, odd = even + eights(D > H ? D : H) * PITCH;
+        decoder = odd + eights(H) * PITCH, left = decoder + width * hidden_pitch;
         biases = left + rows * width, decoder_bias = biases + (3 * L + 1) * H;
         encoder = (Real *)(left + fours(rows * width + (3 * L + 1) * H + width));
         gates = encoder + H * encoder_pitch;
@@ -182,76 +213,64 @@ template <class Real> struct Network {
     // Write the outputs of the tile of agents that begins at `begin` to `left` (rows, width). The
     // state is written only if `commit`.
     CELLS void step(const Inputs &in, i64 begin, bool commit) {
+        int agents = (int)(in.n - begin < rows ? in.n - begin : rows);
         with_kind(in.observations, in.kind, [&](auto from) {
             from += begin * D;
             carry<decltype(*from + 0)>(
-                D * (int)(in.n - begin < rows ? in.n - begin : rows), D,
-                [=](int i) { return from[i]; },
+                D * agents, D, [=](int i) { return from[i]; },
                 [&](int row, int k, auto number) {
                     float x = (float)number;
-                    even[k * pitch + row] = rounded<Real>(
+                    even[k * PITCH + row] = rounded<Real>(
                         in.is_normalised ? normalise_cell(x, in.shift[k], in.scale[k]) : x);
                 });
         });
-        for (int i = threadIdx.x; i < ((int)fours(D) - D) * rows; i += CREW)
-            even[(D + i / rows) * pitch + i % rows] = 0.0f;
+        for (int i = threadIdx.x; i < (eights(D) - D) * rows; i += CREW)
+            even[(D + i / rows) * PITCH + i % rows] = 0.0f;
         end_copies();
         __syncthreads();
-        for (int item = threadIdx.x; item < H * (rows / ROWS_PER_THREAD); item += blockDim.x) {
-            int j = item % H, r = item / H * ROWS_PER_THREAD;
-            float sum[1][ROWS_PER_THREAD] = {};
-            add_products((int)fours(D), encoder + j * encoder_pitch, 0, even + r, pitch, sum);
-#pragma unroll
-            for (int v = 0; v < ROWS_PER_THREAD; v++)
-                sum[0][v] = rounded<Real>(sum[0][v] + biases[j]);
-            put(odd, H, pitch, j, r, sum[0]);
-        }
+        auto nothing = [](int, int) { return 0.0f; };
+        multiply<1, M>(D, H, encoder, even, nothing, [&](int row, int j, float, auto &sum) {
+            odd[j * PITCH + row] = j < H ? rounded<Real>(sum[0] + biases[j]) : 0.0f;
+        });
         __syncthreads();
         float *x = odd, *y = even;
         for (int l = 0; l < L; l++) {
-            layer(in, begin, commit, l, x, y);
+            layer(in, begin, agents, commit, l, x, y);
             __syncthreads();
             float *last = x;
             x = y, y = last;
         }
-        for (int item = threadIdx.x; item < width * rows; item += blockDim.x) {
-            int j = item % width, r = item / width;
-            float sum[1][1] = {};
-            add_products((int)fours(H), decoder + j * hidden_pitch, 0, x + r, pitch, sum);
-            left[item] = sum[0][0] + decoder_bias[j];
-        }
+        multiply<1, M>(H, width, decoder, x, nothing, [&](int row, int j, float, auto &sum) {
+            if (row < rows && j < width) left[row * width + j] = sum[0] + decoder_bias[j];
+        });
         __syncthreads();
     }
 
-    CELLS void layer(const Inputs &in, i64 begin, bool commit, int l, const float *x, float *y) {
+    CELLS void layer(const Inputs &in, i64 begin, int agents, bool commit, int l, const float *x,
+                     float *y) {
         const float *bias = biases + (3 * l + 1) * H;
-        for (int item = threadIdx.x; item < H * (rows / ROWS_PER_THREAD); item += blockDim.x) {
-            int j = item % H, r = item / H * ROWS_PER_THREAD;
-            float *place = in.state + l * in.state_stride + (begin + r) * H + j,
-                  before[ROWS_PER_THREAD], sum[3][ROWS_PER_THREAD] = {};
-#pragma unroll
-            for (int v = 0; v < ROWS_PER_THREAD; v++) {
-                i64 i = begin + r + v;
-                before[v] = i < in.n
-                                ? place[v * H] * (in.resets && in.resets[i] ? 0.0f : 1.0f)
-                                : 0.0f;
-            }
-            add_products((int)fours(H), gates + (3 * l * H + j) * hidden_pitch, H * hidden_pitch, x + r, pitch,
-                         sum);
-#pragma unroll
-            for (int v = 0; v < ROWS_PER_THREAD; v++) {
-                i64 i = begin + r + v;
-                auto [candidate, z, q] = mingru_gates_cell(
-                    rounded<Real>(sum[0][v] + bias[j]), rounded<Real>(sum[1][v] + bias[H + j]),
-                    rounded<Real>(sum[2][v] + bias[2 * H + j]));
-                auto [after, result] =
-                    mingru_cell(x[j * pitch + r + v], candidate, z, q, before[v],
-                                i < in.n && (!in.valid || in.valid[i] != 0));
-                if (commit && i < in.n) place[v * H] = after;
-                before[v] = l + 1 < L ? rounded<Real>(result) : result;
-            }
-            put(y, H, pitch, j, r, before);
-        }
+        float *state = in.state + l * in.state_stride + begin * H;
+        const u8 *resets = in.resets ? in.resets + begin : nullptr,
+                 *valid = in.valid ? in.valid + begin : nullptr;
+        multiply<3, M>(
+            H, H, gates + 3 * l * H * hidden_pitch, x,
+            [&](int row, int j) {
+                bool is_kept = row < agents && j < H && !(resets && resets[row]);
+                return is_kept ? state[row * H + j] : 0.0f;
+            },
+            [&](int row, int j, float before, auto &sum) {
+                float result = 0.0f;
+                if (row < agents && j < H) {
+                    auto [candidate, z, q] = mingru_gates_cell(
+                        rounded<Real>(sum[0] + bias[j]), rounded<Real>(sum[1] + bias[H + j]),
+                        rounded<Real>(sum[2] + bias[2 * H + j]));
+                    auto [after, output] = mingru_cell(x[j * PITCH + row], candidate, z, q, before,
+                                                       !valid || valid[row] != 0);
+                    if (commit) state[row * H + j] = after;
+                    result = l + 1 < L ? rounded<Real>(output) : output;
+                }
+                y[j * PITCH + row] = result;
+            });
     }
 
     // Sample agent i's action from `row`, its part of `left`.

@@ -23,8 +23,7 @@ extern "C" __global__ void __launch_bounds__(CREW, 1)
     Inputs in = {n, kind, observations, normalised, shift, scale, state, state_stride, resets, valid};
     Sampling to = {seed, first_agent, counter, head_count, heads, masked, masks, log_std,
                    squash_row, squash, actions, samples, logprobs, values};
-    auto take = [&](auto like) {
-        Network<decltype(like)> network(inputs, hidden, layers, width, rows, memory);
+    auto step_tiles = [&](auto network) {
         network.begin_to_load(weights);
         for (i64 begin = blockIdx.x * rows; begin < n; begin += gridDim.x * rows) {
             network.step(in, begin, commit);
@@ -38,6 +37,8 @@ extern "C" __global__ void __launch_bounds__(CREW, 1)
             if (drawn) network.sample(to, i, row);
         }
     };
-    if (half) take(u16(0));
-    else take(0.0f);
+    if (half && rows > 16) step_tiles(Network<u16, 2>(inputs, hidden, layers, width, rows, memory));
+    else if (half) step_tiles(Network<u16, 1>(inputs, hidden, layers, width, rows, memory));
+    else if (rows > 16) step_tiles(Network<float, 2>(inputs, hidden, layers, width, rows, memory));
+    else step_tiles(Network<float, 1>(inputs, hidden, layers, width, rows, memory));
 }

@@ -6,7 +6,7 @@
 // T. An environment has agents_each agents, all of them in one tile. rows: T times what
 // device_step takes.
 struct Rollout {
-    i64 n, inputs, hidden, layers, width, tile, half;
+    i64 n, inputs, hidden, layers, width, tile;
     const i64 *weights;
     i64 kind, item_bytes;
     const char *observations, *final_observations;
@@ -38,8 +38,9 @@ struct Rollout {
 
 // All T steps of one tile after the other's. No block waits for another. step(i, t) steps
 // environment i with the actions of row t, by one thread.
-template <class Real, class Step> CELL void roll_out(const Rollout &all, float *memory, Step step) {
-    Network<Real> network(all.inputs, all.hidden, all.layers, all.width, all.tile, memory);
+template <class Network, class Step> CELL void rollout(const Rollout &all, Step step) {
+    SHARED_MEMORY(float, memory);
+    Network network(all.inputs, all.hidden, all.layers, all.width, all.tile, memory);
     network.begin_to_load(all.weights);
     i64 n = all.n, choices = all.width - 1, row_bytes = n * all.inputs * all.item_bytes;
     for (i64 begin = blockIdx.x * all.tile; begin < n; begin += gridDim.x * all.tile) {
@@ -79,10 +80,4 @@ template <class Real, class Step> CELL void roll_out(const Rollout &all, float *
             __syncthreads();
         }
     }
-}
-
-template <class Step> CELL void rollout(const Rollout &all, Step step) {
-    SHARED_MEMORY(float, memory);
-    if (all.half) roll_out<u16>(all, memory, step);
-    else roll_out<float>(all, memory, step);
 }

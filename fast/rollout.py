@@ -28,12 +28,18 @@ TILES = 8, 16, 32  # agents that a block takes at once
 KERNEL = """
 extern "C" __global__ void __launch_bounds__(policy::THREADS, 1)
     device_rollout(const policy::Rollout *all) {
-    policy::rollout(*all, [=](int64_t i, int64_t t) {
+    policy::rollout<policy::Network<%s, %d>>(*all, [=](int64_t i, int64_t t) {
         uint8_t *resets = all->resets + (t + 1) * all->n;
         step_one((Env *)all->environments, i, (const Rows *)all->rows + t, resets);
     });
 }
 """
+
+
+def shared_memory(device):
+    """Return the bytes of shared memory that a block can have."""
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin",
+                   48 << 10)
 
 
 class PolicyStep:
@@ -66,31 +72,31 @@ class PolicyStep:
         policy_step has the same layout.
         """
         inputs, width = policy.encoder.in_features, policy.decoder.out_features
-        H, L, pitch = policy.hidden_size, policy.num_layers, rows + 4
-        inputs_row, hidden_row = ((n + 3) // 8 * 8 + 4 for n in (inputs, H))  # of weights
-        counts = max(inputs, H), H, rows * width + (3 * L + 1) * H + width
-        fours = [-(-n // 4) * 4 for n in counts]
-        floats = (fours[0] + fours[1]) * pitch + width * hidden_row + fours[2]
-        return 4 * floats + precision.itemsize * (H * inputs_row + 3 * L * H * hidden_row)
+        H, L, pitch = policy.hidden_size, policy.num_layers, max(rows, 16) + 8
+        longest, eights, hidden = (-(-n // 8) * 8 for n in (max(inputs, H), inputs, H))
+        small = rows * width + (3 * L + 1) * H + width
+        floats = (longest + hidden) * pitch + width * (hidden + 4) + -(-small // 4) * 4
+        return 4 * floats + precision.itemsize * H * (eights + 4 + 3 * L * (hidden + 4))
 
     @classmethod
     def is_supported(cls, policy, precision, device):
-        """Return whether the network fits a block's shared memory on this GPU.
+        """Return whether this GPU has tensor cores for tf32, and the network fits a block.
 
         The shift of its normalizer, if it has one, must be float32.
         """
         if policy.normalizer is not None and policy.normalizer.shift.dtype != torch.float32:
             return False
-        properties = torch.cuda.get_device_properties(device)
-        available = getattr(properties, "shared_memory_per_block_optin", 48 << 10)
-        return cls.size(policy, precision) <= available
+        return (torch.cuda.get_device_properties(device).major >= 8
+                and cls.size(policy, precision, TILES[0]) <= shared_memory(device))
 
     def grid(self, n, device, tiles=None):
         """Return (agents of a tile, blocks, bytes of shared memory a block) for n agents.
 
         A tile is the smallest of `tiles`, by default TILES, with a block for each multiprocessor.
         """
-        properties, tiles = torch.cuda.get_device_properties(device), tiles or TILES
+        properties = torch.cuda.get_device_properties(device)
+        tiles = [rows for rows in tiles or TILES
+                 if self.size(self.policy, self.precision, rows) <= shared_memory(device)]
         processors = properties.multi_processor_count
         rows = next((rows for rows in tiles if -(-n // rows) <= processors), tiles[-1])
         shared = self.size(self.policy, self.precision, rows)
@@ -173,7 +179,8 @@ class Rollout:
         fields = np.array([number % 2**64 for number in numbers], np.uint64).view(np.int64)
         self.fields = torch.from_numpy(fields).to(buffers.torch_device)
         with compiling():
-            module = cupy.RawModule(code=source(vecenv.library), options=ocean.device.OPTIONS)
+            text = source(vecenv.library, step.precision, tile)
+            module = cupy.RawModule(code=text, options=ocean.device.OPTIONS)
             self.kernel = module.get_function("device_rollout")
             self.kernel.max_dynamic_shared_size_bytes = self.shared
 
@@ -198,7 +205,7 @@ class Rollout:
         squash_array = optional_squash(squash, state)
         return [
             n, policy.encoder.in_features, policy.hidden_size, policy.num_layers, choices + 1, tile,
-            step.precision != torch.float32, address(step.addresses),
+            address(step.addresses),
             DTYPES[str(observations.dtype).removeprefix("torch.")], observations.itemsize,
             address(observations), address(storage["final_observations"]),
             norm is not None, *(address(getattr(norm, name, None)) for name in ("shift", "scale")),
@@ -220,6 +227,7 @@ class Rollout:
                         shared_mem=self.shared)
 
 
-def source(library):
-    """Return the text of device_rollout for an environment."""
-    return ocean.device.source(library, ROLLOUT.source) + KERNEL
+def source(library, precision=torch.float32, tile=TILES[-1]):
+    """Return the text of device_rollout for an environment, a precision and agents of a tile."""
+    real = "float" if precision == torch.float32 else "policy::u16"
+    return ocean.device.source(library, ROLLOUT.source) + KERNEL % (real, 2 if tile > 16 else 1)

@@ -153,7 +153,7 @@ def install(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: types.SimpleNamespace(cuda_stream=STREAM))
     monkeypatch.setattr(torch.cuda, "get_device_properties",
                         lambda device: types.SimpleNamespace(
-                            multi_processor_count=PROCESSORS, shared_memory_per_block_optin=LIMIT,
+                            major=9, multi_processor_count=PROCESSORS, shared_memory_per_block_optin=LIMIT,
                             shared_memory_per_multiprocessor=LIMIT + 1024))
     monkeypatch.setattr(stand_in, "backwards", False)
     monkeypatch.setattr(stand_in, "execute", stand_in.execute)

@@ -221,6 +221,22 @@ template <class T> inline T __shfl_down_sync(unsigned, T value, unsigned delta) 
 template <class T> inline T __shfl_xor_sync(unsigned, T value, unsigned mask) {
     return shim::exchange(value, shim::current ^ mask);
 }
+// Tensor cores, for the layout of PTX's mma.m16n8k8 with tf32: a thread's numbers of c are (row g or g + 8, column 2t
+// or 2t + 1), of a (g or g + 8, t or t + 4), of b (t or t + 4, g), where g = lane / 4 and t = lane % 4.
+inline void multiply_tile(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    static float operands[2][1024][6];
+    unsigned me = shim::current, side = shim::active->fibers[me].parity++ % 2, warp = me / 32 * 32;
+    auto put = [&](int i, unsigned bits) { bits &= ~0x1fffu, memcpy(&operands[side][me][i], &bits, sizeof bits); };
+    for (int i = 0; i < 4; i++) put(i, a[i]);
+    put(4, b[0]), put(5, b[1]);
+    shim::wait(shim::AT_WARP);
+    float(*lanes)[6] = operands[side] + warp;
+    for (unsigned e = 0; e < 4; e++)
+        for (unsigned k = 0; k < 8; k++) {
+            unsigned row = me % 32 / 4, column = me % 4 * 2 + e % 2;
+            c[e] = fmaf(lanes[row * 4 + k % 4][k / 4 * 2 + e / 2], lanes[column * 4 + k % 4][4 + k / 4], c[e]);
+        }
+}
 inline int __ffs(int word) { return __builtin_ffs(word); }
 inline int __ffsll(long long word) { return __builtin_ffsll(word); }
 inline int __clz(int word) { return word ? __builtin_clz((unsigned)word) : 32; }

@@ -363,9 +363,12 @@ def test_a_step_of_any_shape(dtype, **options):
 
 def test_a_network_that_does_not_fit_takes_its_products_from_cublas(simulated, monkeypatch):
     actor = Actor(5, 118, 64, 2)
-    assert rollout.PolicyStep.size(actor.policy, torch.float32) == 166_096  # Breakout's, in docs/gpu.md
-    assert actor.layers.step_kernel is not None
-    monkeypatch.setattr(cuda_on_a_cpu, "LIMIT", 166_095)
+    sizes = [rollout.PolicyStep.size(actor.policy, torch.float32, rows) for rows in rollout.TILES]
+    assert sizes == [156_880, 157_008, 169_040]  # Breakout's, in docs/gpu.md
+    assert actor.layers.step_kernel.grid(9000, None)[0] == 32
+    monkeypatch.setattr(cuda_on_a_cpu, "LIMIT", 169_039)
+    assert actor.layers.step_kernel.grid(9000, None)[0] == 16  # the largest tile that fits
+    monkeypatch.setattr(cuda_on_a_cpu, "LIMIT", 156_879)
     actor.layers.bind()
     assert actor.layers.step_kernel is None
     actor.layers.step(actor.observations, actor.state, *actor.flags)
