@@ -330,14 +330,15 @@ class Module:
     """Compile and launch the kernels of one .cu file.
 
     names: globals of the Python file whose cells and numbers the .cu file uses by name. options: of
-    NVRTC. include: a file whose text comes before.
+    NVRTC. include: a file whose text comes before. defines: {macro: its text}.
     """
 
-    def __init__(self, path, names, options=OPTIONS, include=None):
+    def __init__(self, path, names, options=OPTIONS, include=None, defines=None):
         self.path = FOLDER / path
         self.names = names
         self.options = options
         self.paths = [FOLDER / include, self.path] if include else [self.path]
+        self.defines = defines or {}
         self._kernels = {}
 
     @functools.cached_property
@@ -353,8 +354,8 @@ class Module:
         words = dict.fromkeys(re.findall(r"\b[A-Z]\w+\b", code))
         numbers = {word: self.names[word] for word in words
                    if isinstance(self.names.get(word), int | np.generic)}
-        constants = "".join(f"#define {word} {literal(value)}\n"
-                            for word, value in numbers.items())
+        macros = {word: literal(value) for word, value in numbers.items()} | self.defines
+        constants = "".join(f"#define {name} {text}\n" for name, text in macros.items())
         return "".join([PRELUDE, translate(cells), constants, *texts])
 
     @functools.cached_property

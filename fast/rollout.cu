@@ -38,9 +38,9 @@ struct Rollout {
 
 // All T steps of one tile after the other's. No block waits for another. step(i, t) steps
 // environment i with the actions of row t, by one thread.
-template <class Network, class Step> CELL void rollout(const Rollout &all, Step step) {
+template <class Step> CELL void rollout(const Rollout &all, Step step) {
     SHARED_MEMORY(float, memory);
-    Network network(all.inputs, all.hidden, all.layers, all.width, all.tile, memory);
+    Network<REAL, SIXTEENS> network(all.inputs, all.hidden, all.layers, all.width, all.tile, memory);
     network.begin_to_load(all.weights);
     i64 n = all.n, choices = all.width - 1, row_bytes = n * all.inputs * all.item_bytes;
     for (i64 begin = blockIdx.x * all.tile; begin < n; begin += gridDim.x * all.tile) {

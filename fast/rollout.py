@@ -10,6 +10,8 @@ an environment (ocean/device.py): its block keeps some agents for all steps, and
 another. It leaves what `PolicyStep` and device_step leave that are called in turn, bit for bit.
 """
 
+import functools
+
 import numpy as np
 import torch
 
@@ -18,9 +20,6 @@ import ocean.device
 from arena import check_arrays, compiling, f32, i32, i64, optional_squash, u8
 from fast import cuda_cpp
 
-CUDA, ROLLOUT = (
-    cuda_cpp.Module(f"fast/{name}.cu", vars(kernels), ocean.device.OPTIONS, "fast/network.cu")
-    for name in ("policy_step", "rollout"))
 # Numbers of the dtypes of observations, as with_kind of network.cu has them.
 DTYPES = {"float32": 0, "uint8": 1, "bool": 1, "int8": 2, "int16": 3, "uint16": 4, "int32": 5,
           "uint32": 6, "int64": 7, "float64": 8}
@@ -28,12 +27,21 @@ TILES = 8, 16, 32  # agents that a block takes at once
 KERNEL = """
 extern "C" __global__ void __launch_bounds__(policy::THREADS, 1)
     device_rollout(const policy::Rollout *all) {
-    policy::rollout<policy::Network<%s, %d>>(*all, [=](int64_t i, int64_t t) {
+    policy::rollout(*all, [=](int64_t i, int64_t t) {
         uint8_t *resets = all->resets + (t + 1) * all->n;
         step_one((Env *)all->environments, i, (const Rows *)all->rows + t, resets);
     });
 }
 """
+
+
+@functools.cache
+def module(name, precision, tile):
+    """Return the Module of policy_step.cu or rollout.cu for a precision and agents of a tile."""
+    defines = {"REAL": "float" if precision == torch.float32 else "u16",
+               "SIXTEENS": 2 if tile > 16 else 1}
+    return cuda_cpp.Module(f"fast/{name}.cu", vars(kernels), ocean.device.OPTIONS,
+                           "fast/network.cu", defines)
 
 
 def shared_memory(device):
@@ -135,11 +143,10 @@ class PolicyStep:
         if drawn is not None:
             sampling = self._sampling_arguments(n, width - 1, like, **drawn)
         rows, blocks, shared = self.grid(n, like.device)
-        CUDA.launch(
-            "policy_step", blocks, kernels.CREW, n, inputs, H, L,
-            width, rows, self.precision != torch.float32, weights, dtype, inputs_array,
-            norm is not None, shift, scale, state.stride(0), commit, first, resets, valid,
-            final is not None, *ends, outputs, drawn is not None, *sampling, shared=shared)
+        module("policy_step", self.precision, rows).launch(
+            "policy_step", blocks, kernels.CREW, n, inputs, H, L, width, rows, weights, dtype,
+            inputs_array, norm is not None, shift, scale, state.stride(0), commit, first, resets,
+            valid, final is not None, *ends, outputs, drawn is not None, *sampling, shared=shared)
         return like
 
     @staticmethod
@@ -229,5 +236,4 @@ class Rollout:
 
 def source(library, precision=torch.float32, tile=TILES[-1]):
     """Return the text of device_rollout for an environment, a precision and agents of a tile."""
-    real = "float" if precision == torch.float32 else "policy::u16"
-    return ocean.device.source(library, ROLLOUT.source) + KERNEL % (real, 2 if tile > 16 else 1)
+    return ocean.device.source(library, module("rollout", precision, tile).source) + KERNEL

@@ -138,18 +138,16 @@ def cupy():
 
 @functools.cache
 def here():
-    """kernels.CUDA and rollout.CUDA for this machine, and their cupy."""
-    modules = [cuda_cpp.Module("kernels.cu", vars(kernels)),
-               cuda_cpp.Module("fast/policy_step.cu", vars(kernels), rollout.CUDA.options, "fast/network.cu")]
-    return modules, cupy()
+    """kernels.CUDA and rollout.module for this machine, and their cupy."""
+    return cuda_cpp.Module("kernels.cu", vars(kernels)), functools.cache(rollout.module.__wrapped__), cupy()
 
 
 def install(monkeypatch):
     """kernels.CUDA with `cupy`, which is returned, for one test."""
-    modules, stand_in = here()
+    module, modules, stand_in = here()
     monkeypatch.setitem(sys.modules, "cupy", stand_in)
-    for owner, module in zip((kernels, rollout), modules, strict=True):
-        monkeypatch.setattr(owner, "CUDA", module)
+    monkeypatch.setattr(kernels, "CUDA", module)
+    monkeypatch.setattr(rollout, "module", modules)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: types.SimpleNamespace(cuda_stream=STREAM))
     monkeypatch.setattr(torch.cuda, "get_device_properties",
                         lambda device: types.SimpleNamespace(

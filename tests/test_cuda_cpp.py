@@ -69,7 +69,8 @@ def probe(name):
 
 
 def modules():
-    return kernels.CUDA, rollout.CUDA
+    return kernels.CUDA, *(rollout.module("policy_step", precision, tile)
+                           for precision in (torch.float32, torch.bfloat16) for tile in (16, 32))
 
 
 @functools.cache
