@@ -5,10 +5,11 @@
 Each actor of the rollout has a stream for its copies, forward passes and graphs (`GpuEngine`);
 learning has the main stream. After train.cudagraphs epochs the steps of the rollout and the
 minibatch are captured as graphs and replayed. `Graphs` runs any network by its forward and torch's
-autograd. `Fused` runs the default network by kernels, and replays a buffer's whole
-rollout without the interpreter; a step is one kernel, `PolicyStep`, if the weights fit into a
-block's shared memory. Captured functions read and write memory that keeps its address (the arena),
-take changing numbers from there, and never wait for the GPU. `Gpu` holds streams and graphs:
+autograd. `Fused` runs the default network by kernels. If the weights fit into a block's shared
+memory, a step is one kernel, and so is a rollout with environments on the GPU (fast/rollout.py);
+other rollouts are replayed without the interpreter. Captured functions read and write memory that
+keeps its address (the arena), take changing numbers from there, and never wait for the GPU. `Gpu`
+holds streams and graphs:
 
     gpu = Gpu(torch.device("cuda"), actors=4)
     gpu.pin(array)                                      # copies from and to it are asynchronous
